@@ -1,0 +1,108 @@
+"""Regularizers for PyTorch, put on the existing layers of any model by name, through hooks.
+
+The map:
+
+==========================  ========================================================================
+`attach`                    put a spec on a model; returns an `Attachment`, the list of its sites
+`DropBlock2d`, `ClampGrad`  regularizers: ``activations``, ``gradients``, `Foreign` for peers'
+`LinearSchedule`            schedules: functions of the epoch, wherever a rate or bound is taken
+`Select`, `Spec`            selectors, and the spec that maps them to regularizers; YAML and JSON
+`layers`                    what a model has to attach to
+``functional``              the equations, as pure functions of tensors
+`Regularizer`, `register`   one class, one file: a regularizer of your own
+==========================  ========================================================================
+"""
+
+from . import functional
+from .activations import (
+    DropBlock1d,
+    DropBlock2d,
+    DropBlock3d,
+    Dropout,
+    Dropout1d,
+    Dropout2d,
+    Dropout3d,
+    DropPath,
+    GaussianDropout,
+    GaussianNoise,
+    StochasticDepth,
+)
+from .attach import attach, attachments, detach_all
+from .attachment import Attachment
+from .findings import Finding
+from .foreign import Foreign
+from .gradients import ClampGrad, ClipGradNorm, ScaleGrad, ZeroGrad
+from .inventory import layers
+from .matching import Select
+from .registry import register
+from .regularizer import (
+    Applied,
+    NonNegative,
+    Now,
+    Positive,
+    Probability,
+    Range,
+    Rate,
+    Regularizer,
+)
+from .schedules import (
+    ByDepth,
+    ConstantSchedule,
+    CosineSchedule,
+    LinearSchedule,
+    Schedule,
+    StepSchedule,
+    WindowSchedule,
+)
+from .site import HookWarning, Site, SiteError
+from .spec import Spec, SpecError
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Applied",
+    "Attachment",
+    "ByDepth",
+    "ClampGrad",
+    "ClipGradNorm",
+    "ConstantSchedule",
+    "CosineSchedule",
+    "DropBlock1d",
+    "DropBlock2d",
+    "DropBlock3d",
+    "DropPath",
+    "Dropout",
+    "Dropout1d",
+    "Dropout2d",
+    "Dropout3d",
+    "Finding",
+    "Foreign",
+    "GaussianDropout",
+    "GaussianNoise",
+    "HookWarning",
+    "LinearSchedule",
+    "NonNegative",
+    "Now",
+    "Positive",
+    "Probability",
+    "Range",
+    "Rate",
+    "Regularizer",
+    "ScaleGrad",
+    "Schedule",
+    "Select",
+    "Site",
+    "SiteError",
+    "Spec",
+    "SpecError",
+    "StepSchedule",
+    "StochasticDepth",
+    "WindowSchedule",
+    "ZeroGrad",
+    "attach",
+    "attachments",
+    "detach_all",
+    "functional",
+    "layers",
+    "register",
+]

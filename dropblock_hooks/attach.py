@@ -1,0 +1,183 @@
+"""``attach``: put regularizers on the layers of a model, by name."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+from torch import nn
+
+from .attachment import Attachment
+from .hooks import SiteHook, hooks_on, make_hook
+from .layouts import PARAMETER
+from .placement import Placement, place
+from .registry import closest
+from .site import Control, HookWarning, Site
+from .spec import Spec
+
+
+def attach(model: nn.Module, spec: Any, *, root: str = "", grad_scaler: Any = None) -> Attachment:
+    """Put regularizers on the layers of a model, by name, through hooks.
+
+    Everything is resolved and checked before the first hook goes in; the model keeps its class, its
+    ``forward``, its modules and the keys of its ``state_dict``.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
+        >>> with attach(model, {"type:Conv2d": DropBlock2d(p=0.1, block_size=3)}) as attached:
+        ...     y = model(torch.ones(4, 3, 12, 12))
+        ...     print([site.key for site in attached.sites])
+        ['0/DropBlock2d', '2/DropBlock2d']
+
+    Args:
+        model: any model that is not compiled yet; DistributedDataParallel and Fabric are looked
+            through.
+        spec: a mapping selector → regularizer(s), a list of such pairs, a `Spec`, or the path of a
+            YAML or JSON file.
+        root: name of the submodule where names begin, for example ``"backbone.body"``.
+        grad_scaler: the GradScaler of the training loop: bounds of gradient regularizers are then
+            in the unit of the unscaled loss.
+
+    Raises:
+        SpecError: with all that is wrong with the spec on this model; nothing was installed.
+        RuntimeError: for a compiled model, where torch would ignore new hooks, and DataParallel.
+        TypeError: for a model that is none.
+    """
+    base = _submodule(unwrap(model), root)
+    refuse_compiled(model)
+    placements, cautions = place(base, Spec.of(spec))
+    control = Control(root, grad_scaler)
+    hooks = [
+        (p.target.module, hook)
+        for p, hook in zip(placements, _hooks(placements, control), strict=True)
+    ]
+    attachment = Attachment(base, control, hooks)
+    try:
+        for module, hook in hooks:
+            hook.install(module)
+        for caution in cautions:
+            warnings.warn(caution, HookWarning, stacklevel=2)
+    except BaseException:
+        attachment.remove()
+        raise
+    return attachment
+
+
+def _hooks(placements: list[Placement], control: Control) -> list[SiteHook]:
+    hooks: list[SiteHook] = []
+    repeated: dict[str, int] = {}
+    for order, p in enumerate(placements):
+        key = f"{p.target.name or '.'}/{p.regularizer.label}"
+        repeated[key] = repeated.get(key, 0) + 1
+        if repeated[key] > 1:
+            key = f"{key}#{repeated[key]}"
+        site = Site(
+            key,
+            p.target.name,
+            type(p.target.module).__name__,
+            p.regularizer,
+            control,
+            p.target.aliases,
+            PARAMETER if p.target.parameter else None,
+        )
+        site.order = order
+        hooks.append(make_hook(site, p.target.parameter))
+    return hooks
+
+
+def attachments(model: nn.Module) -> list[Attachment]:
+    """What is attached to a model: also to a deep copy, or to one that was loaded.
+
+    Example:
+        >>> import copy
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+        >>> attached = attach(model, {"1": Dropout2d(p=0.1)})
+        >>> attachments(model) == [attached]
+        True
+        >>> attachments(copy.deepcopy(model))
+        [<Attachment: 1 sites on Sequential, epoch 0>]
+    """
+    found: dict[int, tuple[Control, list[tuple[nn.Module, SiteHook]]]] = {}
+    for module in model.modules():
+        for hook in hooks_on(module):
+            control = hook.site.control
+            found.setdefault(id(control), (control, []))[1].append((module, hook))
+    base = unwrap(model)
+    return [
+        Attachment(
+            _submodule(base, control.root),
+            control,
+            sorted(hooks, key=lambda pair: pair[1].site.order),
+        )
+        for control, hooks in found.values()
+    ]
+
+
+def detach_all(model: nn.Module) -> int:
+    """Remove everything that is attached to a model; how many attachments that were.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+        >>> attached = attach(model, {"1": Dropout2d(p=0.1)})
+        >>> detach_all(model)
+        1
+    """
+    found = attachments(model)
+    for attachment in found:
+        attachment.remove()
+    return len(found)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside wrappers, which are told by their type."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    while True:
+        if isinstance(model, nn.DataParallel):
+            raise RuntimeError(
+                "nn.DataParallel shares the state of hooks between threads: use "
+                "DistributedDataParallel, or attach to a model without it"
+            )
+        inner = _inside(model)
+        if inner is None:
+            return model
+        model = inner
+
+
+_WRAPPERS = (
+    ("torch.nn.parallel.distributed", "DistributedDataParallel", "module"),
+    ("torch._dynamo.eval_frame", "OptimizedModule", "_orig_mod"),
+    ("lightning.fabric.wrappers", "_FabricModule", "_forward_module"),
+)
+
+
+def _inside(model: nn.Module) -> nn.Module | None:
+    for module, name, attribute in _WRAPPERS:
+        wrapper = getattr(sys.modules.get(module), name, None)  # not imported: not in use
+        if wrapper is not None and isinstance(model, wrapper):
+            inner: nn.Module = getattr(model, attribute)
+            return inner
+    return None
+
+
+def refuse_compiled(model: nn.Module) -> None:
+    """Raise RuntimeError where torch would silently ignore a new hook."""
+    optimized = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", ())
+    for name, module in model.named_modules():
+        if isinstance(module, optimized) or module._compiled_call_impl is not None:
+            where = f"its submodule '{name}'" if name else "the model"
+            raise RuntimeError(
+                f"{where} is compiled, and torch ignores hooks that come later: attach to the bare "
+                "model first, then compile; for a model that has run compiled, call "
+                "torch._dynamo.reset() before attaching"
+            )
+
+
+def _submodule(model: nn.Module, root: str) -> nn.Module:
+    if not root:
+        return model
+    names = [name for name, _ in model.named_modules()]
+    if root not in names:
+        raise ValueError(f"root={root!r} is not a submodule of the model{closest(root, names)}")
+    return model.get_submodule(root)

@@ -1,0 +1,265 @@
+"""The Attachment: the handle of what ``attach`` has put on a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+from torch import nn
+
+from . import states
+from .findings import Finding, find_faults
+from .hooks import SiteHook
+from .matching import Select, match
+from .names import Index, NoMatchError
+from .placement import by_depth
+from .registry import closest
+from .report import SiteRow, site_table
+from .schedules import as_number
+from .site import Control, Site
+from .table import Table
+
+
+class Attachment:
+    """Regularizers attached to a model: the list of its sites, their time and switches.
+
+    ``attach`` makes it, ``attachments(model)`` finds it again, also on a copy or a loaded model.
+    As a context manager it removes itself at the end.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+        >>> attached = attach(model, {"1": Dropout2d(p=LinearSchedule(0.0, 0.2, epochs=3))})
+        >>> for epoch in range(3):
+        ...     attached.step(epoch)
+        ...     y = model(torch.ones(8, 3, 9, 9))
+        ...     print(attached.rates)
+        {'1/Dropout2d': {'p': 0.0}}
+        {'1/Dropout2d': {'p': 0.1}}
+        {'1/Dropout2d': {'p': 0.2}}
+        >>> attached.remove()
+    """
+
+    def __init__(
+        self, base: nn.Module, control: Control, installed: list[tuple[nn.Module, SiteHook]]
+    ) -> None:
+        self._base = base
+        self._control = control
+        self._installed = installed
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The sites, in the order of the spec."""
+        return tuple(hook.site for _, hook in self._installed)
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self.sites)
+
+    def __len__(self) -> int:
+        return len(self._installed)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Attachment) and self._control is other._control
+
+    def __hash__(self) -> int:
+        return hash(id(self._control))
+
+    def __getitem__(self, which: str | Select) -> Site | tuple[Site, ...]:
+        """One site by its key; a tuple of sites by a selector.
+
+        Raises:
+            KeyError: for what is neither, with the closest keys.
+        """
+        for site in self.sites:
+            if site.key == which:
+                return site
+        return self._selected(which)
+
+    def _selected(self, which: str | Select) -> tuple[Site, ...]:
+        sites = [site for site in self.sites if site.key == which]
+        if not sites:
+            try:
+                names = {target.name for target in match(which, Index(self._base))}
+            except NoMatchError:
+                names = set()
+            sites = [site for site in self.sites if site.name in names]
+        if not sites:
+            keys = [site.key for site in self.sites]
+            hint = closest(str(which), keys) or f" (keys: {', '.join(keys[:5])})"
+            raise KeyError(f"no site is {which!r}{hint}")
+        return tuple(sites)
+
+    @property
+    def epoch(self) -> float:
+        """The time, in the unit of the schedules; 0 from the start."""
+        return self._control.epoch
+
+    def step(self, t: float | None = None) -> None:
+        """Move every schedule to time `t`; without it, one on (at the end of an epoch).
+
+        Nothing else moves time. When the whole part of `t` changes, `Site.realized_rate` begins
+        anew. A value outside its range is an error, and then nothing has moved.
+
+        Args:
+            t: the epoch, at least 0; fractions are allowed (``epoch + i / n``).
+
+        Raises:
+            TypeError, ValueError: for a time that is not a number >= 0, or a rate out of range.
+        """
+        t = self.epoch + 1 if t is None else as_number("t", t)
+        if t < 0:
+            raise ValueError(f"t must be >= 0, got {t:g}")
+        moved = []
+        for site in self.sites:
+            values = site.regularizer.values(t)
+            try:
+                site.regularizer.check(values)
+            except ValueError as error:
+                raise ValueError(f"{site.key} at t={t:g}: {error}") from error
+            moved.append(values)
+        closes = math.floor(t) != math.floor(self.epoch)
+        for site, values in zip(self.sites, moved, strict=True):
+            site.values = values
+            if closes:
+                site.close_window()
+        self._control.epoch = t
+        self._control.stepped = True
+
+    @property
+    def rates(self) -> dict[str, dict[str, float]]:
+        """The values now, by site key and field."""
+        return {site.key: dict(site.values) for site in self.sites}
+
+    def set(self, which: str | Select, **rates: Any) -> None:
+        """Give sites another rate or schedule; all or none.
+
+        Example:
+            >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+            >>> attached = attach(model, {"1": Dropout2d(p=0.1)})
+            >>> attached.set("1/Dropout2d", p=0.3)
+            >>> attached.rates
+            {'1/Dropout2d': {'p': 0.3}}
+
+        Args:
+            which: a site key or a selector.
+            rates: rate fields by name, numbers or schedules.
+
+        Raises:
+            KeyError: where no site is meant.
+            TypeError, ValueError: for a field that is no rate of theirs, or a bad value.
+        """
+        sites = self._selected(which)
+        if not rates:
+            raise ValueError("set takes at least one rate: set(which, p=0.2)")
+        changed = by_depth([site.regularizer.with_rates(**rates) for site in sites])
+        for regularizer in changed:
+            regularizer.check(regularizer.values(self.epoch))
+        for site, regularizer in zip(sites, changed, strict=True):
+            site.set_regularizer(regularizer)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the regularizers act; False leaves the hooks in place."""
+        return self._control.enabled
+
+    @enabled.setter
+    def enabled(self, on: bool) -> None:
+        self._control.enabled = bool(on)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Switch off within a ``with`` block."""
+        before, self.enabled = self.enabled, False
+        try:
+            yield
+        finally:
+            self.enabled = before
+
+    @property
+    def grad_scaler(self) -> Any:
+        """The GradScaler whose scale multiplies gradient bounds; set it on a loaded model."""
+        return self._control.grad_scaler
+
+    @grad_scaler.setter
+    def grad_scaler(self, scaler: Any) -> None:
+        self._control.grad_scaler = scaler
+
+    def remove(self) -> None:
+        """Take every hook out; the model is what it was. Safe to repeat, also before a backward."""
+        self._control.installed = False
+        for module, hook in self._installed:
+            hook.remove(module)
+
+    def __enter__(self) -> Attachment:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.remove()
+
+    def report(self) -> Table[SiteRow]:
+        """What has happened at each site: objects, text, dicts, pandas. Waits for the device."""
+        return site_table(self.sites, self._title())
+
+    def _title(self) -> str:
+        state = "" if self.enabled else ", paused"
+        state = state if self._control.installed else ", removed"
+        return f"{len(self)} sites on {type(self._base).__name__}, epoch {self.epoch:g}{state}"
+
+    def __str__(self) -> str:
+        return str(self.report())
+
+    def __repr__(self) -> str:
+        return f"<Attachment: {self._title()}>"
+
+    def verify(self) -> list[Finding]:
+        """What is wrong: an empty list where every site is on and has been seen at work.
+
+        Call it after a training step. It tells of sites whose layer was never called, or only in
+        evaluation; of layers that were replaced; of hooks that were lost.
+        """
+        return find_faults(self._base, self._control, self._installed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Epoch and statistics, as plain numbers and text."""
+        return states.save(self.sites, self._control)
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
+        """Restore what `state_dict` gave; schedules are at its epoch then.
+
+        Args:
+            state: from an Attachment of the same spec.
+            strict: False takes what fits: sites by key, also with another schedule.
+
+        Raises:
+            ValueError: for a state of another spec, with the differences; nothing is changed.
+        """
+        epoch = states.load(state, self.sites, strict)
+        self.step(epoch)
+        states.restore(state, self.sites, self._control)
+
+    def scalars(self, prefix: str = "reg/") -> dict[str, float]:
+        """Rates and realized rates by tag, for ``log_dict``, ``wandb.log`` and the like.
+
+        Tags are ``<prefix><site key>/<field>`` and ``<prefix><site key>/realized_rate``.
+        """
+        found = {}
+        for site in self.sites:
+            for name, value in site.values.items():
+                found[f"{prefix}{site.key}/{name}"] = value
+            if site.realized_rate is not None:
+                found[f"{prefix}{site.key}/realized_rate"] = site.realized_rate
+        return found
+
+    def log(self, writer: Any, step: int) -> None:
+        """Give every scalar to ``writer.add_scalar`` (TensorBoard's, or anything alike)."""
+        if not hasattr(writer, "add_scalar"):
+            raise TypeError(f"log takes a writer with add_scalar, got {type(writer).__name__}")
+        for tag, value in self.scalars().items():
+            writer.add_scalar(tag, value, step)

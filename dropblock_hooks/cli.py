@@ -1,0 +1,96 @@
+"""The command ``dropblock-hooks``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from .inventory import layers
+from .matching import match
+from .names import Index, NoMatchError
+from .registry import closest
+
+
+class CommandError(Exception):
+    """What the user of the command has to know; no traceback."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; its exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        print(_layers(options))
+    except CommandError as error:
+        print(f"dropblock-hooks: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader (head, less) has seen enough
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="dropblock-hooks", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    show = commands.add_parser(
+        "layers",
+        help="list what regularizers can be attached to",
+        description="List the layers of a timm or torchvision model: name, type, output shape, "
+        "calls per forward and parameters. Nothing is downloaded; no memory is taken for weights.",
+    )
+    show.add_argument("model", help="a model name, for example resnet50")
+    show.add_argument("selector", nargs="?", help="only these layers, for example 'layer3.*'")
+    show.add_argument(
+        "--input-size", nargs="+", type=int, metavar="N", help="shape of one sample: 3 224 224"
+    )
+    return parser
+
+
+def _layers(options: argparse.Namespace) -> str:
+    with torch.device("meta"):
+        model = create_model(options.model)
+        size = tuple(options.input_size or _input_size(model))
+        if min(size) < 1:
+            raise CommandError(f"--input-size takes integers >= 1, got {size}")
+        try:
+            table = layers(model, torch.empty(1, *size))
+        except (RuntimeError, ValueError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise CommandError(
+                f"{options.model} can't run on inputs of shape {size}: {reason}"
+            ) from error
+    if options.selector:
+        try:
+            names = {target.name for target in match(options.selector, Index(model))}
+        except NoMatchError as error:
+            raise CommandError(str(error)) from error
+        table = type(table)([row for row in table if row.name in names], table.columns)
+    return str(table)
+
+
+def _input_size(model: nn.Module) -> tuple[int, ...]:
+    config: dict[str, Any] = getattr(model, "default_cfg", None) or {}
+    return tuple(config.get("input_size", (3, 224, 224)))
+
+
+def create_model(name: str) -> nn.Module:
+    """A model of timm, or else of torchvision, without pretrained weights."""
+    try:
+        import timm
+        import torchvision
+    except ImportError as error:
+        raise CommandError(
+            f"models come from timm: pip install 'dropblock-hooks[timm]' ({error})"
+        ) from error
+    if timm.is_model(name):
+        model: nn.Module = timm.create_model(name, pretrained=False)
+        return model
+    known = torchvision.models.list_models()
+    if name in known:
+        found: nn.Module = torchvision.models.get_model(name, weights=None)
+        return found
+    raise CommandError(f"unknown model {name!r}{closest(name, [*timm.list_models(), *known])}")

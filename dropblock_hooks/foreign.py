@@ -1,0 +1,175 @@
+"""Other people's layers as regularizers: a module class, a module, or a function of a tensor."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from .registry import text
+from .regularizer import Applied, Now, Range, RateLike, Regularizer
+from .schedules import Schedule
+
+_OPTIONS = ("at", "index", "layout", "active")
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Foreign(Regularizer):
+    """Any module class without parameters, put on layers by name: a peer's DropBlock, say.
+
+    Each site has an instance of its own, built from `kwargs` (a module is deep-copied), which
+    follows the layer's training mode; a plain function of a tensor is called while the site is
+    active. Keywords that are schedules or floats are set as attributes of the instance as time
+    moves. The realized rate is the share of nonzero elements that became zero.
+
+    A module, or a function, may stand in a spec as it is; it then means ``Foreign(module)``. What
+    holds code can't be written to a file, nor read from one.
+
+    Example:
+        >>> from torch import nn
+        >>> Foreign(nn.Dropout2d, p=LinearSchedule(0.0, 0.1, epochs=10))
+        Foreign(Dropout2d, p=LinearSchedule(start=0.0, stop=0.1, epochs=10))
+
+    Args:
+        target: the class, module or function.
+        kwargs: arguments of the class, apart from `Regularizer`'s own (``at``, ``index``,
+            ``layout``, ``active``).
+
+    Raises:
+        TypeError: for a target that can't be called with a tensor.
+        ValueError: for a module with parameters, or a schedule for what is not an attribute.
+    """
+
+    target: Callable[..., Any]
+    kwargs: tuple[tuple[str, Any], ...]
+
+    def __init__(self, target: Callable[..., Any], /, **kwargs: Any) -> None:
+        options = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
+        for name in _OPTIONS:
+            default = getattr(Regularizer, name)
+            object.__setattr__(self, name, options.get(name, default))
+        object.__setattr__(self, "target", target)
+        object.__setattr__(self, "kwargs", tuple(kwargs.items()))
+        self.__post_init__()
+
+    def _check_rates(self) -> None:
+        """What a rate may be, the peer's class says."""
+
+    def check(self, values: Mapping[str, float]) -> None:
+        if self.kwargs and not inspect.isclass(self.target):
+            raise TypeError(f"{self.label} takes no arguments: it is not a class")
+        if inspect.isclass(self.target) and not issubclass(self.target, nn.Module):
+            raise TypeError(
+                f"{self.label} must be a subclass of nn.Module, an instance or a function"
+            )
+        if not callable(self.target):
+            raise TypeError(
+                f"Foreign takes a module class, a module or a function, got {self.target!r}"
+            )
+        module = self._build(values)
+        if module is None:
+            return
+        names = [name for name, _ in module.named_parameters()]
+        if names:
+            raise ValueError(
+                f"{self.label} has parameters ({', '.join(names[:3])}): a regularizer put on by "
+                "hooks must have none, since the model's state_dict and optimizer would miss them"
+            )
+        for name, rate in self.rates.items():
+            if isinstance(rate, Schedule) and not hasattr(module, name):
+                raise ValueError(f"{self.label} has no attribute {name!r} for a schedule to set")
+
+    def _build(self, values: Mapping[str, float]) -> nn.Module | None:
+        if isinstance(self.target, nn.Module):
+            return copy.deepcopy(self.target)
+        if not inspect.isclass(self.target):
+            return None
+        try:
+            build: Any = self.target
+            module: nn.Module = build(**{**dict(self.kwargs), **values})
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{self.label} can't be built: {error}") from error
+        return module
+
+    def bind(self) -> Callable[[Tensor, Now], Applied]:
+        module = self._build(self.values(0.0))
+        return _Function(self.target) if module is None else _Hosted(module, tuple(self.rates))
+
+    @property
+    def follows_host(self) -> bool:  # type: ignore[override]  # a constant elsewhere
+        """Whether it runs in evaluation too: a module decides by its own mode."""
+        return isinstance(self.target, nn.Module) or inspect.isclass(self.target)
+
+    @property
+    def label(self) -> str:
+        name = getattr(self.target, "__name__", type(self.target).__name__)
+        return f"Foreign({name})"
+
+    @property
+    def rates(self) -> dict[str, RateLike]:
+        return {name: value for name, value in self.kwargs if isinstance(value, float | Schedule)}
+
+    def ranges(self) -> Mapping[str, Range]:
+        return dict.fromkeys(self.rates, Range())
+
+    def with_rates(self, **rates: Any) -> Foreign:
+        kwargs = dict(self.kwargs)
+        for name in rates:
+            if name not in kwargs:
+                raise ValueError(f"{self.label} has no argument {name!r}; it has {list(kwargs)}")
+        options = {name: getattr(self, name) for name in _OPTIONS}
+        return Foreign(self.target, **{**kwargs, **rates}, **options)
+
+    def __repr__(self) -> str:
+        parts = [self.label[len("Foreign(") : -1], *(f"{k}={text(v)}" for k, v in self.kwargs)]
+        for name in _OPTIONS:
+            if getattr(self, name) != getattr(Regularizer, name):
+                parts.append(f"{name}={getattr(self, name)!r}")
+        return f"Foreign({', '.join(parts)})"
+
+
+class _Function:
+    """A plain function at one site."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        self.function = function
+
+    def __call__(self, x: Tensor, now: Now) -> Applied:
+        return _counted(self.function, x)
+
+
+class _Hosted:
+    """A module at one site: no child of the model, but in its layer's mode and on its device."""
+
+    def __init__(self, module: nn.Module, rates: tuple[str, ...]) -> None:
+        self.module = module
+        self.rates = rates
+
+    def __call__(self, x: Tensor, now: Now) -> Applied:
+        if self.module.training != now.training:
+            self.module.train(now.training)
+        for name in self.rates:
+            if getattr(self.module, name, None) != getattr(now, name):
+                setattr(self.module, name, getattr(now, name))
+        if any(buffer.device != x.device for buffer in self.module.buffers()):
+            self.module.to(x.device)
+        return _counted(self.module, x)
+
+
+def _counted(function: Callable[[Tensor], Tensor], x: Tensor) -> Applied:
+    nonzero = x.detach() != 0  # before the call, which may work in place
+    y = function(x)
+    if y is x or not isinstance(y, Tensor) or y.shape != nonzero.shape:
+        return y, 0 if y is x else None
+    zeroed = ((y.detach() == 0) & nonzero).sum()
+    share = zeroed / nonzero.sum().clamp_min(1)
+    return y, (share * x.numel()).round().long()
+
+
+def is_foreign(value: Any) -> bool:
+    """Whether a value in a spec means ``Foreign(value)``."""
+    return isinstance(value, nn.Module) or (callable(value) and not inspect.isclass(value))

@@ -1,0 +1,31 @@
+"""The equations of the regularizers as pure functions of tensors."""
+
+from .dropblock import block_gamma, drop_block1d, drop_block2d, drop_block3d
+from .dropout import (
+    drop_path,
+    dropout,
+    dropout1d,
+    dropout2d,
+    dropout3d,
+    gaussian_dropout,
+    gaussian_noise,
+    stochastic_depth,
+)
+from .gradients import clamp_grad, clip_grad_norm
+
+__all__ = [
+    "block_gamma",
+    "clamp_grad",
+    "clip_grad_norm",
+    "drop_block1d",
+    "drop_block2d",
+    "drop_block3d",
+    "drop_path",
+    "dropout",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
+    "gaussian_dropout",
+    "gaussian_noise",
+    "stochastic_depth",
+]

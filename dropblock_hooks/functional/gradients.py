@@ -1,0 +1,126 @@
+"""Gradients, bounded: by value and by norm. Non-finite values pass, so that overflow stays visible.
+
+A bound is a number, or (multiplied by a loss scale) a 0-dim tensor on the gradient's device. The
+``*_counted`` functions return the tensor and how many elements were changed.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..schedules import as_number
+
+Bound: TypeAlias = float | Tensor
+Per: TypeAlias = Literal["tensor", "sample", "channel"]
+
+
+def clamp_counted(grad: Tensor, min: Bound | None, max: Bound | None) -> tuple[Tensor, Tensor]:
+    """`grad` with its finite values clamped, and how many were."""
+    clamped = torch.where(grad.isinf(), grad, grad.clamp(min, max))  # type: ignore[arg-type]
+    return clamped, ((clamped != grad) & ~grad.isnan()).sum()
+
+
+def clip_norm_counted(
+    grad: Tensor, max_norm: Bound, norm_type: float, per: Per, channel_axis: int = 1
+) -> tuple[Tensor, Tensor]:
+    """`grad` with each group scaled to a norm of at most `max_norm`, and how many values were."""
+    if grad.numel() == 0:
+        return grad, torch.zeros((), dtype=torch.int64, device=grad.device)
+    norm = _group_norm(grad, norm_type, per, channel_axis)
+    norm = torch.where(norm.isfinite(), norm, max_norm)
+    clipped = (norm > max_norm).sum() * (grad.numel() // norm.numel())
+    scale = max_norm / norm.clamp_min(max_norm)
+    scale = scale.to(torch.promote_types(grad.dtype, torch.float32))
+    return (grad * scale).to(grad.dtype), clipped
+
+
+def _group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int) -> Tensor:
+    if per == "tensor":
+        axes = list(range(grad.ndim))
+    else:
+        group = 0 if per == "sample" else channel_axis % grad.ndim
+        axes = [axis for axis in range(grad.ndim) if axis != group]
+    # float64 can't overflow on the squares of float32 values
+    wide = grad.dtype if grad.device.type == "mps" else torch.float64
+    if not axes:
+        return grad.abs().to(wide)
+    norm: Tensor = torch.linalg.vector_norm(grad, norm_type, dim=axes, keepdim=True, dtype=wide)
+    return norm
+
+
+def check_bounds(min: float | None, max: float | None) -> None:
+    """Raise ValueError unless there is a bound, and min <= max."""
+    if min is None and max is None:
+        raise ValueError("min or max must be given")
+    if min is not None and max is not None and min > max:
+        raise ValueError(f"min must be <= max, got min={min:g}, max={max:g}")
+
+
+def check_norm(norm_type: float, per: str) -> float:
+    """The order of a norm as a float, inf allowed."""
+    if norm_type != float("inf") and as_number("norm_type", norm_type) <= 0:
+        raise ValueError(f"norm_type must be > 0 or inf, got {norm_type}")
+    if per not in ("tensor", "sample", "channel"):
+        raise ValueError(f"per must be 'tensor', 'sample' or 'channel', got {per!r}")
+    return float(norm_type)
+
+
+def clamp_grad(grad: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
+    """Clamps each finite value to [min, max]; Inf and NaN pass.
+
+    Example:
+        >>> clamp_grad(torch.tensor([-3.0, 0.5, 2.0, float("inf")]), -1.0, 1.0)
+        tensor([-1.0000,  0.5000,  1.0000,     inf])
+
+    Args:
+        grad: a gradient of any shape.
+        min: lower bound, or None.
+        max: upper bound, or None.
+
+    Raises:
+        ValueError: without a bound, or for min above max.
+    """
+    low = None if min is None else as_number("min", min)
+    high = None if max is None else as_number("max", max)
+    check_bounds(low, high)
+    return clamp_counted(grad, low, high)[0]
+
+
+def clip_grad_norm(
+    grad: Tensor,
+    max_norm: float,
+    norm_type: float = 2.0,
+    per: Per = "tensor",
+    channel_axis: int = 1,
+) -> Tensor:
+    """Scales a gradient down to a norm of `max_norm`, where it is above.
+
+    As ``torch.nn.utils.clip_grad_norm_``, but on one tensor, without changing it, and a gradient
+    whose norm is not finite passes as it is. The norm is taken in float64.
+
+    Example:
+        >>> clip_grad_norm(torch.tensor([3.0, 4.0]), 1.0)
+        tensor([0.6000, 0.8000])
+
+    Args:
+        grad: a gradient, (N, C, ...) where it is taken apart.
+        max_norm: largest norm, in the unit of `grad`, above 0.
+        norm_type: order of the norm; inf allowed.
+        per: one norm for the whole ``"tensor"``, for each ``"sample"`` (axis 0) or for each
+            ``"channel"`` (over samples and space).
+        channel_axis: the axis of the channels.
+
+    Raises:
+        ValueError: for max_norm or norm_type not above 0, or an unknown `per`.
+
+    Reference:
+        Pascanu et al., 2013, "On the difficulty of training recurrent neural networks"
+        (https://arxiv.org/abs/1211.5063).
+    """
+    limit = as_number("max_norm", max_norm)
+    if limit <= 0:
+        raise ValueError(f"max_norm must be > 0, got {limit}")
+    return clip_norm_counted(grad, limit, check_norm(norm_type, per), per, channel_axis)[0]

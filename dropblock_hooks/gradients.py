@@ -1,0 +1,118 @@
+"""Regularizers of gradients: of the activation at a layer, or of parameters (``param:`` selectors).
+
+A gradient passes from the loss backward: what is put on a layer's output changes the gradient that
+this layer and all before it receive. Bounds are in the unit of the unscaled loss when ``attach``
+was given the ``grad_scaler``; values that are not finite pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from . import layouts
+from .functional.gradients import (
+    Per,
+    check_bounds,
+    check_norm,
+    clamp_counted,
+    clip_norm_counted,
+)
+from .registry import register
+from .regularizer import Applied, Now, Positive, Rate, Regularizer
+
+
+@register
+class ClampGrad(Regularizer):
+    """Clamps each value of the gradient to [min, max]; see `functional.clamp_grad`.
+
+    Example:
+        >>> ClampGrad(-1.0, 1.0)
+        ClampGrad(min=-1.0, max=1.0)
+
+    Args:
+        min: lower bound, or None.
+        max: upper bound, or None.
+    """
+
+    min: Rate | None = None
+    max: Rate | None = None
+    acts_on: ClassVar[Literal["gradient"]] = "gradient"
+
+    def check(self, values: Mapping[str, float]) -> None:
+        check_bounds(values.get("min"), values.get("max"))
+
+    def apply(self, x: Tensor, now: Now) -> Applied:
+        low = None if self.min is None else now.min * now.grad_scale
+        high = None if self.max is None else now.max * now.grad_scale
+        return clamp_counted(x, low, high)
+
+
+@register
+class ClipGradNorm(Regularizer):
+    """Scales the gradient down to a norm of `max_norm`; see `functional.clip_grad_norm`.
+
+    Example:
+        >>> ClipGradNorm(1.0, per="sample")
+        ClipGradNorm(max_norm=1.0, norm_type=2.0, per='sample')
+
+    Args:
+        max_norm: largest norm, above 0.
+        norm_type: order of the norm; inf allowed.
+        per: one norm for the whole ``"tensor"``, for each ``"sample"`` or for each ``"channel"``
+            (of a parameter: its axis 0).
+    """
+
+    max_norm: Positive
+    norm_type: float = 2.0
+    per: Per = "tensor"
+    acts_on: ClassVar[Literal["gradient"]] = "gradient"
+
+    def check(self, values: Mapping[str, float]) -> None:
+        object.__setattr__(self, "norm_type", check_norm(self.norm_type, self.per))
+
+    def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
+        if parameter is not None and self.per == "sample":
+            return "a parameter has no samples: per must be 'tensor' or 'channel'"
+        return None
+
+    def apply(self, x: Tensor, now: Now) -> Applied:
+        axis = 0 if now.layout == layouts.PARAMETER else layouts.channel_axis(now.layout)
+        return clip_norm_counted(x, now.max_norm * now.grad_scale, self.norm_type, self.per, axis)
+
+
+@register
+class ScaleGrad(Regularizer):
+    """Multiplies the gradient; a negative scale reverses it (domain-adversarial training).
+
+    Ganin et al., 2016, "Domain-Adversarial Training of Neural Networks"
+    (https://arxiv.org/abs/1505.07818).
+
+    Example:
+        >>> ScaleGrad(-0.1)
+        ScaleGrad(scale=-0.1)
+    """
+
+    scale: Rate
+    acts_on: ClassVar[Literal["gradient"]] = "gradient"
+
+    def apply(self, x: Tensor, now: Now) -> Applied:
+        return (x if now.scale == 1.0 else x * now.scale), None
+
+
+@register
+class ZeroGrad(Regularizer):
+    """Replaces the gradient by zeros: nothing flows back through here.
+
+    Example:
+        >>> ZeroGrad()
+        ZeroGrad()
+    """
+
+    acts_on: ClassVar[Literal["gradient"]] = "gradient"
+
+    def apply(self, x: Tensor, now: Now) -> Applied:
+        return torch.zeros_like(x), None

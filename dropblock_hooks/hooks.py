@@ -1,0 +1,195 @@
+"""The hooks that a site puts on its layer, and how they are put on, found and taken off.
+
+They are objects of module-level classes, so that a model with hooks pickles and copies. They hold
+their site, and no reference to the model, to the Attachment, or to a tensor of a graph.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any, cast
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from . import elements
+from .site import Site
+
+
+class SiteHook:
+    """Base of the hooks: holds the site."""
+
+    parameter: str | None = None
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    @property
+    def owner_name(self) -> str:
+        """The name of the module that it is on."""
+        return self.site.name.rpartition(".")[0] if self.parameter else self.site.name
+
+    def install(self, module: nn.Module) -> None:
+        """Put it on the module."""
+        raise NotImplementedError
+
+    def remove(self, module: nn.Module) -> None:
+        """Take it off the module, if it is there."""
+        tables = (
+            (
+                module._forward_hooks,
+                (module._forward_hooks_with_kwargs, module._forward_hooks_always_called),
+            ),
+            (module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)),
+        )
+        for hooks, extras in tables:
+            for key in [key for key, hook in hooks.items() if cast(object, hook) is self]:
+                for table in (hooks, *extras):
+                    table.pop(key, None)
+
+    def lost(self, module: nn.Module) -> bool:
+        """Whether it is no longer on the module."""
+        return all(hook is not self for hook in _hooks_of(module))
+
+    def _treat(self, x: Tensor, layer_input: Any, training: bool) -> Tensor:
+        if self.site.regularizer.acts_on == "activation":
+            return self.site.regularize(x, layer_input, training)
+        return self._watch(x, layer_input)
+
+    def _watch(self, x: Tensor, layer_input: Any) -> Tensor:
+        """Hook the gradient of `x`: of this use of it, not of others that it may have."""
+        if not x.requires_grad:
+            return x
+        if x.is_leaf or x is layer_input:
+            x = x.view_as(x)
+        x.register_hook(GradHook(self.site))  # type: ignore[no-untyped-call]
+        return x
+
+
+class OutputHook(SiteHook):
+    """Forward hook: regularizes what the layer returns, or watches its gradient."""
+
+    def install(self, module: nn.Module) -> None:
+        module.register_forward_hook(self)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        site = self.site
+        if not site.enter(module):
+            return None
+        index = site.regularizer.index
+        try:
+            x = elements.get(output, index)
+        except ValueError as error:
+            raise site.error(f"the output {error}") from None
+        y = self._treat(x, args[0] if args else None, module.training)
+        return None if y is x else elements.put(output, index, y)
+
+
+class InputHook(SiteHook):
+    """Forward pre-hook: regularizes what the layer is given, or watches its gradient."""
+
+    def install(self, module: nn.Module) -> None:
+        module.register_forward_pre_hook(self, with_kwargs=True)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        site = self.site
+        if not site.enter(module):
+            return None
+        index = 0 if site.regularizer.index is None else site.regularizer.index
+        values: Any = kwargs if isinstance(index, str) else args
+        try:
+            x = elements.get(values, index)
+        except ValueError as error:
+            raise site.error(
+                f"{error} (arguments: {len(args)}, keywords: {list(kwargs)})"
+            ) from None
+        y = self._treat(x, x, module.training)
+        if y is x:
+            return None
+        changed = elements.put(values, index, y)
+        return (args, changed) if isinstance(index, str) else (changed, kwargs)
+
+
+class ParameterHook(SiteHook):
+    """Hooks a parameter, and again (forward pre-hook of its owner) when the object has changed.
+
+    Copies, loaded models and ``load_state_dict(assign=True)`` hold new Parameter objects, which
+    come without the hooks of the old ones.
+    """
+
+    parameter: str
+
+    def __init__(self, site: Site, parameter: str) -> None:
+        super().__init__(site)
+        self.parameter = parameter
+        self.on = True
+        self._hooked: weakref.ref[Tensor] | None = None
+        self._handle: RemovableHandle | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_hooked": None, "_handle": None}
+
+    def install(self, module: nn.Module) -> None:
+        module.register_forward_pre_hook(self)
+        self._follow(module)
+
+    def remove(self, module: nn.Module) -> None:
+        super().remove(module)
+        if self._handle is not None:
+            self._handle.remove()
+        self._hooked = self._handle = None
+
+    def lost(self, module: nn.Module) -> bool:
+        parameter = module._parameters.get(self.parameter)
+        hooked = self._hooked is not None and self._hooked() is parameter
+        return super().lost(module) or not hooked
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self.on = self.site.enter(module)
+        self._follow(module)
+
+    def _follow(self, module: nn.Module) -> None:
+        parameter = module._parameters.get(self.parameter)
+        if parameter is None or (self._hooked is not None and self._hooked() is parameter):
+            return
+        if self._handle is not None:
+            self._handle.remove()
+        self._hooked = self._handle = None
+        if parameter.requires_grad:
+            hook = GradHook(self.site, self)
+            self._handle = parameter.register_hook(hook)  # type: ignore[no-untyped-call]
+            self._hooked = weakref.ref(parameter)
+
+
+class GradHook:
+    """Tensor hook: regularizes a gradient in the backward, unless it was switched off since."""
+
+    __torch_unserializable__ = True  # a ParameterHook puts it back after loading
+
+    def __init__(self, site: Site, owner: ParameterHook | None = None) -> None:
+        self.site = site
+        self.owner = owner
+
+    def __call__(self, grad: Tensor) -> Tensor | None:
+        control = self.site.control
+        if not (control.installed and control.enabled) or (self.owner and not self.owner.on):
+            return None
+        return self.site.regularize_grad(grad)
+
+
+def _hooks_of(module: nn.Module) -> Iterator[Any]:
+    yield from module._forward_pre_hooks.values()
+    yield from module._forward_hooks.values()
+
+
+def hooks_on(module: nn.Module) -> list[SiteHook]:
+    """Our hooks on this very module."""
+    return [hook for hook in _hooks_of(module) if isinstance(hook, SiteHook)]
+
+
+def make_hook(site: Site, parameter: str | None) -> SiteHook:
+    """The hook that a site needs."""
+    if parameter is not None:
+        return ParameterHook(site, parameter)
+    return OutputHook(site) if site.regularizer.at == "output" else InputHook(site)

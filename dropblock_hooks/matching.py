@@ -1,0 +1,246 @@
+"""Selectors: which layers, and which parameters, a pattern means on a model."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from .names import Index, NoMatchError, Target
+from .registry import brief, closest
+from .schedules import as_count
+from .stages import stage_module, stage_target
+
+ROOT = "."
+
+
+@dataclass(frozen=True)
+class Select:
+    """The selector forms combined: a layer is meant when every given form means it.
+
+    Example:
+        >>> Select(types="Conv2d", stages=-1, exclude="**.downsample.*", expect=8)
+        Select(types='Conv2d', stages=-1, exclude='**.downsample.*', expect=8)
+
+    Args:
+        names: a selector, or several of which any may match.
+        types: a class name or class, or several; base classes count.
+        stages: feature stages by number: alone, the last layer of the stage; beside `names` or
+            `types`, the layers inside it.
+        exclude: selectors of what is left out.
+        where: ``where(name, module) -> bool``; can't be written to a file.
+        expect: how many layers must match.
+        compose: allow the same class of regularizer on a layer that has it from another entry or
+            Attachment; two rates of 0.1 are then 0.19.
+    """
+
+    names: str | tuple[str, ...] = ()
+    types: Any = ()
+    stages: int | tuple[int, ...] = ()
+    exclude: str | tuple[str, ...] = ()
+    where: Callable[[str, nn.Module], bool] | None = None
+    expect: int | None = None
+    compose: bool = False
+
+    def __post_init__(self) -> None:
+        for name, kinds in (
+            ("names", str),
+            ("types", (str, type)),
+            ("stages", int),
+            ("exclude", str),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, list):
+                object.__setattr__(self, name, tuple(value))
+            for item in several(getattr(self, name)):
+                if not isinstance(item, kinds) or isinstance(item, bool):
+                    raise TypeError(f"Select: {name} can't be {item!r} ({type(item).__name__})")
+        if self.where is not None and not callable(self.where):
+            raise TypeError(
+                f"Select: where must be callable as where(name, module), got {self.where!r}"
+            )
+        if self.expect is not None:
+            as_count("Select: expect", self.expect)
+        if not (several(self.names) or several(self.types) or several(self.stages) or self.where):
+            raise ValueError("Select needs names, types, stages or where")
+
+    def __repr__(self) -> str:
+        return brief(self)
+
+
+Selector = str | Select
+
+
+def several(value: Any) -> tuple[Any, ...]:
+    """One or several values as a tuple."""
+    return value if isinstance(value, tuple) else (value,)
+
+
+def match(selector: Selector, index: Index) -> list[Target]:
+    """The layers or parameters that a selector means, in model order.
+
+    Raises:
+        NoMatchError: where there are none, with the reason and the closest names.
+    """
+    if isinstance(selector, Select):
+        return _match_select(selector, index)
+    return index.order(_match_text(selector, index))
+
+
+def _match_text(text: str, index: Index) -> list[Target]:
+    kind, colon, rest = text.partition(":")
+    if not colon or kind not in ("param", "re", "type", "stage", "stride"):
+        kind, rest = "", text
+    if not rest.strip():
+        raise NoMatchError(f"the selector {text!r} is empty")
+    if kind == "type":
+        return _match_types((rest,), index)
+    if kind in ("stage", "stride"):
+        return [stage_target(index, kind, rest)]
+    table = index.parameters if kind == "param" else index.modules
+    if kind == "param" and rest.startswith("re:"):
+        kind, rest = "re", rest[3:]
+    found = _match_names(rest, kind == "re", table)
+    callable_ones = [target for target in found if target.parameter or _has_forward(target.module)]
+    if found and not callable_ones:
+        raise NoMatchError(
+            f"{rest!r} is a {type(found[0].module).__name__}, which is never called itself; "
+            f"did you mean '{rest}.*'?"
+        )
+    if not found:
+        raise NoMatchError(_nothing(rest, table))
+    return callable_ones
+
+
+def _match_names(text: str, is_regex: bool, table: dict[str, Target]) -> list[Target]:
+    if is_regex:
+        try:
+            pattern = re.compile(text)
+        except re.error as error:
+            raise NoMatchError(f"{text!r} is not a regular expression: {error}") from None
+        return [target for name, target in table.items() if pattern.fullmatch(name)]
+    if text == ROOT:
+        return [table[""]] if "" in table else []
+    if text in table:
+        return [table[text]]
+    pattern = glob_pattern(text)
+    return [target for name, target in table.items() if pattern.fullmatch("." + name)]
+
+
+def _match_types(types: Iterable[Any], index: Index) -> list[Target]:
+    found = []
+    for wanted in types:
+        some = [
+            t for t in index.modules.values() if _is_a(t.module, wanted) and _has_forward(t.module)
+        ]
+        if not some:
+            name = wanted if isinstance(wanted, str) else wanted.__name__
+            known = {type(t.module).__name__ for t in index.modules.values()}
+            raise NoMatchError(f"no layer is a {name}{closest(name, known)}")
+        found += some
+    return found
+
+
+def _is_a(module: nn.Module, wanted: Any) -> bool:
+    if isinstance(wanted, type):
+        return isinstance(module, wanted)
+    return any(
+        wanted in (cls.__name__, f"{cls.__module__}.{cls.__qualname__}")
+        for cls in type(module).__mro__
+    )
+
+
+def _has_forward(module: nn.Module) -> bool:
+    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
+
+
+@functools.lru_cache(maxsize=256)
+def glob_pattern(text: str) -> re.Pattern[str]:
+    """A glob over name components, to be matched against ``"." + name``."""
+    parts = []
+    for component in text.split("."):
+        parts.append(r"(?:\.[^.]+)*" if component == "**" else r"\." + _component(component))
+    return re.compile("".join(parts))
+
+
+def _component(text: str) -> str:
+    def translate(token: re.Match[str]) -> str:
+        found = token.group()
+        if found in ("*", "?"):
+            return "[^.]*" if found == "*" else "[^.]"
+        if not token[2]:
+            return re.escape(found)
+        inside = re.escape(token[2]).replace("\\-", "-")
+        return f"[{'^' if token[1] else ''}{inside}]"
+
+    return re.sub(r"\[(!?)([^\]]+)\]|.", translate, text)
+
+
+def _nothing(text: str, table: dict[str, Target]) -> str:
+    below = _below(text, table)
+    if below:
+        meant = " or ".join(repr(f"{prefix}.{text}") for prefix in below[:3])
+        return f"{text!r} matches nothing here; did you mean {meant}? (or attach(..., root=...))"
+    return f"{text!r} matches nothing{closest(text, [name for name in table if name])}"
+
+
+def _below(text: str, table: dict[str, Target]) -> list[str]:
+    """The submodules below which the pattern would match."""
+    deeper, pattern = glob_pattern(f"**.{text}"), glob_pattern(text)
+    prefixes: dict[str, None] = {}
+    for name in table:
+        if not deeper.fullmatch("." + name):
+            continue
+        parts = name.split(".")
+        for cut in range(1, len(parts)):
+            if pattern.fullmatch("." + ".".join(parts[cut:])):
+                prefixes[".".join(parts[:cut])] = None
+                break
+    return list(prefixes)
+
+
+def _match_select(select: Select, index: Index) -> list[Target]:
+    found = index.order(_candidates(select, index))
+    if select.where is not None:
+        where = select.where
+        found = [target for target in found if where(target.name, target.module)]
+        if not found:
+            raise NoMatchError("no layer satisfies where")
+    kept = found
+    for excluded in several(select.exclude):
+        out = {target.name for target in match(excluded, index)}
+        kept = [target for target in kept if target.name not in out]
+    if not kept:
+        raise NoMatchError(f"all {len(found)} matches are excluded by exclude={select.exclude!r}")
+    if select.expect is not None and len(kept) != select.expect:
+        names = ", ".join(target.name for target in kept[:5]) + (", ..." if len(kept) > 5 else "")
+        raise NoMatchError(f"expected {select.expect} layers, got {len(kept)}: {names}")
+    return kept
+
+
+def _candidates(select: Select, index: Index) -> list[Target]:
+    groups = []
+    if several(select.names):
+        groups.append([t for name in several(select.names) for t in _match_text(name, index)])
+    if several(select.types):
+        groups.append(_match_types(several(select.types), index))
+    stages = [stage_target(index, "stage", str(stage)) for stage in several(select.stages)]
+    if not groups:
+        return stages or [t for t in index.modules.values() if _has_forward(t.module)]
+    if stages:
+        roots = [stage_module(index, stage) for stage in several(select.stages)]
+        inside = [t for t in index.modules.values() if _inside(t.name, roots)]
+        inside += [t for t in index.parameters.values() if _inside(t.name, roots)]
+        groups.append(inside)
+    shared = set.intersection(*({t.name for t in group} for group in groups))
+    if not shared:
+        raise NoMatchError(f"{select!r}: no layer is meant by all of its forms")
+    return [target for target in groups[0] if target.name in shared]
+
+
+def _inside(name: str, roots: Iterable[str]) -> bool:
+    return any(name == root or name.startswith(root + ".") for root in roots)

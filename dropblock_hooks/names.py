@@ -1,0 +1,59 @@
+"""The modules and parameters of a model by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import nn
+
+
+class NoMatchError(ValueError):
+    """A selector means nothing on this model; the message says why."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A layer, or a parameter of it."""
+
+    name: str
+    module: nn.Module
+    parameter: str | None = None
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def owner(self) -> str:
+        """The name of the module."""
+        return self.name.rpartition(".")[0] if self.parameter else self.name
+
+
+class Index:
+    """The modules and parameters of a model by name; a shared one has its first name."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.modules: dict[str, Target] = {}
+        self.parameters: dict[str, Target] = {}
+        by_identity: dict[int, list[str]] = {}
+        for name, module in model.named_modules(remove_duplicate=False):
+            by_identity.setdefault(id(module), []).append(name)
+            self.modules[name] = Target(name, module)
+        first: dict[int, str] = {}
+        for name, target in list(self.modules.items()):
+            names = by_identity[id(target.module)]
+            self.modules[name] = Target(names[0], target.module, None, tuple(names[1:]))
+            for local, parameter in target.module._parameters.items():
+                if parameter is not None:
+                    full = f"{name}.{local}" if name else local
+                    owner = first.setdefault(id(parameter), full)
+                    self.parameters[full] = (
+                        self.parameters[owner]
+                        if owner != full
+                        else Target(full, target.module, local)
+                    )
+
+    def order(self, targets: Iterable[Target]) -> list[Target]:
+        """The targets without repetition, in model order."""
+        wanted = {target.name: target for target in targets}
+        names = [*self.modules, *self.parameters]
+        return [wanted[name] for name in names if name in wanted] if wanted else []

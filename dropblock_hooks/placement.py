@@ -1,0 +1,197 @@
+"""Placement: a spec resolved on a model and checked, before any hook goes in."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from .hooks import hooks_on
+from .matching import Select, Selector, match
+from .names import Index, NoMatchError, Target
+from .regularizer import Regularizer
+from .schedules import ByDepth
+from .spec import Entry, Spec, SpecError
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One regularizer of one entry on one layer or parameter."""
+
+    entry: Entry
+    position: tuple[int, int]
+    target: Target
+    regularizer: Regularizer
+
+
+def place(model: nn.Module, spec: Spec) -> tuple[list[Placement], list[str]]:
+    """All placements of a spec on a model, in the order of the spec, and warnings.
+
+    Raises:
+        SpecError: with all that is wrong.
+    """
+    index = Index(model)
+    placements: list[Placement] = []
+    problems: list[str] = []
+    warnings: list[str] = []
+    for i, entry in enumerate(spec):
+        try:
+            targets = match(entry.selector, index)
+        except NoMatchError as error:
+            problems.append(f"{shown(entry.selector)}: {error}")
+            continue
+        if entry.regularizers is None:
+            names = {target.name for target in targets}
+            kept = [p for p in placements if p.target.name not in names]
+            if len(kept) == len(placements):
+                warnings.append(
+                    f"{shown(entry.selector)}: None clears nothing: no earlier entry is on it"
+                )
+            placements = kept
+            continue
+        for j, regularizer in enumerate(entry.regularizers):
+            placements += [Placement(entry, (i, j), target, regularizer) for target in targets]
+    problems += [*_refused(placements), *_twice(placements), *_twice_live(placements)]
+    if problems:
+        raise SpecError(problems)
+    return _by_depth(placements), warnings + _nested(placements, index)
+
+
+def shown(selector: Selector) -> str:
+    """A selector as errors name it."""
+    return repr(selector)
+
+
+def _some(names: Iterable[str]) -> str:
+    names = list(dict.fromkeys(name or "." for name in names))
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def _refused(placements: list[Placement]) -> list[str]:
+    """What can't work where it was put, the same reason once for each entry."""
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for p in placements:
+        reason = _refusal(p.regularizer, p.target)
+        if reason:
+            text = f"{shown(p.entry.selector)}: {p.regularizer!r} can't work on {{}}: {reason}"
+            reasons[text].append(p.target.name)
+    return [text.replace("{}", _some(names)) for text, names in reasons.items()]
+
+
+def _refusal(regularizer: Regularizer, target: Target) -> str | None:
+    parameter = target.module._parameters[target.parameter] if target.parameter else None
+    if isinstance(target.module, torch.jit.ScriptModule):
+        return "it is a ScriptModule, which takes no hooks: attach before scripting"
+    if parameter is not None:
+        if regularizer.acts_on != "gradient":
+            return "param: takes regularizers of gradients"
+        if not parameter.requires_grad:
+            return "the parameter is frozen (requires_grad is False), it gets no gradient"
+        if regularizer.at != "output" or regularizer.index is not None:
+            return "at= and index= mean nothing for a parameter"
+    return regularizer.refusal(target.module, parameter)
+
+
+def _composes(entry: Entry) -> bool:
+    return isinstance(entry.selector, Select) and entry.selector.compose
+
+
+def _twice(placements: list[Placement]) -> list[str]:
+    """The same class on one layer from two entries."""
+    first: dict[tuple[str, str], Placement] = {}
+    clashes: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for p in placements:
+        there = first.setdefault((p.target.name, p.regularizer.label), p)
+        if there.position[0] != p.position[0] and not _composes(p.entry):
+            pair = shown(there.entry.selector), shown(p.entry.selector), p.regularizer.label
+            clashes[pair].append(p.target.name)
+    return [
+        f"{a} and {b}: both put {label} on {_some(names)}; put them in one list, "
+        "or allow it with Select(..., compose=True)"
+        for (a, b, label), names in clashes.items()
+    ]
+
+
+def _twice_live(placements: list[Placement]) -> list[str]:
+    """The same class on one layer from an Attachment that is still live."""
+    clashes: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for p in placements:
+        for hook in hooks_on(p.target.module):
+            same_target = (hook.parameter or None) == p.target.parameter
+            if (
+                same_target
+                and hook.site.regularizer.label == p.regularizer.label
+                and not _composes(p.entry)
+            ):
+                clashes[shown(p.entry.selector), p.regularizer.label].append(hook.site.key)
+    return [
+        f"{selector}: {label} is already on, as {_some(keys)} of a live Attachment; call its "
+        "remove(), or detach_all(model), or allow it with Select(..., compose=True)"
+        for (selector, label), keys in clashes.items()
+    ]
+
+
+def _by_depth(placements: list[Placement]) -> list[Placement]:
+    """Every `ByDepth` given its share of the way over the sites of its entry."""
+    groups: dict[tuple[int, int], list[Placement]] = defaultdict(list)
+    for p in placements:
+        groups[p.position].append(p)
+    spread: dict[int, Placement] = {}
+    for group in groups.values():
+        for p, regularizer in zip(group, by_depth([p.regularizer for p in group]), strict=True):
+            spread[id(p)] = replace(p, regularizer=regularizer)
+    return [spread[id(p)] for p in placements]
+
+
+def by_depth(regularizers: list[Regularizer]) -> list[Regularizer]:
+    """Regularizers of sites in model order, with every `ByDepth` given its share."""
+    spread = []
+    for i, regularizer in enumerate(regularizers):
+        rates = {
+            k: r.at(i, len(regularizers))
+            for k, r in regularizer.rates.items()
+            if isinstance(r, ByDepth)
+        }
+        spread.append(regularizer.with_rates(**rates) if rates else regularizer)
+    return spread
+
+
+def _nested(placements: list[Placement], index: Index) -> list[str]:
+    """Sites of one class inside one another, which drop again what is left."""
+    by_label: dict[str, list[Placement]] = defaultdict(list)
+    for p in placements:
+        if p.target.parameter is None:
+            by_label[p.regularizer.label].append(p)
+    warnings = []
+    for label, group in by_label.items():
+        names = {p.target.name for p in group}
+        inner = [p for p in group if _ancestors(p.target.name) & names]
+        if inner:
+            selectors = dict.fromkeys(shown(p.entry.selector) for p in group)
+            some = _some(p.target.name for p in inner)
+            warnings.append(
+                f"{', '.join(selectors)}: {label} is put on {len(names)} layers of which "
+                f"{len(inner)} lie inside others ({some}), and applies again in each"
+                f"{_likelier(inner[0].entry.selector, index)}"
+            )
+    return warnings
+
+
+def _ancestors(name: str) -> set[str]:
+    parts = name.split(".") if name else []
+    return {".".join(parts[:cut]) for cut in range(len(parts))}
+
+
+def _likelier(selector: Selector, index: Index) -> str:
+    if not isinstance(selector, str) or not selector.endswith("**"):
+        return ""
+    likelier = selector[:-1]
+    try:
+        n = len(match(likelier, index))
+    except NoMatchError:
+        return ""
+    return f"; did you mean {likelier!r} ({n} layers)?"

@@ -1,0 +1,184 @@
+"""Regularizers, schedules and selectors as plain data, which YAML and JSON hold; both ways.
+
+A regularizer or schedule is ``{Name: {field: value}}``, ``Name``, or the text of its repr,
+``"DropBlock2d(p=0.1, block_size=3)"``, which is parsed and never run.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from torch import nn
+
+from .foreign import Foreign, is_foreign
+from .matching import Select
+from .registry import closest, name_of, registered, stated_fields
+from .regularizer import Regularizer
+from .schedules import Schedule, shown
+
+_T = TypeVar("_T", Regularizer, Schedule, Select)
+Path = tuple[str, ...]
+
+
+class PlainError(ValueError):
+    """Plain data that means nothing; `path` are the keys that lead to it."""
+
+    def __init__(self, path: Path, message: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+def regularizer_from(value: Any, path: Path = ()) -> Regularizer:
+    """A regularizer from an object of ours or somebody else's, or from plain data."""
+    if isinstance(value, Regularizer):
+        return value
+    if inspect.isclass(value):
+        foreign = issubclass(value, nn.Module)
+        call = f"Foreign({value.__name__}, ...)" if foreign else f"{value.__name__}(...)"
+        raise PlainError(path, f"got the class {value.__name__}: write {call}")
+    if is_foreign(value):
+        try:
+            return Foreign(value)
+        except (TypeError, ValueError) as error:
+            raise PlainError(path, str(error)) from error
+    return _build(Regularizer, value, path)
+
+
+def _build(base: type[_T], value: Any, path: Path) -> _T:
+    """An object of a registered class, from ``{Name: fields}`` or the text of a call."""
+    kind = base.__name__.lower()
+    if isinstance(value, str):
+        name, given = _parse_call(value, path)
+    elif isinstance(value, Mapping) and len(value) == 1:
+        name, given = next(iter(value.items()))
+        path = (*path, str(name))
+    else:
+        raise PlainError(path, f"a {kind} is {{Name: {{field: value}}}}, got {shown(value)}")
+    known = registered(base)
+    if name not in known:
+        raise PlainError(path, _unknown(kind, str(name), known))
+    if given is None:
+        given = {}
+    if not isinstance(given, Mapping):
+        raise PlainError(path, f"the fields of {name} are a mapping, got {shown(given)}")
+    built: _T = construct(known[name], given, path)
+    return built
+
+
+def _unknown(kind: str, name: str, known: Mapping[str, type]) -> str:
+    if name == "Foreign":
+        return "Foreign holds code, which a file can't: attach it from Python"
+    other = {**registered(Regularizer), **registered(Schedule)}
+    if name in other:
+        actual = "schedule" if issubclass(other[name], Schedule) else "regularizer"
+        return f"{name} is a {actual}, not a {kind}"
+    hint = closest(name, known) or f" (known: {', '.join(known)})"
+    return f"unknown {kind} {name!r}{hint}"
+
+
+def construct(cls: Any, given: Mapping[Any, Any], path: Path) -> Any:
+    """An instance of a class from its fields as plain data."""
+    names = [f.name for f in fields(cls) if f.init]
+    arguments = {}
+    for key, value in given.items():
+        if key not in names:
+            hint = closest(str(key), names) or f" (fields: {', '.join(names)})"
+            raise PlainError((*path, str(key)), f"{cls.__name__} has no field {str(key)!r}{hint}")
+        arguments[key] = _field(value, (*path, str(key)))
+    try:
+        return cls(**arguments)
+    except (TypeError, ValueError) as error:
+        first = str(error).split(" ", 1)[0]
+        raise PlainError((*path, first) if first in given else path, str(error)) from error
+
+
+def _field(value: Any, path: Path) -> Any:
+    if isinstance(value, Mapping):
+        first = next(iter(value), None)
+        if len(value) == 1 and isinstance(first, str) and not _is_number(first):
+            return _build(Schedule, value, path)
+        return {float(k) if _is_number(k) else k: v for k, v in value.items()}
+    if isinstance(value, str) and "(" in value and value.split("(")[0].isidentifier():
+        return _build(Schedule, value, path)
+    return value
+
+
+def _is_number(text: Any) -> bool:
+    try:
+        float(text)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _parse_call(text: str, path: Path) -> tuple[str, dict[str, Any]]:
+    """Name and fields of ``Name(1, field=2)``; the text is only read."""
+    if text.isidentifier():
+        return text, {}
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+        name, given = _call(call)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise PlainError(
+            path, f"can't read {shown(text)}: expected Name(field=value, ...)"
+        ) from None
+    return name, given
+
+
+def _call(node: ast.AST) -> tuple[str, dict[str, Any]]:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        raise ValueError
+    name = node.func.id
+    cls = {**registered(Regularizer), **registered(Schedule)}.get(name)
+    names = [f.name for f in fields(cls) if not f.kw_only] if cls else []  # type: ignore[arg-type]
+    if len(node.args) > len(names) and cls:
+        raise ValueError
+    given = {names[i] if cls else str(i): _literal(a) for i, a in enumerate(node.args)}
+    for keyword in node.keywords:
+        if keyword.arg is None or keyword.arg in given:
+            raise ValueError
+        given[keyword.arg] = _literal(keyword.value)
+    return name, given
+
+
+def _literal(node: ast.expr) -> Any:
+    if isinstance(node, ast.Call):
+        name, given = _call(node)
+        return {name: given}
+    if isinstance(node, ast.Name) and node.id in ("inf", "nan"):
+        return float(node.id)
+    return ast.literal_eval(node)
+
+
+def to_plain(obj: Any) -> Any:
+    """``{Name: fields}`` of a regularizer or schedule.
+
+    Raises:
+        ValueError: for what holds code: a function, a `Foreign`, a class that is not registered.
+    """
+    if isinstance(obj, Foreign) or type(obj) not in registered(object).values():
+        raise ValueError(f"{obj!r} can't be written to a file: it holds code, or is not registered")
+    return {name_of(type(obj)): plain_fields(obj)}
+
+
+def plain_fields(obj: Any) -> dict[str, Any]:
+    """The fields of a dataclass that differ from their defaults, as plain data."""
+    return {name: _plain(value, name, obj) for name, value in stated_fields(obj).items()}
+
+
+def _plain(value: Any, name: str, owner: Any) -> Any:
+    if isinstance(value, Schedule):
+        return to_plain(value)
+    if isinstance(value, Mapping):
+        return [[k, v] for k, v in value.items()]
+    if isinstance(value, list | tuple):
+        return [_plain(item, name, owner) for item in value]
+    if isinstance(value, type):
+        return value.__name__
+    if callable(value):
+        raise ValueError(f"{name} of {owner!r} is a function, which can't be written to a file")
+    return value

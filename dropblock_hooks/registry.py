@@ -1,0 +1,110 @@
+"""Names that may stand in a spec file, and the classes behind them."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar, dataclass_transform, overload
+
+_T = TypeVar("_T")
+_CLASSES: dict[str, type] = {}
+_NAMES: dict[type, str] = {}
+
+
+@overload
+def register(cls: type[_T], /) -> type[_T]: ...
+@overload
+def register(*, name: str) -> Callable[[type[_T]], type[_T]]: ...
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def register(cls: type | None = None, /, *, name: str | None = None) -> Any:
+    """Make a class a frozen dataclass and give it a name that spec files can use.
+
+    One file, one class: a regularizer of your own is ready for ``attach`` and for YAML with this
+    decorator above it.
+
+    Example:
+        >>> from dropblock_hooks import Probability, Regularizer, Spec, register
+        >>> @register
+        ... class Shrink(Regularizer):
+        ...     p: Probability = 0.1
+        ...
+        ...     def apply(self, x, now):
+        ...         return x * (1 - now.p), None
+        >>> Spec.from_yaml("layer1: {Shrink: {p: 0.2}}")
+        Spec({'layer1': Shrink(p=0.2)})
+
+    Args:
+        cls: the class; already a dataclass or not.
+        name: the name in spec files and site keys; the class's own name by default.
+
+    Raises:
+        TypeError: for a dataclass that is not frozen.
+        ValueError: for a name that another class has.
+    """
+    if cls is None:
+        return lambda cls: _register(cls, name or cls.__name__)
+    if not isinstance(cls, type):
+        raise TypeError(f"register takes a class, got {cls!r}; a name goes as register(name=...)")
+    return _register(cls, name or cls.__name__)
+
+
+def _register(cls: type[_T], name: str) -> type[_T]:
+    if not name.isidentifier():
+        raise ValueError(f"the name of a registered class must be an identifier, got {name!r}")
+    if "__dataclass_params__" not in vars(cls):
+        cls = dataclass(frozen=True, repr=False)(cls)
+    elif not vars(cls)["__dataclass_params__"].frozen:
+        raise TypeError(f"{cls.__name__} must be a frozen dataclass: @dataclass(frozen=True)")
+    other = _CLASSES.get(name)
+    if other is not None and _origin(other) != _origin(cls):
+        raise ValueError(f"the name {name!r} is taken by {'.'.join(_origin(other))}")
+    _CLASSES[name] = cls
+    _NAMES[cls] = name
+    return cls
+
+
+def _origin(cls: type) -> tuple[str, str]:
+    return cls.__module__, cls.__qualname__
+
+
+def registered(base: type[_T]) -> dict[str, type[_T]]:
+    """The registered subclasses of `base` by name."""
+    return {name: cls for name, cls in _CLASSES.items() if issubclass(cls, base)}
+
+
+def name_of(cls: type) -> str:
+    """The name a class is registered under, or else its own."""
+    return _NAMES.get(cls, cls.__name__)
+
+
+def closest(word: str, known: Iterable[str], n: int = 3) -> str:
+    """`" (closest: a, b)"`, or nothing where no known name resembles `word`."""
+    near = difflib.get_close_matches(word, list(known), n=n, cutoff=0.55)
+    return f" (closest: {', '.join(near)})" if near else ""
+
+
+def brief(obj: Any) -> str:
+    """A one-line repr of a dataclass: `stated_fields` with their values."""
+    arguments = ", ".join(f"{name}={text(value)}" for name, value in stated_fields(obj).items())
+    return f"{name_of(type(obj))}({arguments})"
+
+
+def text(value: Any) -> str:
+    """The repr of a value; of a function its name, which is the same in another process."""
+    return value.__qualname__ if inspect.isroutine(value) or inspect.isclass(value) else repr(value)
+
+
+def stated_fields(obj: Any) -> dict[str, Any]:
+    """The fields of a dataclass that differ from their defaults or are numbers, keywords last.
+
+    A number is said even where it is the default: a block of 7 is worth reading.
+    """
+    own_first = sorted((f for f in fields(obj) if f.init), key=lambda f: bool(f.kw_only))
+    values = {f.name: (getattr(obj, f.name), f.default) for f in own_first}
+    return {
+        name: value
+        for name, (value, default) in values.items()
+        if value != default or (isinstance(value, int | float) and not isinstance(value, bool))
+    }

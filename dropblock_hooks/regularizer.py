@@ -1,0 +1,258 @@
+"""The regularizer: an immutable description of what to do at a layer; one method, ``apply``."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from types import SimpleNamespace
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    TypeAlias,
+    get_args,
+    get_origin,
+)
+
+from torch import Tensor, nn
+
+from . import layouts
+from .registry import brief, closest, name_of
+from .schedules import Schedule, as_number, is_moving, span_of, value_at
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values a rate field may take."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        above = value > self.low if self.open_low else value >= self.low
+        below = value < self.high if self.open_high else value <= self.high
+        return above and below
+
+    def __str__(self) -> str:
+        if self.low == -math.inf and self.high == math.inf:
+            return "a finite number"
+        if self.high == math.inf:
+            return f"{'>' if self.open_low else '>='} {self.low:g}"
+        left, right = "(" if self.open_low else "[", ")" if self.open_high else "]"
+        return f"in {left}{self.low:g}, {self.high:g}{right}"
+
+
+RateLike: TypeAlias = float | Schedule | Callable[[float], float]
+Rate: TypeAlias = Annotated[RateLike, Range()]
+"""Any number, or a schedule of it."""
+Probability: TypeAlias = Annotated[RateLike, Range(0, 1)]
+"""A number in [0, 1], or a schedule of it."""
+NonNegative: TypeAlias = Annotated[RateLike, Range(0)]
+"""A number >= 0, or a schedule of it."""
+Positive: TypeAlias = Annotated[RateLike, Range(0, open_low=True)]
+"""A number > 0, or a schedule of it."""
+
+
+class Now(SimpleNamespace):
+    """What holds during one call: the values of the rate fields by name, and the following.
+
+    Attributes:
+        input: the layer's first input (a tensor, as a rule); for ``at="input"`` the value itself.
+        layout: the axes of the tensor as the layer gave it, for example ``"NCHW"``; "" if unknown.
+        training: the mode of the layer.
+        grad_scale: what the loss was multiplied by (AMP): gradient bounds are multiplied by it.
+    """
+
+    input: Any
+    layout: str
+    training: bool
+    grad_scale: float | Tensor
+
+
+Applied: TypeAlias = tuple[Tensor, "Tensor | int | None"]
+"""What ``apply`` returns: the new tensor, and how many elements were dropped or changed."""
+
+
+@dataclass(frozen=True, repr=False)
+class Regularizer:
+    """Base of all regularizers. A subclass has fields and ``apply``, and ``register`` above it.
+
+    Rate fields are annotated `Rate`, `Probability`, `NonNegative` or `Positive`; they take a number
+    or a schedule, and are checked against their range.
+
+    Args:
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: which element of a tuple, list or dict; for inputs also the keyword.
+        layout: the axes of the tensor, ``"NCHW"``, ``"NHWC"`` or their 1d and 3d kin; ``"auto"``
+            takes channels first.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout at evaluation).
+    """
+
+    at: Literal["output", "input"] = field(default="output", kw_only=True)
+    index: int | str | None = field(default=None, kw_only=True)
+    layout: str = field(default="auto", kw_only=True)
+    active: Literal["train", "always"] = field(default="train", kw_only=True)
+
+    acts_on: ClassVar[Literal["activation", "gradient"]] = "activation"
+    spatial: ClassVar[int | None] = None
+    """Number of spatial axes that ``apply`` needs; the tensor then comes with channels first."""
+    follows_host: ClassVar[bool] = False
+    """Whether it runs in evaluation too, told by ``now.training``."""
+
+    def __post_init__(self) -> None:
+        _check_option("at", self.at, ("output", "input"))
+        _check_option("active", self.active, ("train", "always"))
+        _check_option("layout", self.layout, ("auto", *layouts.accepted(self.spatial)))
+        if isinstance(self.index, bool) or not isinstance(self.index, int | str | None):
+            raise TypeError(f"index must be an integer or a key, got {self.index!r}")
+        self._check_rates()
+        for name, value in vars(self).items():
+            if isinstance(value, list):
+                object.__setattr__(self, name, tuple(value))
+        self.check(self.values(0.0))
+
+    def _check_rates(self) -> None:
+        for name, allowed in self.ranges().items():
+            rate = getattr(self, name)
+            if rate is not None or not _optional(_class_of(self), name):
+                object.__setattr__(self, name, _checked(name, rate, allowed))
+
+    def apply(self, x: Tensor, now: Now) -> Applied:
+        """The regularized tensor (`x` itself where nothing is to be done) and a count.
+
+        `x` is the activation, or the gradient where ``acts_on`` is "gradient". The count is the
+        number of elements dropped or changed: an int or a 0-dim tensor (not read until someone
+        asks), or None where that means nothing.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define apply(x, now)")
+
+    def check(self, values: Mapping[str, float]) -> None:
+        """Raise ValueError where fields don't go together; `values` are the rates at one time."""
+
+    def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
+        """Why it can't work on this layer or parameter, or None."""
+        return None
+
+    def bind(self) -> Callable[[Tensor, Now], Applied]:
+        """The callable of one site; an ``apply`` with a state of its own, where one is needed."""
+        return self.apply
+
+    def block_in_force(self, map_size: tuple[int, ...]) -> tuple[int, ...] | None:
+        """The block that is dropped on a map of this size, or None."""
+        return None
+
+    @property
+    def label(self) -> str:
+        """The name in site keys."""
+        return name_of(type(self))
+
+    def ranges(self) -> Mapping[str, Range]:
+        """The names of the rate fields, and the values they may take."""
+        return _ranges(_class_of(self))
+
+    @property
+    def rates(self) -> dict[str, RateLike]:
+        """The rate fields that are set: numbers and schedules by name."""
+        rates = {name: getattr(self, name) for name in self.ranges()}
+        return {name: rate for name, rate in rates.items() if rate is not None}
+
+    @property
+    def moving(self) -> bool:
+        """Whether any rate changes with time."""
+        return any(is_moving(rate) for rate in self.rates.values())
+
+    def values(self, t: float) -> dict[str, float]:
+        """The values of the rate fields at time `t`, each checked against its range."""
+        ranges, values = self.ranges(), {}
+        for name, rate in self.rates.items():
+            values[name] = value_at(rate, t)
+            if values[name] not in ranges[name]:
+                raise ValueError(f"{name} must be {ranges[name]}, got {values[name]} at t={t:g}")
+        return values
+
+    def with_rates(self, **rates: Any) -> Regularizer:
+        """A copy with other rates."""
+        for name in rates:
+            if name not in self.ranges():
+                known = ", ".join(self.ranges()) or "none"
+                raise ValueError(f"{self.label} has no rate {name!r}; its rates: {known}")
+        return replace(self, **rates)
+
+    def __repr__(self) -> str:
+        return brief(self)
+
+
+def _check_option(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    if value not in allowed:
+        shown = ", ".join(repr(option) for option in allowed)
+        hint = closest(value, [o for o in allowed if o]) if isinstance(value, str) else ""
+        raise ValueError(f"{name} must be one of {shown}, got {value!r}{hint}")
+
+
+def _checked(name: str, rate: Any, allowed: Range) -> RateLike:
+    if inspect.isclass(rate):
+        raise TypeError(f"{name} got the class {rate.__name__}: write {rate.__name__}(...)")
+    if not callable(rate):
+        try:
+            number = as_number(name, rate)
+        except ValueError:
+            raise ValueError(f"{name} must be {allowed}, got {float(rate)}") from None
+        if number not in allowed:
+            raise ValueError(f"{name} must be {allowed}, got {number:g}")
+        return number
+    known = [end for end in span_of(rate) if math.isfinite(end)]
+    outside = [end for end in known if end not in allowed]
+    if outside:
+        raise ValueError(f"{name} must be {allowed}, got {rate!r}, which reaches {outside[0]:g}")
+    checked: RateLike = rate
+    return checked
+
+
+def _class_of(regularizer: Regularizer) -> Any:  # Any: mypy takes no class as hashable here
+    return type(regularizer)
+
+
+@functools.cache
+def _ranges(cls: Any) -> Mapping[str, Range]:
+    found: dict[str, Range] = {}
+    for name, hint in _hints(cls).items():
+        for part in (hint, *get_args(hint)):
+            if get_origin(part) is Annotated:
+                found.update((name, m) for m in part.__metadata__ if isinstance(m, Range))
+    reserved = sorted(found.keys() & Now.__annotations__)
+    if reserved:
+        raise TypeError(f"{cls.__name__}: a rate can't be named {reserved[0]!r}, which Now has")
+    return found
+
+
+@functools.cache
+def _optional(cls: Any, name: str) -> bool:
+    return type(None) in get_args(_hints(cls)[name])
+
+
+def _hints(cls: Any) -> dict[str, Any]:
+    """The annotations of the fields; those that can't be evaluated are no rates."""
+    scope = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
+    found = {}
+    for f in fields(cls):
+        try:
+            found[f.name] = eval(f.type, scope, _ALIASES) if isinstance(f.type, str) else f.type
+        except NameError:
+            continue
+    return found
+
+
+_ALIASES = {
+    "Rate": Rate,
+    "Probability": Probability,
+    "NonNegative": NonNegative,
+    "Positive": Positive,
+}

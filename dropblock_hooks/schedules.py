@@ -1,0 +1,321 @@
+"""Schedules: pure functions from the epoch to a number, usable wherever a rate or bound is taken.
+
+A schedule holds no state; time is the Attachment's ``epoch``, so a resume is ``step(epoch)``. The
+unit of `t` is whatever the schedule was given in (epochs, usually; fractions are allowed). Any
+plain function of one number is a schedule too; it can only not be written to a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import operator
+import reprlib
+from collections.abc import Mapping
+from dataclasses import replace
+from numbers import Real
+from typing import Any
+
+from .registry import brief, register
+
+
+def as_number(name: str, value: Any) -> float:
+    """`value` as a finite float, or one clear error that names the field."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number or a schedule, got {shown(value)}")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be a finite number, got {number}")
+    return number
+
+
+def as_count(name: str, value: Any, minimum: int = 1) -> int:
+    """`value` as an integer of at least `minimum`."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = minimum - 1
+    if isinstance(value, bool) or count < minimum:
+        raise ValueError(f"{name} must be an integer >= {minimum}, got {shown(value)}")
+    return count
+
+
+def shown(value: Any) -> str:
+    """`value` and its type, cut short, for error messages."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = 60
+    hint = ""
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            hint = f"; that is text, write {float(value)!r}"
+    return f"{' '.join(short.repr(value).split())} ({type(value).__name__}{hint})"
+
+
+class Schedule:
+    """Base of the schedules: a frozen dataclass that is called with the epoch."""
+
+    def __call__(self, t: float) -> float:
+        """The value at time `t`."""
+        raise NotImplementedError(f"{type(self).__name__} must define __call__(t)")
+
+    def span(self) -> tuple[float, float]:
+        """The smallest and the largest value it can take; unknown (-inf, inf) by default."""
+        return -math.inf, math.inf
+
+    @property
+    def constant(self) -> bool:
+        """Whether the value can never change."""
+        low, high = self.span()
+        return low == high
+
+    def __repr__(self) -> str:
+        return brief(self)
+
+
+def _set(schedule: Schedule, name: str, value: Any) -> None:
+    object.__setattr__(schedule, name, value)
+
+
+def _set_ramp(schedule: Any) -> None:
+    for name in ("start", "stop", "delay"):
+        _set(schedule, name, as_number(name, getattr(schedule, name)))
+    _set(schedule, "epochs", as_count("epochs", schedule.epochs))
+    if schedule.delay < 0:
+        raise ValueError(f"delay must be >= 0, got {schedule.delay}")
+
+
+def _progress(t: float, epochs: int, delay: float) -> float:
+    if epochs == 1:
+        return float(t >= delay)
+    return min(max((t - delay) / (epochs - 1), 0.0), 1.0)
+
+
+def _between(start: float, stop: float, share: float) -> float:
+    if share >= 1.0:
+        return stop
+    value = start + (stop - start) * share
+    return min(max(value, min(start, stop)), max(start, stop))
+
+
+@register
+class ConstantSchedule(Schedule):
+    """The same value at all times; a bare number means this.
+
+    Example:
+        >>> ConstantSchedule(0.1)(5)
+        0.1
+    """
+
+    value: float
+
+    def __post_init__(self) -> None:
+        _set(self, "value", as_number("value", self.value))
+
+    def __call__(self, t: float) -> float:
+        return self.value
+
+    def span(self) -> tuple[float, float]:
+        return self.value, self.value
+
+
+@register
+class LinearSchedule(Schedule):
+    """`start` in the first and `stop` in the last of `epochs` epochs, on a line between them.
+
+    ``start + (stop - start) * clip((t - delay) / (epochs - 1), 0, 1)``, as ``linspace`` has it;
+    with ``epochs=1`` the value is `stop`. A rate that rises like this is the "scheduled DropBlock"
+    of Ghiasi et al., 2018 (https://arxiv.org/abs/1810.12890).
+
+    Example:
+        >>> [LinearSchedule(0.0, 0.2, epochs=5)(t) for t in (0, 2, 4, 9)]
+        [0.0, 0.1, 0.2, 0.2]
+
+    Args:
+        start: value until `delay`.
+        stop: value from `delay` + `epochs` - 1 on.
+        epochs: number of epochs of the ramp, at least 1.
+        delay: epochs before the ramp begins.
+
+    Raises:
+        ValueError: for ``epochs`` below 1 or a negative `delay`.
+    """
+
+    start: float
+    stop: float
+    epochs: int
+    delay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _set_ramp(self)
+
+    def __call__(self, t: float) -> float:
+        return _between(self.start, self.stop, _progress(t, self.epochs, self.delay))
+
+    def span(self) -> tuple[float, float]:
+        return min(self.start, self.stop), max(self.start, self.stop)
+
+
+@register
+class CosineSchedule(Schedule):
+    """From `start` to `stop` along half a cosine: slow at both ends, fast in the middle.
+
+    Example:
+        >>> round(CosineSchedule(0.0, 0.2, epochs=5)(1), 4)
+        0.0293
+
+    Args:
+        start: value until `delay`.
+        stop: value from `delay` + `epochs` - 1 on.
+        epochs: number of epochs of the ramp, at least 1.
+        delay: epochs before the ramp begins.
+    """
+
+    start: float
+    stop: float
+    epochs: int
+    delay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _set_ramp(self)
+
+    def __call__(self, t: float) -> float:
+        share = _progress(t, self.epochs, self.delay)
+        return _between(self.start, self.stop, (1 - math.cos(math.pi * share)) / 2)
+
+    def span(self) -> tuple[float, float]:
+        return min(self.start, self.stop), max(self.start, self.stop)
+
+
+@register
+class StepSchedule(Schedule):
+    """The value of the latest of the given times that has come.
+
+    Example:
+        >>> schedule = StepSchedule({0: 0.0, 30: 0.1, 60: 0.2})
+        >>> schedule(29.5), schedule(30), schedule(100)
+        (0.0, 0.1, 0.2)
+
+    Args:
+        values: time to value; must say the value at time 0.
+    """
+
+    values: Mapping[float, float]
+
+    def __post_init__(self) -> None:
+        pairs = self.values.items() if isinstance(self.values, Mapping) else self.values
+        try:
+            steps = [(as_number("time", t), as_number("value", v)) for t, v in pairs]
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"StepSchedule takes a mapping of time to value: {error}") from error
+        steps.sort()
+        times = [t for t, _ in steps]
+        if not times or times[0] != 0:
+            raise ValueError(f"StepSchedule must begin with the value at time 0, got times {times}")
+        if len(set(times)) < len(times):
+            raise ValueError(f"StepSchedule has a time twice: {times}")
+        _set(self, "values", _Steps(steps))
+
+    def __call__(self, t: float) -> float:
+        return [value for time, value in self.values.items() if time <= t][-1]
+
+    def span(self) -> tuple[float, float]:
+        return min(self.values.values()), max(self.values.values())
+
+
+class _Steps(dict[float, float]):
+    """The mapping of a StepSchedule: hashable, since schedules are; nobody changes it."""
+
+    def __hash__(self) -> int:  # type: ignore[override]  # dict has none; ours is never mutated
+        return hash(tuple(self.items()))
+
+
+@register
+class WindowSchedule(Schedule):
+    """`value` while ``begin <= t < end``, `outside` before and after: early or late dropout.
+
+    Liu et al., 2023, "Dropout Reduces Underfitting" (https://arxiv.org/abs/2303.01500).
+
+    Example:
+        >>> early = WindowSchedule(0.1, begin=0, end=50)
+        >>> early(49), early(50)
+        (0.1, 0.0)
+    """
+
+    value: float
+    begin: float
+    end: float
+    outside: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("value", "begin", "end", "outside"):
+            _set(self, name, as_number(name, getattr(self, name)))
+        if self.begin >= self.end:
+            raise ValueError(f"begin must be before end, got begin={self.begin}, end={self.end}")
+
+    def __call__(self, t: float) -> float:
+        return self.value if self.begin <= t < self.end else self.outside
+
+    def span(self) -> tuple[float, float]:
+        return min(self.value, self.outside), max(self.value, self.outside)
+
+
+@register
+class ByDepth(Schedule):
+    """Spreads a rate over the sites of its spec entry, in model order: `start` first, `stop` last.
+
+    The ends may be schedules. ``attach`` gives each site its `share` of the way; a single site gets
+    `stop`. The linear decay rule of stochastic depth (Huang et al., 2016,
+    https://arxiv.org/abs/1603.09382) is ``StochasticDepth(p=ByDepth(0.0, 0.2))``.
+
+    Example:
+        >>> [ByDepth(0.0, 0.2).at(i, 3)(0) for i in range(3)]
+        [0.0, 0.1, 0.2]
+    """
+
+    start: float | Schedule
+    stop: float | Schedule
+    share: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("start", "stop"):
+            end = getattr(self, name)
+            if isinstance(end, ByDepth):
+                raise TypeError(f"{name} of ByDepth can't itself be a ByDepth")
+            _set(self, name, end if isinstance(end, Schedule) else as_number(name, end))
+        _set(self, "share", as_number("share", self.share))
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"share must be in [0, 1], got {self.share}")
+
+    def at(self, i: int, n: int) -> ByDepth:
+        """The schedule of site `i` of `n`."""
+        return replace(self, share=i / (n - 1) if n > 1 else 1.0)
+
+    def __call__(self, t: float) -> float:
+        return _between(value_at(self.start, t), value_at(self.stop, t), self.share)
+
+    def span(self) -> tuple[float, float]:
+        low, high = zip(span_of(self.start), span_of(self.stop), strict=True)
+        return min(low), max(high)
+
+    @property
+    def constant(self) -> bool:
+        return span_of(self.start)[0] == span_of(self.start)[1] and (
+            span_of(self.stop)[0] == span_of(self.stop)[1]
+        )
+
+
+def value_at(rate: Any, t: float) -> float:
+    """The number that a rate (a number, a schedule or a function) has at time `t`."""
+    return as_number("the schedule's value", rate(t)) if callable(rate) else float(rate)
+
+
+def span_of(rate: Any) -> tuple[float, float]:
+    """The smallest and largest value a rate can take; (-inf, inf) for a plain function."""
+    if isinstance(rate, Schedule):
+        return rate.span()
+    return (-math.inf, math.inf) if callable(rate) else (float(rate), float(rate))
+
+
+def is_moving(rate: Any) -> bool:
+    """Whether the rate can change with time."""
+    return not rate.constant if isinstance(rate, Schedule) else callable(rate)

@@ -1,0 +1,254 @@
+"""The spec: an ordered mapping selector → regularizers; from Python, YAML or JSON, and back."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from . import files
+from .matching import Select, Selector
+from .plain import PlainError, construct, plain_fields, regularizer_from, to_plain
+from .regularizer import Regularizer
+from .schedules import shown
+
+
+class SpecError(ValueError):
+    """All that is wrong with a spec, in one message; `problems` lists it."""
+
+    def __init__(self, problems: Iterable[str], source: str = "") -> None:
+        self.problems = tuple(problems)
+        n = len(self.problems)
+        where = f" in {source}" if source else ""
+        lines = [f"{n} problem{'s' if n > 1 else ''} in the spec{where}:"]
+        super().__init__("\n".join([*lines, *(f"  - {problem}" for problem in self.problems)]))
+
+    def __reduce__(self) -> Any:
+        return _restore_error, (self.problems, str(self))
+
+
+def _restore_error(problems: tuple[str, ...], message: str) -> SpecError:
+    error = SpecError(problems)
+    error.args = (message,)
+    return error
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a spec: what is put on the layers of a selector; None clears earlier entries'."""
+
+    selector: Selector
+    regularizers: tuple[Regularizer, ...] | None
+
+
+class Spec:
+    """An ordered mapping selector → regularizer(s), checked as far as it can be without a model.
+
+    Takes a mapping, a list of pairs, or another Spec; values are regularizers, lists of them,
+    peers' modules, or plain data as files hold it. ``None`` clears what earlier entries put there.
+
+    Example:
+        >>> spec = Spec({"layer3.*": DropBlock2d(0.1), "layer4.*": [Dropout2d(0.2), ClampGrad(-1)]})
+        >>> print(spec.to_yaml(), end="")
+        layer3.*:
+          DropBlock2d: {p: 0.1, block_size: 7}
+        layer4.*:
+        - Dropout2d: {p: 0.2}
+        - ClampGrad: {min: -1.0}
+        >>> Spec.from_yaml(spec.to_yaml()) == spec
+        True
+
+    Raises:
+        SpecError: with all that is wrong.
+    """
+
+    def __init__(self, spec: Any) -> None:
+        self.entries: tuple[Entry, ...] = (
+            spec.entries if isinstance(spec, Spec) else _entries(spec, files.Source())
+        )
+
+    @classmethod
+    def of(cls, spec: Any) -> Spec:
+        """A Spec from all that ``attach`` takes: also the path of a YAML or JSON file."""
+        return cls.load(spec) if isinstance(spec, str | os.PathLike) else cls(spec)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Spec:
+        """Read a file: JSON where the name ends in ``.json``, else YAML. No code in it is run."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise SpecError(
+                [f"there is no file {os.fspath(path)!r}; a spec is a mapping or the path of a file"]
+            ) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise SpecError([f"can't read it: {error}"], os.fspath(path)) from error
+        read = cls.from_json if Path(path).suffix.lower() == ".json" else cls.from_yaml
+        return read(text, source=os.fspath(path))
+
+    @classmethod
+    def from_yaml(cls, text: str, source: str = "<yaml>") -> Spec:
+        """Read YAML; `source` names it in errors.
+
+        Example:
+            >>> Spec.from_yaml("layer4.*: DropBlock2d(p=0.1, block_size=3)")
+            Spec({'layer4.*': DropBlock2d(p=0.1, block_size=3)})
+        """
+        return cls._read(files.read_yaml, text, source)
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "<json>") -> Spec:
+        """Read JSON; `source` names it in errors."""
+        return cls._read(files.read_json, text, source)
+
+    @classmethod
+    def _read(cls, read: Any, text: str, source: str) -> Spec:
+        try:
+            data, origin = read(text, source)
+        except files.FileError as error:
+            raise SpecError([str(error)], source) from error
+        spec = cls.__new__(cls)
+        spec.entries = _entries(data, origin)
+        return spec
+
+    def to_plain(self) -> Any:
+        """The spec as plain data: a mapping, or a list of ``{select, apply}`` where it must be."""
+        values = [_plain_value(entry) for entry in self.entries]
+        names = [entry.selector for entry in self.entries]
+        if all(isinstance(name, str) for name in names) and len(set(names)) == len(names):
+            return dict(zip(names, values, strict=True))
+        return [
+            {"select": name if isinstance(name, str) else plain_fields(name), "apply": value}
+            for name, value in zip(names, values, strict=True)
+        ]
+
+    def to_yaml(self) -> str:
+        """The spec as YAML, which `from_yaml` reads back.
+
+        Raises:
+            ValueError: for what holds code (a function, a `Foreign`).
+        """
+        return yaml.safe_dump(self.to_plain(), sort_keys=False, default_flow_style=None, width=100)
+
+    def to_json(self) -> str:
+        """The spec as JSON, which `from_json` reads back."""
+        return json.dumps(self.to_plain(), indent=2)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a file: JSON where the name ends in ``.json``, else YAML."""
+        is_json = Path(path).suffix.lower() == ".json"
+        Path(path).write_text(self.to_json() if is_json else self.to_yaml(), encoding="utf-8")
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Spec) and self.entries == other.entries
+
+    def __hash__(self) -> int:
+        return hash(self.entries)
+
+    def __repr__(self) -> str:
+        pairs = [(entry.selector, _shown_value(entry.regularizers)) for entry in self.entries]
+        return f"Spec({{{', '.join(f'{key!r}: {value}' for key, value in pairs)}}})"
+
+
+def _shown_value(regularizers: tuple[Regularizer, ...] | None) -> str:
+    if regularizers is None or len(regularizers) != 1:
+        return repr(None if regularizers is None else list(regularizers))
+    return repr(regularizers[0])
+
+
+def _plain_value(entry: Entry) -> Any:
+    if entry.regularizers is None:
+        return None
+    plain = [to_plain(regularizer) for regularizer in entry.regularizers]
+    return plain[0] if len(plain) == 1 else plain
+
+
+def _entries(data: Any, source: files.Source) -> tuple[Entry, ...]:
+    problems: list[str] = []
+    entries = []
+    for path, selector, value in _pairs(data, source):
+        try:
+            entries.append(
+                Entry(_selector(selector, path), _regularizers(value, path, source, problems))
+            )
+        except PlainError as error:
+            problems.append(source.located(error.path, str(error)))
+    if problems:
+        raise SpecError(problems, source.name)
+    return tuple(entries)
+
+
+def _pairs(data: Any, source: files.Source) -> list[tuple[tuple[str, ...], Any, Any]]:
+    """Key path, selector and value of each entry."""
+    pairs: list[tuple[tuple[str, ...], Any, Any]]
+    if isinstance(data, Mapping):
+        pairs = [((_label(key),), key, value) for key, value in data.items()]
+    elif isinstance(data, list | tuple):
+        pairs = [_pair(i, item, source) for i, item in enumerate(data)]
+    else:
+        raise SpecError(
+            [f"a spec is a mapping from selectors to regularizers, got {shown(data)}"], source.name
+        )
+    if not pairs:
+        raise SpecError(["it is empty"], source.name)
+    return pairs
+
+
+def _pair(i: int, item: Any, source: files.Source) -> tuple[tuple[str, ...], Any, Any]:
+    if isinstance(item, Entry):
+        return (_label(item.selector),), item.selector, item.regularizers
+    if isinstance(item, Mapping) and set(item) == {"select", "apply"}:
+        return (str(i), "apply"), item["select"], item["apply"]
+    if isinstance(item, list | tuple) and len(item) == 2:
+        return (str(i), "1"), item[0], item[1]
+    raise SpecError(
+        [source.located((str(i),), "an entry of a list is a pair (selector, regularizers) or "
+                        f"{{select: ..., apply: ...}}, got {shown(item)}")],
+        source.name,
+    )  # fmt: skip
+
+
+def _label(selector: Any) -> str:
+    return selector if isinstance(selector, str) else repr(selector)
+
+
+def _selector(value: Any, path: tuple[str, ...]) -> Selector:
+    if isinstance(value, str | Select):
+        return value
+    if isinstance(value, Mapping):
+        select: Select = construct(Select, value, path)
+        return select
+    raise PlainError(path, f"a selector is text or a Select, got {shown(value)}")
+
+
+def _regularizers(
+    value: Any, path: tuple[str, ...], source: files.Source, problems: list[str]
+) -> tuple[Regularizer, ...] | None:
+    if value is None:
+        return None
+    if isinstance(value, Mapping) and len(value) > 1:
+        items = [(path, {name: given}) for name, given in value.items()]
+    elif isinstance(value, list | tuple):
+        items = [((*path, str(i)), item) for i, item in enumerate(value)]
+    else:
+        items = [(path, value)]
+    if not items:
+        raise PlainError(path, "has no regularizer: write None (null) to clear earlier entries'")
+    found = []
+    for where, item in items:
+        try:
+            found.append(regularizer_from(item, where))
+        except PlainError as error:
+            problems.append(source.located(error.path, str(error)))
+    return tuple(found)

@@ -1,0 +1,68 @@
+"""The state of an Attachment as plain numbers and text, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .schedules import as_number
+from .site import Control, Site, Tally
+
+_VERSION = 1
+_TALLIES = ("window", "closed", "before")
+
+
+def save(sites: Sequence[Site], control: Control) -> dict[str, Any]:
+    """Epoch and statistics."""
+    return {
+        "version": _VERSION,
+        "epoch": control.epoch,
+        "stepped": control.stepped,
+        "sites": {site.key: _site_state(site) for site in sites},
+    }
+
+
+def _site_state(site: Site) -> dict[str, Any]:
+    state: dict[str, Any] = {
+        "regularizer": repr(site.regularizer),
+        "calls": site.calls,
+        "active_calls": site.active_calls,
+    }
+    for name in _TALLIES:
+        tally: Tally = getattr(site, name)
+        state[name] = [int(tally.affected), tally.total, tally.expected]
+    return state
+
+
+def load(state: Mapping[str, Any], sites: Sequence[Site], strict: bool) -> float:
+    """Check a state against the sites; its epoch."""
+    if not isinstance(state, Mapping) or not {"version", "epoch", "sites"} <= set(state):
+        raise ValueError("this is not the state_dict of an Attachment")
+    if state["version"] != _VERSION:
+        raise ValueError(f"the state has version {state['version']}, this code reads {_VERSION}")
+    saved = state["sites"]
+    here = {site.key: repr(site.regularizer) for site in sites}
+    changed = [
+        f"{key}: the state has {saved[key]['regularizer']}, the model has {here[key]}"
+        for key in here
+        if key in saved and saved[key]["regularizer"] != here[key]
+    ]
+    missing = [f"{key} is not in the state" for key in here if key not in saved]
+    unknown = [f"{key} is in the state only" for key in saved if key not in here]
+    if strict and (changed or missing or unknown):
+        differences = "\n".join(f"  - {line}" for line in (*changed, *missing, *unknown))
+        raise ValueError(
+            f"the state is of another spec (strict=False takes what fits):\n{differences}"
+        )
+    return as_number("epoch", state["epoch"])
+
+
+def restore(state: Mapping[str, Any], sites: Sequence[Site], control: Control) -> None:
+    """Take over the statistics."""
+    control.stepped = bool(state.get("stepped", True))
+    for site in sites:
+        saved = state["sites"].get(site.key)
+        if saved is not None:
+            site.calls, site.active_calls = saved["calls"], saved["active_calls"]
+            for name in _TALLIES:
+                setattr(site, name, Tally(*saved[name]))
