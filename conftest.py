@@ -1,7 +1,5 @@
 """What all tests and doctests share."""
 
-import os
-
 import numpy as np
 import pytest
 import torch
@@ -9,8 +7,7 @@ from torch import nn
 
 import dropblock_hooks
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)  # one worker per core: more threads would only fight
+torch.set_num_threads(1)  # the tensors are tiny, and a worker per core would only fight for cores
 
 
 @pytest.fixture(autouse=True)

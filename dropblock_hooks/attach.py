@@ -165,7 +165,7 @@ def refuse_compiled(model: nn.Module) -> None:
     """Raise RuntimeError where torch would silently ignore a new hook."""
     optimized = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", ())
     for name, module in model.named_modules():
-        if isinstance(module, optimized) or module._compiled_call_impl is not None:
+        if isinstance(module, optimized) or getattr(module, "_compiled_call_impl", None):
             where = f"its submodule '{name}'" if name else "the model"
             raise RuntimeError(
                 f"{where} is compiled, and torch ignores hooks that come later: attach to the bare "

@@ -6,15 +6,38 @@ their site, and no reference to the model, to the Attachment, or to a tensor of 
 
 from __future__ import annotations
 
+import functools
+import sys
 import weakref
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from . import elements
 from .site import Site
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _untraced(call: _F) -> _F:
+    """Under torch.compile, a break in the graph: the hook runs as it does in eager mode.
+
+    Traced, every value of a rate would be compiled anew, until torch gives up on the frame.
+    """
+    disabled: list[Any] = []
+
+    @functools.wraps(call)
+    def outside(*args: Any) -> Any:
+        if "torch._dynamo" not in sys.modules:  # importing it takes a second: not before it is used
+            return call(*args)
+        if not disabled:
+            disabled.append(torch.compiler.disable(call))
+        return disabled[0](*args)
+
+    return outside  # type: ignore[return-value]  # the same signature
 
 
 class SiteHook:
@@ -73,6 +96,7 @@ class OutputHook(SiteHook):
     def install(self, module: nn.Module) -> None:
         module.register_forward_hook(self)
 
+    @_untraced
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         site = self.site
         if not site.enter(module):
@@ -92,6 +116,7 @@ class InputHook(SiteHook):
     def install(self, module: nn.Module) -> None:
         module.register_forward_pre_hook(self, with_kwargs=True)
 
+    @_untraced
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         site = self.site
         if not site.enter(module):
@@ -145,6 +170,7 @@ class ParameterHook(SiteHook):
         hooked = self._hooked is not None and self._hooked() is parameter
         return super().lost(module) or not hooked
 
+    @_untraced
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self.on = self.site.enter(module)
         self._follow(module)
@@ -171,6 +197,7 @@ class GradHook:
         self.site = site
         self.owner = owner
 
+    @_untraced
     def __call__(self, grad: Tensor) -> Tensor | None:
         control = self.site.control
         if not (control.installed and control.enabled) or (self.owner and not self.owner.on):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -155,7 +156,8 @@ def _is_a(module: nn.Module, wanted: Any) -> bool:
 
 
 def _has_forward(module: nn.Module) -> bool:
-    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
+    inherited = inspect.getattr_static(type(module), "forward", None) is nn.Module.forward
+    return not inherited or "forward" in vars(module)
 
 
 @functools.lru_cache(maxsize=256)

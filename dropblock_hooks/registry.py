@@ -97,14 +97,14 @@ def text(value: Any) -> str:
 
 
 def stated_fields(obj: Any) -> dict[str, Any]:
-    """The fields of a dataclass that differ from their defaults or are numbers, keywords last.
+    """The fields of a dataclass that differ from their defaults, keywords last.
 
-    A number is said even where it is the default: a block of 7 is worth reading.
+    A number other than 0 is said even where it is the default: a block of 7 is worth reading.
     """
     own_first = sorted((f for f in fields(obj) if f.init), key=lambda f: bool(f.kw_only))
     values = {f.name: (getattr(obj, f.name), f.default) for f in own_first}
     return {
         name: value
         for name, (value, default) in values.items()
-        if value != default or (isinstance(value, int | float) and not isinstance(value, bool))
+        if value != default or (value and isinstance(value, int | float) and value is not True)
     }

@@ -1,0 +1,47 @@
+"""Small models of which every test gets its own."""
+
+import pytest
+from torch import nn
+
+
+class Residual(nn.Module):
+    """A block that keeps its shape, with an in-place ReLU behind its convolution."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        return x + self.act(self.conv(x))
+
+
+class Net(nn.Module):
+    """Stem, two stages of two blocks, head: small, and of the shape that real models have."""
+
+    def __init__(self, classes=5):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.layer1 = nn.Sequential(Residual(8), Residual(8))
+        self.layer2 = nn.Sequential(Residual(8), Residual(8))
+        self.fc = nn.Linear(8, classes)
+
+    def forward(self, x):
+        x = self.layer2(self.layer1(self.stem(x)))
+        return self.fc(x.mean((2, 3)))
+
+
+@pytest.fixture
+def net():
+    return Net()
+
+
+def hook_count(model):
+    """All forward and pre-hooks of a model, and tensor hooks of its parameters."""
+    modules = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    return modules + sum(len(p._backward_hooks or ()) for p in model.parameters())
+
+
+@pytest.fixture(name="hook_count")
+def _hook_count():
+    return hook_count

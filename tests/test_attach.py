@@ -1,0 +1,324 @@
+"""attach: all or nothing, the model untouched, errors that name everything that is wrong."""
+
+import pytest
+import torch
+from torch import nn
+
+from dropblock_hooks import (
+    ClampGrad,
+    ClipGradNorm,
+    DropBlock2d,
+    DropPath,
+    Dropout,
+    Dropout2d,
+    HookWarning,
+    LinearSchedule,
+    Select,
+    SiteError,
+    Spec,
+    SpecError,
+    StochasticDepth,
+    attach,
+    attachments,
+    detach_all,
+)
+
+
+def step(model, seed=0):
+    """Loss and gradients of one training step."""
+    torch.manual_seed(seed)
+    model.zero_grad()
+    loss = model(torch.randn(4, 3, 16, 16)).square().sum()
+    loss.backward()
+    return loss.detach(), [p.grad.clone() for p in model.parameters()]
+
+
+def same(a, b):
+    return torch.equal(a[0], b[0]) and all(map(torch.equal, a[1], b[1]))
+
+
+SPEC = {
+    "layer1.*": DropBlock2d(p=0.3, block_size=3),
+    "layer2.*": [Dropout2d(p=0.2), ClipGradNorm(1e-3)],
+    "param:fc.bias": ClampGrad(-1e-4, 1e-4),
+}
+
+
+def test_installs_acts_and_leaves_nothing(net, hook_count):
+    keys, bare = list(net.state_dict()), step(net)
+    modules = [name for name, _ in net.named_modules()]
+    attached = attach(net, SPEC)
+    assert list(net.state_dict()) == keys
+    assert [name for name, _ in net.named_modules()] == modules
+    assert "forward" not in vars(net)
+    assert not same(step(net), bare)
+    assert attached.verify() == []
+    attached.remove()
+    attached.remove()
+    assert hook_count(net) == 0
+    assert same(step(net), bare)
+
+
+def test_evaluation_is_the_bare_model_to_the_bit(net):
+    x = torch.randn(4, 3, 16, 16)
+    net.eval()
+    bare, state = net(x), torch.get_rng_state()
+    with attach(net, SPEC) as attached:
+        assert torch.equal(net(x), bare)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert all(site.active_calls == 0 for site in attached.sites)
+        assert all(site.calls == 1 for site in attached.sites)
+
+
+def test_keys_and_order(net):
+    attached = attach(net, {"layer1.*": [Dropout(0.1), Dropout(0.2)], ".": Dropout2d(0.3)})
+    assert [site.key for site in attached.sites] == [
+        "layer1.0/Dropout",
+        "layer1.1/Dropout",
+        "layer1.0/Dropout#2",
+        "layer1.1/Dropout#2",
+        "./Dropout2d",
+    ]
+
+
+def test_regularizers_of_one_layer_run_in_their_order():
+    class Plus(nn.Module):
+        def forward(self, x):
+            return x + 1
+
+    seen = []
+    model = nn.Sequential(nn.Identity())
+    first, second = (lambda x: seen.append(1) or x + 1), (lambda x: seen.append(2) or x * 10)
+    attach(model, {"0": [first, Plus(), second]})
+    assert model(torch.zeros(1)).item() == 20
+    assert seen == [1, 2]
+
+
+@pytest.mark.parametrize("wrap", [dict, lambda d: list(d.items()), Spec])
+def test_all_forms_of_a_spec(net, wrap):
+    assert len(attach(net, wrap(SPEC)).sites) == 7
+
+
+@pytest.mark.parametrize("name", ["spec.yaml", "spec.json"])
+def test_a_path(net, tmp_path, name):
+    Spec(SPEC).save(tmp_path / name)
+    assert len(attach(net, tmp_path / name)) == 7
+    detach_all(net)
+    assert len(attach(net, str(tmp_path / name))) == 7
+
+
+def refused(net, hook_count, spec, *parts, error=SpecError, **options):
+    """`attach` raises an error with all parts in its message, and installs nothing."""
+    before = hook_count(net)
+    with pytest.raises(error) as caught:
+        attach(net, spec, **options)
+    for part in parts:
+        assert part in str(caught.value)
+    assert hook_count(net) == before
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("spec", "parts"),
+    [
+        ({"layer1.0.convv": Dropout()}, ["layer1.0.convv", "layer1.0.conv"]),
+        ({"layr1.*": Dropout()}, ["layr1.*", "nothing", "layer1"]),
+        ({"re:layer[": Dropout()}, ["regular expression"]),
+        ({"re:nothing": Dropout()}, ["nothing"]),
+        ({"type:Conv2D": Dropout()}, ["Conv2D", "Conv2d"]),
+        ({"param:fc.bais": ClampGrad(-1)}, ["fc.bias"]),
+        ({"": Dropout()}, ["empty"]),
+        ({"stage:-1": Dropout()}, ["feature_info"]),
+        ({"stage:x": Dropout()}, ["integer", "'x'"]),
+        ({Select("layer1.*", exclude="layer1.*"): Dropout()}, ["all 2", "excluded"]),
+        ({Select("layer1.*", exclude="layer9.*"): Dropout()}, ["layer9.*", "nothing"]),
+        ({Select("layer1.*", expect=3): Dropout()}, ["expected 3", "got 2", "layer1.0"]),
+        ({Select("layer1.*", where=lambda name, module: False): Dropout()}, ["where"]),
+        ({Select("layer1.*", types="Linear"): Dropout()}, ["all of its forms"]),
+        ({"layer1.*": Dropout(), "layer1.0": Dropout()}, ["layer1.*", "layer1.0", "compose=True"]),
+        ({"param:fc.bias": Dropout()}, ["gradients"]),
+        ({"param:fc.weight": ClipGradNorm(1.0, per="sample")}, ["sample"]),
+        ({"param:fc.weight": ClampGrad(-1, at="input")}, ["at="]),
+        ({}, ["empty"]),
+        (3, ["mapping", "3"]),
+        ({"layer1.0"}, ["mapping"]),
+        ("no_such_file.yaml", ["no_such_file.yaml", "no file"]),
+        ({"layer1.0": Dropout}, ["Dropout(...)"]),
+        ({"layer1.0": nn.Dropout}, ["Foreign(Dropout, ...)"]),
+        ({"layer1.0": nn.BatchNorm2d(8)}, ["parameters", "weight"]),
+        ({"layer1.0": 0.1}, ["0.1"]),
+        ({"layer1.0": []}, ["None"]),
+        ({"layer1.0": [None]}, ["None"]),
+        ({3: Dropout()}, ["selector", "3"]),
+        ([("layer1.0", Dropout(), 3)], ["pair"]),
+    ],
+)
+def test_bad_specs(net, hook_count, spec, parts):
+    refused(net, hook_count, spec, *parts)
+
+
+def test_all_problems_at_once(net, hook_count):
+    spec = {
+        "layr1.*": Dropout(),
+        "layer1.0": Dropout2d(),
+        "layer1.*": Dropout2d(),
+        "param:fc.bais": ClampGrad(-1.0),
+    }
+    error = refused(net, hook_count, spec, "layr1.*", "compose", "fc.bais", "3 problems")
+    assert len(error.problems) == 3
+
+
+def test_a_frozen_parameter(net, hook_count):
+    net.fc.bias.requires_grad_(False)
+    refused(net, hook_count, {"param:fc.*": ClampGrad(-1.0)}, "fc.bias", "frozen")
+
+
+def test_live_attachment_of_the_same_class(net, hook_count):
+    attached = attach(net, {"layer1.*": Dropout2d(0.1)})
+    refused(net, hook_count, {"layer1.0": Dropout2d(0.2)}, "layer1.0/Dropout2d", "live")
+    attach(net, {"layer1.0": DropPath(0.1)})
+    again = attach(net, {Select("layer1.0", compose=True): Dropout2d(0.2)})
+    assert len(attachments(net)) == 3
+    attached.remove()
+    again.remove()
+    attach(net, {"layer1.0": Dropout2d(0.2)})
+
+
+def test_none_clears_earlier_entries(net):
+    attached = attach(net, {"layer1.*": Dropout(0.1), "layer1.0": None, "layer2.0": Dropout(0.2)})
+    assert [site.name for site in attached.sites] == ["layer1.1", "layer2.0"]
+    detach_all(net)
+    attached = attach(
+        net, [("layer1.*", Dropout(0.1)), ("layer1.0", None), ("layer1.0", Dropout(0.5))]
+    )
+    assert attached.rates["layer1.0/Dropout"] == {"p": 0.5}
+
+
+def test_none_that_clears_nothing_is_told(net):
+    with pytest.warns(HookWarning, match="clears nothing"):
+        attach(net, {"layer1.*": Dropout(0.1), "layer2.0": None})
+
+
+def test_nested_sites_are_told(net):
+    with pytest.warns(
+        HookWarning, match=r"9 lie inside.*'layer1\.\*' \(2 layers\)|lie inside"
+    ) as told:
+        attach(net, {"layer1.**": Dropout(0.1)})
+    assert "did you mean 'layer1.*' (2 layers)?" in str(told[0].message)
+    assert "7 layers" in str(told[0].message)
+
+
+def test_a_warning_made_an_error_leaves_nothing(net, hook_count):
+    refused(net, hook_count, {"layer1.**": Dropout(0.1)}, "lie inside", error=HookWarning)
+
+
+def test_a_failing_install_takes_out_what_is_in(net, hook_count, monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError("no more hooks")
+
+    monkeypatch.setattr(net.layer2[1], "register_forward_hook", fail)
+    refused(net, hook_count, {"layer*.*": Dropout()}, "no more hooks", error=RuntimeError)
+
+
+@pytest.mark.parametrize("compile_it", [torch.compile, lambda m: m.compile() or m])
+def test_a_compiled_model(net, hook_count, compile_it):
+    refused(
+        compile_it(net),
+        hook_count,
+        {"fc": Dropout()},
+        "compiled",
+        "_dynamo.reset",
+        error=RuntimeError,
+    )
+
+
+def test_a_compiled_submodule(net, hook_count):
+    net.layer1.compile()
+    refused(net, hook_count, {"fc": Dropout()}, "layer1", "compiled", error=RuntimeError)
+
+
+def test_other_things_than_models(net, hook_count):
+    with pytest.raises(TypeError, match="Module"):
+        attach("resnet50", {"fc": Dropout()})
+    refused(nn.DataParallel(net), hook_count, {"fc": Dropout()}, "DataParallel", error=RuntimeError)
+    with pytest.warns(FutureWarning, match="deprecated"):
+        scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
+    refused(nn.Sequential(scripted), hook_count, {"0.0": Dropout()}, "ScriptModule")
+
+
+def test_root_and_what_is_below_it(net, hook_count):
+    wrapped = nn.ModuleDict({"model": net})
+    refused(wrapped, hook_count, {"layer1.*": Dropout()}, "did you mean 'model.layer1.*'")
+    refused(
+        wrapped,
+        hook_count,
+        {"layer1.*": Dropout()},
+        "modle",
+        "model",
+        root="modle",
+        error=ValueError,
+    )
+    attached = attach(wrapped, {"layer1.*": Dropout()}, root="model")
+    assert [site.name for site in attached.sites] == ["layer1.0", "layer1.1"]
+    assert attachments(wrapped) == [attached]
+    assert attached.verify()[0].kind == "not_run"
+
+
+def test_a_container_that_is_never_called(hook_count):
+    model = nn.ModuleDict({"blocks": nn.ModuleList([nn.Linear(2, 2)])})
+    refused(model, hook_count, {"blocks": Dropout()}, "ModuleList", "blocks.*")
+    assert [s.name for s in attach(model, {"**": Dropout()}).sites] == ["blocks.0"]
+
+
+def test_a_shared_module_is_hooked_once():
+    relu = nn.ReLU()
+    model = nn.Sequential(nn.Linear(2, 2), relu, nn.Linear(2, 2), relu)
+    attached = attach(model, {"type:ReLU": Dropout(0.5)})
+    (site,) = attached.sites
+    assert (site.name, site.aliases) == ("1", ("3",))
+    model(torch.ones(1, 2))
+    assert site.calls == 2
+    assert "3" in str(attached)
+    attached.remove()
+    assert attach(model, {"3": Dropout(0.5)}).sites[0].name == "1"
+
+
+def test_tied_parameters_are_hooked_once():
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    model[1].weight = model[0].weight
+    attached = attach(model, {"param:**.weight": ClampGrad(-1.0, 1.0)})
+    assert [site.name for site in attached.sites] == ["0.weight"]
+
+
+@pytest.mark.parametrize(
+    ("regularizer", "shape"),
+    [(DropBlock2d(), "(4, 5)"), (Dropout2d(), "(4, 5)"), (Dropout2d(layout="NHWC"), "(4, 5)")],
+)
+def test_a_wrong_rank_is_told_at_the_first_forward(net, regularizer, shape):
+    attached = attach(net, {"fc": regularizer})
+    with pytest.raises(SiteError, match="fc/.*Linear.*4-D") as caught:
+        net(torch.ones(4, 3, 16, 16))
+    assert shape in str(caught.value)
+    net.eval()(torch.ones(4, 3, 16, 16))
+    attached.remove()
+    net.train()(torch.ones(4, 3, 16, 16))
+
+
+def test_a_three_dimensional_output():
+    model = nn.Sequential(nn.Linear(4, 4))
+    attach(model, {"0": DropBlock2d()})
+    with pytest.raises(SiteError, match=r"0/DropBlock2d.*\(2, 3, 4\)"):
+        model(torch.ones(2, 3, 4))
+
+
+def test_stochastic_depth_on_a_block_that_changes_shape(net):
+    attach(net, {"stem": StochasticDepth(0.5)})
+    with pytest.raises(SiteError, match=r"stem/.*\(4, 3, 16, 16\).*\(4, 8, 8, 8\).*DropPath"):
+        net(torch.ones(4, 3, 16, 16))
+
+
+def test_a_schedule_moves_the_rate(net):
+    attached = attach(net, {"layer1.*": Dropout2d(p=LinearSchedule(0.0, 0.4, epochs=5))})
+    assert attached.sites[0].rate == 0.0
+    attached.step(2)
+    assert attached.sites[0].rate == 0.2

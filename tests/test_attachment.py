@@ -1,0 +1,423 @@
+"""The handle: time, switches, table, statistics, state."""
+
+import copy
+import re
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dropblock_hooks import (
+    ByDepth,
+    ClampGrad,
+    ClipGradNorm,
+    CosineSchedule,
+    DropBlock2d,
+    Dropout,
+    Dropout2d,
+    GaussianNoise,
+    HookWarning,
+    LinearSchedule,
+    Select,
+    StepSchedule,
+    WindowSchedule,
+    attach,
+)
+
+RAMP = LinearSchedule(0.0, 0.4, epochs=5)
+
+
+def run(model, n=1, size=16):
+    for _ in range(n):
+        model(torch.randn(4, 3, size, size)).sum().backward()
+
+
+def test_step(net):
+    attached = attach(net, {"layer1.0": Dropout2d(RAMP)})
+    seen = []
+    for t in (0, 1, 1.5, 4, 9, 2):
+        attached.step(t)
+        seen.append(attached.rates["layer1.0/Dropout2d"]["p"])
+    assert seen == pytest.approx([0.0, 0.1, 0.15, 0.4, 0.4, 0.2])
+    attached.step()
+    assert (attached.epoch, attached.sites[0].rate) == (3.0, pytest.approx(0.3))
+    attached.step(np.float32(0.5))
+    attached.step(np.int64(2))
+    assert attached.epoch == 2.0
+
+
+@pytest.mark.parametrize(
+    "t", [-1, -0.5, "x", float("nan"), float("inf"), True, [1], torch.tensor(1.0)]
+)
+def test_step_refuses(net, t):
+    attached = attach(net, {"layer1.0": Dropout2d(RAMP)})
+    attached.step(2)
+    with pytest.raises((ValueError, TypeError), match="^t must be"):
+        attached.step(t)
+    assert (attached.epoch, attached.sites[0].rate) == (2.0, 0.2)
+
+
+def test_a_schedule_that_leaves_its_range_moves_nothing(net):
+    spec = {"layer1.0": Dropout2d(RAMP), "layer1.1": Dropout2d(lambda t: t / 2)}
+    attached = attach(net, spec)
+    attached.step(2)
+    with pytest.raises(ValueError, match=r"p must be in \[0, 1\], got 1.5 at t=3"):
+        attached.step(3)
+    assert attached.epoch == 2
+    assert attached.sites[0].rate == 0.2
+
+
+def test_bounds_that_cross_move_nothing(net):
+    attached = attach(net, {"layer1.0": ClampGrad(LinearSchedule(-1, 1, epochs=3), 0.5)})
+    with pytest.raises(ValueError, match="layer1.0/ClampGrad at t=2.*min"):
+        attached.step(2)
+    assert attached.epoch == 0
+
+
+def test_by_depth(net):
+    spec = {"layer*.*": Dropout2d(ByDepth(0.0, LinearSchedule(0.0, 0.3, epochs=2)))}
+    attached = attach(net, spec)
+    assert [s.rate for s in attached.sites] == [0, 0, 0, 0]
+    attached.step(1)
+    assert [s.rate for s in attached.sites] == pytest.approx([0.0, 0.1, 0.2, 0.3])
+    attached.set("layer2.*", p=ByDepth(0.5, 0.7))
+    assert [s.rate for s in attached.sites] == pytest.approx([0.0, 0.1, 0.5, 0.7])
+
+
+def test_set(net):
+    attached = attach(net, {"layer1.*": Dropout2d(0.1), "layer2.*": ClipGradNorm(1.0)})
+    attached.set("layer1.0/Dropout2d", p=0.2)
+    attached.set("layer2.*", max_norm=3)
+    attached.set(Select(names="layer1.1"), p=RAMP)
+    attached.step(4)
+    assert list(attached.rates.values()) == [
+        {"p": 0.2},
+        {"p": 0.4},
+        {"max_norm": 3.0},
+        {"max_norm": 3.0},
+    ]
+    assert attached["layer1.0/Dropout2d"].regularizer == Dropout2d(0.2)
+
+
+@pytest.mark.parametrize(
+    ("which", "rates", "error", "text"),
+    [
+        ("layer1.0/Dropout", {"p": 0.2}, KeyError, "layer1.0/Dropout2d"),
+        ("layer9.*", {"p": 0.2}, KeyError, "layer9"),
+        ("layer1.0/Dropout2d", {"q": 0.2}, ValueError, "its rates: p"),
+        ("layer1.*", {"p": 1.2}, ValueError, "p must be"),
+        ("layer*.*", {"p": 0.2}, ValueError, "no rate 'p'"),
+        ("layer1.*", {}, ValueError, "at least one"),
+    ],
+)
+def test_set_refuses(net, which, rates, error, text):
+    attached = attach(net, {"layer1.*": Dropout2d(0.1), "layer2.*": ClipGradNorm(1.0)})
+    before = attached.rates
+    with pytest.raises(error, match=re.escape(text)):
+        attached.set(which, **rates)
+    assert attached.rates == before
+
+
+def test_lookup(net):
+    attached = attach(net, {"layer1.*": [Dropout2d(0.1), GaussianNoise(0.1)]})
+    assert attached["layer1.0/Dropout2d"] is attached.sites[0]
+    assert [s.key for s in attached["layer1.0"]] == ["layer1.0/Dropout2d", "layer1.0/GaussianNoise"]
+    assert len(attached["type:Residual"]) == 4
+    assert len(attached) == len(list(attached)) == 4
+    with pytest.raises(KeyError, match="layer1.0/Dropout2d"):
+        attached["layer1.0/Dropout3d"]
+    with pytest.raises(KeyError):
+        attached["layer2.0"]
+
+
+def test_enabled_and_paused(net):
+    x = torch.randn(4, 3, 16, 16)
+    bare = net(x)
+    attached = attach(net, {"layer1.*": Dropout2d(0.5)})
+    with attached.paused():
+        assert not attached.enabled
+        assert torch.equal(net(x), bare)
+        assert "paused" in repr(attached)
+    assert attached.enabled
+    assert not torch.equal(net(x), bare)
+    attached.enabled = False
+    with attached.paused():
+        pass
+    assert not attached.enabled
+    assert (attached.sites[0].calls, attached.sites[0].active_calls) == (2, 1)
+
+
+def test_statistics(net):
+    attached = attach(net, {"layer1.*": DropBlock2d(0.25, 3), "layer2.0": ClipGradNorm(1e9)})
+    site, clip = attached.sites[0], attached.sites[2]
+    assert site.realized_rate is site.map_size is site.block_size is None
+    run(net, 30)
+    assert (site.calls, site.active_calls) == (30, 30)
+    assert (site.map_size, site.block_size) == ((8, 8), (3, 3))
+    # 30 calls x 4 samples x 8 channels of 8x8 maps; planes are independent with a std below 0.2
+    assert abs(site.realized_rate - 0.25) < 4 * 0.2 / (30 * 32) ** 0.5
+    assert site.expected_rate == pytest.approx(0.25)
+    assert clip.realized_rate == 0.0
+    assert clip.map_size is None
+
+
+def test_realized_rate_counts_what_was_dropped():
+    model = nn.Sequential(nn.Identity())
+    attached = attach(model, {"0": DropBlock2d(0.3, 3)})
+    zeros = total = 0
+    for _ in range(5):
+        y = model(torch.ones(2, 3, 9, 7))
+        zeros, total = zeros + int((y == 0).sum()), total + y.numel()
+    assert attached.sites[0].realized_rate == zeros / total
+
+
+def test_the_window_of_the_realized_rate():
+    model = nn.Sequential(nn.Identity())
+    attached = attach(model, {"0": Dropout(StepSchedule({0: 0.0, 1: 1.0, 2: 0.0}))})
+    site = attached.sites[0]
+    x = torch.ones(1, 10)
+    model(x)
+    attached.step(0.9)
+    model(x)
+    assert site.realized_rate == 0.0
+    attached.step(1)
+    assert site.realized_rate == 0.0, "an empty window shows the last closed one"
+    model(x)
+    assert site.realized_rate == site.expected_rate == 1.0
+    attached.step(1.5)
+    assert site.realized_rate == 1.0
+    attached.step(2)
+    model(x)
+    assert site.realized_rate == 0.0
+    assert site.total_realized_rate == 0.25
+
+
+def test_clipped_blocks_and_ranges_are_told():
+    model = nn.Sequential(nn.Identity())
+    attached = attach(model, {"0": DropBlock2d(0.1, (3, 7))})
+    model(torch.ones(2, 2, 9, 9))
+    assert "clipped" not in str(attached)
+    model(torch.ones(2, 2, 5, 9))
+    model(torch.ones(2, 2, 9, 4))
+    site = attached.sites[0]
+    assert site.map_size == ((5, 9), (4, 9))
+    assert site.block_size == (3, (4, 7))
+    assert "5..9x4..9" in str(attached)
+    assert "3x4..7 (clipped)" in str(attached)
+
+
+def test_report(net):
+    attached = attach(net, {"layer1.*": DropBlock2d(RAMP, 3), "layer2.0": ClipGradNorm(1.0)})
+    attached.step(2)
+    run(net)
+    report = attached.report()
+    assert len(report) == 3
+    assert report[0].site == "layer1.0/DropBlock2d"
+    assert [row.calls for row in report] == [1, 1, 1]
+    assert report.to_dict()[0]["rate"] == 0.2
+    lines = str(attached).splitlines()
+    assert lines[0] == "3 sites on Net, epoch 2"
+    assert lines[1].split() == [
+        "site",
+        "regularizer",
+        "rate",
+        "now",
+        "realized",
+        "calls",
+        "active",
+        "map",
+        "block",
+    ]
+    assert "0.2" in lines[3]
+    assert "8x8" in lines[3]
+    attached.remove()
+    assert "removed" in repr(attached)
+    assert report[:2] == report.rows[:2]
+
+
+def test_report_as_a_data_frame(net):
+    pytest.importorskip("pandas", reason="an option of the user's")
+    frame = attach(net, {"layer1.*": Dropout2d(0.1)}).report().to_pandas()
+    assert list(frame["site"]) == ["layer1.0/Dropout2d", "layer1.1/Dropout2d"]
+
+
+def test_verify(net):
+    class Lazy(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner, self.unused = inner, nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.inner(x)
+
+    model = Lazy(net)
+    attached = attach(model, {"unused": Dropout(0.1), "inner.layer*.*": Dropout2d(0.1)})
+    assert [f.kind for f in attached.verify()] == ["not_run"]
+    model.eval()(torch.ones(1, 3, 16, 16))
+    assert {f.kind for f in attached.verify()} == {"never_called", "never_active"}
+    assert "only evaluation" in str(attached.verify()[1])
+    model.train()
+    net.layer1[0].eval()
+    run(model)
+    found = attached.verify()
+    assert [(f.key, f.kind) for f in found] == [
+        ("unused/Dropout", "never_called"),
+        ("inner.layer1.0/Dropout2d", "never_active"),
+    ]
+    assert "evaluation mode inside a training model" in found[1].message
+    net.layer2[0] = copy.deepcopy(net.layer2[1])
+    net.layer2[1]._forward_hooks.clear()
+    assert ("inner.layer2.0/Dropout2d", "replaced") in [(f.key, f.kind) for f in attached.verify()]
+    assert ("inner.layer2.1/Dropout2d", "lost") in [(f.key, f.kind) for f in attached.verify()]
+    del model.unused
+    assert "is gone" in str(attached.verify()[0])
+    attached.remove()
+    assert [f.kind for f in attached.verify()] == ["removed"]
+
+
+def test_verify_of_paused_and_of_gradients(net):
+    attached = attach(net, {"layer1.0": ClipGradNorm(1.0), "param:fc.bias": ClampGrad(-1, 1)})
+    with torch.no_grad():
+        net(torch.ones(1, 3, 16, 16))
+    assert "no gradient" in str(attached.verify()[0])
+    with attached.paused():
+        run(net)
+        assert "paused" in str(attached.verify()[0])
+    run(net)
+    assert attached.verify() == []
+    net.fc.bias = nn.Parameter(torch.zeros(5))
+    assert [f.kind for f in attached.verify()] == ["lost"]
+    run(net)
+    assert attached.verify() == []
+
+
+def test_state(net):
+    spec = {"layer1.*": DropBlock2d(RAMP, 3), "layer2.*": ClipGradNorm(1e-6)}
+    attached = attach(net, spec)
+    attached.step(1)
+    run(net, 3)
+    attached.step(2)
+    run(net, 2)
+    state = attached.state_dict()
+    assert all(type(v) in (int, float, bool, dict) for v in state.values())
+    attached.remove()
+    resumed = attach(net, spec)
+    resumed.load_state_dict(copy.deepcopy(state))
+    assert (resumed.epoch, resumed.rates) == (attached.epoch, attached.rates)
+    for a, b in zip(attached.report(), resumed.report(), strict=True):
+        assert (a.realized_rate, a.total_realized_rate, a.calls) == (
+            b.realized_rate,
+            b.total_realized_rate,
+            b.calls,
+        )
+    assert resumed.state_dict() == state
+
+
+def test_state_of_another_spec(net):
+    attached = attach(net, {"layer1.*": Dropout2d(LinearSchedule(0.0, 0.1, epochs=9))})
+    attached.step(5)
+    run(net)
+    state = attached.state_dict()
+    attached.remove()
+    spec = {"layer1.0": Dropout2d(LinearSchedule(0.0, 0.2, epochs=9)), "fc": Dropout(0.1)}
+    other = attach(net, spec)
+    with pytest.raises(ValueError, match="another spec") as caught:
+        other.load_state_dict(state)
+    for part in (
+        "stop=0.1",
+        "stop=0.2",
+        "fc/Dropout is not in",
+        "layer1.1/Dropout2d is in the state only",
+    ):
+        assert part in str(caught.value)
+    assert other.epoch == 0
+    assert other.sites[0].calls == 0
+    other.load_state_dict(state, strict=False)
+    assert other.epoch == 5
+    assert [site.calls for site in other.sites] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [{}, 3, {"version": 9, "epoch": 0, "sites": {}}, {"version": 1, "epoch": "x", "sites": {}}],
+)
+def test_what_is_no_state(net, state):
+    attached = attach(net, {"fc": Dropout(0.1)})
+    with pytest.raises((ValueError, TypeError)):
+        attached.load_state_dict(state, strict=False)
+    assert attached.epoch == 0
+
+
+def test_scalars_and_log(net):
+    attached = attach(net, {"layer1.0": Dropout2d(0.5), "layer2.0": ClampGrad(-1, 1)})
+    assert attached.scalars() == {
+        "reg/layer1.0/Dropout2d/p": 0.5,
+        "reg/layer2.0/ClampGrad/min": -1.0,
+        "reg/layer2.0/ClampGrad/max": 1.0,
+    }
+    run(net)
+    seen = []
+
+    class Writer:
+        def add_scalar(self, tag, value, step):
+            seen.append((tag, type(value), step))
+
+    attached.log(Writer(), 7)
+    assert ("reg/layer1.0/Dropout2d/realized_rate", float, 7) in seen
+    assert len(seen) == len(attached.scalars(prefix="x/")) == 5
+    with pytest.raises(TypeError, match="add_scalar"):
+        attached.log([], 7)
+
+
+def test_log_to_tensorboard(net, tmp_path):
+    tensorboard = pytest.importorskip("torch.utils.tensorboard", reason="an option of the user's")
+    with tensorboard.SummaryWriter(tmp_path) as writer:
+        attach(net, {"layer1.0": Dropout2d(0.5)}).log(writer, 0)
+    assert list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "schedule", [RAMP, CosineSchedule(0.0, 0.1, epochs=3), WindowSchedule(0.1, 5, 9)]
+)
+def test_a_schedule_that_nobody_steps_is_told_once(net, schedule):
+    attach(net, {"layer1.*": Dropout2d(schedule)})
+    run(net, 3)
+    net.eval()(torch.ones(1, 3, 16, 16))
+    net.train()
+    with pytest.warns(HookWarning, match=r"rate still 0.0.*attached.step\(epoch\)") as told:
+        run(net, 3)
+    assert len(told) == 1
+
+
+def test_a_schedule_that_nobody_steps_in_a_thousand_calls():
+    model = nn.Sequential(nn.Identity())
+    attach(model, {"0": Dropout(RAMP)})
+    x = torch.ones(1)
+    for _ in range(1000):
+        model(x)
+    with pytest.warns(HookWarning, match="after 1000 calls"):
+        model(x)
+
+
+@pytest.mark.parametrize("rate", [0.1, LinearSchedule(0.1, 0.1, epochs=5), ByDepth(0.1, 0.2)])
+def test_what_does_not_move_needs_no_step(net, rate):
+    attach(net, {"layer1.*": Dropout2d(rate)})
+    net.eval()(torch.ones(1, 3, 16, 16))
+    net.train()
+    run(net)
+    net.eval()(torch.ones(1, 3, 16, 16))
+    net.train()
+    run(net)
+
+
+def test_who_steps_is_not_told(net):
+    attached = attach(net, {"layer1.*": Dropout2d(RAMP)})
+    attached.step(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            run(net)
+            net.eval()(torch.ones(1, 3, 16, 16))
+            net.train()

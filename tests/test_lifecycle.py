@@ -1,0 +1,214 @@
+"""Copies, saved models, removal at odd moments, memory."""
+
+import copy
+import gc
+import io
+import pickle
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from dropblock_hooks import (
+    ClampGrad,
+    ClipGradNorm,
+    DropBlock2d,
+    Dropout2d,
+    GaussianNoise,
+    LinearSchedule,
+    ScaleGrad,
+    ZeroGrad,
+    attach,
+    attachments,
+    detach_all,
+)
+
+SPEC = {
+    "layer1.*": DropBlock2d(p=LinearSchedule(0.0, 0.4, epochs=5), block_size=3),
+    "layer2.*": [Dropout2d(p=0.2), ClipGradNorm(1e-3)],
+    "param:fc.bias": ClampGrad(-1e-4, 1e-4),
+}
+
+
+def images():
+    return torch.randn(4, 3, 16, 16)
+
+
+def through_pickle(model):
+    return pickle.loads(pickle.dumps(model))
+
+
+def through_a_file(model):
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, through_pickle, through_a_file])
+def test_a_copy_is_attached_and_independent(net, hook_count, duplicate):
+    attached = attach(net, SPEC)
+    attached.step(2)
+    net(images()).square().sum().backward()
+    copied = duplicate(net)
+    (found,) = attachments(copied)
+    assert found != attached
+    assert found.rates == attached.rates
+    assert [s.key for s in found.sites] == [s.key for s in attached.sites]
+    assert [s.calls for s in found.sites] == [1] * 7
+    found.step(4)
+    assert attached.rates["layer1.0/DropBlock2d"] == {"p": 0.2}
+    copied.zero_grad()
+    copied(images()).square().sum().backward()
+    assert copied.fc.bias.grad.abs().max() <= 1e-4
+    assert found.verify() == []
+    assert attached.sites[0].calls == 1
+    found.remove()
+    assert hook_count(copied) == 0
+    assert hook_count(net) > 0
+
+
+def test_both_copies_train_alike(net):
+    attach(net, SPEC)
+    other = copy.deepcopy(net)
+    for model in (net, other):
+        torch.manual_seed(3)
+        model(images()).square().sum().backward()
+    for a, b in zip(net.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)
+
+
+def test_load_state_dict_with_assign_keeps_parameter_hooks(net):
+    attach(net, {"param:fc.bias": ClampGrad(-1e-4, 1e-4)})
+    old = net.fc.bias
+    net.load_state_dict(copy.deepcopy(net.state_dict()), assign=True)
+    for p in net.parameters():
+        p.requires_grad_(True)
+    assert net.fc.bias is not old
+    net(images()).square().sum().backward()
+    assert net.fc.bias.grad.abs().max() <= 1e-4
+
+
+def test_a_state_dict_saves_without_a_warning(net):
+    attach(net, SPEC)
+    torch.save(net.state_dict(), io.BytesIO())
+
+
+@pytest.mark.parametrize("regularizer", [Dropout2d(0.5), ZeroGrad(), ClampGrad(-1e-6, 1e-6)])
+def test_remove_between_forward_and_backward(net, hook_count, regularizer):
+    reference = copy.deepcopy(net)
+    attached = attach(net, {"layer1.*": regularizer})
+    x = images()
+    loss = net(x).square().sum()
+    attached.remove()
+    loss.backward()
+    assert hook_count(net) == 0
+    assert torch.isfinite(net.stem.weight.grad).all()
+    if regularizer.acts_on == "gradient":
+        reference(x).square().sum().backward()
+        assert torch.equal(net.stem.weight.grad, reference.stem.weight.grad)
+
+
+def test_paused_between_forward_and_backward(net):
+    attached = attach(net, {"layer1.*": ZeroGrad()})
+    loss = net(images()).square().sum()
+    with attached.paused():
+        loss.backward()
+    assert net.stem.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_two_attachments_removed_in_either_order(net, hook_count, order):
+    both = attach(net, {"layer1.*": Dropout2d(0.5)}), attach(net, {"layer1.*": GaussianNoise(0.1)})
+    both[order[0]].remove()
+    (left,) = attachments(net)
+    assert left == both[order[1]]
+    net(images()).sum().backward()
+    left.remove()
+    assert hook_count(net) == 0
+
+
+def test_an_exception_inside_the_context(net, hook_count):
+    with pytest.raises(ZeroDivisionError), attach(net, SPEC):
+        raise ZeroDivisionError
+    assert hook_count(net) == 0
+
+
+def test_detach_all(net, hook_count):
+    attach(net, {"layer1.*": Dropout2d(0.5)})
+    attach(net, {"layer1.*": GaussianNoise(0.1), "param:**.bias": ClampGrad(-1, 1)})
+    assert detach_all(net) == 2
+    assert hook_count(net) == 0
+    assert detach_all(net) == 0
+
+
+def test_hooks_of_others_stay(net, hook_count):
+    seen = []
+    net.layer1.register_forward_hook(lambda module, args, output: seen.append(1))
+    attach(net, {"layer1": Dropout2d(0.5)}).remove()
+    net(images())
+    assert seen == [1]
+    assert hook_count(net) == 1
+
+
+def test_the_model_is_freed():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+    attached = attach(net, {"1": [Dropout2d(0.1), ClipGradNorm(1)], "param:0.bias": ClampGrad(-1)})
+    net(images()).sum().backward()
+    hooks = [*net[1]._forward_hooks.values(), *net[0]._forward_pre_hooks.values()]
+    died = weakref.ref(net)
+    del net, attached
+    gc.collect()
+    assert died() is None, "a hook holds the model"
+    assert hooks
+
+
+def test_no_tensor_of_a_graph_is_kept(net):
+    attached = attach(net, {"layer1.*": [DropBlock2d(0.3), ClipGradNorm(0.1), ScaleGrad(0.5)]})
+    kept = []
+    net.layer1.register_forward_hook(lambda module, args, output: kept.append(weakref.ref(output)))
+    gc.collect()
+    gc.disable()
+    try:
+        net(images()).sum().backward()
+        assert kept[0]() is None, "freed without the garbage collector"
+    finally:
+        gc.enable()
+    assert len(attached) == 6
+
+
+def test_two_thousand_steps_in_constant_memory():
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(inplace=True))
+    spec = {
+        "0": [DropBlock2d(LinearSchedule(0.0, 0.5, epochs=20), 3), ClipGradNorm(0.1)],
+        "1": [GaussianNoise(0.1, at="input"), ScaleGrad(0.5, at="input")],
+        "param:0.bias": ClampGrad(-1, 1),
+    }
+    attached = attach(model, spec)
+    x = torch.randn(2, 1, 6, 6)
+    counts = []
+    for i in range(2000):
+        attached.step(i / 100)
+        model(x).sum().backward()
+        if i in (200, 1999):
+            gc.collect()
+            counts.append(len(gc.get_objects()))
+    assert counts[1] - counts[0] < 100
+    hooks = model[0].bias._backward_hooks
+    assert len(hooks) == 1
+    assert attached["0/DropBlock2d"].calls == 2000
+
+
+def test_ema():
+    timm_utils = pytest.importorskip("timm.utils", reason="ModelEmaV3 is timm's")
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+    attached = attach(model, {"1": Dropout2d(LinearSchedule(0.0, 0.5, epochs=2))})
+    ema = timm_utils.ModelEmaV3(model, decay=0.5)
+    attached.step(1)
+    model(images()).sum().backward()
+    ema.update(model)
+    assert torch.equal(ema.module[0].weight, model[0].weight)
+    x = images()
+    assert torch.equal(ema.module.eval()(x), model.eval()(x))
+    assert attachments(ema.module)[0].epoch == 0
