@@ -85,7 +85,7 @@ class SiteHook:
         if not x.requires_grad:
             return x
         if x.is_leaf or x is layer_input:
-            x = x.view_as(x)
+            x = x.clone()  # a view would lose the hook where an in-place layer follows
         x.register_hook(GradHook(self.site))  # type: ignore[no-untyped-call]
         return x
 

@@ -123,13 +123,13 @@ def _match_names(text: str, is_regex: bool, table: dict[str, Target]) -> list[Ta
             pattern = re.compile(text)
         except re.error as error:
             raise NoMatchError(f"{text!r} is not a regular expression: {error}") from None
-        return [target for name, target in table.items() if pattern.fullmatch(name)]
+        return [target for name, target in table.items() if name and pattern.fullmatch(name)]
     if text == ROOT:
         return [table[""]] if "" in table else []
     if text in table:
         return [table[text]]
     pattern = glob_pattern(text)
-    return [target for name, target in table.items() if pattern.fullmatch("." + name)]
+    return [target for name, target in table.items() if name and pattern.fullmatch("." + name)]
 
 
 def _match_types(types: Iterable[Any], index: Index) -> list[Target]:

@@ -1,0 +1,165 @@
+"""Peers' layers, modules and functions in the place of a regularizer."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from dropblock_hooks import DropBlock2d, Foreign, LinearSchedule, SpecError, attach, attachments
+
+X = torch.ones(8, 4, 12, 12)
+
+
+def test_a_class_has_an_instance_per_site_and_a_schedule():
+    model = nn.Sequential(nn.Identity(), nn.Identity())
+    spec = {"*": Foreign(nn.Dropout2d, p=LinearSchedule(0.0, 1.0, epochs=3))}
+    attached = attach(model, spec)
+    first, second = (site._apply.module for site in attached.sites)
+    assert first is not second
+    assert torch.equal(model(X), X)
+    attached.step(2)
+    assert (first.p, attached.sites[0].rate) == (0.0, 1.0)
+    assert (model(X) == 0).all()
+    assert first.p == 1.0
+    assert [site.realized_rate for site in attached.sites] == [1.0, 0.0]
+    assert list(model.children()) == [model[0], model[1]]
+    assert [site.key for site in attached.sites] == ["0/Foreign(Dropout2d)", "1/Foreign(Dropout2d)"]
+
+
+def test_it_follows_the_mode_of_its_layer():
+    class Mode(nn.Module):
+        def forward(self, x):
+            return x + (1 if self.training else 2)
+
+    model = nn.Sequential(nn.Identity())
+    attached = attach(model, {"0": Mode()})
+    assert (model(X) == 2).all()
+    assert (model.eval()(X) == 3).all()
+    assert (model.train()(X) == 2).all()
+    assert (attached.sites[0].calls, attached.sites[0].active_calls) == (3, 2)
+    attached.remove()
+    attach(model, {"0": Foreign(Mode, active="always")})
+    assert (model.eval()(X) == 2).all()
+
+
+def test_a_bare_module_is_copied_and_a_function_taken_as_it_is():
+    drop = nn.Dropout(1.0)
+    seen = []
+    model = nn.Sequential(nn.Identity(), nn.Identity())
+    attached = attach(model, {"0": drop, "1": lambda x: seen.append(1) or x + 1})
+    assert (model(X) == 1).all()
+    assert attached.sites[0]._apply.module is not drop
+    assert seen == [1]
+    assert attached.sites[1].rate is None
+    assert (model.eval()(X) == 1).all()
+    assert seen == [1], "a function is on in training only"
+
+
+def test_an_in_place_module_is_counted():
+    model = nn.Sequential(nn.Identity())
+    attached = attach(model, {"0": Foreign(nn.Dropout, p=1.0, inplace=True)})
+    model(X.clone())
+    assert attached.sites[0].realized_rate in (0.0, 1.0)
+
+
+def test_buffers_follow_the_device_and_numbers_can_be_set():
+    class Shift(nn.Module):
+        def __init__(self, by=1.0, times=2):
+            super().__init__()
+            self.by, self.times = by, times
+            self.register_buffer("one", torch.ones(()))
+
+        def forward(self, x):
+            return x + self.one * self.by * self.times
+
+    model = nn.Sequential(nn.Identity())
+    attached = attach(model, {"0": Foreign(Shift, times=3)})
+    assert (model(X) == 4).all()
+    attached.set("0", times=1)
+    assert (model(X) == 2).all()
+    with pytest.raises(ValueError, match="no argument 'by'"):
+        attached.set("0", by=3.0)
+    with torch.device("meta"):
+        assert model(torch.ones(2)).device.type == "meta"
+
+
+def test_copies_have_their_own():
+    model = nn.Sequential(nn.Identity())
+    attach(model, {"0": Foreign(nn.Dropout, p=LinearSchedule(0.0, 1.0, epochs=2))})
+    other = copy.deepcopy(model)
+    attachments(other)[0].step(1)
+    assert (other(X) == 0).all()
+    assert (model(X) == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (
+            lambda: Foreign(nn.Linear, in_features=2, out_features=2),
+            ValueError,
+            "parameters.*weight",
+        ),
+        (lambda: Foreign(nn.BatchNorm2d(3)), ValueError, "parameters"),
+        (lambda: Foreign(nn.Dropout, q=0.1), ValueError, "can't be built.*'q'"),
+        (lambda: Foreign(nn.Dropout, p=1.5), ValueError, "can't be built.*1.5"),
+        (lambda: Foreign(dict), TypeError, "nn.Module"),
+        (lambda: Foreign(3), TypeError, "got 3"),
+        (lambda: Foreign(nn.Dropout(0.1), p=0.2), TypeError, "no arguments"),
+        (lambda: Foreign(nn.Dropout, p=0.1, at="nowhere"), ValueError, "at must be"),
+    ],
+)
+def test_refuses(make, error, text):
+    with pytest.raises(error, match=text):
+        make()
+
+
+def test_a_schedule_without_an_attribute():
+    class Hidden(nn.Module):
+        def __init__(self, p):
+            super().__init__()
+            self._p = p
+
+        def forward(self, x):
+            return x
+
+    with pytest.raises(ValueError, match="no attribute 'p'"):
+        Foreign(Hidden, p=LinearSchedule(0, 1, epochs=3))
+
+
+def test_repr_and_equality():
+    a = Foreign(nn.Dropout, p=0.1, inplace=True, active="always")
+    assert repr(a) == "Foreign(Dropout, p=0.1, inplace=True, active='always')"
+    assert a == Foreign(nn.Dropout, p=0.1, inplace=True, active="always")
+    assert hash(a) != hash(Foreign(nn.Dropout, p=0.2))
+
+
+def test_a_module_in_a_spec_with_parameters_is_a_problem_of_the_spec():
+    with pytest.raises(SpecError, match="parameters"):
+        attach(nn.Sequential(nn.Identity()), {"0": nn.Linear(2, 2)})
+
+
+@pytest.mark.parametrize("peer", ["torchvision.ops", "timm.layers"])
+def test_dropblock_of_the_peers(peer):
+    module = pytest.importorskip(peer, reason="the peer itself")
+    rate = {"torchvision.ops": "p", "timm.layers": "drop_prob"}[peer]
+    ramp = LinearSchedule(0.0, 0.3, epochs=3)
+    model = nn.Sequential(nn.Identity())
+    attached = attach(model, {"0": Foreign(module.DropBlock2d, **{rate: ramp}, block_size=3)})
+    x = torch.rand(64, 16, 14, 14) + 0.1
+    assert torch.equal(model(x), x)
+    attached.step(2)
+    y = model(x)
+    site = attached.sites[0]
+    assert site.rate == pytest.approx(0.3)
+    assert site.realized_rate == pytest.approx((y == 0).float().mean().item(), abs=0.3)
+    assert model.eval()(x) is x
+    ours = DropBlock2d(0.3, 3, calibration="paper")
+    model.train()
+    attached.remove()
+    attached = attach(
+        model, {"0": [ours, Foreign(module.DropBlock2d, **{rate: 0.0}, block_size=3)]}
+    )
+    model(x)
+    assert attached.sites[1].realized_rate == 0.0

@@ -1,0 +1,499 @@
+"""What the hooks do in a forward and a backward: modes, elements, gradients, AMP, checkpointing."""
+
+from collections import OrderedDict, namedtuple
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from dropblock_hooks import (
+    Applied,
+    ClampGrad,
+    ClipGradNorm,
+    DropBlock2d,
+    Dropout,
+    Dropout1d,
+    Dropout2d,
+    Dropout3d,
+    DropPath,
+    GaussianDropout,
+    GaussianNoise,
+    Probability,
+    Regularizer,
+    ScaleGrad,
+    SiteError,
+    StochasticDepth,
+    ZeroGrad,
+    attach,
+    register,
+)
+
+
+class Returns(nn.Module):
+    """Gives back what `make` builds from its input."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def forward(self, *args, **kwargs):
+        return self.make(*args, **kwargs)
+
+
+def gradient_through(model, x):
+    x = x.clone().requires_grad_(True)
+    model(x).sum().backward()
+    return x.grad
+
+
+@pytest.mark.parametrize("layer_training", [True, False])
+@pytest.mark.parametrize("active", ["train", "always"])
+def test_the_mode_of_the_layer_counts(layer_training, active):
+    model = nn.Sequential(nn.Identity())
+    attached = attach(model, {"0": Dropout(1.0, active=active)})
+    model.train(not layer_training)
+    model[0].train(layer_training)
+    dropped = bool((model(torch.ones(8)) == 0).all())
+    on = layer_training or active == "always"
+    assert dropped == on
+    assert attached.sites[0].active_calls == on
+
+
+Pair = namedtuple("Pair", ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("make", "index"),
+    [
+        (lambda x: (x, x + 1), 0),
+        (lambda x: (x, x + 1), -1),
+        (lambda x: [x, x + 1], 1),
+        (lambda x: Pair(x, x + 1), 1),
+        (lambda x: {"out": x, "aux": None}, "out"),
+        (lambda x: OrderedDict(out=x, aux=None), "out"),
+    ],
+)
+def test_elements_of_outputs(make, index):
+    model = Returns(make)
+    x = torch.ones(3)
+    bare = model(x)
+    with attach(model, {".": Dropout(1.0, index=index)}):
+        got = model(x)
+    assert type(got) is type(bare)
+    assert (got[index] == 0).all()
+    keys = bare.keys() if isinstance(bare, dict) else range(len(bare))
+    last = len(bare) - 1 if index == -1 else index
+    assert all(got[k] is bare[k] or torch.equal(got[k], bare[k]) for k in keys if k != last)
+    assert bare[index].sum() != 0, "the layer's own tuple is not changed in place"
+    with attach(model, {".": ZeroGrad(index=index)}):
+        leaf = x.clone().requires_grad_(True)
+        model(leaf)[index].sum().backward()
+        assert (leaf.grad == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "index", "text"),
+    [
+        (lambda x: (x, x), None, "tuple of 2 elements.*index="),
+        (lambda x: {"out": x}, None, "dict with the keys 'out'.*index="),
+        (lambda x: (x, x), 2, "no element 2"),
+        (lambda x: {"out": x}, "aux", "no element 'aux'"),
+        (lambda x: x, "aux", "no element 'aux'"),
+        (lambda x: (x, None), 1, "NoneType"),
+        (lambda x: x.long(), None, "int64 tensor of shape"),
+        (lambda x: None, None, "NoneType"),
+    ],
+)
+def test_outputs_that_are_no_tensor(make, index, text):
+    model = nn.Sequential(Returns(make))
+    attached = attach(model, {"0": Dropout(0.5, index=index)})
+    with pytest.raises(SiteError, match=f"0/Dropout on Returns '0'.*{text}"):
+        model(torch.ones(3))
+    assert len(model[0]._forward_hooks) == 1
+    attached.remove()
+    model(torch.ones(3))
+
+
+def test_inputs():
+    model = nn.Sequential(Returns(lambda x, y=None: x if y is None else x + y))
+    with attach(model, {"0": Dropout(1.0, at="input")}) as attached:
+        assert (model(torch.ones(3)) == 0).all()
+        assert attached.sites[0].at == "input"
+    inner = model[0]
+    with attach(model, {"0": Dropout(1.0, at="input", index=1)}):
+        assert (inner(torch.ones(3), torch.ones(3)) == 1).all()
+    with attach(model, {"0": Dropout(1.0, at="input", index="y")}):
+        assert (inner(torch.ones(3), y=torch.ones(3)) == 1).all()
+        with pytest.raises(
+            SiteError, match=r"0/Dropout.*no element 'y'.*arguments: 2, keywords: \[\]"
+        ):
+            inner(torch.ones(3), torch.ones(3))
+        inner.eval()(torch.ones(3), y=torch.ones(3))
+
+
+def test_gradient_of_an_input_is_that_of_this_use_only():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.act = nn.ReLU(inplace=True)
+
+        def forward(self, x):
+            h = x * 1
+            return h * 2 + self.act(h * 1 + 0 * h)
+
+    model = Twice()
+    x = torch.ones(3)
+    assert (gradient_through(model, x) == 3).all()
+    with attach(model, {"act": ZeroGrad(at="input")}):
+        assert (gradient_through(model, x) == 2).all()
+    with attach(model, {"act": ZeroGrad()}):
+        assert (gradient_through(model, x) == 2).all()
+
+
+@pytest.mark.parametrize("at", ["input", "output"])
+def test_an_identity_layer_leaves_the_shortcut_alone(at):
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.drop = nn.Identity()
+
+        def forward(self, x):
+            h = x * 1
+            return h + self.drop(h)
+
+    model = Block()
+    with attach(model, {"drop": ZeroGrad(at=at)}):
+        assert (gradient_through(model, torch.ones(3)) == 1).all()
+
+
+def test_a_leaf_is_not_hooked_for_good():
+    model = nn.Sequential(nn.Identity())
+    x = torch.ones(3, requires_grad=True)
+    with attach(model, {"0": ScaleGrad(2.0)}):
+        for _ in range(3):
+            x.grad = None
+            model(x).sum().backward()
+            assert (x.grad == 2).all()
+    assert not x._backward_hooks
+
+
+@pytest.mark.parametrize("at", ["input", "output"])
+def test_before_an_in_place_relu(at):
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU(inplace=True))
+    x = torch.randn(2, 1, 4, 4)
+    with attach(model, {("0" if at == "output" else "1"): ScaleGrad(3.0, at=at)}):
+        scaled = gradient_through(model, x)
+    assert torch.allclose(scaled, 3 * gradient_through(model, x))
+
+
+def test_gradients_are_bounded_scaled_and_counted():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    spec = {"0": [ClampGrad(-0.1, 0.1), ScaleGrad(-2.0)]}
+    attached = attach(model, spec)
+    model(torch.randn(4, 3)).sum().backward()
+    clamp, scale = attached.sites
+    assert model[0].bias.grad.abs().max() <= 4 * 0.2 + 1e-6
+    assert model[0].bias.grad.abs().max() > 0.2
+    assert 0 < clamp.realized_rate <= 1
+    assert scale.realized_rate is None
+    assert (clamp.calls, clamp.active_calls) == (1, 1)
+    assert attached.verify() == []
+
+
+def test_double_backward_through_a_gradient_hook():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    attach(model, {"0": [ClipGradNorm(0.1), ClampGrad(-0.05, 0.05)]})
+    x = torch.randn(4, 3, requires_grad=True)
+    (g,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    g.square().sum().backward()
+    assert torch.isfinite(x.grad).all()
+    assert x.grad.abs().sum() > 0
+
+
+def test_forward_without_gradients():
+    model = nn.Sequential(nn.Linear(3, 3))
+    attached = attach(model, {"0": ClampGrad(-1, 1)})
+    with torch.no_grad():
+        model(torch.ones(1, 3))
+    with torch.inference_mode():
+        model(torch.ones(1, 3))
+    assert (attached.sites[0].calls, attached.sites[0].active_calls) == (2, 0)
+
+
+def test_inference_mode_and_training_count_together():
+    model = nn.Sequential(nn.Identity())
+    attached = attach(model, {"0": Dropout(1.0, active="always")})
+    with torch.inference_mode():
+        model(torch.ones(2))
+    model(torch.ones(2))
+    assert attached.sites[0].realized_rate == 1.0
+
+
+def test_parameters():
+    model = nn.Sequential(nn.Linear(3, 3))
+    attached = attach(
+        model, {"param:**": ClipGradNorm(0.01, per="channel"), "param:0.bias": ScaleGrad(2)}
+    )
+    model(torch.randn(4, 3)).sum().backward()
+    assert torch.allclose(model[0].weight.grad.norm(dim=1), torch.tensor(0.01), atol=1e-6)
+    assert (model[0].bias.grad.abs() <= 0.0201).all()
+    assert [s.key for s in attached.sites] == [
+        "0.weight/ClipGradNorm",
+        "0.bias/ClipGradNorm",
+        "0.bias/ScaleGrad",
+    ]
+    assert attached.sites[0].at == "parameter"
+    assert attached.verify() == []
+    model.zero_grad()
+    model[0].eval()
+    model(torch.randn(4, 3)).sum().backward()
+    assert model[0].weight.grad.norm() > 0.1, "off while the owner is in evaluation"
+
+
+def test_a_parameter_whose_owner_is_never_called():
+    class Owner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(2, 2)
+
+        def forward(self, x):
+            return nn.functional.linear(x, self.inner.weight)
+
+    model = Owner()
+    attached = attach(model, {"param:inner.weight": ZeroGrad()})
+    model(torch.ones(1, 2)).sum().backward()
+    assert (model.inner.weight.grad == 0).all()
+    assert [f.kind for f in attached.verify()] == ["not_run"]
+
+
+def test_a_parameter_frozen_and_thawed():
+    model = nn.Sequential(nn.Linear(2, 2))
+    attach(model, {"param:0.weight": ZeroGrad()})
+    model[0].weight = nn.Parameter(torch.ones(2, 2), requires_grad=False)
+    model(torch.ones(1, 2))
+    model[0].weight.requires_grad_(True)
+    model(torch.ones(1, 2)).sum().backward()
+    assert (model[0].weight.grad == 0).all()
+
+
+def test_two_calls_in_one_forward_are_counted_apart():
+    model = nn.Sequential(nn.Identity())
+    attached = attach(model, {"0": [Dropout(0.5), ZeroGrad()]})
+    x = torch.ones(3, requires_grad=True)
+    (model[0](x) + model[0](x)).sum().backward()
+    assert [s.active_calls for s in attached.sites] == [2, 2]
+    assert (x.grad == 0).all()
+
+
+class Scaler:
+    """Stands for a GradScaler: the scale only."""
+
+    def __init__(self, scale):
+        self._scale = None if isinstance(scale, float) else scale
+        self.scale = scale
+
+    def get_scale(self):
+        return self.scale
+
+
+@pytest.mark.parametrize("scale", [65536.0, torch.tensor(65536.0)])
+@pytest.mark.parametrize("regularizer", [ClampGrad(-3.0, 3.0), ClipGradNorm(0.5)])
+def test_bounds_are_those_of_the_unscaled_loss(scale, regularizer):
+    model = nn.Sequential(nn.Linear(3, 3))
+    x = torch.randn(4, 3)
+
+    def gradients(factor, **options):
+        model.zero_grad()
+        with attach(model, {"0": regularizer, "param:**": regularizer}, **options):
+            (model(x).pow(2).sum() * 5 * factor).backward()
+        return model[0].weight.grad / factor
+
+    plain = gradients(1.0)
+    assert torch.allclose(gradients(65536.0, grad_scaler=Scaler(scale)), plain, rtol=1e-5)
+    assert not torch.allclose(gradients(65536.0), plain, rtol=0.5)
+
+
+def test_a_real_scaler():
+    model = nn.Sequential(nn.Linear(3, 3))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    attach(model, {"param:0.weight": ClampGrad(-1e-3, 1e-3)}, grad_scaler=scaler)
+    for factor in (1.0, float("inf")):
+        loss = model(torch.randn(4, 3)).sum() * factor
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        biggest = model[0].weight.grad.abs().max()
+        assert (biggest <= 1e-3 + 1e-9) if factor == 1 else not torch.isfinite(biggest)
+        scaler.step(optimizer)
+        scaler.update()
+        model.zero_grad()
+    assert scaler.get_scale() == 512.0, "the overflow was seen"
+
+
+def test_a_disabled_scaler_scales_nothing():
+    model = nn.Sequential(nn.Linear(3, 3))
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    attach(model, {"param:0.weight": ClampGrad(-1e-3, 1e-3)}, grad_scaler=scaler)
+    scaler.scale(model(torch.randn(4, 3)).sum()).backward()
+    assert model[0].weight.grad.abs().max() <= 1e-3
+
+
+def test_a_loaded_model_asks_for_its_scaler():
+    import pickle
+
+    from dropblock_hooks import attachments
+
+    model = nn.Sequential(nn.Linear(3, 3))
+    attach(model, {"0": ClampGrad(-1, 1)}, grad_scaler=Scaler(2.0))
+    (attached,) = attachments(pickle.loads(pickle.dumps(model)))
+    assert attached.verify()[0].kind == "grad_scaler"
+    attached.grad_scaler = Scaler(2.0)
+    assert attached.verify()[0].kind == "not_run"
+    assert attached.grad_scaler.get_scale() == 2.0
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpointing(reentrant):
+    model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 3, padding=1))
+    spec = {"1": [DropBlock2d(0.4, 3), Dropout2d(0.3)], "2": ClipGradNorm(0.5)}
+    x = torch.randn(4, 2, 8, 8)
+
+    def gradients(call):
+        model.zero_grad()
+        torch.manual_seed(5)
+        with attach(model, spec) as attached:
+            leaf = x.clone().requires_grad_(True)
+            call(leaf).square().sum().backward()
+        counts = [(s.calls, s.active_calls, s.realized_rate) for s in attached.sites]
+        return leaf.grad, model[0].weight.grad.clone(), counts
+
+    plain = gradients(model)
+    again = gradients(lambda leaf: checkpoint(model, leaf, use_reentrant=reentrant))
+    assert torch.equal(plain[0], again[0])
+    assert torch.equal(plain[1], again[1])
+    assert plain[2] == again[2]
+
+
+@pytest.mark.parametrize(
+    ("regularizer", "shape"),
+    [
+        (Dropout(0.5), (4, 6)),
+        (Dropout1d(0.5), (4, 6, 8)),
+        (Dropout2d(0.5), (4, 6, 8, 8)),
+        (Dropout3d(0.5), (4, 6, 4, 4, 4)),
+        (DropBlock2d(0.5, 3), (4, 6, 8, 8)),
+        (DropBlock2d(0.5, 3, layout="NHWC"), (4, 8, 8, 6)),
+        (Dropout1d(0.5, layout="NLC"), (4, 8, 6)),
+        (Dropout3d(0.5, layout="NDHWC"), (4, 4, 4, 4, 6)),
+        (DropPath(0.5), (4, 6)),
+        (StochasticDepth(0.5), (4, 6)),
+        (GaussianNoise(0.5), (4, 6)),
+        (GaussianDropout(0.5), (4, 6)),
+    ],
+)
+def test_every_activation_regularizer_on_a_layer(regularizer, shape):
+    model = nn.Sequential(Returns(lambda x: x * 2))
+    x = torch.ones(shape)
+    attached = attach(model, {"0": regularizer})
+    y = model(x)
+    assert y.shape == x.shape
+    assert not torch.equal(y, x * 2)
+    noisy = isinstance(regularizer, GaussianNoise | GaussianDropout)
+    assert (attached.sites[0].realized_rate is None) == noisy
+    if not noisy and not isinstance(regularizer, StochasticDepth):
+        assert attached.sites[0].realized_rate == pytest.approx((y == 0).float().mean().item())
+    attached.set("0", **dict.fromkeys(regularizer.rates, 0.0))
+    assert torch.equal(model(x), x * 2)
+
+
+def test_channels_last_layouts_drop_channels():
+    model = nn.Sequential(nn.Identity())
+    attach(model, {"0": Dropout2d(0.5, layout="NHWC")})
+    y = model(torch.ones(8, 5, 5, 16))
+    planes = y.permute(0, 3, 1, 2).flatten(2)
+    assert set(planes.mean(2).flatten().tolist()) == {0.0, 2.0}
+    assert y.is_contiguous()
+
+
+def test_rate_zero_gives_the_very_same_tensor():
+    model = nn.Sequential(Returns(lambda x: x))
+    x = torch.ones(2, 3, 4, 4)
+    for regularizer in (DropBlock2d(0.0), Dropout2d(0.0, layout="NHWC"), GaussianNoise(0.0)):
+        state = torch.get_rng_state()
+        with attach(model, {"0": regularizer}):
+            assert model(x) is x
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_stochastic_depth_needs_the_input():
+    model = nn.Sequential(Returns(lambda x: x))
+    attach(model, {"0": StochasticDepth(0.5)})
+    with pytest.raises(SiteError, match="first positional argument"):
+        model[0](x=torch.ones(3, 2))
+
+
+def test_stochastic_depth_passes_the_input():
+    model = nn.Sequential(Returns(lambda x: x + 1))
+    attach(model, {"0": StochasticDepth(1.0)})
+    x = torch.randn(4, 3)
+    assert torch.equal(model(x), x)
+
+
+@pytest.mark.parametrize("result", [torch.ones(2), (torch.ones(2), 0), (None, 0), 3])
+def test_an_apply_that_breaks_its_contract(result):
+    class Broken(Regularizer):
+        def apply(self, x, now) -> Applied:
+            return result
+
+    model = nn.Sequential(nn.Identity())
+    attach(model, {"0": Broken()})
+    with pytest.raises(SiteError, match="0/Broken"):
+        model(torch.ones(5))
+
+
+def test_a_regularizer_of_ones_own_sees_now():
+    seen = {}
+
+    @register
+    class Peek(Regularizer):
+        p: Probability = 0.25
+        factor: float = 2.0
+
+        def apply(self, x, now):
+            seen.update(p=now.p, layout=now.layout, training=now.training, input=now.input)
+            return x * self.factor, x.numel()
+
+    model = nn.Sequential(Returns(lambda x: x + 1))
+    attached = attach(model, {"0": Peek(layout="NHWC")})
+    x = torch.ones(2, 3)
+    assert (model(x) == 4).all()
+    assert seen == {"p": 0.25, "layout": "NHWC", "training": True, "input": x}
+    assert attached.sites[0].realized_rate == 1.0
+
+
+# torch hides this warning of its own by a filter, which the test run's "error" undoes
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_under_compile_it_acts_and_does_not_recompile(backend):
+    from dropblock_hooks import LinearSchedule
+
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 3))
+    spec = {"1": [DropBlock2d(LinearSchedule(0.0, 0.5, epochs=20), 3), ClipGradNorm(1e-3)]}
+    attached = attach(model, spec)
+    compiled = torch.compile(model, backend=backend)
+    torch._dynamo.utils.counters.clear()
+    x = torch.randn(4, 1, 12, 12)
+    frames = []
+    for epoch in range(20):
+        attached.step(epoch)
+        compiled(x).sum().backward()
+        frames.append(torch._dynamo.utils.counters["frames"]["total"])
+    assert frames[1] == frames[-1]
+    assert attached.sites[0].active_calls == attached.sites[1].active_calls == 20
+    assert attached.sites[0].rate == 0.5
+    model.eval()
+    on = compiled(x)
+    attached.remove()
+    assert torch.equal(on, model(x))
+    torch._dynamo.reset()

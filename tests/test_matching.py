@@ -1,0 +1,135 @@
+"""Selectors, against a matcher written another way, and on a real model."""
+
+import copy
+import fnmatch
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from dropblock_hooks import Select
+from dropblock_hooks.matching import match
+from dropblock_hooks.names import Index, NoMatchError
+
+
+def names(model, selector):
+    return [target.name for target in match(selector, Index(model))]
+
+
+def by_components(pattern, name):
+    """The glob of the design, by recursion over components."""
+    if not pattern:
+        return not name
+    if pattern[0] == "**":
+        return any(by_components(pattern[1:], name[i:]) for i in range(len(name) + 1))
+    return (
+        bool(name)
+        and fnmatch.fnmatchcase(name[0], pattern[0])
+        and by_components(pattern[1:], name[1:])
+    )
+
+
+component = st.sampled_from(["a", "b", "a1", "a2", "conv1", "0", "1"])
+wild = st.one_of(
+    component, st.sampled_from(["*", "**", "a*", "a?", "[ab]", "a[12]", "[!a]*", "conv[0-9]"])
+)
+
+
+@given(st.lists(wild, min_size=1, max_size=4), st.lists(component, min_size=1, max_size=4))
+def test_globs(pattern, name):
+    from dropblock_hooks.matching import glob_pattern
+
+    found = glob_pattern(".".join(pattern)).fullmatch("." + ".".join(name))
+    assert bool(found) == by_components(pattern, name)
+
+
+def test_forms(net):
+    assert names(net, ".") == [""]
+    assert names(net, "layer1.0.conv") == ["layer1.0.conv"]
+    assert names(net, "layer?.0") == ["layer1.0", "layer2.0"]
+    assert names(net, "layer[2].*") == ["layer2.0", "layer2.1"]
+    assert names(net, "**.conv") == [f"layer{i}.{j}.conv" for i in (1, 2) for j in (0, 1)]
+    assert names(net, "layer1.**") == [
+        "layer1",
+        *(f"layer1.{j}{end}" for j in (0, 1) for end in ("", ".conv", ".act")),
+    ]
+    assert names(net, r"re:layer\d\.1") == ["layer1.1", "layer2.1"]
+    assert names(net, "type:Conv2d")[0] == "stem"
+    assert names(net, "type:torch.nn.modules.conv.Conv2d") == names(net, "type:Conv2d")
+    assert names(net, "type:_ConvNd") == names(net, "type:Conv2d"), "base classes count"
+    assert names(net, "param:fc.*") == ["fc.weight", "fc.bias"]
+    assert len(names(net, "param:**.bias")) == 6
+    assert names(net, r"param:re:fc\..*") == ["fc.weight", "fc.bias"]
+    for selector in ("**", "*", "re:.*"):
+        assert "" not in names(net, selector), "the root is '.' alone"
+
+
+def test_select(net):
+    assert names(net, Select("layer1.*")) == ["layer1.0", "layer1.1"]
+    assert names(net, Select(["fc", "stem"])) == ["stem", "fc"], "model order"
+    assert names(net, Select("layer1.**", types="Conv2d")) == ["layer1.0.conv", "layer1.1.conv"]
+    assert names(net, Select(types=(nn.Linear, "ReLU"), exclude="layer2.**")) == [
+        "layer1.0.act",
+        "layer1.1.act",
+        "fc",
+    ]
+    assert names(net, Select(where=lambda name, module: hasattr(module, "in_features"))) == ["fc"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({}, ValueError),
+        ({"names": 3}, TypeError),
+        ({"names": ["a", 3]}, TypeError),
+        ({"stages": True}, TypeError),
+        ({"stages": 1.5}, TypeError),
+        ({"names": "a", "expect": 0}, ValueError),
+        ({"names": "a", "expect": "3"}, ValueError),
+        ({"where": 3}, TypeError),
+    ],
+)
+def test_select_refuses(options, error):
+    with pytest.raises(error, match="Select"):
+        Select(**options)
+
+
+def test_the_message_of_a_failed_where_names_nothing_else(net):
+    with pytest.raises(NoMatchError, match="where"):
+        names(net, Select("layer1.*", where=lambda name, module: False))
+
+
+@pytest.fixture(scope="module")
+def resnet():
+    timm = pytest.importorskip("timm", reason="stages come from timm's feature_info")
+    with torch.device("meta"):
+        return timm.create_model("resnet26")
+
+
+def test_stages(resnet):
+    assert names(resnet, "stage:-1") == ["layer4.1"]
+    assert names(resnet, "stage:0") == ["act1"]
+    assert names(resnet, "stride:16") == ["layer3.1"]
+    assert names(resnet, Select(stages=(1, -1))) == ["layer1.1", "layer4.1"]
+    inside = names(resnet, Select(types="Conv2d", stages=-1))
+    assert len(inside) == 7
+    assert all(name.startswith("layer4.") for name in inside)
+    with pytest.raises(NoMatchError, match="stage 9 is not among the 5 stages"):
+        names(resnet, "stage:9")
+    with pytest.raises(NoMatchError, match="no stage has stride 3"):
+        names(resnet, "stride:3")
+
+
+def test_stages_below_a_wrapper(resnet):
+    assert names(nn.ModuleDict({"net": resnet}), "stage:-1") == ["net.layer4.1"]
+    with pytest.raises(NoMatchError, match="several submodules have it: a, b"):
+        names(nn.ModuleDict({"a": resnet, "b": copy.deepcopy(resnet)}), "stage:-1")
+
+
+def test_stages_of_features_only():
+    timm = pytest.importorskip("timm", reason="stages come from timm's feature_info")
+    model = timm.create_model("test_convnext", features_only=True)
+    (last,) = names(model, "stage:-1")
+    assert last.startswith("stages_")

@@ -1,0 +1,140 @@
+"""Names of classes, and a regularizer of one's own in one file."""
+
+import pickle
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from dropblock_hooks import (
+    Dropout,
+    LinearSchedule,
+    NonNegative,
+    Positive,
+    Probability,
+    Rate,
+    Regularizer,
+    Schedule,
+    Spec,
+    attach,
+    register,
+)
+
+
+@register
+class Shrink(Regularizer):
+    """Multiplies by 1 - p."""
+
+    p: Probability = 0.5
+    bias: Rate | None = None
+
+    def apply(self, x, now):
+        return x * (1 - now.p) + (0.0 if self.bias is None else now.bias), None
+
+
+@register
+class Saw(Schedule):
+    """The fraction of the epoch."""
+
+    top: float = 1.0
+
+    def __call__(self, t):
+        return self.top * (t % 1)
+
+
+def test_one_class_is_all_it_takes():
+    spec = Spec.from_yaml("'0': {Shrink: {p: {Saw: {top: 0.5}}, bias: 1.0}}")
+    assert spec == Spec({"0": Shrink(Saw(0.5), 1.0)})
+    model = nn.Sequential(nn.Identity())
+    attached = attach(model, spec)
+    attached.step(3.5)
+    assert attached.rates == {"0/Shrink": {"p": 0.25, "bias": 1.0}}
+    assert (model(torch.ones(2)) == 1.75).all()
+    assert pickle.loads(pickle.dumps(Shrink(0.1))) == Shrink(0.1)
+    assert repr(Shrink(Saw())) == "Shrink(p=Saw(top=1.0))"
+
+
+@pytest.mark.parametrize(
+    "value", [1.1, -0.1, float("nan"), "0.1", None, True, torch.tensor(0.1), [0.1]]
+)
+def test_its_rates_are_checked_by_their_annotation(value):
+    with pytest.raises((ValueError, TypeError), match="^p must be"):
+        Shrink(value)
+
+
+def test_ranges_of_rates():
+    @register
+    class Ranged(Regularizer):
+        a: NonNegative = 0.0
+        b: Positive = 1.0
+
+    assert Ranged(0, 0.1).b == 0.1
+    with pytest.raises(ValueError, match="a must be >= 0, got -1"):
+        Ranged(-1)
+    with pytest.raises(ValueError, match="b must be > 0, got 0"):
+        Ranged(0, 0)
+    with pytest.raises(ValueError, match="b must be > 0, got LinearSchedule.*reaches 0"):
+        Ranged(0, LinearSchedule(0, 1, epochs=2))
+    with pytest.raises(TypeError, match="write LinearSchedule"):
+        Ranged(LinearSchedule)
+
+
+def test_register_refuses():
+    with pytest.raises(ValueError, match="Dropout.*taken"):
+
+        @register(name="Dropout")
+        class Other(Regularizer):
+            pass
+
+    with pytest.raises(TypeError, match="frozen"):
+
+        @register
+        @dataclass
+        class Thawed:
+            pass
+
+    with pytest.raises(ValueError, match="identifier"):
+        register(name="a b")(Other if False else type("C", (Regularizer,), {}))
+    with pytest.raises(TypeError, match="takes a class"):
+        register("Name")
+    assert Spec({"a": "Dropout"}) == Spec({"a": Dropout()})
+
+
+def test_a_cell_that_is_run_again_registers_again():
+    for default in (0.1, 0.2):
+
+        @register
+        class Cell(Regularizer):
+            p: Probability = default
+
+    assert Spec({"a": "Cell"}).entries[0].regularizers[0].p == 0.2
+
+
+def test_a_reserved_name():
+    @register
+    class Bad(Regularizer):
+        layout_: Rate = 0.1
+        training: Rate = 0.1
+
+    with pytest.raises(TypeError, match="'training'"):
+        Bad()
+
+
+def test_an_apply_that_is_missing():
+    @register
+    class Nothing(Regularizer):
+        pass
+
+    model = nn.Sequential(nn.Identity())
+    attach(model, {"0": Nothing()})
+    with pytest.raises(NotImplementedError, match="Nothing must define apply"):
+        model(torch.ones(1))
+
+
+def test_a_schedule_without_a_call():
+    class Empty(Schedule):
+        pass
+
+    with pytest.raises(NotImplementedError, match="Empty must define"):
+        Empty()(0)

@@ -1,0 +1,306 @@
+"""The spec: Python, YAML and JSON, both ways; every error says where."""
+
+import json
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from dropblock_hooks import (
+    ByDepth,
+    ClampGrad,
+    ClipGradNorm,
+    ConstantSchedule,
+    CosineSchedule,
+    DropBlock1d,
+    DropBlock2d,
+    DropBlock3d,
+    Dropout,
+    Dropout2d,
+    DropPath,
+    Foreign,
+    GaussianDropout,
+    GaussianNoise,
+    LinearSchedule,
+    Regularizer,
+    ScaleGrad,
+    Select,
+    Spec,
+    SpecError,
+    StepSchedule,
+    StochasticDepth,
+    WindowSchedule,
+    ZeroGrad,
+    register,
+)
+
+unit = st.floats(0, 1)
+schedules = st.one_of(
+    st.builds(LinearSchedule, unit, unit, epochs=st.integers(1, 300), delay=st.floats(0, 50)),
+    st.builds(CosineSchedule, unit, unit, epochs=st.integers(1, 300)),
+    st.builds(StepSchedule, st.fixed_dictionaries({0: unit, 10: unit, 20.5: unit})),
+    st.builds(WindowSchedule, unit, begin=st.just(3), end=st.floats(4, 9), outside=unit),
+    st.builds(ConstantSchedule, unit),
+)
+rates = st.one_of(unit, schedules, st.builds(ByDepth, st.one_of(unit, schedules), unit))
+edges = st.integers(1, 9)
+regularizers = st.one_of(
+    st.builds(Dropout, rates, active=st.sampled_from(["train", "always"])),
+    st.builds(Dropout2d, rates, at=st.just("input"), index=st.sampled_from([None, 0, "x"])),
+    st.builds(
+        DropBlock2d,
+        rates,
+        st.one_of(edges, st.tuples(edges, edges)),
+        calibration=st.sampled_from(["exact", "paper"]),
+        normalize=st.sampled_from(["batch", "sample", "expected", None]),
+        share_channels=st.booleans(),
+    ),
+    st.builds(DropBlock1d, rates, edges),
+    st.builds(DropBlock3d, rates, layout=st.just("NDHWC")),
+    st.builds(DropPath, rates, scale_by_keep=st.booleans()),
+    st.builds(StochasticDepth, rates, mode=st.sampled_from(["row", "batch"])),
+    st.builds(GaussianNoise, rates),
+    st.builds(GaussianDropout, st.floats(0, 0.99)),
+    st.builds(ClampGrad, st.floats(-5, 0), st.one_of(st.none(), st.floats(0, 5))),
+    st.builds(
+        ClipGradNorm,
+        st.floats(0.01, 5),
+        norm_type=st.sampled_from([1, 2.0, float("inf")]),
+        per=st.sampled_from(["tensor", "sample", "channel"]),
+    ),
+    st.builds(ScaleGrad, st.floats(-5, 5)),
+    st.builds(ZeroGrad),
+)
+selectors = st.one_of(
+    st.sampled_from(["layer1.*", "*.conv", "re:a|b", ".", "yes", "null", "1", "a: b", "#x"]),
+    st.builds(
+        Select,
+        names=st.sampled_from(["a", ("a", "b.*")]),
+        types=st.sampled_from([(), "Conv2d", ("Conv2d", "Linear")]),
+        exclude=st.sampled_from([(), "c"]),
+        expect=st.sampled_from([None, 3]),
+        compose=st.booleans(),
+    ),
+)
+values = st.one_of(st.none(), regularizers, st.lists(regularizers, min_size=1, max_size=3))
+
+
+@given(st.lists(st.tuples(selectors, values), min_size=1, max_size=4))
+def test_yaml_and_json_give_back_the_spec(pairs):
+    spec = Spec(pairs)
+    assert Spec.from_yaml(spec.to_yaml()) == spec
+    assert Spec.from_json(spec.to_json()) == spec
+    assert pickle.loads(pickle.dumps(spec)) == spec
+    assert hash(Spec(pairs)) == hash(spec)
+    assert Spec(list(spec)) == spec
+
+
+@given(regularizers)
+def test_the_repr_of_a_regularizer_is_a_spec(regularizer):
+    assert "\n" not in repr(regularizer)
+    assert Spec({"a": repr(regularizer)}) == Spec({"a": regularizer})
+    assert Spec.from_json(json.dumps({"a": repr(regularizer)})) == Spec({"a": regularizer})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: Dropout2d", Dropout2d()),
+        ("a: {Dropout2d: }", Dropout2d()),
+        ("a: {Dropout2d: {p: 0.1}}", Dropout2d(0.1)),
+        ("a: DropBlock2d(0.1, block_size=(3, 5))", DropBlock2d(0.1, (3, 5))),
+        ("a: {DropBlock2d: {block_size: [3, 5]}}", DropBlock2d(block_size=(3, 5))),
+        (
+            "a: Dropout(p=LinearSchedule(0, .1, epochs=3))",
+            Dropout(LinearSchedule(0, 0.1, epochs=3)),
+        ),
+        (
+            "a: {Dropout: {p: {LinearSchedule: {start: 0, stop: .1, epochs: 3}}}}",
+            Dropout(LinearSchedule(0, 0.1, epochs=3)),
+        ),
+        (
+            "a: {Dropout: {p: 'LinearSchedule(0, .1, epochs=3)'}}",
+            Dropout(LinearSchedule(0, 0.1, epochs=3)),
+        ),
+        (
+            "a: {Dropout: {p: {StepSchedule: {values: {0: 0.0, 5: 0.5}}}}}",
+            Dropout(StepSchedule({0: 0, 5: 0.5})),
+        ),
+        ("a: {ClipGradNorm: {max_norm: 1, norm_type: .inf}}", ClipGradNorm(1, float("inf"))),
+        ("a: ClipGradNorm(1, norm_type=inf)", ClipGradNorm(1, float("inf"))),
+    ],
+)
+def test_forms(text, expected):
+    assert Spec.from_yaml(text) == Spec({"a": expected})
+
+
+def test_several_and_none():
+    spec = Spec.from_yaml(
+        "a: [Dropout, {Dropout2d: {p: 0.1}}]\nb: null\nc: {Dropout: , ZeroGrad: }"
+    )
+    assert spec == Spec({"a": [Dropout(), Dropout2d(0.1)], "b": None, "c": [Dropout(), ZeroGrad()]})
+    assert Spec.from_json(
+        '{"a": {"Dropout": {"p": {"StepSchedule": {"values": {"0": 0.1}}}}}}'
+    ) == Spec({"a": Dropout(StepSchedule({0: 0.1}))})
+
+
+def test_a_list_with_selects():
+    text = """
+    - select: {names: 'layer*.*', types: Conv2d, exclude: [layer1.0], expect: 3}
+      apply: Dropout2d
+    - [fc, Dropout]
+    """
+    select = Select(names="layer*.*", types="Conv2d", exclude=("layer1.0",), expect=3)
+    assert Spec.from_yaml(text) == Spec([(select, Dropout2d()), ("fc", Dropout())])
+
+
+def test_repr():
+    spec = Spec({"a": Dropout(0.1), "b": None, "c": [Dropout(0.1), ZeroGrad()]})
+    assert repr(spec) == "Spec({'a': Dropout(p=0.1), 'b': None, 'c': [Dropout(p=0.1), ZeroGrad()]})"
+    assert len(spec) == 3
+    assert spec != 3
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (
+            "a: {DropBlok2d: {p: 0.1}}",
+            ["line 1", "a → DropBlok2d", "unknown regularizer", "DropBlock2d"],
+        ),
+        ("a:\n  DropBlock2d:\n    blok_size: 3", ["line 3", "blok_size", "block_size"]),
+        ("a:\n  DropBlock2d:\n    p: 1.3", ["line 3", "p must be in [0, 1], got 1.3"]),
+        ("a: {Dropout: {p: 1e-3}}", ["must be a number", "'1e-3'", "write 0.001"]),
+        ("a: {Dropout: {p: .nan}}", ["p must be in [0, 1], got nan"]),
+        (
+            "a: {Dropout: {p: {LinearSchedul: {}}}}",
+            ["unknown schedule 'LinearSchedul'", "LinearSchedule"],
+        ),
+        ("a: {Dropout: {p: {LinearSchedule: {start: 0, stop: 1}}}}", ["epochs"]),
+        (
+            "a: {Dropout: {p: {LinearSchedule: {start: 0, stop: 1, epochs: 0}}}}",
+            ["epochs must be", "0"],
+        ),
+        ("a: {Dropout: {p: {LinearSchedule: 3}}}", ["mapping", "3"]),
+        ("a: {LinearSchedule: {}}", ["is a schedule, not a regularizer"]),
+        ("a: {Dropout: {p: {Dropout2d: {}}}}", ["is a regularizer, not a schedule"]),
+        ("a: {Foreign: {cls: os.system}}", ["Foreign holds code"]),
+        ("a: Dropout(__import__('os'))", ["unknown schedule '__import__'"]),
+        ("a: Dropout(os.environ)", ["can't read"]),
+        ("a: Dropout(p=open('x'))", ["unknown schedule 'open'"]),
+        ("a: Dropout(0.1, 0.2)", ["can't read"]),
+        ("a: Dropout(0.1, p=0.2)", ["can't read"]),
+        ("a: Dropout(**x)", ["can't read"]),
+        ("a: Dropout(", ["can't read", "Name(field=value, ...)"]),
+        ("a: nothing at all", ["can't read"]),
+        ("a: Dropuot", ["Dropuot", "Dropout"]),
+        ("a: 0.1", ["0.1", "{Name: {field: value}}"]),
+        ("a: [[Dropout]]", ["a → 0", "list"]),
+        ("a: []", ["no regularizer"]),
+        ("a: {Dropout: 0.3}", ["fields of Dropout", "0.3"]),
+        ("a: {Dropout: {3: 1}}", ["no field '3'"]),
+        ("1: Dropout", ["selector", "1 (int)"]),
+        ("a: Dropout\nb: Dropout\na: Dropout2d", ["line 3", "'a' stands twice", "line 1"]),
+        ("a: {Dropout: {p: 0.1, p: 0.2}}", ["'p' stands twice"]),
+        ("a: [Dropout", ["line 1"]),
+        ("**.conv: Dropout", ["needs quotes"]),
+        ("a: !!python/object/apply:os.system ['true']", ["line 1", "python/object"]),
+        ("a: Dropout\n---\nb: Dropout", ["line 2"]),
+        ("", ["empty"]),
+        ("# nothing\n", ["empty"]),
+        ("{}", ["empty"]),
+        ("3", ["mapping", "3 (int)"]),
+        ("- a", ["pair"]),
+        ("- {select: {name: a}, apply: Dropout}", ["no field 'name'", "names"]),
+        ("- {select: {}, apply: Dropout}", ["names, types, stages or where"]),
+        ("- {select: {names: a, where: x}, apply: Dropout}", ["where must be callable"]),
+        ("a: &x [*x]", ["a → 0"]),
+        ("[" * 5000, ["nested too deeply"]),
+    ],
+)
+def test_bad_yaml(text, parts):
+    with pytest.raises(SpecError) as caught:
+        Spec.from_yaml(text, source="my.yaml")
+    for part in (*parts, "my.yaml"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ('{"a": "Dropout", "a": "Dropout2d"}', ["'a' stands twice"]),
+        ('{"a": }', ["line 1"]),
+        ("", ["empty"]),
+        ('{"a": {"Dropout": {"q": 1}}}', ["a → Dropout → q", "no field 'q'"]),
+        ("[" * 100000, ["nested too deeply"]),
+    ],
+)
+def test_bad_json(text, parts):
+    with pytest.raises(SpecError) as caught:
+        Spec.from_json(text)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_all_problems_of_a_file_at_once(tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_text("a: {Dropout: {p: 2}}\nb: [Dropuot, {ZeroGrad: {p: 1}}]\n3: Dropout\n")
+    with pytest.raises(SpecError) as caught:
+        Spec.load(path)
+    assert len(caught.value.problems) == 4
+    assert str(path) in str(caught.value)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.problems, str(again)) == (caught.value.problems, str(caught.value))
+
+
+def test_files(tmp_path):
+    spec = Spec({"a": Dropout(0.1)})
+    for name in ("x.yaml", "x.yml", "x.json"):
+        spec.save(tmp_path / name)
+        assert Spec.load(tmp_path / name) == Spec.of(str(tmp_path / name)) == spec
+    with pytest.raises(SpecError, match="can't read"):
+        Spec.load(tmp_path)
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x01\xff")
+    with pytest.raises(SpecError, match=r"binary.yaml"):
+        Spec.load(tmp_path / "binary.yaml")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"a": Foreign(nn.Dropout, p=0.1)},
+        {"a": nn.Dropout(0.1)},
+        {"a": lambda x: x},
+        {"a": Dropout(lambda t: 0.1)},
+        [(Select("a", where=lambda name, module: True), Dropout())],
+    ],
+)
+def test_code_cannot_be_written(spec):
+    with pytest.raises(ValueError, match="can't be written"):
+        Spec(spec).to_yaml()
+
+
+def test_classes_are_written_by_name():
+    text = Spec([(Select(types=nn.Conv2d), Dropout())]).to_yaml()
+    assert "types: Conv2d" in text
+
+
+def test_a_registered_class_works_from_yaml_and_others_do_not():
+    @register(name="Own")
+    class OwnRegularizer(Regularizer):
+        def apply(self, x, now):
+            return x, None
+
+    spec = Spec({"a": OwnRegularizer()})
+    assert spec.to_yaml() == "a:\n  Own: {}\n"
+    assert Spec.from_yaml("a: Own") == spec
+    assert spec.entries[0].regularizers[0].label == "Own"
+
+    class Unregistered(Regularizer):
+        def apply(self, x, now):
+            return x, None
+
+    with pytest.raises(ValueError, match="registered"):
+        Spec({"a": Unregistered()}).to_yaml()
