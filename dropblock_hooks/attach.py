@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import nn
 
-from .attachment import Attachment
+from .attachment import Attachment, checked_scaler
 from .hooks import SiteHook, hooks_on, make_hook
 from .layouts import PARAMETER
 from .placement import Placement, place
 from .registry import closest
 from .site import Control, HookWarning, Site
-from .spec import Spec
+from .spec import Draft
 
 
 def attach(model: nn.Module, spec: Any, *, root: str = "", grad_scaler: Any = None) -> Attachment:
@@ -46,8 +46,8 @@ def attach(model: nn.Module, spec: Any, *, root: str = "", grad_scaler: Any = No
     """
     base = _submodule(unwrap(model), root)
     refuse_compiled(model)
-    placements, cautions = place(base, Spec.of(spec))
-    control = Control(root, grad_scaler)
+    placements, cautions = place(base, Draft.of(spec))
+    control = Control(root, checked_scaler(grad_scaler))
     hooks = [
         (p.target.module, hook)
         for p, hook in zip(placements, _hooks(placements, control), strict=True)
@@ -104,9 +104,10 @@ def attachments(model: nn.Module) -> list[Attachment]:
             control = hook.site.control
             found.setdefault(id(control), (control, []))[1].append((module, hook))
     base = unwrap(model)
+    names = {name for name, _ in base.named_modules()}
     return [
         Attachment(
-            _submodule(base, control.root),
+            base if control.root not in names else base.get_submodule(control.root),
             control,
             sorted(hooks, key=lambda pair: pair[1].site.order),
         )

@@ -184,7 +184,7 @@ class Attachment:
 
     @grad_scaler.setter
     def grad_scaler(self, scaler: Any) -> None:
-        self._control.grad_scaler = scaler
+        self._control.grad_scaler = checked_scaler(scaler)
 
     def remove(self) -> None:
         """Take every hook out; the model is what it was. Safe to repeat, also before a backward."""
@@ -263,3 +263,10 @@ class Attachment:
             raise TypeError(f"log takes a writer with add_scalar, got {type(writer).__name__}")
         for tag, value in self.scalars().items():
             writer.add_scalar(tag, value, step)
+
+
+def checked_scaler(scaler: Any) -> Any:
+    """A GradScaler (anything with ``get_scale``) or None."""
+    if scaler is not None and not hasattr(scaler, "get_scale"):
+        raise TypeError(f"grad_scaler must have get_scale(), got {type(scaler).__name__}")
+    return scaler

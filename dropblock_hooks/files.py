@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import yaml
+
+Reader: TypeAlias = "Callable[[str, str], tuple[Any, Source]]"
 
 
 class FileError(ValueError):

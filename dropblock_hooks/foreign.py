@@ -56,10 +56,14 @@ class Foreign(Regularizer):
         object.__setattr__(self, "kwargs", tuple(kwargs.items()))
         self.__post_init__()
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_target()
+
     def _check_rates(self) -> None:
         """What a rate may be, the peer's class says."""
 
-    def check(self, values: Mapping[str, float]) -> None:
+    def _check_target(self) -> None:
         if self.kwargs and not inspect.isclass(self.target):
             raise TypeError(f"{self.label} takes no arguments: it is not a class")
         if inspect.isclass(self.target) and not issubclass(self.target, nn.Module):
@@ -70,7 +74,7 @@ class Foreign(Regularizer):
             raise TypeError(
                 f"Foreign takes a module class, a module or a function, got {self.target!r}"
             )
-        module = self._build(values)
+        module = self._build()
         if module is None:
             return
         names = [name for name, _ in module.named_parameters()]
@@ -83,20 +87,20 @@ class Foreign(Regularizer):
             if isinstance(rate, Schedule) and not hasattr(module, name):
                 raise ValueError(f"{self.label} has no attribute {name!r} for a schedule to set")
 
-    def _build(self, values: Mapping[str, float]) -> nn.Module | None:
+    def _build(self) -> nn.Module | None:
         if isinstance(self.target, nn.Module):
             return copy.deepcopy(self.target)
         if not inspect.isclass(self.target):
             return None
         try:
             build: Any = self.target
-            module: nn.Module = build(**{**dict(self.kwargs), **values})
+            module: nn.Module = build(**{**dict(self.kwargs), **self.values(0.0)})
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.label} can't be built: {error}") from error
         return module
 
     def bind(self) -> Callable[[Tensor, Now], Applied]:
-        module = self._build(self.values(0.0))
+        module = self._build()
         return _Function(self.target) if module is None else _Hosted(module, tuple(self.rates))
 
     @property

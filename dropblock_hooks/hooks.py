@@ -34,7 +34,7 @@ def _untraced(call: _F) -> _F:
         if "torch._dynamo" not in sys.modules:  # importing it takes a second: not before it is used
             return call(*args)
         if not disabled:
-            disabled.append(torch.compiler.disable(call))
+            disabled.append(torch.compiler.disable(call))  # type: ignore[no-untyped-call]
         return disabled[0](*args)
 
     return outside  # type: ignore[return-value]  # the same signature

@@ -14,7 +14,7 @@ from .matching import Select, Selector, match
 from .names import Index, NoMatchError, Target
 from .regularizer import Regularizer
 from .schedules import ByDepth
-from .spec import Entry, Spec, SpecError
+from .spec import Draft, Entry, SpecError
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Placement:
     regularizer: Regularizer
 
 
-def place(model: nn.Module, spec: Spec) -> tuple[list[Placement], list[str]]:
+def place(model: nn.Module, draft: Draft) -> tuple[list[Placement], list[str]]:
     """All placements of a spec on a model, in the order of the spec, and warnings.
 
     Raises:
@@ -35,9 +35,9 @@ def place(model: nn.Module, spec: Spec) -> tuple[list[Placement], list[str]]:
     """
     index = Index(model)
     placements: list[Placement] = []
-    problems: list[str] = []
+    problems = list(draft.problems)
     warnings: list[str] = []
-    for i, entry in enumerate(spec):
+    for i, entry in enumerate(draft.entries):
         try:
             targets = match(entry.selector, index)
         except NoMatchError as error:
@@ -56,7 +56,7 @@ def place(model: nn.Module, spec: Spec) -> tuple[list[Placement], list[str]]:
             placements += [Placement(entry, (i, j), target, regularizer) for target in targets]
     problems += [*_refused(placements), *_twice(placements), *_twice_live(placements)]
     if problems:
-        raise SpecError(problems)
+        raise SpecError(problems, draft.source)
     return _by_depth(placements), warnings + _nested(placements, index)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -102,9 +102,16 @@ def _field(value: Any, path: Path) -> Any:
         if len(value) == 1 and isinstance(first, str) and not _is_number(first):
             return _build(Schedule, value, path)
         return {float(k) if _is_number(k) else k: v for k, v in value.items()}
+    if is_list(value):
+        return tuple(_field(item, path) for item in value)
     if isinstance(value, str) and "(" in value and value.split("(")[0].isidentifier():
         return _build(Schedule, value, path)
     return value
+
+
+def is_list(value: Any) -> bool:
+    """Whether it is a list, a tuple, or a configuration library's list."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def _is_number(text: Any) -> bool:
@@ -175,7 +182,7 @@ def _plain(value: Any, name: str, owner: Any) -> Any:
         return to_plain(value)
     if isinstance(value, Mapping):
         return [[k, v] for k, v in value.items()]
-    if isinstance(value, list | tuple):
+    if is_list(value):
         return [_plain(item, name, owner) for item in value]
     if isinstance(value, type):
         return value.__name__

@@ -13,7 +13,7 @@ import yaml
 
 from . import files
 from .matching import Select, Selector
-from .plain import PlainError, construct, plain_fields, regularizer_from, to_plain
+from .plain import PlainError, construct, is_list, plain_fields, regularizer_from, to_plain
 from .regularizer import Regularizer
 from .schedules import shown
 
@@ -68,9 +68,7 @@ class Spec:
     """
 
     def __init__(self, spec: Any) -> None:
-        self.entries: tuple[Entry, ...] = (
-            spec.entries if isinstance(spec, Spec) else _entries(spec, files.Source())
-        )
+        self.entries: tuple[Entry, ...] = Draft.of(spec).checked()
 
     @classmethod
     def of(cls, spec: Any) -> Spec:
@@ -80,16 +78,7 @@ class Spec:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Spec:
         """Read a file: JSON where the name ends in ``.json``, else YAML. No code in it is run."""
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except FileNotFoundError:
-            raise SpecError(
-                [f"there is no file {os.fspath(path)!r}; a spec is a mapping or the path of a file"]
-            ) from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise SpecError([f"can't read it: {error}"], os.fspath(path)) from error
-        read = cls.from_json if Path(path).suffix.lower() == ".json" else cls.from_yaml
-        return read(text, source=os.fspath(path))
+        return cls(Draft.load(path).checked())
 
     @classmethod
     def from_yaml(cls, text: str, source: str = "<yaml>") -> Spec:
@@ -99,22 +88,12 @@ class Spec:
             >>> Spec.from_yaml("layer4.*: DropBlock2d(p=0.1, block_size=3)")
             Spec({'layer4.*': DropBlock2d(p=0.1, block_size=3)})
         """
-        return cls._read(files.read_yaml, text, source)
+        return cls(Draft.read(files.read_yaml, text, source).checked())
 
     @classmethod
     def from_json(cls, text: str, source: str = "<json>") -> Spec:
         """Read JSON; `source` names it in errors."""
-        return cls._read(files.read_json, text, source)
-
-    @classmethod
-    def _read(cls, read: Any, text: str, source: str) -> Spec:
-        try:
-            data, origin = read(text, source)
-        except files.FileError as error:
-            raise SpecError([str(error)], source) from error
-        spec = cls.__new__(cls)
-        spec.entries = _entries(data, origin)
-        return spec
+        return cls(Draft.read(files.read_json, text, source).checked())
 
     def to_plain(self) -> Any:
         """The spec as plain data: a mapping, or a list of ``{select, apply}`` where it must be."""
@@ -174,19 +153,61 @@ def _plain_value(entry: Entry) -> Any:
     return plain[0] if len(plain) == 1 else plain
 
 
-def _entries(data: Any, source: files.Source) -> tuple[Entry, ...]:
-    problems: list[str] = []
-    entries = []
-    for path, selector, value in _pairs(data, source):
+class Draft:
+    """A spec that may have faults: what could be read of it, and what could not.
+
+    ``attach`` resolves on the model what could be read, so that all faults come in one error.
+    """
+
+    def __init__(self, data: Any, source: files.Source) -> None:
+        self.source = source.name
+        self.problems: list[str] = []
+        self.entries: list[Entry] = []
+        for path, selector, value in _pairs(data, source):
+            try:
+                regularizers = _regularizers(value, path, source, self.problems)
+            except PlainError as error:
+                self.problems.append(source.located(error.path, str(error)))
+                regularizers = ()
+            try:
+                self.entries.append(Entry(_selector(selector, path), regularizers))
+            except PlainError as error:
+                self.problems.append(source.located(error.path, str(error)))
+
+    @classmethod
+    def of(cls, spec: Any) -> Draft:
+        """From all that ``attach`` takes."""
+        if isinstance(spec, str | os.PathLike):
+            return cls.load(spec)
+        return cls(spec.entries if isinstance(spec, Spec) else spec, files.Source())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Draft:
+        """From a file."""
         try:
-            entries.append(
-                Entry(_selector(selector, path), _regularizers(value, path, source, problems))
-            )
-        except PlainError as error:
-            problems.append(source.located(error.path, str(error)))
-    if problems:
-        raise SpecError(problems, source.name)
-    return tuple(entries)
+            text = Path(path).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise SpecError(
+                [f"there is no file {os.fspath(path)!r}; a spec is a mapping or the path of a file"]
+            ) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise SpecError([f"can't read it: {error}"], os.fspath(path)) from error
+        read = files.read_json if Path(path).suffix.lower() == ".json" else files.read_yaml
+        return cls.read(read, text, os.fspath(path))
+
+    @classmethod
+    def read(cls, read: files.Reader, text: str, source: str) -> Draft:
+        """From text."""
+        try:
+            return cls(*read(text, source))
+        except files.FileError as error:
+            raise SpecError([str(error)], source) from error
+
+    def checked(self) -> tuple[Entry, ...]:
+        """The entries, or a SpecError with all faults."""
+        if self.problems:
+            raise SpecError(self.problems, self.source)
+        return tuple(self.entries)
 
 
 def _pairs(data: Any, source: files.Source) -> list[tuple[tuple[str, ...], Any, Any]]:
@@ -194,7 +215,7 @@ def _pairs(data: Any, source: files.Source) -> list[tuple[tuple[str, ...], Any, 
     pairs: list[tuple[tuple[str, ...], Any, Any]]
     if isinstance(data, Mapping):
         pairs = [((_label(key),), key, value) for key, value in data.items()]
-    elif isinstance(data, list | tuple):
+    elif is_list(data):
         pairs = [_pair(i, item, source) for i, item in enumerate(data)]
     else:
         raise SpecError(
@@ -210,7 +231,7 @@ def _pair(i: int, item: Any, source: files.Source) -> tuple[tuple[str, ...], Any
         return (_label(item.selector),), item.selector, item.regularizers
     if isinstance(item, Mapping) and set(item) == {"select", "apply"}:
         return (str(i), "apply"), item["select"], item["apply"]
-    if isinstance(item, list | tuple) and len(item) == 2:
+    if is_list(item) and len(item) == 2:
         return (str(i), "1"), item[0], item[1]
     raise SpecError(
         [source.located((str(i),), "an entry of a list is a pair (selector, regularizers) or "
@@ -239,7 +260,7 @@ def _regularizers(
         return None
     if isinstance(value, Mapping) and len(value) > 1:
         items = [(path, {name: given}) for name, given in value.items()]
-    elif isinstance(value, list | tuple):
+    elif is_list(value):
         items = [((*path, str(i)), item) for i, item in enumerate(value)]
     else:
         items = [(path, value)]

@@ -41,6 +41,10 @@ def load(state: Mapping[str, Any], sites: Sequence[Site], strict: bool) -> float
     if state["version"] != _VERSION:
         raise ValueError(f"the state has version {state['version']}, this code reads {_VERSION}")
     saved = state["sites"]
+    wanted = {"regularizer", "calls", "active_calls", *_TALLIES}
+    for key, site in saved.items():
+        if not isinstance(site, Mapping) or not wanted <= set(site):
+            raise ValueError(f"the state of {key} is damaged: it needs {', '.join(sorted(wanted))}")
     here = {site.key: repr(site.regularizer) for site in sites}
     changed = [
         f"{key}: the state has {saved[key]['regularizer']}, the model has {here[key]}"

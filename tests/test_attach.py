@@ -322,3 +322,44 @@ def test_a_schedule_moves_the_rate(net):
     assert attached.sites[0].rate == 0.0
     attached.step(2)
     assert attached.sites[0].rate == 0.2
+
+
+def test_faults_of_a_file_and_of_its_selectors_come_together(net, hook_count, tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_text(
+        "layr1.*: Dropout\nlayer1.0: Dropuot\nlayer1.1: {Dropout: {p: 2}}\nfc: Dropout\n"
+    )
+    error = refused(net, hook_count, path, "spec.yaml", "layr1", "Dropuot", "p must be")
+    assert len(error.problems) == 3
+
+
+@pytest.mark.parametrize("scaler", [3, "x", 65536.0])
+def test_what_is_no_scaler(net, hook_count, scaler):
+    refused(net, hook_count, {"fc": Dropout()}, "get_scale", error=TypeError, grad_scaler=scaler)
+    attached = attach(net, {"fc": Dropout()})
+    with pytest.raises(TypeError, match="get_scale"):
+        attached.grad_scaler = scaler
+
+
+def test_names_below_distributed_data_parallel(net, tmp_path):
+    if not torch.distributed.is_available():
+        pytest.skip("this torch was built without torch.distributed")
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(net)
+        attached = attach(wrapped, {"layer1.*": Dropout(1.0), "param:fc.bias": ClampGrad(0.0, 0.0)})
+        assert [site.name for site in attached.sites] == ["layer1.0", "layer1.1", "fc.bias"]
+        wrapped(torch.ones(2, 3, 16, 16)).sum().backward()
+        assert (net.fc.bias.grad == 0).all()
+        assert attached.verify() == []
+        assert attachments(wrapped) == [attached]
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_attachments_of_the_root_itself(net):
+    attached = attach(nn.ModuleDict({"model": net}), {"layer1.0": Dropout(0.1)}, root="model")
+    (found,) = attachments(net)
+    assert found == attached
+    assert [f.kind for f in found.verify()] == ["not_run"]

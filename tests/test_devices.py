@@ -1,0 +1,77 @@
+"""No step waits for the device: on the meta device, which has no values, every hook runs.
+
+Whatever read a value (``item``, a condition on a tensor) would raise there.
+"""
+
+import pytest
+import torch
+from torch import nn
+
+from dropblock_hooks import (
+    ClampGrad,
+    ClipGradNorm,
+    DropBlock1d,
+    DropBlock2d,
+    DropBlock3d,
+    Dropout,
+    Dropout1d,
+    Dropout2d,
+    Dropout3d,
+    DropPath,
+    Foreign,
+    GaussianDropout,
+    GaussianNoise,
+    ScaleGrad,
+    StochasticDepth,
+    ZeroGrad,
+    attach,
+)
+
+SHAPES = {1: (2, 4, 9), 2: (2, 4, 9, 9), 3: (2, 4, 5, 5, 5)}
+DEVICES = [
+    "meta",
+    pytest.param(
+        "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    ),
+]
+REGULARIZERS = [
+    *(make(0.3) for make in (Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath, StochasticDepth)),
+    *(make(0.3, 3) for make in (DropBlock1d, DropBlock2d, DropBlock3d)),
+    *(DropBlock2d(0.3, 3, normalize=n, share_channels=True) for n in ("sample", "expected", None)),
+    GaussianNoise(0.3),
+    GaussianDropout(0.3),
+    ClampGrad(-1.0, 1.0),
+    *(ClipGradNorm(1.0, per=per) for per in ("tensor", "sample", "channel")),
+    ScaleGrad(-1.0),
+    ZeroGrad(),
+    Foreign(nn.Dropout, p=0.3),
+]
+
+
+class Scaler:
+    def __init__(self, device):
+        self._scale = torch.ones((), device=device)
+
+    def get_scale(self):
+        raise AssertionError("this waits for the device")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("regularizer", REGULARIZERS, ids=repr)
+def test_a_step_reads_no_value(device, regularizer):
+    shape = SHAPES[regularizer.spatial or 2]
+    model = nn.Sequential(nn.PReLU(device=device))
+    attached = attach(model, {"0": regularizer}, grad_scaler=Scaler(device))
+    x = torch.ones(shape, device=device, requires_grad=True)
+    model(x).sum().backward()  # the first step sets up the device
+    mode = torch.cuda.get_sync_debug_mode() if device == "cuda" else None
+    try:
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("error")
+        for epoch in range(3):
+            attached.step(epoch)
+            model(x).sum().backward()
+    finally:
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode(mode)
+    assert attached.sites[0].active_calls == 4
