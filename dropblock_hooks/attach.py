@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from .attachment import Attachment, checked_scaler
-from .hooks import SiteHook, hooks_on, make_hook
+from .hooks import KeeperHook, ParameterHook, SiteHook, hooks_on, make_hook
 from .layouts import PARAMETER
 from .placement import Placement, place
 from .registry import closest
@@ -56,6 +56,9 @@ def attach(model: nn.Module, spec: Any, *, root: str = "", grad_scaler: Any = No
     try:
         for module, hook in hooks:
             hook.install(module)
+        parameters = [hook for _, hook in hooks if isinstance(hook, ParameterHook)]
+        if parameters:
+            base.register_forward_pre_hook(KeeperHook(parameters))
         for caution in cautions:
             warnings.warn(caution, HookWarning, stacklevel=2)
     except BaseException:
@@ -176,6 +179,8 @@ def refuse_compiled(model: nn.Module) -> None:
 
 
 def _submodule(model: nn.Module, root: str) -> nn.Module:
+    if not isinstance(root, str):
+        raise TypeError(f"root must be the name of a submodule, got {root!r}")
     if not root:
         return model
     names = [name for name, _ in model.named_modules()]

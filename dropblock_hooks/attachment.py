@@ -12,13 +12,12 @@ from torch import nn
 
 from . import states
 from .findings import Finding, find_faults
-from .hooks import SiteHook
+from .hooks import SiteHook, keepers_on, take_off
 from .matching import Select, match
 from .names import Index, NoMatchError
-from .placement import by_depth
 from .registry import closest
 from .report import SiteRow, site_table
-from .schedules import as_number
+from .schedules import as_number, spread_rate
 from .site import Control, Site
 from .table import Table
 
@@ -78,13 +77,15 @@ class Attachment:
         return self._selected(which)
 
     def _selected(self, which: str | Select) -> tuple[Site, ...]:
+        if not isinstance(which, str | Select):
+            raise TypeError(f"a site is found by its key or a selector, got {which!r}")
         sites = [site for site in self.sites if site.key == which]
         if not sites:
             try:
-                names = {target.name for target in match(which, Index(self._base))}
+                found = [target.name for target in match(which, Index(self._base))]
             except NoMatchError:
-                names = set()
-            sites = [site for site in self.sites if site.name in names]
+                found = []
+            sites = [site for name in found for site in self.sites if site.name == name]
         if not sites:
             keys = [site.key for site in self.sites]
             hint = closest(str(which), keys) or f" (keys: {', '.join(keys[:5])})"
@@ -153,7 +154,13 @@ class Attachment:
         sites = self._selected(which)
         if not rates:
             raise ValueError("set takes at least one rate: set(which, p=0.2)")
-        changed = by_depth([site.regularizer.with_rates(**rates) for site in sites])
+        spread = [
+            {name: spread_rate(rate, i, len(sites)) for name, rate in rates.items()}
+            for i in range(len(sites))
+        ]
+        changed = [
+            site.regularizer.with_rates(**own) for site, own in zip(sites, spread, strict=True)
+        ]
         for regularizer in changed:
             regularizer.check(regularizer.values(self.epoch))
         for site, regularizer in zip(sites, changed, strict=True):
@@ -191,6 +198,9 @@ class Attachment:
         self._control.installed = False
         for module, hook in self._installed:
             hook.remove(module)
+        for keeper in keepers_on(self._base):
+            if any(hook.site.control is self._control for hook in keeper.hooks):
+                take_off(keeper, self._base)
 
     def __enter__(self) -> Attachment:
         return self

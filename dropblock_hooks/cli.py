@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -58,11 +59,13 @@ def _layers(options: argparse.Namespace) -> str:
             raise CommandError(f"--input-size takes integers >= 1, got {size}")
         try:
             table = layers(model, torch.empty(1, *size))
-        except (RuntimeError, ValueError, AssertionError) as error:
-            reason = str(error).splitlines()[0]
-            raise CommandError(
-                f"{options.model} can't run on inputs of shape {size}: {reason}"
-            ) from error
+        except Exception as error:  # a model may fail in any way on inputs that it isn't made for
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            problem = f"{options.model} can't run on inputs of shape {size}: {reason}"
+            if options.input_size:
+                raise CommandError(problem) from error
+            print(f"{problem}; listed without shapes, see --input-size", file=sys.stderr)
+            table = layers(model)
     if options.selector:
         try:
             names = {target.name for target in match(options.selector, Index(model))}
@@ -91,6 +94,9 @@ def create_model(name: str) -> nn.Module:
         return model
     known = torchvision.models.list_models()
     if name in known:
-        found: nn.Module = torchvision.models.get_model(name, weights=None)
+        builder = torchvision.models.get_model_builder(name)
+        takes = inspect.signature(builder).parameters
+        nothing = {key: None for key in ("weights", "weights_backbone") if key in takes}
+        found: nn.Module = builder(**nothing)
         return found
     raise CommandError(f"unknown model {name!r}{closest(name, [*timm.list_models(), *known])}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from torch import Tensor
@@ -12,20 +13,19 @@ Index = int | str | None
 
 
 def get(value: Any, index: Index) -> Tensor:
-    """The floating-point tensor at `index` of a tensor, tuple, list or dict.
+    """The floating-point tensor itself, or at `index` of a tuple, list, dict or dataclass.
 
     Raises:
         ValueError: where there is none; the message says what there is.
     """
     if index is None:
         found = value
-        if isinstance(value, tuple | list | Mapping):
+        if isinstance(value, tuple | list | Mapping) or _is_record(value):
             raise ValueError(f"is {_shown(value)}: say which element with index=")
+    elif _has(value, index):
+        found = getattr(value, str(index)) if _is_record(value) else value[index]
     else:
-        try:
-            found = value[index]
-        except (KeyError, IndexError, TypeError):
-            raise ValueError(f"is {_shown(value)}: it has no element {index!r}") from None
+        raise ValueError(f"is {_shown(value)}: it has no element {index!r}")
     if not isinstance(found, Tensor):
         raise ValueError(f"must be a tensor, got {_shown(found)}")
     if not found.is_floating_point():
@@ -41,9 +41,23 @@ def put(value: Any, index: Index, new: Tensor) -> Any:
         items = list(value)
         items[index] = new  # type: ignore[index]  # `get` has indexed it
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if _is_record(value):
+        return dataclasses.replace(value, **{str(index): new})
     changed = copy.copy(value)
     changed[index] = new
     return changed
+
+
+def _has(value: Any, index: Index) -> bool:
+    if isinstance(value, MutableMapping):
+        return index in value
+    if isinstance(value, tuple | list):
+        return isinstance(index, int) and -len(value) <= index < len(value)
+    return _is_record(value) and index in {f.name for f in dataclasses.fields(value)}
+
+
+def _is_record(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, Mapping | type)
 
 
 def _shown(value: Any) -> str:
@@ -52,6 +66,8 @@ def _shown(value: Any) -> str:
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
     if isinstance(value, Mapping):
         return f"a {name} with the keys {', '.join(map(repr, value))}"
+    if _is_record(value):
+        return f"a {name} with the fields {', '.join(f.name for f in dataclasses.fields(value))}"
     if isinstance(value, tuple | list):
         return f"a {name} of {len(value)} elements"
     return f"a {name}"

@@ -46,6 +46,10 @@ def read_yaml(text: str, name: str) -> tuple[Any, Source]:
         raise FileError(f"{where}{problem}{hint}") from error
     except RecursionError:
         raise FileError("it is nested too deeply") from None
+    except FileError:
+        raise
+    except Exception as error:  # what int(), date() and their like raise on a scalar, as they are
+        raise FileError(f"a value can't be read: {error}") from error
     if data is None:
         raise FileError("it is empty")
     return data, Source(name, lines)
@@ -66,13 +70,24 @@ def _walk(
         children = [(str(key.value), key, value) for key, value in node.value]
     else:
         return
+    keys: dict[str, int] = {}
     for key, key_node, value in children:
         line = key_node.start_mark.line + 1
-        if isinstance(node, yaml.MappingNode) and (*path, key) in lines and key != "<<":
-            first = lines[(*path, key)]
-            raise FileError(f"line {line}: the key {key!r} stands twice (first in line {first})")
+        if isinstance(node, yaml.MappingNode) and key != "<<":
+            value_of_key = _value(key_node)
+            if value_of_key in keys:
+                problem = f"the key {key!r} stands twice (first in line {keys[value_of_key]})"
+                raise FileError(f"line {line}: {problem}")
+            keys[value_of_key] = line
         lines[(*path, key)] = line
         _walk(value, (*path, key), lines, seen)
+
+
+def _value(key: yaml.Node) -> str:
+    """A key as it will be compared: numbers by value."""
+    if key.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float"):
+        return repr(float(yaml.safe_load(key.value)))
+    return f"{key.tag} {key.value}"
 
 
 def read_json(text: str, name: str) -> tuple[Any, Source]:
@@ -92,5 +107,9 @@ def read_json(text: str, name: str) -> tuple[Any, Source]:
         return json.loads(text, object_pairs_hook=unique), Source(name)
     except json.JSONDecodeError as error:
         raise FileError(f"line {error.lineno}: {error.msg}") from error
+    except FileError:
+        raise
+    except ValueError as error:  # an integer of too many digits
+        raise FileError(f"a value can't be read: {error}") from error
     except RecursionError:
         raise FileError("it is nested too deeply") from None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from .hooks import SiteHook
+from .hooks import ParameterHook, SiteHook, find_module
 from .site import Control, Site
 
 
@@ -47,16 +47,27 @@ def _faults(
     base: nn.Module, module: nn.Module, hook: SiteHook, ran: bool
 ) -> Iterator[tuple[str, str]]:
     site, owner = hook.site, hook.owner_name
-    current = _module(base, owner)
+    current = find_module(base, owner)
     if current is not module:
         now = "is gone" if current is None else f"is another {type(current).__name__}"
         yield "replaced", f"the layer '{owner}' {now} since it was attached: attach again"
     elif hook.lost(module):
-        yield "lost", f"its hook is no longer on '{owner}': attach again, or run a forward"
+        yield "lost", _why_lost(module, hook)
     if ran and not site.calls and site.at != "parameter":
         yield "never_called", f"the layer '{owner}' ({site.module_type}) was never called"
     elif site.calls and not site.active_calls:
         yield "never_active", _why_inactive(base, module, site)
+
+
+def _why_lost(module: nn.Module, hook: SiteHook) -> str:
+    if not isinstance(hook, ParameterHook):
+        return f"its hook is no longer on '{hook.owner_name}': attach again"
+    parameter = module._parameters.get(hook.parameter)
+    if parameter is None:
+        return f"'{hook.owner_name}' no longer has this parameter: attach again"
+    if not parameter.requires_grad:
+        return "the parameter is frozen (requires_grad is False) and gets no gradient"
+    return "the parameter is another object: a forward of the model will hook it"
 
 
 def _why_inactive(base: nn.Module, module: nn.Module, site: Site) -> str:
@@ -68,10 +79,3 @@ def _why_inactive(base: nn.Module, module: nn.Module, site: Site) -> str:
     if site.regularizer.acts_on == "gradient":
         return f"{called}: no gradient has come through it"
     return f"{called}: only evaluation was run"
-
-
-def _module(base: nn.Module, name: str) -> nn.Module | None:
-    try:
-        return base.get_submodule(name)
-    except AttributeError:
-        return None

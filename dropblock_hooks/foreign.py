@@ -109,6 +109,13 @@ class Foreign(Regularizer):
         return isinstance(self.target, nn.Module) or inspect.isclass(self.target)
 
     @property
+    def kind(self) -> object:
+        return type(self.target) if isinstance(self.target, nn.Module) else self.target
+
+    def __hash__(self) -> int:
+        return hash((self.label, tuple(name for name, _ in self.kwargs)))
+
+    @property
     def label(self) -> str:
         name = getattr(self.target, "__name__", type(self.target).__name__)
         return f"Foreign({name})"
@@ -167,8 +174,8 @@ class _Hosted:
 def _counted(function: Callable[[Tensor], Tensor], x: Tensor) -> Applied:
     nonzero = x.detach() != 0  # before the call, which may work in place
     y = function(x)
-    if y is x or not isinstance(y, Tensor) or y.shape != nonzero.shape:
-        return y, 0 if y is x else None
+    if not isinstance(y, Tensor) or y.shape != nonzero.shape:
+        return y, None
     zeroed = ((y.detach() == 0) & nonzero).sum()
     share = zeroed / nonzero.sum().clamp_min(1)
     return y, (share * x.numel()).round().long()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar, cast
 
 import torch
@@ -25,23 +25,26 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 def _untraced(call: _F) -> _F:
     """Under torch.compile, a break in the graph: the hook runs as it does in eager mode.
 
-    Traced, every value of a rate would be compiled anew, until torch gives up on the frame.
+    Traced, every value of a rate would be compiled anew, until torch gives up on the frame. Where
+    the site has nothing to do, in evaluation, nothing is broken, and an export is clean.
     """
     disabled: list[Any] = []
 
     @functools.wraps(call)
-    def outside(*args: Any) -> Any:
+    def outside(self: SiteHook, module: nn.Module, *rest: Any) -> Any:
         if "torch._dynamo" not in sys.modules:  # importing it takes a second: not before it is used
-            return call(*args)
+            return call(self, module, *rest)
+        if torch.compiler.is_compiling() and not self.site.acts(module.training):
+            return None
         if not disabled:
             disabled.append(torch.compiler.disable(call))  # type: ignore[no-untyped-call]
-        return disabled[0](*args)
+        return disabled[0](self, module, *rest)
 
     return outside  # type: ignore[return-value]  # the same signature
 
 
 class SiteHook:
-    """Base of the hooks: holds the site."""
+    """Base of the hooks of a site on its layer."""
 
     parameter: str | None = None
 
@@ -59,33 +62,21 @@ class SiteHook:
 
     def remove(self, module: nn.Module) -> None:
         """Take it off the module, if it is there."""
-        tables = (
-            (
-                module._forward_hooks,
-                (module._forward_hooks_with_kwargs, module._forward_hooks_always_called),
-            ),
-            (module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)),
-        )
-        for hooks, extras in tables:
-            for key in [key for key, hook in hooks.items() if cast(object, hook) is self]:
-                for table in (hooks, *extras):
-                    table.pop(key, None)
+        take_off(self, module)
 
     def lost(self, module: nn.Module) -> bool:
         """Whether it is no longer on the module."""
         return all(hook is not self for hook in _hooks_of(module))
 
-    def _treat(self, x: Tensor, layer_input: Any, training: bool) -> Tensor:
+    def _treat(self, x: Tensor, layer_input: Any, taken: Iterable[Any], training: bool) -> Tensor:
+        """The tensor regularized, or with its gradient watched; `taken` is what the layer took."""
         if self.site.regularizer.acts_on == "activation":
             return self.site.regularize(x, layer_input, training)
-        return self._watch(x, layer_input)
-
-    def _watch(self, x: Tensor, layer_input: Any) -> Tensor:
-        """Hook the gradient of `x`: of this use of it, not of others that it may have."""
         if not x.requires_grad:
             return x
-        if x.is_leaf or x is layer_input:
-            x = x.clone()  # a view would lose the hook where an in-place layer follows
+        if x.is_leaf or any(x is value for value in taken):
+            # only this use of it is meant; a view would lose the hook before an in-place layer
+            x = x.clone()
         x.register_hook(GradHook(self.site))  # type: ignore[no-untyped-call]
         return x
 
@@ -94,10 +85,12 @@ class OutputHook(SiteHook):
     """Forward hook: regularizes what the layer returns, or watches its gradient."""
 
     def install(self, module: nn.Module) -> None:
-        module.register_forward_hook(self)
+        with_kwargs = self.site.regularizer.acts_on == "gradient"  # dearer, so not for all
+        module.register_forward_hook(self, with_kwargs=with_kwargs)
 
     @_untraced
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+        *kwargs, output = rest
         site = self.site
         if not site.enter(module):
             return None
@@ -106,7 +99,8 @@ class OutputHook(SiteHook):
             x = elements.get(output, index)
         except ValueError as error:
             raise site.error(f"the output {error}") from None
-        y = self._treat(x, args[0] if args else None, module.training)
+        taken = (*args, *kwargs[0].values()) if kwargs else args
+        y = self._treat(x, args[0] if args else None, taken, module.training)
         return None if y is x else elements.put(output, index, y)
 
 
@@ -129,7 +123,7 @@ class InputHook(SiteHook):
             raise site.error(
                 f"{error} (arguments: {len(args)}, keywords: {list(kwargs)})"
             ) from None
-        y = self._treat(x, x, module.training)
+        y = self._treat(x, x, (x,), module.training)
         if y is x:
             return None
         changed = elements.put(values, index, y)
@@ -157,35 +151,58 @@ class ParameterHook(SiteHook):
 
     def install(self, module: nn.Module) -> None:
         module.register_forward_pre_hook(self)
-        self._follow(module)
+        self.follow(module)
 
     def remove(self, module: nn.Module) -> None:
         super().remove(module)
-        if self._handle is not None:
-            self._handle.remove()
-        self._hooked = self._handle = None
+        self._unhook()
 
     def lost(self, module: nn.Module) -> bool:
         parameter = module._parameters.get(self.parameter)
-        hooked = self._hooked is not None and self._hooked() is parameter
-        return super().lost(module) or not hooked
+        hooked = None if self._hooked is None else self._hooked()
+        return super().lost(module) or hooked is None or hooked is not parameter
 
     @_untraced
-    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self.on = self.site.enter(module)
-        self._follow(module)
+    def __call__(self, module: nn.Module, *args: Any) -> None:
+        self.site.enter(module)
+        self.follow(module)
 
-    def _follow(self, module: nn.Module) -> None:
+    def follow(self, module: nn.Module) -> None:
+        """Take over the mode of the owner, where gradients will come, and its parameter."""
+        if torch.is_grad_enabled():
+            self.on = self.site.is_on(module.training)
         parameter = module._parameters.get(self.parameter)
-        if parameter is None or (self._hooked is not None and self._hooked() is parameter):
+        if self._hooked is not None and self._hooked() is parameter:
             return
-        if self._handle is not None:
-            self._handle.remove()
-        self._hooked = self._handle = None
-        if parameter.requires_grad:
+        self._unhook()
+        if parameter is not None and parameter.requires_grad:
             hook = GradHook(self.site, self)
             self._handle = parameter.register_hook(hook)  # type: ignore[no-untyped-call]
             self._hooked = weakref.ref(parameter)
+
+    def _unhook(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+        self._hooked = self._handle = None
+
+
+class KeeperHook:
+    """Forward pre-hook of the model: follows parameters whose owners are never called themselves.
+
+    Such are the projections of an attention that takes their weights, and parameter lists.
+    """
+
+    def __init__(self, hooks: Iterable[ParameterHook]) -> None:
+        self.hooks = tuple(hooks)
+
+    def __call__(self, model: nn.Module, *args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return  # what was hooked at attaching stays hooked
+        for hook in self.hooks:
+            if not hook.site.calls:
+                owner = find_module(model, hook.owner_name)
+                if owner is not None:
+                    hook.follow(owner)
 
 
 class GradHook:
@@ -210,9 +227,34 @@ def _hooks_of(module: nn.Module) -> Iterator[Any]:
     yield from module._forward_hooks.values()
 
 
+def take_off(hook: object, module: nn.Module) -> None:
+    """Take a hook off a module, if it is there."""
+    forward = module._forward_hooks_with_kwargs, module._forward_hooks_always_called
+    for hooks, extras in (
+        (module._forward_hooks, forward),
+        (module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)),
+    ):
+        for key in [key for key, there in hooks.items() if cast(object, there) is hook]:
+            for table in (hooks, *extras):
+                table.pop(key, None)
+
+
+def find_module(model: nn.Module, name: str) -> nn.Module | None:
+    """The submodule of this name, or None."""
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        return None
+
+
 def hooks_on(module: nn.Module) -> list[SiteHook]:
     """Our hooks on this very module."""
     return [hook for hook in _hooks_of(module) if isinstance(hook, SiteHook)]
+
+
+def keepers_on(module: nn.Module) -> list[KeeperHook]:
+    """Our keepers on this very module."""
+    return [hook for hook in _hooks_of(module) if isinstance(hook, KeeperHook)]
 
 
 def make_hook(site: Site, parameter: str | None) -> SiteHook:

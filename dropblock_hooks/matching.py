@@ -17,6 +17,7 @@ from .schedules import as_count
 from .stages import stage_module, stage_target
 
 ROOT = "."
+FORMS = ("param", "re", "type", "stage", "stride")
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def match(selector: Selector, index: Index) -> list[Target]:
 
 def _match_text(text: str, index: Index) -> list[Target]:
     kind, colon, rest = text.partition(":")
-    if not colon or kind not in ("param", "re", "type", "stage", "stride"):
+    if not colon or kind not in FORMS:
         kind, rest = "", text
     if not rest.strip():
         raise NoMatchError(f"the selector {text!r} is empty")
@@ -113,7 +114,7 @@ def _match_text(text: str, index: Index) -> list[Target]:
             f"did you mean '{rest}.*'?"
         )
     if not found:
-        raise NoMatchError(_nothing(rest, table))
+        raise NoMatchError(_nothing(rest, table, index))
     return callable_ones
 
 
@@ -128,7 +129,10 @@ def _match_names(text: str, is_regex: bool, table: dict[str, Target]) -> list[Ta
         return [table[""]] if "" in table else []
     if text in table:
         return [table[text]]
-    pattern = glob_pattern(text)
+    try:
+        pattern = glob_pattern(text)
+    except re.error as error:
+        raise NoMatchError(f"{text!r} is not a glob: {error}") from None
     return [target for name, target in table.items() if name and pattern.fullmatch("." + name)]
 
 
@@ -163,8 +167,8 @@ def _has_forward(module: nn.Module) -> bool:
 @functools.lru_cache(maxsize=256)
 def glob_pattern(text: str) -> re.Pattern[str]:
     """A glob over name components, to be matched against ``"." + name``."""
-    parts = []
-    for component in text.split("."):
+    parts: list[str] = []
+    for component in re.sub(r"(\*\*\.)+(?=\*\*)", "", text).split("."):
         parts.append(r"(?:\.[^.]+)*" if component == "**" else r"\." + _component(component))
     return re.compile("".join(parts))
 
@@ -179,10 +183,17 @@ def _component(text: str) -> str:
         inside = re.escape(token[2]).replace("\\-", "-")
         return f"[{'^' if token[1] else ''}{inside}]"
 
-    return re.sub(r"\[(!?)([^\]]+)\]|.", translate, text)
+    return re.sub(r"\[(!?)([^\]]+)\]|.", translate, re.sub(r"\*+", "*", text))
 
 
-def _nothing(text: str, table: dict[str, Target]) -> str:
+def _nothing(text: str, table: dict[str, Target], index: Index) -> str:
+    form, colon, _ = text.partition(":")
+    if colon:
+        return f"{form}: is not a form of selector{closest(form, FORMS)}; forms: {', '.join(FORMS)}"
+    if text in {type(target.module).__name__ for target in index.modules.values()}:
+        return f"{text!r} matches no name; it is a type: did you mean 'type:{text}'?"
+    if table is index.modules and text in index.parameters:
+        return f"{text!r} is a parameter: did you mean 'param:{text}'?"
     below = _below(text, table)
     if below:
         meant = " or ".join(repr(f"{prefix}.{text}") for prefix in below[:3])

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+_PARAMETER = "param:"
+
 
 class NoMatchError(ValueError):
     """A selector means nothing on this model; the message says why."""
@@ -38,6 +40,7 @@ class Index:
         for name, module in model.named_modules(remove_duplicate=False):
             by_identity.setdefault(id(module), []).append(name)
             self.modules[name] = Target(name, module)
+        self.positions = {name: i for i, name in enumerate(self.modules)}
         first: dict[int, str] = {}
         for name, target in list(self.modules.items()):
             names = by_identity[id(target.module)]
@@ -46,6 +49,7 @@ class Index:
                 if parameter is not None:
                     full = f"{name}.{local}" if name else local
                     owner = first.setdefault(id(parameter), full)
+                    self.positions[f"{_PARAMETER}{full}"] = len(self.positions)
                     self.parameters[full] = (
                         self.parameters[owner]
                         if owner != full
@@ -54,6 +58,8 @@ class Index:
 
     def order(self, targets: Iterable[Target]) -> list[Target]:
         """The targets without repetition, in model order."""
-        wanted = {target.name: target for target in targets}
-        names = [*self.modules, *self.parameters]
-        return [wanted[name] for name in names if name in wanted] if wanted else []
+        wanted = {(target.name, target.parameter is None): target for target in targets}
+        return sorted(wanted.values(), key=self._position)
+
+    def _position(self, target: Target) -> int:
+        return self.positions[(_PARAMETER if target.parameter else "") + target.name]

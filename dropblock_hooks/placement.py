@@ -13,7 +13,7 @@ from .hooks import hooks_on
 from .matching import Select, Selector, match
 from .names import Index, NoMatchError, Target
 from .regularizer import Regularizer
-from .schedules import ByDepth
+from .schedules import spread_rate
 from .spec import Draft, Entry, SpecError
 
 
@@ -89,6 +89,8 @@ def _refusal(regularizer: Regularizer, target: Target) -> str | None:
     if parameter is not None:
         if regularizer.acts_on != "gradient":
             return "param: takes regularizers of gradients"
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            return "the parameter is not initialized: run a forward first"
         if not parameter.requires_grad:
             return "the parameter is frozen (requires_grad is False), it gets no gradient"
         if regularizer.at != "output" or regularizer.index is not None:
@@ -102,10 +104,10 @@ def _composes(entry: Entry) -> bool:
 
 def _twice(placements: list[Placement]) -> list[str]:
     """The same class on one layer from two entries."""
-    first: dict[tuple[str, str], Placement] = {}
+    first: dict[tuple[str, object], Placement] = {}
     clashes: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for p in placements:
-        there = first.setdefault((p.target.name, p.regularizer.label), p)
+        there = first.setdefault((p.target.name, p.regularizer.kind), p)
         if there.position[0] != p.position[0] and not _composes(p.entry):
             pair = shown(there.entry.selector), shown(p.entry.selector), p.regularizer.label
             clashes[pair].append(p.target.name)
@@ -124,7 +126,7 @@ def _twice_live(placements: list[Placement]) -> list[str]:
             same_target = (hook.parameter or None) == p.target.parameter
             if (
                 same_target
-                and hook.site.regularizer.label == p.regularizer.label
+                and hook.site.regularizer.kind == p.regularizer.kind
                 and not _composes(p.entry)
             ):
                 clashes[shown(p.entry.selector), p.regularizer.label].append(hook.site.key)
@@ -142,22 +144,12 @@ def _by_depth(placements: list[Placement]) -> list[Placement]:
         groups[p.position].append(p)
     spread: dict[int, Placement] = {}
     for group in groups.values():
-        for p, regularizer in zip(group, by_depth([p.regularizer for p in group]), strict=True):
-            spread[id(p)] = replace(p, regularizer=regularizer)
-    return [spread[id(p)] for p in placements]
-
-
-def by_depth(regularizers: list[Regularizer]) -> list[Regularizer]:
-    """Regularizers of sites in model order, with every `ByDepth` given its share."""
-    spread = []
-    for i, regularizer in enumerate(regularizers):
-        rates = {
-            k: r.at(i, len(regularizers))
-            for k, r in regularizer.rates.items()
-            if isinstance(r, ByDepth)
-        }
-        spread.append(regularizer.with_rates(**rates) if rates else regularizer)
-    return spread
+        for i, p in enumerate(group):
+            rates = p.regularizer.rates
+            changed = {name: spread_rate(rate, i, len(group)) for name, rate in rates.items()}
+            if changed != rates:
+                spread[id(p)] = replace(p, regularizer=p.regularizer.with_rates(**changed))
+    return [spread.get(id(p), p) for p in placements]
 
 
 def _nested(placements: list[Placement], index: Index) -> list[str]:

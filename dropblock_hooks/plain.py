@@ -10,14 +10,14 @@ import ast
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from torch import nn
 
 from .foreign import Foreign, is_foreign
 from .matching import Select
 from .registry import closest, name_of, registered, stated_fields
-from .regularizer import Regularizer
+from .regularizer import Regularizer, hints_of
 from .schedules import Schedule, shown
 
 _T = TypeVar("_T", Regularizer, Schedule, Select)
@@ -25,17 +25,26 @@ Path = tuple[str, ...]
 
 
 class PlainError(ValueError):
-    """Plain data that means nothing; `path` are the keys that lead to it."""
+    """Plain data that means nothing; `faults` are what is wrong, and the keys that lead there."""
 
     def __init__(self, path: Path, message: str) -> None:
         super().__init__(message)
-        self.path = path
+        self.faults: tuple[tuple[Path, str], ...] = ((path, message),)
+
+    @classmethod
+    def of(cls, errors: Sequence[PlainError]) -> PlainError:
+        """Several in one."""
+        joined = cls(*errors[0].faults[0])
+        joined.faults = tuple(fault for error in errors for fault in error.faults)
+        return joined
 
 
 def regularizer_from(value: Any, path: Path = ()) -> Regularizer:
     """A regularizer from an object of ours or somebody else's, or from plain data."""
     if isinstance(value, Regularizer):
         return value
+    if isinstance(value, Schedule):
+        raise PlainError(path, f"{value!r} is a schedule, not a regularizer")
     if inspect.isclass(value):
         foreign = issubclass(value, nn.Module)
         call = f"Foreign({value.__name__}, ...)" if foreign else f"{value.__name__}(...)"
@@ -83,30 +92,50 @@ def _unknown(kind: str, name: str, known: Mapping[str, type]) -> str:
 def construct(cls: Any, given: Mapping[Any, Any], path: Path) -> Any:
     """An instance of a class from its fields as plain data."""
     names = [f.name for f in fields(cls) if f.init]
-    arguments = {}
+    with_schedules = _schedule_fields(cls)
+    arguments, faults = {}, []
     for key, value in given.items():
-        if key not in names:
-            hint = closest(str(key), names) or f" (fields: {', '.join(names)})"
-            raise PlainError((*path, str(key)), f"{cls.__name__} has no field {str(key)!r}{hint}")
-        arguments[key] = _field(value, (*path, str(key)))
+        try:
+            if key not in names:
+                hint = closest(str(key), names) or f" (fields: {', '.join(names)})"
+                problem = f"{cls.__name__} has no field {str(key)!r}{hint}"
+                raise PlainError((*path, str(key)), problem)
+            arguments[key] = _field(value, (*path, str(key)), key in with_schedules)
+        except PlainError as error:
+            faults.append(error)
     try:
-        return cls(**arguments)
+        built = cls(**arguments)
     except (TypeError, ValueError) as error:
-        first = str(error).split(" ", 1)[0]
-        raise PlainError((*path, first) if first in given else path, str(error)) from error
+        if not faults or "missing" not in str(error):
+            first = str(error).split(" ", 1)[0]
+            where = (*path, first) if first in given else path
+            faults.append(PlainError(where, str(error).removeprefix(f"{cls.__name__}.__init__() ")))
+    if faults:
+        raise PlainError.of(faults)
+    return built
 
 
-def _field(value: Any, path: Path) -> Any:
-    if isinstance(value, Mapping):
-        first = next(iter(value), None)
-        if len(value) == 1 and isinstance(first, str) and not _is_number(first):
-            return _build(Schedule, value, path)
-        return {float(k) if _is_number(k) else k: v for k, v in value.items()}
-    if is_list(value):
-        return tuple(_field(item, path) for item in value)
-    if isinstance(value, str) and "(" in value and value.split("(")[0].isidentifier():
+def _schedule_fields(cls: Any) -> set[str]:
+    """The fields that may hold a schedule."""
+    return {name for name, hint in hints_of(cls).items() if _mentions_schedule(hint)}
+
+
+def _mentions_schedule(hint: Any) -> bool:
+    return hint is Schedule or any(_mentions_schedule(part) for part in get_args(hint))
+
+
+def _field(value: Any, path: Path, may_be_schedule: bool) -> Any:
+    if may_be_schedule and (isinstance(value, Mapping) or _names_schedule(value)):
         return _build(Schedule, value, path)
-    return value
+    if isinstance(value, Mapping) and value and all(_is_number(key) for key in value):
+        return [(float(key), item) for key, item in value.items()]  # JSON's keys are text
+    return tuple(value) if is_list(value) else value
+
+
+def _names_schedule(value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    return "(" in value or value in registered(Schedule)
 
 
 def is_list(value: Any) -> bool:
@@ -129,10 +158,10 @@ def _parse_call(text: str, path: Path) -> tuple[str, dict[str, Any]]:
     try:
         call = ast.parse(text.strip(), mode="eval").body
         name, given = _call(call)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise PlainError(
-            path, f"can't read {shown(text)}: expected Name(field=value, ...)"
-        ) from None
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        hint = "; inside { } it needs quotes" if text.count("(") > text.count(")") else ""
+        problem = f"can't read {shown(text)}: expected Name(field=value, ...){hint}"
+        raise PlainError(path, problem) from None
     return name, given
 
 
@@ -181,7 +210,9 @@ def _plain(value: Any, name: str, owner: Any) -> Any:
     if isinstance(value, Schedule):
         return to_plain(value)
     if isinstance(value, Mapping):
-        return [[k, v] for k, v in value.items()]
+        if all(isinstance(key, str) for key in value):
+            return {key: _plain(item, name, owner) for key, item in value.items()}
+        return [[key, item] for key, item in value.items()]
     if is_list(value):
         return [_plain(item, name, owner) for item in value]
     if isinstance(value, type):

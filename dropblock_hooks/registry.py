@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, dataclass_transform, overload
@@ -27,13 +28,13 @@ def register(cls: type | None = None, /, *, name: str | None = None) -> Any:
     Example:
         >>> from dropblock_hooks import Probability, Regularizer, Spec, register
         >>> @register
-        ... class Shrink(Regularizer):
+        ... class Attenuate(Regularizer):
         ...     p: Probability = 0.1
         ...
         ...     def apply(self, x, now):
         ...         return x * (1 - now.p), None
-        >>> Spec.from_yaml("layer1: {Shrink: {p: 0.2}}")
-        Spec({'layer1': Shrink(p=0.2)})
+        >>> Spec.from_yaml("layer1: {Attenuate: {p: 0.2}}")
+        Spec({'layer1': Attenuate(p=0.2)})
 
     Args:
         cls: the class; already a dataclass or not.
@@ -51,6 +52,8 @@ def register(cls: type | None = None, /, *, name: str | None = None) -> Any:
 
 
 def _register(cls: type[_T], name: str) -> type[_T]:
+    if not (hasattr(cls, "apply") or hasattr(cls, "span")):
+        raise TypeError(f"{cls.__name__} must be a subclass of Regularizer or Schedule")
     if not name.isidentifier():
         raise ValueError(f"the name of a registered class must be an identifier, got {name!r}")
     if "__dataclass_params__" not in vars(cls):
@@ -92,8 +95,10 @@ def brief(obj: Any) -> str:
 
 
 def text(value: Any) -> str:
-    """The repr of a value; of a function its name, which is the same in another process."""
-    return value.__qualname__ if inspect.isroutine(value) or inspect.isclass(value) else repr(value)
+    """The repr of a value, the same in another process: of functions the name, no addresses."""
+    if inspect.isroutine(value) or inspect.isclass(value):
+        return value.__qualname__
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def stated_fields(obj: Any) -> dict[str, Any]:

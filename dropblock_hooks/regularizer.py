@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from . import layouts
 from .registry import brief, closest, name_of
-from .schedules import Schedule, as_number, is_moving, span_of, value_at
+from .schedules import Schedule, as_number, is_moving, shown, span_of, value_at
 
 
 @dataclass(frozen=True)
@@ -108,15 +108,14 @@ class Regularizer:
     """Whether it runs in evaluation too, told by ``now.training``."""
 
     def __post_init__(self) -> None:
+        _check_class(type(self))
         _check_option("at", self.at, ("output", "input"))
         _check_option("active", self.active, ("train", "always"))
         _check_option("layout", self.layout, ("auto", *layouts.accepted(self.spatial)))
         if isinstance(self.index, bool) or not isinstance(self.index, int | str | None):
             raise TypeError(f"index must be an integer or a key, got {self.index!r}")
         self._check_rates()
-        for name, value in vars(self).items():
-            if isinstance(value, list):
-                object.__setattr__(self, name, tuple(value))
+        self._check_others()
         self.check(self.values(0.0))
 
     def _check_rates(self) -> None:
@@ -124,6 +123,16 @@ class Regularizer:
             rate = getattr(self, name)
             if rate is not None or not _optional(_class_of(self), name):
                 object.__setattr__(self, name, _checked(name, rate, allowed))
+
+    def _check_others(self) -> None:
+        hints, rates = hints_of(type(self)), self.ranges()
+        for name, value in vars(self).items():
+            if isinstance(value, list):
+                object.__setattr__(self, name, tuple(value))
+            if isinstance(value, Schedule) and name not in rates:
+                raise TypeError(f"{name} takes no schedule; of a class of yours, annotate it Rate")
+            if hints.get(name) is bool and not isinstance(value, bool):
+                raise TypeError(f"{name} must be True or False, got {shown(value)}")
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         """The regularized tensor (`x` itself where nothing is to be done) and a count.
@@ -148,6 +157,11 @@ class Regularizer:
     def block_in_force(self, map_size: tuple[int, ...]) -> tuple[int, ...] | None:
         """The block that is dropped on a map of this size, or None."""
         return None
+
+    @property
+    def kind(self) -> object:
+        """What may be on a layer once: the class."""
+        return type(self)
 
     @property
     def label(self) -> str:
@@ -190,6 +204,17 @@ class Regularizer:
         return brief(self)
 
 
+def _check_class(cls: Any) -> None:
+    """Raise TypeError for fields without the decorator that makes them fields."""
+    own = {
+        name for name, hint in inspect.get_annotations(cls).items() if "ClassVar" not in str(hint)
+    }
+    if own and "__dataclass_params__" not in vars(cls):
+        raise TypeError(
+            f"{cls.__name__} has fields ({', '.join(sorted(own))}): put @register above it"
+        )
+
+
 def _check_option(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
     if value not in allowed:
         shown = ", ".join(repr(option) for option in allowed)
@@ -202,7 +227,7 @@ def _checked(name: str, rate: Any, allowed: Range) -> RateLike:
         raise TypeError(f"{name} got the class {rate.__name__}: write {rate.__name__}(...)")
     if not callable(rate):
         try:
-            number = as_number(name, rate)
+            number = as_number(name, rate, "a number or a schedule")
         except ValueError:
             raise ValueError(f"{name} must be {allowed}, got {float(rate)}") from None
         if number not in allowed:
@@ -223,7 +248,7 @@ def _class_of(regularizer: Regularizer) -> Any:  # Any: mypy takes no class as h
 @functools.cache
 def _ranges(cls: Any) -> Mapping[str, Range]:
     found: dict[str, Range] = {}
-    for name, hint in _hints(cls).items():
+    for name, hint in hints_of(cls).items():
         for part in (hint, *get_args(hint)):
             if get_origin(part) is Annotated:
                 found.update((name, m) for m in part.__metadata__ if isinstance(m, Range))
@@ -235,10 +260,10 @@ def _ranges(cls: Any) -> Mapping[str, Range]:
 
 @functools.cache
 def _optional(cls: Any, name: str) -> bool:
-    return type(None) in get_args(_hints(cls)[name])
+    return type(None) in get_args(hints_of(cls)[name])
 
 
-def _hints(cls: Any) -> dict[str, Any]:
+def hints_of(cls: Any) -> dict[str, Any]:
     """The annotations of the fields; those that can't be evaluated are no rates."""
     scope = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
     found = {}

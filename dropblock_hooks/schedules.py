@@ -11,7 +11,7 @@ import contextlib
 import math
 import operator
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -19,11 +19,14 @@ from typing import Any
 from .registry import brief, register
 
 
-def as_number(name: str, value: Any) -> float:
+def as_number(name: str, value: Any, kind: str = "a number") -> float:
     """`value` as a finite float, or one clear error that names the field."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number or a schedule, got {shown(value)}")
-    number = float(value)
+        raise TypeError(f"{name} must be {kind}, got {shown(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number):
         raise ValueError(f"{name} must be a finite number, got {number}")
     return number
@@ -47,7 +50,8 @@ def shown(value: Any) -> str:
     hint = ""
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
-            hint = f"; that is text, write {float(value)!r}"
+            number = float(value)
+            hint = f"; that is text, write {int(number) if value.strip().isdigit() else number!r}"
     return f"{' '.join(short.repr(value).split())} ({type(value).__name__}{hint})"
 
 
@@ -213,20 +217,36 @@ class StepSchedule(Schedule):
             raise ValueError(f"StepSchedule must begin with the value at time 0, got times {times}")
         if len(set(times)) < len(times):
             raise ValueError(f"StepSchedule has a time twice: {times}")
-        _set(self, "values", _Steps(steps))
+        _set(self, "values", _Steps(tuple(steps)))
 
     def __call__(self, t: float) -> float:
-        return [value for time, value in self.values.items() if time <= t][-1]
+        come = [value for time, value in self.values.items() if time <= t]
+        return come[-1] if come else self.values[0.0]
 
     def span(self) -> tuple[float, float]:
         return min(self.values.values()), max(self.values.values())
 
 
-class _Steps(dict[float, float]):
-    """The mapping of a StepSchedule: hashable, since schedules are; nobody changes it."""
+class _Steps(Mapping[float, float]):
+    """The mapping of a StepSchedule: hashable and unchangeable, as schedules are."""
 
-    def __hash__(self) -> int:  # type: ignore[override]  # dict has none; ours is never mutated
-        return hash(tuple(self.items()))
+    def __init__(self, pairs: tuple[tuple[float, float], ...]) -> None:
+        self._pairs = pairs
+
+    def __getitem__(self, time: float) -> float:
+        return dict(self._pairs)[time]
+
+    def __iter__(self) -> Iterator[float]:
+        return (time for time, _ in self._pairs)
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __hash__(self) -> int:
+        return hash(self._pairs)
+
+    def __repr__(self) -> str:
+        return repr(dict(self._pairs))
 
 
 @register
@@ -272,8 +292,8 @@ class ByDepth(Schedule):
         [0.0, 0.1, 0.2]
     """
 
-    start: float | Schedule
-    stop: float | Schedule
+    start: float | Schedule | Callable[[float], float]
+    stop: float | Schedule | Callable[[float], float]
     share: float = 0.0
 
     def __post_init__(self) -> None:
@@ -281,7 +301,8 @@ class ByDepth(Schedule):
             end = getattr(self, name)
             if isinstance(end, ByDepth):
                 raise TypeError(f"{name} of ByDepth can't itself be a ByDepth")
-            _set(self, name, end if isinstance(end, Schedule) else as_number(name, end))
+            is_schedule = callable(end) and not isinstance(end, type)
+            _set(self, name, end if is_schedule else as_number(name, end, "a number or a schedule"))
         _set(self, "share", as_number("share", self.share))
         if not 0 <= self.share <= 1:
             raise ValueError(f"share must be in [0, 1], got {self.share}")
@@ -302,6 +323,11 @@ class ByDepth(Schedule):
         return span_of(self.start)[0] == span_of(self.start)[1] and (
             span_of(self.stop)[0] == span_of(self.stop)[1]
         )
+
+
+def spread_rate(rate: Any, i: int, n: int) -> Any:
+    """The rate of site `i` of `n`: its own share of a `ByDepth`, the same for all otherwise."""
+    return rate.at(i, n) if isinstance(rate, ByDepth) else rate
 
 
 def value_at(rate: Any, t: float) -> float:

@@ -51,7 +51,8 @@ class Control:
             return 1.0
         scale = getattr(scaler, "_scale", None)
         if isinstance(scale, Tensor):
-            return scale.to(device, non_blocking=True)
+            wide = torch.float32 if device.type == "mps" else torch.float64  # bound * scale fits
+            return scale.to(device, wide, non_blocking=True)
         return float(scaler.get_scale())
 
 
@@ -65,8 +66,10 @@ class Tally:
 
     def add(self, affected: Tensor | int, total: int, expected: float) -> None:
         """Count more; a tensor is not read."""
-        if isinstance(affected, Tensor) and isinstance(self.affected, Tensor):
-            self.affected = self.affected.to(affected.device)  # after the model has moved
+        if isinstance(affected, Tensor):
+            affected = affected.detach()
+            if isinstance(self.affected, Tensor):
+                self.affected = self.affected.to(affected.device)  # after the model has moved
         self.affected = self.affected + affected
         self.total += total
         self.expected += expected
@@ -184,15 +187,17 @@ class Site:
     def enter(self, module: nn.Module) -> bool:
         """Count a forward call; whether the regularizer is to be run in it."""
         control, training = self.control, module.training
-        if not control.installed:
-            return False
-        if not _recomputing():
+        if control.installed and not _recomputing():
             self.calls += 1
             if self._waiting and not control.stepped:
                 self._watch_time(training)
-        if not control.enabled:
-            return False
-        return self.is_on(training) or self.regularizer.follows_host
+        return self.acts(training)
+
+    def acts(self, training: bool) -> bool:
+        """Whether the regularizer is to be run in this mode of its layer."""
+        control = self.control
+        on = self.is_on(training) or self.regularizer.follows_host
+        return control.installed and control.enabled and on
 
     def is_on(self, training: bool) -> bool:
         """Whether the regularizer is active in this mode of its layer."""
@@ -204,7 +209,7 @@ class Site:
         y, affected = self._run(x, input=layer_input, training=on, grad_scale=1.0)
         if on and not _recomputing():
             self.active_calls += 1
-            if affected is not None:
+            if affected is not None and not _transformed(affected):
                 self.window.add(affected, x.numel(), (self.rate or 0.0) * x.numel())
         return y
 
@@ -213,7 +218,7 @@ class Site:
         scale = self.control.grad_scale(grad.device)
         y, affected = self._run(grad, input=None, training=True, grad_scale=scale)
         self.active_calls += 1
-        if affected is not None:
+        if affected is not None and not _transformed(affected):
             self.window.add(affected, grad.numel(), 0.0)
         return y
 
@@ -221,16 +226,22 @@ class Site:
         spatial = self.regularizer.spatial
         try:
             if spatial is None:
-                y, affected = self._apply(x, Now(**self.values, layout=self.layout, **state))
-                return _checked_result(x, y), affected
+                return self._call(x, Now(**self.values, layout=self.layout, **state))
             layouts.check_rank(x, self.layout)
             first = layouts.channels_first(x, self.layout)
             self._see_map(tuple(first.shape[2:]))
-            y, affected = self._apply(first, Now(**self.values, layout=self.layout, **state))
-            y = _checked_result(first, y)
+            y, affected = self._call(first, Now(**self.values, layout=self.layout, **state))
             return (x if y is first else layouts.channels_back(y, self.layout)), affected
         except (TypeError, ValueError) as error:
             raise self.error(error) from error
+
+    def _call(self, x: Tensor, now: Now) -> tuple[Tensor, Tensor | int | None]:
+        result = self._apply(x, now)
+        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], Tensor):
+            raise TypeError(f"apply must return (tensor, count or None), got {_shown(result)}")
+        if result[0].shape != x.shape:
+            raise ValueError(f"must keep the shape {tuple(x.shape)}, got {tuple(result[0].shape)}")
+        return result
 
     def error(self, cause: object) -> SiteError:
         """An error that names the site."""
@@ -262,17 +273,22 @@ class Site:
             )
 
 
+def _transformed(affected: Tensor | int) -> bool:
+    """Whether a count lives inside a function transform (vmap), which it must not outlive."""
+    return isinstance(affected, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(
+        affected
+    )
+
+
 def _recomputing() -> bool:
     """Whether this forward runs inside a backward: activation checkpointing."""
     return torch._C._current_graph_task_id() != -1
 
 
-def _checked_result(x: Tensor, y: Any) -> Tensor:
-    if not isinstance(y, Tensor):
-        raise TypeError(f"apply must return (tensor, count or None), got {type(y).__name__} first")
-    if y.shape != x.shape:
-        raise ValueError(f"must keep the shape {tuple(x.shape)}, got {tuple(y.shape)}")
-    return y
+def _shown(result: object) -> str:
+    if isinstance(result, tuple):
+        return f"({', '.join(type(item).__name__ for item in result)})"
+    return type(result).__name__
 
 
 def _merge(low: tuple[int, ...], high: tuple[int, ...]) -> tuple[int | tuple[int, int], ...]:

@@ -163,16 +163,16 @@ class Draft:
         self.source = source.name
         self.problems: list[str] = []
         self.entries: list[Entry] = []
-        for path, selector, value in _pairs(data, source):
+        for path, selector, value in _pairs(data, source, self.problems):
             try:
                 regularizers = _regularizers(value, path, source, self.problems)
             except PlainError as error:
-                self.problems.append(source.located(error.path, str(error)))
+                self.problems += _located(error, source)
                 regularizers = ()
             try:
                 self.entries.append(Entry(_selector(selector, path), regularizers))
             except PlainError as error:
-                self.problems.append(source.located(error.path, str(error)))
+                self.problems += _located(error, source)
 
     @classmethod
     def of(cls, spec: Any) -> Draft:
@@ -185,7 +185,7 @@ class Draft:
     def load(cls, path: str | os.PathLike[str]) -> Draft:
         """From a file."""
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = Path(path).read_text(encoding="utf-8-sig")
         except FileNotFoundError:
             raise SpecError(
                 [f"there is no file {os.fspath(path)!r}; a spec is a mapping or the path of a file"]
@@ -210,34 +210,44 @@ class Draft:
         return tuple(self.entries)
 
 
-def _pairs(data: Any, source: files.Source) -> list[tuple[tuple[str, ...], Any, Any]]:
-    """Key path, selector and value of each entry."""
-    pairs: list[tuple[tuple[str, ...], Any, Any]]
+def _located(error: PlainError, source: files.Source) -> list[str]:
+    return [source.located(path, message) for path, message in error.faults]
+
+
+def _pairs(
+    data: Any, source: files.Source, problems: list[str]
+) -> list[tuple[tuple[str, ...], Any, Any]]:
+    """Key path, selector and value of each entry; what is no entry goes to the problems."""
+    pairs: list[tuple[tuple[str, ...], Any, Any]] = []
     if isinstance(data, Mapping):
         pairs = [((_label(key),), key, value) for key, value in data.items()]
     elif is_list(data):
-        pairs = [_pair(i, item, source) for i, item in enumerate(data)]
+        for i, item in enumerate(data):
+            try:
+                pairs.append(_pair(str(i), item))
+            except PlainError as error:
+                problems += _located(error, source)
     else:
         raise SpecError(
             [f"a spec is a mapping from selectors to regularizers, got {shown(data)}"], source.name
         )
-    if not pairs:
+    if not pairs and not problems:
         raise SpecError(["it is empty"], source.name)
     return pairs
 
 
-def _pair(i: int, item: Any, source: files.Source) -> tuple[tuple[str, ...], Any, Any]:
+def _pair(i: str, item: Any) -> tuple[tuple[str, ...], Any, Any]:
     if isinstance(item, Entry):
         return (_label(item.selector),), item.selector, item.regularizers
     if isinstance(item, Mapping) and set(item) == {"select", "apply"}:
-        return (str(i), "apply"), item["select"], item["apply"]
+        return (i, "apply"), item["select"], item["apply"]
     if is_list(item) and len(item) == 2:
-        return (str(i), "1"), item[0], item[1]
-    raise SpecError(
-        [source.located((str(i),), "an entry of a list is a pair (selector, regularizers) or "
-                        f"{{select: ..., apply: ...}}, got {shown(item)}")],
-        source.name,
-    )  # fmt: skip
+        return (i, "1"), item[0], item[1]
+    raise PlainError(
+        (i,),
+        "an entry of a list is a pair (selector, regularizers) or {select: ..., apply: ...}, "
+        f"got {shown(item)}",
+    )
 
 
 def _label(selector: Any) -> str:
@@ -248,9 +258,9 @@ def _selector(value: Any, path: tuple[str, ...]) -> Selector:
     if isinstance(value, str | Select):
         return value
     if isinstance(value, Mapping):
-        select: Select = construct(Select, value, path)
+        select: Select = construct(Select, value, (*path[:-1], "select"))
         return select
-    raise PlainError(path, f"a selector is text or a Select, got {shown(value)}")
+    raise PlainError(path, f"a selector is text or a Select, got {shown(value)}: quote it")
 
 
 def _regularizers(
@@ -271,5 +281,5 @@ def _regularizers(
         try:
             found.append(regularizer_from(item, where))
         except PlainError as error:
-            problems.append(source.located(error.path, str(error)))
+            problems += _located(error, source)
     return tuple(found)

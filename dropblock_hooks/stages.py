@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -29,24 +30,39 @@ def stage_module(index: Index, number: int) -> str:
     """The name of the module that ends a stage."""
     stages = _stages(index)
     if not -len(stages) <= number < len(stages):
-        listed = ", ".join(f"{i}: {name}" for i, (name, _) in enumerate(stages))
+        listed = ", ".join(f"{i}: {stage.name}" for i, stage in enumerate(stages))
         raise NoMatchError(f"stage {number} is not among the {len(stages)} stages ({listed})")
-    return stages[number][0]
+    return _existing(stages[number], index)
 
 
 def _stride_module(index: Index, stride: int) -> str:
     stages = _stages(index)
-    names = [name for name, reduction in stages if reduction == stride]
-    if not names:
-        listed = ", ".join(f"{reduction}: {name}" for name, reduction in stages)
+    found = [stage for stage in stages if stage.stride == stride]
+    if not found:
+        listed = ", ".join(f"{stage.stride}: {stage.name}" for stage in stages)
         raise NoMatchError(f"no stage has stride {stride} ({listed})")
-    return names[-1]
+    return _existing(found[-1], index)
 
 
-def _stages(index: Index) -> list[tuple[str, int | None]]:
-    """Name and reduction of each stage of the only submodule that has ``feature_info``."""
-    hosts = [t.name for t in index.modules.values() if hasattr(t.module, "feature_info")]
-    hosts = list(dict.fromkeys(hosts))
+@dataclass(frozen=True)
+class _Stage:
+    name: str
+    flat: str
+    stride: int | None
+
+
+def _existing(stage: _Stage, index: Index) -> str:
+    for name in (stage.name, stage.flat):  # features_only renames stages.3 to stages_3
+        if name in index.modules:
+            return name
+    raise NoMatchError(f"feature_info names {stage.name!r}, which the model does not have")
+
+
+def _stages(index: Index) -> list[_Stage]:
+    """The stages of the only submodule that has ``feature_info``."""
+    hosts = list(
+        dict.fromkeys(t.name for t in index.modules.values() if hasattr(t.module, "feature_info"))
+    )
     if "" in hosts:
         hosts = [""]
     if len(hosts) != 1:
@@ -54,14 +70,13 @@ def _stages(index: Index) -> list[tuple[str, int | None]]:
         raise NoMatchError(
             f"stages come from timm's feature_info, and {found}; name the layers, or root="
         )
-    host = hosts[0]
-    info: Any = index.modules[host].module.feature_info
-    stages = []
-    for entry in getattr(info, "info", info):
-        name = ".".join(filter(None, [host, entry["module"]]))
-        flat = ".".join(filter(None, [host, entry["module"].replace(".", "_")]))
-        known = next((n for n in (name, flat) if n in index.modules), None)
-        if known is None:
-            raise NoMatchError(f"feature_info names {name!r}, which the model does not have")
-        stages.append((known, entry.get("reduction")))
-    return stages
+    host = hosts[0] + "." if hosts[0] else ""
+    info: Any = index.modules[hosts[0]].module.feature_info
+    return [
+        _Stage(
+            host + entry["module"],
+            host + entry["module"].replace(".", "_"),
+            entry.get("reduction"),
+        )
+        for entry in getattr(info, "info", info)
+    ]

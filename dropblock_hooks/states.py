@@ -36,15 +36,15 @@ def _site_state(site: Site) -> dict[str, Any]:
 
 def load(state: Mapping[str, Any], sites: Sequence[Site], strict: bool) -> float:
     """Check a state against the sites; its epoch."""
-    if not isinstance(state, Mapping) or not {"version", "epoch", "sites"} <= set(state):
+    whole = isinstance(state, Mapping) and {"version", "epoch", "sites"} <= set(state)
+    if not whole or not isinstance(state["sites"], Mapping):
         raise ValueError("this is not the state_dict of an Attachment")
     if state["version"] != _VERSION:
         raise ValueError(f"the state has version {state['version']}, this code reads {_VERSION}")
     saved = state["sites"]
-    wanted = {"regularizer", "calls", "active_calls", *_TALLIES}
-    for key, site in saved.items():
-        if not isinstance(site, Mapping) or not wanted <= set(site):
-            raise ValueError(f"the state of {key} is damaged: it needs {', '.join(sorted(wanted))}")
+    damaged = [key for key, site in saved.items() if not _is_whole(site)]
+    if damaged:
+        raise ValueError(f"the state of {damaged[0]} is damaged: {saved[damaged[0]]!r}")
     here = {site.key: repr(site.regularizer) for site in sites}
     changed = [
         f"{key}: the state has {saved[key]['regularizer']}, the model has {here[key]}"
@@ -59,6 +59,19 @@ def load(state: Mapping[str, Any], sites: Sequence[Site], strict: bool) -> float
             f"the state is of another spec (strict=False takes what fits):\n{differences}"
         )
     return as_number("epoch", state["epoch"])
+
+
+def _is_whole(site: Any) -> bool:
+    if not isinstance(site, Mapping) or not isinstance(site.get("regularizer"), str):
+        return False
+    counts = [site.get("calls"), site.get("active_calls")]
+    tallies = [site.get(name) for name in _TALLIES]
+    return all(isinstance(count, int) for count in counts) and all(
+        isinstance(tally, list | tuple)
+        and len(tally) == 3
+        and all(isinstance(number, int | float) for number in tally)
+        for tally in tallies
+    )
 
 
 def restore(state: Mapping[str, Any], sites: Sequence[Site], control: Control) -> None:

@@ -125,6 +125,15 @@ def refused(net, hook_count, spec, *parts, error=SpecError, **options):
         ({"layr1.*": Dropout()}, ["layr1.*", "nothing", "layer1"]),
         ({"re:layer[": Dropout()}, ["regular expression"]),
         ({"re:nothing": Dropout()}, ["nothing"]),
+        ({"layer[4-3].*": Dropout()}, ["layer[4-3].*", "not a glob", "range"]),
+        ({"Conv2d": Dropout()}, ["type:Conv2d"]),
+        ({"types:Conv2d": Dropout()}, ["types:", "type", "forms"]),
+        ({"fc.weight": Dropout()}, ["param:fc.weight"]),
+        ({"fc": LinearSchedule(0, 1, epochs=3)}, ["is a schedule, not a regularizer"]),
+        (
+            [("layer1.0", "Dropuot"), 5, ("layer1.1", "Nope")],
+            ["3 problems", "Dropuot", "pair", "Nope"],
+        ),
         ({"type:Conv2D": Dropout()}, ["Conv2D", "Conv2d"]),
         ({"param:fc.bais": ClampGrad(-1)}, ["fc.bias"]),
         ({"": Dropout()}, ["empty"]),
@@ -244,6 +253,16 @@ def test_other_things_than_models(net, hook_count):
     with pytest.warns(FutureWarning, match="deprecated"):
         scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
     refused(nn.Sequential(scripted), hook_count, {"0.0": Dropout()}, "ScriptModule")
+
+
+@pytest.mark.parametrize("root", [5, None])
+def test_a_root_that_is_no_name(net, hook_count, root):
+    refused(net, hook_count, {"fc": Dropout()}, "root", error=TypeError, root=root)
+
+
+def test_a_parameter_that_is_not_initialized(hook_count):
+    lazy = nn.Sequential(nn.LazyConv2d(2, 3))
+    refused(lazy, hook_count, {"param:0.weight": ClampGrad(-1)}, "not initialized")
 
 
 def test_root_and_what_is_below_it(net, hook_count):

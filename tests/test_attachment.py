@@ -421,3 +421,74 @@ def test_who_steps_is_not_told(net):
             run(net)
             net.eval()(torch.ones(1, 3, 16, 16))
             net.train()
+
+
+def test_set_of_one_field_leaves_the_depth_of_another(net):
+    attached = attach(net, {"layer*.*": ClampGrad(min=ByDepth(-4, -1), max=1)})
+    attached.set("layer1.1", max=2.0)
+    assert attached.rates["layer1.1/ClampGrad"] == {"min": pytest.approx(-3.0), "max": 2.0}
+
+
+def test_set_spreads_by_depth_in_model_order(net):
+    names = ["layer2.0", "layer1.0", "layer1.1"]
+    attached = attach(net, {name: Dropout2d(0.1) for name in names})
+    attached.set("layer*.*", p=ByDepth(0.0, 0.2))
+    assert [s.rate for s in attached.sites] == pytest.approx([0.2, 0.0, 0.1])
+
+
+def test_by_depth_with_a_function(net):
+    attached = attach(net, {"layer1.*": Dropout2d(ByDepth(0.0, lambda t: t / 10))})
+    attached.step(2)
+    assert [s.rate for s in attached.sites] == pytest.approx([0.0, 0.2])
+
+
+@pytest.mark.parametrize("which", [0, None, 1.5])
+def test_lookup_refuses(net, which):
+    attached = attach(net, {"fc": Dropout(0.1)})
+    with pytest.raises(TypeError, match="key or a selector"):
+        attached[which]
+    with pytest.raises(TypeError, match="key or a selector"):
+        attached.set(which, p=0.1)
+
+
+WHOLE = {
+    "regularizer": "Dropout(p=0.1)",
+    "calls": 1,
+    "active_calls": 1,
+    "window": [0, 0, 0],
+    "closed": [0, 0, 0],
+    "before": [0, 0, 0],
+}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"sites": []},
+        {"sites": {"fc/Dropout": {"regularizer": "Dropout(p=0.1)"}}},
+        {"sites": {"fc/Dropout": 3}},
+        *(
+            {"sites": {"fc/Dropout": {**WHOLE, **bad}}}
+            for bad in ({"calls": "x"}, {"window": "x"}, {"window": [1]}, {"before": [1, 2, 3, 4]})
+        ),
+    ],
+)
+def test_a_damaged_state_changes_nothing(net, damage):
+    attached = attach(net, {"fc": Dropout(0.1)})
+    with pytest.raises(ValueError, match="state"):
+        attached.load_state_dict({"version": 1, "epoch": 2.0, **damage})
+    assert attached.epoch == 0
+
+
+def test_a_schedule_that_is_an_object_can_be_resumed(net):
+    class Warm:
+        def __call__(self, t):
+            return min(t / 10, 0.5)
+
+    attached = attach(net, {"fc": Dropout(Warm())})
+    attached.step(3)
+    state = attached.state_dict()
+    attached.remove()
+    resumed = attach(net, {"fc": Dropout(Warm())})
+    resumed.load_state_dict(state)
+    assert resumed.sites[0].rate == 0.3

@@ -60,7 +60,16 @@ def test_an_in_place_module_is_counted():
     model = nn.Sequential(nn.Identity())
     attached = attach(model, {"0": Foreign(nn.Dropout, p=1.0, inplace=True)})
     model(X.clone())
-    assert attached.sites[0].realized_rate in (0.0, 1.0)
+    assert attached.sites[0].realized_rate == 1.0
+
+
+def test_two_functions_are_two_classes():
+    model = nn.Sequential(nn.Identity())
+    attach(
+        model, [("0", lambda x: x + 1), ("0", lambda x: x * 2), ("0", Foreign(nn.Dropout, p=0.1))]
+    )
+    with pytest.raises(SpecError, match="live"):
+        attach(model, {"0": Foreign(nn.Dropout, p=0.2)})
 
 
 def test_buffers_follow_the_device_and_numbers_can_be_set():

@@ -497,3 +497,207 @@ def test_under_compile_it_acts_and_does_not_recompile(backend):
     attached.remove()
     assert torch.equal(on, model(x))
     torch._dynamo.reset()
+
+
+def clipped_norm(model, x, between):
+    """Norm of a parameter's gradient when something runs between forward and backward."""
+    model.zero_grad()
+    loss = model(x).sum() * 100
+    between(model)
+    loss.backward()
+    return model[0].weight.grad.norm().item()
+
+
+@pytest.mark.parametrize("selector", ["param:0.weight", "1"])
+def test_other_forwards_between_forward_and_backward(selector):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Identity())
+    attached = attach(model, {selector: ClipGradNorm(1e-3)})
+    x = torch.ones(2, 4)
+    alone = clipped_norm(model, x, lambda model: None)
+
+    def evaluate(model):
+        with torch.no_grad():
+            model.eval()(x)
+        model.train()
+
+    def pause(model):
+        with attached.paused(), torch.no_grad():
+            model(x)
+
+    assert alone < 1e-2
+    assert clipped_norm(model, x, evaluate) == alone
+    assert clipped_norm(model, x, pause) == alone
+
+
+class Attends(nn.Module):
+    """Uses the weight of a layer that is never called, and a parameter list."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2)
+        self.scales = nn.ParameterList([nn.Parameter(torch.ones(8))])
+
+    def forward(self, x):
+        return self.attention(x, x, x)[0] * self.scales[0]
+
+
+def test_parameters_of_owners_that_are_never_called_survive_copies_and_files():
+    import copy
+    import io
+
+    model = Attends()
+    spec = {"param:attention.out_proj.weight": ClipGradNorm(1e-3), "param:scales.0": ZeroGrad()}
+    attached = attach(model, spec)
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    for each in (model, copy.deepcopy(model), torch.load(buffer, weights_only=False)):
+        each(torch.randn(3, 2, 8)).square().sum().backward()
+        assert each.attention.out_proj.weight.grad.norm() < 1.01e-3
+        assert (each.scales[0].grad == 0).all()
+        each.zero_grad()
+    model.eval()(torch.randn(3, 2, 8)).square().sum().backward()
+    assert model.scales[0].grad.abs().sum() > 0, "off in evaluation"
+    attached.remove()
+    assert not model._forward_pre_hooks
+
+
+def test_verify_tells_of_dead_parameter_sites():
+    def findings(change):
+        model = nn.Sequential(nn.Linear(4, 4))
+        attached = attach(model, {"param:0.weight": ClipGradNorm(1e-3)})
+        model(torch.ones(2, 4)).sum().backward()
+        assert attached.verify() == []
+        change(model)
+        return [(f.kind, f.message) for f in attached.verify()]
+
+    ((kind, message),) = findings(lambda model: setattr(model[0], "weight", None))
+    assert kind == "lost"
+    assert "no longer has" in message
+    ((kind, message),) = findings(lambda m: nn.utils.parametrizations.weight_norm(m[0]))
+    assert "no longer has" in message
+
+    def freeze(model):
+        model[0].weight = nn.Parameter(torch.ones(4, 4), requires_grad=False)
+
+    ((kind, message),) = findings(freeze)
+    assert "frozen" in message
+
+
+@pytest.mark.parametrize("call", [lambda i, b: i(b), lambda i, b: i(input=b)])
+def test_what_a_layer_passes_through_keeps_its_other_gradients(call):
+    layer = nn.Identity()
+    attach(layer, {".": ZeroGrad()})
+    w = torch.ones(3, requires_grad=True)
+    b = w * 1
+    (call(layer, b).sum() + 5 * b.sum()).backward()
+    assert (w.grad == 5).all()
+
+
+def test_a_second_argument_that_is_passed_through():
+    layer = Returns(lambda a, b: b)
+    attach(layer, {".": ZeroGrad()})
+    w = torch.ones(3, requires_grad=True)
+    b = w * 1
+    (layer(1, b).sum() + 5 * b.sum()).backward()
+    assert (w.grad == 5).all()
+
+
+def test_bounds_that_overflow_with_the_loss_scale():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Identity())
+    spec = {"1": ClipGradNorm(1e35), "param:0.weight": [ClipGradNorm(1e35), ClampGrad(-1e36, 1e36)]}
+    attach(model, spec, grad_scaler=Scaler(torch.tensor(65536.0)))
+    model(torch.randn(4, 3)).sum().backward()
+    assert torch.isfinite(model[0].weight.grad).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_bounds_that_do_not_fit_the_type(dtype):
+    model = nn.Sequential(nn.Linear(4, 4)).to(dtype)
+    attach(model, {"0": ClampGrad(-1e39, 1e39)})
+    model(torch.ones(2, 4, dtype=dtype)).sum().backward()
+    assert torch.isfinite(model[0].weight.grad).all()
+
+
+@pytest.mark.parametrize("per", ["tensor", "channel"])
+def test_a_parameter_without_axes(per):
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.s = nn.Parameter(torch.tensor(3.0))
+
+        def forward(self, x):
+            return x * self.s
+
+    model = Scale()
+    attach(model, {"param:s": ClipGradNorm(1.0, per=per)})
+    model(torch.ones(9)).sum().backward()
+    assert model.s.grad == 1.0
+
+
+def test_an_output_without_axes():
+    model = nn.Sequential(Returns(lambda x: x.sum()))
+    attach(model, {"0": DropPath(0.5)})
+    with pytest.raises(SiteError, match="0/DropPath.*0-D"):
+        model(torch.ones(3))
+
+
+def test_an_index_of_a_tensor_or_of_a_record():
+    import dataclasses
+
+    @dataclasses.dataclass
+    class Record:
+        out: torch.Tensor
+        aux: int = 3
+
+    model = nn.Sequential(nn.Linear(4, 4))
+    with (
+        attach(model, {"0": Dropout(0.5, index=0)}),
+        pytest.raises(SiteError, match="no element 0"),
+    ):
+        model(torch.ones(3, 4))
+    record = Returns(lambda x: Record(x))
+    with attach(record, {".": Dropout(1.0, index="out")}):
+        got = record(torch.ones(3))
+    assert (got.out == 0).all()
+    assert got.aux == 3
+    with (
+        attach(record, {".": Dropout(1.0)}),
+        pytest.raises(SiteError, match="fields out, aux.*index="),
+    ):
+        record(torch.ones(3))
+    keyed = Returns(lambda x: OrderedDict(out=x))
+    with (
+        attach(keyed, {".": Dropout(1.0, index=0)}),
+        pytest.raises(SiteError, match="no element 0"),
+    ):
+        keyed(torch.ones(3))
+
+
+def test_vmap_leaves_the_attachment_whole():
+    model = nn.Sequential(nn.Identity())
+    attached = attach(model, {"0": Dropout(0.5)})
+    torch.vmap(model, randomness="different")(torch.ones(3, 4))
+    model(torch.ones(400))
+    assert 0.3 < attached.sites[0].realized_rate < 0.7
+    assert "0/Dropout" in str(attached)
+
+
+def test_a_count_with_a_gradient_keeps_no_graph():
+    class Sums(Regularizer):
+        def apply(self, x, now):
+            return x * 2, x.sum()
+
+    model = nn.Sequential(Returns(lambda x: x * 1))
+    attached = attach(model, {"0": Sums()})
+    model(torch.ones(3, requires_grad=True))
+    assert not attached.sites[0].window.affected.requires_grad
+
+
+def test_an_export_in_evaluation_is_that_of_the_bare_model():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()).eval()
+    x = torch.ones(1, 1, 8, 8)
+    bare = str(torch.export.export(model, (x,), strict=True).graph)
+    attach(model, {"1": [DropBlock2d(0.3), ClampGrad(-1, 1)], "0": Dropout(0.1, at="input")})
+    assert str(torch.export.export(model, (x,), strict=True).graph) == bare
+    torch._dynamo.reset()

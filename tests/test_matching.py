@@ -101,6 +101,14 @@ def test_the_message_of_a_failed_where_names_nothing_else(net):
         names(net, Select("layer1.*", where=lambda name, module: False))
 
 
+def test_a_glob_of_many_stars_is_fast():
+    deep = nn.Identity()
+    for _ in range(30):
+        deep = nn.Sequential(deep)
+    with pytest.raises(NoMatchError):
+        names(deep, "**." * 8 + "zz")
+
+
 @pytest.fixture(scope="module")
 def resnet():
     timm = pytest.importorskip("timm", reason="stages come from timm's feature_info")
@@ -126,6 +134,16 @@ def test_stages_below_a_wrapper(resnet):
     assert names(nn.ModuleDict({"net": resnet}), "stage:-1") == ["net.layer4.1"]
     with pytest.raises(NoMatchError, match="several submodules have it: a, b"):
         names(nn.ModuleDict({"a": resnet, "b": copy.deepcopy(resnet)}), "stage:-1")
+
+
+def test_a_stage_that_exists_beside_one_that_does_not():
+    timm = pytest.importorskip("timm", reason="stages come from timm's feature_info")
+    with torch.device("meta"):
+        model = timm.create_model("hrnet_w18_small")
+    with pytest.raises(NoMatchError, match="feature_info names 'stem'"):
+        names(model, "stage:0")
+    model.feature_info[1]["module"] = "stage2"
+    assert names(model, "stage:1") == ["stage2"]
 
 
 def test_stages_of_features_only():

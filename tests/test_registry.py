@@ -23,7 +23,7 @@ from dropblock_hooks import (
 
 
 @register
-class Shrink(Regularizer):
+class Fade(Regularizer):
     """Multiplies by 1 - p."""
 
     p: Probability = 0.5
@@ -44,15 +44,15 @@ class Saw(Schedule):
 
 
 def test_one_class_is_all_it_takes():
-    spec = Spec.from_yaml("'0': {Shrink: {p: {Saw: {top: 0.5}}, bias: 1.0}}")
-    assert spec == Spec({"0": Shrink(Saw(0.5), 1.0)})
+    spec = Spec.from_yaml("'0': {Fade: {p: {Saw: {top: 0.5}}, bias: 1.0}}")
+    assert spec == Spec({"0": Fade(Saw(0.5), 1.0)})
     model = nn.Sequential(nn.Identity())
     attached = attach(model, spec)
     attached.step(3.5)
-    assert attached.rates == {"0/Shrink": {"p": 0.25, "bias": 1.0}}
+    assert attached.rates == {"0/Fade": {"p": 0.25, "bias": 1.0}}
     assert (model(torch.ones(2)) == 1.75).all()
-    assert pickle.loads(pickle.dumps(Shrink(0.1))) == Shrink(0.1)
-    assert repr(Shrink(Saw())) == "Shrink(p=Saw(top=1.0))"
+    assert pickle.loads(pickle.dumps(Fade(0.1))) == Fade(0.1)
+    assert repr(Fade(Saw())) == "Fade(p=Saw(top=1.0))"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_one_class_is_all_it_takes():
 )
 def test_its_rates_are_checked_by_their_annotation(value):
     with pytest.raises((ValueError, TypeError), match="^p must be"):
-        Shrink(value)
+        Fade(value)
 
 
 def test_ranges_of_rates():
@@ -80,6 +80,23 @@ def test_ranges_of_rates():
         Ranged(LinearSchedule)
 
 
+def test_a_decorator_that_was_forgotten():
+    class Plain(Regularizer):
+        q: Rate = 0.1
+
+    with pytest.raises(TypeError, match="Plain has fields .q.: put @register above it"):
+        Plain()
+
+
+def test_a_schedule_for_what_is_no_rate():
+    @register
+    class Typed(Regularizer):
+        q: float = 0.1
+
+    with pytest.raises(TypeError, match="q takes no schedule.*Rate"):
+        Typed(LinearSchedule(0, 1, epochs=2))
+
+
 def test_register_refuses():
     with pytest.raises(ValueError, match="Dropout.*taken"):
 
@@ -91,8 +108,11 @@ def test_register_refuses():
 
         @register
         @dataclass
-        class Thawed:
+        class Thawed(Schedule):
             pass
+
+    with pytest.raises(TypeError, match="subclass of Regularizer or Schedule"):
+        register(dict)
 
     with pytest.raises(ValueError, match="identifier"):
         register(name="a b")(Other if False else type("C", (Regularizer,), {}))

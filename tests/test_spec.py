@@ -218,6 +218,32 @@ def test_repr():
         ("- {select: {names: a, where: x}, apply: Dropout}", ["where must be callable"]),
         ("a: &x [*x]", ["a → 0"]),
         ("[" * 5000, ["nested too deeply"]),
+        *(
+            (f"layer1: {{DropBlock2d: {{p: {value}}}}}", ["can't be read"])
+            for value in ("2001-99-99", "!!int abc", "!!float x", "0x_", "!!int ''", "!!bool x")
+        ),
+        ("a: {Dropout: {p: !!timestamp foo}}", ["can't be read"]),
+        (f"a: {{Dropout: {{p: {'9' * 5000}}}}}", ["can't be read"]),
+        ("a: {Dropout: {p: &x [*x]}}", ["p must be a number or a schedule"]),
+        (
+            "a: {Dropout: {p: &x {LinearSchedule: {start: *x, stop: 1, epochs: 2}}}}",
+            ["a → Dropout → p"],
+        ),
+        ('a: {Dropout: {p: "LinearSchedule({[1]: 2})"}}', ["can't read"]),
+        ("a: {Dropout: {p: LinearSchedule(0, 1, epochs=2)}}", ["quotes"]),
+        ("a: {Dropout: {p: LinearSchedule}}", ["start"]),
+        (
+            "a: {DropBlock2d: {share_channels: 'no'}}",
+            ["share_channels must be True or False", "'no'"],
+        ),
+        (
+            "a: {DropBlock2d: {p: 2, blok: 1, blick: 2}}",
+            ["3 problems", "blok", "blick", "p must be"],
+        ),
+        ("a: {DropBlock2d: {block_size: '7'}}", ["block_size", "write 7)"]),
+        ("a: {Dropout: {p: {StepSchedule: {values: {0: 0.1, 0.0: 0.2}}}}}", ["stands twice"]),
+        ("0: Dropout", ["line 1", "quote it"]),
+        ("- {select: {stage: 1}, apply: Dropout}", ["0 → select → stage", "stages"]),
     ],
 )
 def test_bad_yaml(text, parts):
@@ -280,6 +306,28 @@ def test_files(tmp_path):
 def test_code_cannot_be_written(spec):
     with pytest.raises(ValueError, match="can't be written"):
         Spec(spec).to_yaml()
+
+
+def test_a_file_with_a_byte_order_mark(tmp_path):
+    for name, text in (("a.yaml", "a: Dropout"), ("a.json", '{"a": "Dropout"}')):
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text.encode() + b"\r\n")
+        assert Spec.load(tmp_path / name) == Spec({"a": Dropout()})
+
+
+def test_text_that_looks_like_a_call_is_text():
+    spec = Spec({"a": Dropout(index="x(y")})
+    assert Spec.from_yaml(spec.to_yaml()) == Spec.from_json(spec.to_json()) == spec
+
+
+def test_lists_of_other_kinds():
+    from collections import UserDict, UserList
+
+    spec = Spec(
+        UserDict(
+            a=UserList(["Dropout", UserDict(DropBlock2d=UserDict(block_size=UserList([3, 5])))])
+        )
+    )
+    assert spec == Spec({"a": [Dropout(), DropBlock2d(block_size=(3, 5))]})
 
 
 def test_classes_are_written_by_name():

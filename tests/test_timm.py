@@ -1,4 +1,4 @@
-"""Fifty timm models of fifty families, random weights: attached, trained a step, evaluated, removed."""
+"""Fifty timm models of fifty families, random weights: attached, trained, evaluated, removed."""
 
 import pytest
 import torch

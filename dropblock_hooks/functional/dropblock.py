@@ -18,7 +18,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..schedules import as_count, as_number
-from .dropout import bernoulli, check_probability, check_spatial, count_ratio, drop, keep_scale
+from .dropout import (
+    bernoulli,
+    check_floating,
+    check_probability,
+    check_spatial,
+    count_ratio,
+    drop,
+    keep_scale,
+)
 
 Calibration: TypeAlias = Literal["exact", "paper"]
 Normalize: TypeAlias = Literal["batch", "sample", "expected"] | None
@@ -84,7 +92,8 @@ def block_gamma(
     Raises:
         ValueError: for p outside [0, 1], a block below 1, or an unknown calibration.
     """
-    sizes = (as_count("size", size),) if isinstance(size, int) else tuple(size)
+    edges = size if isinstance(size, Sequence) else (size,)
+    sizes = tuple(as_count("size", edge) for edge in edges)
     p = check_probability(as_number("p", p))
     block = clipped_block(sizes, check_block_size(block_size, len(sizes)))
     check_calibration(calibration)
@@ -104,9 +113,10 @@ def _exact_gamma(p: float, size: tuple[int, ...], block: tuple[int, ...]) -> flo
     shares = _coverage(size, block)
     target, u = math.log1p(-p), 0.0
     for _ in range(200):
-        kept = 1.0 + sum(w * math.expm1(-c * u) for c, w in shares)
+        kept = sum(w * math.exp(-c * u) for c, w in shares)
         slope = sum(w * c * math.exp(-c * u) for c, w in shares) / kept
-        value = math.log1p(sum(w * math.expm1(-c * u) for c, w in shares))
+        lost = sum(w * math.expm1(-c * u) for c, w in shares)
+        value = math.log1p(lost) if kept > 0.5 else math.log(kept)  # each exact where it is used
         step = (value - target) / slope
         u += step
         if step <= 1e-13 * u:
@@ -173,6 +183,7 @@ def drop_blocks(
     """DropBlock on a tensor (N, C, ...) of any number of spatial axes, and the number dropped."""
     edges = check_block_size(block_size, x.ndim - 2)
     check_normalize(normalize)
+    check_floating(x)
     if p == 0.0 or x.numel() == 0:
         return x, 0
     block = clipped_block(x.shape[2:], edges)

@@ -40,6 +40,12 @@ def check_mode(mode: str) -> None:
         raise ValueError(f"mode must be 'row' or 'batch', got {mode!r}")
 
 
+def check_floating(input: Tensor) -> None:
+    """Raise TypeError unless `input` holds floating-point numbers."""
+    if not input.is_floating_point():
+        raise TypeError(f"input must be a floating-point tensor, got {input.dtype}")
+
+
 def _wide(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64  # which has no float64
 
@@ -67,7 +73,8 @@ def drop(x: Tensor, mask: Tensor, scale: Tensor | None, inplace: bool = False) -
     y = x
     if scale is not None:
         y = (x.float() if x.dtype.itemsize < 4 else x) * scale
-    y = x.masked_fill(mask, 0) if y is x else y.masked_fill_(mask, 0).to(x.dtype)
+    y = y.clone() if y is x else y  # keeps the memory format, which masked_fill need not
+    y = y.masked_fill_(mask, 0).to(x.dtype)
     return x.copy_(y) if inplace else y
 
 
@@ -81,6 +88,7 @@ def drop_shape(
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor | int]:
     """Dropout with one decision per element of `shape`, which broadcasts to that of `x`."""
+    check_floating(x)
     if p == 0.0 or x.numel() == 0:
         return x, 0
     mask = bernoulli(shape, p, x.device, generator)
@@ -98,6 +106,8 @@ def drop_samples(
 ) -> tuple[Tensor, Tensor | int]:
     """Dropout of whole samples (``"row"``) or of the whole batch at once (``"batch"``)."""
     check_mode(mode)
+    if x.ndim == 0:
+        raise ValueError("needs a tensor with an axis of samples, got a 0-D tensor")
     first = x.shape[0] if mode == "row" else 1
     return drop_shape(x, p, (first, *[1] * (x.ndim - 1)), **options)  # type: ignore[arg-type]
 
@@ -111,11 +121,12 @@ def drop_residual(
             f"needs a residual block that keeps its shape, got input {tuple(shortcut.shape)} and "
             f"output {tuple(block.shape)}; where the shape changes, use DropPath on the branch"
         )
+    check_floating(block)
     if p == 0.0 or block.numel() == 0:
         return block, 0
     wide = torch.promote_types(block.dtype, torch.float32)
     branch, dropped = drop_samples(block.to(wide) - shortcut.to(wide), p, mode, **options)
-    return (shortcut.to(wide) + branch).to(block.dtype), dropped
+    return branch.add_(shortcut).to(block.dtype), dropped  # in place: the block's memory format
 
 
 def dropout(
@@ -332,6 +343,7 @@ def gaussian_noise(
         raise ValueError(f"std must be >= 0, got {std}")
     if not training or std == 0.0:
         return input
+    check_floating(input)
     return (input + _normal_like(input, std, generator)).to(input.dtype)
 
 
@@ -362,5 +374,6 @@ def gaussian_dropout(
         raise ValueError(f"p must be in [0, 1), got {p}")
     if not training or p == 0.0:
         return input
+    check_floating(input)
     noise = _normal_like(input, math.sqrt(p / (1 - p)), generator).add_(1.0)
     return (input * noise).to(input.dtype)

@@ -19,8 +19,18 @@ Per: TypeAlias = Literal["tensor", "sample", "channel"]
 
 def clamp_counted(grad: Tensor, min: Bound | None, max: Bound | None) -> tuple[Tensor, Tensor]:
     """`grad` with its finite values clamped, and how many were."""
-    clamped = torch.where(grad.isinf(), grad, grad.clamp(min, max))  # type: ignore[arg-type]
+    low, high = _fit(min, grad.dtype), _fit(max, grad.dtype)
+    clamped = torch.where(grad.isinf(), grad, grad.clamp(low, high))  # type: ignore[arg-type]
     return clamped, ((clamped != grad) & ~grad.isnan()).sum()
+
+
+def _fit(bound: Bound | None, dtype: torch.dtype) -> Bound | None:
+    """The bound, or the largest number of the type where it has none as large."""
+    largest = torch.finfo(dtype).max
+    if isinstance(bound, Tensor):
+        largest = min(largest, torch.finfo(bound.dtype).max)
+        return bound.clamp(-largest, largest)
+    return bound if bound is None else sorted((-largest, bound, largest))[1]
 
 
 def clip_norm_counted(
@@ -30,20 +40,21 @@ def clip_norm_counted(
     if grad.numel() == 0:
         return grad, torch.zeros((), dtype=torch.int64, device=grad.device)
     norm = _group_norm(grad, norm_type, per, channel_axis)
-    norm = torch.where(norm.isfinite(), norm, max_norm)
-    clipped = (norm > max_norm).sum() * (grad.numel() // norm.numel())
-    scale = max_norm / norm.clamp_min(max_norm)
+    over = (norm > max_norm) & norm.isfinite()
+    scale = torch.where(over, max_norm / norm.clamp_min(max_norm), 1.0)
     scale = scale.to(torch.promote_types(grad.dtype, torch.float32))
-    return (grad * scale).to(grad.dtype), clipped
+    return (grad * scale).to(grad.dtype), over.sum() * (grad.numel() // norm.numel())
 
 
 def _group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int) -> Tensor:
-    if per == "tensor":
+    """The norms, with the axes kept; in float64, which squares of float32 values can't overflow."""
+    if per == "tensor" or grad.ndim == 0:
         axes = list(range(grad.ndim))
     else:
-        group = 0 if per == "sample" else channel_axis % grad.ndim
-        axes = [axis for axis in range(grad.ndim) if axis != group]
-    # float64 can't overflow on the squares of float32 values
+        group = 0 if per == "sample" else channel_axis
+        if not -grad.ndim <= group < grad.ndim:
+            raise ValueError(f"channel_axis {group} is none of a {grad.ndim}-D gradient")
+        axes = [axis for axis in range(grad.ndim) if axis != group % grad.ndim]
     wide = grad.dtype if grad.device.type == "mps" else torch.float64
     if not axes:
         return grad.abs().to(wide)
