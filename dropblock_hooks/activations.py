@@ -21,7 +21,7 @@ from .functional.dropblock import (
     clipped_block,
     drop_blocks,
 )
-from .functional.dropout import check_mode, drop_channels, drop_residual, drop_samples, drop_shape
+from .functional.masks import check_mode, drop_channels, drop_residual, drop_samples, drop_shape
 from .registry import register
 from .regularizer import Applied, NonNegative, Now, Probability, Range, RateLike, Regularizer
 

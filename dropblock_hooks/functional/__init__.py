@@ -7,11 +7,10 @@ from .dropout import (
     dropout1d,
     dropout2d,
     dropout3d,
-    gaussian_dropout,
-    gaussian_noise,
     stochastic_depth,
 )
 from .gradients import clamp_grad, clip_grad_norm
+from .noise import gaussian_dropout, gaussian_noise
 
 __all__ = [
     "block_gamma",

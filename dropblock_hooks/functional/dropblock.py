@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..schedules import as_count, as_number
-from .dropout import (
+from .masks import (
     bernoulli,
     check_floating,
     check_probability,
@@ -99,7 +99,7 @@ def block_gamma(
     check_calibration(calibration)
     if calibration == "paper":
         seeds = math.prod(s - b + 1 for s, b in zip(sizes, block, strict=True))
-        return min(1.0, p * math.prod(sizes) / (math.prod(block) * seeds))
+        return p * math.prod(sizes) / (math.prod(block) * seeds)
     return p if p in (0.0, 1.0) else _exact_gamma(p, sizes, block)
 
 

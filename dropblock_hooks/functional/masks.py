@@ -1,0 +1,124 @@
+"""Masks: what is drawn, counted and dropped; shared by all dropouts.
+
+The ``drop_*`` functions return the tensor and how many elements were dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_COARSE = 2.0**-10  # below this rate the 24 bits of a float32 draw are off by more than 6e-5 of it
+
+
+def check_probability(p: float) -> float:
+    """p, or a ValueError unless it lies in [0, 1]."""
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"p must be in [0, 1], got {p}")
+    return p
+
+
+def check_spatial(input: Tensor, spatial: int) -> None:
+    """Raise ValueError unless `input` is (N, C) and this many spatial axes."""
+    if input.ndim != spatial + 2:
+        axes = ("N, C, L", "N, C, H, W", "N, C, D, H, W")[spatial - 1]
+        raise ValueError(
+            f"input must be a {spatial + 2}-D tensor ({axes}), got shape {tuple(input.shape)}"
+        )
+
+
+def check_mode(mode: str) -> None:
+    """Raise ValueError unless samples are dropped by ``"row"`` or by ``"batch"``."""
+    if mode not in ("row", "batch"):
+        raise ValueError(f"mode must be 'row' or 'batch', got {mode!r}")
+
+
+def check_floating(input: Tensor) -> None:
+    """Raise TypeError unless `input` holds floating-point numbers."""
+    if not input.is_floating_point():
+        raise TypeError(f"input must be a floating-point tensor, got {input.dtype}")
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64  # which has no float64
+
+
+def bernoulli(
+    shape: Sequence[int], p: float, device: torch.device, generator: torch.Generator | None = None
+) -> Tensor:
+    """A boolean tensor, true with chance p; drawn in float32, finer where p is small."""
+    dtype = torch.float32 if p >= _COARSE else wide_dtype(device)
+    return torch.rand(tuple(shape), device=device, dtype=dtype, generator=generator) < p
+
+
+def keep_scale(p: float) -> Tensor:
+    """1 / (1 - p) in float32: what kept values are multiplied by on average; 0 at p = 1."""
+    return torch.tensor(1 / (1 - p) if p < 1 else 0.0, dtype=torch.float32)
+
+
+def count_ratio(total: int, kept: Tensor, eps: float) -> Tensor:
+    """The ratio total / kept in float32, counted exactly; kept is taken as at least `eps`."""
+    return (total / kept.to(wide_dtype(kept.device)).clamp_min(eps)).to(torch.float32)
+
+
+def drop(x: Tensor, mask: Tensor, scale: Tensor | None, inplace: bool = False) -> Tensor:
+    """0 where `mask`, and ``x * scale`` elsewhere: the product in float32, rounded once."""
+    y = x
+    if scale is not None:
+        y = (x.float() if x.dtype.itemsize < 4 else x) * scale
+    y = y.clone() if y is x else y  # keeps the memory format, which masked_fill need not
+    y = y.masked_fill_(mask, 0).to(x.dtype)
+    return x.copy_(y) if inplace else y
+
+
+def drop_shape(
+    x: Tensor,
+    p: float,
+    shape: Sequence[int],
+    *,
+    rescale: bool = True,
+    inplace: bool = False,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor | int]:
+    """Dropout with one decision per element of `shape`, which broadcasts to that of `x`."""
+    check_floating(x)
+    if p == 0.0 or x.numel() == 0:
+        return x, 0
+    mask = bernoulli(shape, p, x.device, generator)
+    dropped = mask.sum() * (x.numel() // mask.numel())
+    return drop(x, mask, keep_scale(p) if rescale else None, inplace), dropped
+
+
+def drop_channels(x: Tensor, p: float, **options: object) -> tuple[Tensor, Tensor | int]:
+    """Dropout of whole channels of a tensor (N, C, ...)."""
+    return drop_shape(x, p, (*x.shape[:2], *[1] * (x.ndim - 2)), **options)  # type: ignore[arg-type]
+
+
+def drop_samples(
+    x: Tensor, p: float, mode: str = "row", **options: object
+) -> tuple[Tensor, Tensor | int]:
+    """Dropout of whole samples (``"row"``) or of the whole batch at once (``"batch"``)."""
+    check_mode(mode)
+    if x.ndim == 0:
+        raise ValueError("needs a tensor with an axis of samples, got a 0-D tensor")
+    first = x.shape[0] if mode == "row" else 1
+    return drop_shape(x, p, (first, *[1] * (x.ndim - 1)), **options)  # type: ignore[arg-type]
+
+
+def drop_residual(
+    block: Tensor, shortcut: Tensor, p: float, mode: str = "row", **options: object
+) -> tuple[Tensor, Tensor | int]:
+    """``shortcut + drop(block - shortcut)``: a dropped sample is its shortcut, to the bit."""
+    if block.shape != shortcut.shape:
+        raise ValueError(
+            f"needs a residual block that keeps its shape, got input {tuple(shortcut.shape)} and "
+            f"output {tuple(block.shape)}; where the shape changes, use DropPath on the branch"
+        )
+    check_floating(block)
+    if p == 0.0 or block.numel() == 0:
+        return block, 0
+    wide = torch.promote_types(block.dtype, torch.float32)
+    branch, dropped = drop_samples(block.to(wide) - shortcut.to(wide), p, mode, **options)
+    return branch.add_(shortcut).to(block.dtype), dropped  # in place: the block's memory format
