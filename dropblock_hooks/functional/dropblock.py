@@ -213,6 +213,8 @@ def _public(
     p = check_probability(as_number("p", p))
     check_spatial(input, spatial)
     check_block_size(block_size, spatial)
+    check_calibration(options["calibration"])
+    check_normalize(options["normalize"])
     return drop_blocks(input, p, block_size, **options)[0] if training else input
 
 

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from ..schedules import as_number
 from .masks import (
+    check_mode,
     check_probability,
+    check_residual,
     check_spatial,
     drop_channels,
     drop_residual,
@@ -196,6 +198,9 @@ def stochastic_depth(
         (https://arxiv.org/abs/1603.09382).
     """
     p = check_probability(as_number("p", p))
+    check_mode(mode)
+    if shortcut is not None:
+        check_residual(input, shortcut)
     if not training:
         return input
     if shortcut is None:

@@ -42,12 +42,15 @@ def clip_norm_counted(
     norm = _group_norm(grad, norm_type, per, channel_axis)
     over = (norm > max_norm) & norm.isfinite()
     scale = torch.where(over, max_norm / norm.clamp_min(max_norm), 1.0)
-    scale = scale.to(torch.promote_types(grad.dtype, torch.float32))
-    return (grad * scale).to(grad.dtype), over.sum() * (grad.numel() // norm.numel())
+    # in two factors, the second 1 but for what float32 would round to 0
+    most = scale.clamp_min(_SMALL)
+    dtype = torch.promote_types(grad.dtype, torch.float32)
+    clipped = grad * most.to(dtype) * (scale / most).to(dtype)
+    return clipped.to(grad.dtype), over.sum() * (grad.numel() // norm.numel())
 
 
 def _group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int) -> Tensor:
-    """The norms, with the axes kept; in float64, which squares of float32 values can't overflow."""
+    """The norms, with the axes kept; in float64."""
     if per == "tensor" or grad.ndim == 0:
         axes = list(range(grad.ndim))
     else:
@@ -58,7 +61,19 @@ def _group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int) -> 
     wide = grad.dtype if grad.device.type == "mps" else torch.float64
     if not axes:
         return grad.abs().to(wide)
-    norm: Tensor = torch.linalg.vector_norm(grad, norm_type, dim=axes, keepdim=True, dtype=wide)
+    if norm_type <= _SAFE_POWER and grad.dtype is not torch.float64:
+        return _norm(grad, norm_type, axes, wide)
+    peak = _norm(grad, float("inf"), axes, wide)
+    scaled = grad.to(wide) / torch.where(peak.isfinite() & (peak > 0), peak, 1.0)
+    return _norm(scaled, norm_type, axes, wide) * torch.where(peak > 0, peak, 1.0)
+
+
+_SMALL = 1e-30
+_SAFE_POWER = 7.0  # a sum of such powers of float32 values can't overflow in float64
+
+
+def _norm(grad: Tensor, norm_type: float, axes: list[int], dtype: torch.dtype) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(grad, norm_type, dim=axes, keepdim=True, dtype=dtype)
     return norm
 
 

@@ -41,6 +41,15 @@ def check_floating(input: Tensor) -> None:
         raise TypeError(f"input must be a floating-point tensor, got {input.dtype}")
 
 
+def check_residual(block: Tensor, shortcut: Tensor) -> None:
+    """Raise ValueError unless a block keeps the shape of its input."""
+    if block.shape != shortcut.shape:
+        raise ValueError(
+            f"needs a residual block that keeps its shape, got input {tuple(shortcut.shape)} and "
+            f"output {tuple(block.shape)}; where the shape changes, use DropPath on the branch"
+        )
+
+
 def wide_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64  # which has no float64
 
@@ -59,17 +68,20 @@ def keep_scale(p: float) -> Tensor:
 
 
 def count_ratio(total: int, kept: Tensor, eps: float) -> Tensor:
-    """The ratio total / kept in float32, counted exactly; kept is taken as at least `eps`."""
-    return (total / kept.to(wide_dtype(kept.device)).clamp_min(eps)).to(torch.float32)
+    """The ratio total / kept in float32, counted exactly; 0 where nothing is kept."""
+    ratio = total / kept.to(wide_dtype(kept.device)).clamp_min(max(eps, 1e-30))
+    return torch.where(kept > 0, ratio, 0.0).to(torch.float32)
 
 
-def drop(x: Tensor, mask: Tensor, scale: Tensor | None, inplace: bool = False) -> Tensor:
-    """0 where `mask`, and ``x * scale`` elsewhere: the product in float32, rounded once."""
+def drop(
+    x: Tensor, mask: Tensor, scale: Tensor | None, inplace: bool = False, fill: float = 0.0
+) -> Tensor:
+    """`fill` where `mask`, ``x * scale`` elsewhere: the product in float32, rounded once."""
     y = x
     if scale is not None:
         y = (x.float() if x.dtype.itemsize < 4 else x) * scale
     y = y.clone() if y is x else y  # keeps the memory format, which masked_fill need not
-    y = y.masked_fill_(mask, 0).to(x.dtype)
+    y = y.masked_fill_(mask, fill).to(x.dtype)
     return x.copy_(y) if inplace else y
 
 
@@ -80,6 +92,7 @@ def drop_shape(
     *,
     rescale: bool = True,
     inplace: bool = False,
+    fill: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor | int]:
     """Dropout with one decision per element of `shape`, which broadcasts to that of `x`."""
@@ -88,7 +101,7 @@ def drop_shape(
         return x, 0
     mask = bernoulli(shape, p, x.device, generator)
     dropped = mask.sum() * (x.numel() // mask.numel())
-    return drop(x, mask, keep_scale(p) if rescale else None, inplace), dropped
+    return drop(x, mask, keep_scale(p) if rescale else None, inplace, fill), dropped
 
 
 def drop_channels(x: Tensor, p: float, **options: object) -> tuple[Tensor, Tensor | int]:
@@ -111,14 +124,12 @@ def drop_residual(
     block: Tensor, shortcut: Tensor, p: float, mode: str = "row", **options: object
 ) -> tuple[Tensor, Tensor | int]:
     """``shortcut + drop(block - shortcut)``: a dropped sample is its shortcut, to the bit."""
-    if block.shape != shortcut.shape:
-        raise ValueError(
-            f"needs a residual block that keeps its shape, got input {tuple(shortcut.shape)} and "
-            f"output {tuple(block.shape)}; where the shape changes, use DropPath on the branch"
-        )
+    check_residual(block, shortcut)
     check_floating(block)
     if p == 0.0 or block.numel() == 0:
         return block, 0
     wide = torch.promote_types(block.dtype, torch.float32)
-    branch, dropped = drop_samples(block.to(wide) - shortcut.to(wide), p, mode, **options)
+    difference = block.to(wide) - shortcut.to(wide)
+    # -0.0 is what leaves any number as it is in a sum, -0.0 too
+    branch, dropped = drop_samples(difference, p, mode, fill=-0.0, **options)
     return branch.add_(shortcut).to(block.dtype), dropped  # in place: the block's memory format

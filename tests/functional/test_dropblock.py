@@ -1,0 +1,652 @@
+"""DropBlock's values, gradients, memory and errors; its rates are in test_calibration.py.
+
+Masks are recovered from the output: the inputs have no zeros, so a zero is a dropped element.
+"""
+
+import inspect
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from dropblock_hooks.functional import drop_block1d, drop_block2d, drop_block3d
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # other people's imports
+    import torchvision
+
+DROP_BLOCK = {1: drop_block1d, 2: drop_block2d, 3: drop_block3d}
+SIZES = {1: (20,), 2: (9, 14), 3: (4, 6, 5)}
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+NORMALIZE = ["batch", "sample", "expected", None]
+
+
+def nonzero(*shape, dtype=torch.float32):
+    """Normal numbers, pushed away from 0 so that scaling can't round them to it."""
+    x = torch.randn(*shape)
+    return (x + 0.01 * x.sign() + (x == 0)).to(dtype)
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def scale_of(mask, p, normalize):
+    """What kept elements are multiplied by, from the mask alone, in float32."""
+    if normalize is None:
+        return None
+    with np.errstate(divide="ignore"):
+        if normalize == "expected":
+            return np.float32(1 / (1 - p))
+        if normalize == "batch":
+            return np.float32(mask.size / (~mask).sum())
+        kept = (~mask).reshape(len(mask), -1).sum(1)
+        scale = (mask[0].size / kept).astype(np.float32)
+    return scale.reshape(-1, *[1] * (mask.ndim - 1))
+
+
+def to_bfloat16(x):
+    """float32 rounded to the nearest bfloat16, ties to even, as a float32."""
+    bits = x.view(np.uint32)
+    odd = (bits >> 16) & 1
+    return ((bits + 0x7FFF + odd) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+def scaled(x, mask, scale):
+    """NumPy's ``where(mask, 0, x * scale)``: the product in float32 or wider, rounded once."""
+    wide = x.detach().to(torch.promote_types(x.dtype, torch.float32)).numpy()
+    product = wide if scale is None else wide * scale
+    assert product.dtype == wide.dtype
+    product = np.where(mask, 0, product).astype(wide.dtype)
+    if x.dtype == torch.bfloat16:
+        return torch.from_numpy(to_bfloat16(product)).to(torch.bfloat16)
+    return torch.from_numpy(product.astype(np.float16) if x.dtype == torch.float16 else product)
+
+
+# Values ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share_channels", [False, True])
+@pytest.mark.parametrize("normalize", NORMALIZE)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("spatial", [1, 2, 3])
+def test_values_are_zero_or_scaled(spatial, dtype, normalize, share_channels):
+    x = nonzero(6, 5, *SIZES[spatial], dtype=dtype)
+    y = DROP_BLOCK[spatial](x, 0.3, 3, normalize=normalize, share_channels=share_channels)
+    mask = (y == 0).numpy()
+    assert y.dtype == dtype
+    assert 0.1 < mask.mean() < 0.5
+    assert torch.equal(y, scaled(x, mask, scale_of(mask, 0.3, normalize)))
+
+
+@pytest.mark.parametrize("normalize", NORMALIZE)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("spatial", [1, 2, 3])
+def test_gradients_are_zero_or_scaled_at_the_same_places(spatial, dtype, normalize):
+    x = nonzero(6, 5, *SIZES[spatial], dtype=dtype).requires_grad_()
+    y = DROP_BLOCK[spatial](x, 0.3, 3, normalize=normalize)
+    mask = (y == 0).detach().numpy()
+    g = nonzero(*x.shape, dtype=dtype)
+    y.backward(g)
+    assert x.grad.dtype == dtype
+    assert torch.equal(x.grad, scaled(g, mask, scale_of(mask, 0.3, normalize)))
+
+
+def test_the_input_is_left_alone():
+    x = nonzero(2, 3, 8, 8)
+    before = x.clone()
+    for normalize in NORMALIZE:
+        drop_block2d(x, 0.5, 3, normalize=normalize)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("normalize", NORMALIZE)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_half_counts_more_than_65504_elements(dtype, normalize):
+    """A sum of a float16 mask overflows there: the scale would be 0, and so all values."""
+    x = torch.ones(1, 1, 400, 400, dtype=dtype)
+    y = drop_block2d(x, 0.1, 7, normalize=normalize)
+    mask = (y == 0).numpy()
+    assert (~mask).sum() > 65_504
+    assert torch.equal(y, scaled(x, mask, scale_of(mask, 0.1, normalize)))
+
+
+def test_the_scale_is_not_rounded_before_the_product():
+    """In bfloat16 that would change a tenth of the values."""
+    x = nonzero(8, 4, 14, 14, dtype=torch.bfloat16)
+    y = drop_block2d(x, 0.1, 3, normalize="expected")
+    rounded_first = x * torch.tensor(1 / 0.9, dtype=torch.bfloat16)
+    kept = y != 0
+    assert torch.equal(y[kept], (x.float() * np.float32(1 / 0.9)).bfloat16()[kept])
+    assert (y[kept] != rounded_first[kept]).float().mean() > 0.05
+
+
+@pytest.mark.parametrize(
+    ("normalize", "mean_of"),
+    [("batch", lambda y: y.mean()), ("sample", lambda y: y.flatten(1).mean(1))],
+)
+def test_the_mean_of_ones_stays_one(normalize, mean_of):
+    means = mean_of(drop_block2d(torch.ones(4, 8, 14, 14), 0.3, 5, normalize=normalize))
+    torch.testing.assert_close(means, torch.ones_like(means))
+
+
+def test_expected_is_unbiased():
+    """The mean of kept ones over planes is 1 to within 4 standard errors."""
+    y = drop_block2d(torch.ones(500, 8, 14, 14), 0.3, 5, normalize="expected")
+    planes = y.flatten(2).mean(2).flatten()
+    assert abs(planes.mean() - 1) <= 4 * planes.std() / math.sqrt(len(planes))
+
+
+# Autograd -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalize", NORMALIZE)
+@pytest.mark.parametrize("spatial", [1, 2, 3])
+def test_gradients_of_both_orders_are_right(spatial, normalize):
+    shape = {1: (2, 2, 6), 2: (2, 2, 4, 3), 3: (2, 1, 2, 3, 3)}[spatial]
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+    def function(x):
+        return DROP_BLOCK[spatial](x, 0.4, 2, normalize=normalize, generator=seeded(1))
+
+    zeros = function(x) == 0
+    assert zeros.any()
+    assert not zeros.all()
+    # its scale is rounded to float32, so it is linear to the bit, and finite differences agree
+    assert torch.autograd.gradcheck(function, x)
+    assert torch.autograd.gradgradcheck(function, x)
+
+
+def test_double_backward():
+    """The penalty |∂(y²)/∂x|² of y = m·s·x has the gradient 8·(m·s)⁴·x."""
+    x = nonzero(3, 4, 8, 8, dtype=torch.float64).requires_grad_()
+    y = drop_block2d(x, 0.3, 3)
+    factor = (y / x).detach()
+    (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    grad.square().sum().backward()
+    torch.testing.assert_close(x.grad, 8 * factor**4 * x.detach())
+
+
+def test_gradients_need_not_be_asked_for():
+    x = nonzero(2, 3, 8, 8)
+    assert not drop_block2d(x, 0.3, 3).requires_grad
+    with torch.inference_mode():
+        assert (drop_block2d(x, 0.3, 3) == 0).any()
+
+
+# Identity -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("normalize", NORMALIZE)
+@pytest.mark.parametrize(("p", "training"), [(0.0, True), (0, True), (0.5, False), (1.0, False)])
+@pytest.mark.parametrize("spatial", [1, 2, 3])
+def test_off_returns_the_same_object_and_draws_nothing(spatial, p, training, normalize, inplace):
+    x = nonzero(2, 3, *SIZES[spatial])
+    before, state = x.clone(), torch.get_rng_state()
+    y = DROP_BLOCK[spatial](x, p, 3, inplace, training=training, normalize=normalize)
+    assert y is x
+    assert torch.equal(x, before)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# Everything dropped, and nothing to drop --------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", [1.0, 1])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("normalize", NORMALIZE)
+@pytest.mark.parametrize("spatial", [1, 2, 3])
+def test_p_of_one_gives_zeros(spatial, normalize, dtype, p):
+    x = nonzero(2, 3, *SIZES[spatial], dtype=dtype)
+    x.view(-1)[:3] = torch.tensor([math.inf, -math.inf, math.nan])
+    x.requires_grad_()
+    y = DROP_BLOCK[spatial](x, p, 3, normalize=normalize)
+    y.backward(nonzero(*x.shape, dtype=dtype))
+    assert torch.equal(y, torch.zeros_like(x))
+    assert torch.equal(x.grad, torch.zeros_like(x))
+
+
+@pytest.mark.parametrize("eps", [1e-6, 1e-30, 0.0])
+@pytest.mark.parametrize("normalize", NORMALIZE)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_all_dropped_by_chance_gives_zeros(dtype, normalize, eps):
+    """One plane of 2×2 under a block of 7 is dropped whole, or kept whole."""
+    outcomes = set()
+    for _ in range(40):
+        x = nonzero(1, 1, 2, 2, dtype=dtype).requires_grad_()
+        y = drop_block2d(x, 0.9, 7, eps=eps, normalize=normalize)
+        y.backward(torch.ones_like(y))
+        dropped = (y == 0).all().item()
+        outcomes.add(dropped)
+        assert y.isfinite().all()
+        if dropped:
+            assert torch.equal(x.grad, torch.zeros_like(x))
+        else:
+            kept = np.zeros(x.shape, dtype=bool)
+            assert torch.equal(y, scaled(x, kept, scale_of(kept, 0.9, normalize)))
+    assert outcomes == {True, False}
+
+
+@pytest.mark.parametrize("eps", [1e-6, 0.0])
+def test_a_sample_dropped_whole_does_not_disturb_the_others(eps):
+    x = nonzero(64, 1, 2, 2).requires_grad_()
+    y = drop_block2d(x, 0.5, 2, eps=eps, normalize="sample")
+    y.sum().backward()
+    dropped = (y == 0).flatten(1).all(1)
+    assert dropped.any()
+    assert not dropped.all()
+    assert torch.equal(y[~dropped], x[~dropped])
+    assert torch.equal(x.grad[dropped], torch.zeros_like(x[dropped]))
+    assert torch.equal(x.grad[~dropped], torch.ones_like(x[~dropped]))
+
+
+@pytest.mark.parametrize("normalize", NORMALIZE)
+@pytest.mark.parametrize("p", [0.3, 1.0])
+@pytest.mark.parametrize("shape", [(0, 3, 8, 8), (2, 0, 8, 8), (2, 3, 0, 8), (0, 0, 0, 0)], ids=str)
+def test_zero_size_batches(shape, p, normalize):
+    x = torch.empty(shape, requires_grad=True)
+    y = drop_block2d(x, p, 3, normalize=normalize)
+    y.sum().backward()
+    assert y.shape == x.shape
+    assert x.grad.shape == x.shape
+
+
+@pytest.mark.parametrize("block_size", [7, (7, 1), (2, 7)])
+@pytest.mark.parametrize("size", [(4, 4), (2, 2), (1, 1), (1, 9)], ids=str)
+def test_blocks_larger_than_the_map_are_clipped(size, block_size):
+    edges = (block_size, block_size) if isinstance(block_size, int) else block_size
+    clipped = tuple(min(b, s) for b, s in zip(edges, size, strict=True))
+    x = nonzero(16, 8, *size)
+    assert torch.equal(
+        drop_block2d(x, 0.4, block_size, generator=seeded()),
+        drop_block2d(x, 0.4, clipped, generator=seeded()),
+    )
+
+
+@pytest.mark.parametrize("size", [(4, 4), (2, 2)], ids=str)
+def test_a_block_over_the_map_drops_all_or_nothing(size):
+    kept = (drop_block2d(torch.ones(32, 8, *size), 0.4, 7) != 0).flatten(2).sum(2)
+    assert set(kept.flatten().tolist()) == {0, math.prod(size)}
+
+
+# NaN and Inf ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("normalize", NORMALIZE)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_is_not_finite_is_gone_under_a_block(dtype, normalize, bad):
+    clean = nonzero(4, 3, 8, 8, dtype=dtype)
+    expected = drop_block2d(clean, 0.4, 3, normalize=normalize, generator=seeded())
+    mask = expected == 0
+    x = torch.full_like(clean, bad).requires_grad_()
+    y = drop_block2d(x, 0.4, 3, normalize=normalize, generator=seeded())
+    assert (y[mask] == 0).all()
+    assert not y[~mask].isfinite().any()
+    y.backward(torch.full_like(y, bad))
+    assert (x.grad[mask] == 0).all()
+    assert not x.grad[~mask].isfinite().any()
+
+
+def test_one_bad_value_leaves_the_others_alone():
+    clean = nonzero(4, 3, 8, 8)
+    x = clean.clone()
+    x[0, 0, 0, 0] = math.nan
+    expected = drop_block2d(clean, 0.4, 3, generator=seeded())
+    y = drop_block2d(x, 0.4, 3, generator=seeded())
+    assert torch.equal(y.flatten()[1:], expected.flatten()[1:])
+
+
+# Memory -----------------------------------------------------------------------------------------
+
+VIEWS = {
+    "transposed": lambda: nonzero(4, 3, 8, 10).transpose(2, 3),
+    "sliced": lambda: nonzero(4, 6, 20, 9)[:, ::2, 3:15, 1:],
+    "permuted": lambda: nonzero(8, 9, 3, 4).permute(3, 2, 1, 0),
+    "channels_last": lambda: nonzero(4, 3, 8, 9).to(memory_format=torch.channels_last),
+    "offset": lambda: nonzero(5, 3, 8, 9)[1:],
+}
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("normalize", NORMALIZE)
+@pytest.mark.parametrize("view", VIEWS)
+def test_strides_change_no_value(view, normalize, inplace):
+    x = VIEWS[view]()
+    expected = drop_block2d(x.contiguous(), 0.3, 3, normalize=normalize, generator=seeded())
+    y = drop_block2d(x, 0.3, 3, inplace, normalize=normalize, generator=seeded())
+    assert torch.equal(y, expected)
+
+
+@pytest.mark.parametrize("normalize", NORMALIZE)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("spatial", "memory_format"), [(2, torch.channels_last), (3, torch.channels_last_3d)], ids=str
+)
+def test_memory_format_is_kept(spatial, memory_format, dtype, normalize):
+    x = nonzero(4, 3, *SIZES[spatial], dtype=dtype).to(memory_format=memory_format)
+    y = DROP_BLOCK[spatial](x, 0.3, 3, normalize=normalize)
+    assert (y == 0).any()
+    assert y.is_contiguous(memory_format=memory_format)
+    assert y.stride() == x.stride()
+
+
+@pytest.mark.parametrize("normalize", NORMALIZE)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("spatial", [1, 2, 3])
+def test_inplace_writes_into_the_input(spatial, dtype, normalize):
+    x = nonzero(4, 3, *SIZES[spatial], dtype=dtype)
+    drop_block = DROP_BLOCK[spatial]
+    expected = drop_block(x, 0.3, 3, normalize=normalize, generator=seeded())
+    address = x.data_ptr()
+    y = drop_block(x, 0.3, 3, inplace=True, normalize=normalize, generator=seeded())
+    assert y is x
+    assert y.data_ptr() == address
+    assert torch.equal(x, expected)
+
+
+def test_inplace_on_a_view_writes_nowhere_else():
+    base = nonzero(4, 6, 8, 8)
+    before = base.clone()
+    drop_block2d(base[:, ::2], 0.5, 3, inplace=True)
+    assert (base[:, ::2] == 0).any()
+    assert torch.equal(base[:, 1::2], before[:, 1::2])
+
+
+@pytest.mark.parametrize("normalize", NORMALIZE)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_inplace_has_the_same_gradients(dtype, normalize):
+    x = nonzero(4, 3, 8, 8, dtype=dtype).requires_grad_()
+    g = nonzero(*x.shape, dtype=dtype)
+    grads = []
+    for inplace in (False, True):
+        y = drop_block2d(x * 1, 0.3, 3, inplace, normalize=normalize, generator=seeded())
+        grads += torch.autograd.grad(y, x, g)
+    assert (grads[0] == 0).any()
+    assert torch.equal(*grads)
+
+
+def test_inplace_on_a_leaf_is_refused_as_by_torch():
+    x = nonzero(4, 3, 8, 8).requires_grad_()
+    with pytest.raises(RuntimeError, match="leaf Variable"):
+        drop_block2d(x, 0.3, 3, inplace=True)
+
+
+# Random numbers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share_channels", [False, True])
+@pytest.mark.parametrize("spatial", [1, 2, 3])
+def test_a_generator_is_reproducible_and_leaves_the_global_one_alone(spatial, share_channels):
+    x = nonzero(4, 3, *SIZES[spatial])
+    state = torch.get_rng_state()
+    first, again, other = (
+        DROP_BLOCK[spatial](x, 0.3, 3, share_channels=share_channels, generator=seeded(seed))
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_global_generator_is_followed():
+    x = nonzero(4, 3, 14, 14)
+    state = torch.get_rng_state()
+    first = drop_block2d(x, 0.3, 3)
+    second = drop_block2d(x, 0.3, 3)
+    torch.set_rng_state(state)
+    assert torch.equal(drop_block2d(x, 0.3, 3), first)
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("options", [{}, {"normalize": None}, {"normalize": "sample"}], ids=str)
+def test_the_mask_does_not_depend_on_values_dtype_or_normalization(options):
+    masks = [
+        drop_block2d(x, 0.3, 3, generator=seeded(), **options) == 0
+        for x in (nonzero(4, 3, 8, 8), torch.ones(4, 3, 8, 8, dtype=torch.bfloat16))
+    ]
+    assert torch.equal(*masks)
+    assert torch.equal(
+        masks[0], drop_block2d(torch.ones(4, 3, 8, 8), 0.3, 3, generator=seeded()) == 0
+    )
+
+
+def dropped_planes(samples, channels, p=0.3, **options):
+    """Which planes are dropped (samples, channels), under blocks that cover the whole map."""
+    return drop_block2d(torch.ones(samples, channels, 2, 2), p, 2, **options)[:, :, 0, 0] == 0
+
+
+def assert_uncorrelated(a, b):
+    """The correlation of n independent pairs has the standard error 1/√n."""
+    r = np.corrcoef(a.flatten().float().numpy(), b.flatten().float().numpy())[0, 1]
+    assert abs(r) <= 4 / math.sqrt(a.numel())
+
+
+def test_each_sample_and_channel_has_its_own_mask():
+    dropped = dropped_planes(400, 32)
+    assert_uncorrelated(dropped[:, 1:], dropped[:, :-1])
+    assert_uncorrelated(dropped[1:], dropped[:-1])
+    per_sample = dropped.sum(1).numpy()
+    observed = np.histogram(per_sample, [0, 8, 11, 33])[0]
+    expected = 400 * np.diff(stats.binom.cdf([-1, 7, 10, 32], 32, 0.3))
+    assert stats.chisquare(observed, expected).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("normalize", NORMALIZE)
+@pytest.mark.parametrize("spatial", [1, 2, 3])
+def test_shared_channels_have_one_mask(spatial, normalize):
+    x = nonzero(16, 5, *SIZES[spatial])
+    mask = DROP_BLOCK[spatial](x, 0.3, 3, share_channels=True, normalize=normalize) == 0
+    assert (mask == mask[:, :1]).all()
+    assert not (mask[1:] == mask[:1]).flatten(1).all(1).any()
+
+
+def test_shared_channels_are_independent_over_samples():
+    dropped = dropped_planes(20_000, 3, share_channels=True)
+    assert (dropped == dropped[:, :1]).all()
+    assert_uncorrelated(dropped[1:, 0], dropped[:-1, 0])
+    z = (dropped[:, 0].float().mean() - 0.3) / math.sqrt(0.3 * 0.7 / len(dropped))
+    assert abs(z) <= 4
+
+
+# Blocks per axis --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spatial", [1, 2, 3])
+def test_an_int_is_the_same_edge_on_every_axis(spatial):
+    x = nonzero(4, 3, *SIZES[spatial])
+    results = [
+        DROP_BLOCK[spatial](x, 0.3, block, generator=seeded())
+        for block in (3, (3,) * spatial, [3] * spatial, np.int64(3))
+    ]
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+@pytest.mark.parametrize("block_size", [(1, 4), (4, 1), (3, 2)], ids=str)
+def test_edges_are_in_the_order_of_the_axes(block_size):
+    """Every run of dropped positions is at least as long as the edge of its axis."""
+    mask = (drop_block2d(torch.ones(50, 8, 12, 12), 0.1, block_size) == 0).flatten(0, 1).numpy()
+    for axis, edge in enumerate(block_size, start=1):
+        rows = np.moveaxis(mask, axis, -1).reshape(-1, 12)
+        turns = np.diff(np.pad(rows, ((0, 0), (1, 1))).astype(int), axis=1)
+        lengths = np.nonzero(turns == -1)[1] - np.nonzero(turns == 1)[1]
+        assert lengths.min() == edge
+
+
+# In the place of torchvision's -------------------------------------------------------------------
+
+PEERS = {2: torchvision.ops.drop_block2d, 3: torchvision.ops.drop_block3d}
+both_ranks = pytest.mark.parametrize("spatial", [2, 3])
+
+
+@both_ranks
+def test_positional_signature_is_torchvisions(spatial):
+    ours, theirs = (
+        list(inspect.signature(function).parameters.values())
+        for function in (DROP_BLOCK[spatial], PEERS[spatial])
+    )
+    positional = [p for p in ours if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert [(p.name, p.default) for p in positional] == [(p.name, p.default) for p in theirs]
+    assert all(p.kind is p.KEYWORD_ONLY for p in ours[len(positional) :])
+
+
+def test_1d_has_the_same_signature():
+    ours = inspect.signature(drop_block2d)
+    assert inspect.signature(drop_block1d) == ours
+    assert inspect.signature(drop_block3d) == ours
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("block_size", [5, 11])
+@pytest.mark.parametrize("p", [0, 0.5])
+@both_ranks
+def test_what_torchvision_tests_of_a_block(spatial, p, block_size, inplace):
+    """Shape kept; the input at p = 0; blocks as large as the map leave planes whole or empty."""
+    for seed in range(10):
+        torch.manual_seed(seed)
+        x = torch.ones(5, 3, *[11] * spatial)
+        out = DROP_BLOCK[spatial](x, p, block_size, inplace, 1e-6, True)
+        assert out.shape == (5, 3, *[11] * spatial)
+        assert out.dtype == x.dtype
+        if p == 0:
+            assert out.equal(torch.ones_like(out))
+        if block_size == 11:
+            planes = out.flatten(0, 1).flatten(1).count_nonzero(1)
+            assert set(planes.tolist()) <= {0, 11**spatial}
+
+
+@pytest.mark.parametrize("p", [0.1, 0.2])
+@both_ranks
+def test_what_torchvision_tests_of_the_rate(spatial, p):
+    """The share of zeros over 250 trials on ones of 5×3×11^n is within 15 % of p."""
+    x = torch.ones(5, 3, *[11] * spatial)
+    zeros = sum((DROP_BLOCK[spatial](x, p, 3) == 0).sum().item() for _ in range(250))
+    assert abs(zeros / (250 * x.numel()) - p) / p < 0.15
+
+
+@both_ranks
+def test_what_torchvision_asserts_of_evaluation(spatial):
+    x = torch.ones(5, 3, *[11] * spatial)
+    assert DROP_BLOCK[spatial](x, 0.5, 3, False, 1e-6, False).equal(x)
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.1])
+@both_ranks
+def test_both_refuse_p_outside_the_unit_interval(spatial, p):
+    for function in (DROP_BLOCK[spatial], PEERS[spatial]):
+        with pytest.raises(ValueError, match=f"{p}"):
+            function(torch.ones(5, 3, *[11] * spatial), p, 3)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3, 6])
+@both_ranks
+def test_both_refuse_another_rank(spatial, rank):
+    for function in (DROP_BLOCK[spatial], PEERS[spatial]):
+        with pytest.raises(ValueError, match="[Ii]nput"):
+            function(torch.ones([2] * rank), 0.1, 3)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.25, 0.5])
+@both_ranks
+def test_paper_masks_are_distributed_as_torchvisions(spatial, p):
+    """Dropped positions in the interior of planes: two samples, compared in mean and in shape.
+
+    torchvision's γ is the paper's; with odd blocks its seeds lie as ours do.
+    """
+    size = {2: (14, 14), 3: (7, 7, 7)}[spatial]
+    block = {2: 5, 3: 3}[spatial]
+    x = torch.ones(600, 8, *size)
+    interior = (..., *[slice(block // 2, -(block // 2))] * spatial)
+    ours, theirs = (
+        (function(x, p, block, **options) == 0)[interior].flatten(2).sum(2).flatten().numpy()
+        for function, options in (
+            (DROP_BLOCK[spatial], {"calibration": "paper"}),
+            (PEERS[spatial], {}),
+        )
+    )
+    error = math.sqrt(ours.var(ddof=1) / len(ours) + theirs.var(ddof=1) / len(theirs))
+    assert abs(ours.mean() - theirs.mean()) <= 4 * error
+    assert stats.ks_2samp(ours, theirs).pvalue > 1e-3
+
+
+@both_ranks
+def test_exact_masks_drop_more_than_torchvisions(spatial):
+    """The same comparison sees the difference that calibration makes."""
+    x = torch.ones(100, 8, *[7] * spatial)
+    ours = (DROP_BLOCK[spatial](x, 0.5, 3) == 0).flatten(2).float().mean(2)
+    theirs = (PEERS[spatial](x, 0.5, 3) == 0).flatten(2).float().mean(2)
+    error = math.sqrt(ours.var() / ours.numel() + theirs.var() / theirs.numel())
+    assert ours.mean() - theirs.mean() > 10 * error
+
+
+# Errors -------------------------------------------------------------------------------------------
+
+in_both_modes = pytest.mark.parametrize("training", [True, False])
+
+
+@pytest.mark.parametrize(
+    ("p", "error", "message"),
+    [
+        (1.3, ValueError, r"p must be in \[0, 1\], got 1.3"),
+        (-1e-9, ValueError, r"p must be in \[0, 1\], got -1e-09"),
+        (math.nan, ValueError, "p must be .*got nan"),
+        (math.inf, ValueError, "p must be .*got inf"),
+        ("0.1", TypeError, "p must be a number.*'0.1'"),
+        (None, TypeError, "p must be a number.*None"),
+        (True, TypeError, "p must be a number.*True"),
+        (torch.tensor(0.1), TypeError, "p must be a number.*tensor"),
+        ([0.1], TypeError, r"p must be a number.*\[0.1\]"),
+    ],
+    ids=["above", "below", "nan", "inf", "text", "none", "bool", "tensor", "list"],
+)
+@in_both_modes
+def test_p_is_checked(training, p, error, message):
+    with pytest.raises(error, match=message):
+        drop_block2d(torch.ones(1, 1, 4, 4), p, 3, training=training)
+
+
+@pytest.mark.parametrize(
+    "block", [0, -1, 2.5, "3", None, True, (3,), (3, 3, 3), (3, 0), (3, 2.5), ()]
+)
+@pytest.mark.parametrize("p", [0.0, 0.1])
+@in_both_modes
+def test_block_size_is_checked(training, p, block):
+    with pytest.raises(ValueError, match="block_size must be an integer"):
+        drop_block2d(torch.ones(1, 1, 4, 4), p, block, training=training)
+
+
+@pytest.mark.parametrize("samples", [0, 1])
+@pytest.mark.parametrize("p", [0.0, 0.1, 1.0])
+@in_both_modes
+def test_normalize_is_checked(training, p, samples):
+    with pytest.raises(ValueError, match="normalize must be .*'batch'.*got 'bacth'"):
+        drop_block2d(torch.ones(samples, 1, 4, 4), p, 3, training=training, normalize="bacth")
+
+
+@pytest.mark.parametrize("samples", [0, 1])
+@pytest.mark.parametrize("p", [0.0, 0.1, 1.0])
+@in_both_modes
+def test_calibration_is_checked(training, p, samples):
+    with pytest.raises(ValueError, match="calibration must be .*'exact'.*got 'exakt'"):
+        drop_block2d(torch.ones(samples, 1, 4, 4), p, 3, training=training, calibration="exakt")
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool], ids=str)
+def test_integers_are_refused(dtype):
+    """Their scaled values would silently be cut to integers."""
+    with pytest.raises((TypeError, ValueError), match="float"):
+        drop_block2d(torch.ones(4, 4, 4, 4, dtype=dtype), 0.3, 3)
+
+
+@pytest.mark.parametrize(
+    ("spatial", "axes"), [(1, "N, C, L"), (2, "N, C, H, W"), (3, "N, C, D, H, W")]
+)
+@in_both_modes
+def test_rank_is_checked(training, spatial, axes):
+    for rank in set(range(1, 7)) - {spatial + 2}:
+        with pytest.raises(ValueError, match=rf"{spatial + 2}-D tensor \({axes}\), got shape"):
+            DROP_BLOCK[spatial](torch.ones([2] * rank), 0.1, 3, training=training)

@@ -1,0 +1,539 @@
+"""Dropout of elements, channels and samples, and Gaussian noise.
+
+Masks are recovered from the output: the inputs have no zeros, so a zero is a dropped element.
+"""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from scipy import stats
+
+from dropblock_hooks.functional import (
+    drop_path,
+    dropout,
+    dropout1d,
+    dropout2d,
+    dropout3d,
+    gaussian_dropout,
+    gaussian_noise,
+    stochastic_depth,
+)
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # other people's imports
+    from torchvision import ops
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+
+# function, shape of an input, and how many leading axes of it are decided on
+DROPS = {
+    "dropout": (dropout, (6, 5, 40), 3),
+    "dropout1d": (dropout1d, (20, 16, 5), 2),
+    "dropout2d": (dropout2d, (20, 16, 3, 4), 2),
+    "dropout3d": (dropout3d, (20, 16, 2, 3, 2), 2),
+    "drop_path": (drop_path, (200, 3, 4, 4), 1),
+    "stochastic_depth": (stochastic_depth, (200, 3, 4, 4), 1),
+}
+each_drop = pytest.mark.parametrize("name", DROPS)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+NOISES = {"gaussian_noise": gaussian_noise, "gaussian_dropout": gaussian_dropout}
+each_noise = pytest.mark.parametrize("noise", NOISES.values(), ids=NOISES.keys())
+
+
+def nonzero(*shape, dtype=torch.float32):
+    """Normal numbers, pushed away from 0 so that scaling can't round them to it."""
+    x = torch.randn(*shape)
+    return (x + 0.01 * x.sign() + (x == 0)).to(dtype)
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def in_float32(x, factor):
+    """The product in NumPy, in float32 or wider, rounded once to the dtype of `x`."""
+    wide = x.detach().to(torch.promote_types(x.dtype, torch.float32)).numpy()
+    product = wide * factor
+    assert product.dtype == wide.dtype
+    return torch.from_numpy(product).to(x.dtype)
+
+
+def same_bits(a, b):
+    """Where two tensors are equal to the bit, so that 0.0 is not -0.0; NaN is NaN."""
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.itemsize]
+    return (a.contiguous().view(bits) == b.contiguous().view(bits)) | (a.isnan() & b.isnan())
+
+
+# Values ---------------------------------------------------------------------------------------
+
+
+@each_drop
+@each_dtype
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
+def test_values_and_gradients_are_zero_or_scaled(p, dtype, name):
+    function, shape, decided = DROPS[name]
+    x = nonzero(*shape, dtype=dtype).requires_grad_()
+    y = function(x, p)
+    g = nonzero(*shape, dtype=dtype)
+    y.backward(g)
+    mask = y == 0
+    groups = mask.reshape(*shape[:decided], -1)
+    assert (groups == groups[..., :1]).all()
+    assert groups.any()
+    assert not groups.all()
+    scale = np.float32(1 / (1 - p))
+    zeros = torch.zeros_like(g)
+    assert y.dtype == x.grad.dtype == dtype
+    assert torch.equal(y, torch.where(mask, zeros, in_float32(x, scale)))
+    assert torch.equal(x.grad, torch.where(mask, zeros, in_float32(g, scale)))
+
+
+@each_drop
+@pytest.mark.parametrize("p", [0.0005, 0.1, 0.5, 0.9])
+def test_each_is_dropped_with_chance_p(p, name):
+    """``|z| <= 4`` of the number of dropped elements, channels or samples."""
+    function, shape, decided = DROPS[name]
+    dropped = drawn = 0
+    while drawn < 20_000 / p**0.5:
+        x = torch.ones(400, *shape[1:])
+        groups = (function(x, p) == 0).reshape(math.prod(x.shape[:decided]), -1)
+        dropped += groups[:, 0].sum().item()
+        drawn += len(groups)
+    assert abs(dropped - drawn * p) <= 4 * math.sqrt(drawn * p * (1 - p))
+
+
+@each_drop
+def test_decisions_are_independent(name):
+    """Neighbours along each axis that is decided on are uncorrelated, at 4 standard errors."""
+    function, shape, decided = DROPS[name]
+    x = torch.ones(40 if decided > 1 else 4000, *(20, 30)[: decided - 1], *shape[decided:])
+    dropped = (function(x, 0.3) == 0).reshape(*x.shape[:decided], -1)[..., 0]
+    for axis in range(decided):
+        ahead = dropped.narrow(axis, 1, dropped.shape[axis] - 1).float().flatten().numpy()
+        behind = dropped.narrow(axis, 0, dropped.shape[axis] - 1).float().flatten().numpy()
+        assert abs(np.corrcoef(ahead, behind)[0, 1]) <= 4 / math.sqrt(len(ahead))
+
+
+PEERS = {
+    "dropout": F.dropout,
+    "dropout1d": F.dropout1d,
+    "dropout2d": F.dropout2d,
+    "dropout3d": F.dropout3d,
+    "drop_path": lambda x, p: ops.stochastic_depth(x, p, "row"),
+    "stochastic_depth": lambda x, p: ops.stochastic_depth(x, p, "row"),
+}
+
+
+@each_drop
+@pytest.mark.parametrize("p", [0.2, 0.7])
+def test_distributed_as_torch(p, name):
+    """Dropped groups per batch of 16 samples, ours and torch's: one distribution, same values."""
+    function, shape, decided = DROPS[name]
+    x = torch.ones(16, *shape[1:])
+    counts, values = [], []
+    for drop in (function, PEERS[name]):
+        results = torch.stack([drop(x, p) for _ in range(600)])
+        kept = results.reshape(600, math.prod(x.shape[:decided]), -1)[..., 0] != 0
+        counts.append(kept.sum(1).numpy())
+        values.append(results.unique())
+    torch.testing.assert_close(*values)
+    assert stats.ks_2samp(*counts).pvalue > 1e-3
+    difference = counts[0].mean() - counts[1].mean()
+    error = math.sqrt(sum(count.var(ddof=1) for count in counts) / 600)
+    assert abs(difference) <= 4 * error
+
+
+def test_drop_path_can_leave_the_scale():
+    x = nonzero(64, 3, 4, 4)
+    y = drop_path(x, 0.5, scale_by_keep=False)
+    dropped = (y == 0).flatten(1).all(1)
+    assert dropped.any()
+    assert not dropped.all()
+    assert torch.equal(y[~dropped], x[~dropped])
+    assert torch.equal(drop_path(x, 1.0, scale_by_keep=False), torch.zeros_like(x))
+
+
+# Off, all, nothing ----------------------------------------------------------------------------
+
+
+@each_drop
+@pytest.mark.parametrize(("p", "training"), [(0.0, True), (0, True), (0.5, False), (1.0, False)])
+def test_off_returns_the_same_object_and_draws_nothing(p, training, name):
+    function, shape, _ = DROPS[name]
+    x = nonzero(*shape)
+    before, state = x.clone(), torch.get_rng_state()
+    assert function(x, p, training=training) is x
+    assert torch.equal(x, before)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@each_drop
+@each_dtype
+@pytest.mark.parametrize("p", [1.0, 1])
+def test_p_of_one_gives_zeros(p, dtype, name):
+    function, shape, _ = DROPS[name]
+    x = nonzero(*shape, dtype=dtype)
+    x.view(-1)[:3] = torch.tensor([math.inf, -math.inf, math.nan])
+    x.requires_grad_()
+    y = function(x, p)
+    y.backward(nonzero(*shape, dtype=dtype))
+    assert torch.equal(y, torch.zeros_like(y))
+    assert torch.equal(x.grad, torch.zeros_like(y))
+
+
+@each_drop
+@each_dtype
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_is_gone_where_dropped(bad, dtype, name):
+    function, shape, _ = DROPS[name]
+    mask = function(nonzero(*shape, dtype=dtype), 0.5, generator=seeded()) == 0
+    x = torch.full(shape, bad, dtype=dtype, requires_grad=True)
+    y = function(x, 0.5, generator=seeded())
+    y.backward(torch.full_like(y, bad))
+    assert (y[mask] == 0).all()
+    assert not y[~mask].isfinite().any()
+    assert (x.grad[mask] == 0).all()
+    assert not x.grad[~mask].isfinite().any()
+
+
+@each_drop
+@pytest.mark.parametrize("p", [0.5, 1.0])
+def test_zero_size_batches(p, name):
+    function, shape, _ = DROPS[name]
+    for empty in ((0, *shape[1:]), (shape[0], 0, *shape[2:]), (*shape[:-1], 0)):
+        x = torch.empty(empty, requires_grad=True)
+        y = function(x, p)
+        y.sum().backward()
+        assert y.shape == x.grad.shape == x.shape
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (2, 3, 4, 5, 2)], ids=str)
+def test_dropout_takes_any_shape(shape):
+    y = dropout(torch.ones(shape), 0.5)
+    assert y.shape == shape
+    assert set(y.flatten().tolist()) <= {0.0, 2.0}
+
+
+# Memory and random numbers --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["dropout", "dropout1d", "dropout2d", "dropout3d"])
+@each_dtype
+def test_inplace_writes_into_the_input(dtype, name):
+    function, shape, _ = DROPS[name]
+    x = nonzero(*shape, dtype=dtype)
+    expected = function(x, 0.5, generator=seeded())
+    y = function(x, 0.5, inplace=True, generator=seeded())
+    assert y is x
+    assert torch.equal(x, expected)
+
+
+@each_drop
+def test_not_inplace_leaves_the_input_alone(name):
+    function, shape, _ = DROPS[name]
+    x = nonzero(*shape)
+    before = x.clone()
+    assert not torch.equal(function(x, 0.5), before)
+    assert torch.equal(x, before)
+
+
+IN_FOUR_AXES = {
+    "dropout": dropout,
+    "dropout2d": dropout2d,
+    "drop_path": drop_path,
+    "drop_path unscaled": lambda x, p, **options: drop_path(x, p, scale_by_keep=False, **options),
+    "stochastic_depth": stochastic_depth,
+    "stochastic_depth of a block": lambda x, p, **options: stochastic_depth(
+        x, p, shortcut=x / 2, **options
+    ),
+    "gaussian_noise": gaussian_noise,
+    "gaussian_dropout": gaussian_dropout,
+}
+
+
+@pytest.mark.parametrize("name", IN_FOUR_AXES)
+@each_dtype
+def test_memory_format_is_kept(dtype, name):
+    x = nonzero(6, 5, 4, 3, dtype=dtype).to(memory_format=torch.channels_last)
+    y = IN_FOUR_AXES[name](x, 0.5)
+    assert y.dtype == dtype
+    assert not torch.equal(y, x)
+    assert y.stride() == x.stride()
+
+
+@pytest.mark.parametrize("name", [name for name in IN_FOUR_AXES if "gaussian" not in name])
+def test_strides_change_no_value(name):
+    function = IN_FOUR_AXES[name]
+    for x in (nonzero(6, 5, 4, 3).transpose(2, 3), nonzero(12, 5, 9, 3)[::2, :, 1::2]):
+        expected = function(x.contiguous(), 0.5, generator=seeded())
+        assert torch.equal(function(x, 0.5, generator=seeded()), expected)
+
+
+@pytest.mark.parametrize("name", IN_FOUR_AXES)
+def test_a_generator_is_reproducible_and_leaves_the_global_one_alone(name):
+    function, x = IN_FOUR_AXES[name], nonzero(64, 5, 4, 3)
+    state = torch.get_rng_state()
+    first, again, other = (function(x, 0.5, generator=seeded(seed)) for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("name", IN_FOUR_AXES)
+def test_gradients_of_both_orders_are_right(name):
+    x = torch.randn(3, 2, 2, 2, dtype=torch.float64, requires_grad=True)
+
+    def function(x):
+        return IN_FOUR_AXES[name](x, 0.5, generator=seeded(3))
+
+    assert not torch.equal(function(x), x)
+    assert torch.autograd.gradcheck(function, x)
+    assert torch.autograd.gradgradcheck(function, x)
+
+
+# Residual blocks ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("p", [0.2, 0.5, 0.8])
+@pytest.mark.parametrize("mode", ["batch", "row"])
+def test_what_torchvision_tests_of_stochastic_depth(mode, p, seed):
+    """Over 250 trials on ones, the number of zeroed samples (or batches) is binomial."""
+    torch.manual_seed(seed)
+    x = torch.ones(5, 3, 4, 4)
+    kept = torch.stack([stochastic_depth(x, p, mode).sum((1, 2, 3)) != 0 for _ in range(250)])
+    if mode == "batch":
+        assert (kept == kept[:, :1]).all()
+        kept = kept[:, 0]
+    dropped = (~kept).sum().item()
+    assert stats.binomtest(dropped, kept.numel(), p).pvalue > 1e-4
+
+
+def residual(dtype, samples=200):
+    """The input of a residual block and its output, with signed zeros, Inf and NaN in the input."""
+    shortcut = nonzero(samples, 3, 4, 4, dtype=dtype)
+    shortcut[:, 0, 0, 0] = -0.0
+    shortcut[:, 0, 0, 1] = math.inf
+    shortcut[:, 0, 0, 2] = math.nan
+    shortcut[:, 0, 0, 3] = 0.0
+    return shortcut + nonzero(samples, 3, 4, 4, dtype=dtype), shortcut
+
+
+@each_dtype
+@pytest.mark.parametrize("mode", ["row", "batch"])
+def test_a_dropped_sample_is_its_shortcut_to_the_bit(mode, dtype):
+    block, shortcut = residual(dtype)
+    y = stochastic_depth(block, 1.0, mode, shortcut=shortcut)
+    assert y.dtype == dtype
+    assert same_bits(y, shortcut).all()
+
+
+@each_dtype
+def test_dropped_samples_among_kept_ones_are_their_shortcuts_to_the_bit(dtype):
+    block, shortcut = residual(dtype)
+    dropped = stochastic_depth(torch.ones(200), 0.5, generator=seeded()) == 0
+    y = stochastic_depth(block, 0.5, shortcut=shortcut, generator=seeded())
+    assert same_bits(y[dropped], shortcut[dropped]).all()
+    assert not same_bits(y[~dropped], shortcut[~dropped]).flatten(1).all(1).any()
+
+
+@each_dtype
+def test_a_kept_sample_is_the_shortcut_and_the_scaled_branch(dtype):
+    shortcut = nonzero(200, 3, 4, 4, dtype=dtype)
+    block = shortcut + nonzero(200, 3, 4, 4, dtype=dtype)
+    y = stochastic_depth(block, 0.3, shortcut=shortcut)
+    dropped = (y == shortcut).flatten(1).all(1)
+    assert abs(dropped.sum() - 60) <= 4 * math.sqrt(200 * 0.3 * 0.7)
+    wide = torch.promote_types(dtype, torch.float32)
+    s, b = (x.to(wide).numpy() for x in (shortcut, block))
+    expected = torch.from_numpy(s + (b - s) * np.float32(1 / 0.7)).to(dtype)
+    assert torch.equal(y[~dropped], expected[~dropped])
+
+
+def test_the_branch_of_a_dropped_sample_gets_no_gradient():
+    shortcut = nonzero(64, 3).requires_grad_()
+    block = nonzero(64, 3).requires_grad_()
+    y = stochastic_depth(block, 0.5, shortcut=shortcut)
+    dropped = (y == shortcut).all(1)
+    y.sum().backward()
+    ones = torch.ones(64, 3)
+    assert torch.equal(block.grad, torch.where(dropped[:, None], 0 * ones, 2 * ones))
+    assert torch.equal(shortcut.grad, torch.where(dropped[:, None], ones, -ones))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_block_that_is_not_finite_is_gone_where_dropped(bad):
+    shortcut = nonzero(16, 3)
+    y = stochastic_depth(torch.full((16, 3), bad), 1.0, shortcut=shortcut)
+    assert torch.equal(y, shortcut)
+
+
+@pytest.mark.parametrize("mode", ["row", "batch"])
+def test_modes_decide_for_each_sample_or_for_all(mode):
+    shortcut = nonzero(16, 3)
+    outcomes = set()
+    for _ in range(40):
+        y = stochastic_depth(shortcut + 1, 0.5, mode, shortcut=shortcut)
+        outcomes.add((y == shortcut).all(1).sum().item())
+    assert outcomes == {0, 16} if mode == "batch" else len(outcomes) > 3
+
+
+@pytest.mark.parametrize(("p", "training"), [(0.0, True), (0.5, False)])
+def test_a_block_is_returned_as_it_is_when_off(p, training):
+    block, shortcut = residual(torch.float32)
+    state = torch.get_rng_state()
+    assert stochastic_depth(block, p, training=training, shortcut=shortcut) is block
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# Gaussian noise -------------------------------------------------------------------------------
+
+
+def assert_normal(sample, mean, std):
+    """Mean and variance at 4 standard errors, and the shape by Kolmogorov-Smirnov."""
+    n = sample.numel()
+    sample = sample.double()
+    assert abs(sample.mean() - mean) <= 4 * std / math.sqrt(n)
+    assert abs(sample.var() - std**2) <= 4 * std**2 * math.sqrt(2 / n)
+    assert stats.kstest(sample.numpy(), stats.norm(mean, std).cdf).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("std", [0.01, 1.0, 30.0])
+def test_gaussian_noise_is_normal(std):
+    x = torch.zeros(100_000)
+    assert_normal(gaussian_noise(x, std), 0.0, std)
+
+
+@pytest.mark.parametrize("p", [0.01, 0.2, 0.5, 0.9])
+def test_gaussian_dropout_has_the_moments_of_dropout(p):
+    std = math.sqrt(p / (1 - p))
+    assert_normal(gaussian_dropout(torch.ones(100_000), p), 1.0, std)
+    plain = F.dropout(torch.ones(100_000), p)
+    assert abs(plain.var() / std**2 - 1) < 0.1  # what it stands in for
+
+
+@each_dtype
+def test_gaussian_noise_is_added_in_float32_and_rounded_once(dtype):
+    x = nonzero(1000, dtype=dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    noise = gaussian_noise(torch.zeros(1000, dtype=wide), 0.3, generator=seeded())
+    expected = torch.from_numpy(x.to(wide).numpy() + noise.numpy()).to(dtype)
+    assert torch.equal(gaussian_noise(x, 0.3, generator=seeded()), expected)
+
+
+@each_dtype
+def test_gaussian_dropout_multiplies_in_float32_and_rounds_once(dtype):
+    x = nonzero(1000, dtype=dtype).requires_grad_()
+    wide = torch.promote_types(dtype, torch.float32)
+    factor = gaussian_dropout(torch.ones(1000, dtype=wide), 0.3, generator=seeded()).numpy()
+    y = gaussian_dropout(x, 0.3, generator=seeded())
+    g = nonzero(1000, dtype=dtype)
+    y.backward(g)
+    assert torch.equal(y, in_float32(x, factor))
+    assert torch.equal(x.grad, in_float32(g, factor))
+
+
+@each_noise
+@pytest.mark.parametrize(("level", "training"), [(0.0, True), (0, True), (0.5, False)])
+def test_no_noise_returns_the_same_object_and_draws_nothing(level, training, noise):
+    x, state = nonzero(4, 3), torch.get_rng_state()
+    assert noise(x, level, training) is x
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@each_noise
+def test_noise_on_zero_size_batches(noise):
+    x = torch.empty(0, 3, requires_grad=True)
+    noise(x, 0.5).sum().backward()
+    assert x.grad.shape == (0, 3)
+
+
+# Errors ---------------------------------------------------------------------------------------
+
+NO_RATES = [
+    pytest.param(1.3, ValueError, "must be .*got 1.3", id="above"),
+    pytest.param(-0.1, ValueError, "must be .*got -0.1", id="below"),
+    pytest.param(math.nan, ValueError, "must be .*got nan", id="nan"),
+    pytest.param(math.inf, ValueError, "must be .*got inf", id="inf"),
+    pytest.param("0.1", TypeError, "must be a number.*'0.1'", id="text"),
+    pytest.param(None, TypeError, "must be a number.*None", id="none"),
+    pytest.param(True, TypeError, "must be a number.*True", id="bool"),
+    pytest.param(torch.tensor(0.1), TypeError, "must be a number.*tensor", id="tensor"),
+]
+in_both_modes = pytest.mark.parametrize("training", [True, False])
+
+
+@each_drop
+@pytest.mark.parametrize(("p", "error", "message"), NO_RATES)
+@in_both_modes
+def test_p_is_checked(training, p, error, message, name):
+    function, shape, _ = DROPS[name]
+    with pytest.raises(error, match="p " + message):
+        function(torch.ones(shape), p, training=training)
+
+
+@pytest.mark.parametrize(("p", "error", "message"), NO_RATES)
+@in_both_modes
+def test_p_of_gaussian_dropout_is_checked(training, p, error, message):
+    with pytest.raises(error, match="p " + message):
+        gaussian_dropout(torch.ones(3), p, training)
+
+
+@in_both_modes
+def test_gaussian_dropout_refuses_p_of_one(training):
+    with pytest.raises(ValueError, match=r"p must be in \[0, 1\), got 1"):
+        gaussian_dropout(torch.ones(3), 1.0, training)
+
+
+@pytest.mark.parametrize(("std", "error", "message"), NO_RATES[1:])
+@in_both_modes
+def test_std_is_checked(training, std, error, message):
+    with pytest.raises(error, match="std " + message):
+        gaussian_noise(torch.ones(3), std, training)
+
+
+@pytest.mark.parametrize(
+    ("function", "rank", "axes"),
+    [(dropout1d, 3, "N, C, L"), (dropout2d, 4, "N, C, H, W"), (dropout3d, 5, "N, C, D, H, W")],
+)
+@in_both_modes
+def test_rank_is_checked(training, function, rank, axes):
+    for other in set(range(1, 7)) - {rank}:
+        with pytest.raises(ValueError, match=rf"{rank}-D tensor \({axes}\), got shape"):
+            function(torch.ones([2] * other), 0.5, training)
+
+
+@pytest.mark.parametrize("shortcut", [None, torch.ones(2, 3)], ids=["branch", "block"])
+@pytest.mark.parametrize("p", [0.0, 0.5])
+@in_both_modes
+def test_mode_is_checked(training, p, shortcut):
+    with pytest.raises(ValueError, match="mode must be 'row' or 'batch', got 'rwo'"):
+        stochastic_depth(torch.ones(2, 3), p, "rwo", training, shortcut=shortcut)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5])
+@in_both_modes
+def test_shape_of_the_shortcut_is_checked(training, p):
+    with pytest.raises(
+        ValueError, match=r"keeps its shape, got input \(2, 4\) and output \(2, 3\)"
+    ):
+        stochastic_depth(torch.ones(2, 3), p, training=training, shortcut=torch.ones(2, 4))
+
+
+@each_drop
+def test_integers_are_refused(name):
+    """Their scaled values would silently be cut to integers."""
+    function, shape, _ = DROPS[name]
+    with pytest.raises((TypeError, ValueError), match="float"):
+        function(torch.ones(shape, dtype=torch.int64), 0.3)
+
+
+@each_noise
+def test_noise_refuses_integers(noise):
+    with pytest.raises((TypeError, ValueError), match="float"):
+        noise(torch.ones(3, dtype=torch.int64), 0.3)
