@@ -3,11 +3,13 @@
 Example: scripts/ablate.py experiments/configs/quick.yaml --csv quick.csv
 """
 
+import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # threads that spin starve when a core is busy
 
 from jsonargparse import auto_cli
 from rich.console import Console

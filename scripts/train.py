@@ -3,11 +3,13 @@
 Example: scripts/train.py --epochs 10 --spec '{"layer4.0": "DropBlock2d(p=0.1, block_size=3)"}'
 """
 
+import os
 import statistics
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # threads that spin starve when a core is busy
 
 from jsonargparse import auto_cli
 
