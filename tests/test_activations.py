@@ -33,6 +33,7 @@ from dropblock_hooks import (
     WindowSchedule,
     functional,
 )
+from dropblock_hooks.registry import text
 
 SHAPES = {1: (6, 5, 12), 2: (6, 5, 8, 9), 3: (6, 5, 4, 6, 5)}
 DROP_BLOCKS = [DropBlock1d, DropBlock2d, DropBlock3d]
@@ -80,7 +81,7 @@ ELEMENTWISE = [
 ]
 
 
-@pytest.mark.parametrize(("regularizer", "function", "arguments"), ELEMENTWISE, ids=repr)
+@pytest.mark.parametrize(("regularizer", "function", "arguments"), ELEMENTWISE, ids=text)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_output_is_the_functions(dtype, regularizer, function, arguments):
     x = torch.randn(SHAPES[regularizer.spatial or 2]).to(dtype)
