@@ -5,7 +5,6 @@ Masks are recovered from the output: the inputs have no zeros, so a zero is a dr
 
 import inspect
 import math
-import warnings
 
 import numpy as np
 import pytest
@@ -13,10 +12,6 @@ import torch
 from scipy import stats
 
 from dropblock_hooks.functional import drop_block1d, drop_block2d, drop_block3d
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # other people's imports
-    import torchvision
 
 DROP_BLOCK = {1: drop_block1d, 2: drop_block2d, 3: drop_block3d}
 SIZES = {1: (20,), 2: (9, 14), 3: (4, 6, 5)}
@@ -479,7 +474,13 @@ def test_edges_are_in_the_order_of_the_axes(block_size):
 
 # In the place of torchvision's -------------------------------------------------------------------
 
-PEERS = {2: torchvision.ops.drop_block2d, 3: torchvision.ops.drop_block3d}
+
+def peer(spatial):
+    """torchvision's function; the tests against it need it."""
+    ops = pytest.importorskip("torchvision.ops", reason="the peer itself")
+    return {2: ops.drop_block2d, 3: ops.drop_block3d}[spatial]
+
+
 both_ranks = pytest.mark.parametrize("spatial", [2, 3])
 
 
@@ -487,7 +488,7 @@ both_ranks = pytest.mark.parametrize("spatial", [2, 3])
 def test_positional_signature_is_torchvisions(spatial):
     ours, theirs = (
         list(inspect.signature(function).parameters.values())
-        for function in (DROP_BLOCK[spatial], PEERS[spatial])
+        for function in (DROP_BLOCK[spatial], peer(spatial))
     )
     positional = [p for p in ours if p.kind is p.POSITIONAL_OR_KEYWORD]
     assert [(p.name, p.default) for p in positional] == [(p.name, p.default) for p in theirs]
@@ -537,7 +538,7 @@ def test_what_torchvision_asserts_of_evaluation(spatial):
 @pytest.mark.parametrize("p", [-0.1, 1.1])
 @both_ranks
 def test_both_refuse_p_outside_the_unit_interval(spatial, p):
-    for function in (DROP_BLOCK[spatial], PEERS[spatial]):
+    for function in (DROP_BLOCK[spatial], peer(spatial)):
         with pytest.raises(ValueError, match=f"{p}"):
             function(torch.ones(5, 3, *[11] * spatial), p, 3)
 
@@ -545,7 +546,7 @@ def test_both_refuse_p_outside_the_unit_interval(spatial, p):
 @pytest.mark.parametrize("rank", [1, 2, 3, 6])
 @both_ranks
 def test_both_refuse_another_rank(spatial, rank):
-    for function in (DROP_BLOCK[spatial], PEERS[spatial]):
+    for function in (DROP_BLOCK[spatial], peer(spatial)):
         with pytest.raises(ValueError, match="[Ii]nput"):
             function(torch.ones([2] * rank), 0.1, 3)
 
@@ -565,7 +566,7 @@ def test_paper_masks_are_distributed_as_torchvisions(spatial, p):
         (function(x, p, block, **options) == 0)[interior].flatten(2).sum(2).flatten().numpy()
         for function, options in (
             (DROP_BLOCK[spatial], {"calibration": "paper"}),
-            (PEERS[spatial], {}),
+            (peer(spatial), {}),
         )
     )
     error = math.sqrt(ours.var(ddof=1) / len(ours) + theirs.var(ddof=1) / len(theirs))
@@ -578,7 +579,7 @@ def test_exact_masks_drop_more_than_torchvisions(spatial):
     """The same comparison sees the difference that calibration makes."""
     x = torch.ones(100, 8, *[7] * spatial)
     ours = (DROP_BLOCK[spatial](x, 0.5, 3) == 0).flatten(2).float().mean(2)
-    theirs = (PEERS[spatial](x, 0.5, 3) == 0).flatten(2).float().mean(2)
+    theirs = (peer(spatial)(x, 0.5, 3) == 0).flatten(2).float().mean(2)
     error = math.sqrt(ours.var() / ours.numel() + theirs.var() / theirs.numel())
     assert ours.mean() - theirs.mean() > 10 * error
 
