@@ -36,9 +36,8 @@ def check_block_size(block_size: int | Sequence[int], spatial: int) -> tuple[int
     """One block edge per spatial axis."""
     if isinstance(block_size, list | tuple):
         if len(block_size) != spatial:
-            axes = "axis" if spatial == 1 else "axes"
             raise ValueError(
-                f"block_size must be an integer or {spatial} of them (one per spatial {axes}), "
+                f"block_size must be an integer or {spatial} of them (one per spatial axis), "
                 f"got {tuple(block_size)}"
             )
         return tuple(as_count("block_size", b) for b in block_size)
