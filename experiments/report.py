@@ -67,12 +67,12 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Dif
 
 
 def mean_rates(result: Result) -> tuple[float, float] | None:
-    """Nominal and realized rate, each a mean over the epochs and those sites that drop."""
+    """Nominal and realized rate, each a mean over the epochs and those sites that have both."""
     pairs = [
         (asked, dropped)
         for key, rates in result.nominal.items()
         for asked, dropped in zip(rates, result.realized[key], strict=True)
-        if dropped is not None
+        if asked is not None and dropped is not None
     ]
     if not pairs:
         return None

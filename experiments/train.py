@@ -82,7 +82,8 @@ class Result:
         accuracy: share of the test images that are classified right, after the last epoch.
         seconds: duration of training and test.
         loss: mean training loss of each epoch.
-        nominal: site -> the rate that was asked for in each epoch.
+        nominal: site -> the rate that was asked for in each epoch; None where the regularizer
+            has no rate.
         realized: site -> the share that was dropped in each epoch; None where the regularizer
             has no such share.
     """
@@ -90,7 +91,7 @@ class Result:
     accuracy: float
     seconds: float
     loss: list[float]
-    nominal: dict[str, list[float]]
+    nominal: dict[str, list[float | None]]
     realized: dict[str, list[float | None]]
 
 
@@ -119,7 +120,7 @@ def train(config: Config, on_epoch: Callable[[int], None] | None = None) -> Resu
     order = own_generator(config.seed, "order")
     losses: list[float] = []
     sites = attached.sites if attached else ()
-    nominal: dict[str, list[float]] = {site.key: [] for site in sites}
+    nominal: dict[str, list[float | None]] = {site.key: [] for site in sites}
     realized: dict[str, list[float | None]] = {site.key: [] for site in sites}
     start = perf_counter()
     with torch.random.fork_rng(devices=[]):

@@ -39,10 +39,16 @@ def show(result: Result) -> None:
     print(f"test accuracy {100 * result.accuracy:.2f} %")
     print(f"training loss {result.loss[-1]:.3f} in the last of {len(result.loss)} epochs")
     print(f"seconds       {result.seconds:.1f}")
-    for key, asked in result.nominal.items():
-        realized = [rate for rate in result.realized[key] if rate is not None]
-        share = f", realized {statistics.fmean(realized):.4f}" if realized else ""
-        print(f"{key}: rate asked {statistics.fmean(asked):.4f}{share}")
+    for key in result.nominal:
+        print(
+            f"{key}: rate asked {mean(result.nominal[key])}, realized {mean(result.realized[key])}"
+        )
+
+
+def mean(rates: list[float | None]) -> str:
+    """The mean over the epochs that have a rate, as text; a dash if none has."""
+    known = [rate for rate in rates if rate is not None]
+    return f"{statistics.fmean(known):.4f}" if known else "-"
 
 
 if __name__ == "__main__":

@@ -67,9 +67,9 @@ def test_rows_summarize_their_runs():
     assert drop.seconds == 2
 
 
-def test_sites_without_a_share_are_left_out_of_the_rates():
-    nominal = {"a": [1.0, 1.0], "b": [0.2, 0.4]}
-    realized = {"a": [None, None], "b": [0.1, 0.5]}
+def test_sites_without_a_rate_or_a_share_are_left_out_of_the_rates():
+    nominal = {"a": [1.0, 1.0], "b": [0.2, 0.4], "c": [None, None]}
+    realized = {"a": [None, None], "b": [0.1, 0.5], "c": [0.7, 0.7]}
     assert mean_rates(Result(0.5, 1.0, [1.0], nominal, realized)) == pytest.approx((0.3, 0.3))
     assert mean_rates(Result(0.5, 1.0, [1.0], {}, {})) is None
 
