@@ -153,6 +153,8 @@ def test_clip_per_group_is_numpys(dtype, options, axes, norm_type):
     expected = torch.from_numpy(grad.double().numpy() * scale).to(dtype)
     tiny = torch.finfo(dtype).smallest_normal  # float16 loses digits below it
     torch.testing.assert_close(clipped, expected, rtol=2 * EPSILON[dtype] + 1e-7, atol=tiny)
+    if EPSILON[dtype] > 1e-4:  # a scale that is rounded to the dtype changes one value in ten
+        assert (clipped == expected).float().mean() > 0.98
     below = torch.from_numpy(norm <= max_norm).expand(grad.shape)
     assert identical(clipped[below], grad[below])
     if options["per"] != "tensor":
@@ -271,10 +273,12 @@ def test_clip_is_differentiable(max_norm, norm_type, options, axes):
 
 
 @pytest.mark.parametrize("per", ["tensor", "sample", "channel"])
-def test_a_second_backward_through_zeros_is_finite(per):
-    grad = torch.zeros(2, 3, 4, requires_grad=True)
-    clip_grad_norm(grad, 1.0, per=per).sum().backward()
-    assert torch.equal(grad.grad, torch.ones(2, 3, 4))
+@pytest.mark.parametrize("norm_type", [*NORMS, 20])
+@each_dtype
+def test_a_second_backward_through_zeros_is_finite(dtype, norm_type, per):
+    grad = torch.zeros(2, 3, 4, dtype=dtype, requires_grad=True)
+    clip_grad_norm(grad, 1.0, norm_type, per).sum().backward()
+    assert torch.equal(grad.grad, torch.ones(2, 3, 4, dtype=dtype))
 
 
 def test_clip_keeps_the_memory_format():
