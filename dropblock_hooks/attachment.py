@@ -263,8 +263,9 @@ class Attachment:
         for site in self.sites:
             for name, value in site.values.items():
                 found[f"{prefix}{site.key}/{name}"] = value
-            if site.realized_rate is not None:
-                found[f"{prefix}{site.key}/realized_rate"] = site.realized_rate
+            realized = site.realized_rate  # read once: it waits for the device
+            if realized is not None:
+                found[f"{prefix}{site.key}/realized_rate"] = realized
         return found
 
     def log(self, writer: Any, step: int) -> None:

@@ -123,7 +123,7 @@ def _twice_live(placements: list[Placement]) -> list[str]:
     clashes: dict[tuple[str, str], list[str]] = defaultdict(list)
     for p in placements:
         for hook in hooks_on(p.target.module):
-            same_target = (hook.parameter or None) == p.target.parameter
+            same_target = hook.parameter == p.target.parameter
             if (
                 same_target
                 and hook.site.regularizer.kind == p.regularizer.kind
