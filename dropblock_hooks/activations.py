@@ -11,17 +11,10 @@ from typing import Annotated, ClassVar, Literal
 
 from torch import Tensor
 
-from .functional import gaussian_dropout, gaussian_noise
-from .functional.dropblock import (
-    Calibration,
-    Normalize,
-    check_block_size,
-    check_calibration,
-    check_normalize,
-    clipped_block,
-    drop_blocks,
-)
+from .functional.dropblock import Normalize, check_normalize, drop_blocks
+from .functional.gamma import Calibration, check_block_size, check_calibration, clipped_block
 from .functional.masks import check_mode, drop_channels, drop_residual, drop_samples, drop_shape
+from .functional.noise import add_noise, multiply_noise
 from .registry import register
 from .regularizer import Applied, NonNegative, Now, Probability, Range, RateLike, Regularizer
 
@@ -231,7 +224,7 @@ class GaussianNoise(Regularizer):
     std: NonNegative
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        return gaussian_noise(x, now.std), None
+        return add_noise(x, now.std), None
 
 
 @register
@@ -246,4 +239,4 @@ class GaussianDropout(Regularizer):
     p: Annotated[RateLike, Range(0, 1, open_high=True)]
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        return gaussian_dropout(x, now.p), None
+        return multiply_noise(x, now.p), None

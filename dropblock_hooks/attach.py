@@ -9,11 +9,12 @@ from typing import Any
 from torch import nn
 
 from .attachment import Attachment, checked_scaler
+from .control import Control
 from .hooks import KeeperHook, ParameterHook, SiteHook, hooks_on, make_hook
 from .layouts import PARAMETER
 from .placement import Placement, place
 from .registry import closest
-from .site import Control, HookWarning, Site
+from .site import HookWarning, Site
 from .spec import Draft
 
 

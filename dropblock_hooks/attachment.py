@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from . import states
+from .control import Control
 from .findings import Finding, find_faults
 from .hooks import SiteHook, keepers_on, take_off
 from .matching import Select, match
@@ -18,7 +19,7 @@ from .names import Index, NoMatchError
 from .registry import closest
 from .report import SiteRow, site_table
 from .schedules import as_number, spread_rate
-from .site import Control, Site
+from .site import Site
 from .table import Table
 
 
@@ -122,9 +123,9 @@ class Attachment:
             moved.append(values)
         closes = math.floor(t) != math.floor(self.epoch)
         for site, values in zip(self.sites, moved, strict=True):
-            site.values = values
+            site.move(values)
             if closes:
-                site.close_window()
+                site.record.close_window()
         self._control.epoch = t
         self._control.stepped = True
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from .control import Control
 from .hooks import ParameterHook, SiteHook, find_module
-from .site import Control, Site
+from .site import Site
 
 
 @dataclass(frozen=True)

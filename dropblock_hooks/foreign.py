@@ -6,7 +6,7 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -46,6 +46,7 @@ class Foreign(Regularizer):
 
     target: Callable[..., Any]
     kwargs: tuple[tuple[str, Any], ...]
+    traceable: ClassVar[bool] = False  # other people's code reads its rates as numbers
 
     def __init__(self, target: Callable[..., Any], /, **kwargs: Any) -> None:
         options = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}

@@ -100,7 +100,8 @@ class ScaleGrad(Regularizer):
     acts_on: ClassVar[Literal["gradient"]] = "gradient"
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        return (x if now.scale == 1.0 else x * now.scale), None
+        unchanged = not isinstance(now.scale, Tensor) and now.scale == 1.0
+        return (x if unchanged else x * now.scale), None
 
 
 @register

@@ -22,25 +22,24 @@ from .site import Site
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def _untraced(call: _F) -> _F:
-    """Under torch.compile, a break in the graph: the hook runs as it does in eager mode.
-
-    Traced, every value of a rate would be compiled anew, until torch gives up on the frame. Where
-    the site has nothing to do, in evaluation, nothing is broken, and an export is clean.
+def _compilable(call: _F) -> _F:
+    """Under torch.compile: nothing where the site has nothing to do, so that an export is clean;
+    traced, or (where the regularizer can't be) a break in the graph, run as in eager mode.
     """
     disabled: list[Any] = []
 
     @functools.wraps(call)
-    def outside(self: SiteHook, module: nn.Module, *rest: Any) -> Any:
-        if "torch._dynamo" not in sys.modules:  # importing it takes a second: not before it is used
-            return call(self, module, *rest)
-        if torch.compiler.is_compiling() and not self.site.acts(module.training):
+    def compilable(self: SiteHook, module: nn.Module, *rest: Any) -> Any:
+        site = self.site
+        if torch.compiler.is_compiling() and not site.acts(module.training):
             return None
+        if site.regularizer.traceable or "torch._dynamo" not in sys.modules:
+            return call(self, module, *rest)  # importing dynamo takes a second
         if not disabled:
             disabled.append(torch.compiler.disable(call))  # type: ignore[no-untyped-call]
         return disabled[0](self, module, *rest)
 
-    return outside  # type: ignore[return-value]  # the same signature
+    return compilable  # type: ignore[return-value]  # the same signature
 
 
 class SiteHook:
@@ -70,10 +69,15 @@ class SiteHook:
 
     def _treat(self, x: Tensor, layer_input: Any, taken: Iterable[Any], training: bool) -> Tensor:
         """The tensor regularized, or with its gradient watched; `taken` is what the layer took."""
+        compiling = torch.compiler.is_compiling()
         if self.site.regularizer.acts_on == "activation":
+            if compiling:
+                return self.site.trace(x, layer_input, training)
             return self.site.regularize(x, layer_input, training)
         if not x.requires_grad:
             return x
+        if compiling:
+            return self.site.trace_grad(x)
         if x.is_leaf or any(x is value for value in taken):
             # only this use of it is meant; a view would lose the hook before an in-place layer
             x = x.clone()
@@ -88,11 +92,11 @@ class OutputHook(SiteHook):
         with_kwargs = self.site.regularizer.acts_on == "gradient"  # dearer, so not for all
         module.register_forward_hook(self, with_kwargs=with_kwargs)
 
-    @_untraced
+    @_compilable
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         *kwargs, output = rest
         site = self.site
-        if not site.enter(module):
+        if not _enter(site, module):
             return None
         index = site.regularizer.index
         try:
@@ -110,10 +114,10 @@ class InputHook(SiteHook):
     def install(self, module: nn.Module) -> None:
         module.register_forward_pre_hook(self, with_kwargs=True)
 
-    @_untraced
+    @_compilable
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         site = self.site
-        if not site.enter(module):
+        if not _enter(site, module):
             return None
         index = 0 if site.regularizer.index is None else site.regularizer.index
         values: Any = kwargs if isinstance(index, str) else args
@@ -162,15 +166,16 @@ class ParameterHook(SiteHook):
         hooked = None if self._hooked is None else self._hooked()
         return super().lost(module) or hooked is None or hooked is not parameter
 
-    @_untraced
     def __call__(self, module: nn.Module, *args: Any) -> None:
-        self.site.enter(module)
-        self.follow(module)
+        if torch.compiler.is_compiling():
+            self._take_mode(module)  # what was hooked stays hooked; `step` looks after it
+        else:
+            self.site.enter(module)
+            self.follow(module)
 
     def follow(self, module: nn.Module) -> None:
         """Take over the mode of the owner, where gradients will come, and its parameter."""
-        if torch.is_grad_enabled():
-            self.on = self.site.is_on(module.training)
+        self._take_mode(module)
         parameter = module._parameters.get(self.parameter)
         if self._hooked is not None and self._hooked() is parameter:
             return
@@ -179,6 +184,10 @@ class ParameterHook(SiteHook):
             hook = GradHook(self.site, self)
             self._handle = parameter.register_hook(hook)  # type: ignore[no-untyped-call]
             self._hooked = weakref.ref(parameter)
+
+    def _take_mode(self, module: nn.Module) -> None:
+        if torch.is_grad_enabled():
+            self.on = self.site.is_on(module.training)
 
     def _unhook(self) -> None:
         if self._handle is not None:
@@ -214,12 +223,15 @@ class GradHook:
         self.site = site
         self.owner = owner
 
-    @_untraced
     def __call__(self, grad: Tensor) -> Tensor | None:
         control = self.site.control
         if not (control.installed and control.enabled) or (self.owner and not self.owner.on):
             return None
         return self.site.regularize_grad(grad)
+
+
+def _enter(site: Site, module: nn.Module) -> bool:
+    return torch.compiler.is_compiling() or site.enter(module)
 
 
 def _hooks_of(module: nn.Module) -> Iterator[Any]:

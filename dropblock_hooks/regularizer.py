@@ -8,7 +8,6 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from types import SimpleNamespace
 from typing import (
     Annotated,
     Any,
@@ -60,8 +59,10 @@ Positive: TypeAlias = Annotated[RateLike, Range(0, open_low=True)]
 """A number > 0, or a schedule of it."""
 
 
-class Now(SimpleNamespace):
+class Now:
     """What holds during one call: the values of the rate fields by name, and the following.
+
+    The values are floats; 0-dim tensors while torch.compile traces.
 
     Attributes:
         input: the layer's first input (a tensor, as a rule); for ``at="input"`` the value itself.
@@ -74,6 +75,13 @@ class Now(SimpleNamespace):
     layout: str
     training: bool
     grad_scale: float | Tensor
+
+    def __init__(self, **state: Any) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"now has no {name!r}; it has {', '.join(vars(self))}")
 
 
 Applied: TypeAlias = tuple[Tensor, "Tensor | int | None"]
@@ -106,6 +114,8 @@ class Regularizer:
     """Number of spatial axes that ``apply`` needs; the tensor then comes with channels first."""
     follows_host: ClassVar[bool] = False
     """Whether it runs in evaluation too, told by ``now.training``."""
+    traceable: ClassVar[bool] = True
+    """Whether torch.compile can trace ``apply``; else it breaks the graph, run as in eager mode."""
 
     def __post_init__(self) -> None:
         _check_class(type(self))
@@ -151,7 +161,10 @@ class Regularizer:
         return None
 
     def bind(self) -> Callable[[Tensor, Now], Applied]:
-        """The callable of one site; an ``apply`` with a state of its own, where one is needed."""
+        """The callable of one site; an ``apply`` with a state of its own, where one is needed.
+
+        A class that has one is not `traceable`.
+        """
         return self.apply
 
     def block_in_force(self, map_size: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from . import layouts
+from .control import Control
+from .functional.masks import wide_dtype
 from .regularizer import Now, Regularizer
+from .tallies import Record
 
 _CALLS_WITHOUT_STEP = 1000
 
@@ -23,66 +26,6 @@ class HookWarning(UserWarning):
     """Something about attached regularizers that is likely not what was meant."""
 
 
-class Control:
-    """What the sites of one Attachment share: the time and the switches."""
-
-    def __init__(self, root: str = "", grad_scaler: Any = None) -> None:
-        self.root = root
-        self.epoch = 0.0
-        self.enabled = True
-        self.installed = True
-        self.stepped = False
-        self.warned = False
-        self.expects_scaler = grad_scaler is not None
-        self.grad_scaler = grad_scaler
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Control:
-        copied = Control.__new__(Control)
-        copied.__dict__.update(self.__dict__)  # the scaler stays the one of the training loop
-        return copied
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "grad_scaler": None}  # belongs to the training loop
-
-    def grad_scale(self, device: torch.device) -> float | Tensor:
-        """What the loss is multiplied by, read without waiting for the device."""
-        scaler = self.grad_scaler
-        if scaler is None or not getattr(scaler, "is_enabled", lambda: True)():
-            return 1.0
-        scale = getattr(scaler, "_scale", None)
-        if isinstance(scale, Tensor):
-            wide = torch.float32 if device.type == "mps" else torch.float64  # bound * scale fits
-            return scale.to(device, wide, non_blocking=True)
-        return float(scaler.get_scale())
-
-
-@dataclass
-class Tally:
-    """How many elements passed, and how many were dropped or changed."""
-
-    affected: Tensor | int = 0
-    total: int = 0
-    expected: float = 0.0
-
-    def add(self, affected: Tensor | int, total: int, expected: float) -> None:
-        """Count more; a tensor is not read."""
-        if isinstance(affected, Tensor):
-            affected = affected.detach()
-            if isinstance(self.affected, Tensor):
-                self.affected = self.affected.to(affected.device)  # after the model has moved
-        self.affected = self.affected + affected
-        self.total += total
-        self.expected += expected
-
-    def share(self) -> float | None:
-        """The share affected; None where nothing was counted."""
-        return int(self.affected) / self.total if self.total else None
-
-    def expected_share(self) -> float | None:
-        """The mean of the nominal rates, by elements; None where nothing was counted."""
-        return self.expected / self.total if self.total else None
-
-
 class Site:
     """One regularizer on one layer.
 
@@ -93,9 +36,9 @@ class Site:
         module_type: class name of the layer.
         regularizer: what is done here.
         values: the rates now, by field.
-        calls: forward calls of the layer since it was attached.
-        active_calls: calls in which the regularizer was on; of a gradient regularizer, the
-            gradients that it has seen.
+        tensors: the same as 0-dim tensors, for compiled code: another number in one does not
+            compile anew.
+        record: what was counted.
     """
 
     def __init__(
@@ -115,18 +58,21 @@ class Site:
         self.control = control
         self.layout = layout or layouts.resolve(regularizer.layout, regularizer.spatial)
         self.order = 0
-        self.calls = self.active_calls = 0
-        self.window, self.closed, self.before = Tally(), Tally(), Tally()
-        self._maps: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        self.record = Record(regularizer.spatial, torch.device("cpu"))
         self._waiting = self._evaluated = False
         self.set_regularizer(regularizer)
 
     def set_regularizer(self, regularizer: Regularizer) -> None:
         """Put another one of the same class in place, with the values of the present epoch."""
-        self.values = regularizer.values(self.control.epoch)
+        self.move(regularizer.values(self.control.epoch))
         self.regularizer = regularizer
         self._apply = regularizer.bind()
         self._waiting = regularizer.moving
+
+    def move(self, values: dict[str, float]) -> None:
+        """Put other values in place; new tensors, since a pending backward may hold the old."""
+        self.values = values
+        self.tensors = _as_tensors(values, self.record.meter.counts.device)
 
     def __repr__(self) -> str:
         return f"Site({self.key!r}, {self.regularizer!r})"
@@ -142,55 +88,61 @@ class Site:
         return next(iter(self.values.values()), None)
 
     @property
+    def calls(self) -> int:
+        """Forward calls of the layer since it was attached."""
+        return self.record.calls
+
+    @property
+    def active_calls(self) -> int:
+        """Calls in which it was on; of a gradient regularizer, the gradients that it has seen."""
+        return self.record.active_calls
+
+    @property
     def realized_rate(self) -> float | None:
         """Share of the elements dropped or changed since the epoch began.
 
         The window closes when the whole part of the epoch changes; an empty window shows the last
         one. Reading it waits for the device.
         """
-        return (self.window if self.window.total else self.closed).share()
+        return self.record.last_window().share()
 
     @property
     def expected_rate(self) -> float | None:
         """The mean nominal rate over the same window as `realized_rate`."""
-        return (self.window if self.window.total else self.closed).expected_share()
+        return self.record.last_window().expected_share()
 
     @property
     def total_realized_rate(self) -> float | None:
         """The same as `realized_rate`, since attaching."""
-        return self.total_tally().share()
+        return self.record.all().share()
 
     @property
     def map_size(self) -> tuple[int | tuple[int, int], ...] | None:
         """Spatial size of the tensors seen, per axis; (smallest, largest) where it varies."""
-        return None if self._maps is None else _merge(*self._maps)
+        maps = self.record.maps
+        return None if maps is None else _merge(*maps)
 
     @property
     def block_size(self) -> tuple[int | tuple[int, int], ...] | None:
         """The block in force on these maps, clipped where it is larger."""
-        if self._maps is None:
+        maps = self.record.maps
+        if maps is None:
             return None
-        low, high = (self.regularizer.block_in_force(size) for size in self._maps)
+        low, high = (self.regularizer.block_in_force(size) for size in maps)
         return None if low is None or high is None else _merge(low, high)
 
-    def total_tally(self) -> Tally:
-        """All that was counted since attaching."""
-        total = Tally(self.before.affected, self.before.total, self.before.expected)
-        total.add(self.window.affected, self.window.total, self.window.expected)
-        return total
-
-    def close_window(self) -> None:
-        """Begin a new window of `realized_rate`."""
-        if self.window.total:
-            self.before, self.closed, self.window = self.total_tally(), self.window, Tally()
+    def home(self, device: torch.device) -> None:
+        """Move the tensors that compiled code reads and counts into."""
+        self.record.meter.to(device)
+        self.tensors = _as_tensors(self.values, device)
 
     def enter(self, module: nn.Module) -> bool:
         """Count a forward call; whether the regularizer is to be run in it."""
         control, training = self.control, module.training
         if control.installed and not _recomputing():
-            self.calls += 1
+            calls = self.record.add_call()
             if self._waiting and not control.stepped:
-                self._watch_time(training)
+                self._watch_time(training, calls)
         return self.acts(training)
 
     def acts(self, training: bool) -> bool:
@@ -206,37 +158,68 @@ class Site:
     def regularize(self, x: Tensor, layer_input: Any, training: bool) -> Tensor:
         """The activation, regularized and counted."""
         on = self.is_on(training)
-        y, affected = self._run(x, input=layer_input, training=on, grad_scale=1.0)
+        now = {"input": layer_input, "training": on, "grad_scale": 1.0}
+        y, affected = self._run(x, self.values, **now)
         if on and not _recomputing():
-            self.active_calls += 1
-            if affected is not None and not _transformed(affected):
-                self.window.add(affected, x.numel(), (self.rate or 0.0) * x.numel())
+            self._count(affected, x.numel(), self.rate or 0.0)
         return y
+
+    def trace(self, x: Tensor, layer_input: Any, training: bool) -> Tensor:
+        """`regularize` for the compiler: values in tensors, and counted into one."""
+        values = self._at_hand(x.device)
+        self.record.meter.add_call()
+        y, affected = self._run(
+            x, values, input=layer_input, training=self.is_on(training), grad_scale=1.0
+        )
+        self.record.meter.add_active(affected, x.numel(), next(iter(values.values()), 0.0))
+        return y
+
+    def trace_grad(self, x: Tensor) -> Tensor:
+        """`x`, with its gradient regularized and counted in the backward, for the compiler.
+
+        The values are those of the forward, whatever `step` does before the backward.
+        """
+        values = self._at_hand(x.device)
+        self.record.meter.add_call()
+        scale = self.control.grad_scale(x.device)
+        names = (*values, "grad_scale") if isinstance(scale, Tensor) else tuple(values)
+        tensors = (*values.values(), scale) if isinstance(scale, Tensor) else values.values()
+        watched: Tensor = _RegularizeGrad.apply(x, self, names, *tensors)
+        return watched
+
+    def _at_hand(self, device: torch.device) -> dict[str, Tensor]:
+        """The values on this device; the meter follows, at the price of one compilation."""
+        self.record.meter.to(device)
+        return {name: value.to(device, non_blocking=True) for name, value in self.tensors.items()}
 
     def regularize_grad(self, grad: Tensor) -> Tensor:
         """The gradient, regularized and counted."""
         scale = self.control.grad_scale(grad.device)
-        y, affected = self._run(grad, input=None, training=True, grad_scale=scale)
-        self.active_calls += 1
-        if affected is not None and not _transformed(affected):
-            self.window.add(affected, grad.numel(), 0.0)
+        y, affected = self._run(grad, self.values, input=None, training=True, grad_scale=scale)
+        self._count(affected, grad.numel(), 0.0)
         return y
 
-    def _run(self, x: Tensor, **state: Any) -> tuple[Tensor, Tensor | int | None]:
-        spatial = self.regularizer.spatial
+    def _count(self, affected: Tensor | int | None, total: int, rate: float) -> None:
+        self.record.add_active(None if _transformed(affected) else affected, total, rate)
+
+    def _run(
+        self, x: Tensor, values: Mapping[str, float | Tensor], **state: Any
+    ) -> tuple[Tensor, Tensor | int | None]:
         try:
-            if spatial is None:
-                return self._call(x, Now(**self.values, layout=self.layout, **state))
+            if self.regularizer.spatial is None:
+                return self._call(x, Now(**values, layout=self.layout, **state))
             layouts.check_rank(x, self.layout)
             first = layouts.channels_first(x, self.layout)
-            self._see_map(tuple(first.shape[2:]))
-            y, affected = self._call(first, Now(**self.values, layout=self.layout, **state))
+            seen = self.record.meter if torch.compiler.is_compiling() else self.record
+            seen.see_map(tuple(first.shape[2:]))
+            y, affected = self._call(first, Now(**values, layout=self.layout, **state))
             return (x if y is first else layouts.channels_back(y, self.layout)), affected
         except (TypeError, ValueError) as error:
             raise self.error(error) from error
 
     def _call(self, x: Tensor, now: Now) -> tuple[Tensor, Tensor | int | None]:
-        result = self._apply(x, now)
+        apply = self.regularizer.apply if torch.compiler.is_compiling() else self._apply
+        result = apply(x, now)
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], Tensor):
             raise TypeError(f"apply must return (tensor, count or None), got {_shown(result)}")
         if result[0].shape != x.shape:
@@ -248,32 +231,46 @@ class Site:
         where = f" at its {self.at}" if self.at == "input" else ""
         return SiteError(f"{self.key} on {self.module_type} '{self.name or '.'}'{where}: {cause}")
 
-    def _see_map(self, size: tuple[int, ...]) -> None:
-        if self._maps is None:
-            self._maps = size, size
-        elif self._maps != (size, size):
-            low, high = self._maps
-            self._maps = (
-                tuple(map(min, low, size)),
-                tuple(map(max, high, size)),
-            )
-
-    def _watch_time(self, training: bool) -> None:
+    def _watch_time(self, training: bool, calls: int) -> None:
         """Warn, once, when a schedule stands still because nobody calls ``step``."""
         if not training:
             self._evaluated = self.active_calls > 0
             return
-        if (self._evaluated or self.calls > _CALLS_WITHOUT_STEP) and not self.control.warned:
+        if (self._evaluated or calls > _CALLS_WITHOUT_STEP) and not self.control.warned:
             self.control.warned = True
             warnings.warn(
-                f"{self.key}: rate still {self.rate} after {self.calls - 1} calls of the layer: "
+                f"{self.key}: rate still {self.rate} after {calls - 1} calls of the layer: "
                 "call attached.step(epoch) at the start of each epoch, or step() at its end",
                 HookWarning,
                 stacklevel=2,
             )
 
 
-def _transformed(affected: Tensor | int) -> bool:
+class _RegularizeGrad(torch.autograd.Function):
+    """The identity, whose backward regularizes: a tensor hook that counts can't be compiled."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, site: Site, names: tuple[str, ...], *values: Tensor) -> Tensor:
+        ctx.site, ctx.names = site, names
+        ctx.save_for_backward(*values)
+        return x.clone()  # a view would lose the hook before an in-place layer
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        site, (grad,) = ctx.site, grads
+        values = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
+        state = {"grad_scale": 1.0, "input": None, "training": True, **values}
+        y, affected = site._run(grad, {}, **state)
+        site.record.meter.add_active(affected, grad.numel(), 0.0)
+        return (y, None, None, *[None] * len(values))
+
+
+def _as_tensors(values: Mapping[str, float], device: torch.device) -> dict[str, Tensor]:
+    dtype = wide_dtype(device)
+    return {name: torch.full((), v, dtype=dtype, device=device) for name, v in values.items()}
+
+
+def _transformed(affected: Tensor | int | None) -> bool:
     """Whether a count lives inside a function transform (vmap), which it must not outlive."""
     return isinstance(affected, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(
         affected

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .control import Control
 from .schedules import as_number
-from .site import Control, Site, Tally
+from .site import Site
+from .tallies import Tally
 
 _VERSION = 1
 _TALLIES = ("window", "closed", "before")
@@ -28,8 +30,10 @@ def _site_state(site: Site) -> dict[str, Any]:
         "calls": site.calls,
         "active_calls": site.active_calls,
     }
-    for name in _TALLIES:
-        tally: Tally = getattr(site, name)
+    record = site.record
+    for name, tally in zip(
+        _TALLIES, (record.open_window(), record.closed, record.before), strict=True
+    ):
         state[name] = [int(tally.affected), tally.total, tally.expected]
     return state
 
@@ -80,6 +84,5 @@ def restore(state: Mapping[str, Any], sites: Sequence[Site], control: Control) -
     for site in sites:
         saved = state["sites"].get(site.key)
         if saved is not None:
-            site.calls, site.active_calls = saved["calls"], saved["active_calls"]
-            for name in _TALLIES:
-                setattr(site, name, Tally(*saved[name]))
+            window, closed, before = (Tally(*saved[name]) for name in _TALLIES)
+            site.record.restore(saved["calls"], saved["active_calls"], window, closed, before)

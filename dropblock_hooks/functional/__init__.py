@@ -1,6 +1,6 @@
 """The equations of the regularizers as pure functions of tensors."""
 
-from .dropblock import block_gamma, drop_block1d, drop_block2d, drop_block3d
+from .dropblock import drop_block1d, drop_block2d, drop_block3d
 from .dropout import (
     drop_path,
     dropout,
@@ -9,6 +9,7 @@ from .dropout import (
     dropout3d,
     stochastic_depth,
 )
+from .gamma import block_gamma
 from .gradients import clamp_grad, clip_grad_norm
 from .noise import gaussian_dropout, gaussian_noise
 

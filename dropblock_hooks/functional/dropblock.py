@@ -1,15 +1,11 @@
 """DropBlock: drops square blocks of a feature map (Ghiasi, Lin and Le, 2018, arXiv:1810.12890).
 
-γ is the chance of each position to be a seed; a seed drops the whole block that begins there, and
-seeds fall only where the whole block fits. ``block_gamma`` solves for the γ at which the expected
-dropped share is exactly p.
+A seed drops the whole block that begins there, and seeds fall only where the whole block fits, each
+position with the chance γ (see ``gamma``).
 """
 
 from __future__ import annotations
 
-import functools
-import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -17,37 +13,28 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..schedules import as_count, as_number
+from ..schedules import as_number
+from .gamma import (
+    Calibration,
+    block_gamma,
+    check_block_size,
+    check_calibration,
+    clipped_block,
+    solve_gamma,
+)
 from .masks import (
+    Rate,
     bernoulli,
     check_floating,
     check_probability,
     check_spatial,
     count_ratio,
     drop,
+    is_zero,
     keep_scale,
 )
 
-Calibration: TypeAlias = Literal["exact", "paper"]
 Normalize: TypeAlias = Literal["batch", "sample", "expected"] | None
-
-
-def check_block_size(block_size: int | Sequence[int], spatial: int) -> tuple[int, ...]:
-    """One block edge per spatial axis."""
-    if isinstance(block_size, list | tuple):
-        if len(block_size) != spatial:
-            raise ValueError(
-                f"block_size must be an integer or {spatial} of them (one per spatial axis), "
-                f"got {tuple(block_size)}"
-            )
-        return tuple(as_count("block_size", b) for b in block_size)
-    return (as_count("block_size", block_size),) * spatial
-
-
-def check_calibration(calibration: str) -> None:
-    """Raise ValueError unless γ can be found in this way."""
-    if calibration not in ("exact", "paper"):
-        raise ValueError(f"calibration must be 'exact' or 'paper', got {calibration!r}")
 
 
 def check_normalize(normalize: str | None) -> None:
@@ -56,85 +43,6 @@ def check_normalize(normalize: str | None) -> None:
         raise ValueError(
             f"normalize must be 'batch', 'sample', 'expected' or None, got {normalize!r}"
         )
-
-
-def clipped_block(size: Sequence[int], block: Sequence[int]) -> tuple[int, ...]:
-    """The block in force on a map of this size: larger than the map is clipped per axis."""
-    return tuple(min(b, s) for b, s in zip(block, size, strict=True))
-
-
-def block_gamma(
-    p: float,
-    size: int | Sequence[int],
-    block_size: int | Sequence[int],
-    calibration: Calibration = "exact",
-) -> float:
-    """The seed rate γ at which blocks drop the share `p` of a map.
-
-    ``"exact"`` solves ``mean over positions of (1 - γ)^c = 1 - p``, where c is the number of seeds
-    that cover the position: overlaps and edges are counted, so the expected dropped share is p on
-    every map. ``"paper"`` is the formula of Ghiasi et al., 2018, ``p / block² · size² / (size -
-    block + 1)²``, which ignores overlaps and drops less than p.
-
-    Example:
-        >>> block_gamma(0.1, (14, 14), 7)
-        0.00676...
-        >>> block_gamma(0.1, (14, 14), 7, calibration="paper")
-        0.00625
-
-    Args:
-        p: share of the elements to drop, in [0, 1].
-        size: edges of the map, in elements; an int is a map of one axis.
-        block_size: edge of the block, in elements, or one per axis; clipped to the map.
-        calibration: ``"exact"`` or ``"paper"``.
-
-    Raises:
-        ValueError: for p outside [0, 1], a block below 1, or an unknown calibration.
-    """
-    edges = size if isinstance(size, Sequence) else (size,)
-    sizes = tuple(as_count("size", edge) for edge in edges)
-    p = check_probability(as_number("p", p))
-    block = clipped_block(sizes, check_block_size(block_size, len(sizes)))
-    check_calibration(calibration)
-    if calibration == "paper":
-        seeds = math.prod(s - b + 1 for s, b in zip(sizes, block, strict=True))
-        return p * math.prod(sizes) / (math.prod(block) * seeds)
-    return p if p in (0.0, 1.0) else _exact_gamma(p, sizes, block)
-
-
-@functools.lru_cache(maxsize=4096)
-def _exact_gamma(p: float, size: tuple[int, ...], block: tuple[int, ...]) -> float:
-    """Newton on ``log(mean of exp(-c·u)) = log(1 - p)`` with ``u = -log(1 - γ)``.
-
-    The left side is convex and falling in u: from u = 0 the iteration climbs to the root without
-    ever passing it.
-    """
-    shares = _coverage(size, block)
-    target, u = math.log1p(-p), 0.0
-    for _ in range(200):
-        kept = sum(w * math.exp(-c * u) for c, w in shares)
-        slope = sum(w * c * math.exp(-c * u) for c, w in shares) / kept
-        lost = sum(w * math.expm1(-c * u) for c, w in shares)
-        value = math.log1p(lost) if kept > 0.5 else math.log(kept)  # each exact where it is used
-        step = (value - target) / slope
-        u += step
-        if step <= 1e-13 * u:
-            break
-    return -math.expm1(-u)
-
-
-@functools.lru_cache(maxsize=1024)
-def _coverage(size: tuple[int, ...], block: tuple[int, ...]) -> tuple[tuple[int, float], ...]:
-    """How many seeds cover a position: each count, and the share of the positions that have it."""
-    products = Counter({1: 1})
-    for s, b in zip(size, block, strict=True):
-        axis = Counter(min(i, s - b) - max(0, i - b + 1) + 1 for i in range(s))
-        combined: Counter[int] = Counter()
-        for c, n in products.items():
-            for d, m in axis.items():
-                combined[c * d] += n * m
-        products = combined
-    return tuple((c, n / math.prod(size)) for c, n in sorted(products.items()))
 
 
 def block_mask(
@@ -149,27 +57,47 @@ def block_mask(
     seeds = [s - b + 1 for s, b in zip(x.shape[2:], block, strict=True)]
     mask = bernoulli((x.shape[0], channels, *seeds), gamma, x.device, generator)
     for axis, edge in enumerate(block, start=2):
+        mask = _grow(pad(mask, _ends(mask, axis, 0, edge - 1)), axis, edge)
+    return mask
+
+
+def block_mask_in_graph(
+    x: Tensor, gamma: Tensor, block_size: Sequence[int], share_channels: bool
+) -> Tensor:
+    """`block_mask` without a shape or branch that depends on how the block fits the map.
+
+    Seeds are drawn on the whole map, and those whose block does not fit are dropped: one graph
+    serves all map sizes.
+    """
+    channels = 1 if share_channels else x.shape[1]
+    mask = bernoulli((x.shape[0], channels, *x.shape[2:]), gamma, x.device)
+    for axis, edge in enumerate(block_size, start=2):
+        first = torch.arange(x.shape[axis], device=x.device)
+        fits = (first <= x.shape[axis] - edge) | (first == 0)
+        mask = mask & fits.view(-1, *[1] * (x.ndim - 1 - axis))
+    for axis, edge in enumerate(block_size, start=2):
         mask = _grow(mask, axis, edge)
     return mask
 
 
 def _grow(mask: Tensor, axis: int, edge: int) -> Tensor:
     """Widen every true position to a run of `edge` that begins there, by doubling."""
-    edges = [0, 0] * (mask.ndim - 1 - axis) + [0, edge - 1]
-    mask, width = pad(mask, edges), 1
+    width = 1
     while width < edge:
         shift = min(width, edge - width)
-        grown = mask.clone()
-        grown.narrow(axis, shift, mask.shape[axis] - shift).logical_or_(
-            mask.narrow(axis, 0, mask.shape[axis] - shift)
-        )
-        mask, width = grown, width + shift
+        shifted = pad(mask, _ends(mask, axis, shift, 0)).narrow(axis, 0, mask.shape[axis])
+        mask, width = mask | shifted, width + shift
     return mask
+
+
+def _ends(mask: Tensor, axis: int, before: int, after: int) -> list[int]:
+    """The argument of ``pad`` that lengthens one axis."""
+    return [0, 0] * (mask.ndim - 1 - axis) + [before, after]
 
 
 def drop_blocks(
     x: Tensor,
-    p: float,
+    p: Rate,
     block_size: int | Sequence[int],
     *,
     inplace: bool = False,
@@ -183,14 +111,19 @@ def drop_blocks(
     edges = check_block_size(block_size, x.ndim - 2)
     check_normalize(normalize)
     check_floating(x)
-    if p == 0.0 or x.numel() == 0:
+    if is_zero(p) or x.numel() == 0:
         return x, 0
-    block = clipped_block(x.shape[2:], edges)
-    gamma = block_gamma(p, x.shape[2:], block, calibration)
-    scale: Tensor | None
-    mask = block_mask(x, gamma, block, share_channels, generator)
+    size = x.shape[2:]
+    if isinstance(p, Tensor):
+        gamma = solve_gamma(p.to(x.device), size, edges, calibration)
+        mask = block_mask_in_graph(x, gamma, edges, share_channels)
+    else:
+        block = clipped_block(size, edges)
+        at_rate = block_gamma(p, size, block, calibration)
+        mask = block_mask(x, at_rate, block, share_channels, generator)
     per_sample = mask.flatten(1).sum(1) * (x.shape[1] // mask.shape[1])
     dropped = per_sample.sum()
+    scale: Tensor | None
     if normalize == "batch":
         scale = count_ratio(x.numel(), x.numel() - dropped, eps)
     elif normalize == "sample":

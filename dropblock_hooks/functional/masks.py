@@ -1,15 +1,19 @@
 """Masks: what is drawn, counted and dropped; shared by all dropouts.
 
-The ``drop_*`` functions return the tensor and how many elements were dropped.
+The ``drop_*`` functions return the tensor and how many elements were dropped. A rate is a number;
+or a 0-dim tensor, for compiled code, and then nothing depends on its value but values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+Rate: TypeAlias = float | Tensor
+_GRAINS = 2.0**24  # of a float32 draw
 _COARSE = 2.0**-10  # below this rate the 24 bits of a float32 draw are off by more than 6e-5 of it
 
 
@@ -54,16 +58,36 @@ def wide_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64  # which has no float64
 
 
+def is_zero(rate: Rate) -> bool:
+    """Whether a rate is known to be 0; of a tensor that is not known."""
+    return not isinstance(rate, Tensor) and rate == 0.0
+
+
 def bernoulli(
-    shape: Sequence[int], p: float, device: torch.device, generator: torch.Generator | None = None
+    shape: Sequence[int], p: Rate, device: torch.device, generator: torch.Generator | None = None
 ) -> Tensor:
     """A boolean tensor, true with chance p; drawn in float32, finer where p is small."""
+    if isinstance(p, Tensor):
+        return _dithered(tuple(shape), p, device)
     dtype = torch.float32 if p >= _COARSE else wide_dtype(device)
     return torch.rand(tuple(shape), device=device, dtype=dtype, generator=generator) < p
 
 
-def keep_scale(p: float) -> Tensor:
+def _dithered(shape: tuple[int, ...], p: Tensor, device: torch.device) -> Tensor:
+    """Drawn in float32 whatever p is, against a threshold of whole grains.
+
+    The threshold is rounded up or down at random, for each sample and channel, so that its mean is
+    p: a small p is met on average as exactly as by a finer draw.
+    """
+    coin = torch.rand((*shape[:2], *[1] * len(shape[2:])), device=device, dtype=torch.float32)
+    threshold = (p.to(wide_dtype(device)) * _GRAINS + coin).floor() / _GRAINS
+    return torch.rand(shape, device=device, dtype=torch.float32) < threshold.to(torch.float32)
+
+
+def keep_scale(p: Rate) -> Tensor:
     """1 / (1 - p) in float32: what kept values are multiplied by on average; 0 at p = 1."""
+    if isinstance(p, Tensor):
+        return torch.where(p < 1, 1 / (1 - p), 0.0).to(torch.float32)
     return torch.tensor(1 / (1 - p) if p < 1 else 0.0, dtype=torch.float32)
 
 
@@ -87,7 +111,7 @@ def drop(
 
 def drop_shape(
     x: Tensor,
-    p: float,
+    p: Rate,
     shape: Sequence[int],
     *,
     rescale: bool = True,
@@ -97,20 +121,20 @@ def drop_shape(
 ) -> tuple[Tensor, Tensor | int]:
     """Dropout with one decision per element of `shape`, which broadcasts to that of `x`."""
     check_floating(x)
-    if p == 0.0 or x.numel() == 0:
+    if is_zero(p) or x.numel() == 0:
         return x, 0
     mask = bernoulli(shape, p, x.device, generator)
     dropped = mask.sum() * (x.numel() // mask.numel())
     return drop(x, mask, keep_scale(p) if rescale else None, inplace, fill), dropped
 
 
-def drop_channels(x: Tensor, p: float, **options: object) -> tuple[Tensor, Tensor | int]:
+def drop_channels(x: Tensor, p: Rate, **options: object) -> tuple[Tensor, Tensor | int]:
     """Dropout of whole channels of a tensor (N, C, ...)."""
     return drop_shape(x, p, (*x.shape[:2], *[1] * (x.ndim - 2)), **options)  # type: ignore[arg-type]
 
 
 def drop_samples(
-    x: Tensor, p: float, mode: str = "row", **options: object
+    x: Tensor, p: Rate, mode: str = "row", **options: object
 ) -> tuple[Tensor, Tensor | int]:
     """Dropout of whole samples (``"row"``) or of the whole batch at once (``"batch"``)."""
     check_mode(mode)
@@ -121,12 +145,12 @@ def drop_samples(
 
 
 def drop_residual(
-    block: Tensor, shortcut: Tensor, p: float, mode: str = "row", **options: object
+    block: Tensor, shortcut: Tensor, p: Rate, mode: str = "row", **options: object
 ) -> tuple[Tensor, Tensor | int]:
     """``shortcut + drop(block - shortcut)``: a dropped sample is its shortcut, to the bit."""
     check_residual(block, shortcut)
     check_floating(block)
-    if p == 0.0 or block.numel() == 0:
+    if is_zero(p) or block.numel() == 0:
         return block, 0
     wide = torch.promote_types(block.dtype, torch.float32)
     difference = block.to(wide) - shortcut.to(wide)

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from ..schedules import as_number
-from .masks import check_floating
+from .masks import Rate, check_floating, is_zero
 
 
-def _normal_like(x: Tensor, std: float, generator: torch.Generator | None) -> Tensor:
+def add_noise(x: Tensor, std: Rate, generator: torch.Generator | None = None) -> Tensor:
+    """`x` plus normal noise, drawn in at least float32."""
+    check_floating(x)
+    return x if is_zero(std) else (x + _normal_like(x, std, generator)).to(x.dtype)
+
+
+def multiply_noise(x: Tensor, p: Rate, generator: torch.Generator | None = None) -> Tensor:
+    """`x` times normal noise of mean 1 and variance p / (1 - p)."""
+    check_floating(x)
+    if is_zero(p):
+        return x
+    noise = _normal_like(x, (p / (1 - p)) ** 0.5, generator)
+    return (x * (noise + 1.0)).to(x.dtype)
+
+
+def _normal_like(x: Tensor, std: Rate, generator: torch.Generator | None) -> Tensor:
     dtype = torch.promote_types(x.dtype, torch.float32)
-    return torch.empty_like(x, dtype=dtype).normal_(0.0, std, generator=generator)
+    return torch.empty_like(x, dtype=dtype).normal_(generator=generator) * std
 
 
 def gaussian_noise(
@@ -38,10 +51,7 @@ def gaussian_noise(
     std = as_number("std", std)
     if std < 0:
         raise ValueError(f"std must be >= 0, got {std}")
-    if not training or std == 0.0:
-        return input
-    check_floating(input)
-    return (input + _normal_like(input, std, generator)).to(input.dtype)
+    return add_noise(input, std, generator) if training else input
 
 
 def gaussian_dropout(
@@ -69,8 +79,4 @@ def gaussian_dropout(
     p = as_number("p", p)
     if not 0.0 <= p < 1.0:
         raise ValueError(f"p must be in [0, 1), got {p}")
-    if not training or p == 0.0:
-        return input
-    check_floating(input)
-    noise = _normal_like(input, math.sqrt(p / (1 - p)), generator).add_(1.0)
-    return (input * noise).to(input.dtype)
+    return multiply_noise(input, p, generator) if training else input

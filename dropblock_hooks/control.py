@@ -1,0 +1,43 @@
+"""What the sites of one Attachment share: the time, the switches, the loss scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .functional.masks import wide_dtype
+
+
+class Control:
+    """What the sites of one Attachment share: the time and the switches."""
+
+    def __init__(self, root: str = "", grad_scaler: Any = None) -> None:
+        self.root = root
+        self.epoch = 0.0
+        self.enabled = True
+        self.installed = True
+        self.stepped = False
+        self.warned = False
+        self.expects_scaler = grad_scaler is not None
+        self.grad_scaler = grad_scaler
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Control:
+        copied = Control.__new__(Control)
+        copied.__dict__.update(self.__dict__)  # the scaler stays the one of the training loop
+        return copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "grad_scaler": None}  # belongs to the training loop
+
+    def grad_scale(self, device: torch.device) -> float | Tensor:
+        """What the loss is multiplied by, read without waiting for the device."""
+        scaler = self.grad_scaler
+        if scaler is None or not getattr(scaler, "is_enabled", lambda: True)():
+            return 1.0
+        scale = getattr(scaler, "_scale", None)
+        if isinstance(scale, Tensor):
+            # wide, so that bound * scale fits; a copy, since the scaler changes its own in place
+            return scale.to(device, wide_dtype(device), copy=True, non_blocking=True)
+        return float(scaler.get_scale())
