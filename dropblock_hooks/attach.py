@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from .attachment import Attachment, checked_scaler
+from .compiled import refuse_compiled
 from .control import Control
 from .hooks import KeeperHook, ParameterHook, SiteHook, hooks_on, make_hook
 from .layouts import PARAMETER
@@ -56,6 +57,7 @@ def attach(model: nn.Module, spec: Any, *, root: str = "", grad_scaler: Any = No
     attachment = Attachment(base, control, hooks)
     try:
         for module, hook in hooks:
+            hook.site.move(hook.site.values, hook.site.record.meter.device_of(module, base))
             hook.install(module)
         parameters = [hook for _, hook in hooks if isinstance(hook, ParameterHook)]
         if parameters:
@@ -164,19 +166,6 @@ def _inside(model: nn.Module) -> nn.Module | None:
             inner: nn.Module = getattr(model, attribute)
             return inner
     return None
-
-
-def refuse_compiled(model: nn.Module) -> None:
-    """Raise RuntimeError where torch would silently ignore a new hook."""
-    optimized = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", ())
-    for name, module in model.named_modules():
-        if isinstance(module, optimized) or getattr(module, "_compiled_call_impl", None):
-            where = f"its submodule '{name}'" if name else "the model"
-            raise RuntimeError(
-                f"{where} is compiled, and torch ignores hooks that come later: attach to the bare "
-                "model first, then compile; for a model that has run compiled, call "
-                "torch._dynamo.reset() before attaching"
-            )
 
 
 def _submodule(model: nn.Module, root: str) -> nn.Module:

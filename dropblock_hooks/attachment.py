@@ -13,7 +13,7 @@ from torch import nn
 from . import states
 from .control import Control
 from .findings import Finding, find_faults
-from .hooks import SiteHook, keepers_on, take_off
+from .hooks import ParameterHook, SiteHook, keepers_on, take_off
 from .matching import Select, match
 from .names import Index, NoMatchError
 from .registry import closest
@@ -122,10 +122,12 @@ class Attachment:
                 raise ValueError(f"{site.key} at t={t:g}: {error}") from error
             moved.append(values)
         closes = math.floor(t) != math.floor(self.epoch)
-        for site, values in zip(self.sites, moved, strict=True):
-            site.move(values)
+        for (module, hook), values in zip(self._installed, moved, strict=True):
+            hook.site.move(values, hook.site.record.meter.device_of(module, self._base))
             if closes:
-                site.record.close_window()
+                hook.site.record.close_window()
+            if isinstance(hook, ParameterHook):
+                hook.rehook(module)  # compiled code can't, when the Parameter object has changed
         self._control.epoch = t
         self._control.stepped = True
 

@@ -34,10 +34,17 @@ class Control:
     def grad_scale(self, device: torch.device) -> float | Tensor:
         """What the loss is multiplied by, read without waiting for the device."""
         scaler = self.grad_scaler
-        if scaler is None or not getattr(scaler, "is_enabled", lambda: True)():
+        if scaler is None or not _is_enabled(scaler):
             return 1.0
+        # torch.compile refuses the methods of torch's scaler, and a number would be compiled in
         scale = getattr(scaler, "_scale", None)
         if isinstance(scale, Tensor):
             # wide, so that bound * scale fits; a copy, since the scaler changes its own in place
             return scale.to(device, wide_dtype(device), copy=True, non_blocking=True)
-        return float(scaler.get_scale())
+        initial = getattr(scaler, "_init_scale", None)
+        return float(scaler.get_scale() if initial is None else initial)
+
+
+def _is_enabled(scaler: Any) -> bool:
+    enabled = getattr(scaler, "_enabled", None)
+    return bool(getattr(scaler, "is_enabled", lambda: True)() if enabled is None else enabled)

@@ -168,14 +168,18 @@ class ParameterHook(SiteHook):
 
     def __call__(self, module: nn.Module, *args: Any) -> None:
         if torch.compiler.is_compiling():
-            self._take_mode(module)  # what was hooked stays hooked; `step` looks after it
+            self.take_mode(module)  # what was hooked stays hooked; `step` looks after it
         else:
             self.site.enter(module)
             self.follow(module)
 
     def follow(self, module: nn.Module) -> None:
         """Take over the mode of the owner, where gradients will come, and its parameter."""
-        self._take_mode(module)
+        self.take_mode(module)
+        self.rehook(module)
+
+    def rehook(self, module: nn.Module) -> None:
+        """Hook the parameter, if it is another object than before."""
         parameter = module._parameters.get(self.parameter)
         if self._hooked is not None and self._hooked() is parameter:
             return
@@ -185,7 +189,8 @@ class ParameterHook(SiteHook):
             self._handle = parameter.register_hook(hook)  # type: ignore[no-untyped-call]
             self._hooked = weakref.ref(parameter)
 
-    def _take_mode(self, module: nn.Module) -> None:
+    def take_mode(self, module: nn.Module) -> None:
+        """Act on the next gradients as the mode of this module says."""
         if torch.is_grad_enabled():
             self.on = self.site.is_on(module.training)
 
@@ -206,7 +211,9 @@ class KeeperHook:
 
     def __call__(self, model: nn.Module, *args: Any) -> None:
         if torch.compiler.is_compiling():
-            return  # what was hooked at attaching stays hooked
+            for hook in self.hooks:
+                hook.take_mode(model)  # an owner that is called will say its own
+            return
         for hook in self.hooks:
             if not hook.site.calls:
                 owner = find_module(model, hook.owner_name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -65,14 +66,20 @@ class Site:
     def set_regularizer(self, regularizer: Regularizer) -> None:
         """Put another one of the same class in place, with the values of the present epoch."""
         self.move(regularizer.values(self.control.epoch))
-        self.regularizer = regularizer
-        self._apply = regularizer.bind()
+        self.regularizer = copy.copy(regularizer)  # compiled code guards what sites share
+        self._apply = self.regularizer.bind()
         self._waiting = regularizer.moving
 
-    def move(self, values: dict[str, float]) -> None:
-        """Put other values in place; new tensors, since a pending backward may hold the old."""
+    def move(self, values: dict[str, float], device: torch.device | None = None) -> None:
+        """Put other values in place; new tensors, since a pending backward may hold the old.
+
+        They, and the meter, go to the device where the layer is, if that is known.
+        """
+        meter = self.record.meter
+        if device is not None:
+            meter.to(device)
         self.values = values
-        self.tensors = _as_tensors(values, self.record.meter.counts.device)
+        self.tensors = _as_tensors(values, meter.counts.device)
 
     def __repr__(self) -> str:
         return f"Site({self.key!r}, {self.regularizer!r})"
@@ -130,11 +137,6 @@ class Site:
             return None
         low, high = (self.regularizer.block_in_force(size) for size in maps)
         return None if low is None or high is None else _merge(low, high)
-
-    def home(self, device: torch.device) -> None:
-        """Move the tensors that compiled code reads and counts into."""
-        self.record.meter.to(device)
-        self.tensors = _as_tensors(self.values, device)
 
     def enter(self, module: nn.Module) -> bool:
         """Count a forward call; whether the regularizer is to be run in it."""

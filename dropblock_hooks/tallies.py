@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .functional.masks import wide_dtype
 
@@ -67,6 +68,13 @@ class Meter:
         """Follow the activations to their device."""
         if self.counts.device != device:
             self.counts = self.counts.to(device, wide_dtype(device), non_blocking=True)
+
+    def device_of(self, layer: nn.Module, model: nn.Module) -> torch.device | None:
+        """Where a layer is: it may have no tensor; then the model, until it has been seen."""
+        for module in (layer,) if self.used else (layer, model):
+            for tensor in chain(module.parameters(), module.buffers()):
+                return tensor.device
+        return None
 
     def add_call(self) -> None:
         """One more call of the layer."""
