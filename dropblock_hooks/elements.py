@@ -43,7 +43,8 @@ def put(value: Any, index: Index, new: Tensor) -> Any:
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if _is_record(value):
         return dataclasses.replace(value, **{str(index): new})
-    changed = copy.copy(value)
+    # torch.compile can't trace copy
+    changed = type(value)(value) if type(value) in (dict, list) else copy.copy(value)
     changed[index] = new
     return changed
 

@@ -215,7 +215,7 @@ class KeeperHook:
                 hook.take_mode(model)  # an owner that is called will say its own
             return
         for hook in self.hooks:
-            if not hook.site.calls:
+            if not hook.site.record.called:
                 owner = find_module(model, hook.owner_name)
                 if owner is not None:
                     hook.follow(owner)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from itertools import chain
 
@@ -55,12 +56,12 @@ class Meter:
     """What compiled code counts into: one tensor, allocated before, so that nothing is guarded.
 
     Its numbers only grow, and are read when someone asks; where nothing was compiled, never. In
-    float64 they are exact up to 2**53.
+    float64 they are exact up to 2**53. A flag that says whether it was used would be a side effect,
+    which the compiler does not allow inside a checkpoint.
     """
 
     def __init__(self, spatial: int | None, device: torch.device) -> None:
         self.spatial = spatial or 0
-        self.used = False
         counts = [0.0] * _LOW + [math.inf] * self.spatial + [0.0] * self.spatial
         self.counts = torch.tensor(counts, dtype=wide_dtype(device)).to(device)
 
@@ -70,20 +71,18 @@ class Meter:
             self.counts = self.counts.to(device, wide_dtype(device), non_blocking=True)
 
     def device_of(self, layer: nn.Module, model: nn.Module) -> torch.device | None:
-        """Where a layer is: it may have no tensor; then the model, until it has been seen."""
-        for module in (layer,) if self.used else (layer, model):
+        """Where a layer is; one without tensors is where the model is, until compiled code ran."""
+        for module in (layer, model) if self.counts.device.type == "cpu" else (layer,):
             for tensor in chain(module.parameters(), module.buffers()):
                 return tensor.device
         return None
 
     def add_call(self) -> None:
         """One more call of the layer."""
-        self.used = True
         self.counts[_CALLS].add_(1)
 
     def add_active(self, affected: Tensor | int | None, total: int, rate: Tensor | float) -> None:
         """One more call in which the regularizer was on, and what it did."""
-        self.used = True
         self.counts[_ACTIVE].add_(1)
         if affected is not None:
             self.counts[_AFFECTED].add_(affected)
@@ -98,7 +97,7 @@ class Meter:
 
     def read(self) -> tuple[int, int, Tally, Sizes | None]:
         """Calls, active calls, elements and maps since the beginning. Waits for the device."""
-        if not self.used:
+        if "torch._dynamo" not in sys.modules or self.counts.is_meta:
             return 0, 0, Tally(), None
         numbers = self.counts.tolist()
         calls, active, affected, total = map(int, numbers[:_EXPECTED])
@@ -141,6 +140,11 @@ class Record:
             self._maps = _union(self._maps, (size, size))
 
     @property
+    def called(self) -> bool:
+        """Whether the layer was called in eager mode; does not wait for the device."""
+        return self._calls > 0
+
+    @property
     def calls(self) -> int:
         """Forward calls of the layer."""
         return self._calls + self.meter.read()[0]
@@ -157,8 +161,6 @@ class Record:
 
     def open_window(self) -> Tally:
         """The window since the epoch began, with what compiled code has counted."""
-        if not self.meter.used:
-            return self.window
         now, then = self.meter.read()[2], self._metered
         metered = Tally(
             int(now.affected) - int(then.affected),

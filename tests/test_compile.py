@@ -1,0 +1,591 @@
+"""torch.compile: one training and one evaluation graph, whatever the rates; statistics counted."""
+
+import copy
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+from dropblock_hooks import (
+    ClampGrad,
+    ClipGradNorm,
+    DropBlock1d,
+    DropBlock2d,
+    DropBlock3d,
+    Dropout,
+    Dropout1d,
+    Dropout2d,
+    Dropout3d,
+    DropPath,
+    Foreign,
+    GaussianDropout,
+    GaussianNoise,
+    LinearSchedule,
+    Probability,
+    Regularizer,
+    ScaleGrad,
+    StepSchedule,
+    StochasticDepth,
+    ZeroGrad,
+    attach,
+    attachments,
+    register,
+)
+from dropblock_hooks.registry import registered
+
+# torch's own, where a graph is broken between layers
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+
+EPOCHS = 300
+
+
+def ramp(start, stop):
+    return LinearSchedule(start, stop, epochs=EPOCHS)
+
+
+CASES = {
+    "Dropout": Dropout(ramp(0, 0.9)),
+    "Dropout1d": Dropout1d(ramp(0, 0.9)),
+    "Dropout2d": Dropout2d(ramp(0, 0.9)),
+    "Dropout3d": Dropout3d(ramp(0, 0.9)),
+    "DropBlock1d": DropBlock1d(ramp(0, 0.9), 3),
+    "DropBlock2d": DropBlock2d(ramp(0, 0.9), 3),
+    "DropBlock2d-paper": DropBlock2d(ramp(0, 0.3), 3, calibration="paper", normalize="sample"),
+    "DropBlock2d-shared": DropBlock2d(
+        ramp(0, 0.3), (3, 5), normalize="expected", share_channels=True
+    ),
+    "DropBlock2d-clipped": DropBlock2d(ramp(0, 0.3), 99, normalize=None),
+    "DropBlock3d": DropBlock3d(ramp(0, 0.9), 3),
+    "DropPath": DropPath(ramp(0, 0.9)),
+    "StochasticDepth": StochasticDepth(ramp(0, 0.9)),
+    "StochasticDepth-batch": StochasticDepth(ramp(0, 0.9), mode="batch"),
+    "GaussianNoise": GaussianNoise(ramp(0, 0.9)),
+    "GaussianDropout": GaussianDropout(ramp(0, 0.9)),
+    "ClampGrad": ClampGrad(ramp(-1e-3, -1e-5), ramp(1e-5, 1e-3)),
+    "ClampGrad-max": ClampGrad(max=ramp(1e-5, 1e-3)),
+    "ClipGradNorm": ClipGradNorm(ramp(1e-4, 1e-2)),
+    "ClipGradNorm-sample": ClipGradNorm(ramp(1e-4, 1e-2), per="sample"),
+    "ClipGradNorm-channel": ClipGradNorm(ramp(1e-4, 1e-2), math.inf, per="channel"),
+    "ScaleGrad": ScaleGrad(ramp(-1, 1)),
+    "ZeroGrad": ZeroGrad(),
+}
+UNTRACEABLE = {"Foreign"}
+
+
+class Small(nn.Module):
+    """Two layers and a residual block with an in-place activation, of 1, 2 or 3 dimensions."""
+
+    def __init__(self, spatial=2):
+        super().__init__()
+        convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[spatial - 1]
+        self.spatial = spatial
+        self.stem = convolution(3, 4, 3, padding=1)
+        self.block = nn.Sequential(convolution(4, 4, 3, padding=1), nn.ReLU(inplace=True))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = x + self.block(x)
+        return self.head(x.flatten(2).mean(2))
+
+
+def compiled(model, backend="aot_eager", fullgraph=True, **options):
+    torch._dynamo.reset()
+    counters.clear()
+    return torch.compile(model, backend=backend, fullgraph=fullgraph, **options)
+
+
+def graphs():
+    return counters["stats"]["unique_graphs"]
+
+
+def train(call, x):
+    y = call(x)
+    y.square().mean().backward()
+    return y.detach()
+
+
+def images(spatial=2, n=4, edge=9):
+    return torch.randn(n, 3, *[edge] * spatial)
+
+
+def test_every_regularizer_is_here():
+    ours = {
+        name
+        for name, cls in registered(Regularizer).items()
+        if cls.__module__.startswith("dropblock_hooks.")
+    }
+    tested = {type(regularizer).__name__ for regularizer in CASES.values()}
+    assert ours - UNTRACEABLE == tested
+
+
+QUICK = ("Dropout2d", "DropBlock2d", "ClampGrad")
+AT_OUTPUT = [
+    pytest.param(case, "output", marks=() if case in QUICK else pytest.mark.slow) for case in CASES
+]
+AT_INPUT = [
+    pytest.param(case, "input", marks=pytest.mark.slow)
+    for case in CASES
+    if not case.startswith("StochasticDepth")  # works on the output of a block
+]
+
+
+@pytest.mark.parametrize(("case", "at"), AT_OUTPUT + AT_INPUT)
+def test_one_graph_for_300_rates(case, at):
+    regularizer = CASES[case]
+    spatial = regularizer.spatial or 2
+    model = Small(spatial)
+    attached = attach(model, {"block": dataclasses.replace(regularizer, at=at)})
+    call, x = compiled(model), images(spatial)
+    for epoch in range(EPOCHS):
+        attached.step(epoch)
+        assert train(call, x).isfinite().all()
+        if epoch == 0:
+            model.eval()
+            call(x)
+            model.train()
+            assert graphs() == 2
+    assert graphs() == 2
+    site = attached.sites[0]
+    assert (site.calls, site.active_calls) == (EPOCHS, EPOCHS)
+    assert site.map_size == (None if regularizer.spatial is None else (9,) * spatial)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_inductor(case):
+    """The same with code that is generated: a graph for training, a graph for evaluation."""
+    regularizer = CASES[case]
+    spatial = regularizer.spatial or 2
+    model = Small(spatial)
+    attached = attach(model, {"block": regularizer})
+    call, x = compiled(model, "inductor"), images(spatial)
+    for epoch in range(0, EPOCHS, 10):
+        attached.step(epoch)
+        assert train(call, x).isfinite().all()
+    model.eval()
+    torch.testing.assert_close(call(x), model(x))
+    assert graphs() == 2
+    assert attached.sites[0].active_calls == EPOCHS / 10
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_compilation_after_the_first(case):
+    regularizer = CASES[case]
+    spatial = regularizer.spatial or 2
+    model = Small(spatial)
+    attached = attach(model, {"block": regularizer})
+    call, x = compiled(model), images(spatial)
+    for epoch in (0, 1, 150, EPOCHS):
+        attached.step(epoch)
+        train(call, x)
+    assert graphs() == 1
+    assert sum(counters["graph_break"].values()) == 0
+    assert attached.sites[0].active_calls == 4
+
+
+DROPS = [case for case in CASES if isinstance(CASES[case].rates.get("p"), LinearSchedule)]
+
+
+@pytest.mark.parametrize(
+    ("case", "p"), [("DropBlock2d", 0.3), ("Dropout2d", 0.01), ("StochasticDepth", 0.97)]
+)
+def test_realized_rate(case, p):
+    """|z| <= 4 over independent batches, with the standard error that they show."""
+    model = Small()
+    attached = attach(model, {"block": CASES[case].with_rates(p=p)})
+    call, x = compiled(model), images(n=8)
+    shares = []
+    for epoch in range(200):
+        attached.step(epoch)  # a window for each batch
+        train(call, x)
+        shares.append(attached.sites[0].realized_rate)
+    shares = torch.tensor(shares, dtype=torch.float64)
+    assert abs(shares.mean().item() - p) <= 4 * shares.std().item() / len(shares) ** 0.5
+    assert attached.sites[0].total_realized_rate == pytest.approx(shares.mean().item(), rel=1e-9)
+    assert attached.sites[0].expected_rate == pytest.approx(p)
+
+
+@pytest.mark.parametrize("case", [*DROPS, "GaussianNoise"])
+def test_rate_0_changes_nothing(case):
+    field = "std" if case == "GaussianNoise" else "p"
+    regularizer = CASES[case].with_rates(**{field: 0.0})
+    spatial = regularizer.spatial or 2
+    model, bare = Small(spatial), Small(spatial)
+    bare.load_state_dict(model.state_dict())
+    attach(model, {"block": regularizer})
+    x = images(spatial)
+    assert torch.equal(compiled(model)(x), compiled(bare)(x))
+
+
+@pytest.mark.parametrize("case", ["DropBlock2d", "Dropout2d", "DropPath"])
+def test_rate_1_drops_all(case):
+    model = Small()
+    attached = attach(model, {"block": CASES[case].with_rates(p=1.0)})
+    call, x = compiled(model), images()
+    y = train(call, x)
+    assert attached.sites[0].realized_rate == 1.0
+    assert y.isfinite().all()
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if CASES[case].acts_on == "gradient"])
+def test_gradients_equal_those_of_eager_mode(case):
+    model = Small()
+    x = images()
+    attached = attach(model, {"block": CASES[case], "stem": CASES[case]})
+    gradients, rates = [], []
+    for call in (model, compiled(model)):
+        for epoch in (0, 150):
+            attached.step(epoch)
+            model.zero_grad()
+            train(call, x)
+            gradients.append([p.grad.clone() for p in model.parameters()])
+            rates.append([site.realized_rate for site in attached.sites])
+    for eager, graph in zip(gradients[:2], gradients[2:], strict=True):
+        torch.testing.assert_close(eager, graph)
+    assert rates[0] == rates[2]
+    assert rates[1] == rates[3]
+
+
+def test_evaluation_is_that_of_the_bare_model():
+    model = Small().eval()
+    bare = copy.deepcopy(model)
+    attach(model, {"block": [Dropout(0.5), DropBlock2d(0.5, 3), ClampGrad(-1, 1)]})
+    x = images()
+    assert torch.equal(compiled(model)(x), compiled(bare)(x))
+
+
+def test_always_active_is_active_in_evaluation():
+    model = Small().eval()
+    attached = attach(model, {"block": Dropout(0.5, active="always")})
+    call, x = compiled(model), images()
+    assert not torch.equal(call(x), call(x))
+    assert attached.sites[0].active_calls == 2
+    assert graphs() == 1
+
+
+def test_a_step_between_forward_and_backward():
+    """The backward has the rates of its forward: the graph holds them."""
+    model = Small()
+    attached = attach(
+        model, {"block": [DropBlock2d(ramp(0, 0.5), 3), ScaleGrad(StepSchedule({0: 1, 1: 1000}))]}
+    )
+    call, x = compiled(model), images()
+    gradients = []
+    for moves in (False, True):
+        attached.step(0)
+        model.zero_grad()
+        y = call(x).square().mean()
+        if moves:
+            attached.step(1)
+        y.backward()
+        gradients.append(model.stem.weight.grad.clone())
+    assert torch.equal(*gradients)
+
+
+def test_paused_and_enabled_cost_one_compilation():
+    model = Small()
+    bare = copy.deepcopy(model)
+    attached = attach(model, {"block": Dropout(0.5), "stem": ClampGrad(-1e-6, 1e-6)})
+    call, x = compiled(model), images()
+    train(call, x)
+    with attached.paused():
+        torch.testing.assert_close(train(call, x), bare(x).detach())
+        train(call, x)
+    assert graphs() == 2
+    train(call, x)
+    attached.enabled = False
+    torch.testing.assert_close(train(call, x), bare(x).detach())
+    attached.enabled = True
+    train(call, x)
+    assert graphs() == 2
+    assert [site.active_calls for site in attached.sites] == [3, 3]
+
+
+def test_set_compiles_nothing_anew():
+    model = Small()
+    attached = attach(model, {"block*": Dropout2d(0.1), "block.*": DropBlock2d(0.1, 3)})
+    call, x = compiled(model), images()
+    train(call, x)
+    attached.set("block/Dropout2d", p=1.0)
+    train(call, x)
+    assert attached["block/Dropout2d"].realized_rate > 0.4
+    attached.set("block.0/DropBlock2d", p=ramp(0, 1))
+    attached.step(EPOCHS)
+    train(call, x)
+    assert attached["block.0/DropBlock2d"].realized_rate == 1.0
+    assert graphs() == 1
+
+
+def test_a_ragged_batch_and_ten_sizes():
+    model = Small()
+    attached = attach(
+        model,
+        {
+            "block": [DropBlock2d(0.3, 7), ClipGradNorm(1e-3, per="channel")],
+            "stem": DropBlock2d(0.3, 4, calibration="paper"),
+            "block.0": [Dropout2d(0.2), GaussianNoise(0.1)],
+        },
+    )
+    call = compiled(model)
+    train(call, images(n=4))
+    train(call, images(n=3))
+    assert graphs() <= 2
+    call = compiled(model)
+    for edge in (9, 3, 4, 5, 6, 7, 12, 17, 20, 32):
+        train(call, torch.randn(4, 3, edge, edge + 3))
+    assert graphs() <= 3
+    site = attached["block/DropBlock2d"]
+    assert site.map_size == ((3, 32), (6, 35))
+    assert site.block_size == ((3, 7), (6, 7))
+
+
+def test_a_scaler_that_comes_late():
+    model = Small()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=3)
+    attached = attach(model, {"block": ClampGrad(-1e-4, 1e-4)}, grad_scaler=scaler)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    call, x = compiled(model), images()
+    for _ in range(10):
+        optimizer.zero_grad()
+        scaler.scale(call(x).square().mean()).backward()
+        scaled = scaler.get_scale()
+        scaler.step(optimizer)
+        scaler.update()
+    assert graphs() <= 2
+    assert scaled > 2.0**8
+    in_graph = model.stem.weight.grad.clone()
+    eager = Small()
+    eager.load_state_dict(model.state_dict())
+    attach(eager, {"block": ClampGrad(-1e-4, 1e-4)})
+    train(eager, x)
+    assert attached.sites[0].realized_rate > 0.01
+    torch.testing.assert_close(in_graph, eager.stem.weight.grad)
+
+
+def test_whole_and_regional_compile_in_place(net):
+    for part in (net, net.layer1[0]):
+        torch._dynamo.reset()
+        counters.clear()
+        fresh = copy.deepcopy(net)
+        where = fresh if part is net else fresh.layer1[0]
+        attached = attach(fresh, {"layer1.*": DropBlock2d(0.3, 3), "layer2.*": ClampGrad(-1, 1)})
+        where.compile(backend="aot_eager", fullgraph=True)
+        for epoch in range(20):
+            attached.step(epoch)
+            train(fresh, torch.randn(4, 3, 16, 16))
+        assert graphs() == 1
+        assert [site.active_calls for site in attached.sites] == [20] * 4
+
+
+def test_parameters_are_hooked_by_autograd_itself():
+    model = Small()
+    attached = attach(model, {"param:head.weight": ClampGrad(-1e-6, 1e-6)})
+    call, x = compiled(model), images()
+    for epoch in range(5):
+        attached.step(epoch)
+        model.zero_grad()
+        train(call, x)
+        assert model.head.weight.grad.abs().max() <= 1e-6
+    assert graphs() == 1
+    assert attached.sites[0].active_calls == 5
+
+
+def test_parameters_of_a_copy_are_hooked_by_step():
+    model = Small()
+    attach(model, {"param:head.weight": ClampGrad(-1e-6, 1e-6)})
+    other = copy.deepcopy(model)
+    (attached,) = attachments(other)
+    other.eval()
+    attached.step(1)  # the mode at this moment must not matter
+    other.train()
+    train(compiled(other), images())
+    assert other.head.weight.grad.abs().max() <= 1e-6
+
+
+@register
+class Shrink(Regularizer):
+    """A user's regularizer."""
+
+    p: Probability = 0.1
+
+    def apply(self, x, now):
+        return x * (1 - now.p), None
+
+
+def test_a_users_regularizer_is_traced():
+    model = Small()
+    attached = attach(model, {"block": Shrink(ramp(0, 1))})
+    call, x = compiled(model), images()
+    for epoch in range(20):
+        attached.step(epoch)
+        train(call, x)
+    assert graphs() == 1
+    attached.step(EPOCHS)
+    torch.testing.assert_close(train(call, x), model.head(model.stem(x).mean((2, 3))).detach())
+
+
+def test_foreign_breaks_the_graph_and_recompiles_nothing():
+    assert not Foreign.traceable
+    model = Small()
+    attached = attach(model, {"block": Foreign(nn.Dropout2d, p=ramp(0, 0.9))})
+    call, x = compiled(model, fullgraph=False), images()
+    for epoch in range(20):
+        attached.step(epoch)
+        train(call, x)
+        if epoch == 1:
+            first = graphs()
+    assert graphs() == first
+    assert attached.sites[0].active_calls == 20
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        compiled(model)(x)
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x, scale=None):
+        y = self.conv(x if scale is None else x * scale)
+        return {"map": y, "mean": y.mean()}
+
+
+class OfPairs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.pair = Pair()
+
+    def forward(self, x):
+        y = self.pair(x, scale=torch.full((1,), 2.0))
+        return y["map"].mean((2, 3)) + y["mean"]
+
+
+def test_elements_and_keywords_in_the_graph():
+    model = OfPairs()
+    attached = attach(
+        model,
+        {
+            "pair": [
+                DropBlock2d(0.5, 3, index="map"),
+                ClampGrad(-1e-6, 1e-6, index="map"),
+                GaussianNoise(0.1, at="input", index="scale"),
+            ]
+        },
+    )
+    train(compiled(model), images())
+    assert graphs() == 1
+    assert [site.active_calls for site in attached.sites] == [1, 1, 1]
+
+
+def test_checkpointing_in_the_graph_counts_once():
+    class Checkpointed(Small):
+        def forward(self, x):
+            x = self.stem(x)
+            x = x + torch.utils.checkpoint.checkpoint(self.block, x, use_reentrant=False)
+            return self.head(x.flatten(2).mean(2))
+
+    model = Checkpointed()
+    attached = attach(
+        model, {"block.0": [DropBlock2d(0.5, 3), ClampGrad(-1e-6, 1e-6)], "block.1": Dropout(0.5)}
+    )
+    call, x = compiled(model), images()
+    for _ in range(3):
+        train(call, x)
+    assert [site.active_calls for site in attached.sites] == [3, 3, 3]
+    assert graphs() == 1
+
+
+def test_what_a_layer_returns_wrongly_is_told(net):
+    attach(net, {"fc": DropBlock2d(0.5)})
+    call = compiled(net, fullgraph=False)
+    with pytest.raises(ValueError, match=r"fc/DropBlock2d on Linear 'fc': needs a 4-D tensor"):
+        call(torch.randn(2, 3, 16, 16))
+
+
+def live_module(net):
+    return torch.compile(net, backend="eager")
+
+
+def live_function(net):
+    return torch.compile(lambda x: net(x), backend="eager")
+
+
+class Trainer:
+    def __init__(self, model):
+        self.model = model
+
+    def step(self, x):
+        return self.model(x)
+
+
+def live_method(net):
+    return torch.compile(Trainer(net).step, backend="eager")
+
+
+def live_outer(net):
+    return torch.compile(nn.Sequential(net), backend="eager")
+
+
+@pytest.mark.parametrize("make", [live_module, live_function, live_method, live_outer])
+def test_attaching_after_compiling_is_refused(net, make):
+    torch._dynamo.reset()
+    x = torch.randn(2, 3, 16, 16)
+    call = make(net)
+    call(x)
+    for _ in range(2):  # first, and again
+        with pytest.raises(RuntimeError, match="attach to the bare model first, then compile"):
+            attach(net, {"layer1.*": Dropout(0.5)})
+    assert not any(m._forward_hooks for m in net.modules())
+    torch._dynamo.reset()
+    attached = attach(net, {"layer1.*": Dropout(0.5)})
+    call(x)
+    assert [site.calls for site in attached.sites] == [1, 1]
+    attached.remove()
+    call(x)
+    with pytest.raises(RuntimeError, match="is compiled"):
+        attach(net, {"layer1.*": Dropout(0.5)})
+
+
+def test_another_model_of_the_class_may_be_attached_to(net):
+    torch._dynamo.reset()
+    other = copy.deepcopy(net)
+    call = torch.compile(other, backend="eager")
+    call(torch.randn(2, 3, 16, 16))
+    attached = attach(net, {"layer1.*": Dropout(0.5)})
+    torch.compile(net, backend="eager")(torch.randn(2, 3, 16, 16))
+    assert [site.calls for site in attached.sites] == [1, 1]
+
+
+def test_compiled_code_that_nobody_holds_is_forgotten(net):
+    torch._dynamo.reset()
+    x = torch.randn(2, 3, 16, 16)
+    torch.compile(net, backend="eager")(x)
+    attached = attach(net, {"layer1.*": Dropout(0.5)})
+    torch.compile(net, backend="eager")(x)
+    assert [site.calls for site in attached.sites] == [1, 1]
+
+
+def test_state_and_report_know_what_was_compiled():
+    model = Small()
+    attached = attach(model, {"block": DropBlock2d(0.5, 3)})
+    call, x = compiled(model), images()
+    train(model, x)
+    for _ in range(2):
+        train(call, x)
+    state = attached.state_dict()
+    assert state["sites"]["block/DropBlock2d"]["calls"] == 3
+    other = attach(Small(), {"block": DropBlock2d(0.5, 3)})
+    other.load_state_dict(state)
+    assert other.sites[0].total_realized_rate == attached.sites[0].total_realized_rate
+    attached.load_state_dict(state)
+    train(call, x)
+    assert attached.sites[0].calls == 4
+    assert attached.report()[0].map_size == (9, 9)
+    copied = copy.deepcopy(model)
+    assert copied.block._forward_hooks  # the copy counts for itself
+    train(compiled(copied), x)
+    assert attached.sites[0].calls == 4
