@@ -74,14 +74,18 @@ def bernoulli(
 
 
 def _dithered(shape: tuple[int, ...], p: Tensor, device: torch.device) -> Tensor:
-    """Drawn in float32 whatever p is, against a threshold of whole grains.
-
-    The threshold is rounded up or down at random, for each sample and channel, so that its mean is
-    p: a small p is met on average as exactly as by a finer draw.
-    """
+    """Drawn in float32 whatever p is, against a threshold for each sample and channel."""
     coin = torch.rand((*shape[:2], *[1] * len(shape[2:])), device=device, dtype=torch.float32)
-    threshold = (p.to(wide_dtype(device)) * _GRAINS + coin).floor() / _GRAINS
-    return torch.rand(shape, device=device, dtype=torch.float32) < threshold.to(torch.float32)
+    threshold = dithered_threshold(p.to(wide_dtype(device)), coin)
+    return torch.rand(shape, device=device, dtype=torch.float32) < threshold
+
+
+def dithered_threshold(p: Tensor, coin: Tensor) -> Tensor:
+    """p in whole grains of a float32 draw, rounded up or down by a uniform coin: p on average.
+
+    So a small p is met as exactly as by a finer draw.
+    """
+    return ((p * _GRAINS + coin).floor() / _GRAINS).to(torch.float32)
 
 
 def keep_scale(p: Rate) -> Tensor:
