@@ -136,6 +136,8 @@ def train(regularizer, stack, steps=2, seed=0, checkpointing=None):
     attached = put_on(net, regularizer, grad_scaler=scaler)
     if stack.memory == "checkpointing":
         net.checkpointing = checkpointing or {"use_reentrant": False}
+        for block in net.body:  # a tensor that a policy keeps must not be changed in place
+            block.act.inplace = "context_fn" not in net.checkpointing
     model = parallelized(compiled(net, stack), stack)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     torch.manual_seed(seed)
