@@ -94,7 +94,7 @@ def make_net(regularizer, seed=0):
     """A model with maps of as many axes as the regularizer needs."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return Net(regularizer.spatial or 2)
+        return Net(getattr(regularizer, "spatial", None) or 2)
 
 
 def put_on(net, regularizer, **options):
@@ -129,7 +129,7 @@ class Outcome:
     net: nn.Module
 
 
-def train(regularizer, stack, steps=2, seed=0, checkpointing=None):
+def train(regularizer, stack, steps=2, seed=0, checkpointing=None, parallel_options=None):
     """Train a new model for some steps, and tell what came out; masks follow `seed`."""
     net = make_net(regularizer)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0) if stack.precision == "fp16" else None
@@ -138,7 +138,7 @@ def train(regularizer, stack, steps=2, seed=0, checkpointing=None):
         net.checkpointing = checkpointing or {"use_reentrant": False}
         for block in net.body:  # a tensor that a policy keeps must not be changed in place
             block.act.inplace = "context_fn" not in net.checkpointing
-    model = parallelized(compiled(net, stack), stack)
+    model = parallelized(compiled(net, stack), stack, **(parallel_options or {}))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     torch.manual_seed(seed)
     losses = []
@@ -192,9 +192,9 @@ def compiled(net, stack):
     return torch.compile(net, backend=stack.compiler)
 
 
-def parallelized(model, stack):
+def parallelized(model, stack, **options):
     if stack.parallel == "ddp":
-        return nn.parallel.DistributedDataParallel(model)
+        return nn.parallel.DistributedDataParallel(model, **options)
     if stack.parallel == "fsdp2":
         from torch.distributed.fsdp import fully_shard
 
