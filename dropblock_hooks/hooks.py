@@ -70,6 +70,12 @@ class SiteHook:
 
     def _treat(self, x: Tensor, layer_input: Any, taken: Iterable[Any], training: bool) -> Tensor:
         """The tensor regularized, or with its gradient watched; `taken` is what the layer took."""
+        tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
+        if tracing and self.site.is_on(training):
+            raise self.site.error(
+                "torch.jit.trace would keep the rate of now for good: call model.eval() before "
+                "tracing, and leave active='always' out; torch.export can hold it"
+            )
         compiling = torch.compiler.is_compiling()
         if self.site.regularizer.acts_on == "activation":
             if compiling:
