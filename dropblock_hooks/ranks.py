@@ -58,14 +58,16 @@ def _summed(site: Site, control: Control, ranks: list[Any]) -> Site:
         site.key, site.name, site.module_type, site.regularizer, control, site.aliases, site.layout
     )
     total.move(site.values)
-    counts = [sum(state[name] for _, state, _ in ranks) for name in ("calls", "active_calls")]
-    tallies = {name: Tally() for name in states.TALLIES}
+    window, closed, before = Tally(), Tally(), Tally()
+    calls = active = 0
     for _, state, maps in ranks:
-        for name, tally in tallies.items():
-            tally.add(*state[name])
+        calls, active = calls + state["calls"], active + state["active_calls"]
+        window.add(*state["window"])
+        closed.add(*state["closed"])
+        before.add(*state["before"])
         for size in maps or ():
             total.record.see_map(size)
-    total.record.restore(*counts, **tallies)
+    total.record.restore(calls, active, window, closed, before)
     return total
 
 

@@ -11,7 +11,7 @@ from .site import Site
 from .tallies import Tally
 
 _VERSION = 1
-TALLIES = ("window", "closed", "before")
+_TALLIES = ("window", "closed", "before")
 
 
 def save(sites: Sequence[Site], control: Control) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def site_state(site: Site) -> dict[str, Any]:
     }
     record = site.record
     for name, tally in zip(
-        TALLIES, (record.open_window(), record.closed, record.before), strict=True
+        _TALLIES, (record.open_window(), record.closed, record.before), strict=True
     ):
         state[name] = [int(tally.affected), tally.total, tally.expected]
     return state
@@ -70,7 +70,7 @@ def _is_whole(site: Any) -> bool:
     if not isinstance(site, Mapping) or not isinstance(site.get("regularizer"), str):
         return False
     counts = [site.get("calls"), site.get("active_calls")]
-    tallies = [site.get(name) for name in TALLIES]
+    tallies = [site.get(name) for name in _TALLIES]
     return all(isinstance(count, int) for count in counts) and all(
         isinstance(tally, list | tuple)
         and len(tally) == 3
@@ -85,5 +85,5 @@ def restore(state: Mapping[str, Any], sites: Sequence[Site], control: Control) -
     for site in sites:
         saved = state["sites"].get(site.key)
         if saved is not None:
-            window, closed, before = (Tally(*saved[name]) for name in TALLIES)
+            window, closed, before = (Tally(*saved[name]) for name in _TALLIES)
             site.record.restore(saved["calls"], saved["active_calls"], window, closed, before)
