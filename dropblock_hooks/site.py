@@ -171,11 +171,12 @@ class Site:
 
     def trace(self, x: Tensor, layer_input: Any, training: bool) -> Tensor:
         """`regularize` for the compiler: values in tensors, and counted into one."""
+        state = {"input": layer_input, "training": self.is_on(training), "grad_scale": 1.0}
+        if torch.compiler.is_exporting():  # nothing to count into; the rates of now are kept
+            return self._run(x, self.values, **state)[0]
         values = self._at_hand(x.device)
         self.record.meter.add_call()
-        y, affected = self._run(
-            x, values, input=layer_input, training=self.is_on(training), grad_scale=1.0
-        )
+        y, affected = self._run(x, values, **state)
         self.record.meter.add_active(affected, x.numel(), next(iter(values.values()), 0.0))
         return y
 
@@ -215,7 +216,8 @@ class Site:
                 return self._call(x, Now(**values, layout=self.layout, **state))
             layouts.check_rank(x, self.layout)
             first = layouts.channels_first(x, self.layout)
-            seen = self.record.meter if torch.compiler.is_compiling() else self.record
+            metered = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+            seen = self.record.meter if metered else self.record
             seen.see_map(tuple(first.shape[2:]))
             y, affected = self._call(first, Now(**values, layout=self.layout, **state))
             return (x if y is first else layouts.channels_back(y, self.layout)), affected
@@ -223,7 +225,8 @@ class Site:
             raise self.error(error) from error
 
     def _call(self, x: Tensor, now: Now) -> tuple[Tensor, Tensor | int | None]:
-        apply = self.regularizer.apply if torch.compiler.is_compiling() else self._apply
+        traced = torch.compiler.is_compiling() and self.regularizer.traceable
+        apply = self.regularizer.apply if traced else self._apply
         result = apply(x, now)
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], Tensor):
             raise TypeError(f"apply must return (tensor, count or None), got {_shown(result)}")

@@ -1,5 +1,6 @@
 """Exports of an attached model: in evaluation, the graph of the bare model, node by node."""
 
+import dataclasses
 import re
 import warnings
 
@@ -18,7 +19,7 @@ from dropblock_hooks import (
     attach,
     attachments,
 )
-from tests.stacks import make_net, put_on, regularizers
+from tests.stacks import ACTIVATIONS, make_net, put_on, regularizers
 
 # torch's own use of what it has deprecated
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:", "ignore::FutureWarning")
@@ -67,6 +68,7 @@ def _nodes(graph):
     return [(n.op, str(n.target), str(n.args), str(n.kwargs)) for n in graph.nodes]
 
 
+SLOWLY_STRICT = pytest.param(strict, marks=pytest.mark.slow)
 EXPORTS = [strict, not_strict, symbolic, jit_trace, onnx]
 
 
@@ -87,13 +89,14 @@ def test_in_evaluation_it_is_the_graph_of_the_bare_model(export):
 
 
 @pytest.mark.parametrize("regularizer", regularizers().values(), ids=regularizers())
-@pytest.mark.parametrize("export", [not_strict, symbolic, jit_trace])
+@pytest.mark.parametrize("export", [SLOWLY_STRICT, not_strict, symbolic, jit_trace])
 def test_every_regularizer_in_evaluation(export, regularizer):
     if isinstance(regularizer, Foreign) and export is symbolic:
         pytest.skip("a module of others runs in evaluation too: refused, see below")
     bare = export(make_net(regularizer).eval())
     net = make_net(regularizer).eval()
     put_on(net, regularizer)
+    net(net.example())  # a module of others takes over the mode; strict export warns of that
     nodes = export(net)
     if isinstance(regularizer, Foreign):  # as it would be in the model itself: present, and off
         nodes = _without(nodes, "feature_dropout", bare)
@@ -132,6 +135,45 @@ def test_what_acts_is_not_traced(export, text, spec, training):
     attach(net, spec)
     with pytest.raises(SiteError, match=text):
         export(net)
+
+
+@pytest.mark.parametrize("strictly", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_exported_program_keeps_what_acts(name, training, strictly):
+    """At the rate of now, with another mask at each call, and without counting."""
+    net = make_net(ACTIVATIONS[name]).train(training)
+    if name == "Foreign":
+        regularizer = ACTIVATIONS[name] if training else Foreign(nn.Dropout2d, p=0.4)
+    else:
+        mode = "train" if training else "always"
+        regularizer = dataclasses.replace(ACTIVATIONS[name], active=mode)
+    attached = put_on(net, regularizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch: of a module exported in training mode
+        program = exported(net, strict=strictly).module()
+    counts = [(s.calls, s.active_calls) for s in attached]
+    x = net.example()
+    torch.manual_seed(0)
+    outputs = [program(x) for _ in range(6)]
+    if name == "Foreign" and not training:
+        assert all(torch.equal(outputs[0], y) for y in outputs)
+        assert torch.equal(outputs[0], net(x))
+    else:
+        assert not all(torch.equal(outputs[0], y) for y in outputs)
+        assert counts == [(s.calls, s.active_calls) for s in attached]
+    net(x).sum().backward()
+    assert attached.sites[0].realized_rate is None or 0 <= attached.sites[0].realized_rate <= 1
+
+
+@pytest.mark.parametrize("selector", ["body.0", "param:head.weight"])
+def test_gradients_are_not_exported(selector):
+    net = make_net(Dropout2d())
+    attach(net, {selector: ClipGradNorm(0.1)})
+    with pytest.raises(SiteError, match=r"torch.export keeps a forward alone.*eval\(\)"):
+        exported(net, strict=False)
+    with pytest.raises(Exception, match=r"Observed exception|torch.export keeps a forward"):
+        exported(net, strict=True)
 
 
 def test_a_module_of_others_is_not_traced_symbolically():
