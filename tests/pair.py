@@ -1,7 +1,7 @@
 """Two processes with a process group of gloo, in which functions of a test module run.
 
-``run_pair(path, module, names)`` starts ``python -m tests.pair`` twice; each process calls every
-named function with its rank, and the first that raises ends both.
+``run_pair(path, module, calls)`` starts ``python -m tests.pair`` twice; each process makes every
+call, ``function:argument:...``, with its rank first, and the first that raises ends both.
 """
 
 import importlib
@@ -17,12 +17,11 @@ import torch
 from torch import distributed
 
 ROOT = pathlib.Path(__file__).parents[1]
-SECONDS = 240
 
 
-def run_pair(folder, module, names):
+def run_pair(folder, module, calls, warn="error", seconds=240):
     """Run functions in two processes; AssertionError with the output of what failed."""
-    command = [sys.executable, "-m", "tests.pair", str(folder / "store"), module, ",".join(names)]
+    command = [sys.executable, "-m", "tests.pair", str(folder / "store"), module, ",".join(calls)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     outputs = [folder / f"rank{rank}.txt" for rank in (0, 1)]
     processes = []
@@ -30,7 +29,7 @@ def run_pair(folder, module, names):
         with output.open("w") as file:
             processes.append(
                 subprocess.Popen(
-                    [*command, str(rank)],
+                    [*command, warn, str(seconds), str(rank)],
                     cwd=ROOT,
                     env=environment,
                     stdout=file,
@@ -38,7 +37,7 @@ def run_pair(folder, module, names):
                 )
             )
     try:
-        codes = _wait(processes)
+        codes = _wait(processes, seconds)
     finally:
         for process in processes:
             if process.poll() is None:
@@ -48,9 +47,9 @@ def run_pair(folder, module, names):
     assert codes == [0, 0], f"exit codes {codes}\n{shown}"
 
 
-def _wait(processes):
+def _wait(processes, seconds):
     """Until both end, one fails, or the time is over."""
-    end = time.monotonic() + SECONDS
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         codes = [process.poll() for process in processes]
         if all(code == 0 for code in codes) or any(codes):
@@ -59,22 +58,23 @@ def _wait(processes):
     return ["too slow" if process.poll() is None else process.poll() for process in processes]
 
 
-def _main(store, module, names, rank):
+def _main(store, module, calls, warn, seconds, rank):
     torch.set_num_threads(1)
-    warnings.simplefilter("error")
+    warnings.simplefilter(warn)
     rank = int(rank)
     distributed.init_process_group(
         "gloo",
         init_method=f"file://{store}",
         rank=rank,
         world_size=2,
-        timeout=timedelta(seconds=SECONDS / 2),
+        timeout=timedelta(seconds=float(seconds)),
     )
     functions = vars(importlib.import_module(module))
-    for name in names.split(","):
-        print("running", name, flush=True)
+    for call in calls.split(","):
+        print("running", call, flush=True)
+        name, *arguments = call.split(":")
         torch.manual_seed(100 + rank)
-        functions[name](rank)
+        functions[name](rank, *arguments)
         distributed.barrier()
     distributed.destroy_process_group()
 
