@@ -16,6 +16,7 @@ from .findings import Finding, find_faults
 from .hooks import ParameterHook, SiteHook, keepers_on, take_off
 from .matching import Select, match
 from .names import Index, NoMatchError
+from .ranks import check_group, compare, summed_sites, world_size
 from .registry import closest
 from .report import SiteRow, site_table
 from .schedules import as_number, spread_rate
@@ -216,9 +217,22 @@ class Attachment:
     ) -> None:
         self.remove()
 
-    def report(self) -> Table[SiteRow]:
-        """What has happened at each site: objects, text, dicts, pandas. Waits for the device."""
-        return site_table(self.sites, self._title())
+    def report(self, *, distributed: bool = False) -> Table[SiteRow]:
+        """What has happened at each site: objects, text, dicts, pandas. Waits for the device.
+
+        Args:
+            distributed: over all processes of the group: calls and elements are added up. Every
+                rank must call it, and gets the same table.
+
+        Raises:
+            RuntimeError: for ``distributed=True`` without a process group, or with sites that
+                differ between the ranks.
+        """
+        if not distributed:
+            return site_table(self.sites, self._title())
+        check_group("report(distributed=True)")
+        sites = summed_sites(self.sites, self._control)
+        return site_table(sites, f"{self._title()}, {world_size()} ranks")
 
     def _title(self) -> str:
         state = "" if self.enabled else ", paused"
@@ -231,13 +245,24 @@ class Attachment:
     def __repr__(self) -> str:
         return f"<Attachment: {self._title()}>"
 
-    def verify(self) -> list[Finding]:
+    def verify(self, *, distributed: bool = False) -> list[Finding]:
         """What is wrong: an empty list where every site is on and has been seen at work.
 
         Call it after a training step. It tells of sites whose layer was never called, or only in
         evaluation; of layers that were replaced; of hooks that were lost.
+
+        Args:
+            distributed: on all processes of the group, and what differs between them: sites, time,
+                switches; ranks whose random states are equal, which draw equal masks. Every rank
+                must call it, and gets the same list.
+
+        Raises:
+            RuntimeError: for ``distributed=True`` without a process group.
         """
-        return find_faults(self._base, self._control, self._installed)
+        if distributed:
+            check_group("verify(distributed=True)")
+        found = find_faults(self._base, self._control, self._installed)
+        return compare(self._base, self._control, self.sites, found) if distributed else found
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch and statistics, as plain numbers and text."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import sys
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
@@ -18,6 +19,8 @@ def get(value: Any, index: Index) -> Tensor:
     Raises:
         ValueError: where there is none; the message says what there is.
     """
+    if _is_proxy(value):
+        raise ValueError(_PROXY)
     if index is None:
         found = value
         if isinstance(value, tuple | list | Mapping) or _is_record(value):
@@ -26,6 +29,8 @@ def get(value: Any, index: Index) -> Tensor:
         found = getattr(value, str(index)) if _is_record(value) else value[index]
     else:
         raise ValueError(f"is {_shown(value)}: it has no element {index!r}")
+    if _is_proxy(found):
+        raise ValueError(_PROXY)
     if not isinstance(found, Tensor):
         raise ValueError(f"must be a tensor, got {_shown(found)}")
     if not found.is_floating_point():
@@ -47,6 +52,17 @@ def put(value: Any, index: Index, new: Tensor) -> Any:
     changed = type(value)(value) if type(value) in (dict, list) else copy.copy(value)
     changed[index] = new
     return changed
+
+
+_PROXY = (
+    "is a torch.fx.Proxy: symbolic tracing can't follow a regularizer that acts: call "
+    "model.eval() before tracing, or attach to the traced model; active='always' can't be traced"
+)
+
+
+def _is_proxy(value: Any) -> bool:
+    proxy = getattr(sys.modules.get("torch.fx"), "Proxy", ())
+    return isinstance(value, proxy)
 
 
 def _has(value: Any, index: Index) -> bool:

@@ -41,6 +41,7 @@ class ClampGrad(Regularizer):
     min: Rate | None = None
     max: Rate | None = None
     acts_on: ClassVar[Literal["gradient"]] = "gradient"
+    random: ClassVar[bool] = False
 
     def check(self, values: Mapping[str, float]) -> None:
         check_bounds(values.get("min"), values.get("max"))
@@ -70,6 +71,7 @@ class ClipGradNorm(Regularizer):
     norm_type: float = 2.0
     per: Per = "tensor"
     acts_on: ClassVar[Literal["gradient"]] = "gradient"
+    random: ClassVar[bool] = False
 
     def check(self, values: Mapping[str, float]) -> None:
         object.__setattr__(self, "norm_type", check_norm(self.norm_type, self.per))
@@ -98,6 +100,7 @@ class ScaleGrad(Regularizer):
 
     scale: Rate
     acts_on: ClassVar[Literal["gradient"]] = "gradient"
+    random: ClassVar[bool] = False
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         unchanged = not isinstance(now.scale, Tensor) and now.scale == 1.0
@@ -114,6 +117,7 @@ class ZeroGrad(Regularizer):
     """
 
     acts_on: ClassVar[Literal["gradient"]] = "gradient"
+    random: ClassVar[bool] = False
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return torch.zeros_like(x), None

@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from . import elements
 from .site import Site
+from .wrappers import find_module, shard_refusal
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -33,7 +34,8 @@ def _compilable(call: _F) -> _F:
         site = self.site
         if torch.compiler.is_compiling() and not site.acts(module.training):
             return None
-        if site.regularizer.traceable or "torch._dynamo" not in sys.modules:
+        direct = site.regularizer.traceable or torch.compiler.is_exporting()
+        if direct or "torch._dynamo" not in sys.modules:
             return call(self, module, *rest)  # importing dynamo takes a second
         if not disabled:
             disabled.append(torch.compiler.disable(call))  # type: ignore[no-untyped-call]
@@ -69,6 +71,7 @@ class SiteHook:
 
     def _treat(self, x: Tensor, layer_input: Any, taken: Iterable[Any], training: bool) -> Tensor:
         """The tensor regularized, or with its gradient watched; `taken` is what the layer took."""
+        _refuse_tracing(self.site, training)
         compiling = torch.compiler.is_compiling()
         if self.site.regularizer.acts_on == "activation":
             if compiling:
@@ -167,7 +170,10 @@ class ParameterHook(SiteHook):
         return super().lost(module) or hooked is None or hooked is not parameter
 
     def __call__(self, module: nn.Module, *args: Any) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_exporting():
+            if self.site.acts(module.training):
+                _refuse_tracing(self.site, module.training)
+        elif torch.compiler.is_compiling():
             self.take_mode(module)  # what was hooked stays hooked; `step` looks after it
         else:
             self.site.enter(module)
@@ -183,6 +189,9 @@ class ParameterHook(SiteHook):
         parameter = module._parameters.get(self.parameter)
         if self._hooked is not None and self._hooked() is parameter:
             return
+        refusal = shard_refusal(module)
+        if refusal is not None:
+            raise self.site.error(refusal)
         self._unhook()
         if parameter is not None and parameter.requires_grad:
             hook = GradHook(self.site, self)
@@ -210,6 +219,8 @@ class KeeperHook:
         self.hooks = tuple(hooks)
 
     def __call__(self, model: nn.Module, *args: Any) -> None:
+        if torch.compiler.is_exporting():
+            return
         if torch.compiler.is_compiling():
             for hook in self.hooks:
                 hook.take_mode(model)  # an owner that is called will say its own
@@ -241,6 +252,21 @@ def _enter(site: Site, module: nn.Module) -> bool:
     return torch.compiler.is_compiling() or site.enter(module)
 
 
+def _refuse_tracing(site: Site, training: bool) -> None:
+    """Raise SiteError where a trace or an export would not keep what the site does."""
+    tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
+    if tracing and site.is_on(training):
+        raise site.error(
+            "torch.jit.trace would keep the rate of now for good: call model.eval() before "
+            "tracing, and leave active='always' out; torch.export can hold it"
+        )
+    if torch.compiler.is_exporting() and site.regularizer.acts_on == "gradient":
+        raise site.error(
+            "torch.export keeps a forward alone, without what acts on gradients: call "
+            "model.eval() before exporting"
+        )
+
+
 def _hooks_of(module: nn.Module) -> Iterator[Any]:
     yield from module._forward_pre_hooks.values()
     yield from module._forward_hooks.values()
@@ -256,14 +282,6 @@ def take_off(hook: object, module: nn.Module) -> None:
         for key in [key for key, there in hooks.items() if cast(object, there) is hook]:
             for table in (hooks, *extras):
                 table.pop(key, None)
-
-
-def find_module(model: nn.Module, name: str) -> nn.Module | None:
-    """The submodule of this name, or None."""
-    try:
-        return model.get_submodule(name)
-    except AttributeError:
-        return None
 
 
 def hooks_on(module: nn.Module) -> list[SiteHook]:

@@ -112,6 +112,8 @@ class Regularizer:
     acts_on: ClassVar[Literal["activation", "gradient"]] = "activation"
     spatial: ClassVar[int | None] = None
     """Number of spatial axes that ``apply`` needs; the tensor then comes with channels first."""
+    random: ClassVar[bool] = True
+    """Whether ``apply`` draws random numbers: ranks and recomputations are then looked at."""
     follows_host: ClassVar[bool] = False
     """Whether it runs in evaluation too, told by ``now.training``."""
     traceable: ClassVar[bool] = True

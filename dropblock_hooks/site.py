@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from . import layouts
 from .control import Control
 from .functional.masks import wide_dtype
+from .recomputation import loses_random_state, recomputing
 from .regularizer import Now, Regularizer
 from .tallies import Record
 
@@ -60,7 +61,7 @@ class Site:
         self.layout = layout or layouts.resolve(regularizer.layout, regularizer.spatial)
         self.order = 0
         self.record = Record(regularizer.spatial, torch.device("cpu"))
-        self._waiting = self._evaluated = False
+        self._waiting = self._evaluated = self._recomputed = False
         self.set_regularizer(regularizer)
 
     def set_regularizer(self, regularizer: Regularizer) -> None:
@@ -141,7 +142,7 @@ class Site:
     def enter(self, module: nn.Module) -> bool:
         """Count a forward call; whether the regularizer is to be run in it."""
         control, training = self.control, module.training
-        if control.installed and not _recomputing():
+        if control.installed and not recomputing():
             calls = self.record.add_call()
             if self._waiting and not control.stepped:
                 self._watch_time(training, calls)
@@ -159,20 +160,23 @@ class Site:
 
     def regularize(self, x: Tensor, layer_input: Any, training: bool) -> Tensor:
         """The activation, regularized and counted."""
-        on = self.is_on(training)
+        on, again = self.is_on(training), recomputing()
+        if on and again:
+            self._watch_recomputation()  # first: it may be stopped early, inside the call
         now = {"input": layer_input, "training": on, "grad_scale": 1.0}
         y, affected = self._run(x, self.values, **now)
-        if on and not _recomputing():
+        if on and not again:
             self._count(affected, x.numel(), self.rate or 0.0)
         return y
 
     def trace(self, x: Tensor, layer_input: Any, training: bool) -> Tensor:
         """`regularize` for the compiler: values in tensors, and counted into one."""
+        state = {"input": layer_input, "training": self.is_on(training), "grad_scale": 1.0}
+        if torch.compiler.is_exporting():  # nothing to count into; the rates of now are kept
+            return self._run(x, self.values, **state)[0]
         values = self._at_hand(x.device)
         self.record.meter.add_call()
-        y, affected = self._run(
-            x, values, input=layer_input, training=self.is_on(training), grad_scale=1.0
-        )
+        y, affected = self._run(x, values, **state)
         self.record.meter.add_active(affected, x.numel(), next(iter(values.values()), 0.0))
         return y
 
@@ -212,7 +216,8 @@ class Site:
                 return self._call(x, Now(**values, layout=self.layout, **state))
             layouts.check_rank(x, self.layout)
             first = layouts.channels_first(x, self.layout)
-            seen = self.record.meter if torch.compiler.is_compiling() else self.record
+            metered = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+            seen = self.record.meter if metered else self.record
             seen.see_map(tuple(first.shape[2:]))
             y, affected = self._call(first, Now(**values, layout=self.layout, **state))
             return (x if y is first else layouts.channels_back(y, self.layout)), affected
@@ -220,7 +225,8 @@ class Site:
             raise self.error(error) from error
 
     def _call(self, x: Tensor, now: Now) -> tuple[Tensor, Tensor | int | None]:
-        apply = self.regularizer.apply if torch.compiler.is_compiling() else self._apply
+        traced = torch.compiler.is_compiling() and self.regularizer.traceable
+        apply = self.regularizer.apply if traced else self._apply
         result = apply(x, now)
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], Tensor):
             raise TypeError(f"apply must return (tensor, count or None), got {_shown(result)}")
@@ -232,6 +238,20 @@ class Site:
         """An error that names the site."""
         where = f" at its {self.at}" if self.at == "input" else ""
         return SiteError(f"{self.key} on {self.module_type} '{self.name or '.'}'{where}: {cause}")
+
+    def _watch_recomputation(self) -> None:
+        """Warn, once, where a checkpoint draws another mask than the forward did."""
+        if self._recomputed or self.rate == 0.0 or not self.regularizer.random:
+            return
+        self._recomputed = True
+        if loses_random_state():
+            warnings.warn(
+                f"{self.key}: the gradients are wrong: its layer is checkpointed with "
+                "preserve_rng_state=False, so the recomputation draws another mask than the "
+                "forward did; leave preserve_rng_state at True",
+                HookWarning,
+                stacklevel=2,
+            )
 
     def _watch_time(self, training: bool, calls: int) -> None:
         """Warn, once, when a schedule stands still because nobody calls ``step``."""
@@ -277,11 +297,6 @@ def _transformed(affected: Tensor | int | None) -> bool:
     return isinstance(affected, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(
         affected
     )
-
-
-def _recomputing() -> bool:
-    """Whether this forward runs inside a backward: activation checkpointing."""
-    return torch._C._current_graph_task_id() != -1
 
 
 def _shown(result: object) -> str:

@@ -20,11 +20,12 @@ def save(sites: Sequence[Site], control: Control) -> dict[str, Any]:
         "version": _VERSION,
         "epoch": control.epoch,
         "stepped": control.stepped,
-        "sites": {site.key: _site_state(site) for site in sites},
+        "sites": {site.key: site_state(site) for site in sites},
     }
 
 
-def _site_state(site: Site) -> dict[str, Any]:
+def site_state(site: Site) -> dict[str, Any]:
+    """The statistics of one site."""
     state: dict[str, Any] = {
         "regularizer": repr(site.regularizer),
         "calls": site.calls,

@@ -1,0 +1,159 @@
+"""What holds over all processes of a distributed run: counts added up, and what differs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+from . import states
+from .control import Control
+from .findings import Finding
+from .site import Site
+from .tallies import Tally
+
+
+def check_group(asked: str) -> None:
+    """Raise RuntimeError without an initialized process group; `asked` is the call."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        raise RuntimeError(
+            f"{asked} speaks with the other processes, and there is no process group: call "
+            "torch.distributed.init_process_group first, or leave distributed= out"
+        )
+
+
+def world_size() -> int:
+    """The number of processes."""
+    return distributed.get_world_size()
+
+
+def _gathered(mine: Any) -> list[Any]:
+    """What every rank has given, by rank, on all ranks."""
+    found: list[Any] = [None] * world_size()
+    distributed.all_gather_object(found, mine)
+    return found
+
+
+def summed_sites(sites: Sequence[Site], control: Control) -> list[Site]:
+    """Sites with the counts of all ranks: calls and elements added up, ranges of sizes merged.
+
+    Raises:
+        RuntimeError: where the ranks have other sites than this one; on every rank.
+    """
+    theirs = _gathered([(site.key, states.site_state(site), site.record.maps) for site in sites])
+    keys = [[key for key, _, _ in rank] for rank in theirs]
+    if any(other != keys[0] for other in keys):
+        raise RuntimeError(
+            "the ranks have different sites, which can't be added up: "
+            "verify(distributed=True) says where they differ"
+        )
+    return [_summed(site, control, [rank[i] for rank in theirs]) for i, site in enumerate(sites)]
+
+
+def _summed(site: Site, control: Control, ranks: list[Any]) -> Site:
+    total = Site(
+        site.key, site.name, site.module_type, site.regularizer, control, site.aliases, site.layout
+    )
+    total.move(site.values)
+    window, closed, before = Tally(), Tally(), Tally()
+    calls = active = 0
+    for _, state, maps in ranks:
+        calls, active = calls + state["calls"], active + state["active_calls"]
+        window.add(*state["window"])
+        closed.add(*state["closed"])
+        before.add(*state["before"])
+        for size in maps or ():
+            total.record.see_map(size)
+    total.record.restore(calls, active, window, closed, before)
+    return total
+
+
+def compare(
+    base: nn.Module, control: Control, sites: Sequence[Site], local: Sequence[Finding]
+) -> list[Finding]:
+    """The findings of all ranks, and what differs between them; the same list on every rank."""
+    found = _gathered(
+        {
+            "findings": list(local),
+            "generators": _generators(base) if any(_draws(site) for site in sites) else {},
+            "sites": {site.key: repr(site.regularizer) for site in sites},
+            "epoch": control.epoch,
+            "enabled": control.enabled,
+        }
+    )
+    return [*_of_ranks(found), *_differences(found), *_equal_generators(found)]
+
+
+def _draws(site: Site) -> bool:
+    return site.regularizer.random
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _of_ranks(found: list[dict[str, Any]]) -> list[Finding]:
+    """Every finding once, with its ranks where they are not all."""
+    where: dict[Finding, list[int]] = {}
+    for rank, one in enumerate(found):
+        for finding in one["findings"]:
+            where.setdefault(finding, []).append(rank)
+    return [
+        finding
+        if len(ranks) == len(found)
+        else Finding(finding.key, finding.kind, f"on {_ranks(ranks)}: {finding.message}")
+        for finding, ranks in where.items()
+    ]
+
+
+def _groups(values: Sequence[Any]) -> dict[Any, list[int]]:
+    groups: dict[Any, list[int]] = {}
+    for rank, value in enumerate(values):
+        groups.setdefault(value, []).append(rank)
+    return groups
+
+
+def _differences(found: list[dict[str, Any]]) -> list[Finding]:
+    differing = []
+    for key in dict.fromkeys(key for one in found for key in one["sites"]):
+        groups = _groups([one["sites"].get(key, "nothing") for one in found])
+        if len(groups) > 1:
+            shown = ", ".join(f"{what} on {_ranks(ranks)}" for what, ranks in groups.items())
+            differing.append(Finding(key, "differs", f"not the same on all ranks: {shown}"))
+    for name in ("epoch", "enabled"):
+        groups = _groups([one[name] for one in found])
+        if len(groups) > 1:
+            shown = ", ".join(f"{what} on {_ranks(ranks)}" for what, ranks in groups.items())
+            differing.append(Finding(".", "differs", f"{name} is not the same on all: {shown}"))
+    return differing
+
+
+def _equal_generators(found: list[dict[str, Any]]) -> list[Finding]:
+    equal = []
+    for kind in dict.fromkeys(kind for one in found for kind in one["generators"]):
+        digests = [one["generators"].get(kind, f"none on {r}") for r, one in enumerate(found)]
+        for ranks in _groups(digests).values():
+            if len(ranks) > 1:
+                message = (
+                    f"the random state of the {kind} is the same on {_ranks(ranks)}, so they draw "
+                    "the same masks: seed each with its rank, torch.manual_seed(seed + rank)"
+                )
+                equal.append(Finding(".", "equal_generators", message))
+    return equal
+
+
+def _generators(base: nn.Module) -> dict[str, str]:
+    """A digest of the random state of each kind of device that the model is on."""
+    tensors = [*base.parameters(), *base.buffers()]
+    kinds = dict.fromkeys(t.device.type for t in tensors if t.device.type != "meta") or {
+        "cpu": None
+    }
+    digests = {}
+    for kind in sorted(kinds or {"cpu"}):
+        module = torch if kind == "cpu" else torch.get_device_module(kind)
+        state = module.get_rng_state()
+        digests[kind.upper()] = hashlib.sha256(state.numpy().tobytes()).hexdigest()
+    return digests

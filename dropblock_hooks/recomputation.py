@@ -1,0 +1,34 @@
+"""Activation checkpointing: forwards that run again, inside a backward."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+import torch
+
+_CHECKPOINT = "torch.utils.checkpoint"
+
+
+def recomputing() -> bool:
+    """Whether this forward runs inside a backward: activation checkpointing."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def loses_random_state() -> bool:
+    """Whether the checkpoint around this recomputation has not restored the random state.
+
+    Nothing but the frames of ``torch.utils.checkpoint`` tells; where they are not the known ones
+    (another checkpoint function), the answer is False.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == _CHECKPOINT:
+            scope = frame.f_locals
+            preserve = scope.get(
+                "preserve_rng_state", getattr(scope.get("ctx"), "preserve_rng_state", None)
+            )
+            if preserve is not None:
+                return not preserve
+        frame = frame.f_back
+    return False

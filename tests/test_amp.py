@@ -1,0 +1,167 @@
+"""Automatic mixed precision: types, bounds in the unit of the unscaled loss, overflow."""
+
+import pytest
+import torch
+from torch import nn
+
+from dropblock_hooks import ClampGrad, ClipGradNorm, ScaleGrad, attach
+from tests.stacks import (
+    ACTIVATIONS,
+    GRADIENTS,
+    Stack,
+    autocast,
+    make_net,
+    put_on,
+    regularizers,
+    train,
+)
+
+LOW = [Stack(precision="bf16"), Stack(precision="fp16")]
+
+
+class Types:
+    """Forward hook: notes the type of what each layer returns."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, module, args, output):
+        self.seen.append((output.dtype, output.is_contiguous()))
+
+
+@pytest.mark.parametrize("stack", LOW, ids=str)
+@pytest.mark.parametrize("regularizer", regularizers().values(), ids=regularizers())
+def test_types_are_those_of_the_bare_model(stack, regularizer):
+    def types(attached):
+        net, seen = make_net(regularizer), Types()
+        if attached:
+            put_on(net, regularizer)
+        for module in net.modules():
+            module.register_forward_hook(seen)
+        with autocast(stack):
+            net(net.example()).float().sum().backward()
+        return seen.seen, [p.grad.dtype for p in net.parameters()]
+
+    bare = types(attached=False)
+    assert bare[0][0][0] != torch.float32, "autocast is on"
+    assert types(attached=True) == bare
+
+
+@pytest.mark.parametrize("stack", LOW, ids=str)
+@pytest.mark.parametrize("name", regularizers())
+def test_training_in_low_precision_is_that_in_float32(stack, name):
+    low = train(regularizers()[name], stack)
+    full = train(regularizers()[name], Stack())
+    assert low.counts[0][:2] == full.counts[0][:2]
+    if name in ACTIVATIONS:
+        assert low.counts == full.counts, "the same masks"
+    for key, grad in full.gradients.items():
+        assert (low.gradients[key] - grad).norm() <= 0.1 * grad.norm() + 1e-4, key
+
+
+@pytest.mark.parametrize("selector", ["body.0", "param:body.0.conv.weight"])
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_bounds_over_growing_scales(selector, name):
+    """The scale doubles at every step; the unscaled gradients don't know it."""
+    regularizer = GRADIENTS[name]
+
+    def gradients(enabled):
+        net = make_net(regularizer)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1, enabled=enabled)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+        attach(net, {selector: regularizer}, grad_scaler=scaler)
+        found, scales = [], []
+        for step in range(4):
+            torch.manual_seed(step)
+            optimizer.zero_grad()
+            scales.append(scaler.get_scale())
+            scaler.scale(net(net.example()).square().sum()).backward()
+            scaler.unscale_(optimizer)
+            found.append(net.body[0].conv.weight.grad.clone())
+            scaler.step(optimizer)
+            scaler.update()
+        return found, scales
+
+    scaled, scales = gradients(True)
+    plain, ones = gradients(False)
+    assert scales == [8.0, 16.0, 32.0, 64.0]
+    assert ones == [1.0] * 4
+    for a, b in zip(scaled, plain, strict=True):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-9)
+
+
+# what puts zeros in place of a gradient leaves nothing that could overflow
+PASSING = {name: r for name, r in GRADIENTS.items() if name != "ZeroGrad"}
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("selector", ["body.0", "param:body.0.conv.weight"])
+@pytest.mark.parametrize("name", PASSING)
+def test_an_overflow_skips_the_step_and_lowers_the_scale(name, selector, bad):
+    """Only layers before the site are trained: the overflow is seen through the regularizer."""
+    net = make_net(PASSING[name])
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    trained = list(net.body[0].parameters())
+    optimizer = torch.optim.SGD(trained, lr=1.0)
+    attach(net, {selector: PASSING[name]}, grad_scaler=scaler)
+    before = [p.detach().clone() for p in trained]
+    y = net.body[0](net.stem(net.example()))
+    weight = torch.ones_like(y)
+    weight.view(-1)[y.argmax()] = bad
+    scaler.scale((y * weight).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 512.0
+    assert all(torch.equal(p, b) for p, b in zip(trained, before, strict=True))
+
+
+@pytest.mark.parametrize("name", PASSING)
+def test_an_overflow_of_float16_itself(name):
+    """No value of the loss is infinite: float16 gradients of the activations are."""
+    net = make_net(PASSING[name])
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24)
+    optimizer = torch.optim.SGD([*net.stem.parameters(), *net.body[0].parameters()], lr=1.0)
+    put_on(net, PASSING[name], grad_scaler=scaler)
+    with autocast(Stack(precision="fp16")):
+        loss = net(net.example()).float().sum()
+    assert torch.isfinite(scaler.scale(loss))
+    scaler.scale(loss).backward()
+    before = net.stem.weight.detach().clone()
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 2.0**23
+    assert torch.equal(net.stem.weight, before)
+
+
+def test_a_scaler_given_late_holds_from_then_on():
+    net = make_net(ScaleGrad(1.0))
+    attached = attach(net, {"param:stem.weight": ClampGrad(-1e-3, 1e-3)})
+    scaler = torch.amp.GradScaler("cpu", init_scale=4096.0)
+    for late in (None, scaler):
+        attached.grad_scaler = late
+        net.zero_grad()
+        scaler.scale(net(net.example()).square().sum()).backward()
+        bound = 1e-3 if late is None else 4.096
+        assert net.stem.weight.grad.abs().max() == pytest.approx(bound)
+
+
+def test_accumulated_micro_batches_are_bounded_one_by_one():
+    net = make_net(ScaleGrad(1.0))
+    scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
+    attached = attach(net, {"param:stem.weight": ClipGradNorm(1e-2)}, grad_scaler=scaler)
+    for part in net.example().chunk(2):
+        scaler.scale(net(part).square().sum()).backward()
+    assert 1e-2 < net.stem.weight.grad.norm() / 512 <= 2e-2 * (1 + 1e-6)
+    assert attached.sites[0].active_calls == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("regularizer", regularizers().values(), ids=regularizers())
+def test_a_model_in_low_precision_itself(dtype, regularizer):
+    net = make_net(regularizer).to(dtype)
+    put_on(net, regularizer)
+    out = net(net.example().to(dtype))
+    out.sum().backward()
+    assert out.dtype == dtype
+    assert all(p.grad.dtype == dtype and torch.isfinite(p.grad).all() for p in net.parameters())
+    assert isinstance(net.stem, nn.Conv1d | nn.Conv2d | nn.Conv3d)

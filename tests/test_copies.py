@@ -1,0 +1,256 @@
+"""Averaged copies, deep copies that train on, conversions that replace modules."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, update_bn
+
+from dropblock_hooks import (
+    ClampGrad,
+    ClipGradNorm,
+    DropBlock2d,
+    Dropout2d,
+    LinearSchedule,
+    attach,
+    attachments,
+    detach_all,
+)
+from tests.stacks import make_net, put_on, regularizers
+
+
+class NormNet(nn.Module):
+    """Two convolutions with batch norms: what conversions replace."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.conv2, self.bn2 = nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = self.bn1(self.conv1(x)).relu()
+        x = self.bn2(self.conv2(x)).relu()
+        return self.fc(x.mean((2, 3)))
+
+
+SPEC = {
+    "bn1": DropBlock2d(LinearSchedule(0.0, 0.4, epochs=5), 3),
+    "bn2": [Dropout2d(0.3), ClipGradNorm(0.1)],
+    "param:fc.weight": ClampGrad(-1e-3, 1e-3),
+}
+
+
+def images(n=4):
+    return torch.randn(n, 3, 12, 12)
+
+
+def a_step(model, optimizer=None):
+    model.zero_grad()
+    model(images()).square().sum().backward()
+    if optimizer is not None:
+        optimizer.step()
+
+
+@pytest.mark.parametrize("regularizer", regularizers().values(), ids=regularizers())
+def test_a_copy_trains_alike_and_counts_alone(regularizer):
+    net = make_net(regularizer)
+    attached = put_on(net, regularizer)
+    net(net.example()).sum().backward()
+    other = copy.deepcopy(net)
+    (found,) = attachments(other)
+    gradients = []
+    for model in (net, other):
+        torch.manual_seed(0)
+        model.zero_grad()
+        model(net.example()).square().sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    assert [s.total_realized_rate for s in attached] == [s.total_realized_rate for s in found]
+    other(net.example()).sum().backward()
+    assert [attached.sites[0].calls, found.sites[0].calls] == [2, 3]
+    assert found.verify() == attached.verify() == []
+    found.enabled = False
+    assert attached.enabled
+
+
+def test_schedules_of_copies_are_their_own():
+    model = NormNet()
+    attached = attach(model, SPEC)
+    attached.step(2)
+    other = copy.deepcopy(model)
+    (found,) = attachments(other)
+    attached.step(4)
+    assert (attached.sites[0].rate, found.sites[0].rate) == (0.4, 0.2)
+    found.set("bn2/Dropout2d", p=0.9)
+    assert attached.rates["bn2/Dropout2d"] == {"p": 0.3}
+    a_step(model)
+    assert found.sites[0].calls == 0
+    attached.remove()
+    a_step(other)
+    assert found.verify() == []
+
+
+@pytest.mark.parametrize("averaging", [None, get_ema_multi_avg_fn(0.5)], ids=["swa", "ema"])
+def test_averaged_model(averaging):
+    """Its names are those of the bare model; in evaluation it is the bare average."""
+    model = NormNet()
+    attached = attach(model, SPEC)
+    average = AveragedModel(model, multi_avg_fn=averaging)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = SWALR(optimizer, swa_lr=0.05)
+    for epoch in range(3):
+        attached.step(epoch)
+        a_step(model, optimizer)
+        average.update_parameters(model)
+        scheduler.step()
+    (found,) = attachments(average)
+    assert [s.key for s in found] == [s.key for s in attached]
+    assert found.epoch == 0
+    assert attached.sites[0].calls == 3
+    assert found["bn1"] == (found.sites[0],)
+    average.eval()
+    x = images()
+    on = average(x)
+    assert detach_all(average) == 1
+    assert torch.equal(average(x), on)
+    assert len(attachments(model)) == 1
+    late = attach(average, {"bn1": Dropout2d(0.5)})
+    assert late.sites[0].key == "bn1/Dropout2d"
+
+
+def test_update_bn_sees_no_drops_where_they_are_paused():
+    """``update_bn`` runs in training mode: what is dropped there shifts the statistics."""
+    model = NormNet()
+    attach(model, {"bn1": Dropout2d(0.5)})
+    average = AveragedModel(model)
+    loader = [images() for _ in range(3)]
+    (found,) = attachments(average)
+    with found.paused():
+        update_bn(loader, average)
+    paused = average.module.bn2.running_mean.clone()
+    bare = copy.deepcopy(average)
+    detach_all(bare)
+    update_bn(loader, bare)
+    assert torch.equal(paused, bare.module.bn2.running_mean)
+    update_bn(loader, average)
+    assert not torch.equal(paused, average.module.bn2.running_mean)
+
+
+@pytest.mark.parametrize("version", ["ModelEmaV2", "ModelEmaV3"])
+def test_ema_of_timm(version):
+    utils = pytest.importorskip("timm.utils", reason="the averages are timm's")
+    model = NormNet()
+    attached = attach(model, SPEC)
+    ema = getattr(utils, version)(model, decay=0.5)
+    a_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    ema.update(model)
+    (found,) = attachments(ema)
+    assert [s.key for s in found] == [s.key for s in attached]
+    assert found.sites[0].calls == 0
+    x = images()
+    on = ema(x) if version == "ModelEmaV3" else ema.module(x)
+    detach_all(ema)
+    assert torch.equal(ema.module(x), on)
+
+
+def test_synchronized_batch_norm_after_attaching_is_told():
+    model = NormNet()
+    attached = attach(model, SPEC)
+    converted = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    found = {f.key: f for f in attached.verify()}
+    for key in ("bn1/DropBlock2d", "bn2/Dropout2d", "bn2/ClipGradNorm"):
+        assert found[key].kind == "replaced"
+        assert "is another SyncBatchNorm since it was attached: attach again" in found[key].message
+    assert "fc.weight/ClampGrad" not in found
+    attached.remove()
+    again = attach(converted, SPEC)
+    converted.eval()(images())
+    assert [s.module_type for s in again][:2] == ["SyncBatchNorm"] * 2
+    assert not any(f.kind == "replaced" for f in again.verify())
+
+
+def test_the_root_itself_replaced():
+    """A batch norm that is the model comes back as another object."""
+    model = nn.BatchNorm2d(3)
+    attach(model, {".": Dropout2d(0.5)})
+    converted = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    assert converted is not model
+    assert attachments(converted) == []
+
+
+@pytest.mark.parametrize(
+    ("replace", "text"),
+    [
+        (lambda m: setattr(m, "bn1", nn.Identity()), "is another Identity"),
+        (lambda m: delattr(m, "bn1"), "is gone"),
+        (lambda m: m.bn1._forward_hooks.clear(), "its hook is no longer on 'bn1'"),
+        (lambda m: setattr(m, "bn1", nn.Sequential(m.bn1)), "is another Sequential"),
+    ],
+    ids=["another", "gone", "hooks cleared", "inside another"],
+)
+def test_replaced_modules_are_told_by_name(replace, text):
+    model = NormNet()
+    attached = attach(model, SPEC)
+    a_step(model)
+    assert attached.verify() == []
+    replace(model)
+    (finding,) = attached.verify()
+    assert finding.key == "bn1/DropBlock2d"
+    assert text in finding.message
+    assert "attach again" in finding.message
+
+
+def test_frozen_batch_norms_of_torchvision_are_told():
+    ops = pytest.importorskip("torchvision.ops", reason="FrozenBatchNorm2d is torchvision's")
+    model = NormNet()
+    attached = attach(model, {"bn1": Dropout2d(0.5)})
+    a_step(model)
+    model.bn1 = ops.FrozenBatchNorm2d(4)
+    (finding,) = attached.verify()
+    assert "is another FrozenBatchNorm2d" in finding.message
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["bare", "averaged"])
+def test_a_whole_model_in_a_file(wrapped):
+    model = NormNet()
+    attach(model, SPEC).step(3)
+    a_step(model)
+    saved = AveragedModel(model) if wrapped else model
+    buffer = io.BytesIO()
+    torch.save(saved, buffer)
+    buffer.seek(0)
+    loaded = torch.load(buffer, weights_only=False)
+    (found,) = attachments(loaded)
+    assert found.epoch == 3
+    assert [s.calls for s in found] == [1] * 4
+    a_step(loaded.train())
+    assert found.verify() == []
+    inner = loaded.module if wrapped else loaded
+    assert inner.fc.weight.grad.abs().max() <= 1e-3
+    x = images()
+    torch.manual_seed(1)
+    one = loaded(x)
+    torch.manual_seed(1)
+    assert torch.equal(copy.deepcopy(loaded)(x), one)
+
+
+def test_a_copy_below_a_root():
+    model = nn.ModuleDict({"net": NormNet()})
+    attached = attach(model, SPEC, root="net")
+    (found,) = attachments(copy.deepcopy(model))
+    assert [s.key for s in found] == [s.key for s in attached]
+    assert found["bn1"][0].key == "bn1/DropBlock2d"
+
+
+def test_a_part_of_a_model_that_is_copied_alone():
+    """Below the layers that were named: the sites that came along are found and removable."""
+    model = nn.Sequential(NormNet(), NormNet())
+    attach(model, {"0.bn1": Dropout2d(0.5), "1.bn1": Dropout2d(0.5)})
+    part = copy.deepcopy(model[0])
+    (found,) = attachments(part)
+    assert [s.key for s in found] == ["0.bn1/Dropout2d"]
+    assert detach_all(part) == 1
+    assert len(attachments(model)[0]) == 2

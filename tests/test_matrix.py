@@ -1,0 +1,47 @@
+"""The pairwise matrix of stacks and regularizers; its table is ``docs/matrix.md``."""
+
+import pytest
+
+from tests.matrix import COLUMNS, covering, impossible, pairs_of, run_row
+from tests.pair import run_pair
+
+ROWS, NEVER = covering()
+SINGLE = [row for row in ROWS if row.parallel == "single"]
+
+
+def slow_where_compiled(row):
+    return pytest.param(row, id=str(row), marks=[pytest.mark.slow] * (row.compiler != "eager"))
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compilers; of our own, other tests
+@pytest.mark.parametrize("row", [slow_where_compiled(row) for row in SINGLE])
+def test_a_row(row):
+    run_row(row)
+
+
+def rows_in_two_processes(rank, compiler, parallel):
+    for row in ROWS:
+        if (row.compiler, row.parallel) == (compiler, parallel):
+            print(row, flush=True)
+            run_row(row, rank)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+@pytest.mark.parametrize(
+    "compiler",
+    ["eager", *(pytest.param(c, marks=pytest.mark.slow) for c in ("aot_eager", "inductor"))],
+)
+def test_rows_in_two_processes(tmp_path, compiler, parallel):
+    call = f"rows_in_two_processes:{compiler}:{parallel}"
+    run_pair(tmp_path, "tests.test_matrix", [call], warn="ignore", seconds=900)
+
+
+def test_every_pair_is_in_a_row_or_named():
+    found = set().union(*map(pairs_of, ROWS))
+    assert not found & NEVER.keys()
+    assert all(NEVER.values())
+    columns = list(COLUMNS.items())
+    total = sum(len(a) * len(b) for i, (_, a) in enumerate(columns) for _, b in columns[i + 1 :])
+    assert len(found) + len(NEVER) == total
+    assert all(impossible(row) is None for row in ROWS)
+    assert len(ROWS) < total / 4

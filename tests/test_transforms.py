@@ -1,0 +1,102 @@
+"""``torch.func``: functional calls, gradients of functions, vectorized maps."""
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, jacrev, jvp, vmap
+
+from dropblock_hooks import ClampGrad, ClipGradNorm, Dropout, ScaleGrad, ZeroGrad, attach
+from tests.stacks import ACTIVATIONS, GRADIENTS, make_net, put_on, regularizers
+
+# torch's own use of what it has deprecated, in its forward mode
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")
+
+
+def loss_of(net):
+    def loss(parameters, x):
+        return functional_call(net, parameters, (x,)).square().sum()
+
+    return loss
+
+
+def detached(net):
+    return {name: p.detach().clone() for name, p in net.named_parameters()}
+
+
+@pytest.mark.parametrize("regularizer", regularizers().values(), ids=regularizers())
+def test_the_gradient_of_a_function_is_that_of_the_backward(regularizer):
+    net = make_net(regularizer)
+    attached = put_on(net, regularizer)
+    x = net.example()
+    torch.manual_seed(2)
+    net(x).square().sum().backward()
+    torch.manual_seed(2)
+    found = grad(loss_of(net))(detached(net), x)
+    for name, p in net.named_parameters():
+        assert torch.allclose(found[name], p.grad, rtol=1e-5, atol=1e-7), name
+    assert attached.sites[0].calls == 2
+    net.zero_grad()
+    net(x).square().sum().backward()
+    assert attached.sites[0].active_calls == 3, "the parameters themselves are hooked again"
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.parametrize("selector", ["body.0", "param:body.0.conv.weight"])
+def test_gradients_by_sample(name, selector):
+    """Each sample is a batch of its own: as a loop over the samples."""
+    if name == "ClipGradNorm" and selector == "body.0":
+        regularizer = ClipGradNorm(1e-2, per="sample")
+    else:
+        regularizer = GRADIENTS[name]
+    net = make_net(regularizer)
+    attach(net, {selector: regularizer})
+    x = net.example()[:, None]
+    function = grad(loss_of(net))
+    together = vmap(function, (None, 0), randomness="different")(detached(net), x)
+    if name in ("ClampGrad", "ClipGradNorm", "ScaleGrad", "ZeroGrad"):  # no random number in them
+        for i, sample in enumerate(x):
+            alone = function(detached(net), sample)
+            for key, wanted in alone.items():
+                assert torch.allclose(together[key][i], wanted, rtol=1e-4, atol=1e-6), key
+    assert all(torch.isfinite(g).all() for g in together.values())
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_masks_of_a_vectorized_map(name):
+    net = make_net(ACTIVATIONS[name])
+    put_on(net, ACTIVATIONS[name])
+    x = torch.stack([net.example(batch=8)] * 3)
+    different, same = (vmap(net, randomness=r)(x) for r in ("different", "same"))
+    assert not torch.equal(different[0], different[1]) or not torch.equal(*different[1:])
+    assert torch.equal(same[0], same[1])
+    with pytest.raises(RuntimeError, match="randomness"):
+        vmap(net)(x)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_forward_mode_and_reverse_mode_agree(name):
+    net = make_net(ACTIVATIONS[name])
+    put_on(net, ACTIVATIONS[name])
+    x = net.example()
+    torch.manual_seed(1)
+    _, tangent = jvp(lambda x: net(x).sum(), (x,), (torch.ones_like(x),))
+    torch.manual_seed(1)
+    assert torch.allclose(jacrev(lambda x: net(x).sum())(x).sum(), tangent, rtol=1e-3, atol=1e-4)
+
+
+def test_forward_mode_passes_gradient_regularizers_by():
+    """There is no gradient that goes backward: a tangent is none."""
+    model = nn.Sequential(nn.Linear(3, 3))
+    x = torch.randn(2, 3)
+    bare = jvp(model, (x,), (x,))[1]
+    with attach(model, {"0": ZeroGrad()}):
+        assert torch.equal(jvp(model, (x,), (x,))[1], bare)
+
+
+def test_a_frozen_function_of_hooked_parameters():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    attach(model, {"param:0.weight": [ClampGrad(-1e-3, 1e-3), ScaleGrad(2.0)], "1": Dropout(0.0)})
+    found = grad(loss_of(model))(detached(model), torch.randn(4, 3))
+    assert found["0.weight"].abs().max() == pytest.approx(2e-3)
+    model(torch.randn(4, 3)).square().sum().backward()
+    assert model[0].weight.grad.abs().max() == pytest.approx(2e-3)
