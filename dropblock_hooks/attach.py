@@ -10,7 +10,6 @@ from torch import nn
 
 from .attachment import Attachment, checked_scaler
 from .hooks import KeeperHook, ParameterHook, SiteHook, hooks_on, make_hook
-from .layouts import PARAMETER
 from .placement import Placement, place
 from .registry import closest
 from .site import Control, HookWarning, Site
@@ -82,7 +81,7 @@ def _hooks(placements: list[Placement], control: Control) -> list[SiteHook]:
             p.regularizer,
             control,
             p.target.aliases,
-            PARAMETER if p.target.parameter else None,
+            p.evidence,
         )
         site.order = order
         hooks.append(make_hook(site, p.target.parameter))

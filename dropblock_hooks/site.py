@@ -10,6 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from . import layouts
+from .evidence import Evidence
+from .forms import form_of
+from .layouts import Form
 from .regularizer import Now, Regularizer
 
 _CALLS_WITHOUT_STEP = 1000
@@ -91,6 +94,8 @@ class Site:
         name: the layer (or parameter), as the bare model names it.
         aliases: other names of the same, shared, module.
         module_type: class name of the layer.
+        evidence: what the model tells about its layout; None for a parameter.
+        form: how the axes of the tensors seen last were read.
         regularizer: what is done here.
         values: the rates now, by field.
         calls: forward calls of the layer since it was attached.
@@ -106,14 +111,15 @@ class Site:
         regularizer: Regularizer,
         control: Control,
         aliases: tuple[str, ...] = (),
-        layout: str | None = None,
+        evidence: Evidence | None = None,
     ) -> None:
         self.key = key
         self.name = name
         self.aliases = aliases
         self.module_type = module_type
         self.control = control
-        self.layout = layout or layouts.resolve(regularizer.layout, regularizer.spatial)
+        self.evidence = evidence
+        self.form: Form | None = None if evidence else Form(layouts.PARAMETER)
         self.order = 0
         self.calls = self.active_calls = 0
         self.window, self.closed, self.before = Tally(), Tally(), Tally()
@@ -134,7 +140,12 @@ class Site:
     @property
     def at(self) -> str:
         """``"output"``, ``"input"`` or, for gradients of parameters, ``"parameter"``."""
-        return "parameter" if self.layout == layouts.PARAMETER else self.regularizer.at
+        return self.regularizer.at if self.evidence else "parameter"
+
+    @property
+    def layout(self) -> str | None:
+        """The axes of the tensors seen last, ``"NHWC"`` say; None before the first call."""
+        return None if self.form is None else self.form.layout
 
     @property
     def rate(self) -> float | None:
@@ -203,35 +214,61 @@ class Site:
         """Whether the regularizer is active in this mode of its layer."""
         return training or self.regularizer.active == "always"
 
-    def regularize(self, x: Tensor, layer_input: Any, training: bool) -> Tensor:
+    @property
+    def reads_sizes(self) -> bool:
+        """Whether sizes among the layer's keywords may be needed: where tokens form a map."""
+        spatial = self.regularizer.spatial
+        may_be_tokens = self.evidence is not None and self.evidence.last is not None
+        return spatial is not None and spatial > 1 and may_be_tokens
+
+    def form_of(self, x: Tensor, told: Any = ()) -> Form:
+        """How the axes of a tensor are read; `told` is what the layer took and gave.
+
+        Raises:
+            SiteError: where that can't be known.
+        """
+        if self.evidence is None:
+            return Form(layouts.PARAMETER)
+        try:
+            form = form_of(self.regularizer, self.evidence, x.shape, told)
+        except ValueError as error:
+            raise self.error(error) from None
+        if self.form != form:
+            self.form = form
+        return form
+
+    def regularize(self, x: Tensor, layer_input: Any, training: bool, told: Any = ()) -> Tensor:
         """The activation, regularized and counted."""
         on = self.is_on(training)
-        y, affected = self._run(x, input=layer_input, training=on, grad_scale=1.0)
+        form = self.form_of(x, told)
+        y, affected, total = self._run(x, form, input=layer_input, training=on, grad_scale=1.0)
         if on and not _recomputing():
             self.active_calls += 1
             if affected is not None and not _transformed(affected):
-                self.window.add(affected, x.numel(), (self.rate or 0.0) * x.numel())
+                self.window.add(affected, total, (self.rate or 0.0) * total)
         return y
 
-    def regularize_grad(self, grad: Tensor) -> Tensor:
+    def regularize_grad(self, grad: Tensor, form: Form) -> Tensor:
         """The gradient, regularized and counted."""
         scale = self.control.grad_scale(grad.device)
-        y, affected = self._run(grad, input=None, training=True, grad_scale=scale)
+        y, affected, total = self._run(grad, form, input=None, training=True, grad_scale=scale)
         self.active_calls += 1
         if affected is not None and not _transformed(affected):
-            self.window.add(affected, grad.numel(), 0.0)
+            self.window.add(affected, total, 0.0)
         return y
 
-    def _run(self, x: Tensor, **state: Any) -> tuple[Tensor, Tensor | int | None]:
-        spatial = self.regularizer.spatial
+    def _run(
+        self, x: Tensor, form: Form, **state: Any
+    ) -> tuple[Tensor, Tensor | int | None, int]:
+        """The tensor regularized, how much of it was affected, and out of how many elements."""
+        now = Now(**self.values, layout=form.layout, **state)
         try:
-            if spatial is None:
-                return self._call(x, Now(**self.values, layout=self.layout, **state))
-            layouts.check_rank(x, self.layout)
-            first = layouts.channels_first(x, self.layout)
-            self._see_map(tuple(first.shape[2:]))
-            y, affected = self._call(first, Now(**self.values, layout=self.layout, **state))
-            return (x if y is first else layouts.channels_back(y, self.layout)), affected
+            if self.regularizer.spatial is None:
+                return *self._call(x, now), x.numel()
+            inner = layouts.as_map(x, form)
+            self._see_map(tuple(inner.shape[2:]))
+            y, affected = self._call(inner, now)
+            return (x if y is inner else layouts.put_back(y, x, form)), affected, inner.numel()
         except (TypeError, ValueError) as error:
             raise self.error(error) from error
 
