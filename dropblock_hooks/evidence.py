@@ -15,6 +15,8 @@ from .names import Index, Target
 Grid = tuple[int, ...]
 
 _FIRST = re.compile(r"(Conv|Norm|Pool)\w*[123]d")
+_REORDER = re.compile(r"Permute|Transpose|Rearrange")
+_ATTENTION = re.compile(r"Att(entio)?n")
 _CLASS_TOKEN = re.compile(r"(cls|class)_token")
 _MORE_TOKENS = re.compile(r"(dist|distillation|reg|register)_tokens?")
 
@@ -28,12 +30,15 @@ class Evidence:
         first: widths of the channels-first layers in it (in the nearest ancestor that has some,
             for a layer without any), or None where there are none.
         last: the same of channels-last layers.
+        norms_last: whether the model has norms of channels that are last.
         stage: channels of the feature stage that it ends.
         output_fmt: the format that the layer, or the model whose stage it ends, declares.
+        borrowed: whether `first` and `last` are those of an ancestor.
         heads: the number of heads of the attention that it belongs to.
         partition: class name of the surrounding layer that cuts maps into windows.
         sequence_first: class name of a layer in it with ``batch_first=False``.
         grids: sizes of maps that tokens may form.
+        windows: sizes of maps, or of windows of maps, that attentions in the model are made for.
         loose: grids of models that take images of any size.
         ratios: by what the maps of later stages are smaller than that of the first one.
         prefixes: how many tokens may come before those of the map.
@@ -43,12 +48,15 @@ class Evidence:
     own: str = ""
     first: tuple[int, ...] | None = None
     last: tuple[int, ...] | None = None
+    norms_last: bool = False
     stage: int | None = None
     output_fmt: str = ""
+    borrowed: bool = False
     heads: int | None = None
     partition: str = ""
     sequence_first: str = ""
     grids: tuple[Grid, ...] = ()
+    windows: tuple[Grid, ...] = ()
     loose: tuple[Grid, ...] = ()
     ratios: tuple[int, ...] = ()
     prefixes: tuple[int, ...] = (0,)
@@ -62,12 +70,15 @@ class Witness:
         self._index = index
         self._stages = stage_channels
         modules = list(index.model.modules())
-        grids, loose = _grids(modules)
+        prefixes = _prefixes(modules)
+        grids, loose = _patch_grids(modules, prefixes)
         self._model = Evidence(
+            norms_last=any(hasattr(m, "normalized_shape") and _kind(m) == "last" for m in modules),
             grids=grids,
+            windows=_windows(modules),
             loose=loose,
             ratios=tuple(sorted(set(ratios) - {1})),
-            prefixes=_prefixes(modules),
+            prefixes=prefixes,
             unrolled=_unrolled(modules),
         )
 
@@ -76,12 +87,14 @@ class Witness:
         module = target.module
         lineage = list(self._lineage(target.name))
         own, widths = _own(module, at), _Widths(module)
+        borrowed = not widths.found
         for ancestor in lineage[1:]:
             if widths.found:
                 break
             widths = _Widths(ancestor)
         stage = self._stages.get(target.name) if at == "output" else None
-        fmt = _format(module) or (_format(self._index.model) if stage is not None else "")
+        declares = stage is not None or widths.first is None  # inside, a map may be of another
+        fmt = _format(module) or (_format(self._index.model) if declares else "")
         return replace(
             self._model,
             own=type(module).__name__ if own is not None else "",
@@ -89,6 +102,7 @@ class Witness:
             last=own[1] if own and own[0] == "last" else None if own else widths.last,
             stage=stage,
             output_fmt=fmt if at == "output" else "",
+            borrowed=borrowed,
             heads=_heads(lineage),
             partition=_partition(lineage[1:]),
             sequence_first=_sequence_first(module, lineage),
@@ -111,7 +125,10 @@ class _Widths:
             kind = _kind(leaf)
             if kind is not None:
                 found.setdefault(kind, set()).update(_widths(leaf))
-        self.found = bool(found)
+            elif _REORDER.search(type(leaf).__name__):
+                found.setdefault("first", set())
+                found.setdefault("last", set())
+        self.found = any(found.values()) or len(found) == 1
         self.first = _sorted(found.get("first"))
         self.last = _sorted(found.get("last"))
 
@@ -121,8 +138,8 @@ def _sorted(values: set[int] | None) -> tuple[int, ...] | None:
 
 
 def _kind(module: nn.Module) -> str | None:
-    """Whether a leaf takes its channels "first" or "last"; None where its type does not say."""
-    if isinstance(module, nn.GroupNorm) or _named_first(module):
+    """Whether a layer takes its channels "first" or "last"; None where its type does not say."""
+    if isinstance(module, nn.GroupNorm | nn.SyncBatchNorm) or _named_first(module):
         return "first"
     if isinstance(module, nn.Linear | nn.Embedding) or hasattr(module, "normalized_shape"):
         return "last"
@@ -131,11 +148,8 @@ def _kind(module: nn.Module) -> str | None:
 
 def _named_first(module: nn.Module) -> bool:
     """A convolution, a pool, a norm of maps: torch's, or another one named like them."""
-    if next(module.children(), None) is not None:
-        return False
-    return any(_FIRST.search(cls.__name__) for cls in type(module).__mro__) or isinstance(
-        module, nn.SyncBatchNorm
-    )
+    composite = module._modules and not module._parameters
+    return not composite and any(_FIRST.search(c.__name__) for c in type(module).__mro__)
 
 
 def _widths(leaf: nn.Module) -> set[int]:
@@ -179,8 +193,13 @@ def _format(module: nn.Module) -> str:
 
 
 def _heads(lineage: list[nn.Module]) -> int | None:
-    found = (getattr(module, "num_heads", None) for module in lineage)
-    return next((heads for heads in found if isinstance(heads, int)), None)
+    """The heads of the attention that a layer is, or lies in."""
+    for module in lineage:
+        heads = getattr(module, "num_heads", None)
+        inside = module is lineage[0] or _ATTENTION.search(type(module).__name__)
+        if inside and isinstance(heads, int):
+            return heads
+    return None
 
 
 def _partition(ancestors: list[nn.Module]) -> str:
@@ -202,19 +221,41 @@ def _pair(value: Any) -> Grid | None:
     return None
 
 
-def _grids(modules: list[nn.Module]) -> tuple[tuple[Grid, ...], tuple[Grid, ...]]:
-    """The grids of patch embeddings and of attentions that are made for one resolution."""
+def _patch_grids(
+    modules: list[nn.Module], prefixes: tuple[int, ...]
+) -> tuple[tuple[Grid, ...], tuple[Grid, ...]]:
+    """The grids of patch embeddings: those that are sure, and those of images of any size."""
     sure: dict[Grid, None] = {}
     loose: dict[Grid, None] = {}
+    shapes = {
+        tuple(p.shape) for module in modules for p in module._parameters.values() if p is not None
+    }
     for module in modules:
         grid = _patch_grid(module)
-        if grid is not None:
-            (loose if getattr(module, "strict_img_size", True) is False else sure)[grid] = None
-        for name in ("resolution", "input_resolution"):
-            resolution = getattr(module, name, None)
-            if isinstance(resolution, tuple | list) and _pair(resolution):
-                sure[tuple(resolution)] = None
+        if grid is None:
+            continue
+        strict = getattr(module, "strict_img_size", None)
+        if strict is None:  # then a table of positions says that there is only this size
+            strict = any(_is_table(shape, grid, prefixes) for shape in shapes)
+        (sure if strict else loose)[grid] = None
     return tuple(sure), tuple(grid for grid in loose if grid not in sure)
+
+
+def _is_table(shape: tuple[int, ...], grid: Grid, prefixes: tuple[int, ...]) -> bool:
+    """Whether a parameter has an entry for every place of a grid."""
+    lengths = {math.prod(grid) + prefix for prefix in prefixes}
+    folded = any(shape[i : i + len(grid)] == grid for i in range(1, len(shape)))
+    return len(shape) > 1 and (folded or not lengths.isdisjoint(shape))
+
+
+def _windows(modules: list[nn.Module]) -> tuple[Grid, ...]:
+    stated = (
+        getattr(module, name, None)
+        for module in modules
+        for name in ("resolution", "input_resolution")
+    )
+    pairs = (_pair(value) for value in stated if isinstance(value, tuple | list))
+    return tuple(dict.fromkeys(pair for pair in pairs if pair is not None))
 
 
 def _patch_grid(module: nn.Module) -> Grid | None:
@@ -242,7 +283,7 @@ def _prefixes(modules: list[nn.Module]) -> tuple[int, ...]:
         if isinstance(stated, int):
             found.add(stated)
             continue
-        tokens = {name: p.shape[-2] for name, p in _tokens(module)}
+        tokens = {name: p.shape[-2] if p.ndim > 1 else 1 for name, p in _tokens(module)}
         if tokens:
             classes = [n for name, n in tokens.items() if _CLASS_TOKEN.match(name)]
             found.add(sum(tokens.values()) - sum(classes[1:]))  # one for each branch
@@ -251,9 +292,8 @@ def _prefixes(modules: list[nn.Module]) -> tuple[int, ...]:
 
 def _tokens(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     for name, parameter in module._parameters.items():
-        if parameter is None or parameter.ndim < 2:
-            continue
-        if _CLASS_TOKEN.match(name) or _MORE_TOKENS.match(name):
+        named = _CLASS_TOKEN.match(name) or _MORE_TOKENS.match(name)
+        if named and parameter is not None:
             yield name, parameter
 
 

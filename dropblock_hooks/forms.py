@@ -44,7 +44,8 @@ def form_of(regularizer: Regularizer, evidence: Evidence, shape: Shape, told: An
     if len(shape) != rank + 2:
         raise ValueError(_wrong_rank(rank, layout, spatial, shape))
     if layout == "auto":
-        layout = _decide(evidence, shape, CHANNELS_FIRST[rank], CHANNELS_LAST[rank])
+        tokens = spatial is not None and rank < spatial
+        layout = _decide(evidence, shape, CHANNELS_FIRST[rank], CHANNELS_LAST[rank], tokens)
     else:
         _check(evidence, shape, layout)
     if is_tokens(layout, spatial):
@@ -61,68 +62,85 @@ def _wrong_rank(rank: int, layout: str, spatial: int | None, shape: Shape) -> st
     return f"needs a {rank + 2}-D tensor ({axes}){also}, got shape {tuple(shape)}"
 
 
-def _decide(evidence: Evidence, shape: Shape, first: str, last: str) -> str:
+def _decide(evidence: Evidence, shape: Shape, first: str, last: str, tokens: bool) -> str:
     """The layout that the evidence speaks for."""
-    if evidence.own:
-        return first if evidence.first is not None else last
     if evidence.sequence_first and len(shape) == 3:
         raise ValueError(
             f"shape {tuple(shape)} can't be read: it belongs to a {evidence.sequence_first} with "
             "batch_first=False, whose samples are axis 1; say layout= if they are axis 0"
         )
-    found = _by_width(evidence, shape, first, last)
-    if found == last and len(shape) > 3:
-        _check_axes(evidence, shape, last)
-    if found:
-        return found
-    raise ValueError(
-        f"can't tell the channels of shape {tuple(shape)}: {first} or {last} "
-        f"({_known(evidence)}); say which with layout="
+    found = _by_type(evidence, shape, first, last, tokens) or _by_width(
+        evidence, shape, first, last
     )
+    if not found:
+        raise ValueError(
+            f"can't tell the channels of shape {tuple(shape)}: {first} or {last} "
+            f"({_known(evidence)}); say which with layout="
+        )
+    if len(shape) > 3:
+        _check_axes(evidence, shape, found)
+    return found
+
+
+def _by_type(evidence: Evidence, shape: Shape, first: str, last: str, tokens: bool) -> str:
+    """The layout where all that is in the layer is of one kind; "" where that is open."""
+    front, back = shape[1], shape[-1]
+    if evidence.stage is not None and (front == evidence.stage) != (back == evidence.stage):
+        return first if front == evidence.stage else last
+    if evidence.output_fmt in (first, last) and (front == back or evidence.stage in (None, back)):
+        return evidence.output_fmt
+    widths, kind = (evidence.first, first) if evidence.last is None else (evidence.last, last)
+    if evidence.first is not None and evidence.last is not None:
+        return ""
+    if widths is None:  # nothing in the model speaks of another order than torch's
+        return first
+    own, other = (front, back) if kind == first else (back, front)
+    if not widths or _has(widths, own):
+        return kind if evidence.own or kind == first or not _has(widths, other) else ""
+    if evidence.borrowed or (evidence.own and _has(widths, other)):
+        return ""
+    if kind == last:
+        return ""
+    # else maps were concatenated, unless the layer itself turns them
+    turned = (tokens or evidence.norms_last) and _has(widths, other)
+    return "" if turned and not tokens else last if turned else first
 
 
 def _by_width(evidence: Evidence, shape: Shape, first: str, last: str) -> str:
     """The layout whose channel axis has a width that the layer has; "" where that is open."""
     front, back = shape[1], shape[-1]
-    if evidence.stage is not None and (front == evidence.stage) != (back == evidence.stage):
-        return first if front == evidence.stage else last
-    if evidence.output_fmt in (first, last) and (front == back or evidence.stage in (front, back)):
-        return evidence.output_fmt
-    if evidence.last is None:
-        if evidence.first is None:  # nothing in the model speaks of another order than torch's
-            return first
-        fits_front, fits_back = _has(evidence.first, front), False
-        if not fits_front:
-            fits_back = _has(evidence.first, back)
-        return last if fits_back else first  # neither: concatenated maps
-    if evidence.first is None:
-        fits_back = _has(evidence.last, back)
-        return last if fits_back else first if _has(evidence.last, front) else ""
-    fits_front, fits_back = _has(evidence.first, front), _has(evidence.last, back)
+    of_first, of_last = evidence.first or (), evidence.last or ()
+    fits_front, fits_back = _has(of_first, front), _has(of_last, back)
     if not (fits_front or fits_back):
-        fits_front, fits_back = _has(evidence.last, front), _has(evidence.first, back)
+        fits_front, fits_back = _has(of_last, front), _has(of_first, back)
+    elif evidence.first is None:
+        fits_front = _has(of_last, front)
+    if fits_front and fits_back:
+        sizes = list(_sizes(evidence))
+        fits_front, fits_back = tuple(shape[2:]) in sizes, tuple(shape[1:-1]) in sizes
     if fits_front == fits_back:
         return ""
     return first if fits_front else last
 
 
-def _check_axes(evidence: Evidence, shape: Shape, last: str) -> None:
-    """Raise ValueError for axes between samples and channels that are no map."""
-    axes = tuple(shape[1:-1])
+def _check_axes(evidence: Evidence, shape: Shape, layout: str) -> None:
+    """Raise ValueError for axes beside samples and channels that are no map."""
+    axes = tuple(shape[1:-1] if is_last(layout) else shape[2:])
     why = ""
-    if evidence.heads is not None and axes[0] == evidence.heads and axes[0] != axes[1]:
-        why = f"axis 1 is as long as its attention has heads ({evidence.heads})"
-    elif evidence.partition:
-        why = f"it lies in a {evidence.partition}, which cuts maps into windows"
-    elif evidence.grids and len(evidence.grids[0]) == len(axes):
-        sizes = set(_sizes(evidence))
-        if axes not in sizes:
-            grids = ", ".join(map(_shown, evidence.grids))
-            why = f"the model's maps are {grids}"
+    if not evidence.own or is_last(layout):
+        beside = tuple(shape[1:3]) if is_last(layout) else (shape[1],)
+        if evidence.heads is not None and _has(beside, evidence.heads):
+            why = f"an axis is as long as the attention around it has heads ({evidence.heads})"
+        elif evidence.partition and is_last(layout):
+            why = f"it lies in a {evidence.partition}, which cuts maps into windows"
+        elif is_last(layout) and evidence.grids and len(evidence.grids[0]) == len(axes):
+            if axes not in list(_sizes(evidence)):
+                grids = ", ".join(map(_shown, evidence.grids))
+                why = f"the model's maps are {grids}"
     if why:
         raise ValueError(
-            f"shape {tuple(shape)} ends with the channels, but {_shown(axes)} may be no map: "
-            f"{why}; say layout={last!r} if it is one"
+            f"shape {tuple(shape)} seems to be {layout}, but {_shown(axes)} may be no map: "
+            f"{why}; say layout={layout!r} if it is one"
         )
 
 
@@ -164,13 +182,17 @@ def _token_form(
     if regularizer.grid is not None:
         grid, prefix = regularizer.grid, length - math.prod(regularizer.grid)
         if not _has(prefixes, prefix):
-            raise ValueError(_no_grid(shape, length, prefixes, f"is not {_shown(grid)}"))
+            raise ValueError(_no_grid(spatial, shape, length, prefixes, f"are not {_shown(grid)}"))
     else:
-        known = list(_matching(_told_sizes(told, spatial), length, prefixes))
-        known = known or list(_matching(evidence.grids, length, prefixes))
-        known = known or list(_matching(_sizes(evidence), length, prefixes))
+        known: list[tuple[Grid, int]] = []
+        for grids in (
+            _told_sizes(told, spatial),
+            (*evidence.grids, *evidence.windows),
+            _sizes(evidence),
+        ):
+            known = known or list(_matching(grids, length, prefixes))
         if len(known) != 1:
-            raise ValueError(_no_grid(shape, length, prefixes, _why_open(evidence, known)))
+            raise ValueError(_no_grid(spatial, shape, length, prefixes, _why_open(evidence, known)))
         grid, prefix = known[0]
     if len(grid) != spatial:
         raise ValueError(f"grid {_shown(grid)} has not the {spatial} axes that are needed")
@@ -233,22 +255,23 @@ def _is_integer(value: Any) -> bool:
 
 def _why_open(evidence: Evidence, known: list[tuple[Grid, int]]) -> str:
     if known:
-        return "could be " + " or ".join(f"{_shown(grid)} after {n}" for grid, n in known)
+        return "can be " + " or ".join(f"{_shown(grid)} after {n}" for grid, n in known)
     if evidence.loose:
         return (
-            f"has no sure grid: the model is built for {_shown(evidence.loose[0])}, but takes "
+            f"have no sure grid: the model is built for {_shown(evidence.loose[0])}, but takes "
             "images of other sizes"
         )
     if evidence.grids:
-        return f"is none of the model's grids ({', '.join(map(_shown, evidence.grids))})"
-    return "has no grid that the model tells"
+        return f"are none of the model's grids ({', '.join(map(_shown, evidence.grids))})"
+    return "form no grid that the model tells"
 
 
-def _no_grid(shape: Shape, length: int, prefixes: tuple[int, ...], why: str) -> str:
+def _no_grid(spatial: int, shape: Shape, length: int, prefixes: tuple[int, ...], why: str) -> str:
+    axes = "(height, width)" if spatial == 2 else "(depth, height, width)"
     counts = " or ".join(map(str, prefixes))
     return (
-        f"shape {tuple(shape)}: L = {length} tokens, of which {counts} come before the map, {why}; "
-        "say grid=(height, width) and prefix_tokens="
+        f"shape {tuple(shape)}: its {length} tokens (L), {counts} of them before the map, {why}; "
+        f"say grid=, {axes}, and prefix_tokens="
     )
 
 

@@ -98,9 +98,7 @@ def _fold(y: Tensor, grid: tuple[int, ...], strides: tuple[tuple[int, ...], ...]
 
 
 def _parts(grid: tuple[int, ...], strides: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
-    rest = [
-        edge // math.prod(stride[axis] for stride in strides) for axis, edge in enumerate(grid)
-    ]
+    rest = [edge // math.prod(stride[axis] for stride in strides) for axis, edge in enumerate(grid)]
     return (*(step for stride in strides for step in stride), *rest)
 
 

@@ -257,9 +257,7 @@ class Site:
             self.window.add(affected, total, 0.0)
         return y
 
-    def _run(
-        self, x: Tensor, form: Form, **state: Any
-    ) -> tuple[Tensor, Tensor | int | None, int]:
+    def _run(self, x: Tensor, form: Form, **state: Any) -> tuple[Tensor, Tensor | int | None, int]:
         """The tensor regularized, how much of it was affected, and out of how many elements."""
         now = Now(**self.values, layout=form.layout, **state)
         try:
