@@ -81,8 +81,8 @@ def _unfold(x: Tensor, grid: tuple[int, ...], strides: tuple[tuple[int, ...], ..
     Unrolled tokens (Hiera) come as (N, C, s1..., s2..., rest...): the finest stride is outermost.
     """
     if not strides:
-        return x.unflatten(2, grid)
-    parts = x.unflatten(2, _parts(grid, strides))
+        return x.reshape(*x.shape[:2], *grid)
+    parts = x.reshape(*x.shape[:2], *_parts(grid, strides))
     return parts.permute(0, 1, *_order(len(grid), len(strides))).reshape(*x.shape[:2], *grid)
 
 

@@ -91,7 +91,7 @@ class Regularizer:
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: which element of a tuple, list or dict; for inputs also the keyword.
         layout: the axes of the tensor, ``"NCHW"``, ``"NHWC"``, their 1d and 3d kin, or ``"NLC"``
-            for tokens; ``"auto"`` decides from what the model tells, and refuses where that is open.
+            for tokens; ``"auto"`` decides from what the model tells, and refuses where it can't.
         grid: size of the map that tokens form, ``(height, width)``, where the model does not tell.
         prefix_tokens: how many tokens before those of the map are left alone, class and register
             tokens; None takes what the model tells.
