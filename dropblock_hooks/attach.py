@@ -11,7 +11,6 @@ from .attachment import Attachment, checked_scaler
 from .compiled import refuse_compiled
 from .control import Control
 from .hooks import KeeperHook, ParameterHook, SiteHook, hooks_on, make_hook
-from .layouts import PARAMETER
 from .placement import Placement, place
 from .registry import closest
 from .site import HookWarning, Site
@@ -85,7 +84,7 @@ def _hooks(placements: list[Placement], control: Control) -> list[SiteHook]:
             p.regularizer,
             control,
             p.target.aliases,
-            PARAMETER if p.target.parameter else None,
+            p.evidence,
         )
         site.order = order
         hooks.append(make_hook(site, p.target.parameter))

@@ -14,7 +14,7 @@ from .registry import text
 from .regularizer import Applied, Now, Range, RateLike, Regularizer
 from .schedules import Schedule
 
-_OPTIONS = ("at", "index", "layout", "active")
+_OPTIONS = ("at", "index", "layout", "grid", "prefix_tokens", "active")
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -37,7 +37,8 @@ class Foreign(Regularizer):
     Args:
         target: the class, module or function.
         kwargs: arguments of the class, apart from `Regularizer`'s own (``at``, ``index``,
-            ``layout``, ``active``).
+            ``layout``, ``grid``, ``prefix_tokens``, ``active``); with `grid`, tokens come as a map
+            (N, C, height, width).
 
     Raises:
         TypeError: for a target that can't be called with a tensor.
@@ -103,6 +104,11 @@ class Foreign(Regularizer):
     def bind(self) -> Callable[[Tensor, Now], Applied]:
         module = self._build()
         return _Function(self.target) if module is None else _Hosted(module, tuple(self.rates))
+
+    @property
+    def spatial(self) -> int | None:  # type: ignore[override]  # a constant elsewhere
+        """The axes of `grid`: a peer gets the tensor as it is, or tokens as a map."""
+        return None if self.grid is None else len(self.grid)
 
     @property
     def follows_host(self) -> bool:  # type: ignore[override]  # a constant elsewhere

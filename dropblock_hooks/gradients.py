@@ -76,6 +76,10 @@ class ClipGradNorm(Regularizer):
     def check(self, values: Mapping[str, float]) -> None:
         object.__setattr__(self, "norm_type", check_norm(self.norm_type, self.per))
 
+    @property
+    def channelwise(self) -> bool:
+        return self.per == "channel"
+
     def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
         if parameter is not None and self.per == "sample":
             return "a parameter has no samples: per must be 'tensor' or 'channel'"

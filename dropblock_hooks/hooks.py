@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from . import elements
+from .layouts import Form
 from .site import Site
 from .wrappers import find_module, shard_refusal
 
@@ -69,22 +70,26 @@ class SiteHook:
         """Whether it is no longer on the module."""
         return all(hook is not self for hook in _hooks_of(module))
 
-    def _treat(self, x: Tensor, layer_input: Any, taken: Iterable[Any], training: bool) -> Tensor:
-        """The tensor regularized, or with its gradient watched; `taken` is what the layer took."""
-        _refuse_tracing(self.site, training)
-        compiling = torch.compiler.is_compiling()
-        if self.site.regularizer.acts_on == "activation":
-            if compiling:
-                return self.site.trace(x, layer_input, training)
-            return self.site.regularize(x, layer_input, training)
+    def _treat(
+        self, x: Tensor, layer_input: Any, taken: Iterable[Any], training: bool, told: Any = ()
+    ) -> Tensor:
+        """The tensor regularized, or with its gradient watched.
+
+        `taken` is what the layer took, `told` that and what it gave.
+        """
+        site, compiling = self.site, torch.compiler.is_compiling()
+        _refuse_tracing(site, training)
+        if site.regularizer.acts_on == "activation":
+            run = site.trace if compiling else site.regularize
+            return run(x, layer_input, training, told)
         if not x.requires_grad:
             return x
         if compiling:
-            return self.site.trace_grad(x)
+            return site.trace_grad(x, told)
         if x.is_leaf or any(x is value for value in taken):
             # only this use of it is meant; a view would lose the hook before an in-place layer
             x = x.clone()
-        x.register_hook(GradHook(self.site))  # type: ignore[no-untyped-call]
+        x.register_hook(GradHook(site, site.form_of(x, told)))  # type: ignore[no-untyped-call]
         return x
 
 
@@ -92,7 +97,8 @@ class OutputHook(SiteHook):
     """Forward hook: regularizes what the layer returns, or watches its gradient."""
 
     def install(self, module: nn.Module) -> None:
-        with_kwargs = self.site.regularizer.acts_on == "gradient"  # dearer, so not for all
+        # dearer, so not for all
+        with_kwargs = self.site.regularizer.acts_on == "gradient" or self.site.reads_sizes
         module.register_forward_hook(self, with_kwargs=with_kwargs)
 
     @_compilable
@@ -107,7 +113,7 @@ class OutputHook(SiteHook):
         except ValueError as error:
             raise site.error(f"the output {error}") from None
         taken = (*args, *kwargs[0].values()) if kwargs else args
-        y = self._treat(x, args[0] if args else None, taken, module.training)
+        y = self._treat(x, args[0] if args else None, taken, module.training, (*taken, output))
         return None if y is x else elements.put(output, index, y)
 
 
@@ -130,7 +136,7 @@ class InputHook(SiteHook):
             raise site.error(
                 f"{error} (arguments: {len(args)}, keywords: {list(kwargs)})"
             ) from None
-        y = self._treat(x, x, (x,), module.training)
+        y = self._treat(x, x, (x,), module.training, (*args, *kwargs.values()))
         if y is x:
             return None
         changed = elements.put(values, index, y)
@@ -194,7 +200,7 @@ class ParameterHook(SiteHook):
             raise self.site.error(refusal)
         self._unhook()
         if parameter is not None and parameter.requires_grad:
-            hook = GradHook(self.site, self)
+            hook = GradHook(self.site, self.site.form_of(parameter), self)
             self._handle = parameter.register_hook(hook)  # type: ignore[no-untyped-call]
             self._hooked = weakref.ref(parameter)
 
@@ -237,15 +243,16 @@ class GradHook:
 
     __torch_unserializable__ = True  # a ParameterHook puts it back after loading
 
-    def __init__(self, site: Site, owner: ParameterHook | None = None) -> None:
+    def __init__(self, site: Site, form: Form, owner: ParameterHook | None = None) -> None:
         self.site = site
+        self.form = form
         self.owner = owner
 
     def __call__(self, grad: Tensor) -> Tensor | None:
         control = self.site.control
         if not (control.installed and control.enabled) or (self.owner and not self.owner.on):
             return None
-        return self.site.regularize_grad(grad)
+        return self.site.regularize_grad(grad, self.form)
 
 
 def _enter(site: Site, module: nn.Module) -> bool:

@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from .evidence import Evidence, Witness
 from .hooks import hooks_on
 from .matching import Select, Selector, match
 from .names import Index, NoMatchError, Target
 from .regularizer import Regularizer
 from .schedules import spread_rate
 from .spec import Draft, Entry, SpecError
+from .stages import stage_channels, stage_ratios
 from .wrappers import shard_refusal
 
 
@@ -26,6 +28,7 @@ class Placement:
     position: tuple[int, int]
     target: Target
     regularizer: Regularizer
+    evidence: Evidence | None = None
 
 
 def place(model: nn.Module, draft: Draft) -> tuple[list[Placement], list[str]]:
@@ -58,7 +61,16 @@ def place(model: nn.Module, draft: Draft) -> tuple[list[Placement], list[str]]:
     problems += [*_refused(placements), *_twice(placements), *_twice_live(placements)]
     if problems:
         raise SpecError(problems, draft.source)
-    return _by_depth(placements), warnings + _nested(placements, index)
+    return _with_evidence(_by_depth(placements), index), warnings + _nested(placements, index)
+
+
+def _with_evidence(placements: list[Placement], index: Index) -> list[Placement]:
+    """The placements, each with what the model tells about its layer."""
+    witness = Witness(index, stage_channels(index), stage_ratios(index))
+    return [
+        p if p.target.parameter else replace(p, evidence=witness.of(p.target, p.regularizer.at))
+        for p in placements
+    ]
 
 
 def shown(selector: Selector) -> str:

@@ -55,8 +55,15 @@ def summed_sites(sites: Sequence[Site], control: Control) -> list[Site]:
 
 def _summed(site: Site, control: Control, ranks: list[Any]) -> Site:
     total = Site(
-        site.key, site.name, site.module_type, site.regularizer, control, site.aliases, site.layout
+        site.key,
+        site.name,
+        site.module_type,
+        site.regularizer,
+        control,
+        site.aliases,
+        site.evidence,
     )
+    total.form = site.form
     total.move(site.values)
     window, closed, before = Tally(), Tally(), Tally()
     calls = active = 0

@@ -98,8 +98,11 @@ class Regularizer:
     Args:
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: which element of a tuple, list or dict; for inputs also the keyword.
-        layout: the axes of the tensor, ``"NCHW"``, ``"NHWC"`` or their 1d and 3d kin; ``"auto"``
-            takes channels first.
+        layout: the axes of the tensor, ``"NCHW"``, ``"NHWC"``, their 1d and 3d kin, or ``"NLC"``
+            for tokens; ``"auto"`` decides from what the model tells, and refuses where it can't.
+        grid: size of the map that tokens form, ``(height, width)``, where the model does not tell.
+        prefix_tokens: how many tokens before those of the map are left alone, class and register
+            tokens; None takes what the model tells.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout at evaluation).
     """
@@ -107,6 +110,8 @@ class Regularizer:
     at: Literal["output", "input"] = field(default="output", kw_only=True)
     index: int | str | None = field(default=None, kw_only=True)
     layout: str = field(default="auto", kw_only=True)
+    grid: tuple[int, ...] | None = field(default=None, kw_only=True)
+    prefix_tokens: int | None = field(default=None, kw_only=True)
     active: Literal["train", "always"] = field(default="train", kw_only=True)
 
     acts_on: ClassVar[Literal["activation", "gradient"]] = "activation"
@@ -126,9 +131,29 @@ class Regularizer:
         _check_option("layout", self.layout, ("auto", *layouts.accepted(self.spatial)))
         if isinstance(self.index, bool) or not isinstance(self.index, int | str | None):
             raise TypeError(f"index must be an integer or a key, got {self.index!r}")
+        self._check_grid()
         self._check_rates()
         self._check_others()
         self.check(self.values(0.0))
+
+    def _check_grid(self) -> None:
+        grid, prefix = self.grid, self.prefix_tokens
+        if grid is not None:
+            edges = tuple(grid) if isinstance(grid, tuple | list) else ()
+            if not edges or not all(_is_count(edge) and edge > 0 for edge in edges):
+                raise ValueError(f"grid must be integers above 0, (height, width), got {grid!r}")
+            if self.spatial is None or self.spatial < 2 or len(edges) != self.spatial:
+                axes = f"of {self.spatial} axes" if (self.spatial or 0) > 1 else "nowhere"
+                raise ValueError(f"grid is for tokens of a map; {self.label} takes one {axes}")
+            object.__setattr__(self, "grid", edges)
+        if prefix is not None and not (_is_count(prefix) and prefix >= 0):
+            raise ValueError(f"prefix_tokens must be an integer >= 0, got {prefix!r}")
+        if prefix is not None and self.spatial is None:
+            raise ValueError(f"prefix_tokens is for tokens of a map; {self.label} takes none")
+        if layouts.is_tokens(self.layout, self.spatial) or self.layout == "auto":
+            return
+        if grid is not None or (prefix is not None and self.spatial != 1):
+            raise ValueError(f"grid and prefix_tokens are for tokens, not layout={self.layout!r}")
 
     def _check_rates(self) -> None:
         for name, allowed in self.ranges().items():
@@ -177,6 +202,11 @@ class Regularizer:
     def kind(self) -> object:
         """What may be on a layer once: the class."""
         return type(self)
+
+    @property
+    def channelwise(self) -> bool:
+        """Whether ``apply`` asks ``now.layout`` for the channels without a need of a map."""
+        return False
 
     @property
     def label(self) -> str:
@@ -228,6 +258,10 @@ def _check_class(cls: Any) -> None:
         raise TypeError(
             f"{cls.__name__} has fields ({', '.join(sorted(own))}): put @register above it"
         )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _check_option(name: str, value: Any, allowed: tuple[Any, ...]) -> None:

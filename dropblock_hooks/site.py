@@ -12,7 +12,10 @@ from torch import Tensor, nn
 
 from . import layouts
 from .control import Control
+from .evidence import Evidence
+from .forms import form_of
 from .functional.masks import wide_dtype
+from .layouts import Form
 from .recomputation import loses_random_state, recomputing
 from .regularizer import Now, Regularizer
 from .tallies import Record
@@ -36,6 +39,8 @@ class Site:
         name: the layer (or parameter), as the bare model names it.
         aliases: other names of the same, shared, module.
         module_type: class name of the layer.
+        evidence: what the model tells about its layout; None for a parameter.
+        form: how the axes of the tensors seen last were read.
         regularizer: what is done here.
         values: the rates now, by field.
         tensors: the same as 0-dim tensors, for compiled code: another number in one does not
@@ -51,14 +56,15 @@ class Site:
         regularizer: Regularizer,
         control: Control,
         aliases: tuple[str, ...] = (),
-        layout: str | None = None,
+        evidence: Evidence | None = None,
     ) -> None:
         self.key = key
         self.name = name
         self.aliases = aliases
         self.module_type = module_type
         self.control = control
-        self.layout = layout or layouts.resolve(regularizer.layout, regularizer.spatial)
+        self.evidence = evidence
+        self.form: Form | None = None if evidence else Form(layouts.PARAMETER)
         self.order = 0
         self.record = Record(regularizer.spatial, torch.device("cpu"))
         self._waiting = self._evaluated = self._recomputed = False
@@ -88,7 +94,12 @@ class Site:
     @property
     def at(self) -> str:
         """``"output"``, ``"input"`` or, for gradients of parameters, ``"parameter"``."""
-        return "parameter" if self.layout == layouts.PARAMETER else self.regularizer.at
+        return self.regularizer.at if self.evidence else "parameter"
+
+    @property
+    def layout(self) -> str | None:
+        """The axes of the tensors seen last, ``"NHWC"`` say; None before the first call."""
+        return None if self.form is None else self.form.layout
 
     @property
     def rate(self) -> float | None:
@@ -158,39 +169,64 @@ class Site:
         """Whether the regularizer is active in this mode of its layer."""
         return training or self.regularizer.active == "always"
 
-    def regularize(self, x: Tensor, layer_input: Any, training: bool) -> Tensor:
+    @property
+    def reads_sizes(self) -> bool:
+        """Whether sizes among the layer's keywords may be needed: where tokens form a map."""
+        spatial = self.regularizer.spatial
+        may_be_tokens = self.evidence is not None and self.evidence.last is not None
+        return spatial is not None and spatial > 1 and may_be_tokens
+
+    def form_of(self, x: Tensor, told: Any = ()) -> Form:
+        """How the axes of a tensor are read; `told` is what the layer took and gave.
+
+        Raises:
+            SiteError: where that can't be known.
+        """
+        if self.evidence is None:
+            return Form(layouts.PARAMETER)
+        try:
+            form = form_of(self.regularizer, self.evidence, x.shape, told)
+        except ValueError as error:
+            raise self.error(error) from None
+        if not torch.compiler.is_compiling() and self.form != form:  # no side effects when traced
+            self.form = form
+        return form
+
+    def regularize(self, x: Tensor, layer_input: Any, training: bool, told: Any = ()) -> Tensor:
         """The activation, regularized and counted."""
         on, again = self.is_on(training), recomputing()
         if on and again:
             self._watch_recomputation()  # first: it may be stopped early, inside the call
-        now = {"input": layer_input, "training": on, "grad_scale": 1.0}
-        y, affected = self._run(x, self.values, **now)
+        form = self.form_of(x, told)
+        state = {"input": layer_input, "training": on, "grad_scale": 1.0}
+        y, affected, total = self._run(x, form, self.values, **state)
         if on and not again:
-            self._count(affected, x.numel(), self.rate or 0.0)
+            self._count(affected, total, self.rate or 0.0)
         return y
 
-    def trace(self, x: Tensor, layer_input: Any, training: bool) -> Tensor:
+    def trace(self, x: Tensor, layer_input: Any, training: bool, told: Any = ()) -> Tensor:
         """`regularize` for the compiler: values in tensors, and counted into one."""
+        form = self.form_of(x, told)
         state = {"input": layer_input, "training": self.is_on(training), "grad_scale": 1.0}
         if torch.compiler.is_exporting():  # nothing to count into; the rates of now are kept
-            return self._run(x, self.values, **state)[0]
+            return self._run(x, form, self.values, **state)[0]
         values = self._at_hand(x.device)
         self.record.meter.add_call()
-        y, affected = self._run(x, values, **state)
-        self.record.meter.add_active(affected, x.numel(), next(iter(values.values()), 0.0))
+        y, affected, total = self._run(x, form, values, **state)
+        self.record.meter.add_active(affected, total, next(iter(values.values()), 0.0))
         return y
 
-    def trace_grad(self, x: Tensor) -> Tensor:
+    def trace_grad(self, x: Tensor, told: Any = ()) -> Tensor:
         """`x`, with its gradient regularized and counted in the backward, for the compiler.
 
         The values are those of the forward, whatever `step` does before the backward.
         """
-        values = self._at_hand(x.device)
+        form, values = self.form_of(x, told), self._at_hand(x.device)
         self.record.meter.add_call()
         scale = self.control.grad_scale(x.device)
         names = (*values, "grad_scale") if isinstance(scale, Tensor) else tuple(values)
         tensors = (*values.values(), scale) if isinstance(scale, Tensor) else values.values()
-        watched: Tensor = _RegularizeGrad.apply(x, self, names, *tensors)
+        watched: Tensor = _RegularizeGrad.apply(x, self, form, names, *tensors)
         return watched
 
     def _at_hand(self, device: torch.device) -> dict[str, Tensor]:
@@ -198,29 +234,34 @@ class Site:
         self.record.meter.to(device)
         return {name: value.to(device, non_blocking=True) for name, value in self.tensors.items()}
 
-    def regularize_grad(self, grad: Tensor) -> Tensor:
+    def regularize_grad(self, grad: Tensor, form: Form) -> Tensor:
         """The gradient, regularized and counted."""
-        scale = self.control.grad_scale(grad.device)
-        y, affected = self._run(grad, self.values, input=None, training=True, grad_scale=scale)
-        self._count(affected, grad.numel(), 0.0)
+        state = {
+            "input": None,
+            "training": True,
+            "grad_scale": self.control.grad_scale(grad.device),
+        }
+        y, affected, total = self._run(grad, form, self.values, **state)
+        self._count(affected, total, 0.0)
         return y
 
     def _count(self, affected: Tensor | int | None, total: int, rate: float) -> None:
         self.record.add_active(None if _transformed(affected) else affected, total, rate)
 
     def _run(
-        self, x: Tensor, values: Mapping[str, float | Tensor], **state: Any
-    ) -> tuple[Tensor, Tensor | int | None]:
+        self, x: Tensor, form: Form, values: Mapping[str, float | Tensor], **state: Any
+    ) -> tuple[Tensor, Tensor | int | None, int]:
+        """The tensor regularized, how much of it was affected, and out of how many elements."""
+        now = Now(**values, layout=form.layout, **state)
         try:
             if self.regularizer.spatial is None:
-                return self._call(x, Now(**values, layout=self.layout, **state))
-            layouts.check_rank(x, self.layout)
-            first = layouts.channels_first(x, self.layout)
+                return *self._call(x, now), x.numel()
+            inner = layouts.as_map(x, form)
             metered = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
             seen = self.record.meter if metered else self.record
-            seen.see_map(tuple(first.shape[2:]))
-            y, affected = self._call(first, Now(**values, layout=self.layout, **state))
-            return (x if y is first else layouts.channels_back(y, self.layout)), affected
+            seen.see_map(tuple(inner.shape[2:]))
+            y, affected = self._call(inner, now)
+            return (x if y is inner else layouts.put_back(y, x, form)), affected, inner.numel()
         except (TypeError, ValueError) as error:
             raise self.error(error) from error
 
@@ -272,8 +313,10 @@ class _RegularizeGrad(torch.autograd.Function):
     """The identity, whose backward regularizes: a tensor hook that counts can't be compiled."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, site: Site, names: tuple[str, ...], *values: Tensor) -> Tensor:
-        ctx.site, ctx.names = site, names
+    def forward(
+        ctx: Any, x: Tensor, site: Site, form: Form, names: tuple[str, ...], *values: Tensor
+    ) -> Tensor:
+        ctx.site, ctx.form, ctx.names = site, form, names
         ctx.save_for_backward(*values)
         return x.clone()  # a view would lose the hook before an in-place layer
 
@@ -282,9 +325,9 @@ class _RegularizeGrad(torch.autograd.Function):
         site, (grad,) = ctx.site, grads
         values = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
         state = {"grad_scale": 1.0, "input": None, "training": True, **values}
-        y, affected = site._run(grad, {}, **state)
-        site.record.meter.add_active(affected, grad.numel(), 0.0)
-        return (y, None, None, *[None] * len(values))
+        y, affected, total = site._run(grad, ctx.form, {}, **state)
+        site.record.meter.add_active(affected, total, 0.0)
+        return (y, None, None, None, *[None] * len(values))
 
 
 def _as_tensors(values: Mapping[str, float], device: torch.device) -> dict[str, Tensor]:

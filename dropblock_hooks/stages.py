@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from .names import Index, NoMatchError, Target
-from .wrappers import bare_type
+
+_CONTAINERS = ("stages", "layers", "blocks", "levels")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One entry of ``feature_info``, with the full name of its module."""
+
+    name: str
+    stride: int | None
+    channels: int | None
 
 
 def stage_target(index: Index, kind: str, text: str) -> Target:
@@ -17,67 +28,164 @@ def stage_target(index: Index, kind: str, text: str) -> Target:
         number = int(text)
     except ValueError:
         raise NoMatchError(f"{kind}: takes an integer, got {text!r}") from None
-    name = stage_module(index, number) if kind == "stage" else _stride_module(index, number)
-    module = index.modules[name].module
-    while bare_type(module) in (nn.Sequential, nn.ModuleList) and len(module):  # type: ignore[arg-type]
-        # such a container can be passed by (gradient checkpointing loops over its children)
-        child = list(module._modules)[-1]
-        name = f"{name}.{child}"
-        module = index.modules[name].module
-    return index.modules[name]
+    stages = stages_of(index)
+    stage = _numbered(stages, number) if kind == "stage" else _strided(stages, number)
+    return index.modules[last_called(index, _existing(index, stages, stage))]
 
 
 def stage_module(index: Index, number: int) -> str:
-    """The name of the module that ends a stage."""
-    stages = _stages(index)
+    """The name of the module that holds a stage."""
+    stages = stages_of(index)
+    return _existing(index, stages, _numbered(stages, number))
+
+
+def stage_channels(index: Index) -> dict[str, int]:
+    """The channels of every stage of the model, by the names of the layers that end it."""
+    channels: dict[str, int] = {}
+    try:
+        stages = stages_of(index)
+    except NoMatchError:
+        return channels
+    for stage in stages:
+        try:
+            name = _existing(index, stages, stage)
+        except NoMatchError:
+            continue
+        for end in (name, *_descend(index, name)):
+            if stage.channels is not None:
+                channels[index.modules[end].name] = stage.channels
+    return channels
+
+
+def stage_ratios(index: Index) -> tuple[int, ...]:
+    """By what the maps of the stages are smaller than those of the first one."""
+    try:
+        strides = [stage.stride for stage in stages_of(index) if stage.stride]
+    except NoMatchError:
+        return ()
+    first = min(strides, default=1)
+    return tuple(stride // first for stride in strides if stride % first == 0)
+
+
+def _numbered(stages: list[Stage], number: int) -> Stage:
     if not -len(stages) <= number < len(stages):
         listed = ", ".join(f"{i}: {stage.name}" for i, stage in enumerate(stages))
         raise NoMatchError(f"stage {number} is not among the {len(stages)} stages ({listed})")
-    return _existing(stages[number], index)
+    return stages[number]
 
 
-def _stride_module(index: Index, stride: int) -> str:
-    stages = _stages(index)
+def _strided(stages: list[Stage], stride: int) -> Stage:
     found = [stage for stage in stages if stage.stride == stride]
     if not found:
         listed = ", ".join(f"{stage.stride}: {stage.name}" for stage in stages)
         raise NoMatchError(f"no stage has stride {stride} ({listed})")
-    return _existing(found[-1], index)
+    return found[-1]
 
 
-@dataclass(frozen=True)
-class _Stage:
-    name: str
-    flat: str
-    stride: int | None
+def last_called(index: Index, name: str) -> str:
+    """The last layer of a stage that is itself called, however the model runs its containers."""
+    return [name, *_descend(index, name)][-1]
 
 
-def _existing(stage: _Stage, index: Index) -> str:
-    for name in (stage.name, stage.flat):  # features_only renames stages.3 to stages_3
+def _descend(index: Index, name: str) -> Iterator[str]:
+    """Inside plain containers, which can be passed by: checkpointing loops over their children."""
+    module = index.modules[name].module
+    while bare_type(module) in (nn.Sequential, nn.ModuleList) and len(module):  # type: ignore[arg-type]
+        name = f"{name}.{list(module._modules)[-1]}"
+        module = index.modules[name].module
+        yield name
+
+
+def _existing(index: Index, stages: list[Stage], stage: Stage) -> str:
+    """The module that an entry means, by the first of these rules that finds one.
+
+    1. The module of this name; in timm's ``features_only`` models ``stages.3`` is ``stages_3``.
+    2. The only module elsewhere whose name ends so (``blocks.3`` in ``encoder.blocks.3``).
+    3. For ``block.3``: child 3 of ``blocks``, or of another container of stages, which has as many
+       children as there are such entries.
+    """
+    for name in _written(stage.name):
         if name in index.modules:
             return name
-    raise NoMatchError(f"feature_info names {stage.name!r}, which the model does not have")
-
-
-def _stages(index: Index) -> list[_Stage]:
-    """The stages of the only submodule that has ``feature_info``."""
-    hosts = list(
-        dict.fromkeys(t.name for t in index.modules.values() if hasattr(t.module, "feature_info"))
-    )
-    if "" in hosts:
-        hosts = [""]
-    if len(hosts) != 1:
-        found = f"several submodules have it: {', '.join(hosts)}" if hosts else "no module has it"
-        raise NoMatchError(
-            f"stages come from timm's feature_info, and {found}; name the layers, or root="
-        )
-    host = hosts[0] + "." if hosts[0] else ""
-    info: Any = index.modules[hosts[0]].module.feature_info
-    return [
-        _Stage(
-            host + entry["module"],
-            host + entry["module"].replace(".", "_"),
-            entry.get("reduction"),
-        )
-        for entry in getattr(info, "info", info)
+    host, _, local = _split(index, stage)
+    ends = [f".{name}" for name in _written(local)]
+    inside = [
+        name
+        for name in index.modules
+        if name.startswith(host) and any(f".{name}".endswith(end) for end in ends)
     ]
+    if len(inside) == 1:
+        return inside[0]
+    parent, _, number = local.rpartition(".")
+    siblings = [s for s in stages if _split(index, s)[2].rpartition(".")[0] == parent]
+    if parent and number.isdigit():
+        for container in (f"{parent}s", *_CONTAINERS):
+            target = index.modules.get(host + container)
+            if target is not None and len(list(target.module.children())) == len(siblings):
+                return f"{host}{container}.{number}"
+    near = [name for name, _ in index.modules[host.rstrip(".")].module.named_children()]
+    raise NoMatchError(
+        f"feature_info names {stage.name!r}, which the model does not have; name a layer "
+        f"(it has {', '.join(near[:12])})"
+    )
+
+
+def _written(name: str) -> tuple[str, str]:
+    """The ways a name is written: timm's ``features_only`` models are flat."""
+    return name, name.replace(".", "_")
+
+
+def _split(index: Index, stage: Stage) -> tuple[str, str, str]:
+    host = _host(index)
+    prefix = f"{host}." if host else ""
+    return prefix, host, stage.name.removeprefix(prefix)
+
+
+def _host(index: Index) -> str:
+    """The only outermost submodule that has ``feature_info``."""
+    targets = index.modules.values()
+    hosts = list(dict.fromkeys(t.name for t in targets if _entries(t.module) is not None))
+    outer = [
+        host
+        for host in hosts
+        if not any(other == "" or host.startswith(f"{other}.") for other in hosts if other != host)
+    ]
+    if len(outer) == 1:
+        return outer[0]
+    if not outer:
+        raise NoMatchError(
+            "stages come from timm's feature_info, and no module has it; name the layers "
+            f"({_layers(index)})"
+        )
+    raise NoMatchError(
+        "stages come from timm's feature_info, and several submodules have it: "
+        f"{', '.join(outer)}; name the layers, or root="
+    )
+
+
+def _layers(index: Index) -> str:
+    names = [name for name, _ in index.model.named_children()]
+    return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+
+
+def stages_of(index: Index) -> list[Stage]:
+    """The stages of the model.
+
+    Raises:
+        NoMatchError: where it has no ``feature_info``, or several of its parts do.
+    """
+    host = _host(index)
+    entries = _entries(index.modules[host].module) or []
+    prefix = f"{host}." if host else ""
+    return [
+        Stage(prefix + entry["module"], entry.get("reduction"), entry.get("num_chs"))
+        for entry in entries
+        if "module" in entry
+    ]
+
+
+def _entries(module: nn.Module) -> list[dict[str, Any]] | None:
+    """The entries of ``feature_info``; timm's blocks have a method of that name."""
+    info: Any = getattr(module, "feature_info", None)
+    info = getattr(info, "info", info)
+    return info if isinstance(info, list) else None

@@ -445,7 +445,7 @@ def test_shared_options_are_checked(options, message, cls):
     ("cls", "layout", "closest"),
     [
         (DropBlock2d, "NHCW", "NHWC"),
-        (Dropout2d, "NLC", "NHWC"),
+        (Dropout2d, "NWC", "NHWC"),
         (DropBlock1d, "NCHW", "NCL"),
         (Dropout3d, "NDHW", "NDHWC"),
     ],

@@ -81,7 +81,7 @@ def _dithered(shape: tuple[int, ...], p: Tensor, device: torch.device) -> Tensor
 
 
 def dithered_threshold(p: Tensor, coin: Tensor) -> Tensor:
-    """p in whole grains of a float32 draw, rounded up or down by a uniform coin: p on average.
+    """P in whole grains of a float32 draw, rounded up or down by a uniform coin: p on average.
 
     So a small p is met as exactly as by a finer draw.
     """

@@ -88,7 +88,7 @@ def test_realized_rate(p, size, block):
 
 @pytest.mark.parametrize("p", [2.0**-30, 2.6e-6, 0.3, 1 - 2.0**-20])
 def test_thresholds_mean_p(p):
-    """Over all coins: a float32 draw alone could not have 2**-30, and would be 2 % off at 2.6e-6."""
+    """Over all coins: a float32 draw alone could not have 2**-30, and is 2 % off at 2.6e-6."""
     coins = (torch.arange(2**16) + 0.5) / 2**16
     thresholds = dithered_threshold(tensor(p), coins)
     assert thresholds.double().mean().item() == pytest.approx(p, rel=1e-3 if p < 1e-9 else 1e-6)

@@ -1,0 +1,209 @@
+"""What a model tells about the axes of a layer's tensors, as plain data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from .grids import Grid, patch_grids, prefixes, unrolled, windows
+from .names import Index, Target
+
+_FIRST = re.compile(r"(Conv|Norm|Pool)\w*[123]d")
+_REORDER = re.compile(r"Permute|Transpose|Rearrange")
+_ATTENTION = re.compile(r"Att(entio)?n")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of one layer; it holds no reference to the model.
+
+    Attributes:
+        own: class name of a layer whose own type settles the layout; "" for others.
+        first: widths of the channels-first layers in it (in the nearest ancestor that has some,
+            for a layer without any), or None where there are none.
+        last: the same of channels-last layers.
+        norms_last: whether the model has norms of channels that are last.
+        stage: channels of the feature stage that it ends.
+        output_fmt: the format that the layer, or the model whose stage it ends, declares.
+        borrowed: whether `first` and `last` are those of an ancestor.
+        heads: the number of heads of the attention that it belongs to.
+        partition: class name of the surrounding layer that cuts maps into windows.
+        sequence_first: class name of a layer in it with ``batch_first=False``.
+        grids: sizes of maps that tokens may form.
+        windows: sizes of maps, or of windows of maps, that attentions in the model are made for.
+        loose: grids of models that take images of any size.
+        ratios: by what the maps of later stages are smaller than that of the first one.
+        prefixes: how many tokens may come before those of the map.
+        unrolled: size and strides of a model that reorders its tokens.
+    """
+
+    own: str = ""
+    first: tuple[int, ...] | None = None
+    last: tuple[int, ...] | None = None
+    norms_last: bool = False
+    stage: int | None = None
+    output_fmt: str = ""
+    borrowed: bool = False
+    heads: int | None = None
+    partition: str = ""
+    sequence_first: str = ""
+    grids: tuple[Grid, ...] = ()
+    windows: tuple[Grid, ...] = ()
+    loose: tuple[Grid, ...] = ()
+    ratios: tuple[int, ...] = ()
+    prefixes: tuple[int, ...] = (0,)
+    unrolled: tuple[Grid, tuple[Grid, ...]] | None = None
+
+
+class Witness:
+    """Gathers the evidence of the layers of one model; used at attaching only."""
+
+    def __init__(self, index: Index, stage_channels: dict[str, int], ratios: Iterable[int]) -> None:
+        self._index = index
+        self._stages = stage_channels
+        modules = list(index.model.modules())
+        before = prefixes(modules)
+        grids, loose = patch_grids(modules, before)
+        self._model = Evidence(
+            norms_last=any(hasattr(m, "normalized_shape") and _kind(m) == "last" for m in modules),
+            grids=grids,
+            windows=windows(modules),
+            loose=loose,
+            ratios=tuple(sorted(set(ratios) - {1})),
+            prefixes=before,
+            unrolled=unrolled(modules),
+        )
+
+    def of(self, target: Target, at: str) -> Evidence:
+        """What is known of the output, or the input, of a layer."""
+        module = target.module
+        lineage = list(self._lineage(target.name))
+        own, widths = _own(module, at), _Widths(module)
+        borrowed = not widths.found
+        for ancestor in lineage[1:]:
+            if widths.found:
+                break
+            widths = _Widths(ancestor)
+        stage = self._stages.get(target.name) if at == "output" else None
+        declares = stage is not None or widths.first is None  # inside, a map may be of another
+        fmt = _format(module) or (_format(self._index.model) if declares else "")
+        return replace(
+            self._model,
+            own=type(module).__name__ if own is not None else "",
+            first=own[1] if own and own[0] == "first" else None if own else widths.first,
+            last=own[1] if own and own[0] == "last" else None if own else widths.last,
+            stage=stage,
+            output_fmt=fmt if at == "output" else "",
+            borrowed=borrowed,
+            heads=_heads(lineage),
+            partition=_partition(lineage[1:]),
+            sequence_first=_sequence_first(module, lineage),
+        )
+
+    def _lineage(self, name: str) -> Iterator[nn.Module]:
+        """The module and its ancestors, nearest first."""
+        while name:
+            yield self._index.modules[name].module
+            name = name.rpartition(".")[0]
+        yield self._index.model
+
+
+class _Widths:
+    """The widths of the layers inside a module whose type tells their layout."""
+
+    def __init__(self, module: nn.Module) -> None:
+        found: dict[str, set[int]] = {}
+        for leaf in module.modules():
+            kind = _kind(leaf)
+            if kind is not None:
+                found.setdefault(kind, set()).update(_widths(leaf))
+            elif _REORDER.search(type(leaf).__name__):
+                found.setdefault("first", set())
+                found.setdefault("last", set())
+        self.found = any(found.values()) or len(found) == 1
+        self.first = _sorted(found.get("first"))
+        self.last = _sorted(found.get("last"))
+
+
+def _sorted(values: set[int] | None) -> tuple[int, ...] | None:
+    return None if values is None else tuple(sorted(values))
+
+
+def _kind(module: nn.Module) -> str | None:
+    """Whether a layer takes its channels "first" or "last"; None where its type does not say."""
+    if isinstance(module, nn.GroupNorm | nn.SyncBatchNorm) or _named_first(module):
+        return "first"
+    if isinstance(module, nn.Linear | nn.Embedding) or hasattr(module, "normalized_shape"):
+        return "last"
+    return None
+
+
+def _named_first(module: nn.Module) -> bool:
+    """A convolution, a pool, a norm of maps: torch's, or another one named like them."""
+    composite = module._modules and not module._parameters
+    return not composite and any(_FIRST.search(c.__name__) for c in type(module).__mro__)
+
+
+def _widths(leaf: nn.Module) -> set[int]:
+    return set(_taken(leaf)) | set(_given(leaf))
+
+
+def _given(leaf: Any) -> tuple[int, ...]:
+    """The number of channels that a leaf gives out, where it is known."""
+    for name in ("out_channels", "out_features", "num_features", "num_channels", "embedding_dim"):
+        if isinstance(getattr(leaf, name, None), int):
+            return (getattr(leaf, name),) if getattr(leaf, name) > 0 else ()
+    shape = getattr(leaf, "normalized_shape", None)
+    if shape is not None:
+        return (int(shape[0 if _kind(leaf) == "first" else -1]),)
+    weight = getattr(leaf, "weight", None)
+    return (weight.shape[0],) if isinstance(weight, Tensor) and weight.ndim == 1 else ()
+
+
+def _taken(leaf: Any) -> tuple[int, ...]:
+    """The number of channels that a leaf takes in, where it is known."""
+    for name in ("in_channels", "in_features"):
+        if isinstance(getattr(leaf, name, None), int):
+            return (getattr(leaf, name),) if getattr(leaf, name) > 0 else ()
+    return _given(leaf)
+
+
+def _own(module: nn.Module, at: str) -> tuple[str, tuple[int, ...]] | None:
+    kind = _kind(module)
+    if kind is None or (at == "input" and isinstance(module, nn.Embedding)):
+        return None
+    return kind, _given(module) if at == "output" else _taken(module)
+
+
+def _format(module: nn.Module) -> str:
+    """``output_fmt`` as timm's models and patch embeddings declare it."""
+    declared = getattr(module, "output_fmt", None)
+    declared = getattr(declared, "value", declared)
+    if isinstance(declared, str) and not getattr(module, "flatten", False):
+        return declared
+    return ""
+
+
+def _heads(lineage: list[nn.Module]) -> int | None:
+    """The heads of the attention that a layer is, or lies in."""
+    for module in lineage:
+        heads = getattr(module, "num_heads", None)
+        inside = module is lineage[0] or _ATTENTION.search(type(module).__name__)
+        if inside and isinstance(heads, int):
+            return heads
+    return None
+
+
+def _partition(ancestors: list[nn.Module]) -> str:
+    names = (type(module).__name__ for module in ancestors)
+    return next((name for name in names if "Partition" in name), "")
+
+
+def _sequence_first(module: nn.Module, lineage: list[nn.Module]) -> str:
+    nearby = [*module.modules(), *lineage[:2]]
+    names = (type(m).__name__ for m in nearby if getattr(m, "batch_first", None) is False)
+    return next(names, "")

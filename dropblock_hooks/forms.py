@@ -1,0 +1,196 @@
+"""The form of a tensor: decided from the options, what the model tells, and the tensor's shape.
+
+Pure comparisons of integers, so that it can be run at every call and traced by a compiler.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .evidence import Evidence
+from .layouts import CHANNELS_FIRST, CHANNELS_LAST, Form, channel_axis, is_last, is_tokens
+from .regularizer import Regularizer
+from .tokens import Shape, has, shown, sizes, token_form
+
+_FIRST_FORMS = {spatial: Form(layout) for spatial, layout in CHANNELS_FIRST.items()}
+_NAMELESS = Form("")
+
+
+def form_of(regularizer: Regularizer, evidence: Evidence, shape: Shape, told: Any = ()) -> Form:
+    """How the axes of a tensor of this shape are to be read.
+
+    Args:
+        regularizer: its options, and the number of spatial axes that it needs.
+        evidence: what the model tells about the layer.
+        shape: of the tensor.
+        told: what the layer took and gave in this call; sizes of maps among it are used.
+
+    Raises:
+        ValueError: where it can't be known, or what is known contradicts the options.
+    """
+    spatial, layout = regularizer.spatial, regularizer.layout
+    if spatial is None:
+        if not regularizer.channelwise or (layout == "auto" and not 3 <= len(shape) <= 5):
+            return _NAMELESS if layout == "auto" else Form(layout)
+        rank = len(shape) - 2 if layout == "auto" else len(layout) - 2
+    else:
+        tokens = spatial > 1 and (len(layout) == 3 or (layout == "auto" and len(shape) == 3))
+        rank = 1 if tokens else spatial
+    if len(shape) != rank + 2:
+        raise ValueError(_wrong_rank(rank, layout, spatial, shape))
+    if layout == "auto":
+        tokens = spatial is not None and rank < spatial
+        layout = _decide(evidence, shape, CHANNELS_FIRST[rank], CHANNELS_LAST[rank], tokens)
+    else:
+        _check(evidence, shape, layout)
+    if is_tokens(layout, spatial):
+        return token_form(regularizer, evidence, shape, layout, told)
+    prefix = _sequence_prefix(regularizer, shape, layout)
+    if not prefix and not is_last(layout):
+        return _FIRST_FORMS[rank]
+    return Form(layout, None, prefix)
+
+
+def _wrong_rank(rank: int, layout: str, spatial: int | None, shape: Shape) -> str:
+    axes = ", ".join(CHANNELS_FIRST[rank] if layout == "auto" else layout)
+    also = " or tokens (N, L, C)" if layout == "auto" and spatial in (2, 3) else ""
+    return f"needs a {rank + 2}-D tensor ({axes}){also}, got shape {tuple(shape)}"
+
+
+def _decide(evidence: Evidence, shape: Shape, first: str, last: str, tokens: bool) -> str:
+    """The layout that the evidence speaks for."""
+    if evidence.sequence_first and len(shape) == 3:
+        raise ValueError(
+            f"shape {tuple(shape)} can't be read: it belongs to a {evidence.sequence_first} with "
+            "batch_first=False, whose samples are axis 1; say layout= if they are axis 0"
+        )
+    found = _by_type(evidence, shape, first, last, tokens) or _by_width(
+        evidence, shape, first, last
+    )
+    if not found:
+        raise ValueError(
+            f"can't tell the channels of shape {tuple(shape)}: {first} or {last} "
+            f"({_known(evidence)}); say which with layout="
+        )
+    if len(shape) > 3:
+        _check_axes(evidence, shape, found)
+    return found
+
+
+def _by_type(evidence: Evidence, shape: Shape, first: str, last: str, tokens: bool) -> str:
+    """The layout where all that is in the layer is of one kind; "" where that is open."""
+    front, back = shape[1], shape[-1]
+    if evidence.stage is not None and (front == evidence.stage) != (back == evidence.stage):
+        return first if front == evidence.stage else last
+    if evidence.output_fmt in (first, last):
+        declared = back if evidence.output_fmt == last else front
+        if evidence.stage == declared or has(
+            (*(evidence.first or ()), *(evidence.last or ())), declared
+        ):
+            return evidence.output_fmt
+    widths, kind = (evidence.first, first) if evidence.last is None else (evidence.last, last)
+    if evidence.first is not None and evidence.last is not None:
+        return ""
+    if widths is None:  # nothing in the model speaks of another order than torch's
+        return first
+    own, other = (front, back) if kind == first else (back, front)
+    if not widths or has(widths, own):
+        return kind if evidence.own or kind == first or not has(widths, other) else ""
+    if evidence.borrowed or (evidence.own and has(widths, other)):
+        return ""
+    if kind == last:
+        return ""
+    # else maps were concatenated, unless the layer itself turns them
+    turned = (tokens or evidence.norms_last) and has(widths, other)
+    return "" if turned and not tokens else last if turned else first
+
+
+def _by_width(evidence: Evidence, shape: Shape, first: str, last: str) -> str:
+    """The layout whose channel axis has a width that the layer has; "" where that is open."""
+    front, back = shape[1], shape[-1]
+    of_first, of_last = evidence.first or (), evidence.last or ()
+    fits_front, fits_back = has(of_first, front), has(of_last, back)
+    if not (fits_front or fits_back):
+        fits_front, fits_back = has(of_last, front), has(of_first, back)
+    elif evidence.first is None:
+        fits_front = has(of_last, front)
+    if fits_front and fits_back:
+        maps = list(sizes(evidence))
+        fits_front, fits_back = tuple(shape[2:]) in maps, tuple(shape[1:-1]) in maps
+    if fits_front == fits_back:
+        return ""
+    return first if fits_front else last
+
+
+def _check_axes(evidence: Evidence, shape: Shape, layout: str) -> None:
+    """Raise ValueError for axes beside samples and channels that are no map."""
+    axes = tuple(shape[1:-1] if is_last(layout) else shape[2:])
+    beside = tuple(shape[1:3]) if is_last(layout) else (shape[1],)
+    maps = [size for size in sizes(evidence) if len(size) == len(axes)]
+    why = ""
+    if evidence.own and not is_last(layout):
+        return
+    if evidence.heads is not None and has(beside, evidence.heads):
+        why = f"an axis is as long as the attention around it has heads ({evidence.heads})"
+    elif evidence.partition and is_last(layout):
+        why = f"it lies in a {evidence.partition}, which cuts maps into windows"
+    elif is_last(layout) and maps and axes not in maps:  # windows, or blocks of a map
+        why = f"the model's maps are {', '.join(map(shown, maps))}"
+    if why:
+        raise ValueError(
+            f"shape {tuple(shape)} seems to be {layout}, but {shown(axes)} may be no map: "
+            f"{why}; say layout={layout!r} if it is one"
+        )
+
+
+def _check(evidence: Evidence, shape: Shape, layout: str) -> None:
+    """Raise ValueError where the layer contradicts the layout that was asked for."""
+    axis = channel_axis(layout)
+    n, other = shape[axis], shape[1 if axis == -1 else -1]
+    if evidence.stage is not None and (n == evidence.stage) != (other == evidence.stage):
+        if other == evidence.stage:
+            raise ValueError(_contradiction(layout, shape, n, f"the stage has {evidence.stage}"))
+        return
+    own = CHANNELS_LAST if evidence.first is None else CHANNELS_FIRST
+    given = evidence.last if evidence.first is None else evidence.first
+    if evidence.own and own[len(shape) - 2] != layout and (not given or has(given, other)):
+        raise ValueError(
+            f"layout={layout!r} contradicts the layer: a {evidence.own} gives "
+            f"{own[len(shape) - 2]}, here of shape {tuple(shape)}"
+        )
+    widths = (*(evidence.first or ()), *(evidence.last or ()))
+    if has(widths, other) and not has(widths, n):
+        raise ValueError(_contradiction(layout, shape, n, f"the layer has {_some(widths)}"))
+
+
+def _contradiction(layout: str, shape: Shape, n: int, known: str) -> str:
+    return (
+        f"layout={layout!r} contradicts the shape {tuple(shape)}: that would be {n} channels, and "
+        f"{known}"
+    )
+
+
+def _sequence_prefix(regularizer: Regularizer, shape: Shape, layout: str) -> int:
+    prefix = regularizer.prefix_tokens or 0
+    if regularizer.grid is not None or (prefix and len(shape) != 3):
+        raise ValueError(
+            f"grid= and prefix_tokens= are for tokens, but the layer gives {layout}, "
+            f"shape {tuple(shape)}"
+        )
+    if prefix and prefix >= shape[2 if channel_axis(layout) == 1 else 1]:
+        raise ValueError(f"prefix_tokens={prefix} leaves none of shape {tuple(shape)}")
+    return prefix
+
+
+def _known(evidence: Evidence) -> str:
+    parts = []
+    if evidence.first is not None:
+        parts.append(f"channels-first layers have {_some(evidence.first) or 'no known width'}")
+    if evidence.last is not None:
+        parts.append(f"channels-last layers have {_some(evidence.last)}")
+    return "; ".join(parts)
+
+
+def _some(widths: tuple[int, ...]) -> str:
+    different = sorted(set(widths))
+    return ", ".join(map(str, different[:6])) + (", ..." if len(different) > 6 else "")

@@ -1,0 +1,404 @@
+"""How the axes of a layer's tensors are read: views, what the model tells, what is refused."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dropblock_hooks import (
+    ClipGradNorm,
+    DropBlock1d,
+    DropBlock2d,
+    DropBlock3d,
+    Dropout,
+    Dropout1d,
+    Dropout2d,
+    Foreign,
+    SiteError,
+    Spec,
+    attach,
+)
+from dropblock_hooks.layouts import Form, as_map, put_back
+
+
+class Turned(nn.Module):
+    """A convolution and a norm of last channels: NHWC out of NCHW."""
+
+    def __init__(self, channels=6, eps=1e-5):
+        super().__init__()
+        self.conv = nn.Conv2d(3, channels, 1)
+        self.norm = nn.LayerNorm(channels, eps)
+
+    def forward(self, x):
+        return self.norm(self.conv(x).permute(0, 2, 3, 1))
+
+
+class Tokens(nn.Module):
+    """A patch embedding, a class token and blocks, as a ViT has them."""
+
+    def __init__(self, grid=(4, 6), width=8, prefix=1, strict=True):
+        super().__init__()
+        self.patch_embed = Patches(grid, width, strict)
+        self.cls_token = nn.Parameter(torch.zeros(1, prefix, width))
+        self.blocks = nn.ModuleList([Mlp(width), Mlp(width)])
+
+    def forward(self, x):
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1), self.patch_embed(x)], 1)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Patches(nn.Module):
+    def __init__(self, grid, width, strict):
+        super().__init__()
+        self.grid_size, self.patch_size, self.strict_img_size = grid, (2, 2), strict
+        self.proj = nn.Conv2d(3, width, 2, stride=2)
+
+    def forward(self, x):
+        return self.proj(x).flatten(2).transpose(1, 2)
+
+
+class Mlp(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.fc = nn.Linear(width, width)
+        self.act = nn.ReLU()
+
+    def forward(self, x):
+        return x + self.act(self.fc(self.norm(x)))
+
+
+def run(model, spec, *inputs):
+    """The output of a training forward, and the sites."""
+    attached = attach(model, spec)
+    return model.train()(*inputs), attached.sites
+
+
+def forms(model, spec, *inputs):
+    return [site.form for site in run(model, spec, *inputs)[1]]
+
+
+def reordered(x, grid, strides):
+    """Hiera's order, by its definition: strides to the front, one after the other."""
+    y, size = x.reshape(len(x), *grid, -1), list(grid)
+    batch = len(x)
+    for a, b in strides:
+        size = [size[0] // a, size[1] // b]
+        y = y.reshape(-1, size[0], a, size[1], b, y.shape[-1]).transpose(0, 2, 4, 1, 3, 5)
+        y = y.reshape(-1, *size, y.shape[-1])
+    return y.reshape(batch, -1, y.shape[-1])
+
+
+@pytest.mark.parametrize(
+    ("form", "shape"),
+    [
+        (Form("NCHW"), (2, 3, 4, 6)),
+        (Form("NHWC"), (2, 4, 6, 3)),
+        (Form("NDHWC"), (2, 5, 4, 6, 3)),
+        (Form("NLC"), (2, 7, 3)),
+        (Form("NLC", None, 2), (2, 7, 3)),
+        (Form("NCL", (4, 6), 0), (2, 3, 24)),
+        (Form("NCL", (4, 6), 1), (2, 3, 25)),
+        (Form("NLC", (4, 6), 5), (2, 29, 3)),
+        (Form("NLC", (2, 4, 6), 1), (2, 49, 3)),
+        (Form("NLC", (4, 8), 0, ((2, 2), (2, 2))), (2, 32, 3)),
+        (Form("NLC", (4, 6), 2, ((2, 1),)), (2, 26, 3)),
+    ],
+)
+def test_a_map_goes_back_to_where_it_came_from(form, shape):
+    x = torch.randn(shape)
+    inner = as_map(x, form)
+    assert inner.shape[1] == 3
+    assert torch.equal(put_back(inner, x, form), x)
+    changed = put_back(torch.zeros_like(inner), x, form)
+    assert changed.count_nonzero() == 2 * 3 * form.prefix
+    if form.grid:
+        assert inner.shape[2:] == form.grid
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NLC", "NCL"])
+def test_maps_of_every_order_are_views(layout):
+    form = Form(layout, None if layout == "NHWC" else (4, 6), 0 if layout == "NHWC" else 1)
+    x = torch.randn({"NHWC": (2, 4, 6, 3), "NLC": (2, 25, 3), "NCL": (2, 3, 25)}[layout])
+    assert as_map(x, form)._base is x
+
+
+@pytest.mark.parametrize("strides", [((2, 2),), ((2, 2), (2, 2)), ((2, 1), (1, 3))])
+def test_reordered_tokens_become_rows_and_columns(strides):
+    raster = np.arange(2 * 4 * 12 * 3).reshape(2, 48, 3)
+    mixed = torch.from_numpy(reordered(raster, (4, 12), strides))
+    expected = torch.from_numpy(raster.reshape(2, 4, 12, 3)).permute(0, 3, 1, 2)
+    assert torch.equal(as_map(mixed, Form("NLC", (4, 12), 0, strides)), expected)
+
+
+def test_the_type_of_a_layer_tells_its_layout():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), Turned(6))
+    model[1].conv = nn.Conv2d(4, 6, 1)
+    spec = {"0": Dropout2d(0.5), "1": Dropout2d(0.5), "1.conv": Dropout2d(0.5)}
+    with pytest.warns(UserWarning, match="lie inside others"):
+        found = forms(model, spec, torch.randn(2, 3, 5, 5))
+    assert [form.layout for form in found] == ["NCHW", "NHWC", "NCHW"]
+
+
+def test_channels_are_dropped_along_their_own_axis():
+    y, _ = run(Turned(6), {".": Dropout2d(0.5)}, torch.randn(8, 3, 5, 5))
+    zero = (y == 0).flatten(1, 2)
+    assert torch.equal(zero.all(1), zero.any(1))
+    assert 0 < zero.all(1).sum() < 48
+
+
+def test_a_layer_without_width_is_read_by_what_surrounds_it():
+    model = nn.Sequential(Turned(6), nn.ReLU(), nn.Linear(6, 7), nn.Identity())
+    found = forms(
+        model, {"1": DropBlock2d(0.1, 3), "3": DropBlock2d(0.1, 3)}, torch.randn(2, 3, 5, 5)
+    )
+    assert [form.layout for form in found] == ["NHWC", "NHWC"]
+
+
+def test_a_relu_of_a_network_with_a_classifier():
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
+    )
+    assert forms(model, {"1": DropBlock2d(0.1, 3)}, torch.randn(2, 3, 12, 12)) == [Form("NCHW")]
+
+
+def test_maps_of_concatenated_channels_are_still_channels_first():
+    class Concatenated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 5, 1)
+
+        def forward(self, x):
+            return torch.cat([self.a(x), self.b(x)], 1)
+
+    assert forms(Concatenated(), {".": Dropout2d(0.1)}, torch.randn(2, 3, 5, 5)) == [Form("NCHW")]
+
+
+def test_without_any_layer_that_tells_it_is_torchs_own_order():
+    found = forms(nn.Identity(), {".": DropBlock2d(0.1, 3)}, torch.randn(2, 3, 5, 5))
+    assert found == [Form("NCHW")]
+
+
+def test_as_many_channels_as_rows_is_refused():
+    with pytest.raises(
+        SiteError, match=r"can't tell the channels of shape \(2, 6, 6, 6\).*layout="
+    ):
+        run(Turned(6), {".": DropBlock2d(0.1, 3)}, torch.randn(2, 3, 6, 6))
+    found = forms(Turned(6), {".": DropBlock2d(0.1, 3, layout="NHWC")}, torch.randn(2, 3, 6, 6))
+    assert found == [Form("NHWC")]
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "message"),
+    [
+        (nn.Conv2d(3, 6, 1), "NHWC", "contradicts the layer: a Conv2d gives NCHW"),
+        (nn.Sequential(nn.Conv2d(3, 6, 1)), "NHWC", r"shape \(2, 6, 5, 7\): that would be 7"),
+        (Turned(6), "NCHW", r"shape \(2, 5, 7, 6\): that would be 5 channels, and the layer has"),
+        (Turned(6), "NLC", r"needs a 3-D tensor \(N, L, C\), got shape \(2, 5, 7, 6\)"),
+    ],
+)
+def test_a_layout_that_contradicts_the_layer(model, layout, message):
+    with pytest.raises(SiteError, match=message):
+        run(model, {".": DropBlock2d(0.1, 3, layout=layout)}, torch.randn(2, 3, 5, 7))
+
+
+def test_heads_are_no_rows():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.num_heads, self.qkv, self.drop = 2, nn.Linear(8, 8), nn.Identity()
+
+        def forward(self, x):
+            n, length, _ = x.shape
+            return self.drop(self.qkv(x).reshape(n, length, 2, 4).transpose(1, 2))
+
+    with pytest.raises(SiteError, match="can't tell|heads"):
+        run(nn.Sequential(Attention()), {"0.drop": DropBlock2d(0.1, 3)}, torch.randn(2, 9, 8))
+
+
+def test_sequences_of_an_attention_with_samples_second():
+    layer = nn.TransformerEncoderLayer(8, 2, 8)
+    with pytest.raises(SiteError, match="batch_first=False"):
+        run(layer, {".": Dropout1d(0.1)}, torch.randn(5, 2, 8))
+    layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+    assert forms(layer, {".": Dropout1d(0.1)}, torch.randn(2, 5, 8)) == [Form("NLC")]
+
+
+def test_tokens_are_a_map_of_the_models_grid():
+    y, (site,) = run(Tokens(), {"blocks.1": DropBlock2d(0.3, 3)}, torch.randn(16, 3, 8, 12))
+    assert site.form == Form("NLC", (4, 6), 1)
+    assert site.map_size == (4, 6)
+    assert (y[:, 0] != 0).any()
+    zero = (y[:, 1:] == 0).transpose(1, 2).reshape(-1, 4, 6)
+    assert 0.2 < zero.double().mean() < 0.4
+    blocks = -nn.functional.max_pool2d(-zero.float(), 3, 1)
+    covered = nn.functional.max_pool2d(nn.functional.pad(blocks, (2, 2, 2, 2)), 3, 1)
+    assert torch.equal(covered.bool(), zero)
+
+
+def test_tokens_before_the_map_are_left_to_the_bit():
+    x, model = torch.randn(4, 3, 8, 12), Tokens(prefix=3)
+    bare = model(x)
+    y, (site,) = run(model, {"blocks.1": Dropout2d(0.5)}, x)
+    assert torch.equal(y[:, :3], bare[:, :3])
+    zero = y[:, 3:] == 0
+    assert torch.equal(zero.all(1), zero.any(1))
+    assert site.total_realized_rate == zero.double().mean()
+
+
+def test_the_rate_is_of_the_map_alone():
+    _, (site,) = run(Tokens(prefix=24), {"blocks.1": Dropout2d(1.0)}, torch.randn(2, 3, 8, 12))
+    assert site.realized_rate == 1.0
+
+
+def test_gradients_reach_the_tokens_before_the_map():
+    model, x = Tokens(prefix=2), torch.randn(2, 3, 8, 12)
+    y, _ = run(model, {"blocks.1": DropBlock2d(1.0, 3)}, x)
+    y.square().sum().backward()
+    assert (model.cls_token.grad != 0).any()
+    assert (model.patch_embed.proj.weight.grad == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"grid": (5, 6)}, r"25 tokens \(L\), 0 or 1 of them before the map, are not 5x6"),
+        ({"grid": (5, 5)}, r"grid=\(5, 5\) contradicts the model: .* are 4x6 with 1 in front"),
+        ({"grid": (6, 4)}, r"grid=\(6, 4\) contradicts the model"),
+        ({"grid": (4, 6), "prefix_tokens": 3}, r"25 tokens \(L\), 3 of them before"),
+        ({"prefix_tokens": 2}, "2 of them before the map, are none of the model's grids"),
+    ],
+)
+def test_a_grid_or_prefix_that_does_not_fit(options, message):
+    with pytest.raises(SiteError, match=message):
+        run(Tokens(), {"blocks.1": DropBlock2d(0.1, 3, **options)}, torch.randn(2, 3, 8, 12))
+
+
+def test_a_square_is_never_guessed():
+    model = nn.Sequential(nn.Linear(8, 8))
+    with pytest.raises(SiteError, match=r"its 16 tokens.*grid=, \(height, width\)"):
+        run(model, {"0": DropBlock2d(0.1, 3)}, torch.randn(2, 16, 8))
+    found = forms(model, {"0": Dropout2d(0.1, grid=(2, 8))}, torch.randn(2, 16, 8))
+    assert found == [Form("NLC", (2, 8), 0)]
+
+
+def test_the_grid_of_a_model_for_any_size_is_not_trusted():
+    model = Tokens(strict=False)
+    with pytest.raises(SiteError, match="built for 4x6, but takes images of other sizes"):
+        run(model, {"blocks.1": DropBlock2d(0.1, 3)}, torch.randn(2, 3, 4, 24))
+    attach_again = attach(model, {"blocks.0": DropBlock2d(0.1, 3, grid=(2, 12))})
+    model.blocks[1]._forward_hooks.clear()
+    model(torch.randn(2, 3, 4, 24))
+    assert attach_again.sites[0].form == Form("NLC", (2, 12), 1)
+
+
+@pytest.mark.parametrize("how", ["positional", "keyword", "pair", "output"])
+def test_sizes_that_the_layer_is_told_are_its_grid(how):
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+
+        def forward(self, x, *size, **sizes):
+            return (self.fc(x), [2, 8]) if how == "output" else self.fc(x)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = Block()
+
+        def forward(self, x):
+            if how == "positional":
+                return self.block(x, 2, 8)
+            if how == "keyword":
+                return self.block(x, size=(2, 8))
+            return self.block(x, (2, 8)) if how == "pair" else self.block(x)
+
+    index = 0 if how == "output" else None
+    found = forms(Model(), {"block": DropBlock2d(0.1, 2, index=index)}, torch.randn(2, 16, 8))
+    assert found == [Form("NLC", (2, 8), 0)]
+
+
+def test_tokens_of_a_volume():
+    model = nn.Sequential(nn.Linear(8, 8))
+    spec = {"0": DropBlock3d(0.3, 2, grid=(2, 3, 4), prefix_tokens=1)}
+    y, (site,) = run(model, spec, torch.randn(2, 25, 8))
+    assert site.map_size == (2, 3, 4)
+    assert site.block_size == (2, 2, 2)
+    assert (y[:, 0] != 0).any()
+
+
+def test_a_sequence_can_begin_with_tokens_that_are_left_alone():
+    x, model = torch.randn(2, 9, 8), nn.Sequential(nn.Linear(8, 8))
+    bare = model(x)
+    y, _ = run(model, {"0": DropBlock1d(1.0, 3, prefix_tokens=2)}, x)
+    assert torch.equal(y[:, :2], bare[:, :2])
+    assert (y[:, 2:] == 0).all()
+    with pytest.raises(SiteError, match="prefix_tokens=2 leaves none"):
+        model(x[:, :2])
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: DropBlock2d(0.1, grid=(3,)), "grid is for tokens of a map.*of 2 axes"),
+        (lambda: DropBlock2d(0.1, grid=(3, 0)), "grid must be integers above 0"),
+        (lambda: DropBlock2d(0.1, grid=7), "grid must be integers above 0"),
+        (lambda: DropBlock2d(0.1, grid=(3, 3), layout="NHWC"), "not layout='NHWC'"),
+        (lambda: DropBlock1d(0.1, grid=(9,)), "takes one nowhere"),
+        (lambda: Dropout(0.1, grid=(3, 3)), "takes one nowhere"),
+        (lambda: Dropout(0.1, prefix_tokens=1), "takes none"),
+        (lambda: DropBlock2d(0.1, prefix_tokens=-1), "prefix_tokens must be an integer >= 0"),
+        (lambda: DropBlock2d(0.1, prefix_tokens=True), "prefix_tokens must be an integer >= 0"),
+    ],
+)
+def test_options_that_mean_nothing(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_a_grid_for_a_layer_of_maps_is_refused():
+    with pytest.raises(SiteError, match=r"are for tokens, but the layer gives NCHW"):
+        run(nn.Conv2d(3, 4, 1), {".": Dropout2d(0.1, grid=(5, 5))}, torch.randn(2, 3, 5, 5))
+
+
+def test_the_options_are_written_and_read():
+    spec = Spec({"blocks.*": DropBlock2d(0.1, 3, grid=(4, 6), prefix_tokens=0)})
+    assert "grid=(4, 6), prefix_tokens=0" in repr(spec)
+    assert Spec.from_yaml(spec.to_yaml()) == spec
+    assert Spec.from_json(spec.to_json()) == spec
+
+
+def test_a_peers_layer_gets_tokens_as_a_map():
+    spec = {"blocks.1": Foreign(nn.Dropout2d, p=1.0, grid=(4, 6))}
+    y, (site,) = run(Tokens(), spec, torch.randn(2, 3, 8, 12))
+    assert (y[:, 1:] == 0).all()
+    assert (y[:, 0] != 0).any()
+    assert "grid=(4, 6)" in repr(site.regularizer)
+
+
+def test_channels_of_gradients_are_those_of_the_activation():
+    model, x = Turned(6), torch.randn(2, 3, 5, 5)
+    caught, weight = [], torch.tensor([1.0, 2.0, 3.0, 4.0, 0.01, 6.0])
+    attach(model, {"norm": ClipGradNorm(2.0, per="channel")})
+    y = model(x)
+    model.norm.register_full_backward_hook(lambda module, taken, given: caught.append(given[0]))
+    y.mul(weight).sum().backward()
+    clipped = torch.linalg.vector_norm(weight.expand(2, 5, 5, 6), dim=(0, 1, 2)).clamp(max=2.0)
+    y = model(x)
+    y.mul(weight).sum().backward()
+    given = torch.linalg.vector_norm(caught[0], dim=(0, 1, 2))
+    assert torch.allclose(given, clipped, rtol=1e-4)
+
+
+def test_evidence_is_plain_data():
+    model = Tokens()
+    (site,) = attach(model, {"blocks.1": DropBlock2d(0.1, 3)}).sites
+    assert pickle.loads(pickle.dumps(site.evidence)) == site.evidence
+    copied = copy.deepcopy(model)
+    copied.train()(torch.randn(2, 3, 8, 12))
