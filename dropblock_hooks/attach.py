@@ -15,6 +15,7 @@ from .placement import Placement, place
 from .registry import closest
 from .site import Control, HookWarning, Site
 from .spec import Draft
+from .wrappers import bare_type, find_module, named_modules, unwrap
 
 
 def attach(model: nn.Module, spec: Any, *, root: str = "", grad_scaler: Any = None) -> Attachment:
@@ -31,8 +32,8 @@ def attach(model: nn.Module, spec: Any, *, root: str = "", grad_scaler: Any = No
         ['0/DropBlock2d', '2/DropBlock2d']
 
     Args:
-        model: any model that is not compiled yet; DistributedDataParallel and Fabric are looked
-            through.
+        model: any model that is not compiled yet. Wrappers are looked through, also inside the
+            model: DistributedDataParallel, FSDP, Fabric, ``checkpoint_wrapper``, averaged copies.
         spec: a mapping selector → regularizer(s), a list of such pairs, a `Spec`, or the path of a
             YAML or JSON file.
         root: name of the submodule where names begin, for example ``"backbone.body"``.
@@ -78,7 +79,7 @@ def _hooks(placements: list[Placement], control: Control) -> list[SiteHook]:
         site = Site(
             key,
             p.target.name,
-            type(p.target.module).__name__,
+            bare_type(p.target.module).__name__,
             p.regularizer,
             control,
             p.target.aliases,
@@ -107,10 +108,9 @@ def attachments(model: nn.Module) -> list[Attachment]:
             control = hook.site.control
             found.setdefault(id(control), (control, []))[1].append((module, hook))
     base = unwrap(model)
-    names = {name for name, _ in base.named_modules()}
     return [
         Attachment(
-            base if control.root not in names else base.get_submodule(control.root),
+            find_module(base, control.root) or base,
             control,
             sorted(hooks, key=lambda pair: pair[1].site.order),
         )
@@ -133,38 +133,6 @@ def detach_all(model: nn.Module) -> int:
     return len(found)
 
 
-def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside wrappers, which are told by their type."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    while True:
-        if isinstance(model, nn.DataParallel):
-            raise RuntimeError(
-                "nn.DataParallel shares the state of hooks between threads: use "
-                "DistributedDataParallel, or attach to a model without it"
-            )
-        inner = _inside(model)
-        if inner is None:
-            return model
-        model = inner
-
-
-_WRAPPERS = (
-    ("torch.nn.parallel.distributed", "DistributedDataParallel", "module"),
-    ("torch._dynamo.eval_frame", "OptimizedModule", "_orig_mod"),
-    ("lightning.fabric.wrappers", "_FabricModule", "_forward_module"),
-)
-
-
-def _inside(model: nn.Module) -> nn.Module | None:
-    for module, name, attribute in _WRAPPERS:
-        wrapper = getattr(sys.modules.get(module), name, None)  # not imported: not in use
-        if wrapper is not None and isinstance(model, wrapper):
-            inner: nn.Module = getattr(model, attribute)
-            return inner
-    return None
-
-
 def refuse_compiled(model: nn.Module) -> None:
     """Raise RuntimeError where torch would silently ignore a new hook."""
     optimized = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", ())
@@ -183,7 +151,8 @@ def _submodule(model: nn.Module, root: str) -> nn.Module:
         raise TypeError(f"root must be the name of a submodule, got {root!r}")
     if not root:
         return model
-    names = [name for name, _ in model.named_modules()]
-    if root not in names:
+    found = find_module(model, root)
+    if found is None:
+        names = [name for name, _ in named_modules(model)]
         raise ValueError(f"root={root!r} is not a submodule of the model{closest(root, names)}")
-    return model.get_submodule(root)
+    return found

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from .hooks import ParameterHook, SiteHook, find_module
+from .hooks import ParameterHook, SiteHook
 from .site import Control, Site
+from .wrappers import bare_type, find_module, shard_refusal
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,10 @@ def _faults(
     site, owner = hook.site, hook.owner_name
     current = find_module(base, owner)
     if current is not module:
-        now = "is gone" if current is None else f"is another {type(current).__name__}"
+        now = "is gone" if current is None else f"is another {bare_type(current).__name__}"
         yield "replaced", f"the layer '{owner}' {now} since it was attached: attach again"
+    elif isinstance(hook, ParameterHook) and shard_refusal(module) is not None:
+        yield "sharded", str(shard_refusal(module))
     elif hook.lost(module):
         yield "lost", _why_lost(module, hook)
     if ran and not site.calls and site.at != "parameter":

@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from . import elements
 from .site import Site
+from .wrappers import find_module, shard_refusal
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -174,6 +175,9 @@ class ParameterHook(SiteHook):
         parameter = module._parameters.get(self.parameter)
         if self._hooked is not None and self._hooked() is parameter:
             return
+        refusal = shard_refusal(module)
+        if refusal is not None:
+            raise self.site.error(refusal)
         self._unhook()
         if parameter is not None and parameter.requires_grad:
             hook = GradHook(self.site, self)
@@ -237,14 +241,6 @@ def take_off(hook: object, module: nn.Module) -> None:
         for key in [key for key, there in hooks.items() if cast(object, there) is hook]:
             for table in (hooks, *extras):
                 table.pop(key, None)
-
-
-def find_module(model: nn.Module, name: str) -> nn.Module | None:
-    """The submodule of this name, or None."""
-    try:
-        return model.get_submodule(name)
-    except AttributeError:
-        return None
 
 
 def hooks_on(module: nn.Module) -> list[SiteHook]:

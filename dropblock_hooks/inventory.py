@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attach import detach_all, unwrap
+from .attach import detach_all
 from .names import Index
 from .table import Table
+from .wrappers import bare_type, named_modules, unwrap
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def layers(model: nn.Module, example_input: Any = None) -> Table[LayerRow]:
     rows = [
         LayerRow(
             name=name,
-            type=type(target.module).__name__,
+            type=bare_type(target.module).__name__,
             parameters=sum(p.numel() for p in target.module.parameters()),
             aliases=target.aliases,
             shape=seen[name][0] if name in seen else None,
@@ -93,7 +94,7 @@ def _observe(model: nn.Module, example: Any) -> dict[str, tuple[Any, int]]:
     copied = copy.deepcopy(model)
     detach_all(copied)
     seen: dict[str, tuple[Any, int]] = {}
-    for name, module in copied.named_modules():
+    for name, module in named_modules(copied):
         module.register_forward_hook(_Recorder(name, seen))
     copied.eval()
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []

@@ -15,6 +15,7 @@ from .names import Index, NoMatchError, Target
 from .registry import brief, closest
 from .schedules import as_count
 from .stages import stage_module, stage_target
+from .wrappers import bare_type
 
 ROOT = "."
 FORMS = ("param", "re", "type", "stage", "stride")
@@ -110,7 +111,7 @@ def _match_text(text: str, index: Index) -> list[Target]:
     callable_ones = [target for target in found if target.parameter or _has_forward(target.module)]
     if found and not callable_ones:
         raise NoMatchError(
-            f"{rest!r} is a {type(found[0].module).__name__}, which is never called itself; "
+            f"{rest!r} is a {bare_type(found[0].module).__name__}, which is never called itself; "
             f"did you mean '{rest}.*'?"
         )
     if not found:
@@ -144,7 +145,7 @@ def _match_types(types: Iterable[Any], index: Index) -> list[Target]:
         ]
         if not some:
             name = wanted if isinstance(wanted, str) else wanted.__name__
-            known = {type(t.module).__name__ for t in index.modules.values()}
+            known = {bare_type(t.module).__name__ for t in index.modules.values()}
             raise NoMatchError(f"no layer is a {name}{closest(name, known)}")
         found += some
     return found
@@ -190,7 +191,7 @@ def _nothing(text: str, table: dict[str, Target], index: Index) -> str:
     form, colon, _ = text.partition(":")
     if colon:
         return f"{form}: is not a form of selector{closest(form, FORMS)}; forms: {', '.join(FORMS)}"
-    if text in {type(target.module).__name__ for target in index.modules.values()}:
+    if text in {bare_type(target.module).__name__ for target in index.modules.values()}:
         return f"{text!r} matches no name; it is a type: did you mean 'type:{text}'?"
     if table is index.modules and text in index.parameters:
         return f"{text!r} is a parameter: did you mean 'param:{text}'?"

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from .wrappers import named_modules
+
 _PARAMETER = "param:"
 
 
@@ -37,7 +39,7 @@ class Index:
         self.modules: dict[str, Target] = {}
         self.parameters: dict[str, Target] = {}
         by_identity: dict[int, list[str]] = {}
-        for name, module in model.named_modules(remove_duplicate=False):
+        for name, module in named_modules(model):
             by_identity.setdefault(id(module), []).append(name)
             self.modules[name] = Target(name, module)
         self.positions = {name: i for i, name in enumerate(self.modules)}

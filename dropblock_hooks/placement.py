@@ -15,6 +15,7 @@ from .names import Index, NoMatchError, Target
 from .regularizer import Regularizer
 from .schedules import spread_rate
 from .spec import Draft, Entry, SpecError
+from .wrappers import shard_refusal
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,9 @@ def _refusal(regularizer: Regularizer, target: Target) -> str | None:
             return "the parameter is frozen (requires_grad is False), it gets no gradient"
         if regularizer.at != "output" or regularizer.index is not None:
             return "at= and index= mean nothing for a parameter"
+        sharded = shard_refusal(target.module)
+        if sharded is not None:
+            return sharded
     return regularizer.refusal(target.module, parameter)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from .names import Index, NoMatchError, Target
+from .wrappers import bare_type
 
 
 def stage_target(index: Index, kind: str, text: str) -> Target:
@@ -18,7 +19,7 @@ def stage_target(index: Index, kind: str, text: str) -> Target:
         raise NoMatchError(f"{kind}: takes an integer, got {text!r}") from None
     name = stage_module(index, number) if kind == "stage" else _stride_module(index, number)
     module = index.modules[name].module
-    while type(module) in (nn.Sequential, nn.ModuleList) and len(module):  # type: ignore[arg-type]
+    while bare_type(module) in (nn.Sequential, nn.ModuleList) and len(module):  # type: ignore[arg-type]
         # such a container can be passed by (gradient checkpointing loops over its children)
         child = list(module._modules)[-1]
         name = f"{name}.{child}"
