@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from typing import Any
 
 from torch import nn
 
 from .attachment import Attachment, checked_scaler
-from .hooks import KeeperHook, ParameterHook, SiteHook, hooks_on, make_hook
-from .layouts import PARAMETER
-from .placement import Placement, place
-from .registry import closest
-from .site import Control, HookWarning, Site
+from .hooks import SiteHook, hooks_on
+from .install import install
+from .placement import place
+from .site import Control, HookWarning
 from .spec import Draft
-from .wrappers import bare_type, find_module, named_modules, unwrap
+from .wrappers import find_module, refuse_compiled, submodule, unwrap
 
 
 def attach(model: nn.Module, spec: Any, *, root: str = "", grad_scaler: Any = None) -> Attachment:
@@ -45,49 +43,17 @@ def attach(model: nn.Module, spec: Any, *, root: str = "", grad_scaler: Any = No
         RuntimeError: for a compiled model, where torch would ignore new hooks, and DataParallel.
         TypeError: for a model that is none.
     """
-    base = _submodule(unwrap(model), root)
+    base = submodule(unwrap(model), root)
     refuse_compiled(model)
     placements, cautions = place(base, Draft.of(spec))
-    control = Control(root, checked_scaler(grad_scaler))
-    hooks = [
-        (p.target.module, hook)
-        for p, hook in zip(placements, _hooks(placements, control), strict=True)
-    ]
-    attachment = Attachment(base, control, hooks)
+    attachment = install(base, placements, Control(root, checked_scaler(grad_scaler)))
     try:
-        for module, hook in hooks:
-            hook.install(module)
-        parameters = [hook for _, hook in hooks if isinstance(hook, ParameterHook)]
-        if parameters:
-            base.register_forward_pre_hook(KeeperHook(parameters))
         for caution in cautions:
             warnings.warn(caution, HookWarning, stacklevel=2)
-    except BaseException:
+    except BaseException:  # a filter may make errors of warnings
         attachment.remove()
         raise
     return attachment
-
-
-def _hooks(placements: list[Placement], control: Control) -> list[SiteHook]:
-    hooks: list[SiteHook] = []
-    repeated: dict[str, int] = {}
-    for order, p in enumerate(placements):
-        key = f"{p.target.name or '.'}/{p.regularizer.label}"
-        repeated[key] = repeated.get(key, 0) + 1
-        if repeated[key] > 1:
-            key = f"{key}#{repeated[key]}"
-        site = Site(
-            key,
-            p.target.name,
-            bare_type(p.target.module).__name__,
-            p.regularizer,
-            control,
-            p.target.aliases,
-            PARAMETER if p.target.parameter else None,
-        )
-        site.order = order
-        hooks.append(make_hook(site, p.target.parameter))
-    return hooks
 
 
 def attachments(model: nn.Module) -> list[Attachment]:
@@ -131,28 +97,3 @@ def detach_all(model: nn.Module) -> int:
     for attachment in found:
         attachment.remove()
     return len(found)
-
-
-def refuse_compiled(model: nn.Module) -> None:
-    """Raise RuntimeError where torch would silently ignore a new hook."""
-    optimized = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", ())
-    for name, module in model.named_modules():
-        if isinstance(module, optimized) or getattr(module, "_compiled_call_impl", None):
-            where = f"its submodule '{name}'" if name else "the model"
-            raise RuntimeError(
-                f"{where} is compiled, and torch ignores hooks that come later: attach to the bare "
-                "model first, then compile; for a model that has run compiled, call "
-                "torch._dynamo.reset() before attaching"
-            )
-
-
-def _submodule(model: nn.Module, root: str) -> nn.Module:
-    if not isinstance(root, str):
-        raise TypeError(f"root must be the name of a submodule, got {root!r}")
-    if not root:
-        return model
-    found = find_module(model, root)
-    if found is None:
-        names = [name for name, _ in named_modules(model)]
-        raise ValueError(f"root={root!r} is not a submodule of the model{closest(root, names)}")
-    return found

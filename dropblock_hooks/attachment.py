@@ -15,6 +15,7 @@ from .findings import Finding, find_faults
 from .hooks import SiteHook, keepers_on, take_off
 from .matching import Select, match
 from .names import Index, NoMatchError
+from .proof import prove, take_off_proof
 from .registry import closest
 from .report import SiteRow, site_table
 from .schedules import as_number, spread_rate
@@ -127,6 +128,8 @@ class Attachment:
                 site.close_window()
         self._control.epoch = t
         self._control.stepped = True
+        if self._control.compiled and not self._control.proved:
+            prove(self._base, self._control, self.sites)
 
     @property
     def rates(self) -> dict[str, dict[str, float]]:
@@ -198,6 +201,7 @@ class Attachment:
         self._control.installed = False
         for module, hook in self._installed:
             hook.remove(module)
+        take_off_proof(self._control, self._base)
         for keeper in keepers_on(self._base):
             if any(hook.site.control is self._control for hook in keeper.hooks):
                 take_off(keeper, self._base)
@@ -215,7 +219,11 @@ class Attachment:
 
     def report(self) -> Table[SiteRow]:
         """What has happened at each site: objects, text, dicts, pandas. Waits for the device."""
-        return site_table(self.sites, self._title())
+        return site_table(self.sites, self._title(), self._forwards())
+
+    def _forwards(self) -> int | None:
+        """Forwards of the model so far; None where compiled ones could not be counted."""
+        return None if self._control.compiled else self._control.forwards
 
     def _title(self) -> str:
         state = "" if self.enabled else ", paused"

@@ -12,14 +12,18 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
+
+from .hooks import KeeperHook, SiteHook
+from .proof import ProofHook
+from .wrappers import named_modules
 
 _T = TypeVar("_T")
 
@@ -30,16 +34,31 @@ class RehearsalError(Exception):
 
 @dataclass
 class Rehearsal:
-    """A copy, ready to be called: `run` calls it once, and must happen inside `rehearsing`."""
+    """A copy, ready to be called: `run` calls it once, and must happen inside `rehearsing`.
+
+    Attributes:
+        model: the copy.
+        args: what it is called with.
+        kwargs: and by keyword.
+        left_out: layers that lost hooks of the user's, which could have reached out of a copy.
+    """
 
     model: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[str, ...]
+    memo: dict[int, Any]
+    mode: FakeTensorMode | None
+
+    def copy_of(self, module: nn.Module) -> nn.Module:
+        """The copy of a module of the model."""
+        copied: nn.Module = self.memo[id(module)]
+        return copied
 
     def run(self) -> Any:
         """The output of one forward."""
-        return self.model(*self.args, **self.kwargs)
+        with self.mode or nullcontext():
+            return self.model(*self.args, **self.kwargs)
 
 
 @contextmanager
@@ -56,20 +75,17 @@ def rehearsing(model: nn.Module, example: Any, *, fake: bool) -> Iterator[Rehear
         stack.enter_context(_kept_random_numbers())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # a real forward will give them
+        if "torch._dynamo" in sys.modules:  # a compiled part is run as it was written
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         memo: dict[int, Any] = {}
-        if fake:
-            mode = FakeTensorMode(allow_non_fake_inputs=False)
-            with _Faking(mode, _device_of(model)):
-                copied, inputs = copy.deepcopy(model, memo), copy.deepcopy(example, memo)
-            stack.enter_context(mode)
-        else:
+        # constants that a function of the model holds are faked where they are met
+        mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
+        with nullcontext() if mode is None else _Faking(mode, _device_of(model)):
             copied, inputs = copy.deepcopy(model, memo), copy.deepcopy(example, memo)
-        left_out = _leave_out_hooks(copied)
-        args = inputs if isinstance(inputs, tuple) else (inputs,)
+        args, kwargs = (inputs if isinstance(inputs, tuple) else (inputs,)), {}
         if isinstance(inputs, Mapping):
-            yield Rehearsal(copied, (), dict(inputs), left_out)
-        else:
-            yield Rehearsal(copied, args, {}, left_out)
+            args, kwargs = (), dict(inputs)
+        yield Rehearsal(copied, args, kwargs, _leave_out_hooks(copied), memo, mode)
 
 
 def first_success(attempts: Mapping[str, Callable[[], _T]]) -> tuple[_T, list[str]]:
@@ -157,20 +173,25 @@ def refuse_replaced_forward(model: nn.Module) -> None:
             )
 
 
+_OURS = (SiteHook, KeeperHook, ProofHook)
 _TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def _leave_out_hooks(model: nn.Module) -> tuple[str, ...]:
-    """Take off what could reach out of a copy: backward hooks, and functions with a memory."""
+    """Take off our hooks, and what could reach out of a copy: functions with a memory.
+
+    Backward hooks have no turn in a forward.
+    """
     left_out: dict[str, None] = {}
-    for name, module in model.named_modules():
+    for name, module in named_modules(model):
         for table in _TABLES:
             hooks: dict[int, Any] = getattr(module, table, {})
             for key, hook in list(hooks.items()):
-                if "backward" in table or _remembers(hook):
+                if "backward" in table or isinstance(hook, _OURS):
                     del hooks[key]
-                    if "backward" not in table:
-                        left_out[name] = None
+                elif _remembers(hook):
+                    del hooks[key]
+                    left_out[name or "."] = None
     return tuple(left_out)
 
 
@@ -191,7 +212,6 @@ class Seen:
 
     calls: int = 0
     output: Any = None
-    shapes: list[tuple[int, ...]] = field(default_factory=list)
 
 
 class Recorder:
@@ -207,10 +227,14 @@ class Recorder:
 
 def record(model: nn.Module) -> dict[str, Seen]:
     """Watch every layer of a copy; what was seen, by name, is filled in as it runs."""
-    seen = {name: Seen() for name, _ in model.named_modules()}
-    for name, module in model.named_modules():
-        if not isinstance(module, torch.jit.ScriptModule):
-            module.register_forward_hook(Recorder(seen[name]))
+    seen: dict[str, Seen] = {}
+    known: dict[int, Seen] = {}
+    for name, module in named_modules(model):
+        if id(module) not in known:
+            known[id(module)] = Seen()
+            if not isinstance(module, torch.jit.ScriptModule):  # takes no hooks
+                module.register_forward_hook(Recorder(known[id(module)]))
+        seen[name] = known[id(module)]
     return seen
 
 

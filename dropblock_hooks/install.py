@@ -1,0 +1,53 @@
+"""Installing: the hooks of placements, put on the layers of a model; all or none."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from .attachment import Attachment
+from .hooks import KeeperHook, ParameterHook, SiteHook, make_hook
+from .layouts import PARAMETER
+from .placement import Placement
+from .proof import ProofHook
+from .site import Control, Site
+from .wrappers import bare_type
+
+
+def install(base: nn.Module, placements: list[Placement], control: Control) -> Attachment:
+    """Put the hooks of all placements on a model; where one fails, take out what was put on."""
+    hooks = _hooks(placements, control)
+    installed = [(p.target.module, hook) for p, hook in zip(placements, hooks, strict=True)]
+    attachment = Attachment(base, control, installed)
+    try:
+        for module, hook in installed:
+            hook.install(module)
+        parameters = [hook for hook in hooks if isinstance(hook, ParameterHook)]
+        if parameters:
+            base.register_forward_pre_hook(KeeperHook(parameters))
+        base.register_forward_hook(ProofHook(control, [hook.site for hook in hooks]))
+    except BaseException:
+        attachment.remove()
+        raise
+    return attachment
+
+
+def _hooks(placements: list[Placement], control: Control) -> list[SiteHook]:
+    hooks: list[SiteHook] = []
+    repeated: dict[str, int] = {}
+    for order, p in enumerate(placements):
+        key = f"{p.target.name or '.'}/{p.regularizer.label}"
+        repeated[key] = repeated.get(key, 0) + 1
+        if repeated[key] > 1:
+            key = f"{key}#{repeated[key]}"
+        site = Site(
+            key,
+            p.target.name,
+            bare_type(p.target.module).__name__,
+            p.regularizer,
+            control,
+            p.target.aliases,
+            PARAMETER if p.target.parameter else None,
+        )
+        site.order = order
+        hooks.append(make_hook(site, p.target.parameter))
+    return hooks
