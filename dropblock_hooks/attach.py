@@ -8,15 +8,24 @@ from typing import Any
 from torch import nn
 
 from .attachment import Attachment, checked_scaler
+from .cautions import FAULTS
 from .hooks import SiteHook, hooks_on
 from .install import install
 from .placement import place
+from .plan import plan_placements
 from .site import Control, HookWarning
-from .spec import Draft
+from .spec import Draft, SpecError
 from .wrappers import find_module, refuse_compiled, submodule, unwrap
 
 
-def attach(model: nn.Module, spec: Any, *, root: str = "", grad_scaler: Any = None) -> Attachment:
+def attach(
+    model: nn.Module,
+    spec: Any,
+    *,
+    root: str = "",
+    grad_scaler: Any = None,
+    example_input: Any = None,
+) -> Attachment:
     """Put regularizers on the layers of a model, by name, through hooks.
 
     Everything is resolved and checked before the first hook goes in; the model keeps its class, its
@@ -37,6 +46,9 @@ def attach(model: nn.Module, spec: Any, *, root: str = "", grad_scaler: Any = No
         root: name of the submodule where names begin, for example ``"backbone.body"``.
         grad_scaler: the GradScaler of the training loop: bounds of gradient regularizers are then
             in the unit of the unscaled loss.
+        example_input: what the model is called with (a tensor, or a tuple of arguments or a
+            mapping of keywords): it is planned first, see `plan`, and what can't work is refused;
+            otherwise the first forward shows it.
 
     Raises:
         SpecError: with all that is wrong with the spec on this model; nothing was installed.
@@ -45,8 +57,17 @@ def attach(model: nn.Module, spec: Any, *, root: str = "", grad_scaler: Any = No
     """
     base = submodule(unwrap(model), root)
     refuse_compiled(model)
-    placements, cautions = place(base, Draft.of(spec))
-    attachment = install(base, placements, Control(root, checked_scaler(grad_scaler)))
+    draft = Draft.of(spec)
+    placements, cautions = place(base, draft)
+    control = Control(root, checked_scaler(grad_scaler))
+    if example_input is not None:
+        planned = plan_placements(unwrap(model), base, placements, example_input)
+        if planned.problems:
+            raise SpecError(planned.problems, draft.source)
+        faults = [caution for caution in planned.cautions if caution.kind in FAULTS]
+        cautions += [caution.text for caution in faults]
+        control.told = frozenset(key for caution in faults for key in caution.keys)
+    attachment = install(base, placements, control)
     try:
         for caution in cautions:
             warnings.warn(caution, HookWarning, stacklevel=2)

@@ -48,7 +48,7 @@ def why_not_called(base: nn.Module, name: str, calls: Mapping[str, int]) -> str:
             "fused attention: scaled_dot_product_attention drops by itself and leaves this layer "
             "out; name the projection behind it, or set fused_attn = False"
         )
-    use = _use(type(parent), local)
+    use = _use(_class_of(parent), local)
     if use == "weight":
         return f"{type(parent).__name__} takes its weight and does not call it: name its parent"
     if use == "forward":
@@ -97,13 +97,17 @@ def _checkpoints(base: nn.Module, name: str) -> bool:
 def _is_fused(attention: nn.Module) -> bool:
     if not getattr(attention, "fused_attn", True):
         return False
-    codes = _codes(type(attention))
+    codes = _codes(_class_of(attention))
     return any("scaled_dot_product_attention" in code.co_names for code in codes)
 
 
 def _is_dropout_like(local: str, module: nn.Module) -> bool:
     kinds = (nn.modules.dropout._DropoutNd, nn.Identity, nn.Softmax)
     return isinstance(module, kinds) or "drop" in local
+
+
+def _class_of(module: nn.Module) -> Any:  # Any: mypy takes no class as hashable here
+    return type(module)
 
 
 @functools.lru_cache(maxsize=1024)

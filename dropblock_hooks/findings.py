@@ -9,7 +9,7 @@ from torch import nn
 
 from .causes import why_inactive, why_not_called
 from .hooks import ParameterHook, SiteHook
-from .site import Control, Site
+from .site import Control
 from .wrappers import bare_type, find_module, shard_refusal
 
 

@@ -33,12 +33,7 @@ def install(base: nn.Module, placements: list[Placement], control: Control) -> A
 
 def _hooks(placements: list[Placement], control: Control) -> list[SiteHook]:
     hooks: list[SiteHook] = []
-    repeated: dict[str, int] = {}
-    for order, p in enumerate(placements):
-        key = f"{p.target.name or '.'}/{p.regularizer.label}"
-        repeated[key] = repeated.get(key, 0) + 1
-        if repeated[key] > 1:
-            key = f"{key}#{repeated[key]}"
+    for order, (key, p) in enumerate(zip(site_keys(placements), placements, strict=True)):
         site = Site(
             key,
             p.target.name,
@@ -51,3 +46,14 @@ def _hooks(placements: list[Placement], control: Control) -> list[SiteHook]:
         site.order = order
         hooks.append(make_hook(site, p.target.parameter))
     return hooks
+
+
+def site_keys(placements: list[Placement]) -> list[str]:
+    """The key of each site: its layer and its regularizer, numbered where they are the same."""
+    keys: list[str] = []
+    repeated: dict[str, int] = {}
+    for p in placements:
+        key = f"{p.target.name or '.'}/{p.regularizer.label}"
+        repeated[key] = repeated.get(key, 0) + 1
+        keys.append(key if repeated[key] == 1 else f"{key}#{repeated[key]}")
+    return keys

@@ -88,8 +88,8 @@ def rehearsing(model: nn.Module, example: Any, *, fake: bool) -> Iterator[Rehear
         yield Rehearsal(copied, args, kwargs, _leave_out_hooks(copied), memo, mode)
 
 
-def first_success(attempts: Mapping[str, Callable[[], _T]]) -> tuple[_T, list[str]]:
-    """What the first attempt that does not fail gives, and why those before it failed.
+def first_success(attempts: Mapping[str, Callable[[], _T]]) -> tuple[str, _T, list[str]]:
+    """The first attempt that does not fail, what it gives, and why those before it failed.
 
     Raises:
         RehearsalError: where all fail.
@@ -97,7 +97,7 @@ def first_success(attempts: Mapping[str, Callable[[], _T]]) -> tuple[_T, list[st
     reasons: list[str] = []
     for name, attempt in attempts.items():
         try:
-            return attempt(), reasons
+            return name, attempt(), reasons
         except Exception as error:  # a model may fail in any way on tensors it isn't made for
             reasons.append(f"{name}: {reason_of(error)}")
     raise RehearsalError("; ".join(dict.fromkeys(reasons)))
@@ -152,7 +152,7 @@ def _kept_random_numbers() -> Iterator[None]:
     """The states of all generators that a forward may use, put back."""
     numpy: Any = sys.modules.get("numpy.random")  # not imported: not in use
     state, numpy_state = random.getstate(), numpy.get_state() if numpy else None
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     try:
         with torch.random.fork_rng(devices):
             yield
@@ -197,6 +197,8 @@ def _leave_out_hooks(model: nn.Module) -> tuple[str, ...]:
 
 def _remembers(hook: Any) -> bool:
     """Whether a function may hold something that is not its argument; a copy would share it."""
+    if isinstance(hook, types.BuiltinFunctionType):
+        return True  # the append of a list
     if not isinstance(hook, types.FunctionType):
         return False  # objects, methods and partials are copied with what they hold
     if hook.__closure__ or any(isinstance(c, types.CodeType) for c in hook.__code__.co_consts):

@@ -63,9 +63,7 @@ def _several(calls: float | None) -> str:
     return "" if calls is None or calls in (0, 1) else f" ({calls:.4g} per forward)"
 
 
-def site_table(
-    sites: Sequence[Site], title: str, forwards: int | None = None
-) -> Table[SiteRow]:
+def site_table(sites: Sequence[Site], title: str, forwards: int | None = None) -> Table[SiteRow]:
     """The rows of all sites, which print as a table."""
     return Table(
         [site_row(site, forwards) for site in sites],

@@ -123,15 +123,23 @@ def shard_refusal(owner: nn.Module) -> str | None:
 
 def refuse_compiled(model: nn.Module) -> None:
     """Raise RuntimeError where torch would silently ignore a new hook."""
+    compiled = compiled_part(model)
+    if compiled:
+        raise RuntimeError(compiled)
+
+
+def compiled_part(model: nn.Module) -> str | None:
+    """Which part of a model is compiled, and what to do about it; None where nothing is."""
     optimized = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", ())
     for name, module in model.named_modules():
         if isinstance(module, optimized) or getattr(module, "_compiled_call_impl", None):
             where = f"its submodule '{name}'" if name else "the model"
-            raise RuntimeError(
+            return (
                 f"{where} is compiled, and torch ignores hooks that come later: attach to the bare "
                 "model first, then compile; for a model that has run compiled, call "
                 "torch._dynamo.reset() before attaching"
             )
+    return None
 
 
 def submodule(model: nn.Module, root: str) -> nn.Module:
