@@ -16,6 +16,7 @@ from .trial import SiteTrial, Trial
 
 Kind = Literal[
     "spec",
+    "left",
     "no_pass",
     "fallback",
     "left_out",
@@ -30,7 +31,7 @@ Kind = Literal[
     "in_place",
     "untraceable",
 ]
-FAULTS: tuple[Kind, ...] = ("no_pass", "never_called", "never_active", "loses_samples")
+FAULTS: tuple[Kind, ...] = ("left", "no_pass", "never_called", "never_active", "loses_samples")
 """What ``attach`` warns of when it plans first; the rest is good to know."""
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from .names import Index
-from .rehearsal import Seen, record, rehearsing
+from .rehearsal import Seen, clear_away, record, rehearsing
 from .table import Table
 from .wrappers import bare_type, unwrap
 
@@ -83,6 +83,8 @@ def _observe(model: nn.Module, example: Any) -> dict[str, Seen]:
         return _forward(model, example, fake=True)
     except Exception:  # fake tensors don't suit every model; what a real forward raises is told
         return _forward(model, example, fake=False)
+    finally:
+        clear_away()
 
 
 def _forward(model: nn.Module, example: Any, fake: bool) -> dict[str, Seen]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .cautions import Caution, cautions_of, problems_of
 from .install import site_keys
 from .placement import Placement, place
-from .rehearsal import RehearsalError, first_success
+from .rehearsal import RehearsalError, clear_away, first_success
 from .report import is_clipped
 from .schedules import span_of
 from .spec import Draft
@@ -160,6 +160,17 @@ def plan_placements(
     model: nn.Module, base: nn.Module, placements: list[Placement], example: Any
 ) -> Plan:
     """The plan of a spec that is resolved; `model` takes the example, `base` is in it."""
+    planned = _planned(model, base, placements, example)
+    left = clear_away()
+    if not left:
+        return planned
+    text = f"the forward has left a fake tensor outside of the model, in {', '.join(left)}"
+    return Plan(
+        planned.rows, planned.title, [*planned.problems], [Caution("left", text), *planned.cautions]
+    )
+
+
+def _planned(model: nn.Module, base: nn.Module, placements: list[Placement], example: Any) -> Plan:
     cautions: list[Caution] = []
     trial = _trial(model, base, placements, example, cautions)
     problems = problems_of(trial.sites) if trial else []

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from .causes import why_inactive, why_not_called
-from .hooks import take_off
+from .hooks import hooks_on, take_off
 from .site import Control, HookWarning, Site
 from .wrappers import find_module
 
@@ -62,9 +62,11 @@ def prove(base: nn.Module, control: Control, sites: Iterable[Site]) -> None:
 def _fault(base: nn.Module, site: Site, calls: dict[str, int]) -> str | None:
     if site.at == "parameter":
         return None  # its owner need not be called
+    module = find_module(base, site.name)
+    if module is not None and all(hook.site is not site for hook in hooks_on(module)):
+        return "the layer was replaced since it was attached: attach again"
     if not site.calls:
         return f"never called: {why_not_called(base, site.name, calls)}"
-    module = find_module(base, site.name)
     works = site.active_calls or site.regularizer.acts_on == "gradient"  # whose turn is later
     if module is None or works or not site.control.enabled:
         return None

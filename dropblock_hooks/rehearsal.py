@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
+from . import leaks
 from .hooks import KeeperHook, SiteHook
 from .proof import ProofHook
 from .wrappers import named_modules
@@ -79,13 +80,21 @@ def rehearsing(model: nn.Module, example: Any, *, fake: bool) -> Iterator[Rehear
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         memo: dict[int, Any] = {}
         # constants that a function of the model holds are faked where they are met
-        mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
+        mode = RehearsalMode(allow_non_fake_inputs=True) if fake else None
         with nullcontext() if mode is None else _Faking(mode, _device_of(model)):
             copied, inputs = copy.deepcopy(model, memo), copy.deepcopy(example, memo)
         args, kwargs = (inputs if isinstance(inputs, tuple) else (inputs,)), {}
         if isinstance(inputs, Mapping):
             args, kwargs = (), dict(inputs)
         yield Rehearsal(copied, args, kwargs, _leave_out_hooks(copied), memo, mode)
+
+
+def clear_away() -> list[str]:
+    """Take out what rehearsals have left in caches outside of their copies; what is still there.
+
+    To be called when no rehearsal and nothing of it is held any more.
+    """
+    return leaks.take_out(RehearsalMode)
 
 
 def first_success(attempts: Mapping[str, Callable[[], _T]]) -> tuple[str, _T, list[str]]:
@@ -107,6 +116,10 @@ def reason_of(error: BaseException) -> str:
     """The first line that says something, and the type."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+class RehearsalMode(FakeTensorMode):
+    """Fake tensors of its own, told from those of torch and of the user."""
 
 
 class _Faking(TorchFunctionMode):
