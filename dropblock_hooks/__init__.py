@@ -7,6 +7,7 @@ The map:
 `DropBlock2d`, `ClampGrad`  regularizers: ``activations``, ``gradients``, `Foreign` for peers'
 `LinearSchedule`            schedules: functions of the epoch, wherever a rate or bound is taken
 `Select`, `Spec`            selectors, and the spec that maps them to regularizers; YAML and JSON
+`plan`                      what a spec will do on a model, before anything is put on
 `layers`                    what a model has to attach to
 ``functional``              the equations, as pure functions of tensors
 `Regularizer`, `register`   one class, one file: a regularizer of your own
@@ -34,6 +35,7 @@ from .foreign import Foreign
 from .gradients import ClampGrad, ClipGradNorm, ScaleGrad, ZeroGrad
 from .inventory import layers
 from .matching import Select
+from .plan import Plan, plan
 from .registry import register
 from .regularizer import (
     Applied,
@@ -83,6 +85,7 @@ __all__ = [
     "LinearSchedule",
     "NonNegative",
     "Now",
+    "Plan",
     "Positive",
     "Probability",
     "Range",
@@ -104,5 +107,6 @@ __all__ = [
     "detach_all",
     "functional",
     "layers",
+    "plan",
     "register",
 ]

@@ -12,7 +12,13 @@ from typing import Annotated, ClassVar, Literal
 from torch import Tensor
 
 from .functional.dropblock import Normalize, check_normalize, drop_blocks
-from .functional.gamma import Calibration, check_block_size, check_calibration, clipped_block
+from .functional.gamma import (
+    Calibration,
+    check_block_size,
+    check_calibration,
+    clipped_block,
+    expected_share,
+)
 from .functional.masks import check_mode, drop_channels, drop_residual, drop_samples, drop_shape
 from .functional.noise import add_noise, multiply_noise
 from .registry import register
@@ -33,6 +39,11 @@ class Dropout(Regularizer):
     def apply(self, x: Tensor, now: Now) -> Applied:
         return drop_shape(x, now.p, x.shape)
 
+    def expected_share(
+        self, values: Mapping[str, float], map_size: tuple[int, ...] | None
+    ) -> float | None:
+        return values["p"]
+
 
 @register
 class Dropout1d(Regularizer):
@@ -48,6 +59,11 @@ class Dropout1d(Regularizer):
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return drop_channels(x, now.p)
+
+    def expected_share(
+        self, values: Mapping[str, float], map_size: tuple[int, ...] | None
+    ) -> float | None:
+        return values["p"]
 
 
 @register
@@ -65,6 +81,11 @@ class Dropout2d(Regularizer):
     def apply(self, x: Tensor, now: Now) -> Applied:
         return drop_channels(x, now.p)
 
+    def expected_share(
+        self, values: Mapping[str, float], map_size: tuple[int, ...] | None
+    ) -> float | None:
+        return values["p"]
+
 
 @register
 class Dropout3d(Regularizer):
@@ -80,6 +101,11 @@ class Dropout3d(Regularizer):
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return drop_channels(x, now.p)
+
+    def expected_share(
+        self, values: Mapping[str, float], map_size: tuple[int, ...] | None
+    ) -> float | None:
+        return values["p"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -111,6 +137,15 @@ class _Blocks:
 
     def block_in_force(self, map_size: tuple[int, ...]) -> tuple[int, ...]:
         return clipped_block(map_size, check_block_size(self.block_size, self.spatial))
+
+    def expected_share(
+        self, values: Mapping[str, float], map_size: tuple[int, ...] | None
+    ) -> float | None:
+        if self.calibration == "exact":
+            return values["p"]
+        if map_size is None:
+            return None
+        return expected_share(values["p"], map_size, self.block_size, self.calibration)
 
 
 @register
@@ -178,6 +213,11 @@ class DropPath(Regularizer):
     def apply(self, x: Tensor, now: Now) -> Applied:
         return drop_samples(x, now.p, rescale=self.scale_by_keep)
 
+    def expected_share(
+        self, values: Mapping[str, float], map_size: tuple[int, ...] | None
+    ) -> float | None:
+        return values["p"]
+
 
 @register
 class StochasticDepth(Regularizer):
@@ -210,6 +250,11 @@ class StochasticDepth(Regularizer):
                 f"{type(now.input).__name__}"
             )
         return drop_residual(x, now.input, now.p, self.mode)
+
+    def expected_share(
+        self, values: Mapping[str, float], map_size: tuple[int, ...] | None
+    ) -> float | None:
+        return values["p"]
 
 
 @register

@@ -8,17 +8,26 @@ from typing import Any
 from torch import nn
 
 from .attachment import Attachment, checked_scaler
+from .cautions import FAULTS
 from .compiled import refuse_compiled
 from .control import Control
-from .hooks import KeeperHook, ParameterHook, SiteHook, hooks_on, make_hook
-from .placement import Placement, place
-from .registry import closest
-from .site import HookWarning, Site
-from .spec import Draft
-from .wrappers import bare_type, find_module, named_modules, unwrap
+from .hooks import SiteHook, hooks_on
+from .install import install
+from .placement import place
+from .plan import plan_placements
+from .site import HookWarning
+from .spec import Draft, SpecError
+from .wrappers import find_module, submodule, unwrap
 
 
-def attach(model: nn.Module, spec: Any, *, root: str = "", grad_scaler: Any = None) -> Attachment:
+def attach(
+    model: nn.Module,
+    spec: Any,
+    *,
+    root: str = "",
+    grad_scaler: Any = None,
+    example_input: Any = None,
+) -> Attachment:
     """Put regularizers on the layers of a model, by name, through hooks.
 
     Everything is resolved and checked before the first hook goes in; the model keeps its class, its
@@ -39,56 +48,35 @@ def attach(model: nn.Module, spec: Any, *, root: str = "", grad_scaler: Any = No
         root: name of the submodule where names begin, for example ``"backbone.body"``.
         grad_scaler: the GradScaler of the training loop: bounds of gradient regularizers are then
             in the unit of the unscaled loss.
+        example_input: what the model is called with (a tensor, or a tuple of arguments or a
+            mapping of keywords): it is planned first, see `plan`, and what can't work is refused;
+            otherwise the first forward shows it.
 
     Raises:
         SpecError: with all that is wrong with the spec on this model; nothing was installed.
         RuntimeError: for a compiled model, where torch would ignore new hooks, and DataParallel.
         TypeError: for a model that is none.
     """
-    base = _submodule(unwrap(model), root)
+    base = submodule(unwrap(model), root)
     refuse_compiled(model)
-    placements, cautions = place(base, Draft.of(spec))
+    draft = Draft.of(spec)
+    placements, cautions = place(base, draft)
     control = Control(root, checked_scaler(grad_scaler))
-    hooks = [
-        (p.target.module, hook)
-        for p, hook in zip(placements, _hooks(placements, control), strict=True)
-    ]
-    attachment = Attachment(base, control, hooks)
+    if example_input is not None:
+        planned = plan_placements(unwrap(model), base, placements, example_input)
+        if planned.problems:
+            raise SpecError(planned.problems, draft.source)
+        faults = [caution for caution in planned.cautions if caution.kind in FAULTS]
+        cautions += [caution.text for caution in faults]
+        control.told = frozenset(key for caution in faults for key in caution.keys)
+    attachment = install(base, placements, control)
     try:
-        for module, hook in hooks:
-            hook.site.move(hook.site.values, hook.site.record.meter.device_of(module, base))
-            hook.install(module)
-        parameters = [hook for _, hook in hooks if isinstance(hook, ParameterHook)]
-        if parameters:
-            base.register_forward_pre_hook(KeeperHook(parameters))
         for caution in cautions:
             warnings.warn(caution, HookWarning, stacklevel=2)
-    except BaseException:
+    except BaseException:  # a filter may make errors of warnings
         attachment.remove()
         raise
     return attachment
-
-
-def _hooks(placements: list[Placement], control: Control) -> list[SiteHook]:
-    hooks: list[SiteHook] = []
-    repeated: dict[str, int] = {}
-    for order, p in enumerate(placements):
-        key = f"{p.target.name or '.'}/{p.regularizer.label}"
-        repeated[key] = repeated.get(key, 0) + 1
-        if repeated[key] > 1:
-            key = f"{key}#{repeated[key]}"
-        site = Site(
-            key,
-            p.target.name,
-            bare_type(p.target.module).__name__,
-            p.regularizer,
-            control,
-            p.target.aliases,
-            p.evidence,
-        )
-        site.order = order
-        hooks.append(make_hook(site, p.target.parameter))
-    return hooks
 
 
 def attachments(model: nn.Module) -> list[Attachment]:
@@ -132,15 +120,3 @@ def detach_all(model: nn.Module) -> int:
     for attachment in found:
         attachment.remove()
     return len(found)
-
-
-def _submodule(model: nn.Module, root: str) -> nn.Module:
-    if not isinstance(root, str):
-        raise TypeError(f"root must be the name of a submodule, got {root!r}")
-    if not root:
-        return model
-    found = find_module(model, root)
-    if found is None:
-        names = [name for name, _ in named_modules(model)]
-        raise ValueError(f"root={root!r} is not a submodule of the model{closest(root, names)}")
-    return found

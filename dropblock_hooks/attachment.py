@@ -16,6 +16,7 @@ from .findings import Finding, find_faults
 from .hooks import ParameterHook, SiteHook, keepers_on, take_off
 from .matching import Select, match
 from .names import Index, NoMatchError
+from .proof import prove, take_off_proof
 from .ranks import check_group, compare, summed_sites, world_size
 from .registry import closest
 from .report import SiteRow, site_table
@@ -131,6 +132,8 @@ class Attachment:
                 hook.rehook(module)  # compiled code can't, when the Parameter object has changed
         self._control.epoch = t
         self._control.stepped = True
+        if self._control.compiled and not self._control.proved:
+            prove(self._base, self._control, self.sites)
 
     @property
     def rates(self) -> dict[str, dict[str, float]]:
@@ -202,6 +205,7 @@ class Attachment:
         self._control.installed = False
         for module, hook in self._installed:
             hook.remove(module)
+        take_off_proof(self._control, self._base)
         for keeper in keepers_on(self._base):
             if any(hook.site.control is self._control for hook in keeper.hooks):
                 take_off(keeper, self._base)
@@ -229,10 +233,14 @@ class Attachment:
                 differ between the ranks.
         """
         if not distributed:
-            return site_table(self.sites, self._title())
+            return site_table(self.sites, self._title(), self._forwards())
         check_group("report(distributed=True)")
-        sites = summed_sites(self.sites, self._control)
-        return site_table(sites, f"{self._title()}, {world_size()} ranks")
+        sites, forwards = summed_sites(self.sites, self._control)
+        return site_table(sites, f"{self._title()}, {world_size()} ranks", forwards)
+
+    def _forwards(self) -> int | None:
+        """Forwards of the model so far; None where compiled ones could not be counted."""
+        return None if self._control.compiled else self._control.forwards
 
     def _title(self) -> str:
         state = "" if self.enabled else ", paused"

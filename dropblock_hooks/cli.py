@@ -6,7 +6,6 @@ import argparse
 import inspect
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +13,9 @@ from torch import nn
 from .inventory import layers
 from .matching import match
 from .names import Index, NoMatchError
+from .plan import own_input, plan
 from .registry import closest
+from .spec import SpecError
 
 
 class CommandError(Exception):
@@ -25,13 +26,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code."""
     options = _parser().parse_args(arguments)
     try:
-        print(_layers(options))
+        text, code = options.run(options)
+        print(text)
     except CommandError as error:
         print(f"dropblock-hooks: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         sys.stderr.close()  # the reader (head, less) has seen enough
-    return 0
+        return 0
+    return int(code)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -43,20 +46,28 @@ def _parser() -> argparse.ArgumentParser:
         description="List the layers of a timm or torchvision model: name, type, output shape, "
         "calls per forward and parameters. Nothing is downloaded; no memory is taken for weights.",
     )
-    show.add_argument("model", help="a model name, for example resnet50")
-    show.add_argument("selector", nargs="?", help="only these layers, for example 'layer3.*'")
-    show.add_argument(
-        "--input-size", nargs="+", type=int, metavar="N", help="shape of one sample: 3 224 224"
+    show.set_defaults(run=_layers)
+    dry = commands.add_parser(
+        "plan",
+        help="show what a spec will do",
+        description="Show what a spec file will do on a timm or torchvision model: shapes, calls, "
+        "blocks and expected drop of each site, and what is wrong. Nothing is trained.",
     )
+    dry.set_defaults(run=_plan)
+    for command in (show, dry):
+        command.add_argument("model", help="a model name, for example resnet50")
+        command.add_argument(
+            "--input-size", nargs="+", type=int, metavar="N", help="shape of one sample: 3 224 224"
+        )
+    show.add_argument("selector", nargs="?", help="only these layers, for example 'layer3.*'")
+    dry.add_argument("spec", help="a YAML or JSON file: selectors and their regularizers")
     return parser
 
 
-def _layers(options: argparse.Namespace) -> str:
+def _layers(options: argparse.Namespace) -> tuple[str, int]:
     with torch.device("meta"):
         model = create_model(options.model)
-        size = tuple(options.input_size or _input_size(model))
-        if min(size) < 1:
-            raise CommandError(f"--input-size takes integers >= 1, got {size}")
+        size = _input_size(model, options)
         try:
             table = layers(model, torch.empty(1, *size))
         except Exception as error:  # a model may fail in any way on inputs that it isn't made for
@@ -72,12 +83,27 @@ def _layers(options: argparse.Namespace) -> str:
         except NoMatchError as error:
             raise CommandError(str(error)) from error
         table = type(table)([row for row in table if row.name in names], table.columns)
-    return str(table)
+    return str(table), 0
 
 
-def _input_size(model: nn.Module) -> tuple[int, ...]:
-    config: dict[str, Any] = getattr(model, "default_cfg", None) or {}
-    return tuple(config.get("input_size", (3, 224, 224)))
+def _plan(options: argparse.Namespace) -> tuple[str, int]:
+    with torch.device("meta"):
+        model = create_model(options.model)
+    size = _input_size(model, options)
+    try:
+        planned = plan(model, options.spec, torch.empty(2, *size, device="meta"))
+    except SpecError as error:
+        raise CommandError(str(error)) from error
+    return str(planned), 1 if planned.problems else 0
+
+
+def _input_size(model: nn.Module, options: argparse.Namespace) -> tuple[int, ...]:
+    own = own_input(model)
+    told = (3, 224, 224) if own is None else own.shape[1:]
+    size = tuple(options.input_size or told)
+    if min(size) < 1:
+        raise CommandError(f"--input-size takes integers >= 1, got {size}")
+    return size
 
 
 def create_model(name: str) -> nn.Module:

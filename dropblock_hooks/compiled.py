@@ -21,24 +21,30 @@ _ADVICE = (
 def refuse_compiled(model: nn.Module) -> None:
     """Raise RuntimeError where torch would silently ignore a new hook.
 
-    That is a compiled model or submodule; and, once anything has run compiled, one that a live
-    compiled model contains, or that a compiled function uses (as closure, object or global).
     Compiled code that nobody holds any more is forgotten, so that the next ``torch.compile`` sees
     the hooks.
     """
+    compiled = compiled_part(model)
+    if compiled:
+        raise RuntimeError(compiled)
+    _forget(model)
+
+
+def compiled_part(model: nn.Module) -> str | None:
+    """Which part of a model is compiled, and what to do about it; None where nothing is.
+
+    That is the model or a submodule; and, once anything has run compiled, a model that a live
+    compiled one contains, or that a compiled function uses (as closure, object or global).
+    """
     for name, module in model.named_modules():
         if isinstance(module, _optimized()) or getattr(module, "_compiled_call_impl", None):
-            raise RuntimeError(f"{f'submodule {name!r}' if name else 'the model'} {_ADVICE}")
-    if "torch._dynamo.convert_frame" not in sys.modules:
-        return  # nothing has ever been compiled
-    ran = _compiled_codes()
-    if not ran:
-        return
-    own = {id(module) for module in model.modules()}
-    for what, host in _live_hosts():
-        if any(id(module) in own for module in host.modules()):
-            raise RuntimeError(f"the model {_ADVICE} ({what} is alive)")
-    _forget(model, ran)
+            return f"{f'its submodule {name!r}' if name else 'the model'} {_ADVICE}"
+    if _compiled_codes():
+        own = {id(module) for module in model.modules()}
+        for what, host in _live_hosts():
+            if any(id(module) in own for module in host.modules()):
+                return f"the model {_ADVICE} ({what} is alive)"
+    return None
 
 
 def _optimized() -> Any:
@@ -82,6 +88,8 @@ def _filled(cell: types.CellType) -> bool:
 
 def _compiled_codes() -> list[types.CodeType]:
     """All code that compiled code is held for; none after ``torch._dynamo.reset()``."""
+    if "torch._dynamo.convert_frame" not in sys.modules:
+        return []  # nothing has ever been compiled
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
     from torch._dynamo.convert_frame import input_codes
 
@@ -89,8 +97,11 @@ def _compiled_codes() -> list[types.CodeType]:
     return [code for code in codes if code is not None and _debug_get_cache_entry_list(code)]
 
 
-def _forget(model: nn.Module, codes: list[types.CodeType]) -> None:
+def _forget(model: nn.Module) -> None:
     """Drop compiled code of this model that nobody holds, but that torch would use again."""
+    codes = _compiled_codes()
+    if not codes:
+        return
     from torch._C._dynamo.eval_frame import reset_code
 
     forwards = {getattr(type(module).forward, "__code__", None) for module in model.modules()}

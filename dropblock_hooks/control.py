@@ -20,6 +20,10 @@ class Control:
         self.installed = True
         self.stepped = False
         self.warned = False
+        self.forwards = 0
+        self.compiled = False
+        self.proved = False
+        self.told: frozenset[str] = frozenset()
         self.expects_scaler = grad_scaler is not None
         self.grad_scaler = grad_scaler
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from .causes import why_inactive, why_not_called
 from .control import Control
 from .hooks import ParameterHook, SiteHook
-from .site import Site
 from .wrappers import bare_type, find_module, shard_refusal
 
 
@@ -38,15 +38,15 @@ def find_faults(
     if not any(hook.site.calls for _, hook in installed):
         message = "no layer was called since it was attached: run a training step first"
         found.append(Finding(".", "not_run", message))
-    ran = any(hook.site.calls for _, hook in installed)
+    calls = {hook.site.name: hook.site.calls for _, hook in installed}
     for module, hook in installed:
-        for kind, message in _faults(base, module, hook, ran):
+        for kind, message in _faults(base, module, hook, calls):
             found.append(Finding(hook.site.key, kind, message))
     return found
 
 
 def _faults(
-    base: nn.Module, module: nn.Module, hook: SiteHook, ran: bool
+    base: nn.Module, module: nn.Module, hook: SiteHook, calls: dict[str, int]
 ) -> Iterator[tuple[str, str]]:
     site, owner = hook.site, hook.owner_name
     current = find_module(base, owner)
@@ -57,10 +57,13 @@ def _faults(
         yield "sharded", str(shard_refusal(module))
     elif hook.lost(module):
         yield "lost", _why_lost(module, hook)
-    if ran and not site.calls and site.at != "parameter":
-        yield "never_called", f"the layer '{owner}' ({site.module_type}) was never called"
+    if any(calls.values()) and not site.calls and site.at != "parameter":
+        cause = why_not_called(base, owner, calls)
+        yield "never_called", f"the layer '{owner}' ({site.module_type}) was never called: {cause}"
     elif site.calls and not site.active_calls:
-        yield "never_active", _why_inactive(base, module, site)
+        enabled, acts_on = site.control.enabled, site.regularizer.acts_on
+        cause = why_inactive(base, module, enabled, acts_on)
+        yield "never_active", f"called {site.calls} times and never active: {cause}"
 
 
 def _why_lost(module: nn.Module, hook: SiteHook) -> str:
@@ -72,14 +75,3 @@ def _why_lost(module: nn.Module, hook: SiteHook) -> str:
     if not parameter.requires_grad:
         return "the parameter is frozen (requires_grad is False) and gets no gradient"
     return "the parameter is another object: a forward of the model will hook it"
-
-
-def _why_inactive(base: nn.Module, module: nn.Module, site: Site) -> str:
-    called = f"called {site.calls} times and never active"
-    if base.training and not module.training:
-        return f"{called}: the layer is in evaluation mode inside a training model"
-    if not site.control.enabled:
-        return f"{called}: the attachment is paused"
-    if site.regularizer.acts_on == "gradient":
-        return f"{called}: no gradient has come through it"
-    return f"{called}: only evaluation was run"

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from .attach import detach_all
 from .names import Index
+from .rehearsal import Seen, clear_away, record, rehearsing
 from .table import Table
-from .wrappers import bare_type, named_modules, unwrap
+from .wrappers import bare_type, unwrap
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,8 @@ class LayerRow:
 def layers(model: nn.Module, example_input: Any = None) -> Table[LayerRow]:
     """The layers of a model by name, type and parameters; with an example, shapes and calls too.
 
-    The forward runs in evaluation, without gradients, on a deep copy: the model is not touched.
+    The forward runs in evaluation, without gradients, on a deep copy, whose tensors are fake ones
+    where that works: the model is not touched.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
@@ -56,8 +55,8 @@ def layers(model: nn.Module, example_input: Any = None) -> Table[LayerRow]:
             type=bare_type(target.module).__name__,
             parameters=sum(p.numel() for p in target.module.parameters()),
             aliases=target.aliases,
-            shape=seen[name][0] if name in seen else None,
-            calls=seen.get(name, (None, 0))[1] if seen else None,
+            shape=seen[name].output if seen else None,
+            calls=seen[name].calls if seen else None,
         )
         for name, target in index.modules.items()
         if name == target.name
@@ -79,37 +78,19 @@ def _table(rows: list[LayerRow], with_shapes: bool) -> Table[LayerRow]:
     return Table(rows, columns)
 
 
-class _Recorder:
-    """Forward hook: notes the shape of what the layer returns."""
-
-    def __init__(self, name: str, seen: dict[str, tuple[Any, int]]) -> None:
-        self.name, self.seen = name, seen
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        calls = self.seen.get(self.name, (None, 0))[1]
-        self.seen[self.name] = (_shape(output), calls + 1)
+def _observe(model: nn.Module, example: Any) -> dict[str, Seen]:
+    try:
+        return _forward(model, example, fake=True)
+    except Exception:  # fake tensors don't suit every model; what a real forward raises is told
+        return _forward(model, example, fake=False)
+    finally:
+        clear_away()
 
 
-def _observe(model: nn.Module, example: Any) -> dict[str, tuple[Any, int]]:
-    copied = copy.deepcopy(model)
-    detach_all(copied)
-    seen: dict[str, tuple[Any, int]] = {}
-    for name, module in named_modules(copied):
-        module.register_forward_hook(_Recorder(name, seen))
-    copied.eval()
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.no_grad(), torch.random.fork_rng(devices):
-        if isinstance(example, Mapping):
-            copied(**example)
-        else:
-            copied(*example) if isinstance(example, tuple) else copied(example)
+def _forward(model: nn.Module, example: Any, fake: bool) -> dict[str, Seen]:
+    with rehearsing(model, example, fake=fake) as rehearsal:
+        seen = record(rehearsal.model)
+        rehearsal.model.eval()
+        with torch.no_grad():
+            rehearsal.run()
     return seen
-
-
-def _shape(output: Any) -> Any:
-    """The shape of a tensor; of a structure, its type and size."""
-    if isinstance(output, Tensor):
-        return tuple(output.shape)
-    if isinstance(output, Mapping | tuple | list):
-        return f"{type(output).__name__} of {len(output)}"
-    return type(output).__name__

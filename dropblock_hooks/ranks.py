@@ -37,20 +37,27 @@ def _gathered(mine: Any) -> list[Any]:
     return found
 
 
-def summed_sites(sites: Sequence[Site], control: Control) -> list[Site]:
-    """Sites with the counts of all ranks: calls and elements added up, ranges of sizes merged.
+def summed_sites(sites: Sequence[Site], control: Control) -> tuple[list[Site], int | None]:
+    """Sites with the counts of all ranks, and the forwards of the model on all of them.
+
+    Calls and elements are added up, ranges of sizes merged; forwards are None where compiled ones
+    could not be counted.
 
     Raises:
         RuntimeError: where the ranks have other sites than this one; on every rank.
     """
-    theirs = _gathered([(site.key, states.site_state(site), site.record.maps) for site in sites])
+    mine = [(site.key, states.site_state(site), site.record.maps) for site in sites]
+    gathered = _gathered((mine, None if control.compiled else control.forwards))
+    theirs = [ranks for ranks, _ in gathered]
     keys = [[key for key, _, _ in rank] for rank in theirs]
     if any(other != keys[0] for other in keys):
         raise RuntimeError(
             "the ranks have different sites, which can't be added up: "
             "verify(distributed=True) says where they differ"
         )
-    return [_summed(site, control, [rank[i] for rank in theirs]) for i, site in enumerate(sites)]
+    forwards = [n for _, n in gathered]
+    summed = [_summed(site, control, [rank[i] for rank in theirs]) for i, site in enumerate(sites)]
+    return summed, None if None in forwards else sum(forwards)
 
 
 def _summed(site: Site, control: Control, ranks: list[Any]) -> Site:

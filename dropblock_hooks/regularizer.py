@@ -198,6 +198,12 @@ class Regularizer:
         """The block that is dropped on a map of this size, or None."""
         return None
 
+    def expected_share(
+        self, values: Mapping[str, float], map_size: tuple[int, ...] | None
+    ) -> float | None:
+        """Share of the elements dropped on average at these rates on this map; None if unknown."""
+        return None
+
     @property
     def kind(self) -> object:
         """What may be on a layer once: the class."""

@@ -20,6 +20,7 @@ def save(sites: Sequence[Site], control: Control) -> dict[str, Any]:
         "version": _VERSION,
         "epoch": control.epoch,
         "stepped": control.stepped,
+        "forwards": control.forwards,
         "sites": {site.key: site_state(site) for site in sites},
     }
 
@@ -82,6 +83,7 @@ def _is_whole(site: Any) -> bool:
 def restore(state: Mapping[str, Any], sites: Sequence[Site], control: Control) -> None:
     """Take over the statistics."""
     control.stepped = bool(state.get("stepped", True))
+    control.forwards = int(state.get("forwards", 0))
     for site in sites:
         saved = state["sites"].get(site.key)
         if saved is not None:

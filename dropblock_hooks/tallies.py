@@ -97,7 +97,8 @@ class Meter:
 
     def read(self) -> tuple[int, int, Tally, Sizes | None]:
         """Calls, active calls, elements and maps since the beginning. Waits for the device."""
-        if "torch._dynamo" not in sys.modules or self.counts.is_meta:
+        unread = self.counts.is_meta or type(self.counts) is not Tensor  # or a fake one
+        if unread or "torch._dynamo" not in sys.modules:
             return 0, 0, Tally(), None
         numbers = self.counts.tolist()
         calls, active, affected, total = map(int, numbers[:_EXPECTED])

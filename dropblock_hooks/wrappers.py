@@ -12,6 +12,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from .registry import closest
+
 # where the class is defined, its name, the attribute that holds what is wrapped
 _WRAPPERS = (
     ("torch.nn.parallel.distributed", "DistributedDataParallel", "module"),
@@ -117,3 +119,20 @@ def shard_refusal(owner: nn.Module) -> str | None:
         "FSDP shards the parameter, and a hook on it sees no gradient: regularize the gradient at "
         "the output of the layer, or clip after the backward (torch.nn.utils.clip_grad_norm_)"
     )
+
+
+def submodule(model: nn.Module, root: str) -> nn.Module:
+    """The submodule where names begin.
+
+    Raises:
+        TypeError, ValueError: for a root that is no name, or of no submodule, with the closest.
+    """
+    if not isinstance(root, str):
+        raise TypeError(f"root must be the name of a submodule, got {root!r}")
+    if not root:
+        return model
+    found = find_module(model, root)
+    if found is None:
+        names = [name for name, _ in named_modules(model)]
+        raise ValueError(f"root={root!r} is not a submodule of the model{closest(root, names)}")
+    return found

@@ -120,6 +120,20 @@ def _coverage(size: tuple[int, ...], block: tuple[int, ...]) -> tuple[tuple[int,
     return tuple((c, n / math.prod(size)) for c, n in sorted(products.items()))
 
 
+def expected_share(
+    p: float,
+    size: Sequence[int],
+    block_size: int | Sequence[int],
+    calibration: Calibration = "exact",
+) -> float:
+    """The share of a map that blocks drop on average: p itself, or what the paper's γ gives."""
+    if calibration == "exact" or p == 0.0:
+        return p
+    block = clipped_block(size, check_block_size(block_size, len(size)))
+    gamma = min(block_gamma(p, size, block, calibration), 1.0)
+    return 1.0 - sum(share * (1.0 - gamma) ** c for c, share in _coverage(tuple(size), block))
+
+
 def solve_gamma(
     p: Tensor, size: Sequence[int], block_size: Sequence[int], calibration: Calibration
 ) -> Tensor:

@@ -1,0 +1,70 @@
+"""Ways around a layer, read from the graph that autograd has built.
+
+`DropPath` zeroes a sample at its site. Where a shortcut runs around the site, that is a branch
+dropped; where none does, the sample is lost from there on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+# what hands a residual stream on: sums, views, and what is put behind the sum
+_CARRIES = re.compile(
+    "Add|Relu|Gelu|Silu|Hardswish|Clone|View|Reshape|Permute|Transpose|Slice|Select|Expand|Squeeze|"
+    "Unsqueeze|Flatten|Unflatten|Contiguous|ToCopy|Alias|AsStrided|Roll"
+)
+
+
+def passes_around(outputs: Iterable[Tensor], sources: Iterable[Node], node: Node) -> bool:
+    """Whether each output depends on a source on a way that does not pass through `node`.
+
+    An output that does not depend on the node is none of its business.
+    """
+    wanted = set(sources)
+    for output in outputs:
+        start = output.grad_fn
+        if start is None or not _reaches(start, {node}, None):
+            continue
+        if start is node or not _reaches(start, wanted, node):
+            return False
+    return True
+
+
+def carries_stream(output: Node | None, source: Node | None) -> bool:
+    """Whether a layer adds something to its input, and hands the sum on: a residual block."""
+    if output is None or source is None:
+        return False
+    seen: set[tuple[Node, bool]] = set()
+    waiting = [(output, False)]
+    while waiting:
+        node, added = waiting.pop()
+        if node is source and added:
+            return True
+        if node is source or (node, added) in seen or not _CARRIES.match(node.name()):
+            continue
+        seen.add((node, added))
+        is_sum = node.name().startswith("Add") and _tensors_of(node) > 1
+        waiting += [(below, added or is_sum) for below, _ in node.next_functions if below]
+    return False
+
+
+def _tensors_of(node: Node) -> int:
+    return sum(below is not None for below, _ in node.next_functions)
+
+
+def _reaches(start: Node, wanted: set[Node], closed: Node | None) -> bool:
+    seen: set[Node] = set()
+    waiting = [start]
+    while waiting:
+        node = waiting.pop()
+        if node is closed or node in seen:
+            continue
+        if node in wanted:
+            return True
+        seen.add(node)
+        waiting += [below for below, _ in node.next_functions if below is not None]
+    return False

@@ -1,0 +1,60 @@
+"""Installing: the hooks of placements, put on the layers of a model; all or none."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from .attachment import Attachment
+from .control import Control
+from .hooks import KeeperHook, ParameterHook, SiteHook, make_hook
+from .placement import Placement
+from .proof import ProofHook
+from .site import Site
+from .wrappers import bare_type
+
+
+def install(base: nn.Module, placements: list[Placement], control: Control) -> Attachment:
+    """Put the hooks of all placements on a model; where one fails, take out what was put on."""
+    hooks = _hooks(placements, control)
+    installed = [(p.target.module, hook) for p, hook in zip(placements, hooks, strict=True)]
+    attachment = Attachment(base, control, installed)
+    try:
+        for module, hook in installed:
+            hook.site.move(hook.site.values, hook.site.record.meter.device_of(module, base))
+            hook.install(module)
+        parameters = [hook for hook in hooks if isinstance(hook, ParameterHook)]
+        if parameters:
+            base.register_forward_pre_hook(KeeperHook(parameters))
+        base.register_forward_hook(ProofHook(control, [hook.site for hook in hooks]))
+    except BaseException:
+        attachment.remove()
+        raise
+    return attachment
+
+
+def _hooks(placements: list[Placement], control: Control) -> list[SiteHook]:
+    hooks: list[SiteHook] = []
+    for order, (key, p) in enumerate(zip(site_keys(placements), placements, strict=True)):
+        site = Site(
+            key,
+            p.target.name,
+            bare_type(p.target.module).__name__,
+            p.regularizer,
+            control,
+            p.target.aliases,
+            p.evidence,
+        )
+        site.order = order
+        hooks.append(make_hook(site, p.target.parameter))
+    return hooks
+
+
+def site_keys(placements: list[Placement]) -> list[str]:
+    """The key of each site: its layer and its regularizer, numbered where they are the same."""
+    keys: list[str] = []
+    repeated: dict[str, int] = {}
+    for p in placements:
+        key = f"{p.target.name or '.'}/{p.regularizer.label}"
+        repeated[key] = repeated.get(key, 0) + 1
+        keys.append(key if repeated[key] == 1 else f"{key}#{repeated[key]}")
+    return keys

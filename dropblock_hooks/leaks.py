@@ -1,0 +1,68 @@
+"""Fake tensors that a forward has left in a cache outside of its model, and taking them out.
+
+Functions under ``functools.lru_cache`` and global dicts keep tensors (the masks of windowed
+attention, say) for the next forward of any model; a fake one would break it.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import types
+from typing import Any
+
+from torch._subclasses.fake_tensor import FakeTensor
+
+_DEEPEST = 4  # containers between a tensor and the cache that holds it
+_LRU: type = type(functools.lru_cache(lambda: None))
+
+
+def take_out(kind: type) -> list[str]:
+    """Take the fake tensors of a kind of mode out of all caches; what still holds some.
+
+    To be called when nothing else holds them any more.
+    """
+    if not _alive(kind):
+        return []
+    gc.collect()
+    for tensor in _alive(kind):
+        _release(tensor, 0)
+    left = _alive(kind)
+    return sorted({where for tensor in left for where in _holders(tensor, left)})
+
+
+def _alive(kind: type) -> list[FakeTensor]:
+    # some objects lie about their class when asked, so the type is taken
+    found = [o for o in gc.get_objects() if type(o) is FakeTensor]
+    return [tensor for tensor in found if type(tensor.fake_mode) is kind]
+
+
+def _release(held: Any, depth: int) -> None:
+    for holder in gc.get_referrers(held):
+        if isinstance(holder, types.FrameType) or depth > _DEEPEST:
+            continue
+        if type(holder) is _LRU:
+            holder.cache_clear()  # type: ignore[attr-defined]
+        elif type(holder) is dict and not _is_namespace(holder):
+            for key in [key for key, value in holder.items() if value is held]:
+                del holder[key]
+        elif isinstance(holder, tuple | list) or type(holder).__name__ == "_lru_list_elem":
+            _release(holder, depth + 1)
+
+
+def _is_namespace(holder: dict[Any, Any]) -> bool:
+    """Whether it is the attributes of an object, or the globals of a module: no cache."""
+    return "__name__" in holder or any(
+        getattr(owner, "__dict__", None) is holder for owner in gc.get_referrers(holder)
+    )
+
+
+def _holders(tensor: FakeTensor, left: list[FakeTensor]) -> list[str]:
+    here = sys._getframe()
+    found = []
+    for holder in gc.get_referrers(tensor):
+        if holder is not left and not isinstance(holder, types.FrameType) and holder is not here:
+            name = holder.get("__name__") if isinstance(holder, dict) else None
+            found.append(f"the module {name}" if name else f"a {type(holder).__name__}")
+    return found

@@ -1,0 +1,492 @@
+"""The dry run: what it tells, what it refuses, and that it touches nothing."""
+
+import functools
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from dropblock_hooks import (
+    ClampGrad,
+    ClipGradNorm,
+    DropBlock2d,
+    Dropout,
+    Dropout2d,
+    DropPath,
+    Foreign,
+    GaussianNoise,
+    HookWarning,
+    LinearSchedule,
+    Probability,
+    Regularizer,
+    SpecError,
+    StochasticDepth,
+    attach,
+    plan,
+    register,
+)
+
+IMAGE = torch.ones(2, 3, 16, 16)
+
+
+def kinds(planned):
+    return [caution.kind for caution in planned.cautions]
+
+
+def line(planned, kind):
+    (text,) = [caution.text for caution in planned.cautions if caution.kind == kind]
+    return text
+
+
+def test_a_plan_is_what_then_happens(net):
+    spec = {
+        "layer1.*": [DropBlock2d(0.2, 3), ClipGradNorm(1.0)],
+        "stem": Dropout2d(0.1, at="input"),
+        "layer2.0.act": GaussianNoise(0.1),
+        "fc": Dropout(LinearSchedule(0.0, 0.3, epochs=3)),
+        "param:fc.bias": ClampGrad(-1, 1),
+    }
+    planned = plan(net, spec, IMAGE)
+    attached = attach(net, spec)
+    net(IMAGE).sum().backward()
+    for row, site in zip(planned, attached, strict=True):
+        assert (row.site, row.calls, row.aliases) == (site.key, site.calls, site.aliases)
+        assert (row.map_size, row.block_size) == (site.map_size, site.block_size)
+        assert (row.type, row.at) == (site.module_type, site.at)
+    rows = {row.site: row for row in planned}
+    assert rows["stem/Dropout2d"].shape == (2, 3, 16, 16)
+    assert rows["layer1.0/DropBlock2d"].shape == (2, 8, 8, 8)
+    assert rows["layer1.0/DropBlock2d"].layout == "NCHW"
+    assert rows["fc/Dropout"].shape == (2, 5)
+    assert rows["fc/Dropout"].rate == rows["fc/Dropout"].expected_share == (0.0, 0.3)
+    assert rows["fc.bias/ClampGrad"].shape == (5,)
+    assert rows["layer2.0.act/GaussianNoise"].expected_share is None
+    assert planned.problems == ()
+    assert planned.to_dict()[0]["site"] == "layer1.0/DropBlock2d"
+    assert "2x8x8x8" in str(planned)
+
+
+def test_rows_go_to_pandas(net):
+    pytest.importorskip("pandas", reason="the table is pandas'")
+    assert list(plan(net, {"layer1.*": Dropout(0.1)}, IMAGE).to_pandas()["calls"]) == [1, 1]
+
+
+@pytest.mark.parametrize("size", [5, 14])
+@pytest.mark.parametrize("block", [2, 3, 7])
+@pytest.mark.parametrize("p", [0.1, 0.6])
+def test_the_expected_share_of_the_papers_gamma(size, block, p):
+    model, x = nn.Sequential(nn.Identity()), torch.ones(40, 60, size, size)
+    spec = {"0": DropBlock2d(p, block, calibration="paper", normalize=None)}
+    (row,) = plan(model, spec, x)
+    attach(model, spec)
+    realized = float((model(x) == 0).float().mean())
+    assert row.expected_share < p or block >= size
+    # blocks of one sample and channel are correlated: the mean of 2400 independent masks
+    deviation = float((model(x) == 0).float().mean((2, 3)).std()) / 2400**0.5
+    assert abs(row.expected_share - realized) <= 4.5 * deviation + 1e-9
+
+
+def test_rates_that_move(net):
+    spec = {"layer1.0": DropBlock2d(lambda t: 0.1 + t, 3), "layer1.1": ClampGrad(None, 1.0)}
+    rows = plan(net, spec, IMAGE)
+    assert [row.rate for row in rows] == [pytest.approx(0.1), 1.0]
+    spec = {"layer1.0": DropBlock2d(LinearSchedule(0.0, 0.4, epochs=5), 3, calibration="paper")}
+    (row,) = plan(net, spec, IMAGE)
+    assert row.rate == (0.0, 0.4)
+    assert row.expected_share[0] == 0.0
+    assert 0.25 < row.expected_share[1] < 0.4
+
+
+class Two(nn.Module):
+    """A layer that is called twice, by two names, on maps of two sizes, and one never."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+        self.same, self.act, self.unused = self.conv, nn.ReLU(inplace=True), nn.Linear(2, 2)
+
+    def forward(self, x):
+        x = self.act(self.conv(x))
+        return x, self.same(x[..., ::2, ::2])
+
+
+def test_what_is_good_to_know():
+    spec = {
+        "conv": [DropBlock2d(0.1, 9), Dropout2d(0.1)],
+        ".": Dropout(0.1, index=1),
+        "unused": Dropout(0.1),
+    }
+    planned = plan(Two(), spec, IMAGE)
+    assert planned[0].shape == (2, 3, (8, 16), (8, 16))
+    assert planned[0].calls == 2
+    assert planned[0].aliases == ("same",)
+    assert planned[0].map_size == ((8, 16), (8, 16))
+    assert planned[0].block_size == ((8, 9), (8, 9))
+    assert planned[0].clipped
+    assert planned[2].shape == (2, 3, 8, 8)
+    assert (planned[3].calls, planned[3].shape, planned[3].expected_share) == (0, None, 0.0)
+    assert "clipped to the map 8..16x8..16: conv" in line(planned, "clipped")
+    assert "called 2 times in a forward" in line(planned, "several_calls")
+    assert line(planned, "aliases").endswith("conv (= same)")
+    assert "a tuple of 2, of which element 1 is regularized: ." in line(planned, "structure")
+    assert line(planned, "in_place").endswith("conv (then act)")
+    assert "never called (a branch not taken" in line(planned, "never_called")
+    assert planned.problems == ()
+
+
+def test_frozen_layers_and_parts(net):
+    net.layer1[0].eval()
+    for parameter in (*net.stem.parameters(), *net.layer1.parameters()):
+        parameter.requires_grad_(False)
+    spec = {"layer1.0": Dropout(0.1), "layer1.1": ClipGradNorm(1.0), "layer2.0": ClipGradNorm(1.0)}
+    planned = plan(net, spec, IMAGE)
+    assert "never active (the layer is in evaluation mode" in line(planned, "never_active")
+    assert line(planned, "never_active").endswith("layer1.0")
+    assert line(planned, "no_gradient").endswith("layer1.1")
+    assert "never_active" not in kinds(plan(net.eval(), spec, IMAGE))
+
+
+def test_all_problems_come_at_once(net):
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.split = net, nn.Identity()
+
+        def forward(self, x):
+            return self.net(x), self.split((x, x))[0]
+
+    spec = {
+        "net.fc": Dropout2d(0.1),
+        "split": Dropout(0.1),
+        "net.stem": [StochasticDepth(0.1), Dropout(0.1, index=0)],
+        "net.layer1.*": [DropBlock2d(0.1), Dropout2d(0.1, at="input", index=3)],
+    }
+    model = Pair()
+    planned = plan(model, spec, IMAGE)
+    assert len(planned.problems) == 5
+    assert [row.problem is None for row in planned].count(False) == 6
+    with pytest.raises(SpecError) as refused:
+        attach(model, spec, example_input=IMAGE)
+    assert refused.value.problems == planned.problems
+    text = str(refused.value)
+    assert "'net.fc': Dropout2d can't work on net.fc: needs a 4-D tensor" in text
+    assert "'split': Dropout can't work on split: the output is a tuple of 2" in text
+    assert "StochasticDepth can't work on net.stem: needs a residual block that keeps" in text
+    assert "Dropout can't work on net.stem: the output is a float32 tensor" in text
+    assert "at the input can't work on net.layer1.0, net.layer1.1" in text
+    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
+
+
+def test_attach_plans_first(net):
+    spec = {"layer1.0": Dropout2d(0.1)}
+    attached = attach(net, spec, example_input=IMAGE)
+    assert attached.sites[0].calls == 0
+    attached.remove()
+    net.unused = nn.Linear(2, 2)
+    with pytest.warns(HookWarning, match="never called.*: unused"):
+        attach(net, {**spec, "unused": Dropout(0.1)}, example_input=(IMAGE,))
+    net(IMAGE)  # it has been told
+
+
+def test_spec_faults_are_raised(net):
+    with pytest.raises(SpecError, match="layr1"):
+        plan(net, {"layr1": Dropout(0.1)}, IMAGE)
+    attached = attach(net, {"layer1.0": Dropout(0.1)})
+    with pytest.raises(SpecError, match="already on"):
+        plan(net, {"layer1.0": Dropout(0.1)}, IMAGE)
+    plan(net, {"layer1.1": Dropout(0.1)}, IMAGE)
+    assert attached.sites[0].calls == 0
+    with pytest.raises(ValueError, match="root='layr' is not a submodule"):
+        plan(net, {"0": Dropout(0.1)}, IMAGE, root="layr")
+    with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module"):
+        plan(3, {"0": Dropout(0.1)}, IMAGE)
+
+
+def test_a_compiled_model_is_a_problem(net):
+    net.layer1.compile(backend="eager")
+    planned = plan(net, {"layer1.0": Dropout(0.1)}, IMAGE)
+    assert planned[0].calls == 1
+    assert "its submodule 'layer1' is compiled" in planned.problems[0]
+    optimized = torch.compile(nn.Sequential(nn.Linear(2, 2)), backend="eager")
+    assert "the model is compiled" in plan(optimized, {"0": Dropout(0.1)}).problems[0]
+
+
+def test_without_an_example(net):
+    planned = plan(net, {"layer1.*": Dropout2d(0.1)})
+    assert [row.site for row in planned] == ["layer1.0/Dropout2d", "layer1.1/Dropout2d"]
+    assert planned[0].shape is planned[0].calls is None
+    assert kinds(planned) == ["no_pass"]
+    net.pretrained_cfg = {"input_size": (3, 32, 32)}
+    planned = plan(net, {"layer1.*": Dropout2d(0.1)})
+    assert planned[0].shape == (2, 8, 16, 16)
+
+
+@pytest.mark.parametrize("example", [IMAGE, (IMAGE,), {"x": IMAGE}], ids=["tensor", "args", "keys"])
+def test_examples(net, example):
+    assert plan(net, {"fc": Dropout(0.1)}, example)[0].shape == (2, 5)
+
+
+def test_a_root_of_a_model_that_takes_the_example(net):
+    model = nn.Sequential(nn.Upsample(scale_factor=2), net)
+    planned = plan(model, {"layer1.*": Dropout2d(0.1)}, IMAGE, root="1")
+    assert planned[0].shape == (2, 8, 16, 16)
+
+
+def test_a_root_of_a_model_without_a_forward(net):
+    class Module(nn.Module):  # as a LightningModule without a forward of its own
+        def __init__(self):
+            super().__init__()
+            self.model = net
+
+    planned = plan(Module(), {"layer1.*": Dropout2d(0.1)}, IMAGE, root="model")
+    assert planned[0].shape == (2, 8, 8, 8)
+    assert "planned by a fake training forward of the root alone" in line(planned, "fallback")
+
+
+class Reads(nn.Module):
+    """A forward that needs numbers."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.fc = how, nn.Linear(3, 3)
+
+    def forward(self, x):
+        if self.how == "item":
+            return self.fc(x) if x.sum().item() > 0 else x
+        if self.how == "numpy":
+            return self.fc(torch.from_numpy(x.detach().numpy() * 2))
+        if self.how == "nonzero":
+            return self.fc(x[x[:, 0] > 0])
+        raise RuntimeError("it fails anyway")
+
+
+@pytest.mark.parametrize("how", ["item", "numpy", "nonzero"])
+def test_where_fake_tensors_fail_a_real_copy_runs(how):
+    model, state = Reads(how), torch.get_rng_state()
+    planned = plan(model, {"fc": Dropout(0.1)}, torch.ones(2, 3))
+    assert planned[0].shape == (2, 3)
+    assert "planned by a real training forward, since fake" in line(planned, "fallback")
+    assert torch.equal(torch.get_rng_state(), state)
+    meta = plan(model.to("meta"), {"fc": Dropout(0.1)}, torch.ones(2, 3))
+    assert kinds(meta) == ["no_pass"]
+
+
+def test_where_all_fails_there_are_no_shapes():
+    planned = plan(Reads("raise"), {"fc": Dropout(0.1)}, torch.ones(2, 3))
+    assert planned[0].calls is None
+    assert "no forward of a copy ran" in line(planned, "no_pass")
+    assert "it fails anyway" in line(planned, "no_pass")
+    with pytest.warns(HookWarning, match="it fails anyway"):
+        attach(Reads("raise"), {"fc": Dropout(0.1)}, example_input=torch.ones(2, 3))
+
+
+def test_what_fails_in_training_only_runs_in_evaluation():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(768, 4), nn.BatchNorm1d(4))
+    spec = {"1": Dropout2d(0.1), "2": Foreign(nn.Dropout, p=0.1)}
+    planned = plan(model, spec, IMAGE[:1])  # one sample has no batch statistics
+    assert "planned by a fake evaluation forward, since fake training" in line(planned, "fallback")
+    assert len(planned.problems) == 1  # also there the sites are tried
+    assert planned[1].calls == 1
+
+
+def test_a_copy_that_can_not_be_made():
+    model = nn.Sequential(nn.Linear(3, 3))
+    model.stream = (n for n in range(3))
+    assert "generator" in line(plan(model, {"0": Dropout(0.1)}, torch.ones(2, 3)), "no_pass")
+    model = nn.Sequential(nn.Linear(3, 3))
+    inner = model[0].forward
+    model[0].forward = lambda x: inner(x) * 2
+    assert "was replaced by the function" in line(
+        plan(model, {"0": Dropout(0.1)}, torch.ones(2, 3)), "no_pass"
+    )
+
+
+class Keeps(nn.Module):
+    """Buffers, caches, random numbers, plain tensors, tied parameters: all that a copy shares."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.fc = nn.BatchNorm1d(3), nn.Linear(3, 3)
+        self.tied = self.fc.weight
+        self.plain, self.cache = [torch.ones(3)], {}
+
+    def forward(self, x):
+        key = x.shape[0]
+        if key not in self.cache:
+            self.cache[key] = self.fc.weight.detach().sum() + torch.zeros(3, device=x.device)
+        random.random(), np.random.rand(), torch.rand(1)
+        self.plain[0].add_(1)
+        x = nn.functional.dropout(x * self.plain[0] + self.cache[key], 0.1, self.training)
+        return nn.functional.linear(self.fc(self.norm(x)), self.tied)
+
+
+@pytest.mark.parametrize("faked", [True, False])
+def test_nothing_is_touched(faked, hook_count):
+    model = nn.Sequential(Keeps(), *([] if faked else [Reads("item")]))
+    model[0].norm.eval()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    generators = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    flags = [module.training for module in model.modules()]
+    plan(model, {"0.*": [Dropout(0.1), ClipGradNorm(1.0)]}, torch.ones(4, 3))
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), generators[0])
+    assert random.getstate() == generators[1]
+    assert np.array_equal(np.random.get_state()[1], generators[2])
+    assert [module.training for module in model.modules()] == flags
+    assert hook_count(model) == 0
+    assert model[0].cache == {}
+    assert model[0].plain[0].tolist() == [1.0, 1.0, 1.0]
+    assert model[0].tied is model[0].fc.weight
+    for mode in (True, False):
+        model.train(mode)(torch.ones(4, 3)).sum().backward()
+
+
+_MASKS: dict = {}
+
+
+@functools.lru_cache
+def _mask(n):
+    return torch.ones(n)
+
+
+class CachesOutside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x):
+        if len(x) not in _MASKS:
+            _MASKS[len(x)] = [(torch.ones(3), torch.ones(3))]
+        return self.fc(x * _mask(3) * _MASKS[len(x)][0][1])
+
+
+def test_caches_outside_of_the_model_hold_no_fake_tensor():
+    model = CachesOutside()
+    assert plan(model, {"fc": Dropout(0.1)}, torch.ones(2, 3)).warnings == ()
+    assert _MASKS == {}
+    model(torch.ones(2, 3)).sum().backward()
+    plan(model, {"fc": Dropout(0.1)}, torch.ones(2, 3))  # real ones stay
+    assert list(_MASKS) == [2]
+    assert _mask.cache_info().currsize == 1
+
+
+_SEEN: list = []
+
+
+def _shifts(module, args, output):
+    return output + 1
+
+
+def test_hooks_of_the_user():
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4))
+    kept = []
+    model[0].register_forward_hook(lambda module, args, output: kept.append(output))
+    model[0].register_forward_hook(lambda module, args, output: _SEEN.append(output))
+    model[1].register_forward_hook(_shifts)
+    torch.nn.utils.spectral_norm(model[1])  # works by a hook
+    planned = plan(model, {"*": Dropout(0.1)}, torch.ones(2, 3))
+    assert kept == _SEEN == []
+    assert line(planned, "left_out").endswith(": 0")
+    assert planned[1].shape == (2, 4)
+    assert len(model[0]._forward_hooks) == 2
+    model(torch.ones(2, 3))
+    assert len(kept) == 1
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, inner, reentrant):
+        super().__init__()
+        self.inner, self.reentrant = inner, reentrant
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing(net, reentrant):
+    model = nn.Sequential(Checkpointed(net, reentrant))
+    planned = plan(model, {"0.inner.layer1.*": [Dropout2d(0.1), ClipGradNorm(1.0)]}, IMAGE)
+    assert [row.calls for row in planned] == [1] * 4
+    assert planned.problems == ()
+
+
+class Block(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.branch, self.act = inner, nn.ReLU()
+
+    def forward(self, x):
+        return self.act(x + self.branch(x))
+
+
+class Gate(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x):
+        return x * self.fc(x.mean((2, 3), keepdim=True)).sigmoid()
+
+
+def test_where_drop_path_loses_samples():
+    branch = nn.Sequential(nn.Conv2d(4, 4, 1), Gate(), nn.Identity())
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), Block(branch), Block(nn.Conv2d(4, 4, 1)))
+    spec = {"**": DropPath(0.1)}
+    planned = plan(model, {"re:.*": DropPath(0.1)}, IMAGE)
+    (caution,) = [caution for caution in planned.cautions if caution.kind == "loses_samples"]
+    lost = {key.removesuffix("/DropPath") for key in caution.keys}
+    assert lost == {"0", "1", "1.act", "2", "2.act"}
+    assert "loses_samples" not in kinds(plan(model, {"1": StochasticDepth(0.1)}, IMAGE))
+    assert spec
+
+
+def test_drop_path_in_one_of_several_streams():
+    class Streams(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = Block(nn.Conv2d(3, 3, 1)), nn.Conv2d(3, 3, 1)
+
+        def forward(self, x):
+            a, b = self.a(x * 2), self.b(x)
+            return {"a": a + b, "b": b}
+
+    planned = plan(Streams(), {"a": DropPath(0.1), "b": DropPath(0.1)}, IMAGE)
+    (caution,) = [caution for caution in planned.cautions if caution.kind == "loses_samples"]
+    assert caution.keys == ("a/DropPath", "b/DropPath")  # b is all there is of output b
+
+
+def test_what_breaks_a_graph_is_told(net):
+    @register(name="Untraceable")
+    class Untraceable(Regularizer):
+        p: Probability = 0.1
+        traceable = False
+
+        def apply(self, x, now):
+            return x, None
+
+    planned = plan(net, {"layer1.*": Untraceable()}, IMAGE)
+    assert "Untraceable breaks the graph under torch.compile: layer1.0" in line(
+        planned, "untraceable"
+    )
+
+
+def test_a_model_on_the_meta_device_takes_no_memory():
+    with torch.device("meta"):
+        layer = nn.TransformerEncoderLayer(4096, 32, 16384, batch_first=True)
+        model = nn.TransformerEncoder(layer, 34, enable_nested_tensor=False)
+    assert sum(p.numel() for p in model.parameters()) > 6.8e9
+    planned = plan(model, {"layers.*.linear2": DropPath(0.1)}, torch.ones(1, 16, 4096))
+    assert [(row.calls, row.shape) for row in planned] == [(1, (1, 16, 4096))] * 34
+    assert planned.warnings == ()
+    assert all(p.is_meta for p in model.parameters())
+
+
+def test_a_real_forward_after_a_plan_in_half_precision_and_channels_last(net):
+    net.to(torch.bfloat16).to(memory_format=torch.channels_last)
+    x = IMAGE.to(torch.bfloat16).to(memory_format=torch.channels_last)
+    planned = plan(net, {"layer1.*": DropBlock2d(0.1, 3)}, x)
+    assert planned.problems == ()
+    net(x)

@@ -1,0 +1,262 @@
+"""Proof that it is on: what is told after the first training forward, and by the report."""
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+
+from dropblock_hooks import (
+    ClipGradNorm,
+    Dropout,
+    Dropout2d,
+    Foreign,
+    HookWarning,
+    attach,
+    attachments,
+)
+
+IMAGE = torch.ones(2, 3, 16, 16)
+
+
+class Attention(nn.Module):
+    """Attention as timm writes it: fused, with a dropout that is then left out."""
+
+    def __init__(self, fused=True):
+        super().__init__()
+        self.fused_attn = fused
+        self.qkv, self.proj = nn.Linear(4, 12), nn.Linear(4, 4)
+        self.attn_drop = nn.Dropout(0.0)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        if self.fused_attn:
+            return self.proj(scaled_dot_product_attention(q, k, v))
+        return self.proj(self.attn_drop((q @ k.mT).softmax(-1)) @ v)
+
+
+class TakesWeight(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return linear(x, self.qkv.weight)
+
+
+class CallsForward(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.inner.forward(x)
+
+
+class Loops(nn.Module):
+    def __init__(self, checkpointed=False):
+        super().__init__()
+        self.blocks = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        self.grad_checkpointing = checkpointed
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Branch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.always, self.never = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4))
+
+    def forward(self, x):
+        return self.always(x)
+
+
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x):
+        return self.attention(x, x, x)[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "layer", "cause"),
+    [
+        (Attention, "attn_drop", "never called: fused attention: scaled_dot"),
+        (Heads, "attention.out_proj", "never called: fused attention: nn.MultiheadAttention"),
+        (TakesWeight, "qkv", "never called: TakesWeight takes its weight"),
+        (CallsForward, "inner", r"never called: CallsForward calls its forward\(\) directly"),
+        (Loops, "blocks", "never called: a container that the model loops over: name the layers"),
+        (
+            lambda: Loops(True),
+            "blocks",
+            "never called: a container that the model loops over, as gradient",
+        ),
+        (Branch, "never.0", "never called: a branch not taken"),
+    ],
+    ids=["fused", "multihead", "weight", "forward", "container", "checkpointing", "branch"],
+)
+def test_the_likely_cause(model, layer, cause):
+    model = model()
+    attached = attach(model, {layer: Dropout(0.1)})
+    x = torch.ones(2, 3, 4)
+    model.eval()(x)  # no warning
+    model.train()
+    with pytest.warns(
+        HookWarning, match=f"1 of 1 sites did nothing.*\n  - {layer}/Dropout: {cause}"
+    ):
+        model(x)
+    model(x)  # once
+    with torch.no_grad():
+        model(x)
+    attached.remove()
+
+
+def test_verify_tells_the_cause_too():
+    model = nn.Sequential(Attention(), nn.ReLU())
+    attached = attach(model, {"0.attn_drop": Dropout(0.1), "1": Dropout(0.1)})
+    model.eval()(torch.ones(2, 3, 4))
+    (found,) = [finding for finding in attached.verify() if finding.kind == "never_called"]
+    assert "never called: fused attention" in found.message
+
+
+def test_what_is_called_is_not_told():
+    model = Attention(fused=False)
+    attach(model, {"attn_drop": Dropout(0.1), "proj": ClipGradNorm(1.0), "param:qkv.bias": GRAD})
+    model(torch.ones(2, 3, 4))
+
+
+GRAD = ClipGradNorm(1.0)
+
+
+def test_frozen_layers_are_told():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm2d(4))
+    attach(model, {"1": Dropout2d(0.1), "2": [Dropout2d(0.1, active="always"), ClipGradNorm(1.0)]})
+    model[1].eval()
+    model[2].eval()
+    with pytest.warns(HookWarning) as told:
+        model(IMAGE)
+    (warning,) = told
+    assert "1 of 3 sites" in str(warning.message)
+    assert "1/Dropout2d: called and never active: the layer is in evaluation" in str(
+        warning.message
+    )
+
+
+def test_sites_in_the_same_situation_share_a_line():
+    model = nn.Sequential(*[Attention() for _ in range(12)])
+    attach(model, {"*.attn_drop": Dropout(0.1), "0.proj": Dropout(0.1)})
+    with pytest.warns(HookWarning) as told:
+        model(torch.ones(2, 3, 4))
+    (warning,) = told
+    lines = str(warning.message).splitlines()
+    assert len(lines) == 2
+    assert all(f"{i}.attn_drop/Dropout" in lines[1] for i in range(12))
+
+
+def test_a_replaced_layer_is_told(net):
+    attach(net, {"layer1.0": Dropout2d(0.1), "layer1.1": Dropout2d(0.1)})
+    net.layer1[0] = copy.deepcopy(net.layer2[0])
+    with pytest.warns(HookWarning, match=r"layer1.0/Dropout2d: the layer was replaced"):
+        net(IMAGE)
+
+
+def test_nothing_is_told_of_parts_pauses_and_evaluation(net):
+    attached = attach(net, {"layer1.0": Dropout2d(0.1), "fc": Dropout(0.1)})
+    net.layer1(torch.ones(1, 8, 4, 4))  # the model itself is not called
+    net.eval()(IMAGE)
+    with attached.paused():
+        net.train()(IMAGE)
+    assert attached.report()[1].calls_per_forward == 1.0
+
+
+def test_a_root_is_proved_when_it_is_called():
+    model = nn.Sequential(nn.Sequential(Branch()), nn.Identity())
+    attach(model, {"always": Dropout(0.1), "never.0": Dropout(0.1)}, root="0.0")
+    with pytest.warns(HookWarning, match="1 of 2 sites"):
+        model(torch.ones(2, 4))
+
+
+def test_forwards_and_calls(net):
+    net.layer1[1].act = net.layer1[0].act
+    attached = attach(net, {"layer1.*": Dropout2d(0.1), "layer1.0.act": Dropout(0.1)})
+    for _ in range(3):
+        net(IMAGE).sum().backward()
+    rows = {row.site: row for row in attached.report()}
+    assert rows["layer1.0/Dropout2d"].calls_per_forward == 1
+    assert (rows["layer1.0.act/Dropout"].calls, rows["layer1.0.act/Dropout"].calls_per_forward) == (
+        6,
+        2,
+    )
+    assert "6 (2 per forward)" in str(attached)
+    state = attached.state_dict()
+    attached.remove()
+    resumed = attach(net, {"layer1.*": Dropout2d(0.1), "layer1.0.act": Dropout(0.1)})
+    assert resumed.report()[0].calls_per_forward is None
+    resumed.load_state_dict(state)
+    assert resumed.report()[2].calls_per_forward == 2
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_recomputed_forward_counts_once(net, reentrant):
+    attached = attach(net, {"layer1.0": Dropout2d(0.1)})
+    x = IMAGE.clone().requires_grad_()
+    for _ in range(2):
+        checkpoint(net, x, use_reentrant=reentrant).sum().backward()
+    assert attached.report()[0].calls_per_forward == 1
+    assert attached.report()[0].calls == 2
+
+
+def test_copies_are_proved_on_their_own_and_removal_leaves_nothing(net, hook_count):
+    model = nn.Sequential(net, Branch())
+    model[1].always = nn.Linear(5, 4)
+    attach(model, {"1.never.0": Dropout(0.1), "0.fc": Dropout(0.1)})
+    copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    for each in (model, *copies):
+        with pytest.warns(HookWarning, match="1 of 2 sites"):
+            each(IMAGE)
+        (found,) = attachments(each)
+        assert found.report()[1].calls_per_forward == 1
+        found.remove()
+        assert hook_count(each) == 0
+
+
+def test_a_warning_made_an_error_is_told_once(net):
+    model = Attention()
+    attach(model, {"attn_drop": Dropout(0.1)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(HookWarning):
+            model(torch.ones(2, 3, 4))
+        model(torch.ones(2, 3, 4))
+
+
+def test_a_foreign_module_in_a_frozen_layer_is_told():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Identity())
+    attach(model, {"0": Foreign(nn.Dropout, p=0.1)})
+    model[0].eval()
+    with pytest.warns(HookWarning, match="never active"):
+        model(torch.ones(2, 4))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_compiled_training_is_proved_at_the_next_step():
+    model = nn.Sequential(Branch(), nn.Linear(4, 4))
+    attached = attach(model, {"0.never.0": Dropout(0.1), "1": Dropout(0.1)})
+    compiled = torch.compile(model, backend="eager")
+    attached.step(0)
+    compiled.eval()(torch.ones(2, 4))
+    attached.step(0)
+    compiled.train()(torch.ones(2, 4))
+    with pytest.warns(HookWarning, match=r"1 of 2 sites.*\n  - 0.never.0/Dropout: never called"):
+        attached.step(1)
+    attached.step(2)
+    assert attached.report()[0].calls_per_forward is None
