@@ -1,0 +1,196 @@
+"""The smallest member of each of timm's families, random weights, at its last two stages.
+
+Measured by ``experiments.families``: one training step, one evaluation, and the layer's own hook
+run 40 times more on what the layer took and gave; z is the distance of the mean share from the
+nominal one in standard errors of these 40 calls.
+"""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from dropblock_hooks import DropBlock2d, SiteError, attach
+from dropblock_hooks.layouts import as_map
+from experiments.families import MEMBERS, P, has_checkpointing, observe
+
+timm = pytest.importorskip("timm", reason="the models are timm's")
+
+PLAIN = {
+    "byobnet", "cait", "coat", "convit", "convnext", "crossvit", "efficientvim", "eva", "hiera",
+    "hrnet", "levit", "mambaout", "mvitv2", "pit", "resnet", "sequencer", "swin_transformer",
+    "tnt", "twins", "vision_transformer", "volo", "xcit",
+}  # fmt: skip
+CASES = [
+    pytest.param(member, id=member.family, marks=() if member.family in PLAIN else pytest.mark.slow)
+    for member in MEMBERS
+]
+BY_FAMILY = {member.family: member for member in MEMBERS}
+
+
+def test_every_family_is_there():
+    families = {timm.models.model_entrypoint(name).__module__ for name in timm.list_models()}
+    assert sorted(BY_FAMILY) == sorted(name.rpartition(".")[2] for name in families)
+    assert len(MEMBERS) == 98
+    for member in MEMBERS:
+        module = timm.models.model_entrypoint(member.model).__module__
+        assert module.rpartition(".")[2] == member.family
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_they_are_the_smallest():
+    smallest = {}
+    for name in timm.list_models():
+        with torch.device("meta"):
+            n = sum(p.numel() for p in timm.create_model(name).parameters())
+        family = timm.models.model_entrypoint(name).__module__.rpartition(".")[2]
+        smallest[family] = min(smallest.get(family, (n, name)), (n, name))
+    assert smallest == {f: (smallest[f][0], BY_FAMILY[f].model) for f in smallest}
+
+
+def check(outcome):
+    assert outcome.gradients_finite
+    assert outcome.evaluation_equal
+    assert outcome.removed_clean
+    for stage in outcome.stages:
+        assert stage.calls == 1
+        assert stage.channels_right
+        assert abs(stage.z) <= 4
+        assert abs(stage.realized - P) < 0.02
+
+
+@pytest.mark.parametrize("member", CASES)
+def test_a_family(member):
+    check(observe(member))
+
+
+@pytest.mark.parametrize("member", CASES)
+def test_a_family_with_checkpointing(member):
+    if not has_checkpointing(member):
+        pytest.skip("the family has no checkpointing")
+    with warnings.catch_warnings():  # of the checkpoint's own, for inputs without gradient
+        warnings.simplefilter("ignore", UserWarning)
+        check(observe(member, checkpointing=True))
+
+
+def maps(member, images, sites, model):
+    """What is regularized at each site, as (N, C, height, width), for each batch."""
+    found = []
+    for x in images:
+        seen = {}
+
+        def keep(module, args, kwargs, output, seen=seen):
+            seen[module] = args, kwargs, output
+
+        modules = [model.get_submodule(site.name) for site in sites]
+        handles = [m.register_forward_hook(keep, with_kwargs=True) for m in set(modules)]
+        with torch.no_grad():
+            model.eval()(x)
+        for handle in handles:
+            handle.remove()
+        batch = []
+        for site, module in zip(sites, modules, strict=True):
+            args, kwargs, output = seen[module]
+            index = site.regularizer.index
+            value = output if index is None else output[index]
+            batch.append(as_map(value, site.form_of(value, (*args, *kwargs.values(), output))))
+        found.append(batch)
+    return found
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "cait", "convit", "crossvit", "deit", "eva", "gemma4_vit", "hiera", "mambaout", "mvitv2",
+        "naflexvit", "swin_transformer", "tnt", "twins", "vision_transformer", "vitamin", "volo",
+        "xcit", "resnet",
+    ],
+)  # fmt: skip
+@pytest.mark.slow
+def test_a_corner_of_the_image_is_that_corner_of_the_map(family):
+    member = BY_FAMILY[family]
+    model = member.build()
+    sites = attach(model, member.spec()).sites
+    x, edge = torch.randn(2, 3, member.size, member.size), member.size // 4
+    right, bottom = x.clone(), x.clone()
+    right[:, :, :edge, -edge:] += 3 * torch.randn(2, 3, edge, edge)
+    bottom[:, :, -edge:, :edge] += 3 * torch.randn(2, 3, edge, edge)
+    plain, of_right, of_bottom = maps(member, [x, right, bottom], sites, model)
+    for a, b, c in zip(plain, of_right, of_bottom, strict=True):
+        h, w = a.shape[2:]
+        row, column = divmod(int((a - b).square().sum((0, 1)).argmax()), w)
+        assert row <= (h - 1) / 2 <= h
+        assert column >= (w - 1) / 2
+        row, column = divmod(int((a - c).square().sum((0, 1)).argmax()), w)
+        assert row >= (h - 1) / 2
+        assert column <= (w - 1) / 2
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        ("resnet", "NCHW"),
+        ("mambaout", "NHWC"),
+        ("vision_transformer", "NLC"),
+        ("cait", "NLC"),
+        ("hiera", "NLC"),
+    ],
+)
+def test_what_is_dropped_are_whole_blocks_of_the_map(family, layout):
+    member = BY_FAMILY[family]
+    model = member.build()
+    attached = attach(model, {"stage:-2": DropBlock2d(P, 3, **member.options[0])})
+    site = attached.sites[0]
+    kept = []
+    module = model.get_submodule(site.name)
+    module.register_forward_hook(lambda module, args, output: kept.append(output.detach()))
+    module.register_forward_hook(
+        lambda module, args, output: kept.append(output.detach()), prepend=True
+    )
+    model.train()(torch.randn(2, 3, member.size, member.size))
+    before, after = kept
+    assert site.form.layout == layout
+    zero = as_map(after, site.form) == 0
+    dropped = zero & (as_map(before, site.form) != 0)
+    assert 0 < dropped.double().mean() < 0.5
+    whole = -nn.functional.max_pool2d(-zero.float(), 3, 1)
+    again = nn.functional.max_pool2d(nn.functional.pad(whole, (2, 2, 2, 2)), 3, 1)
+    assert not (dropped & ~again.bool()).any()
+    if site.form.prefix:
+        assert torch.equal(after[:, : site.form.prefix], before[:, : site.form.prefix])
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        ("eva", "built for 16x16, but takes images of other sizes"),
+        ("crossvit", "is a list of 2 elements: say which element with index="),
+        ("hrnet", "is a list of 4 elements: say which element with index="),
+        ("pit", "is a tuple of 2 elements: say which element with index="),
+        ("coat", "is a tuple of 4 elements: say which element with index="),
+    ],
+)
+def test_what_a_family_needs_to_be_told(family, message):
+    member = BY_FAMILY[family]
+    model = member.build()
+    attach(model, {"stage:-1": DropBlock2d(P, 3)})
+    with pytest.raises(SiteError, match=message):
+        model.train()(torch.randn(2, 3, member.size, member.size))
+
+
+def test_tokens_of_the_inner_blocks_of_tnt_are_no_map():
+    member = BY_FAMILY["tnt"]
+    model = member.build()
+    attach(model, {"stage:-1": DropBlock2d(P, 3, index=0)})
+    with pytest.raises(SiteError, match="its 16 tokens.* are none of the model's grids"):
+        model.train()(torch.randn(2, 3, member.size, member.size))
+
+
+def test_blocks_of_a_cut_map_are_no_map():
+    member = BY_FAMILY["nest"]
+    model = member.build()
+    attach(model, {"levels.0.transformer_encoder.0": DropBlock2d(P, 3)})
+    with pytest.raises(SiteError, match="16x36 may be no map: the model's maps are 24x24"):
+        model.train()(torch.randn(2, 3, member.size, member.size))

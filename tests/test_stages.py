@@ -1,0 +1,129 @@
+"""Feature stages: which layer they mean, in every wrapper, and what is said where there is none."""
+
+import pytest
+import torch
+from torch import nn
+
+from dropblock_hooks import DropBlock2d, SpecError, attach
+from dropblock_hooks.names import Index
+from dropblock_hooks.stages import stage_channels, stage_target
+
+timm = pytest.importorskip("timm", reason="stages are timm's")
+
+
+def entries(*names, channels=8):
+    return [
+        {"module": name, "num_chs": channels, "reduction": 2 ** (i + 1)}
+        for i, name in enumerate(names)
+    ]
+
+
+class Net(nn.Module):
+    """Two stages of two layers in a container of some name, run one by one."""
+
+    def __init__(self, container="stages", named=("stages.0", "stages.1")):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 1)
+        stages = [nn.Sequential(nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)) for _ in range(2)]
+        setattr(self, container, nn.ModuleList(stages))
+        self.container = container
+        self.feature_info = entries(*named)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for stage in getattr(self, self.container):
+            for layer in stage:
+                x = layer(x)
+        return x
+
+
+class Wrapped(nn.Module):
+    def __init__(self, **parts):
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x):
+        return next(self.children())(x)
+
+
+def target(model, number):
+    return stage_target(Index(model), "stage", str(number)).name
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (Net(), "stages.1.1"),
+        (Net("blocks", ("block.0", "block.1")), "blocks.1.1"),  # as twins names its stages
+        (Net("stages", ("block.0", "block.1")), "stages.1.1"),  # as mvitv2 does
+        (Net("levels", ("part.0", "part.1")), "levels.1.1"),
+        (Wrapped(model=Net()), "model.stages.1.1"),
+        (Wrapped(encoder=Net("blocks", ("block.0", "block.1"))), "encoder.blocks.1.1"),
+    ],
+)
+def test_the_last_layer_that_is_called(model, expected):
+    assert target(model, -1) == expected
+    attached = attach(model, {"stage:-1": DropBlock2d(0.1, 3)})
+    model(torch.randn(2, 3, 5, 5))
+    assert attached.sites[0].calls == 1
+
+
+def test_entries_of_a_part_are_found_there():
+    model = Wrapped(encoder=Net())
+    del model.encoder.feature_info
+    model.feature_info = entries("stages.0", "stages.1")  # as gemma4_vit has them
+    assert target(model, -2) == "encoder.stages.0.1"
+
+
+def test_one_that_holds_the_other_is_one_host():
+    model = Wrapped(encoder=Net())
+    model.feature_info = entries("encoder.stages.0", "encoder.stages.1")
+    assert target(model, 0) == "encoder.stages.0.1"
+
+
+def test_channels_of_stages_by_the_names_that_end_them():
+    model = Net()
+    assert stage_channels(Index(model)) == {
+        "stages.0": 8, "stages.0.1": 8, "stages.1": 8, "stages.1.1": 8,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "selector", "message"),
+    [
+        (Net(), "stage:2", r"stage 2 is not among the 2 stages \(0: stages.0, 1: stages.1\)"),
+        (Net(), "stage:-3", "stage -3 is not among the 2 stages"),
+        (Net(), "stride:64", r"no stage has stride 64 \(2: stages.0, 4: stages.1\)"),
+        (Net(), "stage:last", "takes an integer, got 'last'"),
+        (Net(named=("stem2", "stages.1")), "stage:0", r"names 'stem2'.*\(it has stem, stages\)"),
+        (Wrapped(a=Net(), b=Net()), "stage:0", "several submodules have it: a, b; .* root="),
+        (nn.Sequential(nn.Conv2d(3, 8, 1)), "stage:0", r"no module has it; name the layers \(0\)"),
+    ],
+)
+def test_what_is_no_stage(model, selector, message):
+    with pytest.raises(SpecError, match=message):
+        attach(model, {selector: DropBlock2d(0.1, 3)})
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "expected"),
+    [
+        ("test_resnet", -1, "layer4.0"),
+        ("test_convnext", -1, "stages_3"),
+        ("test_efficientnet", -1, "blocks.4.0"),
+        ("test_vit", -1, "model.blocks.5"),
+    ],
+)
+def test_models_that_give_features_only(name, number, expected):
+    model = timm.create_model(name, features_only=True)
+    attached = attach(model, {f"stage:{number}": DropBlock2d(0.1, 3)})
+    assert attached.sites[0].name == expected
+
+
+def test_features_of_a_model_are_regularized():
+    model = timm.create_model("test_convnext", features_only=True)
+    attached = attach(model, {"stage:-1": DropBlock2d(0.3, 1), "stage:-2": DropBlock2d(0.3, 1)})
+    features = model.train()(torch.randn(2, 3, 64, 64))
+    assert [site.calls for site in attached.sites] == [1, 1]
+    assert 0.1 < (features[-1] == 0).double().mean() < 0.5
