@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from .names import Index, NoMatchError, Target
+from .wrappers import bare_type
 
 _CONTAINERS = ("stages", "layers", "blocks", "levels")
 
