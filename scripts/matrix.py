@@ -29,8 +29,8 @@ A row's masks, counts and loss are those of one process in float32 without check
 gradients (for ddp and fsdp2 the mean of two such processes): in float32 to 1e-4 of their norm,
 under autocast to 0.2. *difference* is the largest over the parameters, as a share of the norm.
 Inductor runs with torch's `fallback_random`, so that it draws the numbers that eager mode draws.
-With fsdp2 the blocks are compiled, each inside its checkpoint: compiled code can't tell that it runs
-again there, so its calls are counted twice; rates, as shares, are the same.
+With fsdp2 the blocks are compiled, each inside its checkpoint: compiled code can't tell that it
+runs again there, and counts its calls twice; rates, as shares, are the same.
 
 {impossible}
 
