@@ -3,6 +3,10 @@
 A gradient passes from the loss backward: what is put on a layer's output changes the gradient that
 this layer and all before it receive. Bounds are in the unit of the unscaled loss when ``attach``
 was given the ``grad_scaler``; values that are not finite pass.
+
+Under DistributedDataParallel a hook on a parameter sees the gradient of its own process, before the
+mean over all; FSDP shards the parameters, and hooks on them are refused. Forward-mode derivatives
+(``torch.func.jvp``) have no gradient that could be changed, and pass by.
 """
 
 from __future__ import annotations

@@ -224,8 +224,9 @@ class Site:
         form, values = self.form_of(x, told), self._at_hand(x.device)
         self.record.meter.add_call()
         scale = self.control.grad_scale(x.device)
-        names = (*values, "grad_scale") if isinstance(scale, Tensor) else tuple(values)
-        tensors = (*values.values(), scale) if isinstance(scale, Tensor) else values.values()
+        if not isinstance(scale, Tensor):  # no scaler, or one that has not scaled anything yet
+            scale = torch.full((), scale, dtype=wide_dtype(x.device), device=x.device)
+        names, tensors = (*values, "grad_scale"), (*values.values(), scale)
         watched: Tensor = _RegularizeGrad.apply(x, self, form, names, *tensors)
         return watched
 

@@ -1,5 +1,8 @@
 """attach: all or nothing, the model untouched, errors that name everything that is wrong."""
 
+import sys
+import types
+
 import pytest
 import torch
 from torch import nn
@@ -22,6 +25,7 @@ from dropblock_hooks import (
     attachments,
     detach_all,
 )
+from dropblock_hooks.names import Index
 
 
 def step(model, seed=0):
@@ -382,3 +386,44 @@ def test_attachments_of_the_root_itself(net):
     (found,) = attachments(net)
     assert found == attached
     assert [f.kind for f in found.verify()] == ["not_run"]
+
+
+class FabricModule(nn.Module):
+    """Lightning's wrapper, which holds the model under two names."""
+
+    def __init__(self, module):
+        super().__init__()
+        self._forward_module = self._original_module = module
+
+    def forward(self, *args):
+        return self._forward_module(*args)
+
+
+@pytest.mark.parametrize("package", ["lightning.fabric", "lightning_fabric"])
+def test_names_below_fabric(net, monkeypatch, package):
+    module = types.ModuleType(f"{package}.wrappers")
+    module._FabricModule = FabricModule
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    bare = list(Index(net).modules)
+    wrapped = FabricModule(net)
+    assert list(Index(wrapped).modules) == bare
+    attached = attach(wrapped, {"layer1.*": Dropout2d(0.5)})
+    assert [site.key for site in attached] == ["layer1.0/Dropout2d", "layer1.1/Dropout2d"]
+    assert not any(site.aliases for site in attached)
+    assert attachments(wrapped) == [attached]
+
+
+def test_names_below_a_part_that_is_compiled_later(net):
+    attached = attach(net, {"layer1.*": Dropout2d(0.5), "param:layer1.0.conv.bias": ClampGrad(-1)})
+    net.layer1 = torch.compile(net.layer1, backend="eager")
+    assert [f.kind for f in attached.verify()] == ["not_run"]
+    assert len(attached["layer1.*"]) == 2
+    attached.remove()
+
+
+def test_names_that_only_look_like_a_wrappers():
+    """Wrappers are told by their type: an attribute of such a name is a name."""
+    model = nn.ModuleDict({"module": nn.Sequential(nn.Linear(2, 2)), "_orig_mod": nn.Linear(2, 2)})
+    model.forward = lambda x: model["_orig_mod"](model["module"](x))
+    attached = attach(model, {"module.0": Dropout(0.5), "_orig_mod": Dropout(0.5)})
+    assert [site.key for site in attached] == ["module.0/Dropout", "_orig_mod/Dropout"]

@@ -150,6 +150,7 @@ def test_ema_of_timm(version):
     (found,) = attachments(ema)
     assert [s.key for s in found] == [s.key for s in attached]
     assert found.sites[0].calls == 0
+    assert found["bn1"] == found.sites[:1]
     x = images()
     on = ema(x) if version == "ModelEmaV3" else ema.module(x)
     detach_all(ema)

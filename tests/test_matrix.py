@@ -1,9 +1,11 @@
 """The pairwise matrix of stacks and regularizers; its table is ``docs/matrix.md``."""
 
+import dataclasses
+
 import pytest
 
 from tests.matrix import COLUMNS, covering, impossible, pairs_of, run_row
-from tests.pair import run_pair
+from tests.pair import ROOT, run_pair
 
 ROWS, NEVER = covering()
 SINGLE = [row for row in ROWS if row.parallel == "single"]
@@ -45,3 +47,12 @@ def test_every_pair_is_in_a_row_or_named():
     assert len(found) + len(NEVER) == total
     assert all(impossible(row) is None for row in ROWS)
     assert len(ROWS) < total / 4
+
+
+def test_the_table_has_these_rows():
+    lines = (ROOT / "docs" / "matrix.md").read_text().splitlines()
+    table = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
+    assert table[0][: len(COLUMNS)] == list(COLUMNS)
+    shown = {tuple(cells[: len(COLUMNS)]): cells for cells in table[1:]}
+    assert set(shown) == {dataclasses.astuple(row) for row in ROWS}, "run scripts/matrix.py"
+    assert not any("failed" in cells for cells in shown.values())
