@@ -207,6 +207,13 @@ def test_a_layout_that_contradicts_the_layer(model, layout, message):
         run(model, {".": DropBlock2d(0.1, 3, layout=layout)}, torch.randn(2, 3, 5, 7))
 
 
+def test_a_layout_that_contradicts_the_stage():
+    model = nn.Sequential(Turned(6))
+    model.feature_info = [{"module": "0", "num_chs": 6, "reduction": 1}]
+    with pytest.raises(SiteError, match="that would be 5 channels, and the stage has 6"):
+        run(model, {"stage:0": DropBlock2d(0.1, 3, layout="NCHW")}, torch.randn(2, 3, 5, 7))
+
+
 def test_heads_are_no_rows():
     class Attention(nn.Module):
         def __init__(self):

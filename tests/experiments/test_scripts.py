@@ -104,7 +104,7 @@ def test_train_prints_accuracy_and_rates(call, capsys):
     assert lines[-1].startswith("layer4.0/DropBlock2d: rate asked 0.2500, realized 0.2")
 
 
-@pytest.mark.parametrize("script", ["train.py", "ablate.py"])
+@pytest.mark.parametrize("script", ["train.py", "ablate.py", "families.py"])
 def test_help_says_what_the_command_does(call, capsys, script):
     assert call(script, "--help") == 0
     assert f"Example: scripts/{script}" in " ".join(capsys.readouterr().out.split())
@@ -130,3 +130,15 @@ def test_ctrl_c_says_so_and_exits_130(tmp_path):
     assert process.returncode == 130
     assert "interrupted after 0 finished runs" in stderr
     assert "Traceback" not in stderr
+
+
+def test_families_writes_a_row(call, tmp_path):
+    assert call("families.py", "table.md", "--only", "vision_transformer") == 0
+    row = (tmp_path / "table.md").read_text().splitlines()[-1]
+    assert row.startswith("| vision_transformer | test_vit | 96 | `blocks.4`, `blocks.5` | NLC |")
+    assert row.endswith("| grid=(6, 6) | ok | ok |")
+
+
+def test_families_knows_its_families(call, capsys):
+    assert call("families.py", "table.md", "--only", "resent") == 2
+    assert "'resent' is none of the 98 families" in capsys.readouterr().err

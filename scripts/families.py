@@ -1,0 +1,155 @@
+"""Attach DropBlock to the last two stages of every timm family, and write the table of it.
+
+Example: scripts/families.py docs/families.md
+"""
+
+import os
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # threads that spin starve when a core is busy
+
+import torch
+from jsonargparse import auto_cli
+from rich.progress import track
+
+from experiments.families import (
+    BATCH,
+    BLOCK,
+    MEMBERS,
+    REPEATS,
+    Member,
+    Outcome,
+    P,
+    StageResult,
+    has_checkpointing,
+    observe,
+)
+
+HEADER = f"""# The timm families
+
+`DropBlock2d(p={P}, block_size={BLOCK})` at `stage:-2` and `stage:-1` of the smallest model of each
+family (random weights, batch {BATCH}, CPU), after one training step, one evaluation and {REPEATS}
+more runs of the layer's own hook on what the layer gave. A row is *ok* when
+
+- each site ran once in the training forward, also under `set_grad_checkpointing`, and recomputation
+  was not counted;
+- the axis that was taken for the channels has the channels of the stage, and the share dropped of
+  the map is {P}, |z| <= 4;
+- all gradients are finite, evaluation is bit-identical to the bare model's, and after `remove()` no
+  hook is left.
+
+"options" is what the model does not tell, so that the regularizer has to be told: which element of
+a tuple (`index`), and the grid of the tokens (`grid`) of models that take images of any size, or
+whose last stage flattens its map. Tokens before the map (class and register tokens) are left alone.
+"""
+
+
+def families(out: Path, only: str | None = None) -> int:
+    """Write the table.
+
+    Args:
+        out: a Markdown file, which is replaced.
+        only: one family, for a look.
+    """
+    members = [member for member in MEMBERS if only in (None, member.family)]
+    if not members:
+        print(f"error: {only!r} is none of the {len(MEMBERS)} families", file=sys.stderr)
+        return 2
+    torch.set_num_threads(1)  # so that the digits are the same on every machine
+    began = time.perf_counter()
+    rows = [_row(member) for member in track(members, "families")]
+    works = sum(row.endswith("| ok |") for row in rows)
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "timm"))
+    text = [
+        HEADER,
+        f"**{works} of {len(rows)}** families. Written by `python scripts/families.py {out}` with "
+        f"{versions}, in {time.perf_counter() - began:.0f} s.\n",
+        "| family | model | input | stages | layout | map (tokens before it) | realized | options "
+        "| checkpointing | result |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        *rows,
+    ]
+    out.write_text("\n".join(text) + "\n")
+    return 0 if works == len(rows) else 1
+
+
+def _row(member: Member) -> str:
+    try:
+        plain = observe(member)
+    except (RuntimeError, ValueError) as error:
+        return f"| {member.family} | {member.model} | {member.size} |{' |' * 6} {error} |"
+    faults = _faults(plain)
+    checkpointing = "the family has none"
+    if has_checkpointing(member):
+        try:
+            again = _faults(observe(member, checkpointing=True))
+        except (RuntimeError, ValueError) as error:
+            again = [str(error)]
+        checkpointing = "; ".join(again) or "ok"
+        faults += [f"with checkpointing: {fault}" for fault in again]
+    cells = (
+        member.family,
+        member.model,
+        str(member.size),
+        _each(plain, lambda s: f"`{s.name}`"),
+        _each(plain, lambda s: s.layout),
+        _each(plain, _map),
+        _each(plain, lambda s: f"{s.realized:.3f} (z {s.z:+.1f})"),
+        _options(member),
+        checkpointing,
+        "; ".join(faults) or "ok",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _each(outcome, show) -> str:
+    return ", ".join(dict.fromkeys(show(stage) for stage in outcome.stages))
+
+
+def _map(stage: StageResult) -> str:
+    size = "x".join(map(str, stage.map_size))
+    return f"{size} ({stage.prefix})" if stage.layout in ("NLC", "NCL") else size
+
+
+def _options(member: Member) -> str:
+    shown = (
+        ", ".join(f"{name}={value}" for name, value in options.items()) or "none"
+        for options in member.options
+    )
+    return "; ".join(dict.fromkeys(shown))
+
+
+def _faults(outcome: Outcome) -> list[str]:
+    """What is not as it should be."""
+    faults = []
+    for stage in outcome.stages:
+        if stage.calls != 1:
+            faults.append(f"{stage.name} was called {stage.calls} times")
+        if not stage.channels_right:
+            faults.append(f"{stage.name} is not {stage.layout}")
+        if abs(stage.z) > 4:
+            faults.append(f"{stage.name} drops {stage.realized:.3f}")
+    if not outcome.gradients_finite:
+        faults.append("gradients are not finite")
+    if not outcome.evaluation_equal:
+        faults.append("evaluation differs")
+    if not outcome.removed_clean:
+        faults.append("something is left after remove()")
+    return faults
+
+
+def main() -> int:
+    """Return 0 if all families work, 1 if one does not, 2 for bad input, 130 for Ctrl-C."""
+    try:
+        return int(auto_cli(families, description=__doc__, allow_abbrev=False))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
