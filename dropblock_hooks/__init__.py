@@ -14,7 +14,7 @@ The map:
 ==========================  ========================================================================
 """
 
-from . import functional
+from . import functional, presets
 from .activations import (
     DropBlock1d,
     DropBlock2d,
@@ -108,5 +108,6 @@ __all__ = [
     "functional",
     "layers",
     "plan",
+    "presets",
     "register",
 ]

@@ -1,0 +1,158 @@
+"""Presets: placements of papers on real models."""
+
+import pytest
+import torch
+from torch import nn
+
+from dropblock_hooks import (
+    ByDepth,
+    ConstantSchedule,
+    CosineSchedule,
+    DropBlock2d,
+    LinearSchedule,
+    Spec,
+    StepSchedule,
+    StochasticDepth,
+    WindowSchedule,
+    ZeroGrad,
+    attach,
+    plan,
+    presets,
+)
+
+
+def images(n=2, edge=64):
+    return torch.randn(n, 3, edge, edge)
+
+
+@pytest.mark.parametrize("library", ["timm", "torchvision"])
+@pytest.mark.parametrize(("depth", "norms", "shortcuts"), [(18, 8, 2), (50, 27, 2)])
+def test_drop_block_in_resnets(library, depth, norms, shortcuts):
+    models = pytest.importorskip(library, reason="the ResNets are theirs")
+    name = f"resnet{depth}"
+    model = models.create_model(name) if library == "timm" else getattr(models.models, name)()
+    spec = presets.drop_block_resnet(model, LinearSchedule(0.0, 0.2, epochs=5), 3)
+    attached = attach(model, spec)
+    on_norms = [site for site in attached if ".bn" in site.name]
+    assert len(on_norms) == norms
+    assert len(attached) == norms + shortcuts
+    assert {site.name for site in attached} >= {"layer3.0.downsample", "layer4.0.downsample"}
+    attached.step(4)
+    for site in attached:
+        assert site.rate == pytest.approx(0.05 if site.name.startswith("layer3") else 0.2)
+    model(images()).sum().backward()
+    assert attached.verify() == []
+    assert Spec.from_yaml(spec.to_yaml()) == spec
+
+
+def test_drop_block_needs_a_resnet(net):
+    with pytest.raises(ValueError, match=r"'layer3.\*.bn\[123\]' of a ResNet, and Net has no such"):
+        presets.drop_block_resnet(net)
+
+
+def test_by_stage():
+    timm = pytest.importorskip("timm", reason="stages are timm's")
+    spec = presets.by_stage(DropBlock2d(LinearSchedule(0.0, 0.4, epochs=3), 3), (-3, -2, -1))
+    for name in ("resnet18", "test_mambaout", "test_efficientnet"):
+        model = timm.create_model(name)
+        attached = attach(model, spec)
+        attached.step(2)
+        assert [site.rate for site in attached] == pytest.approx([0.1, 0.25, 0.4])
+        model(images(edge=96)).sum().backward()
+        assert attached.verify() == []
+    with pytest.raises(ValueError, match="no rate that could rise"):
+        presets.by_stage(ZeroGrad())
+
+
+@pytest.mark.parametrize(
+    ("name", "edge", "blocks", "some"),
+    [
+        ("resnet50", 64, 12, "layer1.1"),
+        ("vit_tiny_patch16_224", 224, 12, "blocks.11"),
+        ("convnext_atto", 64, 12, "stages.3.blocks.1"),
+        ("efficientnet_b0", 64, 9, "blocks.5.3"),
+    ],
+)
+def test_stochastic_depth(name, edge, blocks, some):
+    timm = pytest.importorskip("timm", reason="the models are timm's")
+    model = timm.create_model(name)
+    keys = list(model.state_dict())
+    spec = presets.stochastic_depth(model, 0.2, images(edge=edge))
+    attached = attach(model, spec)
+    assert len(attached) == blocks
+    assert some in [site.name for site in attached]
+    assert [site.rate for site in attached] == pytest.approx(
+        [0.2 * i / (blocks - 1) for i in range(blocks)]
+    )
+    model(images(edge=edge)).sum().backward()
+    assert attached.verify() == []
+    attached.remove()
+    assert list(model.state_dict()) == keys
+
+
+def test_stochastic_depth_of_a_model_of_ones_own(net):
+    spec = presets.stochastic_depth(net, 0.3, images(edge=16))
+    (entry,) = spec
+    assert entry.selector.names == ("layer1.0", "layer1.1", "layer2.0", "layer2.1")
+    assert entry.regularizers == (StochasticDepth(ByDepth(0.0, 0.3)),)
+    with pytest.raises(ValueError, match="give example_input="):
+        presets.stochastic_depth(net)
+    with pytest.raises(ValueError, match="no forward of a copy ran"):
+        presets.stochastic_depth(net, 0.3, torch.ones(1))
+    with pytest.raises(ValueError, match="Sequential has no residual block that keeps its shape"):
+        presets.stochastic_depth(nn.Sequential(nn.Linear(2, 2)), 0.3, torch.ones(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "branches"), [("vit_tiny_patch16_224", 24), ("efficientnet_b0", 9)]
+)
+def test_drop_path(name, branches):
+    timm = pytest.importorskip("timm", reason="the models are timm's")
+    model = timm.create_model(name)
+    spec = presets.drop_path(model, 0.1, images(edge=224))
+    planned = plan(model, spec, images(edge=224))
+    assert not planned.problems
+    assert not any("sample" in str(line) for line in planned.warnings)
+    attached = attach(model, spec)
+    assert len(attached) == branches
+    assert attached.sites[-1].rate == 0.1
+    model(images(edge=224)).sum().backward()
+    assert attached.verify() == []
+
+
+def test_drop_path_where_it_can_not_be():
+    timm = pytest.importorskip("timm", reason="the models are timm's")
+    with pytest.raises(ValueError, match=r"drops paths itself, at 22 layers \(blocks.1.drop_path1"):
+        presets.drop_path(timm.create_model("vit_tiny_patch16_224", drop_path_rate=0.1))
+    with pytest.raises(ValueError, match="ResNet has no layer drop_path"):
+        presets.drop_path(timm.create_model("resnet18"))
+
+
+@pytest.mark.parametrize(
+    ("rate", "half"),
+    [
+        (0.2, 0.1),
+        (LinearSchedule(0.0, 0.2, 5, delay=1), LinearSchedule(0.0, 0.1, 5, delay=1)),
+        (CosineSchedule(0.2, 0.4, 5), CosineSchedule(0.1, 0.2, 5)),
+        (ConstantSchedule(0.2), ConstantSchedule(0.1)),
+        (StepSchedule({0: 0.2, 3: 0.4}), StepSchedule({0: 0.1, 3: 0.2})),
+        (WindowSchedule(0.2, 0, 5, 0.4), WindowSchedule(0.1, 0, 5, 0.2)),
+        (ByDepth(LinearSchedule(0.0, 0.2, 5), 0.4), ByDepth(LinearSchedule(0.0, 0.1, 5), 0.2)),
+    ],
+)
+def test_scaled(rate, half):
+    assert presets.scaled(rate, 0.5) == half
+
+
+def test_a_function_can_not_be_scaled():
+    with pytest.raises(TypeError, match="can't be scaled"):
+        presets.scaled(lambda t: 0.1, 0.5)
+
+
+def test_a_spec_can_be_changed():
+    timm = pytest.importorskip("timm", reason="the models are timm's")
+    model = timm.create_model("resnet18")
+    spec = presets.drop_block_resnet(model, 0.1)
+    changed = [*((e.selector, e.regularizers) for e in spec), ("layer4.1.*", None)]
+    attached = attach(model, changed)
+    assert not any(site.name.startswith("layer4.1") for site in attached)
