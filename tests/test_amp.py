@@ -167,6 +167,8 @@ def test_a_model_in_low_precision_itself(dtype, regularizer):
     assert isinstance(net.stem, nn.Conv1d | nn.Conv2d | nn.Conv3d)
 
 
+# torch 2.13 warns of what its own dynamo does
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_compiled_the_first_step_is_in_the_unit_of_the_scaler(name):
     """A scaler has no scale before it scales, which is after the first forward."""

@@ -53,6 +53,6 @@ def test_the_table_has_these_rows():
     lines = (ROOT / "docs" / "matrix.md").read_text().splitlines()
     table = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
     assert table[0][: len(COLUMNS)] == list(COLUMNS)
-    shown = {tuple(cells[: len(COLUMNS)]): cells for cells in table[1:]}
+    shown = {tuple(cells[: len(COLUMNS)]): cells for cells in table[2:]}
     assert set(shown) == {dataclasses.astuple(row) for row in ROWS}, "run scripts/matrix.py"
     assert not any("failed" in cells for cells in shown.values())
