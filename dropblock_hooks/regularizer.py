@@ -145,7 +145,6 @@ class Regularizer:
             if self.spatial is None or self.spatial < 2 or len(edges) != self.spatial:
                 axes = f"of {self.spatial} axes" if (self.spatial or 0) > 1 else "nowhere"
                 raise ValueError(f"grid is for tokens of a map; {self.label} takes one {axes}")
-            object.__setattr__(self, "grid", edges)
         if prefix is not None and not (_is_count(prefix) and prefix >= 0):
             raise ValueError(f"prefix_tokens must be an integer >= 0, got {prefix!r}")
         if prefix is not None and self.spatial is None:

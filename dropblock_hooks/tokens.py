@@ -86,8 +86,6 @@ def _order(evidence: Evidence, grid: Grid) -> tuple[Grid, ...]:
 
 def _told_sizes(told: Any, spatial: int) -> list[Grid]:
     """Sizes among what a layer took and gave: as many integers, together or one by one."""
-    if isinstance(told, dict):
-        told = tuple(told.values())
     if not isinstance(told, tuple | list):
         return []
     integers = [value for value in told if _is_integer(value)]

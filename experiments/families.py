@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropblock_hooks import DropBlock2d, Site, attach
-from dropblock_hooks.hooks import SiteHook, hooks_on
+from dropblock_hooks import Attachment, DropBlock2d, Site, attach
+from dropblock_hooks.hooks import hooks_on
 
 P, BLOCK, BATCH, REPEATS = 0.2, 3, 2, 40
 STAGES = ("stage:-2", "stage:-1")
@@ -256,7 +256,7 @@ def observe(member: Member, checkpointing: bool = False) -> Outcome:
     finite = all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
     widths = member.channels or _stage_widths(model)
     stages = tuple(
-        _measure(site, module, keep, n, width)
+        _measure(attached, site, module, keep, n, width)
         for site, module, keep, n, width in zip(
             attached.sites, modules, kept, calls, widths, strict=True
         )
@@ -266,13 +266,14 @@ def observe(member: Member, checkpointing: bool = False) -> Outcome:
     return Outcome(stages, finite, equal, clean)
 
 
-def _measure(site: Site, module: nn.Module, kept: _Kept, calls: int, width: int) -> StageResult:
+def _measure(
+    attached: Attachment, site: Site, module: nn.Module, kept: _Kept, calls: int, width: int
+) -> StageResult:
     """The share dropped, and its distance from the nominal one in standard errors of the mean.
 
     The layer's own hook is run again on what the layer took and gave.
     """
-    hook = next(hook for hook in hooks_on(module) if hook.site is site)
-    shares = [_share(hook, module, kept) for _ in range(REPEATS)]
+    shares = list(_shares(attached, site, module, kept))
     error = stdev(shares) / math.sqrt(len(shares))
     form, output = site.form, kept.output
     assert form is not None
@@ -291,13 +292,14 @@ def _measure(site: Site, module: nn.Module, kept: _Kept, calls: int, width: int)
     )
 
 
-def _share(hook: SiteHook, module: nn.Module, kept: _Kept) -> float:
-    site: Site = hook.site
-    before = site.total_tally()
+def _shares(attached: Attachment, site: Site, module: nn.Module, kept: _Kept) -> Iterator[float]:
+    """The share dropped in each of many runs: a window of the realized rate has one run."""
+    hook: Any = next(hook for hook in hooks_on(module) if hook.site is site)
     extra = (kept.kwargs,) if site.reads_sizes else ()
-    hook(module, kept.args, *extra, kept.output)  # type: ignore[operator]
-    after = site.total_tally()
-    return (int(after.affected) - int(before.affected)) / (after.total - before.total)
+    for _ in range(REPEATS):
+        attached.step()
+        hook(module, kept.args, *extra, kept.output)
+        yield site.realized_rate or 0.0
 
 
 def _stage_widths(model: nn.Module) -> tuple[int, int]:

@@ -30,7 +30,7 @@ SLOW = {"maxvit_t", "inception_v3", "vit_b_16", "googlenet", "vgg11", "convnext_
 ARGUMENTS = {
     "vit_b_16": {"image_size": 64},
     "googlenet": {"init_weights": False},
-    "inception_v3": {"init_weights": False},
+    "inception_v3": {"init_weights": False, "aux_logits": False},
 }
 
 
