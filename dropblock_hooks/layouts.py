@@ -98,7 +98,9 @@ def _fold(y: Tensor, grid: tuple[int, ...], strides: tuple[tuple[int, ...], ...]
 
 
 def _parts(grid: tuple[int, ...], strides: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
-    rest = [edge // math.prod(stride[axis] for stride in strides) for axis, edge in enumerate(grid)]
+    # a list: torch.compile takes no generator there
+    cut = [math.prod([stride[axis] for stride in strides]) for axis in range(len(grid))]
+    rest = [edge // step for edge, step in zip(grid, cut, strict=True)]
     return (*(step for stride in strides for step in stride), *rest)
 
 
