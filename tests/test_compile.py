@@ -260,6 +260,18 @@ def test_gradients_equal_those_of_eager_mode(case):
     assert rates[1] == rates[3]
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_gradient_before_an_in_place_layer(backend):
+    model, x = Small(), images()
+    attach(model, {"block.0": ScaleGrad(-3.0)})
+    gradients = []
+    for call in (model, compiled(model, backend)):
+        model.zero_grad()
+        train(call, x)
+        gradients.append(model.block[0].weight.grad.clone())
+    torch.testing.assert_close(*gradients)
+
+
 def test_evaluation_is_that_of_the_bare_model():
     model = Small().eval()
     bare = copy.deepcopy(model)
