@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from . import elements
 from .layouts import Form
 from .site import Site
+from .tracing import trace, trace_grad
 from .wrappers import find_module, shard_refusal
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -80,12 +81,13 @@ class SiteHook:
         site, compiling = self.site, torch.compiler.is_compiling()
         _refuse_tracing(site, training)
         if site.regularizer.acts_on == "activation":
-            run = site.trace if compiling else site.regularize
-            return run(x, layer_input, training, told)
+            if compiling:
+                return trace(site, x, layer_input, training, told)
+            return site.regularize(x, layer_input, training, told)
         if not x.requires_grad:
             return x
         if compiling:
-            return site.trace_grad(x, told)
+            return trace_grad(site, x, told)
         if x.is_leaf or any(x is value for value in taken):
             # only this use of it is meant; a view would lose the hook before an in-place layer
             x = x.clone()

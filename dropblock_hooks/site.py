@@ -199,41 +199,10 @@ class Site:
             self._watch_recomputation()  # first: it may be stopped early, inside the call
         form = self.form_of(x, told)
         state = {"input": layer_input, "training": on, "grad_scale": 1.0}
-        y, affected, total = self._run(x, form, self.values, **state)
+        y, affected, total = self.run(x, form, self.values, **state)
         if on and not again:
             self._count(affected, total, self.rate or 0.0)
         return y
-
-    def trace(self, x: Tensor, layer_input: Any, training: bool, told: Any = ()) -> Tensor:
-        """`regularize` for the compiler: values in tensors, and counted into one."""
-        form = self.form_of(x, told)
-        state = {"input": layer_input, "training": self.is_on(training), "grad_scale": 1.0}
-        if torch.compiler.is_exporting():  # nothing to count into; the rates of now are kept
-            return self._run(x, form, self.values, **state)[0]
-        values = self._at_hand(x.device)
-        self.record.meter.add_call()
-        y, affected, total = self._run(x, form, values, **state)
-        self.record.meter.add_active(affected, total, next(iter(values.values()), 0.0))
-        return y
-
-    def trace_grad(self, x: Tensor, told: Any = ()) -> Tensor:
-        """`x`, with its gradient regularized and counted in the backward, for the compiler.
-
-        The values are those of the forward, whatever `step` does before the backward.
-        """
-        form, values = self.form_of(x, told), self._at_hand(x.device)
-        self.record.meter.add_call()
-        scale = self.control.grad_scale(x.device)
-        if not isinstance(scale, Tensor):  # no scaler, or one that has not scaled anything yet
-            scale = torch.full((), scale, dtype=wide_dtype(x.device), device=x.device)
-        names, tensors = (*values, "grad_scale"), (*values.values(), scale)
-        watched: Tensor = _RegularizeGrad.apply(x, self, form, names, *tensors)
-        return watched
-
-    def _at_hand(self, device: torch.device) -> dict[str, Tensor]:
-        """The values on this device; the meter follows, at the price of one compilation."""
-        self.record.meter.to(device)
-        return {name: value.to(device, non_blocking=True) for name, value in self.tensors.items()}
 
     def regularize_grad(self, grad: Tensor, form: Form) -> Tensor:
         """The gradient, regularized and counted."""
@@ -242,14 +211,14 @@ class Site:
             "training": True,
             "grad_scale": self.control.grad_scale(grad.device),
         }
-        y, affected, total = self._run(grad, form, self.values, **state)
+        y, affected, total = self.run(grad, form, self.values, **state)
         self._count(affected, total, 0.0)
         return y
 
     def _count(self, affected: Tensor | int | None, total: int, rate: float) -> None:
         self.record.add_active(None if _transformed(affected) else affected, total, rate)
 
-    def _run(
+    def run(
         self, x: Tensor, form: Form, values: Mapping[str, float | Tensor], **state: Any
     ) -> tuple[Tensor, Tensor | int | None, int]:
         """The tensor regularized, how much of it was affected, and out of how many elements."""
@@ -298,7 +267,7 @@ class Site:
     def _watch_time(self, training: bool, calls: int) -> None:
         """Warn, once, when a schedule stands still because nobody calls ``step``."""
         if not training:
-            self._evaluated = self.active_calls > 0
+            self._evaluated = self.record.acted
             return
         if (self._evaluated or calls > _CALLS_WITHOUT_STEP) and not self.control.warned:
             self.control.warned = True
@@ -308,27 +277,6 @@ class Site:
                 HookWarning,
                 stacklevel=2,
             )
-
-
-class _RegularizeGrad(torch.autograd.Function):
-    """The identity, whose backward regularizes: a tensor hook that counts can't be compiled."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, site: Site, form: Form, names: tuple[str, ...], *values: Tensor
-    ) -> Tensor:
-        ctx.site, ctx.form, ctx.names = site, form, names
-        ctx.save_for_backward(*values)
-        return x.clone()  # a view would lose the hook before an in-place layer
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        site, (grad,) = ctx.site, grads
-        values = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
-        state = {"grad_scale": 1.0, "input": None, "training": True, **values}
-        y, affected, total = site._run(grad, ctx.form, {}, **state)
-        site.record.meter.add_active(affected, total, 0.0)
-        return (y, None, None, None, *[None] * len(values))
 
 
 def _as_tensors(values: Mapping[str, float], device: torch.device) -> dict[str, Tensor]:

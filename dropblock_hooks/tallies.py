@@ -146,6 +146,11 @@ class Record:
         return self._calls > 0
 
     @property
+    def acted(self) -> bool:
+        """Whether the regularizer was on in eager mode; does not wait for the device."""
+        return self._active > 0
+
+    @property
     def calls(self) -> int:
         """Forward calls of the layer."""
         return self._calls + self.meter.read()[0]

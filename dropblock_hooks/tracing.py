@@ -1,0 +1,71 @@
+"""What a site does while torch.compile traces it: rates from tensors, counts into one.
+
+No number that changes is read, no branch depends on one, and no attribute is written, so that one
+graph serves all rates, also inside a checkpoint.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .functional.masks import wide_dtype
+from .layouts import Form
+from .site import Site
+
+
+def trace(site: Site, x: Tensor, layer_input: Any, training: bool, told: Any = ()) -> Tensor:
+    """The activation, regularized and counted."""
+    form = site.form_of(x, told)
+    state = {"input": layer_input, "training": site.is_on(training), "grad_scale": 1.0}
+    if torch.compiler.is_exporting():  # nothing to count into; the rates of now are kept
+        return site.run(x, form, site.values, **state)[0]
+    values = _values_on(site, x.device)
+    site.record.meter.add_call()
+    y, affected, total = site.run(x, form, values, **state)
+    site.record.meter.add_active(affected, total, next(iter(values.values()), 0.0))
+    return y
+
+
+def trace_grad(site: Site, x: Tensor, told: Any = ()) -> Tensor:
+    """`x`, with its gradient regularized and counted in the backward.
+
+    The values are those of the forward, whatever ``step`` does before the backward.
+    """
+    form, values = site.form_of(x, told), _values_on(site, x.device)
+    site.record.meter.add_call()
+    scale = site.control.grad_scale(x.device)
+    if not isinstance(scale, Tensor):  # no scaler, or one that has not scaled anything yet
+        scale = torch.full((), scale, dtype=wide_dtype(x.device), device=x.device)
+    names, tensors = (*values, "grad_scale"), (*values.values(), scale)
+    watched: Tensor = _RegularizeGrad.apply(x, site, form, names, *tensors)
+    return watched
+
+
+def _values_on(site: Site, device: torch.device) -> dict[str, Tensor]:
+    """The values on this device; the meter follows, at the price of one compilation."""
+    site.record.meter.to(device)
+    return {name: value.to(device, non_blocking=True) for name, value in site.tensors.items()}
+
+
+class _RegularizeGrad(torch.autograd.Function):
+    """The identity, whose backward regularizes: a tensor hook that counts can't be compiled."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, site: Site, form: Form, names: tuple[str, ...], *values: Tensor
+    ) -> Tensor:
+        ctx.site, ctx.form, ctx.names = site, form, names
+        ctx.save_for_backward(*values)
+        return x.clone()  # a view would lose the hook before an in-place layer
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        site, (grad,) = ctx.site, grads
+        values = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
+        state = {"grad_scale": 1.0, "input": None, "training": True, **values}
+        y, affected, total = site.run(grad, ctx.form, {}, **state)
+        site.record.meter.add_active(affected, total, 0.0)
+        return (y, None, None, None, *[None] * len(values))
