@@ -118,7 +118,7 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-class RehearsalMode(FakeTensorMode):
+class RehearsalMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """Fake tensors of its own, told from those of torch and of the user."""
 
 
@@ -219,44 +219,3 @@ def _remembers(hook: Any) -> bool:
     used = [hook.__globals__[n] for n in hook.__code__.co_names if n in hook.__globals__]
     plain = (types.ModuleType, type, types.FunctionType, int, float, str, type(None), torch.dtype)
     return not all(isinstance(value, plain) for value in used)
-
-
-@dataclass
-class Seen:
-    """What one forward has shown of a layer."""
-
-    calls: int = 0
-    output: Any = None
-
-
-class Recorder:
-    """Forward hook: notes what a layer returns."""
-
-    def __init__(self, seen: Seen) -> None:
-        self.seen = seen
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.seen.calls += 1
-        self.seen.output = shape_of(output)
-
-
-def record(model: nn.Module) -> dict[str, Seen]:
-    """Watch every layer of a copy; what was seen, by name, is filled in as it runs."""
-    seen: dict[str, Seen] = {}
-    known: dict[int, Seen] = {}
-    for name, module in named_modules(model):
-        if id(module) not in known:
-            known[id(module)] = Seen()
-            if not isinstance(module, torch.jit.ScriptModule):  # takes no hooks
-                module.register_forward_hook(Recorder(known[id(module)]))
-        seen[name] = known[id(module)]
-    return seen
-
-
-def shape_of(output: Any) -> Any:
-    """The shape of a tensor; of a structure, its type and size."""
-    if isinstance(output, Tensor):
-        return tuple(output.shape)
-    if isinstance(output, Mapping | tuple | list):
-        return f"{type(output).__name__} of {len(output)}"
-    return type(output).__name__
