@@ -35,7 +35,8 @@ from .foreign import Foreign
 from .gradients import ClampGrad, ClipGradNorm, ScaleGrad, ZeroGrad
 from .inventory import layers
 from .matching import Select
-from .plan import Plan, plan
+from .plan import plan
+from .planned import Plan
 from .registry import register
 from .regularizer import (
     Applied,

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from .names import Index
-from .rehearsal import Seen, clear_away, record, rehearsing
+from .recording import Seen, record
+from .rehearsal import clear_away, rehearsing
 from .table import Table
 from .wrappers import bare_type, unwrap
 

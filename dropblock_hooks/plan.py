@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,103 +13,11 @@ from .cautions import Caution, cautions_of, problems_of
 from .compiled import compiled_part
 from .install import site_keys
 from .placement import Placement, place
+from .planned import Plan, plan_row
 from .rehearsal import RehearsalError, clear_away, first_success
-from .report import is_clipped
-from .schedules import span_of
 from .spec import Draft
-from .table import Table, shown
-from .trial import SiteTrial, Trial, try_spec
+from .trial import Trial, try_spec
 from .wrappers import bare_type, submodule, unwrap
-
-Range = tuple[float, float]
-Size = tuple[int | tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
-class PlanRow:
-    """One site to be; what only a forward shows is None where there was none.
-
-    Attributes:
-        site: its key in the Attachment.
-        selector: the entry of the spec that put it there.
-        regularizer: what will be done.
-        type: class name of the layer.
-        at: ``"output"``, ``"input"`` or ``"parameter"``.
-        shape: of the tensor it works on, (smallest, largest) where an axis varies between calls;
-            of a tuple, list or dict its type and size.
-        layout: the axes, where the regularizer needs them.
-        calls: calls of the layer per forward.
-        aliases: other names of the same, shared, layer.
-        map_size: spatial size.
-        block_size: the block in force on this map.
-        clipped: whether a larger block was asked for.
-        rate: the nominal rate, (lowest, highest) over the schedule.
-        expected_share: share of the elements dropped on average at these rates.
-        problem: why it can't work there.
-    """
-
-    site: str
-    selector: str
-    regularizer: str
-    type: str
-    at: str
-    shape: Any
-    layout: str | None
-    calls: int | None
-    aliases: tuple[str, ...]
-    map_size: Size | None
-    block_size: Size | None
-    clipped: bool
-    rate: float | Range | None
-    expected_share: float | Range | None
-    problem: str | None
-
-
-class Plan(Table[PlanRow]):
-    """The sites to be, as a table; below it what is wrong, and what is worth knowing.
-
-    Attributes:
-        problems: what can't work: ``attach(..., example_input=...)`` refuses it.
-        warnings: what is likely not meant, or good to know; a line each.
-        cautions: the warnings by kind.
-    """
-
-    def __init__(
-        self, rows: Sequence[PlanRow], title: str, problems: list[str], cautions: list[Caution]
-    ) -> None:
-        super().__init__(rows, _COLUMNS, title)
-        self.problems = tuple(problems)
-        self.cautions = tuple(cautions)
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """The lines of the cautions."""
-        return tuple(caution.text for caution in self.cautions)
-
-    def __str__(self) -> str:
-        parts = [super().__str__()]
-        for heading, lines in (("problems", self.problems), ("warnings", self.warnings)):
-            if lines:
-                parts.append("\n".join([f"{heading}:", *(f"  - {line}" for line in lines)]))
-        return "\n\n".join(parts)
-
-    __repr__ = __str__
-
-
-_COLUMNS: dict[str, Any] = {
-    "site": lambda row: row.site + (f" (= {', '.join(row.aliases)})" if row.aliases else ""),
-    "type": lambda row: row.type,
-    "shape": lambda row: row.shape,
-    "layout": lambda row: row.layout,
-    "calls": lambda row: row.calls,
-    "block": lambda row: shown(row.block_size) + (" (clipped)" if row.clipped else ""),
-    "rate": lambda row: _range(row.rate),
-    "expected": lambda row: _range(row.expected_share),
-}
-
-
-def _range(value: float | Range | None) -> str:
-    return " to ".join(map(shown, value)) if isinstance(value, tuple) else shown(value)
 
 
 def plan(model: nn.Module, spec: Any, example_input: Any = None, *, root: str = "") -> Plan:
@@ -178,7 +84,7 @@ def _planned(model: nn.Module, base: nn.Module, placements: list[Placement], exa
     keys = site_keys(placements)
     cautions += cautions_of(base, placements, keys, trial)
     met = trial.sites if trial else [None] * len(placements)
-    rows = [_row(*each) for each in zip(keys, placements, met, strict=True)]
+    rows = [plan_row(*each) for each in zip(keys, placements, met, strict=True)]
     n = f"{len(rows)} site{'' if len(rows) == 1 else 's'}"
     return Plan(rows, f"{n} on {bare_type(base).__name__}", problems, cautions)
 
@@ -230,69 +136,3 @@ def own_input(*models: nn.Module) -> Tensor | None:
             like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
             return torch.zeros(2, *told["input_size"], dtype=like.dtype, device=like.device)
     return None
-
-
-def _row(key: str, p: Placement, met: SiteTrial | None) -> PlanRow:
-    regularizer = p.regularizer
-    site = met.site if met else None
-    block = site.block_size if site else None
-    map_size, calls = (site.map_size, site.calls) if site else (None, None)
-    return PlanRow(
-        site=key,
-        selector=str(p.entry.selector),
-        regularizer=repr(regularizer),
-        type=bare_type(p.target.module).__name__,
-        at="parameter" if p.target.parameter else regularizer.at,
-        shape=merged(met.shapes) if met else None,
-        layout=site.layout or None if site and site.calls else None,
-        calls=calls,
-        aliases=p.target.aliases,
-        map_size=map_size,
-        block_size=block,
-        clipped=block is not None and is_clipped(block, getattr(regularizer, "block_size", None)),
-        rate=_rate(p),
-        expected_share=_expected(p, map_size, calls),
-        problem=met.error if met else None,
-    )
-
-
-def merged(shapes: Sequence[Any]) -> Any:
-    """One shape for all calls: an axis that varies as (smallest, largest)."""
-    different = list(dict.fromkeys(shapes))
-    if len(different) < 2:
-        return different[0] if different else None
-    if any(isinstance(s, str) for s in different) or len({len(s) for s in different}) > 1:
-        return " or ".join(map(shown, different))
-    axes = [(min(axis), max(axis)) for axis in zip(*different, strict=True)]
-    return tuple(low if low == high else (low, high) for low, high in axes)
-
-
-def _rate(p: Placement) -> float | Range | None:
-    """The main rate; of a schedule its lowest and highest value, of a plain function its first."""
-    rate = next(iter(p.regularizer.rates.values()), None)
-    if rate is None:
-        return None
-    low, high = span_of(rate)
-    if low == high:
-        return low
-    return (low, high) if math.isfinite(high - low) else p.regularizer.values(0.0).popitem()[1]
-
-
-def _expected(p: Placement, map_size: Size | None, calls: int | None) -> float | Range | None:
-    """The share dropped at the lowest and the highest rate, and on the smallest and largest map."""
-    rate = _rate(p)
-    name = next(iter(p.regularizer.rates), "")
-    ends = rate if isinstance(rate, tuple) else (rate, rate)
-    maps = [tuple(a[i] if isinstance(a, tuple) else a for a in map_size or ()) for i in (0, 1)]
-    if calls == 0:
-        return 0.0
-    shares = [
-        p.regularizer.expected_share({name: end}, size or None)
-        for end in dict.fromkeys(ends)
-        if end is not None
-        for size in dict.fromkeys(maps)
-    ]
-    known = [share for share in shares if share is not None]
-    if not known or len(known) < len(shares):
-        return None
-    return known[0] if min(known) == max(known) else (min(known), max(known))

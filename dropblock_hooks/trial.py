@@ -18,8 +18,9 @@ from .hooks import ParameterHook, SiteHook
 from .install import install
 from .placement import Placement
 from .proof import take_off_proof
+from .recording import record, shape_of
 from .regularizer import Regularizer
-from .rehearsal import Rehearsal, record, rehearsing, shape_of
+from .rehearsal import Rehearsal, rehearsing
 from .site import Site, SiteError
 from .wrappers import named_modules
 
