@@ -197,6 +197,20 @@ def test_no_compilation_after_the_first(case):
     assert attached.sites[0].active_calls == 4
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("case", ["DropBlock2d", "Dropout", "ClampGrad", "ClipGradNorm"])
+def test_inductor_on_a_gpu(case):
+    model = Small().cuda()
+    attached = attach(model, {"block": CASES[case]})
+    call, x = compiled(model, "inductor"), images().cuda()
+    for epoch in range(0, EPOCHS, 10):
+        attached.step(epoch)
+        assert train(call, x).isfinite().all()
+    assert graphs() == 1
+    assert attached.sites[0].active_calls == EPOCHS / 10
+    assert attached.sites[0].record.meter.counts.is_cuda
+
+
 DROPS = [case for case in CASES if isinstance(CASES[case].rates.get("p"), LinearSchedule)]
 
 

@@ -38,18 +38,6 @@ def test_every_family_is_there():
         assert module.rpartition(".")[2] == member.family
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_they_are_the_smallest():
-    smallest = {}
-    for name in timm.list_models():
-        with torch.device("meta"):
-            n = sum(p.numel() for p in timm.create_model(name).parameters())
-        family = timm.models.model_entrypoint(name).__module__.rpartition(".")[2]
-        smallest[family] = min(smallest.get(family, (n, name)), (n, name))
-    assert smallest == {f: (smallest[f][0], BY_FAMILY[f].model) for f in smallest}
-
-
 def check(outcome):
     assert outcome.gradients_finite
     assert outcome.evaluation_equal
