@@ -99,7 +99,7 @@ def attachments(model: nn.Module) -> list[Attachment]:
             control = hook.site.control
             found.setdefault(id(control), (control, []))[1].append((module, hook))
     base = unwrap(model)
-    return [
+    attached = [
         Attachment(
             find_module(base, control.root) or base,
             control,
@@ -107,6 +107,9 @@ def attachments(model: nn.Module) -> list[Attachment]:
         )
         for control, hooks in found.values()
     ]
+    for attachment in attached:
+        attachment.rehook()
+    return attached
 
 
 def detach_all(model: nn.Module) -> int:

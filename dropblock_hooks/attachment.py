@@ -128,12 +128,27 @@ class Attachment:
             hook.site.move(values, hook.site.record.meter.device_of(module, self._base))
             if closes:
                 hook.site.record.close_window()
-            if isinstance(hook, ParameterHook):
-                hook.rehook(module)  # compiled code can't, when the Parameter object has changed
+        self.rehook()
         self._control.epoch = t
         self._control.stepped = True
-        if self._control.compiled and not self._control.proved:
-            prove(self._base, self._control, self.sites)
+        device = self._control.meter.device_of(self._base, self._base)
+        if device is not None:
+            self._control.meter.to(device)
+        self._prove()
+
+    def rehook(self) -> None:
+        """Hook parameters that have become other objects: compiled code can't."""
+        for module, hook in self._installed:
+            if isinstance(hook, ParameterHook) and self._control.installed:
+                hook.rehook(module)
+
+    def _prove(self) -> None:
+        """Look at the sites, where no forward of the model has: compiled, or a part was trained."""
+        control = self._control
+        if control.proved or control.forwards:
+            return
+        if control.compiled or any(site.active_calls for site in self.sites):
+            prove(self._base, control, self.sites)
 
     @property
     def rates(self) -> dict[str, dict[str, float]]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 # what hands a residual stream on: sums, views, and what is put behind the sum
+_SUM = re.compile(r"Add(Backward|$|_)")
 _CARRIES = re.compile(
     "Add|Relu|Gelu|Silu|Hardswish|Clone|View|Reshape|Permute|Transpose|Slice|Select|Expand|Squeeze|"
     "Unsqueeze|Flatten|Unflatten|Contiguous|ToCopy|Alias|AsStrided|Roll"
@@ -47,13 +48,14 @@ def carries_stream(output: Node | None, source: Node | None) -> bool:
         if node is source or (node, added) in seen or not _CARRIES.match(node.name()):
             continue
         seen.add((node, added))
-        is_sum = node.name().startswith("Add") and _tensors_of(node) > 1
-        waiting += [(below, added or is_sum) for below, _ in node.next_functions if below]
+        below = [each for each, _ in node.next_functions if each]
+        if not added and _SUM.match(node.name()) and len(below) > 1:
+            # both sides come from the input: neither a bias nor a table of positions is a branch
+            added_here = all(each is source or _reaches(each, {source}, None) for each in below)
+        else:
+            added_here = False
+        waiting += [(each, added or added_here) for each in below]
     return False
-
-
-def _tensors_of(node: Node) -> int:
-    return sum(below is not None for below, _ in node.next_functions)
 
 
 def _reaches(start: Node, wanted: set[Node], closed: Node | None) -> bool:

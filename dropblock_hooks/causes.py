@@ -16,18 +16,23 @@ from .wrappers import find_module, named_modules
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
-def why_not_called(base: nn.Module, name: str, calls: Mapping[str, int]) -> str:
+def why_not_called(
+    base: nn.Module, name: str, calls: Mapping[str, int], compiled: bool = False
+) -> str:
     """The likely cause; the same words for layers in the same situation.
 
     Args:
         base: the model.
         name: the layer.
         calls: calls by name of other layers, as far as they are known.
+        compiled: whether compiled code ran, which does not count calls that change nothing.
     """
     module = find_module(base, name)
     local = name.rpartition(".")[2]
     if module is None:
         return "the model has no layer of this name any more: attach again"
+    if compiled and base.training and not module.training:
+        return "the layer is in evaluation mode inside a training model (frozen)"
     parent_name, parent = _parent(base, name)
     if parent is None:
         return "the model itself was not called, only layers inside it"
@@ -35,6 +40,9 @@ def why_not_called(base: nn.Module, name: str, calls: Mapping[str, int]) -> str:
         isinstance(module, _CONTAINERS) and _has_forward_of_container(module)
     ):
         by = ", as gradient checkpointing does" if _checkpoints(base, name) else ""
+        inside = [calls.get(f"{name}.{below}") for below, _ in named_modules(module) if below]
+        if 0 in inside and not any(inside):
+            return "a branch not taken: nothing inside it was called either"
         return f"a container that the model loops over{by}: name the layers inside it"
     if calls.get(parent_name) == 0:
         return f"a branch not taken: its parent '{parent_name}' was not called either"

@@ -21,13 +21,13 @@ _ADVICE = (
 def refuse_compiled(model: nn.Module) -> None:
     """Raise RuntimeError where torch would silently ignore a new hook.
 
-    Compiled code that nobody holds any more is forgotten, so that the next ``torch.compile`` sees
-    the hooks.
+    Compiled code that can't be told to run this model is forgotten, so that it sees the hooks when
+    it is compiled again.
     """
     compiled = compiled_part(model)
     if compiled:
         raise RuntimeError(compiled)
-    _forget(model)
+    _forget()
 
 
 def compiled_part(model: nn.Module) -> str | None:
@@ -97,15 +97,15 @@ def _compiled_codes() -> list[types.CodeType]:
     return [code for code in codes if code is not None and _debug_get_cache_entry_list(code)]
 
 
-def _forget(model: nn.Module) -> None:
-    """Drop compiled code of this model that nobody holds, but that torch would use again."""
-    codes = _compiled_codes()
-    if not codes:
-        return
-    from torch._C._dynamo.eval_frame import reset_code
+def _forget() -> None:
+    """Drop all compiled code, since torch would use what there is of this model again.
 
-    forwards = {getattr(type(module).forward, "__code__", None) for module in model.modules()}
-    for code in codes:
-        wraps_any_module = code.co_filename.endswith("external_utils.py")
-        if code in forwards or wraps_any_module:
+    Which code runs this model is not known: it may have come as an argument. What else was compiled
+    is compiled once more.
+    """
+    codes = _compiled_codes()
+    if codes:
+        from torch._C._dynamo.eval_frame import reset_code
+
+        for code in codes:
             reset_code(code)

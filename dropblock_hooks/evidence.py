@@ -137,8 +137,9 @@ def _kind(module: nn.Module) -> str | None:
     """Whether a layer takes its channels "first" or "last"; None where its type does not say."""
     if isinstance(module, nn.GroupNorm | nn.SyncBatchNorm) or _named_first(module):
         return "first"
-    if isinstance(module, nn.Linear | nn.Embedding) or hasattr(module, "normalized_shape"):
-        return "last"
+    normalized = getattr(module, "normalized_shape", None)
+    if isinstance(module, nn.Linear | nn.Embedding) or (normalized and len(normalized) == 1):
+        return "last"  # of several axes, a norm does not say which is that of the channels
     return None
 
 

@@ -35,18 +35,19 @@ def find_faults(
     if control.expects_scaler and control.grad_scaler is None:
         message = "gradient bounds are not scaled: set attached.grad_scaler again after loading"
         found.append(Finding(".", "grad_scaler", message))
-    if not any(hook.site.calls for _, hook in installed):
+    ran = any(hook.site.calls for _, hook in installed) or control.forwards or control.compiled
+    if not ran:
         message = "no layer was called since it was attached: run a training step first"
         found.append(Finding(".", "not_run", message))
     calls = {hook.site.name: hook.site.calls for _, hook in installed}
     for module, hook in installed:
-        for kind, message in _faults(base, module, hook, calls):
+        for kind, message in _faults(base, module, hook, calls, bool(ran)):
             found.append(Finding(hook.site.key, kind, message))
     return found
 
 
 def _faults(
-    base: nn.Module, module: nn.Module, hook: SiteHook, calls: dict[str, int]
+    base: nn.Module, module: nn.Module, hook: SiteHook, calls: dict[str, int], ran: bool
 ) -> Iterator[tuple[str, str]]:
     site, owner = hook.site, hook.owner_name
     current = find_module(base, owner)
@@ -57,13 +58,16 @@ def _faults(
         yield "sharded", str(shard_refusal(module))
     elif hook.lost(module):
         yield "lost", _why_lost(module, hook)
-    if any(calls.values()) and not site.calls and site.at != "parameter":
-        cause = why_not_called(base, owner, calls)
+    if ran and not site.calls and site.at != "parameter":
+        cause = why_not_called(base, owner, calls, site.control.compiled)
         yield "never_called", f"the layer '{owner}' ({site.module_type}) was never called: {cause}"
     elif site.calls and not site.active_calls:
         enabled, acts_on = site.control.enabled, site.regularizer.acts_on
         cause = why_inactive(base, module, enabled, acts_on)
         yield "never_active", f"called {site.calls} times and never active: {cause}"
+    if site.stands_still:
+        rate = f"its rate is still {site.rate} after {site.active_calls} calls"
+        yield "not_stepped", f"{rate}: call attached.step(epoch) at the start of each epoch"
 
 
 def _why_lost(module: nn.Module, hook: SiteHook) -> str:
@@ -74,4 +78,6 @@ def _why_lost(module: nn.Module, hook: SiteHook) -> str:
         return f"'{hook.owner_name}' no longer has this parameter: attach again"
     if not parameter.requires_grad:
         return "the parameter is frozen (requires_grad is False) and gets no gradient"
-    return "the parameter is another object: a forward of the model will hook it"
+    return (
+        "the parameter is another object: a forward that is not compiled, or step(), will hook it"
+    )

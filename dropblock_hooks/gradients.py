@@ -51,8 +51,10 @@ class ClampGrad(Regularizer):
         check_bounds(values.get("min"), values.get("max"))
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        low = None if self.min is None else now.min * now.grad_scale
-        high = None if self.max is None else now.max * now.grad_scale
+        # asked of now: compiled code would guard the bounds of self as numbers
+        low, high = getattr(now, "min", None), getattr(now, "max", None)
+        low = None if low is None else low * now.grad_scale
+        high = None if high is None else high * now.grad_scale
         return clamp_counted(x, low, high)
 
 

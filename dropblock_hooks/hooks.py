@@ -158,15 +158,15 @@ class ParameterHook(SiteHook):
         super().__init__(site)
         self.parameter = parameter
         self.on = True
-        self._hooked: weakref.ref[Tensor] | None = None
-        self._handle: RemovableHandle | None = None
+        self._hooked: list[tuple[weakref.ref[Tensor], RemovableHandle]] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_hooked": None, "_handle": None}
+        return {**self.__dict__, "_hooked": []}
 
     def install(self, module: nn.Module) -> None:
         module.register_forward_pre_hook(self)
-        self.follow(module)
+        self.on = self.site.is_on(module.training)
+        self.rehook(module)
 
     def remove(self, module: nn.Module) -> None:
         super().remove(module)
@@ -174,8 +174,10 @@ class ParameterHook(SiteHook):
 
     def lost(self, module: nn.Module) -> bool:
         parameter = module._parameters.get(self.parameter)
-        hooked = None if self._hooked is None else self._hooked()
-        return super().lost(module) or hooked is None or hooked is not parameter
+        return super().lost(module) or not self._is_hooked(parameter)
+
+    def _is_hooked(self, parameter: Tensor | None) -> bool:
+        return any(hooked() is not None and hooked() is parameter for hooked, _ in self._hooked)
 
     def __call__(self, module: nn.Module, *args: Any) -> None:
         if torch.compiler.is_exporting():
@@ -188,23 +190,28 @@ class ParameterHook(SiteHook):
             self.follow(module)
 
     def follow(self, module: nn.Module) -> None:
-        """Take over the mode of the owner, where gradients will come, and its parameter."""
-        self.take_mode(module)
-        self.rehook(module)
+        """Where gradients will come, take over the mode of the owner, and its parameter."""
+        if torch.is_grad_enabled():
+            self.take_mode(module)
+            self.rehook(module)
 
     def rehook(self, module: nn.Module) -> None:
-        """Hook the parameter, if it is another object than before."""
+        """Hook the parameter, if it is another object than before.
+
+        One that was hooked stays so: another may stand in its place for one call only, as in
+        ``torch.func.functional_call``.
+        """
         parameter = module._parameters.get(self.parameter)
-        if self._hooked is not None and self._hooked() is parameter:
+        if self._is_hooked(parameter):
             return
         refusal = shard_refusal(module)
         if refusal is not None:
             raise self.site.error(refusal)
-        self._unhook()
+        self._hooked = [pair for pair in self._hooked if pair[0]() is not None]
         if parameter is not None and parameter.requires_grad:
             hook = GradHook(self.site, self.site.form_of(parameter), self)
-            self._handle = parameter.register_hook(hook)  # type: ignore[no-untyped-call]
-            self._hooked = weakref.ref(parameter)
+            handle = parameter.register_hook(hook)  # type: ignore[no-untyped-call]
+            self._hooked.append((weakref.ref(parameter), handle))
 
     def take_mode(self, module: nn.Module) -> None:
         """Act on the next gradients as the mode of this module says."""
@@ -212,9 +219,9 @@ class ParameterHook(SiteHook):
             self.on = self.site.is_on(module.training)
 
     def _unhook(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-        self._hooked = self._handle = None
+        for _, handle in self._hooked:
+            handle.remove()
+        self._hooked = []
 
 
 class KeeperHook:

@@ -133,6 +133,17 @@ def own_input(*models: nn.Module) -> Tensor | None:
         config: Any = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
         told = config if isinstance(config, Mapping) else vars(config) if config else {}
         if told.get("input_size"):
+            size = _own_size(model, tuple(told["input_size"]))
             like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-            return torch.zeros(2, *told["input_size"], dtype=like.dtype, device=like.device)
+            return torch.zeros(2, *size, dtype=like.dtype, device=like.device)
     return None
+
+
+def _own_size(model: nn.Module, told: tuple[int, ...]) -> tuple[int, ...]:
+    """Channels and edges of the images: of the model as it was built, else of its configuration."""
+    channels, *edges = told
+    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    built = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    if isinstance(built, tuple | list) and len(built) == len(edges):
+        edges = list(built)
+    return (channels if first is None else first.in_channels, *edges)

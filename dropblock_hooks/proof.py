@@ -19,8 +19,7 @@ from .wrappers import find_module
 class ProofHook:
     """Forward hook of the model: counts its forwards, and looks at its sites after the first one.
 
-    In compiled code nothing can be read: there it only notes that training has begun, and
-    ``Attachment.step`` looks.
+    In compiled code nothing can be read: there it only counts, and ``Attachment.step`` looks.
     """
 
     def __init__(self, control: Control, sites: Iterable[Site]) -> None:
@@ -31,7 +30,7 @@ class ProofHook:
         control = self.control
         if torch.compiler.is_compiling():
             if model.training:
-                control.compiled = True  # written and never read by compiled code: no guard
+                control.meter.add_call()
             return
         if not control.installed or torch._C._current_graph_task_id() != -1:
             return  # a recomputation of checkpointing is no other forward
@@ -67,7 +66,7 @@ def _fault(base: nn.Module, site: Site, calls: dict[str, int]) -> str | None:
     if module is not None and all(hook.site is not site for hook in hooks_on(module)):
         return "the layer was replaced since it was attached: attach again"
     if not site.calls:
-        return f"never called: {why_not_called(base, site.name, calls)}"
+        return f"never called: {why_not_called(base, site.name, calls, site.control.compiled)}"
     works = site.active_calls or site.regularizer.acts_on == "gradient"  # whose turn is later
     if module is None or works or not site.control.enabled:
         return None

@@ -7,6 +7,7 @@ models keep tensors in caches, and a fake one left there would break their next 
 from __future__ import annotations
 
 import copy
+import logging
 import random
 import sys
 import types
@@ -76,6 +77,7 @@ def rehearsing(model: nn.Module, example: Any, *, fake: bool) -> Iterator[Rehear
         stack.enter_context(_kept_random_numbers())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # a real forward will give them
+        stack.enter_context(_without_log("torch._subclasses.fake_tensor"))  # it is told as a reason
         if "torch._dynamo" in sys.modules:  # a compiled part is run as it was written
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         memo: dict[int, Any] = {}
@@ -87,6 +89,16 @@ def rehearsing(model: nn.Module, example: Any, *, fake: bool) -> Iterator[Rehear
         if isinstance(inputs, Mapping):
             args, kwargs = (), dict(inputs)
         yield Rehearsal(copied, args, kwargs, _leave_out_hooks(copied), memo, mode)
+
+
+@contextmanager
+def _without_log(name: str) -> Iterator[None]:
+    logger = logging.getLogger(name)
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def clear_away() -> list[str]:

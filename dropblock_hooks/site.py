@@ -67,7 +67,8 @@ class Site:
         self.form: Form | None = None if evidence else Form(layouts.PARAMETER)
         self.order = 0
         self.record = Record(regularizer.spatial, torch.device("cpu"))
-        self._waiting = self._evaluated = self._recomputed = False
+        self._waiting = self._evaluated = self._recomputed = self._acted = False
+        self._drawn_with: dict[str, float] = {}
         self.set_regularizer(regularizer)
 
     def set_regularizer(self, regularizer: Regularizer) -> None:
@@ -117,6 +118,12 @@ class Site:
         return self.record.active_calls
 
     @property
+    def stands_still(self) -> bool:
+        """Whether it has trained long with a schedule that nobody steps."""
+        waits = self._waiting and not self.control.stepped
+        return waits and self.active_calls > _CALLS_WITHOUT_STEP
+
+    @property
     def realized_rate(self) -> float | None:
         """Share of the elements dropped or changed since the epoch began.
 
@@ -153,16 +160,20 @@ class Site:
     def enter(self, module: nn.Module) -> bool:
         """Count a forward call; whether the regularizer is to be run in it."""
         control, training = self.control, module.training
-        if control.installed and not recomputing():
+        if recomputing():
+            return self._acted  # whatever was switched since the forward
+        if control.installed:
             calls = self.record.add_call()
             if self._waiting and not control.stepped:
                 self._watch_time(training, calls)
-        return self.acts(training)
+        self._acted = self.acts(training)
+        return self._acted
 
     def acts(self, training: bool) -> bool:
         """Whether the regularizer is to be run in this mode of its layer."""
         control = self.control
-        on = self.is_on(training) or self.regularizer.follows_host
+        follows = self.regularizer.follows_host and not _exporting()
+        on = self.is_on(training) or follows
         return control.installed and control.enabled and on
 
     def is_on(self, training: bool) -> bool:
@@ -197,9 +208,11 @@ class Site:
         on, again = self.is_on(training), recomputing()
         if on and again:
             self._watch_recomputation()  # first: it may be stopped early, inside the call
+        else:
+            self._drawn_with = self.values
         form = self.form_of(x, told)
         state = {"input": layer_input, "training": on, "grad_scale": 1.0}
-        y, affected, total = self.run(x, form, self.values, **state)
+        y, affected, total = self.run(x, form, self._drawn_with, **state)
         if on and not again:
             self._count(affected, total, self.rate or 0.0)
         return y
@@ -279,9 +292,16 @@ class Site:
             )
 
 
+def _exporting() -> bool:
+    """Whether the graph is for deployment, where a peer's module in evaluation has no place."""
+    tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
+    return tracing or torch.compiler.is_exporting()
+
+
 def _as_tensors(values: Mapping[str, float], device: torch.device) -> dict[str, Tensor]:
     dtype = wide_dtype(device)
-    return {name: torch.full((), v, dtype=dtype, device=device) for name, v in values.items()}
+    with torch.inference_mode(False):  # a validation's mode must not be that of the next training
+        return {name: torch.full((), v, dtype=dtype, device=device) for name, v in values.items()}
 
 
 def _transformed(affected: Tensor | int | None) -> bool:

@@ -179,7 +179,9 @@ def stages_of(index: Index) -> list[Stage]:
     entries = _entries(index.modules[host].module) or []
     prefix = f"{host}." if host else ""
     return [
-        Stage(prefix + entry["module"], entry.get("reduction"), entry.get("num_chs"))
+        Stage(
+            prefix + (entry["module"] or "(no layer)"), entry.get("reduction"), entry.get("num_chs")
+        )
         for entry in entries
         if "module" in entry
     ]

@@ -63,12 +63,18 @@ class Meter:
     def __init__(self, spatial: int | None, device: torch.device) -> None:
         self.spatial = spatial or 0
         counts = [0.0] * _LOW + [math.inf] * self.spatial + [0.0] * self.spatial
-        self.counts = torch.tensor(counts, dtype=wide_dtype(device)).to(device)
+        with torch.inference_mode(False):
+            self.counts = torch.tensor(counts, dtype=wide_dtype(device)).to(device)
 
     def to(self, device: torch.device) -> None:
         """Follow the activations to their device."""
-        if self.counts.device != device:
-            self.counts = self.counts.to(device, wide_dtype(device), non_blocking=True)
+        if self.counts.device == device:
+            return
+        moved = self.counts.to(device, wide_dtype(device), non_blocking=True)
+        if moved.is_inference():
+            with torch.inference_mode(False):
+                moved = moved.clone()
+        self.counts = moved
 
     def device_of(self, layer: nn.Module, model: nn.Module) -> torch.device | None:
         """Where a layer is; one without tensors is where the model is, until compiled code ran."""
