@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from . import states
+from .compiled import has_compiled
 from .control import Control
 from .findings import Finding, find_faults
 from .hooks import ParameterHook, SiteHook, keepers_on, take_off
@@ -21,7 +22,7 @@ from .ranks import check_group, compare, summed_sites, world_size
 from .registry import closest
 from .report import SiteRow, site_table
 from .schedules import as_number, spread_rate
-from .site import Site
+from .site import Site, ran_compiled
 from .table import Table
 
 
@@ -129,12 +130,9 @@ class Attachment:
             if closes:
                 hook.site.record.close_window()
         self.rehook()
+        self._prove()
         self._control.epoch = t
         self._control.stepped = True
-        device = self._control.meter.device_of(self._base, self._base)
-        if device is not None:
-            self._control.meter.to(device)
-        self._prove()
 
     def rehook(self) -> None:
         """Hook parameters that have become other objects: compiled code can't."""
@@ -145,9 +143,11 @@ class Attachment:
     def _prove(self) -> None:
         """Look at the sites, where no forward of the model has: compiled, or a part was trained."""
         control = self._control
-        if control.proved or control.forwards:
+        if control.proved or control.forwards or not control.installed:
             return
-        if control.compiled or any(site.active_calls for site in self.sites):
+        # between two steps compiled code has run, it seems, and has called none
+        nothing = control.stepped and has_compiled()
+        if nothing or any(site.active_calls for site in self.sites):
             prove(self._base, control, self.sites)
 
     @property
@@ -255,7 +255,7 @@ class Attachment:
 
     def _forwards(self) -> int | None:
         """Forwards of the model so far; None where compiled ones could not be counted."""
-        return None if self._control.compiled else self._control.forwards
+        return None if ran_compiled(self.sites) else self._control.forwards
 
     def _title(self) -> str:
         state = "" if self.enabled else ", paused"

@@ -86,6 +86,11 @@ def _filled(cell: types.CellType) -> bool:
         return False
 
 
+def has_compiled() -> bool:
+    """Whether torch holds compiled code at all."""
+    return bool(_compiled_codes())
+
+
 def _compiled_codes() -> list[types.CodeType]:
     """All code that compiled code is held for; none after ``torch._dynamo.reset()``."""
     if "torch._dynamo.convert_frame" not in sys.modules:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .functional.masks import wide_dtype
-from .tallies import Meter
 
 
 class Control:
@@ -23,7 +21,6 @@ class Control:
         self.stepped = False
         self.warned = False
         self.forwards = 0
-        self.meter = Meter(None, torch.device("cpu"))
         self.proved = False
         self.told: frozenset[str] = frozenset()
         self.expects_scaler = grad_scaler is not None
@@ -32,16 +29,10 @@ class Control:
     def __deepcopy__(self, memo: dict[int, Any]) -> Control:
         copied = Control.__new__(Control)
         copied.__dict__.update(self.__dict__)  # the scaler stays the one of the training loop
-        copied.meter = copy.deepcopy(self.meter, memo)
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "grad_scaler": None}  # belongs to the training loop
-
-    @property
-    def compiled(self) -> bool:
-        """Whether compiled code has run a training forward. Waits for the device."""
-        return self.meter.read()[0] > 0
 
     def grad_scale(self, device: torch.device) -> float | Tensor:
         """What the loss is multiplied by, read without waiting for the device."""

@@ -32,7 +32,7 @@ class Evidence:
         borrowed: whether `first` and `last` are those of an ancestor.
         heads: the number of heads of the attention that it belongs to.
         partition: class name of the surrounding layer that cuts maps into windows.
-        sequence_first: class name of a layer in it with ``batch_first=False``.
+        sequence_first: class name of a layer of the model with ``batch_first=False``.
         grids: sizes of maps that tokens may form.
         windows: sizes of maps, or of windows of maps, that attentions in the model are made for.
         loose: grids of models that take images of any size.
@@ -76,6 +76,7 @@ class Witness:
             ratios=tuple(sorted(set(ratios) - {1})),
             prefixes=before,
             unrolled=unrolled(modules),
+            sequence_first=_sequence_first(modules),
         )
 
     def of(self, target: Target, at: str) -> Evidence:
@@ -101,7 +102,6 @@ class Witness:
             borrowed=borrowed,
             heads=_heads(lineage),
             partition=_partition(lineage[1:]),
-            sequence_first=_sequence_first(module, lineage),
         )
 
     def _lineage(self, name: str) -> Iterator[nn.Module]:
@@ -204,7 +204,6 @@ def _partition(ancestors: list[nn.Module]) -> str:
     return next((name for name in names if "Partition" in name), "")
 
 
-def _sequence_first(module: nn.Module, lineage: list[nn.Module]) -> str:
-    nearby = [*module.modules(), *lineage[:2]]
-    names = (type(m).__name__ for m in nearby if getattr(m, "batch_first", None) is False)
+def _sequence_first(modules: list[nn.Module]) -> str:
+    names = (type(m).__name__ for m in modules if getattr(m, "batch_first", None) is False)
     return next(names, "")

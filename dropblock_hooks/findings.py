@@ -10,6 +10,7 @@ from torch import nn
 from .causes import why_inactive, why_not_called
 from .control import Control
 from .hooks import ParameterHook, SiteHook
+from .site import ran_compiled
 from .wrappers import bare_type, find_module, shard_refusal
 
 
@@ -35,19 +36,20 @@ def find_faults(
     if control.expects_scaler and control.grad_scaler is None:
         message = "gradient bounds are not scaled: set attached.grad_scaler again after loading"
         found.append(Finding(".", "grad_scaler", message))
-    ran = any(hook.site.calls for _, hook in installed) or control.forwards or control.compiled
+    ran = control.forwards > 0 or any(hook.site.calls for _, hook in installed)
+    compiled = ran_compiled(hook.site for _, hook in installed)
     if not ran:
         message = "no layer was called since it was attached: run a training step first"
         found.append(Finding(".", "not_run", message))
     calls = {hook.site.name: hook.site.calls for _, hook in installed}
     for module, hook in installed:
-        for kind, message in _faults(base, module, hook, calls, bool(ran)):
+        for kind, message in _faults(base, module, hook, calls if ran else None, compiled):
             found.append(Finding(hook.site.key, kind, message))
     return found
 
 
 def _faults(
-    base: nn.Module, module: nn.Module, hook: SiteHook, calls: dict[str, int], ran: bool
+    base: nn.Module, module: nn.Module, hook: SiteHook, calls: dict[str, int] | None, compiled: bool
 ) -> Iterator[tuple[str, str]]:
     site, owner = hook.site, hook.owner_name
     current = find_module(base, owner)
@@ -58,8 +60,8 @@ def _faults(
         yield "sharded", str(shard_refusal(module))
     elif hook.lost(module):
         yield "lost", _why_lost(module, hook)
-    if ran and not site.calls and site.at != "parameter":
-        cause = why_not_called(base, owner, calls, site.control.compiled)
+    if calls is not None and not site.calls and site.at != "parameter":
+        cause = why_not_called(base, owner, calls, compiled)
         yield "never_called", f"the layer '{owner}' ({site.module_type}) was never called: {cause}"
     elif site.calls and not site.active_calls:
         enabled, acts_on = site.control.enabled, site.regularizer.acts_on

@@ -59,9 +59,10 @@ def _wrong_rank(rank: int, layout: str, spatial: int | None, shape: Shape) -> st
 
 def _decide(evidence: Evidence, shape: Shape, first: str, last: str, tokens: bool) -> str:
     """The layout that the evidence speaks for."""
-    if evidence.sequence_first and len(shape) == 3:
+    takes_first = evidence.own and evidence.first is not None  # a convolution, say
+    if evidence.sequence_first and len(shape) == 3 and not takes_first:
         raise ValueError(
-            f"shape {tuple(shape)} can't be read: it belongs to a {evidence.sequence_first} with "
+            f"shape {tuple(shape)} can't be read: the model has a {evidence.sequence_first} with "
             "batch_first=False, whose samples are axis 1; say layout= if they are axis 0"
         )
     found = _by_type(evidence, shape, first, last, tokens) or _by_width(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,11 +82,11 @@ def _table(rows: list[LayerRow], with_shapes: bool) -> Table[LayerRow]:
 
 def _observe(model: nn.Module, example: Any) -> dict[str, Seen]:
     try:
-        return _forward(model, example, fake=True)
-    except Exception:  # fake tensors don't suit every model; what a real forward raises is told
-        return _forward(model, example, fake=False)
-    finally:
+        with contextlib.suppress(Exception):  # fake tensors don't suit every model
+            return _forward(model, example, fake=True)
+    finally:  # an exception that is still held would hold the tensors, too
         clear_away()
+    return _forward(model, example, fake=False)  # and what a real forward raises is told
 
 
 def _forward(model: nn.Module, example: Any, fake: bool) -> dict[str, Seen]:

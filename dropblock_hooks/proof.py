@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,14 +12,14 @@ from torch import nn
 from .causes import why_inactive, why_not_called
 from .control import Control
 from .hooks import hooks_on, take_off
-from .site import HookWarning, Site
+from .site import HookWarning, Site, ran_compiled
 from .wrappers import find_module
 
 
 class ProofHook:
     """Forward hook of the model: counts its forwards, and looks at its sites after the first one.
 
-    In compiled code nothing can be read: there it only counts, and ``Attachment.step`` looks.
+    In compiled code it does nothing, and ``Attachment.step`` looks.
     """
 
     def __init__(self, control: Control, sites: Iterable[Site]) -> None:
@@ -29,8 +29,6 @@ class ProofHook:
     def __call__(self, model: nn.Module, *args: Any) -> None:
         control = self.control
         if torch.compiler.is_compiling():
-            if model.training:
-                control.meter.add_call()
             return
         if not control.installed or torch._C._current_graph_task_id() != -1:
             return  # a recomputation of checkpointing is no other forward
@@ -39,34 +37,35 @@ class ProofHook:
             prove(model, control, self.sites)
 
 
-def prove(base: nn.Module, control: Control, sites: Iterable[Site]) -> None:
+def prove(base: nn.Module, control: Control, sites: Sequence[Site]) -> None:
     """Warn, once, of the sites that did nothing in a training forward."""
     control.proved = True
     faults: dict[str, list[str]] = {}
     calls = {site.name: site.calls for site in sites if site.at != "parameter"}
+    compiled = ran_compiled(sites)
     for site in sites:
-        cause = _fault(base, site, calls)
+        cause = _fault(base, site, calls, compiled)
         if cause is not None and site.key not in control.told:
             faults.setdefault(cause, []).append(site.key)
     if faults:
         lines = [f"  - {', '.join(keys)}: {cause}" for cause, keys in faults.items()]
         n = sum(map(len, faults.values()))
         warnings.warn(
-            f"{n} of {len(tuple(sites))} sites did nothing in the first training forward:\n"
+            f"{n} of {len(sites)} sites did nothing in the first training forward:\n"
             + "\n".join(lines),
             HookWarning,
             stacklevel=2,
         )
 
 
-def _fault(base: nn.Module, site: Site, calls: dict[str, int]) -> str | None:
+def _fault(base: nn.Module, site: Site, calls: dict[str, int], compiled: bool) -> str | None:
     if site.at == "parameter":
         return None  # its owner need not be called
     module = find_module(base, site.name)
     if module is not None and all(hook.site is not site for hook in hooks_on(module)):
         return "the layer was replaced since it was attached: attach again"
     if not site.calls:
-        return f"never called: {why_not_called(base, site.name, calls, site.control.compiled)}"
+        return f"never called: {why_not_called(base, site.name, calls, compiled)}"
     works = site.active_calls or site.regularizer.acts_on == "gradient"  # whose turn is later
     if module is None or works or not site.control.enabled:
         return None

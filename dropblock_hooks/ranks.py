@@ -12,7 +12,7 @@ from torch import distributed, nn
 from . import states
 from .control import Control
 from .findings import Finding
-from .site import Site
+from .site import Site, ran_compiled
 from .tallies import Tally
 
 
@@ -47,7 +47,7 @@ def summed_sites(sites: Sequence[Site], control: Control) -> tuple[list[Site], i
         RuntimeError: where the ranks have other sites than this one; on every rank.
     """
     mine = [(site.key, states.site_state(site), site.record.maps) for site in sites]
-    gathered = _gathered((mine, None if control.compiled else control.forwards))
+    gathered = _gathered((mine, None if ran_compiled(sites) else control.forwards))
     theirs = [ranks for ranks, _ in gathered]
     keys = [[key for key, _, _ in rank] for rank in theirs]
     if any(other != keys[0] for other in keys):

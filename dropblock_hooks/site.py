@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -290,6 +290,11 @@ class Site:
                 HookWarning,
                 stacklevel=2,
             )
+
+
+def ran_compiled(sites: Iterable[Site]) -> bool:
+    """Whether compiled code has called any of these sites. Waits for the device."""
+    return any(site.record.meter.read()[0] for site in sites)
 
 
 def _exporting() -> bool:

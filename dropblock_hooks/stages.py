@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,8 @@ def stage_target(index: Index, kind: str, text: str) -> Target:
     except ValueError:
         raise NoMatchError(f"{kind}: takes an integer, got {text!r}") from None
     stages = stages_of(index)
+    if number < 0:  # timm prunes what no output of features_only needs
+        stages = _kept(index, stages)
     stage = _numbered(stages, number) if kind == "stage" else _strided(stages, number)
     return index.modules[last_called(index, _existing(index, stages, stage))]
 
@@ -66,6 +69,15 @@ def stage_ratios(index: Index) -> tuple[int, ...]:
         return ()
     first = min(strides, default=1)
     return tuple(stride // first for stride in strides if stride % first == 0)
+
+
+def _kept(index: Index, stages: list[Stage]) -> list[Stage]:
+    """The stages up to the last one that the model has."""
+    for end in range(len(stages), 0, -1):
+        with contextlib.suppress(NoMatchError):
+            _existing(index, stages, stages[end - 1])
+            return stages[:end]
+    return stages
 
 
 def _numbered(stages: list[Stage], number: int) -> Stage:
@@ -105,25 +117,24 @@ def _existing(index: Index, stages: list[Stage], stage: Stage) -> str:
     3. For ``block.3``: child 3 of ``blocks``, or of another container of stages, which has as many
        children as there are such entries.
     """
-    for name in _written(stage.name):
-        if name in index.modules:
-            return name
+    if stage.name in index.modules:
+        return stage.name
+    flat = [name for name in index.modules if _flat(name) == _flat(stage.name)]
+    if len(flat) == 1:
+        return flat[0]
     host, _, local = _split(index, stage)
-    ends = [f".{name}" for name in _written(local)]
-    inside = [
-        name
-        for name in index.modules
-        if name.startswith(host) and any(f".{name}".endswith(end) for end in ends)
-    ]
+    inside = [name for name in index.modules if name.startswith(host) and _ends(name, local)]
     if len(inside) == 1:
         return inside[0]
     parent, _, number = local.rpartition(".")
     siblings = [s for s in stages if _split(index, s)[2].rpartition(".")[0] == parent]
     if parent and number.isdigit():
+        below = list(index.modules[host.rstrip(".")].module._modules)
+        inner = f"{host}{below[0]}." if len(below) == 1 else host  # a model that wraps another
         for container in (f"{parent}s", *_CONTAINERS):
-            target = index.modules.get(host + container)
+            target = index.modules.get(inner + container)
             if target is not None and len(list(target.module.children())) == len(siblings):
-                return f"{host}{container}.{number}"
+                return f"{inner}{container}.{number}"
     near = [name for name, _ in index.modules[host.rstrip(".")].module.named_children()]
     raise NoMatchError(
         f"feature_info names {stage.name!r}, which the model does not have; name a layer "
@@ -131,9 +142,14 @@ def _existing(index: Index, stages: list[Stage], stage: Stage) -> str:
     )
 
 
-def _written(name: str) -> tuple[str, str]:
-    """The ways a name is written: timm's ``features_only`` models are flat."""
-    return name, name.replace(".", "_")
+def _flat(name: str) -> str:
+    """A name as timm's ``features_only`` models write it: without dots."""
+    return name.replace(".", "_")
+
+
+def _ends(name: str, local: str) -> bool:
+    """Whether a name ends in whole components of another."""
+    return f".{name}".endswith((f".{local}", f".{_flat(local)}"))
 
 
 def _split(index: Index, stage: Stage) -> tuple[str, str, str]:

@@ -1,5 +1,6 @@
 """Activation checkpointing: the same masks, gradients and counts as without it."""
 
+import contextlib
 from functools import partial
 
 import pytest
@@ -19,6 +20,7 @@ from dropblock_hooks import (
     Dropout,
     Dropout2d,
     HookWarning,
+    LinearSchedule,
     Regularizer,
     attach,
 )
@@ -240,3 +242,29 @@ def test_a_net_without_gradients_is_not_taken_for_a_recomputation():
     with torch.no_grad():
         net(net.example())
     assert [s.active_calls for s in attached.sites] == [1, 1]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("change", ["step", "set", "paused", "enabled"])
+def test_what_changes_before_the_backward_does_not_reach_the_recomputation(change, reentrant):
+    def gradients(changes):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
+        attached = attach(model, {"1": DropBlock2d(LinearSchedule(0.2, 0.9, epochs=2), 3)})
+        x = torch.randn(2, 3, 9, 9, requires_grad=True)
+        paused = attached.paused() if change == "paused" else contextlib.nullcontext()
+        with paused:
+            y = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=reentrant)
+            if not changes:
+                y.square().sum().backward()
+        if changes:
+            if change == "step":
+                attached.step(1)
+            elif change == "set":
+                attached.set("1/DropBlock2d", p=0.8)
+            elif change == "enabled":
+                attached.enabled = False
+            y.square().sum().backward()
+        return [p.grad for p in model.parameters()]
+
+    torch.testing.assert_close(gradients(True), gradients(False), rtol=0, atol=0)

@@ -582,6 +582,48 @@ def live_outer(net):
     return torch.compile(nn.Sequential(net), backend="eager")
 
 
+def test_a_model_that_came_as_an_argument_sees_a_late_hook(net):
+    """It can't be told from another model: what was compiled is compiled once more."""
+    torch._dynamo.reset()
+    x = torch.randn(2, 3, 16, 16)
+    call = torch.compile(lambda model, x: model(x), backend="eager")
+    call(net, x)
+    attached = attach(net, {"layer1.*": Dropout(1.0)})
+    call(net, x)
+    assert [site.active_calls for site in attached] == [1, 1]
+
+
+def test_time_moves_in_inference_mode():
+    model = Small()
+    attached = attach(model, {"block": [DropBlock2d(ramp(0, 0.5), 3), ClampGrad(-1, 1)]})
+    call, x = compiled(model), images()
+    train(call, x)
+    with torch.inference_mode():
+        model.eval()
+        call(x)
+        attached.step(1)
+        attached.load_state_dict(attached.state_dict())
+        model.train()
+    train(call, x)
+    assert [site.active_calls for site in attached] == [2, 2]
+
+
+def test_a_checkpoint_around_what_is_attached_to():
+    class Whole(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = Small()
+
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(self.body, x, use_reentrant=False)
+
+    model = Whole()
+    attached = attach(model, {"block": Dropout(0.5)}, root="body")
+    train(compiled(model), images())
+    assert graphs() == 1
+    assert attached.sites[0].active_calls == 1
+
+
 @pytest.mark.parametrize("make", [live_module, live_function, live_method, live_outer])
 def test_attaching_after_compiling_is_refused(net, make):
     torch._dynamo.reset()

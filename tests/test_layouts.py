@@ -399,3 +399,20 @@ def test_evidence_is_plain_data():
     assert pickle.loads(pickle.dumps(site.evidence)) == site.evidence
     copied = copy.deepcopy(model)
     copied.train()(torch.randn(2, 3, 8, 12))
+
+
+@pytest.mark.parametrize("layer", ["1", "2", "0"])
+def test_a_norm_of_whole_maps_does_not_say_where_the_channels_are(layer):
+    model = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.LayerNorm([64, 8, 8]), nn.ReLU())
+    y, (site,) = run(model, {layer: Dropout2d(0.5, layout="NCHW")}, torch.randn(4, 3, 8, 8))
+    assert site.map_size == (8, 8)
+    dropped = (y == 0).flatten(2).all(2) if layer != "2" else None
+    assert dropped is None or layer == "0" or dropped.any()
+
+
+@pytest.mark.parametrize("layer", ["1", "2.norm1"])
+def test_samples_may_be_axis_1_in_a_model_with_sequences_first(layer):
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=False)
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), encoder)
+    with pytest.raises(SiteError, match="batch_first=False, whose samples are axis 1"):
+        run(model, {layer: Dropout1d(0.5)}, torch.randn(5, 2, 4))

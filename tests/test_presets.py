@@ -156,3 +156,27 @@ def test_a_spec_can_be_changed():
     changed = [*((e.selector, e.regularizers) for e in spec), ("layer4.1.*", None)]
     attached = attach(model, changed)
     assert not any(site.name.startswith("layer4.1") for site in attached)
+
+
+class Perceptron(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.position = nn.Parameter(torch.zeros(8))
+
+    def forward(self, x):
+        return x + self.fc2(self.fc1(x + self.position).relu())
+
+
+def test_a_bias_is_no_branch():
+    model = nn.Sequential(nn.Linear(8, 8), Perceptron(), Perceptron())
+    assert presets.residual_blocks(model, torch.randn(2, 8)) == ("1", "2")
+    with pytest.raises(ValueError, match="has no residual block"):
+        presets.stochastic_depth(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), 0.1, torch.randn(2, 8))
+
+
+def test_a_model_that_was_made_for_another_size():
+    timm = pytest.importorskip("timm", reason="the models are timm's")
+    model = timm.create_model("vit_tiny_patch16_224", img_size=64, in_chans=1)
+    assert presets.stochastic_depth(model, 0.1)
+    assert plan(model, {"blocks.0": DropBlock2d(0.1, 3)})[0].map_size == (4, 4)

@@ -16,6 +16,7 @@ from dropblock_hooks import (
     Dropout2d,
     Foreign,
     HookWarning,
+    LinearSchedule,
     attach,
     attachments,
 )
@@ -260,3 +261,42 @@ def test_compiled_training_is_proved_at_the_next_step():
         attached.step(1)
     attached.step(2)
     assert attached.report()[0].calls_per_forward is None
+
+
+class Whole(nn.Module):
+    """Trained by its part, as a LightningModule is."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        self.unused = nn.Linear(2, 2)
+
+
+def test_a_model_that_is_trained_by_its_part():
+    whole = Whole()
+    attached = attach(whole, {"model.0": Dropout(0.5), "unused": Dropout(0.5)})
+    whole.model(torch.ones(2, 2)).sum().backward()
+    with pytest.warns(HookWarning, match="unused/Dropout: never called"):
+        attached.step()
+    attached.step()  # once
+
+
+def test_verify_says_why_where_no_site_was_called():
+    whole = Whole()
+    whole.forward = whole.model.forward
+    attached = attach(whole, {"unused": Dropout(0.5)})
+    with pytest.warns(HookWarning, match="never called"):
+        whole(torch.ones(2, 2))
+    (finding,) = attached.verify()
+    assert finding.kind == "never_called"
+
+
+def test_verify_tells_of_a_schedule_that_nobody_steps():
+    model = nn.Sequential(nn.Linear(2, 2))
+    attached = attach(model, {"0": Dropout(LinearSchedule(0.0, 0.5, epochs=3))})
+    call = torch.compile(model, backend="eager", fullgraph=True)
+    for _ in range(1001):
+        call(torch.ones(1, 2))
+    assert [finding.kind for finding in attached.verify()] == ["not_stepped"]
+    attached.step(1)
+    assert attached.verify() == []

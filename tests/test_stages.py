@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from dropblock_hooks import DropBlock2d, SpecError, attach
+from dropblock_hooks import DropBlock2d, Dropout, SpecError, attach
 from dropblock_hooks.names import Index
 from dropblock_hooks.stages import stage_channels, stage_target
 
@@ -127,3 +127,23 @@ def test_features_of_a_model_are_regularized():
     features = model.train()(torch.randn(2, 3, 64, 64))
     assert [site.calls for site in attached.sites] == [1, 1]
     assert 0.1 < (features[-1] == 0).double().mean() < 0.5
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "ends"),
+    [
+        ("resnet18", {"out_indices": (1, 2)}, ["layer1.1", "layer2.1"]),
+        ("xception41p", {}, ["blocks_11.stack.conv2", "blocks_12"]),
+        ("twins_svt_small", {}, ["model.blocks.2.9", "model.blocks.3.3"]),
+        ("mvitv2_tiny", {}, ["model.stages.2", "model.stages.3"]),
+    ],
+)
+def test_names_in_models_that_give_features_only(model, options, ends):
+    built = timm.create_model(model, features_only=True, **options)
+    attached = attach(built, {"stage:-2": Dropout(0.1), "stage:-1": Dropout(0.1)})
+    assert [site.name for site in attached] == ends
+
+
+def test_an_entry_without_a_layer_is_not_the_model():
+    with pytest.raises(SpecError, match="which the model does not have"):
+        attach(timm.create_model("tresnet_m"), {"stage:0": Dropout(0.1)})

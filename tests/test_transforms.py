@@ -100,3 +100,17 @@ def test_a_frozen_function_of_hooked_parameters():
     assert found["0.weight"].abs().max() == pytest.approx(2e-3)
     model(torch.randn(4, 3)).square().sum().backward()
     assert model[0].weight.grad.abs().max() == pytest.approx(2e-3)
+
+
+def test_parameters_that_stand_in_for_one_call_do_not_take_the_hook_along():
+    """A mean teacher: the student's forward, the teacher's with its own weights, the backward."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    attach(model, {"param:1.weight": ClampGrad(-1e-3, 1e-3)})
+    teacher = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for grad_enabled in (False, True):
+        model.zero_grad()
+        loss = model(torch.full((2, 3), 100.0)).square().sum()
+        with torch.set_grad_enabled(grad_enabled):
+            torch.func.functional_call(model, teacher, torch.ones(2, 3))
+        loss.backward()
+        assert 0 < model[1].weight.grad.abs().max() <= 1e-3
