@@ -130,7 +130,7 @@ class Attachment:
             if closes:
                 hook.site.record.close_window()
         self.rehook()
-        self._prove()
+        self._prove(closes)
         self._control.epoch = t
         self._control.stepped = True
 
@@ -140,13 +140,13 @@ class Attachment:
             if isinstance(hook, ParameterHook) and self._control.installed:
                 hook.rehook(module)
 
-    def _prove(self) -> None:
+    def _prove(self, epoch_ends: bool) -> None:
         """Look at the sites, where no forward of the model has: compiled, or a part was trained."""
         control = self._control
         if control.proved or control.forwards or not control.installed:
             return
-        # between two steps compiled code has run, it seems, and has called none
-        nothing = control.stepped and has_compiled()
+        # an epoch in which compiled code has run, it seems, and has called none
+        nothing = epoch_ends and control.stepped and has_compiled()
         if nothing or any(site.active_calls for site in self.sites):
             prove(self._base, control, self.sites)
 

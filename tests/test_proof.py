@@ -300,3 +300,13 @@ def test_verify_tells_of_a_schedule_that_nobody_steps():
     assert [finding.kind for finding in attached.verify()] == ["not_stepped"]
     attached.step(1)
     assert attached.verify() == []
+
+
+def test_compiled_training_without_any_site_is_told_after_an_epoch():
+    model = nn.Sequential(Branch())
+    attached = attach(model, {"0.never.0": Dropout(0.1)})
+    compiled = torch.compile(model, backend="eager")
+    attached.step(0)
+    compiled(torch.ones(2, 4))
+    with pytest.warns(HookWarning, match="0.never.0/Dropout: never called"):
+        attached.step(1)
