@@ -216,7 +216,10 @@ class Attachment:
         self._control.grad_scaler = checked_scaler(scaler)
 
     def remove(self) -> None:
-        """Take every hook out; the model is what it was. Safe to repeat, also before a backward."""
+        """Take every hook out; the model is what it was. Safe to repeat, also before a backward.
+
+        Not before that of a checkpointed forward, which would be recomputed without the hooks.
+        """
         self._control.installed = False
         for module, hook in self._installed:
             hook.remove(module)
