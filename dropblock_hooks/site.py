@@ -67,7 +67,8 @@ class Site:
         self.form: Form | None = None if evidence else Form(layouts.PARAMETER)
         self.order = 0
         self.record = Record(regularizer.spatial, torch.device("cpu"))
-        self._waiting = self._evaluated = self._recomputed = self._acted = False
+        self._waiting = self._evaluated = self._recomputed = False
+        self._acted: dict[bool, bool] = {}  # in the last forward, by the layer's mode
         self._drawn_with: dict[str, float] = {}
         self.set_regularizer(regularizer)
 
@@ -161,13 +162,13 @@ class Site:
         """Count a forward call; whether the regularizer is to be run in it."""
         control, training = self.control, module.training
         if recomputing():
-            return self._acted  # whatever was switched since the forward
+            return self._acted.get(training, False)  # whatever was switched since the forward
         if control.installed:
             calls = self.record.add_call()
             if self._waiting and not control.stepped:
                 self._watch_time(training, calls)
-        self._acted = self.acts(training)
-        return self._acted
+        self._acted[training] = self.acts(training)
+        return self._acted[training]
 
     def acts(self, training: bool) -> bool:
         """Whether the regularizer is to be run in this mode of its layer."""

@@ -245,7 +245,7 @@ def test_a_net_without_gradients_is_not_taken_for_a_recomputation():
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("change", ["step", "set", "paused", "enabled"])
+@pytest.mark.parametrize("change", ["step", "set", "paused", "enabled", "evaluation"])
 def test_what_changes_before_the_backward_does_not_reach_the_recomputation(change, reentrant):
     def gradients(changes):
         torch.manual_seed(0)
@@ -264,6 +264,9 @@ def test_what_changes_before_the_backward_does_not_reach_the_recomputation(chang
                 attached.set("1/DropBlock2d", p=0.8)
             elif change == "enabled":
                 attached.enabled = False
+            elif change == "evaluation":
+                model.eval()(x.detach())
+                model.train()
             y.square().sum().backward()
         return [p.grad for p in model.parameters()]
 
