@@ -130,9 +130,10 @@ class Attachment:
             if closes:
                 hook.site.record.close_window()
         self.rehook()
-        self._prove(closes)
+        epoch_ended = closes and self._control.stepped
         self._control.epoch = t
         self._control.stepped = True
+        self._prove(epoch_ended)
 
     def rehook(self) -> None:
         """Hook parameters that have become other objects: compiled code can't."""
@@ -140,13 +141,13 @@ class Attachment:
             if isinstance(hook, ParameterHook) and self._control.installed:
                 hook.rehook(module)
 
-    def _prove(self, epoch_ends: bool) -> None:
+    def _prove(self, epoch_ended: bool) -> None:
         """Look at the sites, where no forward of the model has: compiled, or a part was trained."""
         control = self._control
         if control.proved or control.forwards or not control.installed:
             return
         # an epoch in which compiled code has run, it seems, and has called none
-        nothing = epoch_ends and control.stepped and has_compiled()
+        nothing = epoch_ended and has_compiled()
         if nothing or any(site.active_calls for site in self.sites):
             prove(self._base, control, self.sites)
 
