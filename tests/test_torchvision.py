@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
-from dropblock_hooks import DropBlock2d, DropBlock3d, SpecError, attach
+from dropblock_hooks import ClipGradNorm, DropBlock2d, DropBlock3d, SpecError, attach
 
 torchvision = pytest.importorskip("torchvision", reason="the models are torchvision's")
 
@@ -142,3 +143,40 @@ def test_a_video_model_of_tokens():
 def test_stages_of_a_classifier():
     with pytest.raises(SpecError, match=r"no module has it; name the layers \(conv1, .*layer4"):
         attach(torchvision.models.resnet18(), {"stage:-1": DropBlock2d(0.2, 3)})
+
+
+SIZES = [(64, 96), (96, 96), (128, 160), (80, 112), (112, 64), (160, 192)]
+
+
+@pytest.mark.slow
+def test_a_compiled_segmenter_takes_maps_of_any_size_in_three_graphs():
+    model = torchvision.models.segmentation.lraspp_mobilenet_v3_large(
+        weights=None, weights_backbone=None
+    )
+    spec = {"backbone.1[0-6]": DropBlock2d(0.2, 5), "backbone.16.0": ClipGradNorm(1.0)}
+    attached = attach(model, spec)
+    torch._dynamo.reset()
+    counters.clear()
+    call = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for height, width in SIZES:
+        call(torch.randn(2, 3, height, width))["out"].square().mean().backward()
+    assert counters["stats"]["unique_graphs"] <= 3
+    assert attached["backbone.16/DropBlock2d"].map_size == ((4, 10), (4, 12))
+    assert all(site.active_calls == len(SIZES) for site in attached)
+
+
+@pytest.mark.slow
+def test_a_detector_with_a_compiled_backbone():
+    model = torchvision.models.detection.fasterrcnn_mobilenet_v3_large_320_fpn(
+        weights=None, weights_backbone=None, num_classes=3, min_size=96, max_size=200
+    )
+    attached = attach(model, {"1[0-6]": DropBlock2d(0.2, 5)}, root="backbone.body")
+    torch._dynamo.reset()
+    counters.clear()
+    model.backbone.body.compile(backend="aot_eager", fullgraph=True)
+    target = {"boxes": torch.tensor([[5.0, 5.0, 50.0, 50.0]]), "labels": torch.tensor([1])}
+    for height, width in [(96, 96), (96, 128), (96, 160), (96, 190), (128, 96)]:
+        images = [torch.rand(3, height, width) for _ in range(2)]
+        sum(model(images, [target, target]).values()).backward()
+    assert counters["stats"]["unique_graphs"] <= 3
+    assert attached.sites[0].map_size == ((6, 8), (6, 12))
