@@ -19,8 +19,9 @@ from .functional.gamma import (
     clipped_block,
     expected_share,
 )
-from .functional.masks import check_mode, drop_channels, drop_residual, drop_samples, drop_shape
+from .functional.masks import check_mode
 from .functional.noise import add_noise, multiply_noise
+from .functional.units import drop_channels, drop_residual, drop_samples, drop_shape
 from .registry import register
 from .regularizer import Applied, NonNegative, Now, Probability, Range, RateLike, Regularizer
 

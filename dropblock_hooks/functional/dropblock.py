@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..schedules import as_number
+from .blocks import Blocks, drop_drawn, takes
 from .gamma import (
     Calibration,
     block_gamma,
@@ -106,8 +107,12 @@ def drop_blocks(
     normalize: Normalize = "batch",
     share_channels: bool = False,
     generator: torch.Generator | None = None,
+    counted: bool = True,
 ) -> tuple[Tensor, Tensor | int]:
-    """DropBlock on a tensor (N, C, ...) of any number of spatial axes, and the number dropped."""
+    """DropBlock on a tensor (N, C, ...) of any number of spatial axes, and the number dropped.
+
+    Where that is not wanted, nor needed to normalize, it is not `counted`, and 0.
+    """
     edges = check_block_size(block_size, x.ndim - 2)
     check_normalize(normalize)
     check_floating(x)
@@ -119,19 +124,32 @@ def drop_blocks(
         mask = block_mask_in_graph(x, gamma, edges, share_channels)
     else:
         block = clipped_block(size, edges)
-        at_rate = block_gamma(p, size, block, calibration)
-        mask = block_mask(x, at_rate, block, share_channels, generator)
-    per_sample = mask.flatten(1).sum(1) * (x.shape[1] // mask.shape[1])
-    dropped = per_sample.sum()
-    scale: Tensor | None
+        chance = block_gamma(p, size, block, calibration)
+        if takes(x):
+            blocks = Blocks(x, (1, x.shape[1] if share_channels else 1, *block))
+            drawn = blocks.draw(chance, generator)
+            counted = counted or normalize in ("batch", "sample")
+            dropped = blocks.count(drawn, normalize == "sample") if counted else None
+            y = drop_drawn(x, _scale(x, p, dropped, normalize, eps), blocks, drawn)
+            return x.copy_(y) if inplace else y, 0 if dropped is None else dropped.sum()
+        mask = block_mask(x, chance, block, share_channels, generator)
+    dropped = mask.flatten(1).sum(1) * (x.shape[1] // mask.shape[1])
+    scale = _scale(x, p, dropped if normalize == "sample" else dropped.sum(), normalize, eps)
+    return drop(x, mask, scale, inplace), dropped.sum()
+
+
+def _scale(
+    x: Tensor, p: Rate, dropped: Tensor | None, normalize: Normalize, eps: float
+) -> Tensor | None:
+    """What kept values are multiplied by; `dropped` is for each sample where that is wanted."""
+    if normalize is None:
+        return None
+    if normalize == "expected" or dropped is None:
+        return keep_scale(p)
     if normalize == "batch":
-        scale = count_ratio(x.numel(), x.numel() - dropped, eps)
-    elif normalize == "sample":
-        numel = x[0].numel()
-        scale = count_ratio(numel, numel - per_sample, eps).view(-1, *[1] * (x.ndim - 1))
-    else:
-        scale = None if normalize is None else keep_scale(p)
-    return drop(x, mask, scale, inplace), dropped
+        return count_ratio(x.numel(), x.numel() - dropped, eps)
+    numel = x.numel() // x.shape[0]
+    return count_ratio(numel, numel - dropped, eps).view(-1, *[1] * (x.ndim - 1))
 
 
 def _public(
@@ -147,7 +165,7 @@ def _public(
     check_block_size(block_size, spatial)
     check_calibration(options["calibration"])
     check_normalize(options["normalize"])
-    return drop_blocks(input, p, block_size, **options)[0] if training else input
+    return drop_blocks(input, p, block_size, counted=False, **options)[0] if training else input
 
 
 def drop_block2d(

@@ -8,16 +8,8 @@ import torch
 from torch import Tensor
 
 from ..schedules import as_number
-from .masks import (
-    check_mode,
-    check_probability,
-    check_residual,
-    check_spatial,
-    drop_channels,
-    drop_residual,
-    drop_samples,
-    drop_shape,
-)
+from .masks import check_mode, check_probability, check_residual, check_spatial
+from .units import drop_channels, drop_residual, drop_samples, drop_shape
 
 
 def dropout(

