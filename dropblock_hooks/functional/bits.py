@@ -27,8 +27,7 @@ def popcount_(words: Tensor) -> Tensor:
     words.bitwise_and_(0x3333333333333333).add_(fours)
     words.add_(words >> 4).bitwise_and_(0x0F0F0F0F0F0F0F0F)
     words.mul_(0x0101010101010101)  # the sum of the eights, in the topmost byte
-    counts: Tensor = torch.bitwise_right_shift(words, 56, out=words)  # at most 64: no sign
-    return counts
+    return torch.bitwise_right_shift(words, 56, out=words)  # at most 64: the sign is clear
 
 
 def packed_size(numel: int) -> int:
@@ -38,10 +37,10 @@ def packed_size(numel: int) -> int:
 
 def pack(mask: Tensor) -> Tensor:
     """A flat mask of bytes 0 and 1, a multiple of 64 long, as bits: 8 rows, one for each bit."""
-    first, *rows = mask.view(8, -1)
+    first, *rows = mask.view(8, -1).unbind()
     packed = first.clone()
     for bit, row in enumerate(rows, start=1):
-        packed |= row << bit
+        packed.bitwise_or_(row << bit)
     return packed
 
 

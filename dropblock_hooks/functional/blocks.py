@@ -34,7 +34,7 @@ def takes(x: Tensor) -> bool:
         and type(x) in (Tensor, torch.nn.Parameter)
         and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
-        and not any(key is _VMAP for key in _transforms())
+        and not any(key == _VMAP for key in _transforms())
         and all(torch._C._get_dispatch_mode(key) is None for key in _INFRASTRUCTURE)
     )
 
@@ -42,6 +42,11 @@ def takes(x: Tensor) -> bool:
 def _transforms() -> list[Any]:
     """The kinds of function transforms (torch.func) that are at work."""
     return [level.key() for level in torch._C._functorch.get_interpreter_stack() or ()]
+
+
+def differentiates_otherwise() -> bool:
+    """Whether derivatives are taken forward or by torch.func, which know torch's operations."""
+    return bool(_transforms()) or torch.autograd.forward_ad._current_level >= 0
 
 
 def draw_positions(total: int, chance: float, generator: torch.Generator | None = None) -> Tensor:
@@ -100,7 +105,7 @@ class Blocks:
         if self._few(len(first)):
             return first.to(torch.int32) if self.numel < 2**31 else first
         kept = self._bytes(1)
-        self._fill(self._view(kept), first, 0.0)
+        self._fill(self._view(kept), first)
         return bits.pack(kept)
 
     def _few(self, blocks: int) -> bool:
@@ -108,8 +113,8 @@ class Blocks:
         if 32 * blocks > self.numel:
             return False  # bits are smaller
         run, stride = self._sides(_strides(self.shape, self.order))[0]
-        share = 2.0 if run >= _LONG else 0.5 if stride == 1 else 0.1
-        return blocks * self.area <= share * self.numel
+        share = 1.5 if stride == 1 else 0.4  # of the elements written, in the time of a pass
+        return run >= _LONG or blocks * self.area <= share * self.numel
 
     def count(self, drawn: Tensor, per_sample: bool = False) -> Tensor:
         """The number of elements that are dropped, or for each sample; overlaps count once."""
@@ -126,20 +131,20 @@ class Blocks:
         if drawn.dtype is torch.uint8:
             return ~self._view(bits.unpack(drawn))
         kept = self._view(self._bytes(1))
-        self._fill(kept, drawn.to(torch.int64), 0.0)
+        self._fill(kept, drawn.to(torch.int64))
         return kept == 0
 
-    def clear(self, y: Tensor, drawn: Tensor, value: float = 0.0) -> None:
-        """Put 0.0, or -0.0, in place of what is dropped."""
+    def clear(self, y: Tensor, drawn: Tensor) -> None:
+        """Put 0 in place of what is dropped."""
         if drawn.dtype is not torch.uint8:
-            self._fill(y, drawn.to(torch.int64), value)
-        elif self._in_order(y) and math.copysign(1.0, value) > 0:
+            self._fill(y, drawn.to(torch.int64))
+        elif self._in_order(y):
             bits.keep_(y.as_strided((self.numel,), (1,)), drawn)
         else:
-            y.masked_fill_(self.mask(drawn), value)
+            y.masked_fill_(self.mask(drawn), 0.0)
 
-    def _fill(self, y: Tensor, first: Tensor, value: float) -> None:
-        """Write into the blocks, by their longest side."""
+    def _fill(self, y: Tensor, first: Tensor) -> None:
+        """Write zeros into the blocks, by their longest side."""
         (run, step), *others = self._sides(y.stride())
         reach = sum((s - 1) * stride for s, stride in zip(self.shape, y.stride(), strict=True))
         runs = y.as_strided((reach - (run - 1) * step + 1, run), (1, step))
@@ -148,7 +153,7 @@ class Blocks:
             offsets = (offsets[:, None] + torch.arange(0, edge * stride, stride)).view(-1)
         first = _placed(first, self.shape, y.stride())
         for some in torch.split(first, max(1, _ROWS // len(offsets))):
-            runs.index_fill_(0, (some[:, None] + offsets).view(-1), value)
+            runs.index_fill_(0, (some[:, None] + offsets).view(-1), 0)
 
     def _sides(self, strides: Sequence[int]) -> list[tuple[int, int]]:
         """Edge and stride of the sides of a block, the longest first, what lies in a row joined."""
@@ -242,15 +247,13 @@ def _placed(flat: Tensor, sizes: Sequence[int], strides: Sequence[int]) -> Tenso
     return placed
 
 
-class _Drop(torch.autograd.Function):
+class _DropBlocks(torch.autograd.Function):
     """``x * scale`` but for what is dropped; its gradient is the same of the gradient."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, scale: Tensor | None, blocks: Blocks, drawn: Tensor, value: float
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, scale: Tensor | None, blocks: Blocks, drawn: Tensor) -> Tensor:
         y = scaled(x, scale)
-        blocks.clear(y, drawn, value)
+        blocks.clear(y, drawn)
         ctx.blocks = blocks
         ctx.save_for_backward(scale, drawn)
         return y
@@ -258,14 +261,12 @@ class _Drop(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         scale, drawn = ctx.saved_tensors
-        return drop_drawn(grads[0], scale, ctx.blocks, drawn), None, None, None, None
+        return drop_drawn(grads[0], scale, ctx.blocks, drawn), None, None, None
 
 
-def drop_drawn(
-    x: Tensor, scale: Tensor | None, blocks: Blocks, drawn: Tensor, value: float = 0.0
-) -> Tensor:
-    """``x * scale``, and `value` (0.0 or -0.0) where `drawn` drops; differentiable at will."""
-    if _transforms() or torch.autograd.forward_ad._current_level >= 0:
-        return drop(x, blocks.mask(drawn), scale, fill=value)  # they know torch's operations
-    dropped: Tensor = _Drop.apply(x, scale, blocks, drawn, value)
+def drop_drawn(x: Tensor, scale: Tensor | None, blocks: Blocks, drawn: Tensor) -> Tensor:
+    """``x * scale``, and 0 where `drawn` drops; differentiable at will."""
+    if differentiates_otherwise():
+        return drop(x, blocks.mask(drawn), scale)
+    dropped: Tensor = _DropBlocks.apply(x, scale, blocks, drawn)
     return dropped
