@@ -87,17 +87,9 @@ def _drop_units(x: Tensor, scale: Tensor | None, mask: Tensor, fill: float) -> T
 def _without(x: Tensor, scale: Tensor | None, mask: Tensor, fill: float) -> Tensor:
     """The product, by what is cheapest: rows of zeros, no look at dropped rows, or a blend."""
     dropped = mask.view(-1).nonzero().view(-1)
-    rows = _rows(x, mask)
-    seldom = len(dropped) <= _SELDOM * mask.numel()
     positive = math.copysign(1.0, fill) > 0
-    if (
-        rows is not None
-        and not seldom
-        and positive
-        and x.dtype is torch.float32
-        and rows.shape[1] <= _ROW
-    ):
-        return _gathered(rows, scale, mask).as_strided(x.shape, x.stride())
+    if positive and len(dropped) > _SELDOM * mask.numel() and _gathers(x, mask):
+        return _gathered(x.view(mask.numel(), -1), scale, mask).resize_(x.shape)  # not a view
     y = scaled(x, scale)
     rows = _rows(y, mask)
     if rows is not None:
@@ -108,6 +100,11 @@ def _without(x: Tensor, scale: Tensor | None, mask: Tensor, fill: float) -> Tens
     else:
         y.masked_fill_(mask, fill)
     return y
+
+
+def _gathers(x: Tensor, mask: Tensor) -> bool:
+    """Whether rows can be gathered fast."""
+    return x.dtype is torch.float32 and x.is_contiguous() and x.numel() <= _ROW * mask.numel()
 
 
 def _rows(x: Tensor, mask: Tensor) -> Tensor | None:
