@@ -61,8 +61,7 @@ def draw_positions(total: int, chance: float, generator: torch.Generator | None 
         return torch.empty(0, dtype=torch.int64)
     last, parts = -1.0, []
     while last < total:
-        mean = (total - last) * chance
-        number = int(mean + 4 * math.sqrt(mean)) + 4  # seldom too few
+        number = _reserve((total - last) * chance)
         gaps = torch.rand(number, dtype=torch.float64, generator=generator)
         gaps.neg_().log1p_().div_(math.log1p(-chance)).floor_().add_(1)
         gaps[0] += last
@@ -70,6 +69,11 @@ def draw_positions(total: int, chance: float, generator: torch.Generator | None 
         last = parts[-1][-1].item()
     drawn = parts[0] if len(parts) == 1 else torch.cat(parts)
     return drawn[: int(torch.searchsorted(drawn, total))].to(torch.int64)
+
+
+def _reserve(mean: float) -> int:
+    """So many gaps that they seldom are too few."""
+    return int(mean + 4 * math.sqrt(mean)) + 4
 
 
 class Blocks:
