@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from . import layouts
 from .control import Control
@@ -16,7 +16,7 @@ from .evidence import Evidence
 from .forms import form_of
 from .functional.masks import wide_dtype
 from .layouts import Form
-from .recomputation import loses_random_state, recomputing
+from .recomputation import NO_TASK, graph_task, loses_random_state, recomputing
 from .regularizer import Now, Regularizer
 from .tallies import Record
 
@@ -78,6 +78,7 @@ class Site:
         self.regularizer = copy.copy(regularizer)  # compiled code guards what sites share
         self._apply = self.regularizer.bind()
         self._waiting = regularizer.moving
+        self._beyond_training = regularizer.active == "always" or regularizer.follows_host
 
     def move(self, values: dict[str, float], device: torch.device | None = None) -> None:
         """Put other values in place; new tensors, since a pending backward may hold the old.
@@ -158,24 +159,27 @@ class Site:
         low, high = (self.regularizer.block_in_force(size) for size in maps)
         return None if low is None or high is None else _merge(low, high)
 
-    def enter(self, module: nn.Module) -> bool:
-        """Count a forward call; whether the regularizer is to be run in it."""
-        control, training = self.control, module.training
-        if recomputing():
-            return self._acted.get(training, False)  # whatever was switched since the forward
+    def enter(self, training: bool) -> bool:
+        """Count a forward call in this mode; whether the regularizer is to be run in it."""
+        if graph_task() != NO_TASK:  # recomputing, whatever was switched since the forward
+            return self._acted.get(training, False)
+        control = self.control
         if control.installed:
-            calls = self.record.add_call()
+            self.record.eager_calls += 1
             if self._waiting and not control.stepped:
-                self._watch_time(training, calls)
-        self._acted[training] = self.acts(training)
-        return self._acted[training]
+                self._watch_time(training)
+        if not (training or self._beyond_training):
+            return False
+        acts = control.installed and control.enabled and (training or self.acts(training))
+        self._acted[training] = acts
+        return acts
 
     def acts(self, training: bool) -> bool:
         """Whether the regularizer is to be run in this mode of its layer."""
         control = self.control
-        follows = self.regularizer.follows_host and not _exporting()
-        on = self.is_on(training) or follows
-        return control.installed and control.enabled and on
+        if not (control.installed and control.enabled):
+            return False
+        return self.is_on(training) or (self.regularizer.follows_host and not _exporting())
 
     def is_on(self, training: bool) -> bool:
         """Whether the regularizer is active in this mode of its layer."""
@@ -278,8 +282,9 @@ class Site:
                 stacklevel=2,
             )
 
-    def _watch_time(self, training: bool, calls: int) -> None:
+    def _watch_time(self, training: bool) -> None:
         """Warn, once, when a schedule stands still because nobody calls ``step``."""
+        calls = self.record.eager_calls
         if not training:
             self._evaluated = self.record.acted
             return

@@ -117,6 +117,7 @@ class Record:
     """All that a site has counted, whether in eager mode or in compiled code.
 
     Attributes:
+        eager_calls: calls of the layer in eager mode; reading them does not wait for the device.
         window: elements since the epoch began, in eager mode.
         closed: elements of the last window that was not empty.
         before: elements before the window.
@@ -126,14 +127,9 @@ class Record:
     def __init__(self, spatial: int | None, device: torch.device) -> None:
         self.meter = Meter(spatial, device)
         self.window, self.closed, self.before = Tally(), Tally(), Tally()
-        self._calls = self._active = 0
+        self.eager_calls = self._active = 0
         self._maps: Sizes | None = None
         self._metered = Tally()  # what the meter showed when the window was opened
-
-    def add_call(self) -> int:
-        """One more call of the layer; how many there were in eager mode."""
-        self._calls += 1
-        return self._calls
 
     def add_active(self, affected: Tensor | int | None, total: int, rate: float) -> None:
         """One more call in which the regularizer was on, and what it did."""
@@ -147,11 +143,6 @@ class Record:
             self._maps = _union(self._maps, (size, size))
 
     @property
-    def called(self) -> bool:
-        """Whether the layer was called in eager mode; does not wait for the device."""
-        return self._calls > 0
-
-    @property
     def acted(self) -> bool:
         """Whether the regularizer was on in eager mode; does not wait for the device."""
         return self._active > 0
@@ -159,7 +150,7 @@ class Record:
     @property
     def calls(self) -> int:
         """Forward calls of the layer."""
-        return self._calls + self.meter.read()[0]
+        return self.eager_calls + self.meter.read()[0]
 
     @property
     def active_calls(self) -> int:
@@ -200,7 +191,7 @@ class Record:
     def restore(self, calls: int, active: int, window: Tally, closed: Tally, before: Tally) -> None:
         """Take over what another record had counted."""
         self.meter = Meter(self.meter.spatial, self.meter.counts.device)
-        self._calls, self._active, self._metered = calls, active, Tally()
+        self.eager_calls, self._active, self._metered = calls, active, Tally()
         self.window, self.closed, self.before = window, closed, before
 
 
