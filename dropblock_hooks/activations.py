@@ -35,6 +35,7 @@ class Dropout(Regularizer):
     """
 
     p: Probability = 0.5
+    idle_at_zero: ClassVar[bool] = True
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return drop_shape(x, now.p, x.shape)
@@ -55,6 +56,7 @@ class Dropout1d(Regularizer):
     """
 
     p: Probability = 0.5
+    idle_at_zero: ClassVar[bool] = True
     spatial: ClassVar[int] = 1
 
     def apply(self, x: Tensor, now: Now) -> Applied:
@@ -76,6 +78,7 @@ class Dropout2d(Regularizer):
     """
 
     p: Probability = 0.5
+    idle_at_zero: ClassVar[bool] = True
     spatial: ClassVar[int] = 2
 
     def apply(self, x: Tensor, now: Now) -> Applied:
@@ -97,6 +100,7 @@ class Dropout3d(Regularizer):
     """
 
     p: Probability = 0.5
+    idle_at_zero: ClassVar[bool] = True
     spatial: ClassVar[int] = 3
 
     def apply(self, x: Tensor, now: Now) -> Applied:
@@ -117,6 +121,7 @@ class _Blocks:
     calibration: Calibration = "exact"
     normalize: Normalize = "batch"
     share_channels: bool = False
+    idle_at_zero: ClassVar[bool] = True
     spatial: ClassVar[int]
 
     def check(self, values: Mapping[str, float]) -> None:
@@ -209,6 +214,7 @@ class DropPath(Regularizer):
 
     p: Probability
     scale_by_keep: bool = True
+    idle_at_zero: ClassVar[bool] = True
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return drop_samples(x, now.p, rescale=self.scale_by_keep)
@@ -237,6 +243,7 @@ class StochasticDepth(Regularizer):
 
     p: Probability
     mode: Literal["row", "batch"] = "row"
+    idle_at_zero: ClassVar[bool] = True
 
     def check(self, values: Mapping[str, float]) -> None:
         check_mode(self.mode)
@@ -267,6 +274,7 @@ class GaussianNoise(Regularizer):
     """
 
     std: NonNegative
+    idle_at_zero: ClassVar[bool] = True
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return add_noise(x, now.std), None
@@ -282,6 +290,7 @@ class GaussianDropout(Regularizer):
     """
 
     p: Annotated[RateLike, Range(0, 1, open_high=True)]
+    idle_at_zero: ClassVar[bool] = True
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return multiply_noise(x, now.p), None

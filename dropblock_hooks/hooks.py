@@ -97,7 +97,8 @@ class SiteHook:
         `taken` is what the layer took, `told` that and what it gave.
         """
         site, compiling = self.site, is_compiling()
-        _refuse_tracing(site, training)
+        if compiling or torch._C._is_tracing():
+            _refuse_tracing(site, training)
         if site.regularizer.acts_on == "activation":
             if compiling:
                 return trace(site, x, layer_input, training, told)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from . import layouts
 from .control import Control
@@ -20,7 +21,11 @@ from .recomputation import NO_TASK, graph_task, loses_random_state, recomputing
 from .regularizer import Now, Regularizer
 from .tallies import Record
 
+_T = TypeVar("_T")
+
 _CALLS_WITHOUT_STEP = 1000
+_SHAPES = 256  # that a site remembers
+_PARAMETER = Form(layouts.PARAMETER)
 
 
 class SiteError(ValueError):
@@ -43,6 +48,7 @@ class Site:
         form: how the axes of the tensors seen last were read.
         regularizer: what is done here.
         values: the rates now, by field.
+        rate: the main rate now: the first one of the regularizer; None where it has none.
         tensors: the same as 0-dim tensors, for compiled code: another number in one does not
             compile anew.
         record: what was counted.
@@ -64,19 +70,22 @@ class Site:
         self.module_type = module_type
         self.control = control
         self.evidence = evidence
-        self.form: Form | None = None if evidence else Form(layouts.PARAMETER)
+        self.form: Form | None = None if evidence else _PARAMETER
         self.order = 0
         self.record = Record(regularizer.spatial, torch.device("cpu"))
         self._waiting = self._evaluated = self._recomputed = False
         self._acted: dict[bool, bool] = {}  # in the last forward, by the layer's mode
         self._drawn_with: dict[str, float] = {}
+        self._forms: dict[torch.Size, Form] = {}  # by shape, where nothing else decides
+        self._passed: dict[torch.Size, tuple[Form, int]] = {}  # elements to count at a rate of 0
         self.set_regularizer(regularizer)
 
     def set_regularizer(self, regularizer: Regularizer) -> None:
         """Put another one of the same class in place, with the values of the present epoch."""
-        self.move(regularizer.values(self.control.epoch))
+        values = regularizer.values(self.control.epoch)
         self.regularizer = copy.copy(regularizer)  # compiled code guards what sites share
         self._apply = self.regularizer.bind()
+        self.move(values)
         self._waiting = regularizer.moving
         self._beyond_training = regularizer.active == "always" or regularizer.follows_host
 
@@ -89,6 +98,8 @@ class Site:
         if device is not None:
             meter.to(device)
         self.values = values
+        self.rate = next(iter(values.values()), None)
+        self._idle = self.regularizer.idle_at_zero and self.rate == 0.0
         self.tensors = _as_tensors(values, meter.counts.device)
 
     def __repr__(self) -> str:
@@ -103,11 +114,6 @@ class Site:
     def layout(self) -> str | None:
         """The axes of the tensors seen last, ``"NHWC"`` say; None before the first call."""
         return None if self.form is None else self.form.layout
-
-    @property
-    def rate(self) -> float | None:
-        """The main rate now: the first one of the regularizer."""
-        return next(iter(self.values.values()), None)
 
     @property
     def calls(self) -> int:
@@ -199,14 +205,23 @@ class Site:
             SiteError: where that can't be known.
         """
         if self.evidence is None:
-            return Form(layouts.PARAMETER)
+            return _PARAMETER
+        if is_compiling():  # no side effects, and no hash of a traced size
+            return self._read(self.evidence, x.shape, told)
+        shape = x.shape
+        form = self._forms.get(shape)
+        if form is None:
+            form = self._read(self.evidence, shape, told)
+            if form.grid is None:  # else what the layer was told in this call has its say
+                _remember(self._forms, shape, form)
+        self.form = form
+        return form
+
+    def _read(self, evidence: Evidence, shape: torch.Size, told: Any) -> Form:
         try:
-            form = form_of(self.regularizer, self.evidence, x.shape, told)
+            return form_of(self.regularizer, evidence, shape, told)
         except ValueError as error:
             raise self.error(error) from None
-        if not torch.compiler.is_compiling() and self.form != form:  # no side effects when traced
-            self.form = form
-        return form
 
     def regularize(self, x: Tensor, layer_input: Any, training: bool, told: Any = ()) -> Tensor:
         """The activation, regularized and counted."""
@@ -215,12 +230,25 @@ class Site:
             self._watch_recomputation()  # first: it may be stopped early, inside the call
         else:
             self._drawn_with = self.values
+            if self._idle and self._pass_by(x):
+                return x
         form = self.form_of(x, told)
         state = {"input": layer_input, "training": on, "grad_scale": 1.0}
         y, affected, total = self.run(x, form, self._drawn_with, **state)
         if on and not again:
             self._count(affected, total, self.rate or 0.0)
+            if self._idle and form.grid is None:
+                _remember(self._passed, x.shape, (form, 0 if affected is None else total))
         return y
+
+    def _pass_by(self, x: Tensor) -> bool:
+        """At a rate of 0, count what a whole call with this shape has counted, if there was one."""
+        seen = self._passed.get(x.shape)
+        if seen is None:
+            return False
+        self.form, total = seen
+        self.record.add_idle(total)
+        return True
 
     def regularize_grad(self, grad: Tensor, form: Form) -> Tensor:
         """The gradient, regularized and counted."""
@@ -240,12 +268,12 @@ class Site:
         self, x: Tensor, form: Form, values: Mapping[str, float | Tensor], **state: Any
     ) -> tuple[Tensor, Tensor | int | None, int]:
         """The tensor regularized, how much of it was affected, and out of how many elements."""
-        now = Now(**values, layout=form.layout, **state)
+        now = Now(layout=form.layout, **state, **values)
         try:
             if self.regularizer.spatial is None:
                 return *self._call(x, now), x.numel()
             inner = layouts.as_map(x, form)
-            metered = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+            metered = is_compiling() and not torch.compiler.is_exporting()
             seen = self.record.meter if metered else self.record
             seen.see_map(tuple(inner.shape[2:]))
             y, affected = self._call(inner, now)
@@ -254,7 +282,7 @@ class Site:
             raise self.error(error) from error
 
     def _call(self, x: Tensor, now: Now) -> tuple[Tensor, Tensor | int | None]:
-        traced = torch.compiler.is_compiling() and self.regularizer.traceable
+        traced = self.regularizer.traceable and is_compiling()
         apply = self.regularizer.apply if traced else self._apply
         result = apply(x, now)
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], Tensor):
@@ -296,6 +324,12 @@ class Site:
                 HookWarning,
                 stacklevel=2,
             )
+
+
+def _remember(known: dict[torch.Size, _T], shape: torch.Size, value: _T) -> None:
+    if len(known) >= _SHAPES:
+        known.clear()
+    known[shape] = value
 
 
 def ran_compiled(sites: Iterable[Site]) -> bool:

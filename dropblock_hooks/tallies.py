@@ -27,9 +27,9 @@ class Tally:
     def add(self, affected: Tensor | int, total: int, expected: float) -> None:
         """Count more; a tensor is not read."""
         if isinstance(affected, Tensor):
-            affected = affected.detach()
-            if isinstance(self.affected, Tensor):
-                self.affected = self.affected.to(affected.device)  # after the model has moved
+            affected = affected.detach() if affected.requires_grad else affected
+            if isinstance(self.affected, Tensor) and self.affected.device != affected.device:
+                self.affected = self.affected.to(affected.device)  # the model has moved
         self.affected = self.affected + affected
         self.total += total
         self.expected += expected
@@ -136,6 +136,11 @@ class Record:
         self._active += 1
         if affected is not None:
             self.window.add(affected, total, rate * total)
+
+    def add_idle(self, total: int) -> None:
+        """One more call in which the regularizer was on at a rate of 0."""
+        self._active += 1
+        self.window.total += total
 
     def see_map(self, size: tuple[int, ...]) -> None:
         """Widen the range of map sizes."""
