@@ -265,7 +265,7 @@ class Site:
         self.record.add_active(None if _transformed(affected) else affected, total, rate)
 
     def run(
-        self, x: Tensor, form: Form, values: Mapping[str, float | Tensor], **state: Any
+        self, x: Tensor, form: Form, values: Mapping[str, Any], **state: Any
     ) -> tuple[Tensor, Tensor | int | None, int]:
         """The tensor regularized, how much of it was affected, and out of how many elements."""
         now = Now(layout=form.layout, **state, **values)

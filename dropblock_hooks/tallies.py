@@ -76,12 +76,10 @@ class Meter:
                 moved = moved.clone()
         self.counts = moved
 
-    def device_of(self, layer: nn.Module, model: nn.Module) -> torch.device | None:
+    def home(self, layer: nn.Module, model_at: torch.device | None) -> torch.device | None:
         """Where a layer is; one without tensors is where the model is, until compiled code ran."""
-        for module in (layer, model) if self.counts.device.type == "cpu" else (layer,):
-            for tensor in chain(module.parameters(), module.buffers()):
-                return tensor.device
-        return None
+        own = device_of(layer)
+        return model_at if own is None and self.counts.device.type == "cpu" else own
 
     def add_call(self) -> None:
         """One more call of the layer."""
@@ -111,6 +109,12 @@ class Meter:
         low, high = numbers[_LOW : _LOW + self.spatial], numbers[_LOW + self.spatial :]
         maps = (tuple(map(int, low)), tuple(map(int, high))) if high and high[0] else None
         return calls, active, Tally(affected, total, numbers[_EXPECTED]), maps
+
+
+def device_of(module: nn.Module) -> torch.device | None:
+    """Where the first tensor of a module is."""
+    first = next(chain(module.parameters(), module.buffers()), None)
+    return None if first is None else first.device
 
 
 class Record:
