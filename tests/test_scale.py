@@ -1,4 +1,7 @@
-"""What is done for a thousand sites grows as they do: counted in calls of functions, not timed."""
+"""What is done: a little at a site that is off, and for many sites as much as they are more.
+
+Counted in calls of functions, not timed.
+"""
 
 import re
 import sys
@@ -102,3 +105,16 @@ def test_an_attachment_is_linear(use, first):
         return lambda: use(attached, model)
 
     assert growth(prepare) < 4.5
+
+
+@pytest.mark.parametrize("at", ["output", "input"])
+@pytest.mark.parametrize("regularizer", [Dropout, ClipGradNorm], ids=lambda r: r.__name__)
+@pytest.mark.parametrize("off", ["evaluation", "paused"])
+def test_a_site_with_nothing_to_do_does_little(regularizer, at, off):
+    layer, x = nn.Identity(), torch.ones(2, 3, requires_grad=True)
+    bare = calls(lambda: layer(x))
+    attached = attach(nn.Sequential(layer), {"0": regularizer(0.5, at=at)})
+    attached.enabled = off != "paused"
+    layer.train(off != "evaluation")
+    layer(x)
+    assert calls(lambda: layer(x)) - bare <= 12
