@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,14 +17,12 @@ from .evidence import Evidence
 from .forms import form_of
 from .functional.masks import wide_dtype
 from .layouts import Form
+from .memory import ShapeMemory
 from .recomputation import NO_TASK, graph_task, loses_random_state, recomputing
 from .regularizer import Now, Regularizer
 from .tallies import Record
 
-_T = TypeVar("_T")
-
 _CALLS_WITHOUT_STEP = 1000
-_SHAPES = 256  # that a site remembers
 _PARAMETER = Form(layouts.PARAMETER)
 
 
@@ -76,8 +74,8 @@ class Site:
         self._waiting = self._evaluated = self._recomputed = False
         self._acted: dict[bool, bool] = {}  # in the last forward, by the layer's mode
         self._drawn_with: dict[str, float] = {}
-        self._forms: dict[torch.Size, Form] = {}  # by shape, where nothing else decides
-        self._passed: dict[torch.Size, tuple[Form, int]] = {}  # elements to count at a rate of 0
+        self._forms = ShapeMemory[Form]()  # where nothing but the shape decides
+        self._passed = ShapeMemory[tuple[Form, int]]()  # elements to count at a rate of 0
         self.set_regularizer(regularizer)
 
     def set_regularizer(self, regularizer: Regularizer) -> None:
@@ -213,7 +211,7 @@ class Site:
         if form is None:
             form = self._read(self.evidence, shape, told)
             if form.grid is None:  # else what the layer was told in this call has its say
-                _remember(self._forms, shape, form)
+                self._forms.put(shape, form)
         self.form = form
         return form
 
@@ -238,7 +236,7 @@ class Site:
         if on and not again:
             self._count(affected, total, self.rate or 0.0)
             if self._idle and form.grid is None:
-                _remember(self._passed, x.shape, (form, 0 if affected is None else total))
+                self._passed.put(x.shape, (form, 0 if affected is None else total))
         return y
 
     def _pass_by(self, x: Tensor) -> bool:
@@ -324,12 +322,6 @@ class Site:
                 HookWarning,
                 stacklevel=2,
             )
-
-
-def _remember(known: dict[torch.Size, _T], shape: torch.Size, value: _T) -> None:
-    if len(known) >= _SHAPES:
-        known.clear()
-    known[shape] = value
 
 
 def ran_compiled(sites: Iterable[Site]) -> bool:
