@@ -36,6 +36,7 @@ class Dropout(Regularizer):
     """
 
     p: Probability = 0.5
+    idle_at_zero: ClassVar[bool] = True
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return drop_shape(x, now.p, x.shape)
@@ -56,6 +57,7 @@ class Dropout1d(Regularizer):
     """
 
     p: Probability = 0.5
+    idle_at_zero: ClassVar[bool] = True
     spatial: ClassVar[int] = 1
 
     def apply(self, x: Tensor, now: Now) -> Applied:
@@ -77,6 +79,7 @@ class Dropout2d(Regularizer):
     """
 
     p: Probability = 0.5
+    idle_at_zero: ClassVar[bool] = True
     spatial: ClassVar[int] = 2
 
     def apply(self, x: Tensor, now: Now) -> Applied:
@@ -98,6 +101,7 @@ class Dropout3d(Regularizer):
     """
 
     p: Probability = 0.5
+    idle_at_zero: ClassVar[bool] = True
     spatial: ClassVar[int] = 3
 
     def apply(self, x: Tensor, now: Now) -> Applied:
@@ -118,6 +122,7 @@ class _Blocks:
     calibration: Calibration = "exact"
     normalize: Normalize = "batch"
     share_channels: bool = False
+    idle_at_zero: ClassVar[bool] = True
     spatial: ClassVar[int]
 
     def check(self, values: Mapping[str, float]) -> None:
@@ -210,6 +215,7 @@ class DropPath(Regularizer):
 
     p: Probability
     scale_by_keep: bool = True
+    idle_at_zero: ClassVar[bool] = True
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return drop_samples(x, now.p, rescale=self.scale_by_keep)
@@ -238,6 +244,7 @@ class StochasticDepth(Regularizer):
 
     p: Probability
     mode: Literal["row", "batch"] = "row"
+    idle_at_zero: ClassVar[bool] = True
 
     def check(self, values: Mapping[str, float]) -> None:
         check_mode(self.mode)
@@ -268,6 +275,7 @@ class GaussianNoise(Regularizer):
     """
 
     std: NonNegative
+    idle_at_zero: ClassVar[bool] = True
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return add_noise(x, now.std), None
@@ -283,6 +291,7 @@ class GaussianDropout(Regularizer):
     """
 
     p: Annotated[RateLike, Range(0, 1, open_high=True)]
+    idle_at_zero: ClassVar[bool] = True
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return multiply_noise(x, now.p), None

@@ -24,6 +24,7 @@ from .report import SiteRow, site_table
 from .schedules import as_number, spread_rate
 from .site import Site, ran_compiled
 from .table import Table
+from .tallies import device_of
 
 
 class Attachment:
@@ -89,7 +90,10 @@ class Attachment:
                 found = [target.name for target in match(which, Index(self._base))]
             except NoMatchError:
                 found = []
-            sites = [site for name in found for site in self.sites if site.name == name]
+            by_name: dict[str, list[Site]] = {}
+            for site in self.sites:
+                by_name.setdefault(site.name, []).append(site)
+            sites = [site for name in found for site in by_name.get(name, ())]
         if not sites:
             keys = [site.key for site in self.sites]
             hint = closest(str(which), keys) or f" (keys: {', '.join(keys[:5])})"
@@ -125,8 +129,9 @@ class Attachment:
                 raise ValueError(f"{site.key} at t={t:g}: {error}") from error
             moved.append(values)
         closes = math.floor(t) != math.floor(self.epoch)
+        model_at = device_of(self._base)
         for (module, hook), values in zip(self._installed, moved, strict=True):
-            hook.site.move(values, hook.site.record.meter.device_of(module, self._base))
+            hook.site.move(values, hook.site.record.meter.home(module, model_at))
             if closes:
                 hook.site.record.close_window()
         self.rehook()

@@ -19,6 +19,8 @@ def get(value: Any, index: Index) -> Tensor:
     Raises:
         ValueError: where there is none; the message says what there is.
     """
+    if index is None and isinstance(value, Tensor) and value.is_floating_point():
+        return value
     if _is_proxy(value):
         raise ValueError(_PROXY)
     if index is None:

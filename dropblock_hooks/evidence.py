@@ -65,6 +65,7 @@ class Witness:
     def __init__(self, index: Index, stage_channels: dict[str, int], ratios: Iterable[int]) -> None:
         self._index = index
         self._stages = stage_channels
+        self._widths: dict[nn.Module, _Widths] = {}  # an ancestor is one of many layers
         modules = list(index.model.modules())
         before = prefixes(modules)
         grids, loose = patch_grids(modules, before)
@@ -83,12 +84,12 @@ class Witness:
         """What is known of the output, or the input, of a layer."""
         module = target.module
         lineage = list(self._lineage(target.name))
-        own, widths = _own(module, at), _Widths(module)
+        own, widths = _own(module, at), self._widths_in(module)
         borrowed = not widths.found
         for ancestor in lineage[1:]:
             if widths.found:
                 break
-            widths = _Widths(ancestor)
+            widths = self._widths_in(ancestor)
         stage = self._stages.get(target.name) if at == "output" else None
         declares = stage is not None or widths.first is None  # inside, a map may be of another
         fmt = _format(module) or (_format(self._index.model) if declares else "")
@@ -103,6 +104,11 @@ class Witness:
             heads=_heads(lineage),
             partition=_partition(lineage[1:]),
         )
+
+    def _widths_in(self, module: nn.Module) -> _Widths:
+        if module not in self._widths:
+            self._widths[module] = _Widths(module)
+        return self._widths[module]
 
     def _lineage(self, name: str) -> Iterator[nn.Module]:
         """The module and its ancestors, nearest first."""

@@ -6,14 +6,14 @@ their site, and no reference to the model, to the Attachment, or to a tensor of 
 
 from __future__ import annotations
 
-import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
 from . import elements
@@ -22,28 +22,20 @@ from .site import Site
 from .tracing import trace, trace_grad
 from .wrappers import find_module, shard_refusal
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+_disabled: list[Any] = []
 
 
-def _compilable(call: _F) -> _F:
-    """Under torch.compile: nothing where the site has nothing to do, so that an export is clean;
-    traced, or (where the regularizer can't be) a break in the graph, run as in eager mode.
-    """
-    disabled: list[Any] = []
+def _break_graph(call: Callable[..., Any], *given: Any) -> Any:
+    """Call it as in eager mode: nothing in it is compiled."""
+    if "torch._dynamo" not in sys.modules:
+        return call(*given)  # importing dynamo takes a second
+    if not _disabled:
+        _disabled.append(torch.compiler.disable(_call))  # type: ignore[no-untyped-call]
+    return _disabled[0](call, *given)
 
-    @functools.wraps(call)
-    def compilable(self: SiteHook, module: nn.Module, *rest: Any) -> Any:
-        site = self.site
-        if torch.compiler.is_compiling() and not site.acts(module.training):
-            return None
-        direct = site.regularizer.traceable or torch.compiler.is_exporting()
-        if direct or "torch._dynamo" not in sys.modules:
-            return call(self, module, *rest)  # importing dynamo takes a second
-        if not disabled:
-            disabled.append(torch.compiler.disable(call))  # type: ignore[no-untyped-call]
-        return disabled[0](self, module, *rest)
 
-    return compilable  # type: ignore[return-value]  # the same signature
+def _call(call: Callable[..., Any], *given: Any) -> Any:
+    return call(*given)
 
 
 class SiteHook:
@@ -53,6 +45,17 @@ class SiteHook:
 
     def __init__(self, site: Site) -> None:
         self.site = site
+
+    def __call__(self, module: nn.Module, *given: Any) -> Any:
+        """Called by torch at every forward of the layer: what follows is paid in evaluation too."""
+        site = self.site
+        if is_compiling():
+            return self._compile(module, *given)
+        if not site.enter(module.training):
+            return None
+        if site.regularizer.traceable:
+            return self._act(module, *given)
+        return _break_graph(self._act, module, *given)
 
     @property
     def owner_name(self) -> str:
@@ -71,6 +74,21 @@ class SiteHook:
         """Whether it is no longer on the module."""
         return all(hook is not self for hook in _hooks_of(module))
 
+    def _act(self, module: nn.Module, *given: Any) -> Any:
+        """What it does where its site has something to do; `given` is what torch calls it with."""
+        raise NotImplementedError
+
+    def _compile(self, module: nn.Module, *given: Any) -> Any:
+        """Under torch.compile: nothing where the site has nothing to do, so that an export is
+        clean; traced, or (where the regularizer can't be) a break in the graph.
+        """
+        site = self.site
+        if not site.acts(module.training):
+            return None
+        if site.regularizer.traceable or torch.compiler.is_exporting():
+            return self._act(module, *given)
+        return _break_graph(self, module, *given)
+
     def _treat(
         self, x: Tensor, layer_input: Any, taken: Iterable[Any], training: bool, told: Any = ()
     ) -> Tensor:
@@ -78,8 +96,9 @@ class SiteHook:
 
         `taken` is what the layer took, `told` that and what it gave.
         """
-        site, compiling = self.site, torch.compiler.is_compiling()
-        _refuse_tracing(site, training)
+        site, compiling = self.site, is_compiling()
+        if compiling or torch._C._is_tracing():
+            _refuse_tracing(site, training)
         if site.regularizer.acts_on == "activation":
             if compiling:
                 return trace(site, x, layer_input, training, told)
@@ -103,12 +122,9 @@ class OutputHook(SiteHook):
         with_kwargs = self.site.regularizer.acts_on == "gradient" or self.site.reads_sizes
         module.register_forward_hook(self, with_kwargs=with_kwargs)
 
-    @_compilable
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+    def _act(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         *kwargs, output = rest
         site = self.site
-        if not _enter(site, module):
-            return None
         index = site.regularizer.index
         try:
             x = elements.get(output, index)
@@ -125,11 +141,8 @@ class InputHook(SiteHook):
     def install(self, module: nn.Module) -> None:
         module.register_forward_pre_hook(self, with_kwargs=True)
 
-    @_compilable
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _act(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         site = self.site
-        if not _enter(site, module):
-            return None
         index = 0 if site.regularizer.index is None else site.regularizer.index
         values: Any = kwargs if isinstance(index, str) else args
         try:
@@ -177,23 +190,30 @@ class ParameterHook(SiteHook):
         return super().lost(module) or not self._is_hooked(parameter)
 
     def _is_hooked(self, parameter: Tensor | None) -> bool:
-        return any(hooked() is not None and hooked() is parameter for hooked, _ in self._hooked)
+        for reference, _ in self._hooked:  # at every forward, so no generator
+            hooked = reference()
+            if hooked is not None and hooked is parameter:
+                return True
+        return False
 
     def __call__(self, module: nn.Module, *args: Any) -> None:
-        if torch.compiler.is_exporting():
-            if self.site.acts(module.training):
-                _refuse_tracing(self.site, module.training)
-        elif torch.compiler.is_compiling():
-            self.take_mode(module)  # what was hooked stays hooked; `step` looks after it
-        else:
-            self.site.enter(module)
+        if is_compiling():
+            return self._compile(module)
+        self.site.enter(module.training)
+        if torch.is_grad_enabled():
             self.follow(module)
+        return None
+
+    def _compile(self, module: nn.Module, *given: Any) -> None:
+        if not torch.compiler.is_exporting():
+            self.take_mode(module)  # what was hooked stays hooked; `step` looks after it
+        elif self.site.acts(module.training):
+            _refuse_tracing(self.site, module.training)
 
     def follow(self, module: nn.Module) -> None:
-        """Where gradients will come, take over the mode of the owner, and its parameter."""
-        if torch.is_grad_enabled():
-            self.take_mode(module)
-            self.rehook(module)
+        """Before gradients come: take over the mode of the owner, and its parameter."""
+        self.on = self.site.is_on(module.training)
+        self.rehook(module)
 
     def rehook(self, module: nn.Module) -> None:
         """Hook the parameter, if it is another object than before.
@@ -240,8 +260,10 @@ class KeeperHook:
             for hook in self.hooks:
                 hook.take_mode(model)  # an owner that is called will say its own
             return
+        if not torch.is_grad_enabled():
+            return
         for hook in self.hooks:
-            if not hook.site.record.called:
+            if not hook.site.record.eager_calls:
                 owner = find_module(model, hook.owner_name)
                 if owner is not None:
                     hook.follow(owner)
@@ -262,10 +284,6 @@ class GradHook:
         if not (control.installed and control.enabled) or (self.owner and not self.owner.on):
             return None
         return self.site.regularize_grad(grad, self.form)
-
-
-def _enter(site: Site, module: nn.Module) -> bool:
-    return torch.compiler.is_compiling() or site.enter(module)
 
 
 def _refuse_tracing(site: Site, training: bool) -> None:

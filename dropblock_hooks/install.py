@@ -10,6 +10,7 @@ from .hooks import KeeperHook, ParameterHook, SiteHook, make_hook
 from .placement import Placement
 from .proof import ProofHook
 from .site import Site
+from .tallies import device_of
 from .wrappers import bare_type
 
 
@@ -19,8 +20,9 @@ def install(base: nn.Module, placements: list[Placement], control: Control) -> A
     installed = [(p.target.module, hook) for p, hook in zip(placements, hooks, strict=True)]
     attachment = Attachment(base, control, installed)
     try:
+        model_at = device_of(base)
         for module, hook in installed:
-            hook.site.move(hook.site.values, hook.site.record.meter.device_of(module, base))
+            hook.site.move(hook.site.values, hook.site.record.meter.home(module, model_at))
             hook.install(module)
         parameters = [hook for hook in hooks if isinstance(hook, ParameterHook)]
         if parameters:

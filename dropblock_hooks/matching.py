@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable
@@ -107,7 +106,7 @@ def _match_text(text: str, index: Index) -> list[Target]:
     table = index.parameters if kind == "param" else index.modules
     if kind == "param" and rest.startswith("re:"):
         kind, rest = "re", rest[3:]
-    found = _match_names(rest, kind == "re", table)
+    found = _match_names(rest, kind == "re", table, index)
     callable_ones = [target for target in found if target.parameter or _has_forward(target.module)]
     if found and not callable_ones:
         raise NoMatchError(
@@ -119,7 +118,7 @@ def _match_text(text: str, index: Index) -> list[Target]:
     return callable_ones
 
 
-def _match_names(text: str, is_regex: bool, table: dict[str, Target]) -> list[Target]:
+def _match_names(text: str, is_regex: bool, table: dict[str, Target], index: Index) -> list[Target]:
     if is_regex:
         try:
             pattern = re.compile(text)
@@ -131,10 +130,9 @@ def _match_names(text: str, is_regex: bool, table: dict[str, Target]) -> list[Ta
     if text in table:
         return [table[text]]
     try:
-        pattern = glob_pattern(text)
+        return [table[name] for name in index.tree(table).match(text)]
     except re.error as error:
         raise NoMatchError(f"{text!r} is not a glob: {error}") from None
-    return [target for name, target in table.items() if name and pattern.fullmatch("." + name)]
 
 
 def _match_types(types: Iterable[Any], index: Index) -> list[Target]:
@@ -165,28 +163,6 @@ def _has_forward(module: nn.Module) -> bool:
     return not inherited or "forward" in vars(module)
 
 
-@functools.lru_cache(maxsize=256)
-def glob_pattern(text: str) -> re.Pattern[str]:
-    """A glob over name components, to be matched against ``"." + name``."""
-    parts: list[str] = []
-    for component in re.sub(r"(\*\*\.)+(?=\*\*)", "", text).split("."):
-        parts.append(r"(?:\.[^.]+)*" if component == "**" else r"\." + _component(component))
-    return re.compile("".join(parts))
-
-
-def _component(text: str) -> str:
-    def translate(token: re.Match[str]) -> str:
-        found = token.group()
-        if found in ("*", "?"):
-            return "[^.]*" if found == "*" else "[^.]"
-        if not token[2]:
-            return re.escape(found)
-        inside = re.escape(token[2]).replace("\\-", "-")
-        return f"[{'^' if token[1] else ''}{inside}]"
-
-    return re.sub(r"\[(!?)([^\]]+)\]|.", translate, re.sub(r"\*+", "*", text))
-
-
 def _nothing(text: str, table: dict[str, Target], index: Index) -> str:
     form, colon, _ = text.partition(":")
     if colon:
@@ -195,26 +171,11 @@ def _nothing(text: str, table: dict[str, Target], index: Index) -> str:
         return f"{text!r} matches no name; it is a type: did you mean 'type:{text}'?"
     if table is index.modules and text in index.parameters:
         return f"{text!r} is a parameter: did you mean 'param:{text}'?"
-    below = _below(text, table)
+    below = index.tree(table).parents(text)
     if below:
         meant = " or ".join(repr(f"{prefix}.{text}") for prefix in below[:3])
         return f"{text!r} matches nothing here; did you mean {meant}? (or attach(..., root=...))"
     return f"{text!r} matches nothing{closest(text, [name for name in table if name])}"
-
-
-def _below(text: str, table: dict[str, Target]) -> list[str]:
-    """The submodules below which the pattern would match."""
-    deeper, pattern = glob_pattern(f"**.{text}"), glob_pattern(text)
-    prefixes: dict[str, None] = {}
-    for name in table:
-        if not deeper.fullmatch("." + name):
-            continue
-        parts = name.split(".")
-        for cut in range(1, len(parts)):
-            if pattern.fullmatch("." + ".".join(parts[cut:])):
-                prefixes[".".join(parts[:cut])] = None
-                break
-    return list(prefixes)
 
 
 def _match_select(select: Select, index: Index) -> list[Target]:

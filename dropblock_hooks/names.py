@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from .globs import NameTree
 from .wrappers import named_modules
 
 _PARAMETER = "param:"
@@ -38,6 +39,7 @@ class Index:
         self.model = model
         self.modules: dict[str, Target] = {}
         self.parameters: dict[str, Target] = {}
+        self._trees: dict[str, NameTree] = {}
         by_identity: dict[int, list[str]] = {}
         for name, module in named_modules(model):
             by_identity.setdefault(id(module), []).append(name)
@@ -57,6 +59,13 @@ class Index:
                         if owner != full
                         else Target(full, target.module, local)
                     )
+
+    def tree(self, table: dict[str, Target]) -> NameTree:
+        """The names of one of the two tables as a tree."""
+        kind = "modules" if table is self.modules else "parameters"
+        if kind not in self._trees:
+            self._trees[kind] = NameTree(table)
+        return self._trees[kind]
 
     def order(self, targets: Iterable[Target]) -> list[Target]:
         """The targets without repetition, in model order."""

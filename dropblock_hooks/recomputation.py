@@ -7,12 +7,15 @@ from types import FrameType
 
 import torch
 
+graph_task = torch._C._current_graph_task_id  # of the backward that runs now
+NO_TASK = -1
+
 _CHECKPOINT = "torch.utils.checkpoint"
 
 
 def recomputing() -> bool:
     """Whether this forward runs inside a backward: activation checkpointing."""
-    return torch._C._current_graph_task_id() != -1
+    return graph_task() != NO_TASK
 
 
 def loses_random_state() -> bool:

@@ -76,9 +76,19 @@ class Now:
     training: bool
     grad_scale: float | Tensor
 
-    def __init__(self, **state: Any) -> None:
-        for name, value in state.items():
+    def __init__(
+        self,
+        *,
+        input: Any,
+        layout: str,
+        training: bool,
+        grad_scale: float | Tensor,
+        **values: Any,
+    ) -> None:
+        for name, value in values.items():
             setattr(self, name, value)
+        self.input, self.layout = input, layout
+        self.training, self.grad_scale = training, grad_scale
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"now has no {name!r}; it has {', '.join(vars(self))}")
@@ -121,6 +131,9 @@ class Regularizer:
     """Whether ``apply`` draws random numbers: ranks and recomputations are then looked at."""
     follows_host: ClassVar[bool] = False
     """Whether it runs in evaluation too, told by ``now.training``."""
+    idle_at_zero: ClassVar[bool] = False
+    """Whether ``apply`` gives the very same tensor back, and counts 0 or None, where its first rate
+    is 0: in eager mode it is then not run again on a shape that it has seen."""
     traceable: ClassVar[bool] = True
     """Whether torch.compile can trace ``apply``; else it breaks the graph, run as in eager mode."""
 

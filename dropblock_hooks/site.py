@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.compiler import is_compiling
 
 from . import layouts
 from .control import Control
@@ -16,11 +17,13 @@ from .evidence import Evidence
 from .forms import form_of
 from .functional.masks import wide_dtype
 from .layouts import Form
-from .recomputation import loses_random_state, recomputing
+from .memory import ShapeMemory
+from .recomputation import NO_TASK, graph_task, loses_random_state, recomputing
 from .regularizer import Now, Regularizer
 from .tallies import Record
 
 _CALLS_WITHOUT_STEP = 1000
+_PARAMETER = Form(layouts.PARAMETER)
 
 
 class SiteError(ValueError):
@@ -43,6 +46,7 @@ class Site:
         form: how the axes of the tensors seen last were read.
         regularizer: what is done here.
         values: the rates now, by field.
+        rate: the main rate now: the first one of the regularizer; None where it has none.
         tensors: the same as 0-dim tensors, for compiled code: another number in one does not
             compile anew.
         record: what was counted.
@@ -64,20 +68,24 @@ class Site:
         self.module_type = module_type
         self.control = control
         self.evidence = evidence
-        self.form: Form | None = None if evidence else Form(layouts.PARAMETER)
+        self.form: Form | None = None if evidence else _PARAMETER
         self.order = 0
         self.record = Record(regularizer.spatial, torch.device("cpu"))
         self._waiting = self._evaluated = self._recomputed = False
         self._acted: dict[bool, bool] = {}  # in the last forward, by the layer's mode
         self._drawn_with: dict[str, float] = {}
+        self._forms = ShapeMemory[Form]()  # where nothing but the shape decides
+        self._passed = ShapeMemory[tuple[Form, int]]()  # elements to count at a rate of 0
         self.set_regularizer(regularizer)
 
     def set_regularizer(self, regularizer: Regularizer) -> None:
         """Put another one of the same class in place, with the values of the present epoch."""
-        self.move(regularizer.values(self.control.epoch))
+        values = regularizer.values(self.control.epoch)
         self.regularizer = copy.copy(regularizer)  # compiled code guards what sites share
         self._apply = self.regularizer.bind()
+        self.move(values)
         self._waiting = regularizer.moving
+        self._beyond_training = regularizer.active == "always" or regularizer.follows_host
 
     def move(self, values: dict[str, float], device: torch.device | None = None) -> None:
         """Put other values in place; new tensors, since a pending backward may hold the old.
@@ -88,6 +96,8 @@ class Site:
         if device is not None:
             meter.to(device)
         self.values = values
+        self.rate = next(iter(values.values()), None)
+        self._idle = self.regularizer.idle_at_zero and self.rate == 0.0
         self.tensors = _as_tensors(values, meter.counts.device)
 
     def __repr__(self) -> str:
@@ -102,11 +112,6 @@ class Site:
     def layout(self) -> str | None:
         """The axes of the tensors seen last, ``"NHWC"`` say; None before the first call."""
         return None if self.form is None else self.form.layout
-
-    @property
-    def rate(self) -> float | None:
-        """The main rate now: the first one of the regularizer."""
-        return next(iter(self.values.values()), None)
 
     @property
     def calls(self) -> int:
@@ -158,24 +163,27 @@ class Site:
         low, high = (self.regularizer.block_in_force(size) for size in maps)
         return None if low is None or high is None else _merge(low, high)
 
-    def enter(self, module: nn.Module) -> bool:
-        """Count a forward call; whether the regularizer is to be run in it."""
-        control, training = self.control, module.training
-        if recomputing():
-            return self._acted.get(training, False)  # whatever was switched since the forward
+    def enter(self, training: bool) -> bool:
+        """Count a forward call in this mode; whether the regularizer is to be run in it."""
+        if graph_task() != NO_TASK:  # recomputing, whatever was switched since the forward
+            return self._acted.get(training, False)
+        control = self.control
         if control.installed:
-            calls = self.record.add_call()
+            self.record.eager_calls += 1
             if self._waiting and not control.stepped:
-                self._watch_time(training, calls)
-        self._acted[training] = self.acts(training)
-        return self._acted[training]
+                self._watch_time(training)
+        if not (training or self._beyond_training):
+            return False
+        acts = control.installed and control.enabled and (training or self.acts(training))
+        self._acted[training] = acts
+        return acts
 
     def acts(self, training: bool) -> bool:
         """Whether the regularizer is to be run in this mode of its layer."""
         control = self.control
-        follows = self.regularizer.follows_host and not _exporting()
-        on = self.is_on(training) or follows
-        return control.installed and control.enabled and on
+        if not (control.installed and control.enabled):
+            return False
+        return self.is_on(training) or (self.regularizer.follows_host and not _exporting())
 
     def is_on(self, training: bool) -> bool:
         """Whether the regularizer is active in this mode of its layer."""
@@ -195,14 +203,23 @@ class Site:
             SiteError: where that can't be known.
         """
         if self.evidence is None:
-            return Form(layouts.PARAMETER)
+            return _PARAMETER
+        if is_compiling():  # no side effects, and no hash of a traced size
+            return self._read(self.evidence, x.shape, told)
+        shape = x.shape
+        form = self._forms.get(shape)
+        if form is None:
+            form = self._read(self.evidence, shape, told)
+            if form.grid is None:  # else what the layer was told in this call has its say
+                self._forms.put(shape, form)
+        self.form = form
+        return form
+
+    def _read(self, evidence: Evidence, shape: torch.Size, told: Any) -> Form:
         try:
-            form = form_of(self.regularizer, self.evidence, x.shape, told)
+            return form_of(self.regularizer, evidence, shape, told)
         except ValueError as error:
             raise self.error(error) from None
-        if not torch.compiler.is_compiling() and self.form != form:  # no side effects when traced
-            self.form = form
-        return form
 
     def regularize(self, x: Tensor, layer_input: Any, training: bool, told: Any = ()) -> Tensor:
         """The activation, regularized and counted."""
@@ -211,12 +228,25 @@ class Site:
             self._watch_recomputation()  # first: it may be stopped early, inside the call
         else:
             self._drawn_with = self.values
+            if self._idle and self._pass_by(x):
+                return x
         form = self.form_of(x, told)
         state = {"input": layer_input, "training": on, "grad_scale": 1.0}
         y, affected, total = self.run(x, form, self._drawn_with, **state)
         if on and not again:
             self._count(affected, total, self.rate or 0.0)
+            if self._idle and form.grid is None:
+                self._passed.put(x.shape, (form, 0 if affected is None else total))
         return y
+
+    def _pass_by(self, x: Tensor) -> bool:
+        """At a rate of 0, count what a whole call with this shape has counted, if there was one."""
+        seen = self._passed.get(x.shape)
+        if seen is None:
+            return False
+        self.form, total = seen
+        self.record.add_idle(total)
+        return True
 
     def regularize_grad(self, grad: Tensor, form: Form) -> Tensor:
         """The gradient, regularized and counted."""
@@ -233,15 +263,15 @@ class Site:
         self.record.add_active(None if _transformed(affected) else affected, total, rate)
 
     def run(
-        self, x: Tensor, form: Form, values: Mapping[str, float | Tensor], **state: Any
+        self, x: Tensor, form: Form, values: Mapping[str, Any], **state: Any
     ) -> tuple[Tensor, Tensor | int | None, int]:
         """The tensor regularized, how much of it was affected, and out of how many elements."""
-        now = Now(**values, layout=form.layout, **state)
+        now = Now(layout=form.layout, **state, **values)
         try:
             if self.regularizer.spatial is None:
                 return *self._call(x, now), x.numel()
             inner = layouts.as_map(x, form)
-            metered = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+            metered = is_compiling() and not torch.compiler.is_exporting()
             seen = self.record.meter if metered else self.record
             seen.see_map(tuple(inner.shape[2:]))
             y, affected = self._call(inner, now)
@@ -250,7 +280,7 @@ class Site:
             raise self.error(error) from error
 
     def _call(self, x: Tensor, now: Now) -> tuple[Tensor, Tensor | int | None]:
-        traced = torch.compiler.is_compiling() and self.regularizer.traceable
+        traced = self.regularizer.traceable and is_compiling()
         apply = self.regularizer.apply if traced else self._apply
         result = apply(x, now)
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], Tensor):
@@ -278,8 +308,9 @@ class Site:
                 stacklevel=2,
             )
 
-    def _watch_time(self, training: bool, calls: int) -> None:
+    def _watch_time(self, training: bool) -> None:
         """Warn, once, when a schedule stands still because nobody calls ``step``."""
+        calls = self.record.eager_calls
         if not training:
             self._evaluated = self.record.acted
             return

@@ -27,9 +27,9 @@ class Tally:
     def add(self, affected: Tensor | int, total: int, expected: float) -> None:
         """Count more; a tensor is not read."""
         if isinstance(affected, Tensor):
-            affected = affected.detach()
-            if isinstance(self.affected, Tensor):
-                self.affected = self.affected.to(affected.device)  # after the model has moved
+            affected = affected.detach() if affected.requires_grad else affected
+            if isinstance(self.affected, Tensor) and self.affected.device != affected.device:
+                self.affected = self.affected.to(affected.device)  # the model has moved
         self.affected = self.affected + affected
         self.total += total
         self.expected += expected
@@ -76,12 +76,10 @@ class Meter:
                 moved = moved.clone()
         self.counts = moved
 
-    def device_of(self, layer: nn.Module, model: nn.Module) -> torch.device | None:
+    def home(self, layer: nn.Module, model_at: torch.device | None) -> torch.device | None:
         """Where a layer is; one without tensors is where the model is, until compiled code ran."""
-        for module in (layer, model) if self.counts.device.type == "cpu" else (layer,):
-            for tensor in chain(module.parameters(), module.buffers()):
-                return tensor.device
-        return None
+        own = device_of(layer)
+        return model_at if own is None and self.counts.device.type == "cpu" else own
 
     def add_call(self) -> None:
         """One more call of the layer."""
@@ -113,10 +111,17 @@ class Meter:
         return calls, active, Tally(affected, total, numbers[_EXPECTED]), maps
 
 
+def device_of(module: nn.Module) -> torch.device | None:
+    """Where the first tensor of a module is."""
+    first = next(chain(module.parameters(), module.buffers()), None)
+    return None if first is None else first.device
+
+
 class Record:
     """All that a site has counted, whether in eager mode or in compiled code.
 
     Attributes:
+        eager_calls: calls of the layer in eager mode; reading them does not wait for the device.
         window: elements since the epoch began, in eager mode.
         closed: elements of the last window that was not empty.
         before: elements before the window.
@@ -126,14 +131,9 @@ class Record:
     def __init__(self, spatial: int | None, device: torch.device) -> None:
         self.meter = Meter(spatial, device)
         self.window, self.closed, self.before = Tally(), Tally(), Tally()
-        self._calls = self._active = 0
+        self.eager_calls = self._active = 0
         self._maps: Sizes | None = None
         self._metered = Tally()  # what the meter showed when the window was opened
-
-    def add_call(self) -> int:
-        """One more call of the layer; how many there were in eager mode."""
-        self._calls += 1
-        return self._calls
 
     def add_active(self, affected: Tensor | int | None, total: int, rate: float) -> None:
         """One more call in which the regularizer was on, and what it did."""
@@ -141,15 +141,15 @@ class Record:
         if affected is not None:
             self.window.add(affected, total, rate * total)
 
+    def add_idle(self, total: int) -> None:
+        """One more call in which the regularizer was on at a rate of 0."""
+        self._active += 1
+        self.window.total += total
+
     def see_map(self, size: tuple[int, ...]) -> None:
         """Widen the range of map sizes."""
         if self._maps != (size, size):
             self._maps = _union(self._maps, (size, size))
-
-    @property
-    def called(self) -> bool:
-        """Whether the layer was called in eager mode; does not wait for the device."""
-        return self._calls > 0
 
     @property
     def acted(self) -> bool:
@@ -159,7 +159,7 @@ class Record:
     @property
     def calls(self) -> int:
         """Forward calls of the layer."""
-        return self._calls + self.meter.read()[0]
+        return self.eager_calls + self.meter.read()[0]
 
     @property
     def active_calls(self) -> int:
@@ -200,7 +200,7 @@ class Record:
     def restore(self, calls: int, active: int, window: Tally, closed: Tally, before: Tally) -> None:
         """Take over what another record had counted."""
         self.meter = Meter(self.meter.spatial, self.meter.counts.device)
-        self._calls, self._active, self._metered = calls, active, Tally()
+        self.eager_calls, self._active, self._metered = calls, active, Tally()
         self.window, self.closed, self.before = window, closed, before
 
 

@@ -22,6 +22,7 @@ from dropblock_hooks import (
     HookWarning,
     LinearSchedule,
     Regularizer,
+    StepSchedule,
     attach,
 )
 from tests.stacks import Net, Stack, make_net, put_on, regularizers, train
@@ -271,3 +272,25 @@ def test_what_changes_before_the_backward_does_not_reach_the_recomputation(chang
         return [p.grad for p in model.parameters()]
 
     torch.testing.assert_close(gradients(True), gradients(False), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("rates", [(0.0, 0.5), (0.5, 0.0)])
+def test_a_rate_that_leaves_or_reaches_0_before_the_backward(rates, reentrant):
+    """On a shape that was seen at 0, where the regularizer need not run again."""
+
+    def gradient(steps):
+        model = nn.Sequential(nn.Identity())
+        attached = attach(model, {"0": Dropout2d(StepSchedule({0: 0.0, 1: rates[0], 2: rates[1]}))})
+        x = torch.ones(8, 8, 2, 2, requires_grad=True)
+        model(x)
+        attached.step(1)
+        torch.manual_seed(0)
+        y = checkpoint(lambda x: model(x).square(), x, use_reentrant=reentrant)
+        if steps:
+            attached.step(2)
+        y.sum().backward()
+        return x.grad
+
+    assert torch.equal(gradient(True), gradient(False))
+    assert bool((gradient(True) == 2).all()) == (rates[0] == 0)

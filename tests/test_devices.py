@@ -3,9 +3,13 @@
 Whatever read a value (``item``, a condition on a tensor) would raise there.
 """
 
+import contextlib
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import (
     ClampGrad,
@@ -47,6 +51,18 @@ REGULARIZERS = [
     Foreign(nn.Dropout, p=0.3),
 ]
 
+INPUTS = [
+    replace(regularizer, at="input")
+    for regularizer in REGULARIZERS
+    if not isinstance(regularizer, StochasticDepth | Foreign)
+]
+AT_ZERO = [
+    *(make(0.0) for make in (Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath, StochasticDepth)),
+    *(make(0.0) for make in (DropBlock1d, DropBlock2d, DropBlock3d)),
+    *(make(0.0) for make in (GaussianNoise, GaussianDropout)),
+    ScaleGrad(1.0),
+]
+
 
 class Scaler:
     def __init__(self, device):
@@ -56,22 +72,59 @@ class Scaler:
         raise AssertionError("this waits for the device")
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("regularizer", REGULARIZERS, ids=repr)
-def test_a_step_reads_no_value(device, regularizer):
-    shape = SHAPES[regularizer.spatial or 2]
-    model = nn.Sequential(nn.PReLU(device=device))
-    attached = attach(model, {"0": regularizer}, grad_scaler=Scaler(device))
-    x = torch.ones(shape, device=device, requires_grad=True)
-    model(x).sum().backward()  # the first step sets up the device
+@contextlib.contextmanager
+def no_reading(device):
     mode = torch.cuda.get_sync_debug_mode() if device == "cuda" else None
     try:
         if device == "cuda":
             torch.cuda.set_sync_debug_mode("error")
-        for epoch in range(3):
-            attached.step(epoch)
-            model(x).sum().backward()
+        yield
     finally:
         if device == "cuda":
             torch.cuda.set_sync_debug_mode(mode)
+
+
+def hosted(regularizer, device):
+    """A model with it on, its attachment, and an input."""
+    model = nn.Sequential(nn.PReLU(device=device))
+    attached = attach(model, {"0": regularizer}, grad_scaler=Scaler(device))
+    x = torch.ones(SHAPES[regularizer.spatial or 2], device=device, requires_grad=True)
+    model(x).sum().backward()  # the first step sets up the device
+    return model, attached, x
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("regularizer", [*REGULARIZERS, *INPUTS, *AT_ZERO], ids=repr)
+def test_a_step_reads_no_value(device, regularizer):
+    model, attached, x = hosted(regularizer, device)
+    with no_reading(device):
+        for epoch in range(3):
+            attached.step(epoch)
+            model(x).sum().backward()
     assert attached.sites[0].active_calls == 4
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("regularizer", [*REGULARIZERS, *INPUTS], ids=repr)
+def test_what_is_off_reads_no_value(device, regularizer):
+    model, attached, x = hosted(regularizer, device)
+    with no_reading(device):
+        with attached.paused():
+            model(x).sum().backward()
+        with torch.no_grad():
+            model.eval()(x)
+        checkpoint(model.train(), x, use_reentrant=False).sum().backward()
+    (site,) = attached.sites
+    assert (site.calls, site.active_calls) == (4, 2)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_gradient_of_a_parameter_is_not_read(device):
+    model = nn.Sequential(nn.PReLU(device=device))
+    attached = attach(model, {"param:0.weight": ClipGradNorm(1.0)}, grad_scaler=Scaler(device))
+    x = torch.ones(2, 4, device=device)
+    model(x).sum().backward()
+    with no_reading(device):
+        attached.step()
+        model(x).sum().backward()
+    assert attached.sites[0].active_calls == 2

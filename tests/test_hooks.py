@@ -12,7 +12,9 @@ from dropblock_hooks import (
     Applied,
     ClampGrad,
     ClipGradNorm,
+    DropBlock1d,
     DropBlock2d,
+    DropBlock3d,
     Dropout,
     Dropout1d,
     Dropout2d,
@@ -428,6 +430,67 @@ def test_rate_zero_gives_the_very_same_tensor():
         with attach(model, {"0": regularizer}):
             assert model(x) is x
         assert torch.equal(torch.get_rng_state(), state)
+
+
+IDLE = [
+    *(make(0.0) for make in (Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath, StochasticDepth)),
+    *(make(0.0) for make in (DropBlock1d, DropBlock2d, DropBlock3d)),
+    *(make(0.0) for make in (GaussianNoise, GaussianDropout)),
+]
+
+
+@pytest.mark.parametrize("regularizer", IDLE, ids=repr)
+def test_calls_at_rate_zero_count_as_if_it_ran(regularizer, monkeypatch):
+    def counts(idle):
+        monkeypatch.setattr(type(regularizer), "idle_at_zero", idle)
+        given = []
+        model = nn.Sequential(Returns(lambda x: given.append(2 * x) or given[-1]))
+        attached = attach(model, {"0": regularizer})
+        for shape in ((2, 3), (2, 3), (4, 5), (2, 3)):
+            x = torch.ones(*shape, *[3] * (regularizer.spatial or 2))
+            assert model(x) is given[-1]
+        (site,) = attached.sites
+        attached.set(site.key, **dict.fromkeys(regularizer.rates, 0.5))
+        torch.manual_seed(0)
+        assert not torch.equal(model(x), given[-1]), "and it acts again"
+        return site.calls, site.active_calls, site.map_size, attached.state_dict(), site.form
+
+    assert type(regularizer).idle_at_zero
+    assert counts(True) == counts(False)
+
+
+def test_at_rate_zero_a_seen_shape_is_not_run_again(monkeypatch):
+    runs = []
+    run = Dropout2d.apply
+    monkeypatch.setattr(Dropout2d, "apply", lambda *a: runs.append(a[1].shape) or run(*a))
+    model = nn.Sequential(nn.Identity())
+    attach(model, {"0": Dropout2d(0.0)})
+    for n in (2, 2, 3, 2):
+        model(torch.ones(n, 3, 4, 4))
+    assert runs == [(2, 3, 4, 4), (3, 3, 4, 4)]
+
+
+def test_at_rate_zero_a_class_of_ones_own_runs():
+    @register
+    class AddsOne(Regularizer):
+        p: Probability = 0.0
+
+        def apply(self, x, now):
+            return x + 1, None
+
+    model = nn.Sequential(nn.Identity())
+    attach(model, {"0": AddsOne()})
+    for _ in range(3):
+        assert model(torch.zeros(2)).sum() == 2
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:FutureWarning")
+def test_at_rate_zero_a_trace_is_refused():
+    model = nn.Sequential(nn.Identity())
+    attach(model, {"0": Dropout(0.0)})
+    model(torch.ones(2, 2))
+    with pytest.raises(SiteError, match=r"jit\.trace"):
+        torch.jit.trace(model, torch.ones(2, 2))
 
 
 def test_stochastic_depth_needs_the_input():

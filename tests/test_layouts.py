@@ -327,6 +327,46 @@ def test_sizes_that_the_layer_is_told_are_its_grid(how):
     assert found == [Form("NLC", (2, 8), 0)]
 
 
+def test_sizes_that_change_from_call_to_call_are_followed():
+    class Layer(nn.Linear):
+        def forward(self, x, size):
+            return super().forward(x)
+
+    layer = Layer(8, 8)
+    (site,) = attach(layer, {".": Dropout2d(0.1)}).sites
+    for size in ((2, 8), (4, 4), (2, 8)):
+        layer(torch.randn(2, 16, 8), size)
+        assert site.form == Form("NLC", size, 0)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1])
+def test_the_form_is_that_of_the_last_call(p):
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(8, 8, 1), nn.LayerNorm(6)
+
+        def forward(self, x):
+            return x
+
+    layer = Both()
+    (site,) = attach(layer, {".": Dropout2d(p)}).sites
+    for _ in range(2):
+        for shape, layout in (((2, 8, 5, 5), "NCHW"), ((2, 5, 5, 6), "NHWC")):
+            layer(torch.ones(shape))
+            assert site.layout == layout
+
+
+def test_forms_of_many_shapes():
+    model = nn.Sequential(nn.Identity())
+    (site,) = attach(model, {"0": Dropout2d(0.0)}).sites
+    for edge in (*range(1, 600), 1):
+        model(torch.ones(1, 1, edge, 1))
+    assert site.map_size == ((1, 599), 1)
+    assert site.active_calls == 600
+    assert len(pickle.dumps(site)) < 10_000, "not all shapes are kept"
+
+
 def test_tokens_of_a_volume():
     model = nn.Sequential(nn.Linear(8, 8))
     spec = {"0": DropBlock3d(0.3, 2, grid=(2, 3, 4), prefix_tokens=1)}

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dropblock_hooks import Select
+from dropblock_hooks.globs import NameTree
 from dropblock_hooks.matching import match
 from dropblock_hooks.names import Index, NoMatchError
 
@@ -39,10 +40,17 @@ wild = st.one_of(
 
 @given(st.lists(wild, min_size=1, max_size=4), st.lists(component, min_size=1, max_size=4))
 def test_globs(pattern, name):
-    from dropblock_hooks.matching import glob_pattern
-
-    found = glob_pattern(".".join(pattern)).fullmatch("." + ".".join(name))
+    found = NameTree([".".join(name)]).match(".".join(pattern))
     assert bool(found) == by_components(pattern, name)
+
+
+paths = st.lists(component, min_size=1, max_size=4).map(".".join)
+
+
+@given(st.lists(wild, min_size=1, max_size=5), st.lists(paths, unique=True, max_size=12))
+def test_globs_on_a_tree_of_names(pattern, tree):
+    found = NameTree(["", *tree]).match(".".join(pattern))
+    assert sorted(found) == sorted(n for n in tree if by_components(pattern, n.split(".")))
 
 
 def test_forms(net):

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, grad, jacrev, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from dropblock_hooks import ClampGrad, ClipGradNorm, Dropout, ScaleGrad, ZeroGrad, attach
+from dropblock_hooks import ClampGrad, ClipGradNorm, Dropout, Dropout2d, ScaleGrad, ZeroGrad, attach
 from tests.stacks import ACTIVATIONS, GRADIENTS, make_net, put_on, regularizers
 
 # torch's own use of what it has deprecated, in its forward mode
@@ -114,3 +115,11 @@ def test_parameters_that_stand_in_for_one_call_do_not_take_the_hook_along():
             torch.func.functional_call(model, teacher, torch.ones(2, 3))
         loss.backward()
         assert 0 < model[1].weight.grad.abs().max() <= 1e-3
+
+
+def test_make_fx_with_symbolic_sizes():
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3)), torch.ones(2, 3, 8, 8)
+    bare = model(x)
+    attach(model, {"0": Dropout2d(0.0)})
+    traced = make_fx(model, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x)
+    assert torch.equal(traced(x), bare)

@@ -1,0 +1,120 @@
+"""What is done: a little at a site that is off, and for many sites as much as they are more.
+
+Counted in calls of functions, not timed.
+"""
+
+import re
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from dropblock_hooks import ClipGradNorm, Dropout, LinearSchedule, attach, attachments
+from dropblock_hooks.globs import glob_pattern
+
+WAYS = {
+    "one glob": lambda n: ["*.1"],
+    "exact names": lambda n: [f"{i}.1" for i in range(n)],
+    "globs that end wild": lambda n: [f"{i}.[1]" for i in range(n)],
+    "globs that begin wild": lambda n: [f"**.{i}.1" for i in range(n)],
+    "globs wild in the middle": lambda n: [f"{i}.**.1" for i in range(n)],
+    "a type": lambda n: ["type:ReLU"],
+    "parameters": lambda n: [f"param:{i}.0.weight" for i in range(n)],
+    "globs of parameters": lambda n: [f"param:{i}.0.w*" for i in range(n)],
+}
+SMALL, LARGE = 40, 160
+
+
+def pairs(n, first=nn.Linear):
+    return nn.Sequential(*(nn.Sequential(first(1, 1), nn.ReLU()) for _ in range(n)))
+
+
+def regularizers(selectors):
+    rate = LinearSchedule(0.0, 0.5, epochs=4)
+    return {s: ClipGradNorm(1.0) if s.startswith("param:") else Dropout(rate) for s in selectors}
+
+
+def calls(work):
+    """How many functions are called, Python's and C's."""
+    count = 0
+
+    def see(frame, event, argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(see)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def growth(prepare):
+    """By what the calls grow when sites and modules grow fourfold."""
+    prepare(SMALL)()  # what is set up once
+    counts = []
+    for work in (prepare(SMALL), prepare(LARGE)):
+        re.purge()
+        glob_pattern.cache_clear()
+        counts.append(calls(work))
+    return counts[1] / counts[0]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("first", [nn.Linear, nn.Identity])
+def test_attach_is_linear(way, first):
+    if "param" in way and first is nn.Identity:
+        pytest.skip("no parameters")
+    assert growth(lambda n: _attaching(pairs(n, first), WAYS[way](n))) < 4.5
+
+
+def _attaching(model, selectors):
+    return lambda: attach(model, regularizers(selectors))
+
+
+def test_attach_to_many_layers_of_one_parent_is_linear():
+    def prepare(n):
+        return _attaching(nn.Sequential(*(nn.ReLU() for _ in range(n))), map(str, range(n)))
+
+    assert growth(prepare) < 4.5
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda attached, model: attached.step(),
+        lambda attached, model: str(attached.report()),
+        lambda attached, model: attached.verify(),
+        lambda attached, model: attached.scalars(),
+        lambda attached, model: attached.load_state_dict(attached.state_dict()),
+        lambda attached, model: attached.set("*.1", p=0.1),
+        lambda attached, model: attached["*.1"],
+        lambda attached, model: attachments(model),
+        lambda attached, model: attached.remove(),
+    ],
+    ids=["step", "report", "verify", "scalars", "state", "set", "select", "find", "remove"],
+)
+@pytest.mark.parametrize("first", [nn.Linear, nn.Identity])
+def test_an_attachment_is_linear(use, first):
+    def prepare(n):
+        model = pairs(n, first)
+        attached = attach(model, regularizers(["*.1"]))
+        model(torch.ones(2, 1, requires_grad=True)).sum().backward()
+        return lambda: use(attached, model)
+
+    assert growth(prepare) < 4.5
+
+
+@pytest.mark.parametrize("at", ["output", "input"])
+@pytest.mark.parametrize("regularizer", [Dropout, ClipGradNorm], ids=lambda r: r.__name__)
+@pytest.mark.parametrize("off", ["evaluation", "paused"])
+def test_a_site_with_nothing_to_do_does_little(regularizer, at, off):
+    layer, x = nn.Identity(), torch.ones(2, 3, requires_grad=True)
+    bare = calls(lambda: layer(x))
+    attached = attach(nn.Sequential(layer), {"0": regularizer(0.5, at=at)})
+    attached.enabled = off != "paused"
+    layer.train(off != "evaluation")
+    layer(x)
+    assert calls(lambda: layer(x)) - bare <= 12
