@@ -130,27 +130,53 @@ def evaluate(model: nn.Module, x: Tensor) -> None:
 def model_works(
     name: str, models: Mapping[str, nn.Module], images: Images, kind: str = ""
 ) -> Iterator[Work]:
-    """A training step; then, with the same models in evaluation mode, a forward."""
-    against = [
-        Against(variant, reference)
-        for variant, references in REFERENCES.items()
-        for reference in references
-        if {variant, reference} <= set(models)
-    ]
+    """Training and evaluation, one after the other: both with the same models."""
+    yield training_work(name, models, images, kind)
+    yield evaluation_work(name, models, images, kind)
+
+
+def training_work(
+    name: str, models: Mapping[str, nn.Module], images: Images, kind: str = ""
+) -> Work:
+    """A training step; puts the models into that mode."""
     x = images.batch()
     steps = {
         key: partial(train_step, model.train(), torch.optim.SGD(model.parameters(), lr=0.0), x)
         for key, model in models.items()
     }
     known = [x, *(p for model in models.values() for p in model.parameters())]
-    shape = "x".join(map(str, x.shape))
-    nbytes = 0 if kind else saved_bytes(steps["bare"], known)
-    yield Work(
-        f"{name}, {kind}training step", steps, against, shape=shape, known=known, nbytes=nbytes,
+    return Work(
+        name=f"{name}, {kind}training step",
+        steps=steps,
+        against=_against(models),
+        shape="x".join(map(str, x.shape)),
+        known=known,
+        nbytes=0 if kind else saved_bytes(steps["bare"], known),
         device=images.device,
-    )  # fmt: skip
-    forwards = {key: partial(evaluate, model.eval(), x) for key, model in models.items()}
-    yield Work(f"{name}, {kind}evaluation", forwards, against, shape=shape, device=images.device)
+    )
+
+
+def evaluation_work(
+    name: str, models: Mapping[str, nn.Module], images: Images, kind: str = ""
+) -> Work:
+    """A forward without gradients; puts the models into that mode."""
+    x = images.batch()
+    return Work(
+        name=f"{name}, {kind}evaluation",
+        steps={key: partial(evaluate, model.eval(), x) for key, model in models.items()},
+        against=_against(models),
+        shape="x".join(map(str, x.shape)),
+        device=images.device,
+    )
+
+
+def _against(models: Mapping[str, nn.Module]) -> list[Against]:
+    return [
+        Against(variant, reference)
+        for variant, references in REFERENCES.items()
+        for reference in references
+        if {variant, reference} <= set(models)
+    ]
 
 
 def models(images: Images) -> Iterator[Work]:
@@ -162,12 +188,17 @@ def models(images: Images) -> Iterator[Work]:
 def compiled(images: Images) -> Iterator[Work]:
     """The models of `COMPILED`, with torch.compile."""
     for name in COMPILED:
-        torch.compiler.reset()
-        versions = variants(name, images)
-        versions.pop("own option", None)
-        for model in versions.values():
-            model.compile()
-        yield from model_works(name, versions, images, "compiled ")
+        yield from model_works(name, compiled_variants(name, images), images, "compiled ")
+
+
+def compiled_variants(name: str, images: Images) -> dict[str, nn.Module]:
+    """Those of ours, to be compiled by their first call."""
+    torch.compiler.reset()
+    found = variants(name, images)
+    found.pop("own option", None)
+    for model in found.values():
+        model.compile()
+    return found
 
 
 def own_model(name: str, spec: str, images: Images) -> Iterator[Work]:
