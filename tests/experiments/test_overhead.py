@@ -72,6 +72,15 @@ def call(monkeypatch, tmp_path):
     return main
 
 
+@pytest.fixture
+def rough_calibration(monkeypatch):
+    """Peers are calibrated in no time, to about 10 %."""
+    nominal.cache_clear()
+    monkeypatch.setattr("experiments.peers.ELEMENTS", 40_000)
+    yield
+    nominal.cache_clear()
+
+
 def test_steps_take_turns_after_a_warm_up(clock):
     steps = {"a": clock.step("a", [1.0]), "b": clock.step("b", [2.0])}
     assert interleave(steps, 3, CPU) == {"a": [1.0] * 3, "b": [2.0] * 3}
@@ -131,23 +140,26 @@ def test_a_row_misses_what_is_above_its_bar():
     assert not replace(ROW, ratio=100.0, saved=1.0, work="Dropout3d").missed
 
 
-def test_bars_are_those_of_rows_that_there_are():
+def test_bars_are_those_of_rows_that_there_are(rough_calibration):
     named = {"drop_block2d p=0.1", "drop_block2d p=0.25"}
     works = [drop_block_work(Place(), (2, 4, 8, 8), p) for p in (0.1, 0.25)]
     names = {row.name for work in works for row in measure(work, 2)}
     assert {bar for bar in BARS if bar.partition(":")[0] in named} <= names
 
 
-@pytest.mark.parametrize("name", installed())
-@pytest.mark.parametrize(("edge", "rate"), [(14, 0.1), (14, 0.25), (28, 0.1)])
+@pytest.mark.parametrize(
+    ("name", "edge", "rate"),
+    [*((name, 14, 0.1) for name in installed()), ("timm", 28, 0.25), ("torchvision", 14, 0.5)],
+)
 def test_a_peer_drops_the_rate_it_was_calibrated_to(name, edge, rate):
     asked = nominal(name, (edge, edge), 7, rate)
-    # other random numbers than the calibration: 2 % is about 2 standard errors of either
+    # other random numbers than the calibration: 4 % is above 2 standard errors of the difference
     dropped = realized(PEERS[name], asked, (edge, edge), 7, seed=1)
     assert dropped == pytest.approx(rate, rel=0.04)
-    at_rate = realized(PEERS[name], rate, (edge, edge), 7, seed=1)
-    if name == "timm" and edge == 14:
-        assert at_rate > 1.5 * rate  # so that there is something to calibrate
+
+
+def test_equal_nominal_rates_are_not_equal():
+    assert realized(PEERS["timm"], 0.1, (14, 14), 7) > 0.2
 
 
 def test_a_rate_out_of_reach_is_told():
@@ -203,18 +215,21 @@ def test_an_epoch_is_so_many_steps():
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_attached_and_hand_edited_models_compute_the_same(name):
+def test_attached_and_hand_edited_models_compute_the_same(name, rough_calibration):
     images = Images(2, 64)
     models = variants(name, images)
     x = images.batch()
-    outputs = {}
-    for key in ("attached", "hand-edited"):
+    bare, attached, edited = (models[key] for key in ("bare", "attached", "hand-edited"))
+    assert torch.equal(attached.eval()(x), bare.eval()(x))
+    assert torch.equal(edited.eval()(x), bare(x))
+    outputs, drawn = [], []
+    for model in (bare, attached, edited):
         torch.manual_seed(0)
-        outputs[key] = models[key].train()(x)
-    bare = models["bare"].train()(x)
-    assert torch.equal(outputs["attached"], outputs["hand-edited"])
-    assert not torch.equal(outputs["attached"], bare)
-    assert torch.equal(models["attached"].eval()(x), models["bare"].eval()(x))
+        outputs.append(model.train()(x))
+        drawn.append(torch.get_rng_state())
+    assert torch.equal(outputs[1], outputs[2])
+    assert torch.equal(drawn[1], drawn[2])
+    assert not torch.equal(drawn[0], drawn[1])  # the bare model draws nothing
 
 
 def test_timms_own_option_drops_as_much():
@@ -250,7 +265,7 @@ def test_attaching_leaves_the_model_as_it_was(hook_count):
 
 
 @pytest.mark.parametrize("name", ["kernels", "formats", "others", "sites", "sweep"])
-def test_the_script_times_a_set(call, capsys, name):
+def test_the_script_times_a_set(call, capsys, rough_calibration, name):
     assert call("--set", name, "--shape", "2x4x8x8", "--rounds", "2", "--out", "out") == 0
     out = capsys.readouterr().out
     assert [line.split()[0] for line in out.splitlines()[:3]] == ["processor", "threads", "torch"]
