@@ -5,6 +5,7 @@ import importlib.util
 import os
 import sys
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,18 @@ from torch import nn
 
 from experiments.memory import peak_bytes, saved_bytes
 from experiments.overhead import BARS, Against, Row, Work, interleave, measure, paired_ratios
-from experiments.overhead_kernels import Place, drop_block_work
-from experiments.overhead_models import SPECS, Images, evaluation_work, training_work, variants
+from experiments.overhead_kernels import Place, formats, kernels
+from experiments.overhead_models import (
+    SPECS,
+    Images,
+    compiled,
+    evaluation_work,
+    training_work,
+    variants,
+)
+from experiments.overhead_others import others
 from experiments.overhead_report import epochs, plot, read_csv, write_csv
-from experiments.overhead_sites import attach_work
+from experiments.overhead_sites import attach_work, attaching, sites
 from experiments.peers import PEERS, installed, nominal, realized
 
 ROOT = Path(__file__).parents[2]
@@ -74,9 +83,9 @@ def call(monkeypatch, tmp_path):
 
 @pytest.fixture
 def rough_calibration(monkeypatch):
-    """Peers are calibrated in no time, to about 10 %."""
+    """Peers are calibrated in little time, to about 3 %."""
     nominal.cache_clear()
-    monkeypatch.setattr("experiments.peers.ELEMENTS", 40_000)
+    monkeypatch.setattr("experiments.peers.ELEMENTS", 400_000)
     yield
     nominal.cache_clear()
 
@@ -140,11 +149,17 @@ def test_a_row_misses_what_is_above_its_bar():
     assert not replace(ROW, ratio=100.0, saved=1.0, work="Dropout3d").missed
 
 
-def test_bars_are_those_of_rows_that_there_are(rough_calibration):
-    named = {"drop_block2d p=0.1", "drop_block2d p=0.25"}
-    works = [drop_block_work(Place(), (2, 4, 8, 8), p) for p in (0.1, 0.25)]
+def test_every_bar_is_that_of_a_row(monkeypatch, rough_calibration):
+    monkeypatch.setattr("experiments.overhead.peak_bytes", lambda step, device: 0)
+    monkeypatch.setattr("experiments.overhead.saved_bytes", lambda step, known: 0)
+    monkeypatch.setattr(
+        "experiments.overhead.interleave", lambda steps, *_: dict.fromkeys(steps, [1.0] * 2)
+    )
+    place = Place(shape=(2, 4, 8, 8))
+    sets = [kernels(place), formats(place), others(place), sites(place), attaching(place)]
+    works = chain(*sets, compiled(Images(2, 32)))
     names = {row.name for work in works for row in measure(work, 2)}
-    assert {bar for bar in BARS if bar.partition(":")[0] in named} <= names
+    assert set(BARS) <= names
 
 
 @pytest.mark.parametrize(
@@ -232,7 +247,7 @@ def test_attached_and_hand_edited_models_compute_the_same(name, rough_calibratio
     assert not torch.equal(drawn[0], drawn[1])  # the bare model draws nothing
 
 
-def test_timms_own_option_drops_as_much():
+def test_timms_own_option_drops_as_much(rough_calibration):
     models = variants("resnet50", Images(2, 64))
     layers = [m for m in models["own option"].modules() if "DropBlock2d" in type(m).__name__]
     seen = []
@@ -242,7 +257,7 @@ def test_timms_own_option_drops_as_much():
     assert len(seen) == len(layers) == 9
     for layer, size in seen:
         dropped = realized(PEERS["timm shared"], layer.drop_prob, tuple(size), layer.block_size, 1)
-        assert dropped == pytest.approx(0.1, rel=0.04)
+        assert dropped == pytest.approx(0.1, rel=0.08)
         assert layer.gamma_scale == 1.0
 
 
