@@ -36,6 +36,7 @@ def test_model(time_variant, name, way, work):
 
 
 @pytest.mark.compiled
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call:UserWarning")
 @pytest.mark.parametrize("work", [training_work, evaluation_work])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", COMPILED)

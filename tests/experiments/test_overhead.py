@@ -83,7 +83,7 @@ def call(monkeypatch, tmp_path):
 
 @pytest.fixture
 def rough_calibration(monkeypatch):
-    """Peers are calibrated in little time, to about 3 %."""
+    """Peers are calibrated in little time, to about 5 %."""
     nominal.cache_clear()
     monkeypatch.setattr("experiments.peers.ELEMENTS", 400_000)
     yield
@@ -166,11 +166,12 @@ def test_every_bar_is_that_of_a_row(monkeypatch, rough_calibration):
     ("name", "edge", "rate"),
     [*((name, 14, 0.1) for name in installed()), ("timm", 28, 0.25), ("torchvision", 14, 0.5)],
 )
-def test_a_peer_drops_the_rate_it_was_calibrated_to(name, edge, rate):
+def test_a_peer_drops_the_rate_it_was_calibrated_to(rough_calibration, name, edge, rate):
     asked = nominal(name, (edge, edge), 7, rate)
-    # other random numbers than the calibration: 4 % is above 2 standard errors of the difference
+    # other random numbers than the calibration: 10 % is 2 standard errors of the difference
     dropped = realized(PEERS[name], asked, (edge, edge), 7, seed=1)
-    assert dropped == pytest.approx(rate, rel=0.04)
+    assert dropped == pytest.approx(rate, rel=0.1)
+    assert abs(asked / rate - 1) > 0.05  # at the nominal rate it drops another
 
 
 def test_equal_nominal_rates_are_not_equal():
