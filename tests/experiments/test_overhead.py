@@ -232,7 +232,7 @@ def test_an_epoch_is_so_many_steps():
 
 @pytest.mark.parametrize("name", SPECS)
 def test_attached_and_hand_edited_models_compute_the_same(name, rough_calibration):
-    images = Images(2, 64)
+    images = Images(2, 128)  # maps larger than blocks
     models = variants(name, images)
     x = images.batch()
     bare, attached, edited = (models[key] for key in ("bare", "attached", "hand-edited"))
