@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -134,10 +134,16 @@ def drop_block_work(
     memory_format: str = "contiguous",
     name: str = "drop_block2d",
     peers: Sequence[str] | None = None,
+    transform: Callable[[Function], Function] = lambda function: function,
 ) -> Work:
     """DropBlock, all variants against the floor, and ours against the peers (None: all)."""
     peers = installed() if peers is None else peers
-    functions = drop_block_functions((shape[-2], shape[-1]), p, block_size, peers)
+    functions = {
+        key: transform(function)
+        for key, function in drop_block_functions(
+            (shape[-2], shape[-1]), p, block_size, peers
+        ).items()
+    }
     against = [Against(key, "floor") for key in functions]
     against.append(Against("attached", "floor", minus="functional"))
     for peer in peers:
@@ -152,6 +158,16 @@ def kernels(place: Place) -> Iterator[Work]:
     for shape in place.shapes:
         for p in RATES:
             yield drop_block_work(place, shape, p)
+
+
+def compiled_kernels(place: Place) -> Iterator[Work]:
+    """DropBlock with torch.compile, each variant by itself."""
+    for shape in place.shapes:
+        torch.compiler.reset()
+        work = drop_block_work(
+            place, shape, RATES[0], name="compiled drop_block2d", transform=torch.compile
+        )
+        yield replace(work, nbytes=0)  # the hooks that count would be compiled too
 
 
 def formats(place: Place) -> Iterator[Work]:

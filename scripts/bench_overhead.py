@@ -30,6 +30,7 @@ TENSORS = {
     "sites": overhead_sites.sites,
     "sweep": overhead_kernels.sweep,
     "attach": overhead_sites.attaching,
+    "compiled": overhead_kernels.compiled_kernels,
 }
 MODELS = {"models": overhead_models.models, "compiled": overhead_models.compiled}
 Set = Literal[
@@ -74,11 +75,10 @@ def bench(
     print(machine(fed.device))
     if model is not None and spec is not None:
         works = overhead_models.own_model(model, spec, fed)
-    elif set == "all":
-        made = [make(place) for make in TENSORS.values()]
-        works = chain(*made, *(make(fed) for make in MODELS.values()))
     else:
-        works = TENSORS[set](place) if set in TENSORS else MODELS[set](fed)
+        of_tensors = [make(place) for name, make in TENSORS.items() if set in (name, "all")]
+        of_models = [make(fed) for name, make in MODELS.items() if set in (name, "all")]
+        works = chain(*of_tensors, *of_models)
     rows = [row for work in track(works, "works") for row in measure(work, rounds)]
     show(rows, out)
     if model is not None:

@@ -13,6 +13,7 @@ from experiments.overhead_kernels import (
     SHAPES,
     SWEPT_RATES,
     Place,
+    compiled_kernels,
     drop_block_work,
 )
 from experiments.peers import PEERS
@@ -27,6 +28,11 @@ OURS = [
 def work_of(shape, p, **options):
     """The work of the tests that follow one another; its peers are calibrated once per shape."""
     return drop_block_work(PLACE, shape, p, **options)
+
+
+@lru_cache(maxsize=1)
+def compiled_work_of(shape):
+    return next(compiled_kernels(Place(shape=shape)))
 
 
 def requires(variant):
@@ -72,3 +78,12 @@ def test_block_size(time_variant, block_size, variant):
 @pytest.mark.parametrize("p", SWEPT_RATES)
 def test_rate(time_variant, p, variant):
     time_variant(work_of(SHAPES[0], p, peers=()), variant)
+
+
+@pytest.mark.compiled
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call:UserWarning")
+@pytest.mark.parametrize("variant", [*OURS, *PEERS])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_compiled_kernel(time_variant, shape, variant):
+    requires(variant)
+    time_variant(compiled_work_of(shape), variant)
