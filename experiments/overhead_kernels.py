@@ -138,12 +138,8 @@ def drop_block_work(
 ) -> Work:
     """DropBlock, all variants against the floor, and ours against the peers (None: all)."""
     peers = installed() if peers is None else peers
-    functions = {
-        key: transform(function)
-        for key, function in drop_block_functions(
-            (shape[-2], shape[-1]), p, block_size, peers
-        ).items()
-    }
+    functions = drop_block_functions((shape[-2], shape[-1]), p, block_size, peers)
+    functions = {key: transform(function) for key, function in functions.items()}
     against = [Against(key, "floor") for key in functions]
     against.append(Against("attached", "floor", minus="functional"))
     for peer in peers:

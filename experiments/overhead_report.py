@@ -40,7 +40,6 @@ def table(rows: Sequence[Row]) -> Table:
     for name in ("ms", "ratio", "quartiles", "saved, %", "peak, MB", "bar", ""):
         view.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        bar = BARS.get(row.name)
         view.add_row(
             row.setting,
             row.shape,
@@ -51,10 +50,17 @@ def table(rows: Sequence[Row]) -> Table:
             f"{row.q25:.3g} to {row.q75:.3g}",
             "" if row.saved is None else f"{100 * row.saved:.3g}",
             "" if row.peak_mb is None else f"{row.peak_mb:.3g}",
-            "" if bar is None else f"{bar:.3g}",
+            _bars(row),
             "missed" if row.missed else "",
         )
     return view
+
+
+def _bars(row: Row) -> str:
+    """That of the ratio, and that of the saved bytes, where there are any."""
+    ratio, saved = BARS.get(row.name), row.saved_bar
+    texts = ["" if ratio is None else f"{ratio:.3g}", "" if saved is None else f"{saved:.1%}"]
+    return ", ".join(text for text in texts if text)
 
 
 def epochs(rows: Sequence[Row], steps: float) -> str:

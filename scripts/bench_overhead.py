@@ -79,7 +79,10 @@ def bench(
         of_tensors = [make(place) for name, make in TENSORS.items() if set in (name, "all")]
         of_models = [make(fed) for name, make in MODELS.items() if set in (name, "all")]
         works = chain(*of_tensors, *of_models)
-    rows = [row for work in track(works, "works") for row in measure(work, rounds)]
+    rows: list[Row] = []
+    for work in track(works, "works"):
+        rows += measure(work, rounds)
+        write_csv(rows, out / "rows.csv")  # so that what was measured outlives an interruption
     show(rows, out)
     if model is not None:
         print(epochs(rows, images / batch_size))
@@ -87,10 +90,9 @@ def bench(
 
 
 def show(rows: list[Row], out: Path) -> None:
-    """Print the table, write the file and the pictures."""
+    """Print the table, and draw the pictures."""
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(table(rows))
-    write_csv(rows, out / "rows.csv")
     if find_spec("matplotlib") is None:
         print("no pictures: matplotlib is not installed", file=sys.stderr)
     else:

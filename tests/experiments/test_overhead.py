@@ -2,6 +2,7 @@
 
 import csv
 import importlib.util
+import io
 import os
 import sys
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 from experiments.memory import peak_bytes, saved_bytes
@@ -24,7 +26,7 @@ from experiments.overhead_models import (
     variants,
 )
 from experiments.overhead_others import others
-from experiments.overhead_report import epochs, plot, read_csv, write_csv
+from experiments.overhead_report import epochs, plot, read_csv, table, write_csv
 from experiments.overhead_sites import attach_work, attaching, sites
 from experiments.peers import PEERS, installed, nominal, realized
 
@@ -216,6 +218,15 @@ def test_a_csv_is_read_back(tmp_path):
         lines = list(csv.DictReader(file))
     assert [line["bar"] for line in lines] == ["3.5", ""]
     assert [line["missed"] for line in lines] == ["False", "False"]
+
+
+def test_the_table_tells_bars_and_misses():
+    console = Console(file=io.StringIO(), width=160)
+    console.print(table([ROW, replace(ROW, ratio=4.0), replace(ROW, reference="timm shared")]))
+    met, missed, unstated = console.file.getvalue().splitlines()[2:]
+    assert met.rstrip().endswith("0.1  3.5, 1.0%")
+    assert missed.rstrip().endswith("3.5, 1.0%  missed")
+    assert unstated.rstrip().endswith("0.1       1.0%")
 
 
 def test_plots_are_written(tmp_path):
