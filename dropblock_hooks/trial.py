@@ -138,7 +138,7 @@ class _Try:
         site = self.hook.site
         value, index = self._value(args, rest)
         try:
-            changed = self.hook(module, args, *rest)  # type: ignore[operator]  # each kind has it
+            changed = self.hook(module, args, *rest)
         except SiteError as error:
             self.trial.error = str(error).removeprefix(str(site.error("")))
             self.trial.shapes.append(shape_of(value if site.at == "output" else args))

@@ -7,5 +7,9 @@ Read in this order:
 - `study`: a YAML file of conditions and seeds, and running it
 - `report`: paired statistics over the seeds, as a table and a CSV file
 
-The commands are `scripts/train.py` and `scripts/ablate.py`.
+What attaching costs is another matter: `overhead` times works (`overhead_kernels`,
+`overhead_others`, `overhead_sites`, `overhead_models`) against `peers`, with their `memory`;
+`overhead_report` shows the rows.
+
+The commands are `scripts/train.py`, `scripts/ablate.py` and `scripts/bench_overhead.py`.
 """

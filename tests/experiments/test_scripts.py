@@ -104,7 +104,7 @@ def test_train_prints_accuracy_and_rates(call, capsys):
     assert lines[-1].startswith("layer4.0/DropBlock2d: rate asked 0.2500, realized 0.2")
 
 
-@pytest.mark.parametrize("script", ["train.py", "ablate.py", "families.py"])
+@pytest.mark.parametrize("script", ["train.py", "ablate.py", "families.py", "bench_overhead.py"])
 def test_help_says_what_the_command_does(call, capsys, script):
     assert call(script, "--help") == 0
     assert f"Example: scripts/{script}" in " ".join(capsys.readouterr().out.split())

@@ -1,0 +1,115 @@
+"""Time what regularizers cost, side by side with floors, peers and models without them.
+
+Example: scripts/bench_overhead.py --model resnet50 --spec '{"layer4.*": "DropBlock2d(p=0.1)"}'
+"""
+
+import os
+import sys
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from typing import Literal
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # threads that spin starve when a core is busy
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler, which counts memory, is talkative
+
+import torch
+from jsonargparse import auto_cli
+from rich.console import Console
+from rich.progress import track
+
+from experiments import overhead_kernels, overhead_models, overhead_others, overhead_sites
+from experiments.overhead import Row, measure
+from experiments.overhead_report import epochs, machine, plot, table, write_csv
+
+TENSORS = {
+    "kernels": overhead_kernels.kernels,
+    "formats": overhead_kernels.formats,
+    "others": overhead_others.others,
+    "sites": overhead_sites.sites,
+    "sweep": overhead_kernels.sweep,
+    "attach": overhead_sites.attaching,
+    "compiled": overhead_kernels.compiled_kernels,
+}
+MODELS = {"models": overhead_models.models, "compiled": overhead_models.compiled}
+Set = Literal[
+    "kernels", "formats", "others", "sites", "models", "sweep", "attach", "compiled", "all"
+]  # fmt: skip
+
+
+def bench(
+    set: Set = "kernels",
+    out: Path = Path("runs/overhead"),
+    device: Literal["cpu", "cuda"] = "cpu",
+    threads: int = 2,
+    rounds: int = 15,
+    shape: str | None = None,
+    model: str | None = None,
+    spec: str | None = None,
+    batch_size: int = 8,
+    image_size: int = 224,
+    images: int = 1_281_167,
+) -> int:
+    """Time a set of works, print the table, write rows.csv and pictures.
+
+    Args:
+        set: what is timed; not read with --model.
+        out: a folder for the results, made if it is not there.
+        device: where.
+        threads: of torch, on the CPU.
+        rounds: paired timings per row, at least 2; works that take long have fewer.
+        shape: of the activations, such as 32x256x28x28, in place of those of the set.
+        model: a timm model to time with and without --spec.
+        spec: a file, or YAML as it stands.
+        batch_size: of the models.
+        image_size: of the models, in pixels.
+        images: of an epoch, with --model.
+    """
+    torch.set_num_threads(threads)
+    fed = overhead_models.Images(batch_size, image_size, torch.device(device))
+    place = overhead_kernels.Place.of(fed.device, shape)
+    if (model is None) != (spec is None):
+        raise ValueError("--model and --spec go together")
+    out.mkdir(parents=True, exist_ok=True)
+    print(machine(fed.device))
+    if model is not None and spec is not None:
+        works = overhead_models.own_model(model, spec, fed)
+    else:
+        of_tensors = [make(place) for name, make in TENSORS.items() if set in (name, "all")]
+        of_models = [make(fed) for name, make in MODELS.items() if set in (name, "all")]
+        works = chain(*of_tensors, *of_models)
+    rows: list[Row] = []
+    for work in track(works, "works"):
+        rows += measure(work, rounds)
+        write_csv(rows, out / "rows.csv")  # so that what was measured outlives an interruption
+    show(rows, out)
+    if model is not None:
+        print(epochs(rows, images / batch_size))
+    return 0
+
+
+def show(rows: list[Row], out: Path) -> None:
+    """Print the table, and draw the pictures."""
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(table(rows))
+    if find_spec("matplotlib") is None:
+        print("no pictures: matplotlib is not installed", file=sys.stderr)
+    else:
+        plot(rows, out)
+
+
+def main() -> int:
+    """Return 0 if all went well, 2 for bad input, 130 for Ctrl-C."""
+    try:
+        return int(auto_cli(bench, description=__doc__, allow_abbrev=False))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
