@@ -25,11 +25,17 @@ def block_mask_in_graph(
     """`dropblock.block_mask` for a rate in a tensor, in one graph for all map sizes."""
     channels = 1 if share_channels else x.shape[1]
     planes = x.shape[0] * channels
-    cut: list[Any] = [torch.sym_min(b, s) - 1 for b, s in zip(block_size, x.shape[2:], strict=True)]
-    seeds = [s - c for s, c in zip(x.shape[2:], cut, strict=True)]
-    words = seed_words(((planes + _PLANES - 1) // _PLANES, *seeds), gamma, x.device)
-    for axis, (edge, missing) in enumerate(zip(block_size, cut, strict=True), start=1):
-        words = grow(pad(words, ends(words, axis, 0, missing)), axis, edge)
+    # never 1, nor are the maps of seeds: an axis of 1 would be a graph of its own
+    groups = (planes + 2 * _PLANES - 1) // _PLANES
+    seeds: list[Any] = [
+        torch.sym_max(s - b + 1, torch.sym_min(s, 2))
+        for s, b in zip(x.shape[2:], block_size, strict=True)
+    ]
+    words = seed_words((groups, *seeds), gamma, x.device)
+    for axis, (s, n, edge) in enumerate(zip(x.shape[2:], seeds, block_size, strict=True), start=1):
+        first = torch.arange(n, device=x.device).view(-1, *[1] * (x.ndim - 2 - axis))
+        words = torch.where((first <= s - edge) | (first == 0), words, 0)
+        words = grow(pad(words, ends(words, axis, 0, s - n)), axis, edge)
     # makes inductor write the words down: it would grow them anew for each of 64 planes
     words = words.as_strided(words.shape, words.stride())
     return _spread(words)[:planes].view(x.shape[0], channels, *x.shape[2:])
@@ -50,13 +56,13 @@ def seed_words(shape: Sequence[int], gamma: Tensor, device: torch.device) -> Ten
     coin = torch.rand(count, device=device, dtype=torch.float32)
     threshold = whole.to(torch.int64) + (coin < grains - whole)
     words = torch.zeros(count, dtype=torch.int64, device=device)
-    for place, draw in enumerate(_random_words(_PLACES, count, device)):
+    for place, draw in enumerate(_random_words(_PLACES, count, device).unbind()):
         # from the last place to the first: u < γ if it is less here, or equal here and less below
         words = torch.where((threshold >> place) % 2 == 1, words | draw, words & draw)
     return torch.where(threshold >> _PLACES == 1, -1, words).view(*shape)
 
 
-def _random_words(rows: int, count: int, device: torch.device) -> list[Tensor]:
+def _random_words(rows: int, count: int, device: torch.device) -> Tensor:
     """Rows of uniform 64-bit words by SplitMix64, from a seed that torch draws.
 
     In code that inductor makes for the CPU, torch's own generator takes ten times as long.
@@ -66,15 +72,11 @@ def _random_words(rows: int, count: int, device: torch.device) -> list[Tensor]:
         (https://doi.org/10.1145/2660193.2660195).
     """
     seed = torch.randint(_LOW, _HIGH, (), device=device)
-    index = torch.arange(count, device=device)
-    step = _signed(0x9E3779B97F4A7C15)
-    return [_mix((seed + (index + row * count)) * step) for row in range(rows)]
-
-
-def _mix(z: Tensor) -> Tensor:
+    # the seed comes first: inductor would take the product of an index for one without bounds
+    z = (seed + torch.arange(rows * count, device=device)) * _signed(0x9E3779B97F4A7C15)
     z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
     z = (z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB)
-    return z ^ _shifted(z, 31)
+    return (z ^ _shifted(z, 31)).view(rows, count)
 
 
 def _shifted(z: Tensor, places: int) -> Tensor:
