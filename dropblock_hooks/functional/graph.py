@@ -1,8 +1,8 @@
-"""DropBlock's mask inside a compiled graph: 64 maps in a word, and random words for all of them.
+"""DropBlock's mask inside a compiled graph, drawn and grown on words that hold 64 maps each.
 
 A plane is the map of one channel of one sample; bit k of word q belongs to plane 64q + k. Seeds are
-drawn and blocks grown on words, 1/64 of the positions. Only the last step, which spreads the bits
-out, is of the size of the activation. Nothing depends on the rate, or on how the block fits the map.
+drawn and blocks grown on 1/64 of the positions, and only the last step, which spreads the bits out,
+is of the size of the activation. Nothing depends on the rate, or on how the block fits the map.
 """
 
 from __future__ import annotations
@@ -44,9 +44,8 @@ def block_mask_in_graph(
 def seed_words(shape: Sequence[int], gamma: Tensor, device: torch.device) -> Tensor:
     """Words of which each bit is set with chance γ.
 
-    A bit is set if u < γ for a uniform u. The first 16 binary places of u are drawn for each bit,
-    the rest (a coin) for a word: within a plane all is independent, between the planes of a word
-    all but less than 2**-16 of the correlation.
+    That is u < γ for a uniform u. Its first 16 binary places are drawn for each bit, the rest for
+    the word: all is independent within a plane, and planes of one word correlate by at most 2**-16.
     """
     count = 1
     for edge in shape:
