@@ -57,7 +57,8 @@ def seed_words(shape: Sequence[int], gamma: Tensor, device: torch.device) -> Ten
     words = torch.zeros(count, dtype=torch.int64, device=device)
     for place, draw in enumerate(_random_words(_PLACES, count, device).unbind()):
         # from the last place to the first: u < γ if it is less here, or equal here and less below
-        words = torch.where((threshold >> place) % 2 == 1, words | draw, words & draw)
+        either = -((threshold >> place) & 1)  # words | draw where set, words & draw elsewhere
+        words = ((words ^ either) & (draw ^ either)) ^ either
     return torch.where(threshold >> _PLACES == 1, -1, words).view(*shape)
 
 
