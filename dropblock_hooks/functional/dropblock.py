@@ -23,6 +23,7 @@ from .gamma import (
     clipped_block,
     solve_gamma,
 )
+from .graph import block_mask_in_graph, ends, grow
 from .masks import (
     Rate,
     bernoulli,
@@ -58,42 +59,8 @@ def block_mask(
     seeds = [s - b + 1 for s, b in zip(x.shape[2:], block, strict=True)]
     mask = bernoulli((x.shape[0], channels, *seeds), gamma, x.device, generator)
     for axis, edge in enumerate(block, start=2):
-        mask = _grow(pad(mask, _ends(mask, axis, 0, edge - 1)), axis, edge)
+        mask = grow(pad(mask, ends(mask, axis, 0, edge - 1)), axis, edge)
     return mask
-
-
-def block_mask_in_graph(
-    x: Tensor, gamma: Tensor, block_size: Sequence[int], share_channels: bool
-) -> Tensor:
-    """`block_mask` without a shape or branch that depends on how the block fits the map.
-
-    Seeds are drawn on the whole map, and those whose block does not fit are dropped: one graph
-    serves all map sizes.
-    """
-    channels = 1 if share_channels else x.shape[1]
-    mask = bernoulli((x.shape[0], channels, *x.shape[2:]), gamma, x.device)
-    for axis, edge in enumerate(block_size, start=2):
-        first = torch.arange(x.shape[axis], device=x.device)
-        fits = (first <= x.shape[axis] - edge) | (first == 0)
-        mask = mask & fits.view(-1, *[1] * (x.ndim - 1 - axis))
-    for axis, edge in enumerate(block_size, start=2):
-        mask = _grow(mask, axis, edge)
-    return mask
-
-
-def _grow(mask: Tensor, axis: int, edge: int) -> Tensor:
-    """Widen every true position to a run of `edge` that begins there, by doubling."""
-    width = 1
-    while width < edge:
-        shift = min(width, edge - width)
-        shifted = pad(mask, _ends(mask, axis, shift, 0)).narrow(axis, 0, mask.shape[axis])
-        mask, width = mask | shifted, width + shift
-    return mask
-
-
-def _ends(mask: Tensor, axis: int, before: int, after: int) -> list[int]:
-    """The argument of ``pad`` that lengthens one axis."""
-    return [0, 0] * (mask.ndim - 1 - axis) + [before, after]
 
 
 def drop_blocks(

@@ -144,15 +144,26 @@ def solve_gamma(
         for s, b in zip(size, block, strict=True):
             gamma = gamma * s / (b * (s - b + 1))
         return gamma
-    covering = torch.ones((), dtype=p.dtype, device=p.device)
-    for s, b in zip(size, block, strict=True):
-        i = torch.arange(s, device=p.device, dtype=p.dtype)
-        axis = i.clamp(max=s - b) - (i - b + 1).clamp(min=0) + 1
-        covering = (covering.unsqueeze(-1) * axis).flatten()
+    covering, share = _coverage_in_graph(p, size, block)
     target = torch.log1p(-p.clamp(max=_NEARLY_1))
-    u = -target / covering.mean()
+    u = -target / (share * covering).sum()
     for _ in range(_STEPS):
-        kept = torch.exp(-covering * u)
-        slope = (kept * covering).mean() / kept.mean()
-        u = u + (torch.log1p(torch.expm1(-covering * u).mean()) - target) / slope
+        lost = (share * torch.expm1(-covering * u)).sum()
+        slope = (share * covering * torch.exp(-covering * u)).sum() / (1 + lost)
+        u = u + (torch.log1p(lost) - target) / slope
     return torch.where(p < 1, -torch.expm1(-u), 1.0)
+
+
+def _coverage_in_graph(
+    p: Tensor, size: Sequence[int], block: Sequence[Any]
+) -> tuple[Tensor, Tensor]:
+    """`_coverage` of sizes that may be symbols; counts that occur on no axis have a share of 0."""
+    covering = share = torch.ones((), dtype=p.dtype, device=p.device)
+    for s, b in zip(size, block, strict=True):
+        most = torch.sym_min(b, s - b + 1)
+        count = torch.arange(1, b + 1, device=p.device, dtype=p.dtype)
+        positions = torch.where(count < most, 2, s - 2 * (most - 1))  # two edges and the middle
+        axis = torch.where(count > most, 0, positions).to(p.dtype) / s
+        covering = (covering.unsqueeze(-1) * count).flatten()
+        share = (share.unsqueeze(-1) * axis).flatten()
+    return covering, share
