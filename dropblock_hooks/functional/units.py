@@ -25,7 +25,7 @@ from .masks import (
     scaled,
 )
 
-_LARGE = 32  # elements of a unit, from which a byte for each is less than a bit for each element
+_LARGE = 64  # elements of a unit, from which a number for each is less than a bit of each element
 _SELDOM = 0.15  # up to this share it is cheaper to write zeros than not to read
 _ROW = 4096  # elements: longer rows would make a long program of the gathering
 
@@ -48,11 +48,12 @@ def drop_shape(
     area = math.prod(whole // part for whole, part in zip(x.shape, shape, strict=True))
     if not isinstance(p, Tensor) and takes(x):
         if area >= _LARGE:
-            mask = torch.zeros(tuple(shape), dtype=torch.bool)
-            drawn = draw_positions(mask.numel(), p, generator)
-            mask.view(-1).index_fill_(0, drawn, True)
-            y = _drop_units(x, scale, mask, fill)
-            return x.copy_(y) if inplace else y, len(drawn) * area
+            dropped = draw_positions(math.prod(shape), p, generator)
+            factor = torch.ones(()) if scale is None else scale
+            factors = factor.repeat(tuple(shape))
+            factors.view(-1).index_fill_(0, dropped, 0.0)
+            y = _drop_units(x, scale, factors, dropped, fill)
+            return x.copy_(y) if inplace else y, len(dropped) * area
         if math.copysign(1.0, fill) > 0:
             blocks = Blocks(x, [w // part for w, part in zip(x.shape, shape, strict=True)])
             drawn = blocks.draw(p, generator)
@@ -64,67 +65,86 @@ def drop_shape(
 
 
 class _DropUnits(torch.autograd.Function):
-    """``x * scale``, filled where a mask, which broadcasts, is true; so is its gradient."""
+    """``x * scale``, and `fill` in dropped units; its gradient is the same of the gradient.
+
+    `factors` holds the scale of each unit, 0 for those that are dropped, and broadcasts to `x`.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor | None, mask: Tensor, fill: float) -> Tensor:
-        ctx.save_for_backward(scale, mask)
-        return _without(x, scale, mask, fill)
+    def forward(
+        ctx: Any, x: Tensor, scale: Tensor | None, factors: Tensor, dropped: Tensor, fill: float
+    ) -> Tensor:
+        ctx.save_for_backward(scale, factors, dropped)
+        return _without(x, scale, factors, dropped, fill)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        scale, mask = ctx.saved_tensors
-        return _drop_units(grads[0], scale, mask, 0.0), None, None, None
+        scale, factors, dropped = ctx.saved_tensors
+        return _drop_units(grads[0], scale, factors, dropped, 0.0), None, None, None, None
 
 
-def _drop_units(x: Tensor, scale: Tensor | None, mask: Tensor, fill: float) -> Tensor:
+def _drop_units(
+    x: Tensor, scale: Tensor | None, factors: Tensor, dropped: Tensor, fill: float
+) -> Tensor:
     if differentiates_otherwise():
-        return drop(x, mask, scale, fill=fill)
-    dropped: Tensor = _DropUnits.apply(x, scale, mask, fill)
-    return dropped
-
-
-def _without(x: Tensor, scale: Tensor | None, mask: Tensor, fill: float) -> Tensor:
-    """The product, by what is cheapest: rows of zeros, no look at dropped rows, or a blend."""
-    dropped = mask.view(-1).nonzero().view(-1)
-    positive = math.copysign(1.0, fill) > 0
-    if positive and len(dropped) > _SELDOM * mask.numel() and _gathers(x, mask):
-        return _gathered(x.view(mask.numel(), -1), scale, mask).resize_(x.shape)  # not a view
-    y = scaled(x, scale)
-    rows = _rows(y, mask)
-    if rows is not None:
-        rows.index_fill_(0, dropped, fill)
-    elif positive:
-        kept = (~mask).to(y.dtype)
-        torch.ops.aten.threshold_backward.grad_input(y, kept, 0, grad_input=y)
-    else:
-        y.masked_fill_(mask, fill)
+        return drop(x, factors == 0, scale, fill=fill)
+    y: Tensor = _DropUnits.apply(x, scale, factors, dropped, fill)
     return y
 
 
-def _gathers(x: Tensor, mask: Tensor) -> bool:
-    """Whether rows can be gathered fast."""
-    return x.dtype is torch.float32 and x.is_contiguous() and x.numel() <= _ROW * mask.numel()
+def _without(
+    x: Tensor, scale: Tensor | None, factors: Tensor, dropped: Tensor, fill: float
+) -> Tensor:
+    """The product, by what is cheapest; Inf and NaN must not come through."""
+    positive = math.copysign(1.0, fill) > 0
+    if positive and _adds_rows(x, factors):
+        rows = x.view(factors.numel(), -1)
+        if len(dropped) > _SELDOM * len(rows):
+            return _gathered(rows, factors.view(-1)).resize_(x.shape)  # not a view
+        if _sums_are_finite(rows, dropped):
+            return x * factors
+    y = scaled(x, scale)
+    rows_of_y = _rows(y, factors)
+    if rows_of_y is not None:
+        rows_of_y.index_fill_(0, dropped, fill)
+    elif positive:  # a blend of vectors, which masked_fill_ is not
+        torch.ops.aten.threshold_backward.grad_input(y, factors.to(y.dtype), 0, grad_input=y)
+    else:
+        y.masked_fill_(factors == 0, fill)
+    return y
 
 
-def _rows(x: Tensor, mask: Tensor) -> Tensor | None:
-    """The units as rows of a matrix, if each lies in one piece and in the order of the mask."""
+def _rows(x: Tensor, factors: Tensor) -> Tensor | None:
+    """The units as rows of a matrix, if each lies in one piece and in the order of the factors."""
     order = sorted(range(x.ndim), key=x.stride, reverse=True)
-    decided = [axis for axis in range(x.ndim) if mask.shape[axis] > 1]
+    decided = [axis for axis in range(x.ndim) if factors.shape[axis] > 1]
     if order[: len(decided)] != decided or not x.permute(order).is_contiguous():
         return None
-    return x.permute(order).view(mask.numel(), -1)
+    return x.permute(order).view(factors.numel(), -1)
 
 
-def _gathered(rows: Tensor, scale: Tensor | None, mask: Tensor) -> Tensor:
-    """The rows times `scale`, zeros for those that are masked: sums of one row, or of none."""
-    kept = (~mask.view(-1)).to(torch.int64)
-    chosen = kept.nonzero().view(-1)
-    starts = kept.cumsum(0) - kept
-    weights = torch.ones(1) if scale is None else scale.view(1)
-    return torch.embedding_bag(
-        rows, chosen, starts, False, 0, False, weights.expand(len(chosen)).contiguous()
-    )[0]
+def _adds_rows(x: Tensor, factors: Tensor) -> bool:
+    """Whether units are rows that can be added up fast."""
+    return x.dtype is torch.float32 and x.is_contiguous() and x.numel() <= _ROW * factors.numel()
+
+
+def _sums_are_finite(rows: Tensor, chosen: Tensor) -> bool:
+    """False if Inf or NaN is in these rows, or a sum overflows: reading is cheaper than writing."""
+    starts = torch.arange(0, len(chosen), len(chosen) // torch.get_num_threads() + 1)
+    return bool(_bags(rows, chosen, starts, torch.ones(len(chosen))).isfinite().all())
+
+
+def _gathered(rows: Tensor, factors: Tensor) -> Tensor:
+    """The rows times their factors, zeros for those of 0, which are never read."""
+    kept = factors != 0
+    starts = kept.cumsum(0) - kept.to(torch.int64)
+    return _bags(rows, kept.nonzero().view(-1), starts, factors[kept])
+
+
+def _bags(rows: Tensor, chosen: Tensor, starts: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sums of the chosen rows; one ends where the next one starts."""
+    sums: Tensor = torch.embedding_bag(rows, chosen, starts, False, 0, False, weights)[0]
+    return sums
 
 
 def drop_channels(x: Tensor, p: Rate, **options: object) -> tuple[Tensor, Tensor | int]:
