@@ -18,6 +18,7 @@ from torch import Tensor
 from . import bits
 from .masks import drop, scaled
 
+LEAST = {"blocks": 2**15, "units": 2**18}  # elements
 _FREQUENT = 0.4  # from this chance on, a draw for each position is cheaper than one for each gap
 _ROWS = 2**16
 _LONG = 64  # elements in a row, from which they are written as fast as by a pass
@@ -27,10 +28,13 @@ _INFRASTRUCTURE = [
 ]
 
 
-def takes(x: Tensor) -> bool:
-    """Whether blocks can be drawn by their seeds: on a CPU, of a real tensor, in eager mode."""
+def takes(x: Tensor, what: str = "blocks") -> bool:
+    """Whether to draw seeds of blocks, or units: of a real tensor on a CPU, in eager mode, and not
+    of a small one, for which the fewer operations of the dense form are faster.
+    """
     return (
         x.device.type == "cpu"
+        and x.numel() >= LEAST[what]
         and type(x) in (Tensor, torch.nn.Parameter)
         and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]

@@ -46,22 +46,21 @@ def drop_shape(
         return x, 0
     scale = keep_scale(p) if rescale else None
     area = math.prod(whole // part for whole, part in zip(x.shape, shape, strict=True))
-    if not isinstance(p, Tensor) and takes(x):
-        if area >= _LARGE:
+    if not isinstance(p, Tensor):
+        if area >= _LARGE and takes(x, "units"):
             dropped = draw_positions(math.prod(shape), p, generator)
             factor = torch.ones(()) if scale is None else scale
             factors = factor.repeat(tuple(shape))
             factors.view(-1).index_fill_(0, dropped, 0.0)
             y = _drop_units(x, scale, factors, dropped, fill)
             return x.copy_(y) if inplace else y, len(dropped) * area
-        if math.copysign(1.0, fill) > 0:
+        if area < _LARGE and math.copysign(1.0, fill) > 0 and takes(x):
             blocks = Blocks(x, [w // part for w, part in zip(x.shape, shape, strict=True)])
             drawn = blocks.draw(p, generator)
             y = drop_drawn(x, scale, blocks, drawn)
             return x.copy_(y) if inplace else y, blocks.count(drawn)
     mask = bernoulli(shape, p, x.device, generator)
-    dropped = mask.sum() * (x.numel() // mask.numel())
-    return drop(x, mask, scale, inplace, fill), dropped
+    return drop(x, mask, scale, inplace, fill), mask.sum() * area
 
 
 class _DropUnits(torch.autograd.Function):

@@ -19,6 +19,12 @@ from dropblock_hooks.functional.gamma import block_gamma
 from dropblock_hooks.functional.units import drop_samples
 
 
+@pytest.fixture
+def any_size(monkeypatch):
+    """Seeds, however small the tensor is."""
+    monkeypatch.setattr(blocks, "LEAST", dict.fromkeys(blocks.LEAST, 0))
+
+
 def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
@@ -173,6 +179,7 @@ def test_masks_are_those_of_the_dense_form(monkeypatch, size, block, p, form):
 LAYOUTS = {"NCHW": (0, 1, 2, 3), "NHWC": (0, 2, 3, 1), "CNHW": (1, 0, 2, 3), "WHCN": (3, 2, 1, 0)}
 
 
+@pytest.mark.usefixtures("any_size")
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("normalize", ["batch", "sample", "expected", None])
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -193,6 +200,7 @@ def test_seeds_and_bits_give_the_same(monkeypatch, layout, normalize, share):
         assert torch.equal(a, b)
 
 
+@pytest.mark.usefixtures("any_size")
 @pytest.mark.parametrize("few", [True, False])
 def test_a_gradient_in_another_memory_format(monkeypatch, few):
     monkeypatch.setattr(Blocks, "_few", lambda self, number: few)
@@ -217,6 +225,7 @@ def saved_share(drop, x):
     return sum(storages.values()) / x.untyped_storage().nbytes()
 
 
+@pytest.mark.usefixtures("any_size")
 @pytest.mark.parametrize("shape", [(8, 64, 28, 28), (8, 256, 14, 14)], ids=str)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_seldom_blocks_are_kept_as_seeds(shape, memory_format):
@@ -224,6 +233,7 @@ def test_seldom_blocks_are_kept_as_seeds(shape, memory_format):
     assert saved_share(lambda x: drop_block2d(x, 0.1, 7), x) <= 0.01
 
 
+@pytest.mark.usefixtures("any_size")
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("p", [0.02, 0.1, 0.25, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("block", [1, 2, 3, 7])
@@ -233,6 +243,7 @@ def test_at_most_a_bit_of_an_element_is_kept(memory_format, block, p, share):
     assert saved_share(lambda x: drop_block2d(x, p, block, share_channels=share), x) <= 0.032
 
 
+@pytest.mark.usefixtures("any_size")
 @pytest.mark.parametrize("p", [0.02, 0.3, 0.5, 0.9])
 def test_at_most_a_bit_of_an_element_is_kept_of_units(p):
     x = torch.randn(16, 32, 5, 7)
@@ -272,6 +283,7 @@ UNITS = {
 }
 
 
+@pytest.mark.usefixtures("any_size")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("p", [0.1, 0.6])
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -293,6 +305,7 @@ def test_units_in_any_layout(unit, layout, p, dtype):
     assert again.isfinite().all()
 
 
+@pytest.mark.usefixtures("any_size")
 def test_where_seeds_can_be_read():
     x = torch.randn(2, 3, 4, 4)
     assert takes(x)
@@ -308,6 +321,7 @@ def test_where_seeds_can_be_read():
     assert seen == [False, True]
 
 
+@pytest.mark.usefixtures("any_size")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
 def test_forward_derivatives_take_the_same_mask():
     x, tangent = torch.randn(2, 4, 9, 9), torch.randn(2, 4, 9, 9)

@@ -22,6 +22,8 @@ from dropblock_hooks.functional import (
     stochastic_depth,
 )
 
+pytestmark = pytest.mark.usefixtures("form")  # on every form of the mask
+
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 
 # function, shape of an input, and how many leading axes of it are decided on

@@ -5,6 +5,8 @@ import torch
 
 from dropblock_hooks import functional as f
 
+pytestmark = pytest.mark.usefixtures("form")  # on every form of the mask
+
 FUNCTIONS = {
     **{
         f"drop_block2d-{n}": lambda x, n=n: f.drop_block2d(x, 0.3, 3, normalize=n)
