@@ -34,6 +34,7 @@ from .masks import (
     drop,
     is_zero,
     keep_scale,
+    wide_dtype,
 )
 
 Normalize: TypeAlias = Literal["batch", "sample", "expected"] | None
@@ -86,9 +87,8 @@ def drop_blocks(
     if is_zero(p) or x.numel() == 0:
         return x, 0
     size = x.shape[2:]
-    if isinstance(p, Tensor):
-        gamma = solve_gamma(p.to(x.device), size, edges, calibration)
-        mask = block_mask_in_graph(x, gamma, edges, share_channels)
+    if isinstance(p, Tensor) or (generator is None and _compiles()):
+        mask = _mask_in_graph(x, p, edges, calibration, share_channels)
     else:
         block = clipped_block(size, edges)
         chance = block_gamma(p, size, block, calibration)
@@ -103,6 +103,19 @@ def drop_blocks(
     dropped = mask.flatten(1).sum(1) * (x.shape[1] // mask.shape[1])
     scale = _scale(x, p, dropped if normalize == "sample" else dropped.sum(), normalize, eps)
     return drop(x, mask, scale, inplace), dropped.sum()
+
+
+def _compiles() -> bool:
+    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+
+
+def _mask_in_graph(
+    x: Tensor, p: Rate, edges: Sequence[int], calibration: Calibration, share_channels: bool
+) -> Tensor:
+    if not isinstance(p, Tensor):
+        p = torch.full((), p, dtype=wide_dtype(x.device), device=x.device)
+    gamma = solve_gamma(p.to(x.device), x.shape[2:], edges, calibration)
+    return block_mask_in_graph(x, gamma, edges, share_channels)
 
 
 def _scale(

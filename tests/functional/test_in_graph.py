@@ -1,12 +1,14 @@
 """The forms for compiled code, whose rate is a tensor, against those of eager mode and NumPy."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dropblock_hooks.functional import block_gamma
+from dropblock_hooks.functional import block_gamma, drop_block2d
 from dropblock_hooks.functional.dropblock import drop_blocks
 from dropblock_hooks.functional.gamma import solve_gamma
 from dropblock_hooks.functional.graph import block_mask_in_graph
@@ -137,3 +139,18 @@ def test_values_and_dtype(dtype, normalize):
     torch.testing.assert_close(y[kept], expected[kept])
     assert y.dtype == dtype
     assert dropped == (~kept).sum()
+
+
+@pytest.mark.parametrize("normalize", ["batch", "sample", "expected", None])
+def test_a_number_is_compiled_without_a_break(normalize):
+    """The functions themselves in compiled code: the same form as that of the sites."""
+    compiled = torch.compile(
+        lambda x: drop_block2d(x, 0.2, 3, normalize=normalize), backend="aot_eager", fullgraph=True
+    )
+    torch.manual_seed(0)
+    x = torch.ones(200, 40, 9, 9, requires_grad=True)
+    y = compiled(x)
+    shares = (y == 0).flatten(2).float().mean(2).flatten()
+    assert abs(shares.mean() - 0.2) <= 4 * shares.std() / math.sqrt(len(shares))
+    y.sum().backward()
+    assert torch.equal(x.grad, y)  # of ones
