@@ -45,8 +45,9 @@ def drop_shape(
     if is_zero(p) or x.numel() == 0:
         return x, 0
     scale = keep_scale(p) if rescale else None
-    area = math.prod(whole // part for whole, part in zip(x.shape, shape, strict=True))
     if not isinstance(p, Tensor):
+        edges = [whole // part for whole, part in zip(x.shape, shape, strict=True)]
+        area = math.prod(edges)
         if area >= _LARGE and takes(x, "units"):
             dropped = draw_positions(math.prod(shape), p, generator)
             factor = torch.ones(()) if scale is None else scale
@@ -55,12 +56,13 @@ def drop_shape(
             y = _drop_units(x, scale, factors, dropped, fill)
             return x.copy_(y) if inplace else y, len(dropped) * area
         if area < _LARGE and math.copysign(1.0, fill) > 0 and takes(x):
-            blocks = Blocks(x, [w // part for w, part in zip(x.shape, shape, strict=True)])
+            blocks = Blocks(x, edges)
             drawn = blocks.draw(p, generator)
             y = drop_drawn(x, scale, blocks, drawn)
             return x.copy_(y) if inplace else y, blocks.count(drawn)
     mask = bernoulli(shape, p, x.device, generator)
-    return drop(x, mask, scale, inplace, fill), mask.sum() * area
+    dropped = mask.sum() * (x.numel() // mask.numel())
+    return drop(x, mask, scale, inplace, fill), dropped
 
 
 class _DropUnits(torch.autograd.Function):
