@@ -16,7 +16,7 @@ from dropblock_hooks.functional import bits, blocks, drop_block2d, dropout, drop
 from dropblock_hooks.functional.blocks import Blocks, draw_positions, takes
 from dropblock_hooks.functional.dropblock import block_mask
 from dropblock_hooks.functional.gamma import block_gamma
-from dropblock_hooks.functional.units import drop_samples
+from dropblock_hooks.functional.units import drop_channels, drop_samples
 
 
 @pytest.fixture
@@ -277,10 +277,7 @@ def test_bits_are_counted(numbers):
     assert bits.popcount_(torch.tensor(numbers)).tolist() == expected
 
 
-UNITS = {
-    "channels": lambda x, **options: dropout2d(x, **options),
-    "samples": lambda x, **options: drop_samples(x, **options)[0],
-}
+UNITS = {"channels": drop_channels, "samples": drop_samples}
 
 
 @pytest.mark.usefixtures("any_size")
@@ -290,19 +287,32 @@ UNITS = {
 @pytest.mark.parametrize("unit", UNITS)
 def test_units_in_any_layout(unit, layout, p, dtype):
     """Rows of zeros, rows that are not read, and blends: NaN in what is dropped is gone."""
-    ones = laid((24, 20, 6, 7), LAYOUTS[layout], dtype).fill_(1.0).requires_grad_()
-    y = UNITS[unit](ones, p=p, generator=seeded(1))
+    ones = laid((60, 20, 8, 9), LAYOUTS[layout], dtype).fill_(1.0).requires_grad_()
+    y, count = UNITS[unit](ones, p, generator=seeded(1))
     dropped = y == 0
-    assert 0 < dropped.float().mean() < 1
+    assert count == dropped.sum()
+    plain = UNITS[unit](ones.detach().contiguous(), p, generator=seeded(1))[0]
+    assert torch.equal(dropped, plain == 0)  # whatever the layout
+    assert abs(count / y.numel() - p) < 4 * math.sqrt(p * (1 - p) / 60)
     kept = torch.tensor(1 / (1 - p), dtype=torch.float32).to(dtype)
     assert torch.equal(y, torch.where(dropped, 0.0, kept))
     y.add_(1)  # no view of anything
     y.backward(torch.full_like(y, 2.0))
     assert torch.equal(ones.grad, torch.where(dropped, 0.0, 2 * kept))
-    x = torch.where(dropped, math.nan, laid(y.shape, LAYOUTS[layout], dtype))
-    again = UNITS[unit](x, p=p, generator=seeded(1))
+    x = laid(y.shape, LAYOUTS[layout], dtype).masked_fill_(dropped, math.nan).requires_grad_()
+    again = UNITS[unit](x, p, generator=seeded(1))[0]
     assert torch.equal(again == 0, dropped)
-    assert again.isfinite().all()
+    again.backward(torch.zeros_like(y).masked_fill_(dropped, math.inf))
+    assert (x.grad == 0).all()
+
+
+@pytest.mark.usefixtures("any_size")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_fill_keeps_its_sign(layout):
+    x = laid((60, 20, 8, 9), LAYOUTS[layout])
+    y = drop_samples(x, 0.3, fill=-0.0, generator=seeded(1))[0]
+    assert (y == 0).any()
+    assert y[y == 0].signbit().all()
 
 
 @pytest.mark.usefixtures("any_size")
