@@ -18,7 +18,7 @@ from torch import Tensor
 from . import bits
 from .masks import drop, scaled
 
-LEAST = {"blocks": 2**15, "units": 2**18}  # elements
+LEAST = {"blocks": 2**17, "units": 2**18}  # elements
 _FREQUENT = 0.4  # from this chance on, a draw for each position is cheaper than one for each gap
 _ROWS = 2**16
 _LONG = 64  # elements in a row, from which they are written as fast as by a pass
