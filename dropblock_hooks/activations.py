@@ -244,7 +244,6 @@ class StochasticDepth(Regularizer):
 
     p: Probability
     mode: Literal["row", "batch"] = "row"
-    idle_at_zero: ClassVar[bool] = True
 
     def check(self, values: Mapping[str, float]) -> None:
         check_mode(self.mode)

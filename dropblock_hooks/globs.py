@@ -108,7 +108,7 @@ def _step(root: _Node, parts: list[str]) -> list[_Node]:
 def glob_pattern(text: str) -> re.Pattern[str]:
     """A glob over name components, to be matched against ``"." + name``."""
     parts: list[str] = []
-    for component in re.sub(r"(\*\*\.)+(?=\*\*)", "", text).split("."):
+    for component in re.sub(r"(?<![^.])(\*\*\.)+(?=\*\*(?![^.]))", "", text).split("."):
         parts.append(r"(?:\.[^.]+)*" if component == _ANY else r"\." + _translated(component))
     return re.compile("".join(parts))
 

@@ -235,7 +235,7 @@ class Site:
         y, affected, total = self.run(x, form, self._drawn_with, **state)
         if on and not again:
             self._count(affected, total, self.rate or 0.0)
-            if self._idle and form.grid is None:
+            if self._idle and y is x and form.grid is None:
                 self._passed.put(x.shape, (form, 0 if affected is None else total))
         return y
 

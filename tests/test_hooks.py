@@ -433,7 +433,7 @@ def test_rate_zero_gives_the_very_same_tensor():
 
 
 IDLE = [
-    *(make(0.0) for make in (Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath, StochasticDepth)),
+    *(make(0.0) for make in (Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath)),
     *(make(0.0) for make in (DropBlock1d, DropBlock2d, DropBlock3d)),
     *(make(0.0) for make in (GaussianNoise, GaussianDropout)),
 ]
@@ -457,6 +457,25 @@ def test_calls_at_rate_zero_count_as_if_it_ran(regularizer, monkeypatch):
 
     assert type(regularizer).idle_at_zero
     assert counts(True) == counts(False)
+
+
+def test_a_subclass_that_acts_at_zero_runs_every_time():
+    class Shift(Dropout):
+        def apply(self, x, now):
+            return x + 1, None
+
+    model = nn.Sequential(nn.Identity())
+    with attach(model, {"0": Shift(0.0)}):
+        for _ in range(3):
+            assert torch.equal(model(torch.zeros(3)), torch.ones(3))
+
+
+def test_at_rate_zero_a_block_must_keep_its_shape():
+    model = nn.Sequential(Returns(lambda x: x[..., :4]))
+    with attach(model, {"0": StochasticDepth(0.0)}):
+        model(torch.zeros(2, 4))
+        with pytest.raises(SiteError, match="keeps its shape"):
+            model(torch.zeros(2, 8))
 
 
 def test_at_rate_zero_a_seen_shape_is_not_run_again(monkeypatch):

@@ -63,6 +63,9 @@ def test_forms(net):
         "layer1",
         *(f"layer1.{j}{end}" for j in (0, 1) for end in ("", ".conv", ".act")),
     ]
+    convolutions = names(net, "layer*.**.conv")
+    for glob in ("layer**.**.conv", "**.**.conv", "layer*.**.**.**.conv", "**.co**"):
+        assert names(net, glob) == convolutions
     assert names(net, r"re:layer\d\.1") == ["layer1.1", "layer2.1"]
     assert names(net, "type:Conv2d")[0] == "stem"
     assert names(net, "type:torch.nn.modules.conv.Conv2d") == names(net, "type:Conv2d")

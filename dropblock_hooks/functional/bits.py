@@ -51,7 +51,7 @@ def count(packed: Tensor) -> Tensor:
 
 def unpack(packed: Tensor) -> Tensor:
     """The flat mask, boolean, that was packed."""
-    row_bits = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8)
+    row_bits = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device="cpu")
     return (packed & row_bits[:, None]).to(torch.bool).view(-1)
 
 
@@ -60,8 +60,8 @@ def keep_(flat: Tensor, packed: Tensor) -> None:
 
     On a CPU ``masked_fill_`` and ``where`` take one element at a time.
     """
-    bytes_ = torch.empty(min(_PIECE, len(packed)), dtype=torch.uint8)
-    numbers = torch.empty(len(bytes_), dtype=flat.dtype)
+    bytes_ = torch.empty(min(_PIECE, len(packed)), dtype=torch.uint8, device="cpu")
+    numbers = torch.empty(len(bytes_), dtype=flat.dtype, device="cpu")
     for bit, row in enumerate(torch.split(flat, len(packed))):
         parts = torch.split(packed, _PIECE)  # of the last row there may be less
         for piece, part in zip(torch.split(row, _PIECE), parts, strict=False):

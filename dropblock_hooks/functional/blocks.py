@@ -22,7 +22,7 @@ LEAST = {"blocks": 2**17, "units": 2**18}  # elements
 _FREQUENT = 0.4  # from this chance on, a draw for each position is cheaper than one for each gap
 _ROWS = 2**16
 _LONG = 64  # elements in a row, from which they are written as fast as by a pass
-_VMAP = torch._C._functorch.TransformType.Vmap
+_DIFFERENTIATING = [torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp]
 _INFRASTRUCTURE = [
     getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL")
 ]
@@ -38,7 +38,7 @@ def takes(x: Tensor, what: str = "blocks") -> bool:
         and type(x) in (Tensor, torch.nn.Parameter)
         and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
-        and not any(key == _VMAP for key in _transforms())
+        and all(key in _DIFFERENTIATING for key in _transforms())
         and all(torch._C._get_dispatch_mode(key) is None for key in _INFRASTRUCTURE)
     )
 
@@ -48,9 +48,13 @@ def _transforms() -> list[Any]:
     return [level.key() for level in torch._C._functorch.get_interpreter_stack() or ()]
 
 
-def differentiates_otherwise() -> bool:
-    """Whether derivatives are taken forward or by torch.func, which know torch's operations."""
-    return bool(_transforms()) or torch.autograd.forward_ad._current_level >= 0
+def differentiates_otherwise(x: Tensor) -> bool:
+    """Whether derivatives are taken forward, in batches or by torch.func: of torch's operations."""
+    return (
+        bool(_transforms())
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch._C._functorch.is_legacy_batchedtensor(x)
+    )
 
 
 def draw_positions(total: int, chance: float, generator: torch.Generator | None = None) -> Tensor:
@@ -59,15 +63,16 @@ def draw_positions(total: int, chance: float, generator: torch.Generator | None 
     The gaps between them are geometric: ``floor(log(1 - u) / log(1 - chance))``, u uniform.
     """
     if chance >= _FREQUENT:
-        drawn = torch.rand(total, dtype=torch.float32, generator=generator) < chance
+        drawn = torch.rand(total, dtype=torch.float32, generator=generator, device="cpu") < chance
         return drawn.nonzero().view(-1)
     if chance <= 0.0:
-        return torch.empty(0, dtype=torch.int64)
+        return torch.empty(0, dtype=torch.int64, device="cpu")
     last, parts = -1.0, []
     while last < total:
         number = _reserve((total - last) * chance)
-        gaps = torch.rand(number, dtype=torch.float64, generator=generator)
-        gaps.neg_().log1p_().div_(math.log1p(-chance)).floor_().add_(1)
+        draw = torch.rand(number, dtype=torch.float64, generator=generator, device="cpu")
+        gaps = -draw  # a new tensor: a selective checkpoint may have kept the draw
+        gaps.log1p_().div_(math.log1p(-chance)).floor_().add_(1)
         gaps[0] += last
         parts.append(gaps.cumsum_(0))
         last = parts[-1][-1].item()
@@ -104,7 +109,7 @@ class Blocks:
         """
         places = math.prod(self.grid)
         if self.area == 1 and chance >= _FREQUENT:
-            uniform = torch.rand(places, dtype=torch.float32, generator=generator)
+            uniform = torch.rand(places, dtype=torch.float32, generator=generator, device="cpu")
             kept = self._bytes(0)
             self._view(kept).copy_(uniform.view(self.shape) >= chance)
             return bits.pack(kept)
@@ -156,9 +161,10 @@ class Blocks:
         (run, step), *others = self._sides(y.stride())
         reach = sum((s - 1) * stride for s, stride in zip(self.shape, y.stride(), strict=True))
         runs = y.as_strided((reach - (run - 1) * step + 1, run), (1, step))
-        offsets = torch.zeros(1, dtype=torch.int64)
+        offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
         for edge, stride in others:
-            offsets = (offsets[:, None] + torch.arange(0, edge * stride, stride)).view(-1)
+            steps = torch.arange(0, edge * stride, stride, device="cpu")
+            offsets = (offsets[:, None] + steps).view(-1)
         first = _placed(first, self.shape, y.stride())
         for some in torch.split(first, max(1, _ROWS // len(offsets))):
             runs.index_fill_(0, (some[:, None] + offsets).view(-1), 0)
@@ -183,7 +189,8 @@ class Blocks:
 
     def _bytes(self, value: int) -> Tensor:
         """A byte for each element, and zeros behind, up to what is packed."""
-        kept = torch.full((8 * bits.packed_size(self.numel),), value, dtype=torch.uint8)
+        size = 8 * bits.packed_size(self.numel)
+        kept = torch.full((size,), value, dtype=torch.uint8, device="cpu")
         kept[self.numel :] = 0
         return kept
 
@@ -202,7 +209,7 @@ def count_union(blocks: Blocks, first: Tensor, per_sample: bool) -> Tensor:
     axes = range(len(shape))
     wide = [axis for axis in axes if edges[axis] > 1 and grid[axis] > 1]
     if not (wide or per_sample):
-        return torch.tensor(len(first) * blocks.area)  # they can't overlap
+        return torch.tensor(len(first) * blocks.area, device="cpu")  # they can't overlap
     lanes = [axis for axis in axes if edges[axis] == 1 and not (per_sample and axis == 0)]
     number = math.prod(shape[axis] for axis in lanes)
     width = 64 if number >= 64 else 1
@@ -219,10 +226,10 @@ def count_union(blocks: Blocks, first: Tensor, per_sample: bool) -> Tensor:
         strides[axis], step = step, step * side
     at = _placed(first, shape, strides) + start
     if width == 64:
-        masks = torch.zeros(step // 64, dtype=torch.int64)
+        masks = torch.zeros(step // 64, dtype=torch.int64, device="cpu")
         masks.index_add_(0, at >> 6, torch.ones_like(at) << (at & 63))
     else:
-        masks = torch.zeros(step, dtype=torch.uint8).index_fill_(0, at, 1)
+        masks = torch.zeros(step, dtype=torch.uint8, device="cpu").index_fill_(0, at, 1)
     masks = masks.view(*sides, samples, words)
     masks = bits.grow(masks, tuple(edges[axis] for axis in wide))
     counts = bits.popcount_(masks) if width == 64 else masks
@@ -274,7 +281,7 @@ class _DropBlocks(torch.autograd.Function):
 
 def drop_drawn(x: Tensor, scale: Tensor | None, blocks: Blocks, drawn: Tensor) -> Tensor:
     """``x * scale``, and 0 where `drawn` drops; differentiable at will."""
-    if differentiates_otherwise():
+    if differentiates_otherwise(x):
         return drop(x, blocks.mask(drawn), scale)
     dropped: Tensor = _DropBlocks.apply(x, scale, blocks, drawn)
     return dropped

@@ -165,8 +165,8 @@ def drop_block2d(
 
     Takes the place of ``torchvision.ops.drop_block2d``. The expected dropped share is p on every
     map and block size; any block fits (larger than the map is clipped); Inf and NaN under a block
-    are gone; with p = 0 or in evaluation the very same tensor comes back and no random number is
-    drawn. In eager mode.
+    are gone. In eager mode, with p = 0 or in evaluation, the very same tensor comes back and no
+    random number is drawn.
 
     Example:
         >>> x = torch.ones(8, 16, 14, 14)

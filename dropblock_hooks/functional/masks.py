@@ -92,7 +92,7 @@ def keep_scale(p: Rate) -> Tensor:
     """1 / (1 - p) in float32: what kept values are multiplied by on average; 0 at p = 1."""
     if isinstance(p, Tensor):
         return torch.where(p < 1, 1 / (1 - p), 0.0).to(torch.float32)
-    return torch.tensor(1 / (1 - p) if p < 1 else 0.0, dtype=torch.float32)
+    return torch.tensor(1 / (1 - p) if p < 1 else 0.0, dtype=torch.float32, device="cpu")
 
 
 def count_ratio(total: int, kept: Tensor, eps: float) -> Tensor:

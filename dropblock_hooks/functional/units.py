@@ -50,7 +50,7 @@ def drop_shape(
         area = math.prod(edges)
         if area >= _LARGE and takes(x, "units"):
             dropped = draw_positions(math.prod(shape), p, generator)
-            factor = torch.ones(()) if scale is None else scale
+            factor = keep_scale(0.0) if scale is None else scale
             factors = factor.repeat(tuple(shape))
             factors.view(-1).index_fill_(0, dropped, 0.0)
             y = _drop_units(x, scale, factors, dropped, fill)
@@ -87,7 +87,7 @@ class _DropUnits(torch.autograd.Function):
 def _drop_units(
     x: Tensor, scale: Tensor | None, factors: Tensor, dropped: Tensor, fill: float
 ) -> Tensor:
-    if differentiates_otherwise():
+    if differentiates_otherwise(x):
         return drop(x, factors == 0, scale, fill=fill)
     y: Tensor = _DropUnits.apply(x, scale, factors, dropped, fill)
     return y
@@ -131,8 +131,10 @@ def _adds_rows(x: Tensor, factors: Tensor) -> bool:
 
 def _sums_are_finite(rows: Tensor, chosen: Tensor) -> bool:
     """False if Inf or NaN is in these rows, or a sum overflows: reading is cheaper than writing."""
-    starts = torch.arange(0, len(chosen), len(chosen) // torch.get_num_threads() + 1)
-    return bool(_bags(rows, chosen, starts, torch.ones(len(chosen))).isfinite().all())
+    step = len(chosen) // torch.get_num_threads() + 1
+    starts = torch.arange(0, len(chosen), step, device="cpu")
+    ones = keep_scale(0.0).repeat(len(chosen))
+    return bool(_bags(rows, chosen, starts, ones).isfinite().all())
 
 
 def _gathered(rows: Tensor, factors: Tensor) -> Tensor:

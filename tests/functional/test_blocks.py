@@ -11,6 +11,11 @@ import torch
 from hypothesis import strategies as st
 from scipy import stats
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from dropblock_hooks.functional import bits, blocks, drop_block2d, dropout, dropout1d, dropout2d
 from dropblock_hooks.functional.blocks import Blocks, draw_positions, takes
@@ -344,3 +349,76 @@ def test_forward_derivatives_take_the_same_mask():
         assert torch.equal(derivative == 0, y == 0)
         ratio = (y / x)[y != 0][0]
         assert torch.allclose(derivative, torch.where(y == 0, 0.0, tangent * ratio))
+
+
+EVERY_FORM = {
+    "elements, bits": lambda x: dropout(x, 0.5, generator=seeded()),
+    "elements, seeds": lambda x: dropout(x, 0.02, generator=seeded()),
+    "channels, seldom": lambda x: dropout2d(x, 0.1, generator=seeded()),
+    "channels, often": lambda x: dropout2d(x, 0.5, generator=seeded()),
+    "blocks, seeds": lambda x: drop_block2d(x, 0.1, 7, generator=seeded()),
+    "blocks, bits": lambda x: drop_block2d(x, 0.5, 2, generator=seeded()),
+}
+
+
+@pytest.mark.usefixtures("any_size")
+@pytest.mark.parametrize("name", EVERY_FORM)
+def test_batches_of_gradients(name):
+    x = torch.randn(4, 20, 16, 16, requires_grad=True)
+    y = EVERY_FORM[name](x)
+    grads = torch.randn(3, *y.shape)
+    (batched,) = torch.autograd.grad(y, x, grads, is_grads_batched=True, retain_graph=True)
+    for grad, found in zip(grads, batched, strict=True):
+        assert torch.equal(found, torch.autograd.grad(y, x, grad, retain_graph=True)[0])
+
+
+@pytest.mark.usefixtures("any_size")
+@pytest.mark.parametrize("name", EVERY_FORM)
+def test_defaults_of_torch_change_nothing(name):
+    x = torch.randn(4, 20, 16, 16)
+    expected = EVERY_FORM[name](x)
+    try:
+        torch.set_default_dtype(torch.float64)
+        assert torch.equal(EVERY_FORM[name](x), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with torch.device("meta"):
+        found = EVERY_FORM[name](x)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.usefixtures("any_size")
+@pytest.mark.parametrize("p", [0.1, 0.5])
+@pytest.mark.parametrize("drop", [dropout, dropout2d, lambda x, p: drop_block2d(x, p, 3)])
+def test_selective_checkpoints_that_keep_the_draw(drop, p):
+    def policy(context, operation, *args, **kwargs):
+        drawn = operation is torch.ops.aten.rand.default
+        return CheckpointPolicy.MUST_SAVE if drawn else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def contexts():
+        return create_selective_checkpoint_contexts(policy)
+
+    results = []
+    for run in (
+        lambda x: drop(x, p),
+        lambda x: checkpoint(drop, x, p, use_reentrant=False, context_fn=contexts),
+    ):
+        torch.manual_seed(0)
+        x = torch.ones(4, 20, 16, 16, requires_grad=True)
+        run(x).square().sum().backward()
+        results.append(x.grad)
+    assert torch.equal(*results)
+
+
+@pytest.mark.usefixtures("any_size")
+@pytest.mark.parametrize("name", EVERY_FORM)
+def test_functional_transforms(name):
+    x = torch.randn(4, 20, 16, 16)
+    assert not takes_inside(torch.func.functionalize, x)
+    assert (torch.func.functionalize(EVERY_FORM[name])(x) == 0).any()
+
+
+def takes_inside(transform, x):
+    seen = []
+    transform(lambda t: seen.append(takes(t)) or t)(x)
+    return seen[0]
