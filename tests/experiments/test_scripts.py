@@ -119,14 +119,19 @@ def test_ctrl_c_says_so_and_exits_130(tmp_path):
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,
+        # a shell that runs the tests in the background has its children ignore it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "runs.csv").exists():  # made when the study has been checked
-            assert process.poll() is None, process.stderr.read()
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=60)
+        try:
+            deadline = time.monotonic() + 60
+            while not (tmp_path / "runs.csv").exists():  # made when the study has been checked
+                assert process.poll() is None, process.stderr.read()
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            process.send_signal(signal.SIGINT)
+            _, stderr = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert "interrupted after 0 finished runs" in stderr
     assert "Traceback" not in stderr
