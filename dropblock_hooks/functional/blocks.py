@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from . import bits
-from .masks import drop, scaled
+from .masks import bernoulli, drop, scaled
 
+_CPU = torch.device("cpu")
 LEAST = {"blocks": 2**17, "units": 2**18}  # elements
 _FREQUENT = 0.4  # from this chance on, a draw for each position is cheaper than one for each gap
 _ROWS = 2**16
@@ -63,8 +64,7 @@ def draw_positions(total: int, chance: float, generator: torch.Generator | None 
     The gaps between them are geometric: ``floor(log(1 - u) / log(1 - chance))``, u uniform.
     """
     if chance >= _FREQUENT:
-        drawn = torch.rand(total, dtype=torch.float32, generator=generator, device="cpu") < chance
-        return drawn.nonzero().view(-1)
+        return bernoulli((total,), chance, _CPU, generator).nonzero().view(-1)
     if chance <= 0.0:
         return torch.empty(0, dtype=torch.int64, device="cpu")
     last, parts = -1.0, []
@@ -109,17 +109,14 @@ class Blocks:
         """
         places = math.prod(self.grid)
         if self.area == 1 and chance >= _FREQUENT:
-            uniform = torch.rand(places, dtype=torch.float32, generator=generator, device="cpu")
             kept = self._bytes(0)
-            self._view(kept).copy_(uniform.view(self.shape) >= chance)
+            self._view(kept).copy_(~bernoulli(self.shape, chance, _CPU, generator))
             return bits.pack(kept)
         drawn = draw_positions(places, chance, generator)
         first = _placed(drawn, self.grid, _strides(self.shape, range(len(self.shape))))
         if self._few(len(first)):
             return first.to(torch.int32) if self.numel < 2**31 else first
-        kept = self._bytes(1)
-        self._fill(self._view(kept), first)
-        return bits.pack(kept)
+        return bits.pack(self._kept(first))
 
     def _few(self, blocks: int) -> bool:
         """Whether to keep blocks and write each, or else bits, with a pass over all elements."""
@@ -143,9 +140,7 @@ class Blocks:
         """What is dropped, as a boolean tensor."""
         if drawn.dtype is torch.uint8:
             return ~self._view(bits.unpack(drawn))
-        kept = self._view(self._bytes(1))
-        self._fill(kept, drawn.to(torch.int64))
-        return kept == 0
+        return self._view(self._kept(drawn.to(torch.int64))) == 0
 
     def clear(self, y: Tensor, drawn: Tensor) -> None:
         """Put 0 in place of what is dropped."""
@@ -187,6 +182,12 @@ class Blocks:
         sides = zip(self.shape, y.stride(), _strides(self.shape, self.order), strict=True)
         return all(stride == ours for size, stride, ours in sides if size > 1)
 
+    def _kept(self, first: Tensor) -> Tensor:
+        """A byte for each element as they lie in memory, 0 in the blocks, up to what is packed."""
+        kept = self._bytes(1)
+        self._fill(self._view(kept), first)
+        return kept
+
     def _bytes(self, value: int) -> Tensor:
         """A byte for each element, and zeros behind, up to what is packed."""
         size = 8 * bits.packed_size(self.numel)
@@ -214,10 +215,7 @@ def count_union(blocks: Blocks, first: Tensor, per_sample: bool) -> Tensor:
     number = math.prod(shape[axis] for axis in lanes)
     width = 64 if number >= 64 else 1
     words, samples = -(-number // width), shape[0] if per_sample else 1
-    strides, step = [0] * len(shape), 1
-    for axis in reversed(lanes):
-        strides[axis], step = step, step * shape[axis]
-    step = words * width
+    strides, step = _strides(shape, lanes), words * width
     if per_sample:
         strides[0], step = step, step * samples
     sides, start = [grid[axis] + 2 * (edges[axis] - 1) for axis in wide], 0

@@ -105,7 +105,8 @@ def scaled(x: Tensor, scale: Tensor | None) -> Tensor:
     """A new tensor ``x * scale``: the product in float32 or more, rounded once."""
     if scale is None:
         return x.clone()  # keeps the memory format
-    if scale.ndim == 0 and scale.device.type == "cpu" and not torch.compiler.is_compiling():
+    on_cpu = x.device.type == scale.device.type == "cpu"
+    if on_cpu and scale.ndim == 0 and not torch.compiler.is_compiling():
         return x * scale  # where a number on the CPU is not cast to the type of x first
     return ((x.float() if x.dtype.itemsize < 4 else x) * scale).to(x.dtype)
 
@@ -114,9 +115,5 @@ def drop(
     x: Tensor, mask: Tensor, scale: Tensor | None, inplace: bool = False, fill: float = 0.0
 ) -> Tensor:
     """`fill` where `mask`, ``x * scale`` elsewhere: the product in float32, rounded once."""
-    y = x
-    if scale is not None:
-        y = (x.float() if x.dtype.itemsize < 4 else x) * scale
-    y = y.clone() if y is x else y  # keeps the memory format, which masked_fill need not
-    y = y.masked_fill_(mask, fill).to(x.dtype)
+    y = scaled(x, scale).masked_fill_(mask, fill)  # in place: masked_fill need not keep the format
     return x.copy_(y) if inplace else y

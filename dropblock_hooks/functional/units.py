@@ -50,8 +50,7 @@ def drop_shape(
         area = math.prod(edges)
         if area >= _LARGE and takes(x, "units"):
             dropped = draw_positions(math.prod(shape), p, generator)
-            factor = keep_scale(0.0) if scale is None else scale
-            factors = factor.repeat(tuple(shape))
+            factors = keep_scale(p if rescale else 0.0).repeat(tuple(shape))
             factors.view(-1).index_fill_(0, dropped, 0.0)
             y = _drop_units(x, scale, factors, dropped, fill)
             return x.copy_(y) if inplace else y, len(dropped) * area
@@ -133,7 +132,7 @@ def _sums_are_finite(rows: Tensor, chosen: Tensor) -> bool:
     """False if Inf or NaN is in these rows, or a sum overflows: reading is cheaper than writing."""
     step = len(chosen) // torch.get_num_threads() + 1
     starts = torch.arange(0, len(chosen), step, device="cpu")
-    ones = keep_scale(0.0).repeat(len(chosen))
+    ones = torch.ones(len(chosen), dtype=torch.float32, device="cpu")
     return bool(_bags(rows, chosen, starts, ones).isfinite().all())
 
 
