@@ -165,12 +165,10 @@ def test_realised_rate_is_p(size, block, p):
 @pytest.mark.parametrize("calibration", ["exact", "paper"])
 def test_mask_is_a_union_of_whole_blocks_in_the_map(size, block, calibration):
     block_in_force = clipped(size, block)
-    dropped = False
     for p in RATES:
         mask = next(draw(size, block, p, 96, calibration=calibration)).numpy()
         assert (opening(mask, block_in_force) == mask).all()
-        dropped |= mask.any()
-    assert dropped
+        assert mask.any() or p < 0.1  # where 96 planes may be spared by chance
 
 
 @pytest.mark.parametrize(
