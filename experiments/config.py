@@ -1,0 +1,294 @@
+"""What a run does (`Config`), where and how it does it (`Runtime`), and what came of it (`Result`).
+
+Everything that changes a result stands in `Config`, and its hash names the run; nothing in
+`Runtime` changes a result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import timm
+import torch
+import torchvision
+from jsonargparse import ArgumentError, ArgumentParser
+from timm.optim import list_optimizers
+
+from dropblock_hooks import Spec
+from dropblock_hooks.registry import closest
+
+DATA = ("digits", "cifar10", "cifar100", "imagefolder:PATH", "fake")
+SCHEDULES = ("onecycle", "cosine", "tanh", "step", "multistep", "poly", "wsd", "rsqrt", "constant")
+AUGMENTATIONS = ("none", "flip", "crop-flip", "resized-crop-flip")
+PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What one run does; equal configs give equal results on one machine.
+
+    Args:
+        spec: what to attach: selector -> regularizer(s), or the path of a spec file; None for
+            nothing.
+        model: name of a timm model, or `torchvision:` and the name of one of torchvision's.
+        model_args: further arguments of the model's constructor.
+        data: digits (of scikit-learn, the default), cifar10, cifar100, imagefolder:PATH (with
+            the folders train and val, each with a folder per class), or fake (random images).
+        image_size: side of the square images, in pixels; None for what the data have.
+        train_images: how many images are trained on, drawn by the seed; None for all.
+        label_noise: share of the training labels that are wrong, in [0, 1].
+        augmentation: of training images: none, flip, crop-flip (shifts by an eighth and flips)
+            or resized-crop-flip (random crops of 8 to 100 % of the area, and flips).
+        mixup: alpha of mixup; 0 for none.
+        label_smoothing: share of the target spread over all classes, in [0, 1).
+        epochs: passes over the training set; the learning rate's schedule lasts as long.
+        batch_size: images per step, of all processes together.
+        optimizer: name of a timm optimizer; "sgd" is SGD with Nesterov momentum.
+        lr: peak of the learning rate.
+        momentum: of optimizers that have one; onecycle moves it between .85 and .95 instead.
+        weight_decay: L2 penalty, or decoupled decay, as the optimizer has it; biases and norms
+            have none.
+        lr_schedule: onecycle (torch's), or one of timm's: cosine, tanh, step, multistep, poly,
+            wsd, rsqrt, constant; all move with every step.
+        warmup_epochs: epochs in which the learning rate rises linearly, of timm's schedules.
+        clip_grad_norm: norm to which the gradient of all parameters is clipped; None for none.
+        ema: decay of the moving average of the weights that is tested; None for no average.
+        seed: decides split, label noise, initial weights, order of batches, augmentation, masks.
+        replica: a second number for initial weights, order, augmentation and masks alone: runs
+            that differ only in it show what chance alone does.
+        precision: of Lightning Fabric: 32-true, 16-mixed, bf16-mixed, bf16-true or 64-true.
+        accelerator: auto, cpu or cuda (or another of Fabric's).
+        devices: processes per host, each with a device.
+        num_nodes: hosts.
+        strategy: auto, ddp, fsdp, or another of Fabric's.
+        compile: whether the model runs under torch.compile.
+        threads: torch's threads; results differ in the last digits between numbers of them.
+    """
+
+    spec: dict[str, Any] | str | None = None
+    model: str = "resnet18"
+    model_args: dict[str, Any] = field(default_factory=dict)
+    data: str = "digits"
+    image_size: int | None = None
+    train_images: int | None = None
+    label_noise: float = 0.0
+    augmentation: Literal["none", "flip", "crop-flip", "resized-crop-flip"] = "none"
+    mixup: float = 0.0
+    label_smoothing: float = 0.0
+    epochs: int = 10
+    batch_size: int = 50
+    optimizer: str = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    lr_schedule: str = "onecycle"
+    warmup_epochs: int = 0
+    clip_grad_norm: float | None = None
+    ema: float | None = None
+    seed: int = 0
+    replica: int = 0
+    precision: str = "32-true"
+    accelerator: str = "auto"
+    devices: int = 1
+    num_nodes: int = 1
+    strategy: str = "auto"
+    compile: bool = False
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "devices", "num_nodes", "threads"):
+            _require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+        for name in ("image_size", "train_images"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, name, "at least 1, or null", value)
+        _require(0 <= self.label_noise <= 1, "label_noise", "in [0, 1]", self.label_noise)
+        _require(
+            0 <= self.label_smoothing < 1, "label_smoothing", "in [0, 1)", self.label_smoothing
+        )
+        _require(0 < self.lr < math.inf, "lr", "positive", self.lr)
+        for name in ("mixup", "momentum", "weight_decay", "warmup_epochs"):
+            value = getattr(self, name)
+            _require(0 <= value < math.inf, name, "0 or more", value)
+        clip, ema = self.clip_grad_norm, self.ema
+        _require(clip is None or 0 < clip < math.inf, "clip_grad_norm", "positive, or null", clip)
+        _require(ema is None or 0 <= ema < 1, "ema", "in [0, 1), or null", ema)
+        _require(
+            self.batch_size % self.processes == 0,
+            "batch_size",
+            f"a multiple of the {self.processes} processes that share it",
+            self.batch_size,
+        )
+        self._check_names()
+        if isinstance(self.spec, dict):
+            Spec(self.spec)
+
+    def _check_names(self) -> None:
+        kind, _, path = self.data.partition(":")
+        kinds = [name.partition(":")[0] for name in DATA]
+        _known(kind, kinds, "data", shown=", ".join(DATA))
+        _require(
+            (kind == "imagefolder") == bool(path), "data", "one of " + ", ".join(DATA), self.data
+        )
+        _known(self.augmentation, AUGMENTATIONS, "augmentation")
+        _known(self.lr_schedule, SCHEDULES, "lr_schedule")
+        _known(self.precision, PRECISIONS, "precision")
+        _known(self.optimizer, list_optimizers(), "optimizer", shown="the optimizers of timm")
+        source, _, name = self.model.rpartition(":")
+        if source == "torchvision":
+            known = torchvision.models.list_models(module=torchvision.models)
+            _known(name, known, "model", shown="the classifiers of torchvision")
+        else:
+            base = self.model.partition(".")[0]  # what follows names pretrained weights
+            _known(base, timm.list_models(), "model", shown="the models of timm")
+
+    @property
+    def processes(self) -> int:
+        """How many processes share a batch."""
+        return self.devices * self.num_nodes
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Where and how a run does what it does; none of it changes the result.
+
+    Args:
+        data_dir: folder of the CIFAR files, as torchvision leaves them; nothing is downloaded.
+        loader_workers: processes that load images; 0 loads in the training process.
+        checkpoint_seconds: least time between two checkpoints; one is also written when a run is
+            asked to stop, and when it is finished. 0 writes one after every batch.
+        tensorboard: whether scalars are also written for TensorBoard.
+    """
+
+    data_dir: Path = Path("data")
+    loader_workers: int = 0
+    checkpoint_seconds: float = 20.0
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        _require(self.loader_workers >= 0, "loader_workers", "0 or more", self.loader_workers)
+        _require(
+            0 <= self.checkpoint_seconds < math.inf,
+            "checkpoint_seconds",
+            "0 or more",
+            self.checkpoint_seconds,
+        )
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What happened in one epoch; all numbers are means over its batches.
+
+    Args:
+        epoch: its number, from 0.
+        loss: training loss, with noisy labels, smoothing and mixup.
+        accuracy: share of training images classified as their (noisy) label says, while
+            training; None with mixup.
+        lr: learning rate.
+        grad_norm: L2 norm of the gradient of all parameters, before it is clipped.
+        grad_norm_clipped: the same, after it.
+        nominal: site -> the rate asked for; None where the regularizer has no rate.
+        realized: site -> the share that was dropped or changed; None where that means nothing.
+        seconds: the epoch's duration.
+    """
+
+    epoch: int
+    loss: float
+    accuracy: float | None
+    lr: float
+    grad_norm: float
+    grad_norm_clipped: float
+    nominal: dict[str, float | None]
+    realized: dict[str, float | None]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a run that ended.
+
+    Args:
+        status: finished, or diverged: the loss was no longer finite.
+        scores: test split (clean, occluded, noisy) -> share of its images classified right after
+            the last epoch; empty if diverged.
+        test_loss: mean cross-entropy on the clean test images, in nats; None if diverged.
+        epochs: one for each epoch; those before it diverged.
+        seconds: duration of training and test, resumed parts included.
+        memory: most bytes that the process held, beyond what it held before; on a GPU, that
+            torch allocated there.
+    """
+
+    status: Literal["finished", "diverged"]
+    scores: dict[str, float]
+    test_loss: float | None
+    epochs: list[Epoch]
+    seconds: float
+    memory: int
+
+
+def make_config(values: Mapping[str, Any]) -> Config:
+    """A config from plain data, such as a YAML file's, with names and types checked.
+
+    Example:
+        >>> make_config({"model": "resnet18", "epochs": 3}).epochs
+        3
+
+    Raises:
+        ValueError: naming the field.
+    """
+    for name in values:
+        _known(name, [field.name for field in fields(Config)], "field")
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(Config)
+    try:
+        return Config(**parser.parse_object(dict(values)).as_dict())
+    except ArgumentError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+
+
+def resolve(config: Config) -> Config:
+    """The config with its spec read, in plain form, and `auto` replaced by what is here.
+
+    Raises:
+        ValueError: for a spec that can't be read.
+    """
+    spec: Any = config.spec
+    if isinstance(spec, str):
+        try:
+            spec = Spec.load(spec)
+        except OSError as error:
+            raise ValueError(f"spec: {error}") from error
+    accelerator = config.accelerator
+    if accelerator == "auto":
+        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+    plain = Spec(spec).to_plain() if spec else None
+    return replace(config, spec=plain, accelerator=accelerator)
+
+
+def run_hash(config: Config, fingerprint: str) -> str:
+    """The name of a run: a hash of all that decides its result.
+
+    Args:
+        config: a resolved config.
+        fingerprint: of the data (`data.fingerprint`); it takes the place of their path.
+    """
+    identity = {**asdict(config), "data": fingerprint}
+    text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _require(valid: bool, name: str, rule: str, value: object) -> None:
+    if not valid:
+        raise ValueError(f"{name} must be {rule}, got {value!r}")
+
+
+def _known(word: str, known: Iterable[str], what: str, shown: str | None = None) -> None:
+    known = list(known)
+    if word not in known:
+        hint = closest(word, known) or f"; known: {shown or ', '.join(known)}"
+        raise ValueError(f"unknown {what} {word!r}{hint}")
