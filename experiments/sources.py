@@ -95,7 +95,7 @@ def digits(size: int) -> Source:
     images = torch.from_numpy(data.images).float().div(16).unsqueeze(1)
     fit = v2.Resize((size, size))
     pool = Pool(fit(images).clamp(0, 1), torch.from_numpy(data.target).long())
-    return Source(pool, None, 10, 1, size, fit, default_images=1000, noise=0.5)
+    return Source(pool, None, 10, 1, size, fit, default_images=1000, noise=0.25)
 
 
 def fake(size: int) -> Source:
