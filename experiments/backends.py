@@ -5,6 +5,8 @@ All three through joblib, one run at a time to each worker, so that the results 
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -13,9 +15,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import joblib
-from joblib.externals.loky import get_reusable_executor
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
+from experiments.environment import COMMIT, commit
 from experiments.signals import leave_interrupts_to_the_launcher
 
 Backend = Literal["loky", "sequential", "ray"]
@@ -49,10 +51,7 @@ def workers(backend: Backend, address: str | None, threads: int) -> Iterator[tup
     if backend == "sequential":
         yield (lambda work, jobs, at_once: [work(job) for job in jobs]), 1
     elif backend == "loky":
-        try:
-            yield _loky, max(1, joblib.cpu_count() // threads)
-        finally:
-            get_reusable_executor().shutdown(wait=True)
+        yield _loky, max(1, joblib.cpu_count() // threads)
     else:
         with _cluster(address) as cores:
             yield (
@@ -105,9 +104,8 @@ def _cluster(address: str | None) -> Iterator[int]:
         "py_modules": [str(root / "dropblock_hooks"), str(root / "experiments")],
         "excludes": ["results", "__pycache__"],
         "env_vars": {
-            name: os.environ[name]
-            for name in ("GOMP_SPINCOUNT", "DROPBLOCK_HOOKS_COMMIT")
-            if name in os.environ
+            COMMIT: json.dumps(commit()),
+            "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "3000"),
         },
     }
     try:
@@ -121,6 +119,8 @@ def _cluster(address: str | None) -> Iterator[int]:
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise Unreachable(f"no Ray cluster answers at {address or 'local'}: {error}") from error
     register_ray()
+    # of joblib's arguments, it says with each pool that it has no use for one
+    logging.getLogger("ray.util.multiprocessing.pool").setLevel(logging.ERROR)
     try:
         yield int(ray.cluster_resources().get("CPU", 1))
     finally:

@@ -87,7 +87,7 @@ class Claim:
 
 def locks_hold(directory: Path) -> bool:
     """Whether the directory's file system grants the operating system's locks."""
-    probe = directory / f".probe.{os.getpid()}.tmp"
+    probe = directory / f".probe.{os.getpid()}.part"
     try:
         with FileLock(probe, fallback_to_soft=False, timeout=10):
             return True
@@ -116,7 +116,7 @@ def agree(directory: Path, asked: Kind | None) -> Kind:
     file = directory / "claims"
     if not file.exists():
         choice = asked or ("lock" if locks_hold(directory) else "lease")
-        draft = directory / f".claims.{os.getpid()}.{time.monotonic_ns()}.tmp"
+        draft = directory / f".claims.{os.getpid()}.{time.monotonic_ns()}.part"
         draft.write_text(f"{choice}\n", encoding="utf-8")
         try:
             os.link(draft, file)  # whole or not at all, and only the first

@@ -17,15 +17,14 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from experiments.checkpoint import write_atomically
 from experiments.config import Config, Epoch, Result, make_config, run_hash
 
 SEALED = ("config.yaml", "metrics.jsonl", "result.json")
@@ -36,34 +35,18 @@ class Damaged(ValueError):
     """A run's directory is not as its runs left it."""
 
 
+class OtherRun(Damaged):
+    """It holds a run of another config."""
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all, also if power fails."""
-    with _draft(path) as draft:
-        with open(draft, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    sync_directory(path.parent)
+    write_atomically(path, lambda part: part.write_text(text, encoding="utf-8"))
 
 
 def write_json(path: Path, data: object) -> None:
     """The same for plain data."""
     write_text(path, json.dumps(data, indent=1) + "\n")
-
-
-@contextmanager
-def _draft(path: Path) -> Iterator[Path]:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    os.close(handle)
-    umask = os.umask(0)
-    os.umask(umask)
-    os.chmod(name, 0o666 & ~umask)  # as any file; mkstemp's are for their owner alone
-    try:
-        yield Path(name)
-    finally:
-        with suppress(OSError):
-            os.unlink(name)
 
 
 def sync_directory(path: Path) -> None:
@@ -91,7 +74,7 @@ def make_directory(path: Path) -> None:
 def begin(directory: Path, config: Config, environment: dict[str, Any]) -> None:
     """Write down what is about to be run, and where; drop drafts of writers that were killed."""
     for name in os.listdir(directory):
-        if name.startswith(".") and name.endswith(".tmp"):
+        if name.startswith(".") and name.endswith(".part"):
             (directory / name).unlink(missing_ok=True)
     if not (directory / "config.yaml").exists():
         text = yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True)
@@ -100,8 +83,8 @@ def begin(directory: Path, config: Config, environment: dict[str, Any]) -> None:
     write_json(directory / "environment.json", {**environment, "attempts": attempts})
 
 
-def seal(directory: Path, result: Result) -> None:
-    """Mark the run as finished."""
+def seal(directory: Path, run: str, result: Result) -> None:
+    """Mark the run, named by its hash, as finished."""
     plain = asdict(result)
     epochs = plain.pop("epochs")
     lines = "".join(json.dumps(epoch) + "\n" for epoch in epochs)
@@ -110,7 +93,8 @@ def seal(directory: Path, result: Result) -> None:
     with open(directory / "metrics.jsonl", "rb") as file:
         os.fsync(file.fileno())
     write_json(directory / "result.json", plain)
-    write_json(directory / "done.json", {name: digest(directory / name) for name in SEALED})
+    digests = {name: digest(directory / name) for name in SEALED}
+    write_json(directory / "done.json", {"run": run, "sha256": digests})
     (directory / "error.json").unlink(missing_ok=True)
 
 
@@ -126,24 +110,27 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def read_result(directory: Path) -> Result | None:
-    """The result if the run is finished (or diverged); None if it is not.
+def read_result(directory: Path, run: str) -> Result | None:
+    """The result if the run, named by its hash, is finished (or diverged); None if it is not.
 
     Raises:
         Damaged: if it says that it is finished, but is not what it was then.
     """
     try:
-        sealed = json.loads((directory / "done.json").read_text(encoding="utf-8"))
+        done = json.loads((directory / "done.json").read_text(encoding="utf-8"))
+        sealed, of = dict(done["sha256"]), done["run"]
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except ValueError as error:
-        raise Damaged(f"done.json can't be read: {error}") from error
+    except (ValueError, TypeError, KeyError, OSError) as error:
+        raise Damaged(f"done.json can't be read: {error!r}") from error
+    if of != run:
+        raise OtherRun(f"it holds the run {of}, not {run}")
     for name in SEALED:
         try:
             now = digest(directory / name)
-        except FileNotFoundError:
-            raise Damaged(f"{name} is missing") from None
-        if not isinstance(sealed, dict) or now != sealed.get(name):
+        except OSError as error:
+            raise Damaged(f"{name} can't be read: {error.strerror}") from None
+        if now != sealed.get(name):
             raise Damaged(f"{name} was changed since the run was finished")
     try:
         plain = json.loads((directory / "result.json").read_text(encoding="utf-8"))
@@ -197,8 +184,8 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def examine(directory: Path, config: Config, fingerprint: str) -> Result | None:
-    """The result if the run is finished; the claim must be held.
+def examine(directory: Path, config: Config, fingerprint: str) -> None:
+    """See whether a run can go on there; the claim must be held.
 
     Raises:
         Damaged: if the directory does not hold this run as it was left.
@@ -209,11 +196,11 @@ def examine(directory: Path, config: Config, fingerprint: str) -> Result | None:
         if not (directory / name).is_file():
             raise Damaged(f"{name} is no file")
     if not held:
-        return None
-    stored = read_config(directory)
-    if run_hash(stored, fingerprint) != run_hash(config, fingerprint):
-        raise Damaged("config.yaml is that of another run")
-    return read_result(directory)
+        return
+    stored, run = read_config(directory), run_hash(config, fingerprint)
+    if run_hash(stored, fingerprint) != run:
+        raise OtherRun("config.yaml is that of another run")
+    read_result(directory, run)
 
 
 def set_aside(directory: Path, reason: str) -> Path:

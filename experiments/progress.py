@@ -1,4 +1,4 @@
-"""What a launch shows while it works, read from the run directories: they are where all hosts write."""
+"""What a launch shows while it works, read from the run directories, where all hosts write."""
 
 from __future__ import annotations
 

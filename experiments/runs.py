@@ -8,26 +8,20 @@ from __future__ import annotations
 
 import errno
 import json
-import os
-import platform
 import secrets
-import socket
-import subprocess
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments.checkpoint import CheckpointDamaged
+from experiments.checkpoint import AnotherRun, CheckpointDamaged
 from experiments.claims import LEASE_SECONDS, Claim, ClaimLost, Kind
-from experiments.config import Config, Result, Runtime, make_config, resolve
+from experiments.config import Config, Result, Runtime, make_config, resolve, run_hash
 from experiments.data import fingerprint
 from experiments.directories import (
     Damaged,
+    OtherRun,
     begin,
     examine,
     make_directory,
@@ -38,6 +32,7 @@ from experiments.directories import (
     set_aside,
     write_json,
 )
+from experiments.environment import environment, now
 from experiments.train import Stopped, train
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
@@ -89,7 +84,7 @@ def execute(
     runtime: Runtime,
     directory: Path,
     stop: Callable[[], bool] | None = None,
-    terms: Terms = Terms(),
+    terms: Terms | None = None,
 ) -> Outcome:
     """Train in a run's directory, unless it is finished; go on from its checkpoint.
 
@@ -102,20 +97,27 @@ def execute(
 
     Raises:
         Unwritable: if the directory can't be written, or the disk is full.
+        ValueError: if the directory, not being named by its hash, holds another run.
     """
-    config = resolve(config)
-    asked = stop or (lambda: False)
+    config, terms = resolve(config), terms or Terms()
     mark = fingerprint(config, runtime.data_dir)
+    run = run_hash(config, mark)
+    asked = stop or (lambda: False)
     try:
         make_directory(directory)
         claim = Claim(directory, terms.claim, terms.lease_seconds)
-        if (outcome := _settled(directory, terms)) is not None:
+
+        def settled() -> Outcome | None:
+            return _settled(directory, run, terms)
+
+        if (outcome := settled()) is not None:
             return outcome
-        unless = lambda: asked() or _settled(directory, terms) is not None  # noqa: E731
-        if not claim.acquire(terms.wait, unless):
-            return _settled(directory, terms) or Outcome("busy")
-        try:
-            return _attempt(config, runtime, directory, mark, _Stop(asked, claim), terms)
+        if not claim.acquire(terms.wait, lambda: asked() or settled() is not None):
+            return settled() or Outcome("busy")
+        try:  # it may have been settled while the claim was waited for
+            return settled() or _attempt(
+                config, runtime, directory, mark, _Stop(asked, claim), terms.launch
+            )
         except ClaimLost:
             return Outcome("busy")
         finally:
@@ -136,10 +138,10 @@ class _Stop:
         return self.asked()
 
 
-def _settled(directory: Path, terms: Terms) -> Outcome | None:
+def _settled(directory: Path, run: str, terms: Terms) -> Outcome | None:
     """What is known without a claim: finished, or failed in a launch beside this one."""
     try:
-        result = read_result(directory)
+        result = read_result(directory, run)
     except Damaged:
         return None  # set aside by who has the claim
     if result is not None:
@@ -151,34 +153,35 @@ def _settled(directory: Path, terms: Terms) -> Outcome | None:
 
 
 def _attempt(
-    config: Config, runtime: Runtime, directory: Path, mark: str, stop: _Stop, terms: Terms
+    config: Config, runtime: Runtime, directory: Path, mark: str, stop: _Stop, launch: str | None
 ) -> Outcome:
-    if (outcome := _settled(directory, terms)) is not None:
-        return outcome  # while the claim was waited for
+    run = run_hash(config, mark)
     try:
         examine(directory, config, mark)
     except Damaged as damage:
+        if isinstance(damage, OtherRun) and directory.name != run:
+            raise ValueError(f"{directory}: {damage}; take another directory") from damage
         set_aside(directory, str(damage))
     if stop.asked():
         return Outcome("stopped")
-    begin(directory, config, _environment(terms.launch))
+    begin(directory, config, environment(launch))
     try:
         result = train(config, runtime, directory, stop=stop)
     except Stopped:
         return Outcome("stopped")
     except ClaimLost:
         raise
-    except CheckpointDamaged as damage:
+    except (CheckpointDamaged, AnotherRun) as damage:
         stop.claim.check()
         set_aside(directory, str(damage))
-        return _attempt(config, runtime, directory, mark, stop, terms)
+        return _attempt(config, runtime, directory, mark, stop, launch)
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _NO_SPACE:
             raise
         stop.claim.check()
         return fail(directory, error)
     stop.claim.check()
-    seal(directory, result)
+    seal(directory, run, result)
     return Outcome(result.status, result)
 
 
@@ -189,7 +192,7 @@ def fail(directory: Path, error: Exception) -> Outcome:
         "type": type(error).__name__,
         "message": str(error),
         "traceback": "".join(traceback.format_exception(error)),
-        "when": _now(),
+        "when": now(),
     }
     write_json(directory / "error.json", record)
     return Outcome("failed", error=describe(record))
@@ -198,50 +201,6 @@ def fail(directory: Path, error: Exception) -> Outcome:
 def describe(error: dict[str, Any]) -> str:
     """A recorded error in words."""
     return f"{error.get('type')}: {error.get('message')}"
-
-
-def _environment(launch: str | None) -> dict[str, Any]:
-    host = socket.gethostname()
-    return {
-        "versions": _versions(),
-        **_commit(),
-        "host": host,
-        "platform": platform.platform(),
-        "started": _now(),
-        "attempt": {"started": _now(), "host": host, "pid": os.getpid(), "launch": launch},
-    }
-
-
-@cache
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in ("torch", "timm", "torchvision", "lightning", "numpy", "dropblock-hooks"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "unknown"
-    return found
-
-
-@cache
-def _commit() -> dict[str, Any]:
-    root = Path(__file__).resolve().parent.parent
-    if not (root / ".git").exists():  # a copy, as on a cluster's workers
-        return {"commit": os.environ.get("DROPBLOCK_HOOKS_COMMIT", "unknown"), "dirty": None}
-    try:
-        commit, changes = (
-            subprocess.run(
-                ["git", *command], cwd=root, capture_output=True, text=True, check=True, timeout=10
-            ).stdout.strip()
-            for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "-uno"])
-        )
-    except (OSError, subprocess.SubprocessError):
-        return {"commit": "unknown", "dirty": None}
-    return {"commit": commit, "dirty": bool(changes)}
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True)
@@ -325,15 +284,12 @@ def _read_run(directory: Path, name: str, seed: int, condition: dict[str, Any]) 
 
 
 def look(directory: Path) -> tuple[Status, Result | None, str | None]:
-    """What came of a run: status, result, error."""
+    """What came of a run of a study, whose directory its hash names: status, result, error."""
     try:
-        result = read_result(directory)
+        result = read_result(directory, directory.name)
     except Damaged:
         return "missing", None, None
     if result is not None:
         return result.status, result, None
     error = read_error(directory)
     return ("missing", None, None) if error is None else ("failed", None, describe(error))
-
-
-__all__ = ["Outcome", "Run", "StudyRecord", "Terms", "Unwritable", "execute", "read_runs"]

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -35,6 +35,9 @@ class Caught:
         return 130 if self.number == signal.SIGINT else 75
 
 
+_active: Caught | None = None
+
+
 @contextmanager
 def caught(stop_file: Path | None = None) -> Iterator[Caught]:
     """Catch the signals that ask to stop; a second Ctrl-C is a KeyboardInterrupt.
@@ -42,6 +45,10 @@ def caught(stop_file: Path | None = None) -> Iterator[Caught]:
     Args:
         stop_file: made when one comes.
     """
+    global _active
+    if _active is not None:  # a worker that is its own launcher
+        yield _active
+        return
     found = Caught()
 
     def catch(number: int, _: FrameType | None) -> None:
@@ -55,19 +62,19 @@ def caught(stop_file: Path | None = None) -> Iterator[Caught]:
         yield found  # only there can signals be caught
         return
     former = {number: signal.signal(number, catch) for number in _SIGNALS}
+    _active = found
     try:
         yield found
     finally:
+        _active = None
         for number, handler in former.items():
             signal.signal(number, handler)
 
 
 def touch(path: Path) -> None:
     """Make the file if that is possible."""
-    try:
+    with suppress(OSError):  # or else the workers see that their launcher is gone
         path.touch()
-    except OSError:
-        pass  # the workers see that their launcher is gone
 
 
 def leave_interrupts_to_the_launcher() -> None:

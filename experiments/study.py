@@ -24,7 +24,7 @@ from dropblock_hooks.files import FileError, read_yaml
 from experiments.config import Config, Runtime, make_config, resolve, run_hash
 from experiments.data import fingerprint, load_data
 from experiments.grid import Cell, expand, texts, unknown
-from experiments.train import prepare
+from experiments.models import prepare
 
 _FIELDS = ["question", "base", "grid", "conditions", "baseline", "seeds"]
 
@@ -106,7 +106,7 @@ def read_study(
     path: str | Path,
     data: str | None = None,
     base: Mapping[str, Any] | None = None,
-    runtime: Runtime = Runtime(),
+    runtime: Runtime | None = None,
 ) -> Study:
     """Read and check a study file; each condition's spec is tried on its model.
 
@@ -134,7 +134,7 @@ def read_study(
     if data is not None:
         shared["data"] = data
     configs = _configs(cells, shared, problems)
-    marks = _fit(configs, runtime, problems)
+    marks = _fit(configs, runtime or Runtime(), problems)
     problems += _twins(configs, marks)
     if problems:
         raise StudyError(path, problems)

@@ -15,7 +15,8 @@ from jsonargparse import auto_cli
 
 from experiments.config import Runtime
 from experiments.directories import write_json
-from experiments.launch import launch, parse_shard
+from experiments.launch import launch
+from experiments.shards import parse_shard
 from experiments.runs import read_runs
 from experiments.study import read_study
 
@@ -94,7 +95,7 @@ def ablate(
 
 def show(directory: Path, csv: Path | None) -> None:
     """Print the table, and write the report when all runs are there."""
-    record, runs = read_runs(directory)
+    _, runs = read_runs(directory)
     for run in runs:
         print(run.condition, run.seed, run.status, run.result and run.result.scores)
 
