@@ -25,7 +25,7 @@ Work = Callable[[Any], Any]
 RunAll = Callable[[Work, Sequence[Any], int], list[Any]]
 
 
-class WorkersDied(Exception):  # noqa: N818 - no error: the launch goes on with new ones
+class WorkersDied(Exception):
     """A worker was killed, and with it, whatever ran beside it."""
 
 

@@ -23,7 +23,7 @@ LEASE_SECONDS = 30.0
 _REFUSALS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
 
 
-class ClaimLost(Exception):  # noqa: N818 - no error: another process goes on with the run
+class ClaimLost(Exception):
     """The claim is another's by now, or its directory was taken away."""
 
 

@@ -16,8 +16,8 @@ from jsonargparse import auto_cli
 from experiments.config import Runtime
 from experiments.directories import write_json
 from experiments.launch import launch
-from experiments.shards import parse_shard
 from experiments.runs import read_runs
+from experiments.shards import parse_shard
 from experiments.study import read_study
 
 
