@@ -76,7 +76,7 @@ def _levels(factor: object, values: object, problems: list[str]) -> dict[str, An
             if isinstance(value, dict | list):
                 problems.append(f"{where}: {value!r} needs a name: write name: value")
         names = [value if isinstance(value, str) else json.dumps(value) for value in values]
-        values = dict(zip(names, values, strict=True))
+        values = dict(zip(names, values, strict=True)) or values
         problems += [f"{where}: the level {name} stands twice" for name in _repeated(names)]
     if not isinstance(values, dict) or not values:
         problems.append(f"{where} must have at least one level, got {values!r}")

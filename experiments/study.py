@@ -243,6 +243,8 @@ def _fit(configs: Mapping[str, Config], runtime: Runtime, problems: list[str]) -
                 tried.add(key)
         except ValueError as error:
             problems.append(f"conditions.{name}: {error}")
+        except Exception as error:  # whatever a model raises that does not fit its arguments
+            problems.append(f"conditions.{name}: the model fails: {error!r}")
     return marks
 
 
