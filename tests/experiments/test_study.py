@@ -1,23 +1,40 @@
-"""A study file: read whole or refused whole, and run seed by seed."""
+"""A study file: read whole or refused whole, its grid expanded, each run named by what it does."""
 
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
 
-from experiments.study import StudyError, make_config, read_study, run_study
+from experiments.config import Config, resolve, run_hash
+from experiments.study import StudyError, read_study
 
-QUICK = Path(__file__).parents[2] / "experiments" / "configs" / "quick.yaml"
 TINY = """
+question: Does it help?
 base:
   model_args: {layers: [1, 1, 1, 1], channels: [8, 8, 8, 8], output_stride: 8}
   train_images: 20
   epochs: 1
-  threads: 1
 conditions:
   none:
   Dropout2d: {spec: {"layer4.0": "Dropout2d(p=0.5)"}}
 baseline: none
 seeds: [7, 8]
+"""
+GRID = """
+base:
+  model_args: {layers: [1, 1, 1, 1], channels: [8, 8, 8, 8]}
+  train_images: 20
+grid:
+  factors:
+    placement: {stage 2: layer2.0, all: "layer[234].0"}
+    rate: [0.1, 0.3]
+  fields:
+    spec: {"${placement}": {DropBlock2d: {p: "${rate}", block_size: 3}}}
+conditions:
+  none: {}
+  A/A: {replica: 1}
+baseline: none
+seeds: [1]
 """
 
 
@@ -31,67 +48,145 @@ def study_file(tmp_path):
     return write
 
 
-def test_quick_study_is_four_conditions_with_four_seeds():
-    study = read_study(QUICK)
-    assert list(study.conditions) == [
-        "none",
-        "Dropout2d",
-        "DropBlock2d",
-        "none, 12 epochs",
-    ]
-    assert study.baseline == "none"
-    assert len(study.seeds) == 4
-    assert [config.epochs for config in study.conditions.values()] == [40, 40, 40, 12]
-    assert {config.label_noise for config in study.conditions.values()} == {0.4}
-
-
 def test_runs_come_seed_by_seed_with_the_conditions_fields(study_file):
-    runs = list(run_study(read_study(study_file(TINY))))
-    assert [(run.condition, run.config.seed) for run in runs] == [
+    study = read_study(study_file(TINY))
+    assert (study.name, study.question, study.seeds) == ("study", "Does it help?", (7, 8))
+    assert [(run.condition, run.config.seed) for run in study.runs()] == [
         ("none", 7),
         ("Dropout2d", 7),
         ("none", 8),
         ("Dropout2d", 8),
     ]
-    assert [run.config.train_images for run in runs] == [20] * 4
-    assert runs[0].result.nominal == {}
-    assert runs[1].result.nominal == {"layer4.0/Dropout2d": [0.5]}
+    assert {run.config.train_images for run in study.runs()} == {20}
+    assert len({run.hash for run in study.runs()}) == 4
+    assert study.conditions["Dropout2d"].spec == {"layer4.0": {"Dropout2d": {"p": 0.5}}}
+
+
+def test_a_grid_is_every_combination_of_levels_by_name(study_file):
+    study = read_study(study_file(GRID))
+    assert list(study.conditions) == [
+        "stage 2, 0.1",
+        "stage 2, 0.3",
+        "all, 0.1",
+        "all, 0.3",
+        "none",
+        "A/A",
+    ]
+    assert study.factors["all, 0.1"] == {"placement": "all", "rate": "0.1"}
+    assert study.factors["none"] == {}
+    spec = study.conditions["all, 0.1"].spec
+    assert spec == {"layer[234].0": {"DropBlock2d": {"p": 0.1, "block_size": 3}}}
+
+
+def test_the_command_lines_base_comes_over_that_of_the_file(study_file):
+    study = read_study(study_file(TINY), "fake", {"train_images": None, "epochs": 5})
+    [config] = {(c.data, c.train_images, c.epochs) for c in study.conditions.values()}
+    assert config == ("fake", None, 5)
+    with pytest.raises(StudyError, match=r"--base: field 'epoch' is unknown \(closest: epochs"):
+        read_study(study_file(TINY), None, {"epoch": 5})
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("seeds:", "seed:", "field 'seed' is unknown; did you mean 'seeds'?"),
+        ("seeds:", "seed:", "field 'seed' is unknown (closest: seeds"),
         ("seeds: [7, 8]", "seeds: []", "seeds must be .* at least one, got []"),
         ("seeds: [7, 8]", "seeds: [7, 8, 7]", "seeds must differ, got [7] more than once"),
         ("seeds: [7, 8]", "seeds: [7, x]", "seeds must be a list of whole numbers"),
-        ("epochs: 1", "epoch: 1", "base: field 'epoch' is unknown; did you mean 'epochs'?"),
+        ("epochs: 1", "epoch: 1", "base: field 'epoch' is unknown (closest: epochs"),
         ("epochs: 1", "epochs: many", "epochs"),
         ("epochs: 1", "epochs: 0", "conditions.none: epochs must be at least 1, got 0"),
         ("epochs: 1", "seed: 1", "base: seed does not belong here"),
-        ("epochs: 1", "epochs: 1\n  epochs: 2", "line 6: the key 'epochs' stands twice"),
-        ("baseline: none", "baseline: nine", "condition 'nine' is unknown; did you mean 'none'?"),
+        ("epochs: 1", "devices: 2", "one process, got devices 2"),
+        ("epochs: 1", "model: resnet81", "unknown model 'resnet81' (closest: "),
+        ("epochs: 1", "data: digit", "unknown data 'digit' (closest: digits"),
+        ("epochs: 1", "data: imagefolder:nowhere", "nowhere"),
+        ("epochs: 1", "model: '${m}'", "base: '${m}': placeholders stand in grid.fields"),
+        ("epochs: 1", "epochs: 1\n  epochs: 2", "line 7: the key 'epochs' stands twice"),
+        ("baseline: none", "baseline: nine", "condition 'nine' is unknown (closest: none"),
         ("baseline: none", "baseline: 3", "condition 3 is unknown; known: none, Dropout2d"),
         ("baseline: none", "", "baseline must name the condition"),
         ("  none:", "  Dropout2d:", "the key 'Dropout2d' stands twice"),
-        ("  none:", "  none: {spec: {layer4.0: Dropout2d(p=0.5)}}", "are the same"),
+        ("  none:", "  none: {spec: {layer4.0: Dropout2d(p=0.5)}}", "'Dropout2d' are the same"),
+        ("  none:", "  other: {replica: 0}\n  none:", "'other' and 'none' are the same"),
+        ("  none:", "  other: {spec: {}}\n  none:", "conditions.other: "),
         ("  none:", "  none: 3", "conditions.none must map fields of Config to values, got 3"),
         ("  none:", "  no: {}\n  none:", "conditions: a name must be text, got False; quote it"),
         ("layer4.0", "layer5.0", "layer5.0"),
         ("(p=0.5)", "(p=1.5)", "1.5"),
-        ("train_images: 20", "train_images: 5000", "train_images must be between 1 and 1796"),
-        ("baseline: none", "baseline: [none", "line 11"),
+        ("[8, 8, 8, 8]", "[8]", "conditions.none: the model fails: "),
+        ("train_images: 20", "train_images: 5000", "5000"),
+        ("question: Does it help?", "question: [3]", "question must be text, got [3]"),
+        ("baseline: none", "baseline: [none", "line 1"),
     ],
 )
 def test_a_faulty_study_is_refused(study_file, old, new, message):
     assert TINY.count(old) == 1
     with pytest.raises(StudyError) as error:
         read_study(study_file(TINY.replace(old, new)))
-    parts = message.split(".*")
-    assert all(part.strip() in str(error.value) for part in parts)
+    for part in message.split(".*"):
+        assert part.strip() in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["", "3", "[none]", "conditions: {}\nbaseline: a\nseeds: [1]"])
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("rate: [0.1, 0.3]", "rate: []", "grid.factors.rate must have at least one level, got []"),
+        ("rate: [0.1, 0.3]", "rate: {}", "grid.factors.rate must have at least one level, got {}"),
+        ("rate: [0.1, 0.3]", "rate: 3", "grid.factors.rate must have at least one level, got 3"),
+        ("rate: [0.1, 0.3]", "rate: [0.1, 0.1]", "grid.factors.rate: the level 0.1 stands twice"),
+        ("rate: [0.1, 0.3]", "rate: [{a: 1}]", "needs a name: write name: value"),
+        ("rate: [0.1, 0.3]", "rate: {no: 0.1}", "a level must be text, got False; quote it"),
+        (
+            "rate: [0.1, 0.3]",
+            "rate: {x: 0.1, y: 0.1}",
+            "'stage 2, x' and 'stage 2, y' are the same",
+        ),
+        ("rate: [0.1, 0.3]", "rate: [0.1, 1.3]", "conditions.stage 2, 1.3: "),
+        ("rate: [0.1, 0.3]", "rate: [0.1]\n    size: [3]", "'size' stands nowhere in grid.fields"),
+        ('"${rate}"', '"${rat}"', "factor 'rat' is unknown (closest: rate"),
+        ('"${rate}"', '"${rate"', "the placeholder in '${rate' is not closed"),
+        ('"${rate}"', '"${}"', "factor '' is unknown; known: placement, rate"),
+        ('"${placement}":', '"${placement}": {}, layer2.0:', "become the same: ['layer2.0']"),
+        ("layer2.0", "layer7.0", "layer7.0"),
+        ("layer2.0", "[layer2.0]", "['layer2.0'] can't stand within the text '${placement}'"),
+        ("    spec:", "    spek:", "grid.fields: field 'spek' is unknown (closest: spec"),
+        ("    spec:", "    seed: 3\n    spec:", "grid.fields: seed does not belong here"),
+        ("  fields:", "  felds:", "grid: field 'felds' is unknown (closest: fields"),
+        ("  none: {}", "  all, 0.1: {}", "conditions.all, 0.1: the grid has a condition of"),
+        (
+            "baseline: none",
+            "baseline: all 0.1",
+            "condition 'all 0.1' is unknown (closest: all, 0.1",
+        ),
+    ],
+)
+def test_a_faulty_grid_is_refused(study_file, old, new, message):
+    assert old in GRID
+    with pytest.raises(StudyError) as error:
+        read_study(study_file(GRID.replace(old, new, 1)))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ("{}", "grid.factors must name at least one factor, got None"),
+        ("[]", "grid must have factors and fields, got []"),
+        ("{factors: {}, fields: {lr: 1}}", "grid.factors must name at least one factor, got {}"),
+        ("{factors: {lr: [1]}}", "grid.fields must map fields of Config to values, got None"),
+    ],
+)
+def test_an_empty_grid_is_refused(study_file, grid, message):
+    with pytest.raises(StudyError) as error:
+        read_study(study_file(TINY + f"grid: {grid}\n"))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "3", "[none]", "conditions: {}\nbaseline: a\nseeds: [1]", "baseline: a\nseeds: [1]"],
+)
 def test_an_empty_study_is_refused(study_file, text):
     with pytest.raises(
         StudyError, match=r"it is empty|mapping of conditions|must name at least one"
@@ -100,13 +195,57 @@ def test_an_empty_study_is_refused(study_file, text):
 
 
 def test_all_problems_come_at_once(study_file):
-    text = TINY.replace("epochs", "epoch").replace("[7, 8]", "[]").replace("e: none", "e: nine")
+    text = TINY.replace("epochs", "epoch").replace("[7, 8]", "[]").replace("question", "qestion")
     with pytest.raises(StudyError) as error:
         read_study(study_file(text))
     assert str(error.value).count("\n  - ") == 3
 
 
-def test_types_are_checked_and_numbers_read_as_numbers():
-    assert make_config({"weight_decay": "5e-4"}).weight_decay == 5e-4
-    with pytest.raises(ValueError, match=r"label_noise.*many"):
-        make_config({"label_noise": "many"})
+CHANGED = {
+    "spec": {"layer4.0": {"Dropout2d": {"p": 0.5}}},
+    "model": "resnet34",
+    "data": "cifar10",
+    "augmentation": "flip",
+    "optimizer": "adamw",
+    "lr_schedule": "cosine",
+    "precision": "64-true",
+    "accelerator": "cpu",
+    "strategy": "ddp",
+    "ema": 0.9,
+    "label_smoothing": 0.1,
+    "label_noise": 0.1,
+}
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Config)])
+def test_the_name_of_a_run_depends_on_every_field(name):
+    config = Config(batch_size=48)
+    value = getattr(config, name)
+    if name in CHANGED:
+        other = CHANGED[name]
+    elif isinstance(value, bool):
+        other = not value
+    elif isinstance(value, dict):
+        other = {**value, "x": 1}
+    else:
+        other = 2 * (value or 0) + 2
+    changed = replace(config, **{name: other})
+    assert run_hash(config, config.data) != run_hash(changed, changed.data)
+    assert run_hash(config, config.data) == run_hash(replace(config), config.data)
+
+
+def test_the_name_of_a_run_depends_on_the_data_not_on_where_they_are():
+    here, there = (resolve(Config(data=f"imagefolder:{path}")) for path in ("here", "there"))
+    assert run_hash(here, "imagefolder-1") == run_hash(there, "imagefolder-1")
+    assert run_hash(here, "imagefolder-1") != run_hash(here, "imagefolder-2")
+
+
+def test_a_record_tells_conditions_factors_and_runs(study_file):
+    record = read_study(study_file(GRID)).record("python ablate.py study.yaml")
+    condition = record["conditions"]["all, 0.3"]
+    assert condition["factors"] == {"placement": "all", "rate": "0.3"}
+    assert condition["config"]["spec"]["layer[234].0"]["DropBlock2d"]["p"] == 0.3
+    assert list(condition["runs"]) == ["1"]
+    config = Config(**{**condition["config"], "seed": 1})
+    assert run_hash(config, "digits") == condition["runs"]["1"]
+    assert asdict(config)["train_images"] == 20
