@@ -259,7 +259,7 @@ def test_a_class_that_only_one_part_has(part, other, tmp_path):
         load_data(config, Path())
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_file_that_is_no_image_is_named(workers, tmp_path):
     config = write_folders(tmp_path)
     (tmp_path / "train" / "dog" / "0.png").write_bytes(b"no image")
