@@ -21,6 +21,7 @@ import torchvision
 from jsonargparse import ArgumentError, ArgumentParser
 from timm.optim import list_optimizers
 
+import experiments.peers  # noqa: F401 - makes PeerDropBlock2d known to specs
 from dropblock_hooks import Spec
 from dropblock_hooks.registry import closest
 
