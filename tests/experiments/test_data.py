@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from experiments import data as data_module
 from experiments.config import Config, Runtime
@@ -231,6 +232,24 @@ def test_split_has_every_digit_once_with_its_label():
     keys = [image.numpy().tobytes() for image in everything.images]
     label_of = dict(zip(keys, everything.labels.tolist(), strict=True))
     assert [label_of[image.numpy().tobytes()] for image in images] == labels.tolist()
+
+
+def test_digits_are_those_of_scikit_learn():
+    pixels = torch.from_numpy(load_digits().images).float() / 16
+    assert torch.equal(digits(8).train.images[:, 0], pixels)
+
+
+def test_resized_crops_differ_in_scale_and_place():
+    """On a ramp from left to right, the slope tells how much is shown, the mean from where."""
+    config = Config(data="fake", augmentation="resized-crop-flip")
+    data = load_data(config, NOWHERE)
+    ramp = torch.linspace(0, 1, 32).expand(3, 32, 32)
+    data.train.pictures = ramp.expand(512, 3, 32, 32)
+    images, _ = data.train.__getitems__([(0, index) for index in range(200)])
+    shown = (images[:, 0, 0, -1] - images[:, 0, 0, 0]).abs()
+    assert 0.15 < shown.min() < 0.35  # the least area, .08, at the ratios 3/4 and 4/3
+    assert shown.max() > 0.9
+    assert images.mean((1, 2, 3)).std() > 0.05
 
 
 @pytest.mark.parametrize(("name", "train", "test"), [("digits", 1000, 797), ("fake", 512, 256)])
