@@ -16,6 +16,7 @@ The map:
 
 from . import functional, presets
 from .activations import (
+    Disout,
     DropBlock1d,
     DropBlock2d,
     DropBlock3d,
@@ -70,6 +71,7 @@ __all__ = [
     "ClipGradNorm",
     "ConstantSchedule",
     "CosineSchedule",
+    "Disout",
     "DropBlock1d",
     "DropBlock2d",
     "DropBlock3d",

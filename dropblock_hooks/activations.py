@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from torch import Tensor
 
+from .functional.disout import distort_blocks
 from .functional.dropblock import Normalize, check_normalize, drop_blocks
 from .functional.gamma import (
     Calibration,
@@ -115,19 +116,31 @@ class Dropout3d(Regularizer):
 
 @dataclass(frozen=True, repr=False)
 class _Blocks:
-    """What DropBlock1d, 2d and 3d share: all but the number of axes."""
+    """What acts in blocks: a share p of the map, in blocks that are clipped to it."""
 
     p: Probability = 0.1
     block_size: int | tuple[int, ...] = 7
-    calibration: Calibration = "exact"
-    normalize: Normalize = "batch"
-    share_channels: bool = False
     idle_at_zero: ClassVar[bool] = True
     spatial: ClassVar[int]
 
     def check(self, values: Mapping[str, float]) -> None:
         edges = check_block_size(self.block_size, self.spatial)
         object.__setattr__(self, "block_size", edges if len(set(edges)) > 1 else edges[0])
+
+    def block_in_force(self, map_size: tuple[int, ...]) -> tuple[int, ...]:
+        return clipped_block(map_size, check_block_size(self.block_size, self.spatial))
+
+
+@dataclass(frozen=True, repr=False)
+class _DropBlocks(_Blocks):
+    """What DropBlock1d, 2d and 3d share: all but the number of axes."""
+
+    calibration: Calibration = "exact"
+    normalize: Normalize = "batch"
+    share_channels: bool = False
+
+    def check(self, values: Mapping[str, float]) -> None:
+        super().check(values)
         check_calibration(self.calibration)
         check_normalize(self.normalize)
 
@@ -141,9 +154,6 @@ class _Blocks:
             share_channels=self.share_channels,
         )
 
-    def block_in_force(self, map_size: tuple[int, ...]) -> tuple[int, ...]:
-        return clipped_block(map_size, check_block_size(self.block_size, self.spatial))
-
     def expected_share(
         self, values: Mapping[str, float], map_size: tuple[int, ...] | None
     ) -> float | None:
@@ -155,7 +165,7 @@ class _Blocks:
 
 
 @register
-class DropBlock1d(_Blocks, Regularizer):
+class DropBlock1d(_DropBlocks, Regularizer):
     """Drops runs of sequences (N, C, L); see `functional.drop_block1d`.
 
     Example:
@@ -167,7 +177,7 @@ class DropBlock1d(_Blocks, Regularizer):
 
 
 @register
-class DropBlock2d(_Blocks, Regularizer):
+class DropBlock2d(_DropBlocks, Regularizer):
     """Drops blocks of feature maps (N, C, H, W); see `functional.drop_block2d`.
 
     Example:
@@ -187,7 +197,7 @@ class DropBlock2d(_Blocks, Regularizer):
 
 
 @register
-class DropBlock3d(_Blocks, Regularizer):
+class DropBlock3d(_DropBlocks, Regularizer):
     """Drops blocks of volumes (N, C, D, H, W); see `functional.drop_block3d`.
 
     Example:
@@ -196,6 +206,40 @@ class DropBlock3d(_Blocks, Regularizer):
     """
 
     spatial: ClassVar[int] = 3
+
+
+@register
+class Disout(_Blocks, Regularizer):
+    """Distorts blocks of feature maps (N, C, H, W) by noise; see `functional.disout`.
+
+    The realized rate is the share that is distorted. What differs from Tang et al., 2020, the
+    function says.
+
+    Example:
+        >>> Disout(p=0.2, block_size=5, alpha=0.5)
+        Disout(p=0.2, block_size=5, alpha=0.5)
+
+    Args:
+        p: share of the elements to distort, in [0, 1], on average exactly this.
+        block_size: edge of the block in elements, or (height, width); larger than the map is
+            clipped, and the report says so.
+        alpha: strength of the noise, in standard deviations of the layer's tensor, at least 0.
+        share_channels: the same blocks in all channels of a sample.
+    """
+
+    alpha: NonNegative = 1.0
+    share_channels: bool = False
+    spatial: ClassVar[int] = 2
+
+    def apply(self, x: Tensor, now: Now) -> Applied:
+        return distort_blocks(
+            x, now.p, self.block_size, now.alpha, share_channels=self.share_channels
+        )
+
+    def expected_share(
+        self, values: Mapping[str, float], map_size: tuple[int, ...] | None
+    ) -> float | None:
+        return values["p"] if values["alpha"] else 0.0
 
 
 @register

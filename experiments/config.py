@@ -21,6 +21,7 @@ import torchvision
 from jsonargparse import ArgumentError, ArgumentParser
 from timm.optim import list_optimizers
 
+import experiments.peers  # noqa: F401 - makes PeerDropBlock2d known to specs
 from dropblock_hooks import Spec
 from dropblock_hooks.registry import closest
 
@@ -198,7 +199,7 @@ class Epoch:
         grad_norm: L2 norm of the gradient of all parameters, before it is clipped; None where
             one was not finite.
         grad_norm_clipped: the same, after it.
-        nominal: site -> the rate asked for; None where the regularizer has no rate.
+        nominal: site -> the probability asked for; None where the regularizer has none.
         realized: site -> the share that was dropped or changed; None where that means nothing.
         seconds: the epoch's duration.
     """

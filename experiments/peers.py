@@ -1,7 +1,8 @@
 """Other implementations of DropBlock, each at the rate that it really drops.
 
 At equal nominal p the peers drop different shares, so `nominal` finds, by bisection on the share
-that a peer was measured to drop, what it has to be asked for.
+that a peer was measured to drop, what it has to be asked for. `PeerDropBlock2d` puts a peer on
+layers by name, also from a study's YAML.
 """
 
 from __future__ import annotations
@@ -9,11 +10,16 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from functools import cache
+from typing import ClassVar
 
 import torch
 import torchvision
 from timm.layers.drop import drop_block_2d
 from torch import Tensor
+
+from dropblock_hooks import Now, Probability, Regularizer, register
+from dropblock_hooks.functional.gamma import check_block_size
+from dropblock_hooks.registry import closest
 
 Peer = Callable[[Tensor, float, int], Tensor]
 
@@ -87,3 +93,41 @@ def realized(
         torch.manual_seed(seed)
         y = peer(ones, p, block_size)
     return 1 - int(y.count_nonzero()) / y.numel()
+
+
+@register
+class PeerDropBlock2d(Regularizer):
+    """A peer's DropBlock of feature maps, as it is, with the share that it drops counted.
+
+    Peers multiply by mask and scale; both are read from what becomes of ones.
+
+    Example:
+        >>> PeerDropBlock2d("timm", p=0.1, block_size=3)
+        PeerDropBlock2d(peer='timm', p=0.1, block_size=3)
+
+    Args:
+        peer: torchvision, timm (a mask for each channel), "timm shared" (one for all, its default)
+            or "dropblock shared" (the package of miguelvr, if it is installed).
+        p: asked of the peer; what it drops is another share.
+        block_size: edge of the block, in elements.
+
+    Raises:
+        ValueError: for a peer that is not known, or not installed.
+    """
+
+    peer: str
+    p: Probability
+    block_size: int = 7
+    traceable: ClassVar[bool] = False
+    idle_at_zero: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_block_size(self.block_size, 2)
+        if self.peer not in installed():
+            hint = closest(self.peer, PEERS) or f"; installed: {', '.join(installed())}"
+            raise ValueError(f"unknown peer {self.peer!r}{hint}")
+
+    def apply(self, x: Tensor, now: Now) -> tuple[Tensor, Tensor]:
+        scaled_mask = PEERS[self.peer](torch.ones_like(x), float(now.p), self.block_size)
+        return x * scaled_mask, (scaled_mask == 0).expand_as(x).sum()

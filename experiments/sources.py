@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,10 +118,7 @@ def cifar(name: str, data_dir: Path, size: int) -> Source:
     """
     kind = CIFAR[name]
     try:
-        with warnings.catch_warnings():
-            # NumPy 2.4 warns of the way in which Python 2 wrote the files
-            warnings.filterwarnings("ignore", message=r"dtype\(\): align should be")
-            train, test = (kind(str(data_dir), train=part) for part in (True, False))
+        train, test = (kind(str(data_dir), train=part) for part in (True, False))
     except (RuntimeError, OSError) as error:
         raise ValueError(f"data {name}: {_cifar_problem(kind, data_dir, error)}") from error
     pools = []

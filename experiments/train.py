@@ -28,6 +28,9 @@ from lightning.fabric.strategies import FSDPStrategy
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
+from dropblock_hooks import Foreign
+from dropblock_hooks.regularizer import Range
+from dropblock_hooks.site import Site
 from experiments import checkpoint
 from experiments.config import Config, Epoch, Result, Runtime, resolve
 from experiments.data import Data, derive_seed, load_data, test_loader, train_loader
@@ -219,7 +222,7 @@ class Training:
             lr=self.rate.last,
             grad_norm=_finite(norm / batches),
             grad_norm_clipped=_finite(clipped / batches),
-            nominal={site.key: site.rate for site in sites},
+            nominal={site.key: _probability(site) for site in sites},
             realized={site.key: _mean([each[site.key] for each in realized]) for site in sites},
             seconds=totals.seconds,
         )
@@ -282,6 +285,14 @@ class Training:
         self.seconds += now - self._began
         self._began = now
         self.memory = max(self.memory, self._memory.read())
+
+
+def _probability(site: Site) -> float | None:
+    """The site's rate, if it is one, and not a bound or a strength."""
+    ranges = site.regularizer.ranges()
+    main = next(iter(site.regularizer.rates), None)
+    is_one = isinstance(site.regularizer, Foreign) or ranges.get(main) == Range(0, 1)
+    return site.rate if is_one else None
 
 
 def _mean(rates: list[float | None]) -> float | None:

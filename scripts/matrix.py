@@ -30,7 +30,11 @@ gradients (for ddp and fsdp2 the mean of two such processes): in float32 to 1e-4
 under autocast to 0.2. *difference* is the largest over the parameters, as a share of the norm.
 Inductor runs with torch's `fallback_random`, so that it draws the numbers that eager mode draws.
 With fsdp2 the blocks are compiled, each inside its checkpoint: compiled code can't tell that it
-runs again there, and counts its calls twice; rates, as shares, are the same.
+runs again there, and counts its calls twice; rates, as shares, are the same. Disout and
+GaussianNoise keep nothing for the backward, and are not run again. With a GradScaler that has not
+scaled yet, regularizers of gradients fail in the first backward of such a block: torch finds that
+the recomputation took another graph. Those rows are left out; `scaler.scale(torch.zeros(()))`,
+on the device of the loss, before the first forward is the way around.
 
 {impossible}
 

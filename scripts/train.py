@@ -1,48 +1,117 @@
-"""Train a small ResNet once, on digits with noisy labels, with what a spec attaches to it.
+"""Train a model once, with what a spec attaches to it; alone, or under torchrun.
 
 Example: scripts/train.py --epochs 10 --spec '{"layer4.0": "DropBlock2d(p=0.1, block_size=3)"}'
+
+A run with --out goes on from its last checkpoint when it is started again. Exit status: 0 if all
+went well, 1 if the loss diverged, 2 for bad input, 75 after SIGTERM or SIGUSR1 and 130 after
+Ctrl-C, both with the checkpoint written.
 """
 
+import json
 import os
 import statistics
 import sys
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # threads that spin starve when a core is busy
 
-from jsonargparse import auto_cli
+from experiments.claims import Claim
+from experiments.signals import Watch, caught
+from jsonargparse import ArgumentParser
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from experiments.study import progress_bar
-from experiments.train import Config, Result, train
+from experiments.checkpoint import write_atomically
+from experiments.config import Config, Epoch, Result, Runtime
+from experiments.train import Stopped, train
+
+FIRST = rank_zero_only.rank == 0  # of the processes that train together
+
+
+def make_parser() -> ArgumentParser:
+    """Every field of Config and Runtime is an option; --config reads many from a YAML file."""
+    parser = ArgumentParser(prog="scripts/train.py", description=__doc__, allow_abbrev=False)
+    parser.add_argument(
+        "--config", action="config", help="YAML file of options; given again, the later one wins"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path | None,
+        help="folder of metrics, checkpoint and result; none keeps nothing",
+    )
+    parser.add_class_arguments(Config)
+    parser.add_class_arguments(Runtime)
+    return parser
 
 
 def main() -> int:
-    """Return 0 if all went well, 1 if the training failed, 2 for bad input, 130 for Ctrl-C."""
+    """Return the exit status."""
+    parser = make_parser()
+    options = parser.parse_args()
+    given = vars(options)
     try:
-        config = auto_cli(Config, as_positional=False, description=__doc__, allow_abbrev=False)
-        with progress_bar() as progress:
-            task = progress.add_task("training", total=config.epochs, epoch=0, epochs=config.epochs)
-            result = train(config, lambda epoch: progress.update(task, advance=1, epoch=epoch + 1))
-        show(result)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    except (ValueError, FloatingPointError) as error:
+        config = Config(**{name: given[name] for name in Config.__dataclass_fields__})
+        runtime = Runtime(**{name: given[name] for name in Runtime.__dataclass_fields__})
+        with caught() as signals:
+            try:
+                result = run(config, runtime, options.out, Watch(signals))
+            except Stopped as stopped:
+                kept = f"; to go on, start it again with --out {options.out}" if options.out else ""
+                print(f"{stopped}{kept}", file=sys.stderr)
+                return signals.exit_code or 1
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ValueError) else 1
-    return 0
+        return 2
+    if FIRST:
+        show(result)
+    return 0 if result.status == "finished" else 1
+
+
+def run(config: Config, runtime: Runtime, out: Path | None, stop: Watch) -> Result:
+    """Train with a progress bar; with `out`, no other process trains there meanwhile."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with ExitStack() as stack:
+        if out and FIRST:
+            out.mkdir(parents=True, exist_ok=True)
+            claim = Claim(out)
+            if not claim.acquire():
+                raise ValueError(f"another process trains in {out}")
+            stack.callback(claim.release)
+        bar = stack.enter_context(
+            Progress(*columns, disable=not FIRST, console=Console(stderr=True))
+        )
+        task = bar.add_task("training", total=config.epochs)
+
+        def advance(epoch: Epoch) -> None:
+            text = f"epoch {epoch.epoch + 1}/{config.epochs}, loss {epoch.loss:.3f}"
+            bar.update(task, completed=epoch.epoch + 1, description=text)
+
+        result = train(config, runtime, out, stop=stop, on_epoch=advance)
+        if out and FIRST:
+            text = json.dumps(asdict(result) | {"epochs": len(result.epochs)}, indent=1) + "\n"
+            write_atomically(out / "result.json", lambda part: part.write_text(text))
+    return result
 
 
 def show(result: Result) -> None:
-    """Print the accuracy, and each site's rates as means over the epochs."""
-    print(f"test accuracy {100 * result.accuracy:.2f} %")
-    print(f"training loss {result.loss[-1]:.3f} in the last of {len(result.loss)} epochs")
-    print(f"seconds       {result.seconds:.1f}")
-    for key in result.nominal:
-        print(
-            f"{key}: rate asked {mean(result.nominal[key])}, realized {mean(result.realized[key])}"
-        )
+    """Print accuracies, and each site's rates as means over the epochs."""
+    if result.status == "diverged":
+        print(f"diverged: the loss of epoch {len(result.epochs)} is not finite; try a smaller lr")
+    for name, score in result.scores.items():
+        print(f"test accuracy, {name:9} {100 * score:.2f} %")
+    if result.epochs:
+        print(f"training loss            {result.epochs[-1].loss:.3f} in the last epoch")
+        print(f"seconds                  {result.seconds:.1f}")
+        for key in result.epochs[0].nominal:
+            asked, realized = (
+                mean([getattr(epoch, name)[key] for epoch in result.epochs])
+                for name in ("nominal", "realized")
+            )
+            print(f"{key}: rate asked {asked}, realized {realized}")
 
 
 def mean(rates: list[float | None]) -> str:

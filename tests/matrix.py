@@ -48,7 +48,15 @@ def impossible(row):
     """Why torch can't do this, or None."""
     if row.parallel == "fsdp2" and _takes_parameters_only(row.regularizer):
         return "a hook on a parameter that FSDP shards sees no gradient: refused"
+    scaled = row.precision == "fp16" and row.regularizer in GRADIENTS
+    if scaled and _compiled_in_a_checkpoint(row):
+        return "a new GradScaler has no scale before the first loss: recomputed in another graph"
     return None
+
+
+def _compiled_in_a_checkpoint(row):
+    compiled_blocks = row.compiler != "eager" and row.parallel == "fsdp2"
+    return compiled_blocks and row.memory == "checkpointing"
 
 
 @cache
@@ -118,10 +126,11 @@ def run_row(row, rank=0):
 
 def _recounts(row):
     """Whether what is compiled lies inside a checkpoint that is not: it can't tell that it runs
-    again, and counts its calls and elements twice, of which the shares are the same.
+    again, and counts its calls and elements twice, of which the shares are the same. What keeps
+    nothing for the backward is not run again.
     """
-    compiled_blocks = row.compiler != "eager" and row.parallel == "fsdp2"
-    return compiled_blocks and row.memory == "checkpointing" and row.regularizer in TRACED
+    runs_again = row.regularizer in TRACED and row.regularizer not in ("Disout", "GaussianNoise")
+    return runs_again and _compiled_in_a_checkpoint(row)
 
 
 def _counts(outcome, row, again=False):

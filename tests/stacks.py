@@ -23,6 +23,7 @@ ARGUMENTS = {
     "ClampGrad": {"min": -1e-3, "max": 1e-3},
     "ClipGradNorm": {"max_norm": 1e-2},
     "ScaleGrad": {"scale": -0.5},
+    "Disout": {"p": 0.4, "block_size": 3},
     "DropBlock1d": {"p": 0.4, "block_size": 3},
     "DropBlock2d": {"p": 0.4, "block_size": 3},
     "DropBlock3d": {"p": 0.4, "block_size": 3},

@@ -14,6 +14,7 @@ from dropblock_hooks import (
     ByDepth,
     ConstantSchedule,
     CosineSchedule,
+    Disout,
     DropBlock1d,
     DropBlock2d,
     DropBlock3d,
@@ -39,6 +40,7 @@ SHAPES = {1: (6, 5, 12), 2: (6, 5, 8, 9), 3: (6, 5, 4, 6, 5)}
 DROP_BLOCKS = [DropBlock1d, DropBlock2d, DropBlock3d]
 EACH = [
     *DROP_BLOCKS,
+    Disout,
     Dropout,
     Dropout1d,
     Dropout2d,
@@ -50,6 +52,8 @@ EACH = [
 ]
 WITH_P = [cls for cls in EACH if cls is not GaussianNoise]
 RATE = {cls: "std" if cls is GaussianNoise else "p" for cls in EACH}
+OTHERS = {cls: {"alpha": 1.0} if cls is Disout else {} for cls in EACH}
+IN_BLOCKS = [*DROP_BLOCKS, Disout]
 each_class = pytest.mark.parametrize("cls", EACH)
 
 
@@ -118,6 +122,20 @@ def test_drop_block_is_the_functions(block_size, options, cls):
     assert dropped == (y == 0).sum()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("share_channels", [False, True])
+@pytest.mark.parametrize("block_size", [1, 3, (2, 3), 50], ids=str)
+def test_disout_is_the_functions(block_size, share_channels, dtype):
+    x = torch.randn(SHAPES[2]).to(dtype)
+    y, distorted = run(Disout(0.3, block_size, 0.5, share_channels), x)
+    expected = at_seed(
+        functional.disout, x, 0.3, block_size, alpha=0.5, share_channels=share_channels
+    )
+    assert torch.equal(y, expected)
+    if dtype is torch.float32:  # in which a small distortion is seldom rounded away
+        assert distorted == (y != x).sum()
+
+
 @pytest.mark.parametrize("mode", ["row", "batch"])
 def test_stochastic_depth_is_the_functions(mode):
     for seed in range(10):
@@ -144,7 +162,7 @@ def test_stochastic_depth_of_a_block_that_changes_shape_is_refused():
 def test_a_rate_of_zero_returns_the_same_object_and_draws_nothing(cls):
     x = torch.randn(SHAPES[cls.spatial or 2])
     state = torch.get_rng_state()
-    y, dropped = cls(0.0).apply(x, now(torch.zeros_like(x), **{RATE[cls]: 0.0}))
+    y, dropped = cls(0.0).apply(x, now(torch.zeros_like(x), **cls(0.0).values(0.0)))
     assert y is x
     assert dropped in (0, None)
     assert torch.equal(torch.get_rng_state(), state)
@@ -160,7 +178,7 @@ def test_the_rate_in_force_is_the_one_of_now(cls):
     for regularizer in (cls(schedule), cls(0.2)):
         torch.manual_seed(1)
         rates = regularizer.values(2.0)
-        assert rates == {RATE[cls]: 0.2}
+        assert rates == {RATE[cls]: 0.2, **OTHERS[cls]}
         results.append(regularizer.apply(x, now(shortcut, **rates))[0])
     assert torch.equal(*results)
     assert not torch.equal(results[0], x)
@@ -172,7 +190,7 @@ def test_gradients_flow(cls):
     y, _ = run(cls(0.3), x, torch.zeros(x.shape))
     y.sum().backward()
     assert x.grad.isfinite().all()
-    if cls is not GaussianNoise:
+    if cls not in (GaussianNoise, Disout):
         assert not torch.equal(x.grad, torch.ones_like(x))
 
 
@@ -201,8 +219,9 @@ def test_zero_size_batches(cls):
         (50, (1, 9), (1, 9)),
     ],
 )
-def test_block_in_force_is_clipped_per_axis(block_size, map_size, in_force):
-    assert DropBlock2d(0.1, block_size).block_in_force(map_size) == in_force
+@pytest.mark.parametrize("cls", [DropBlock2d, Disout])
+def test_block_in_force_is_clipped_per_axis(cls, block_size, map_size, in_force):
+    assert cls(0.1, block_size).block_in_force(map_size) == in_force
 
 
 @pytest.mark.parametrize("cls", [Dropout, Dropout2d, DropPath, GaussianNoise])
@@ -219,6 +238,8 @@ INSTANCES = [
     DropBlock2d(p=0.2, block_size=(3, 5), normalize="sample", share_channels=True),
     DropBlock2d(p=LinearSchedule(0.0, 0.1, epochs=90), calibration="paper", normalize=None),
     DropBlock3d(p=StepSchedule({0: 0.0, 3: 0.2})),
+    Disout(),
+    Disout(0.2, (3, 5), alpha=LinearSchedule(0.0, 2.0, epochs=9), share_channels=True),
     Dropout(),
     Dropout(0.2, active="always"),
     Dropout1d(0.2, layout="NLC"),
@@ -273,6 +294,7 @@ def test_repr_is_one_line(regularizer):
         (DropBlock2d(0.1, [3, 5]), DropBlock2d(0.1, (3, 5))),
         (DropBlock1d(0.1, (3,)), DropBlock1d(0.1, 3)),
         (DropBlock2d(0.1, np.int64(3)), DropBlock2d(0.1, 3)),
+        (Disout(0.1, [3, 3], 1), Disout(0.1, 3, 1.0)),
         (Dropout(np.float64(0.25)), Dropout(0.25)),
         (Dropout(1), Dropout(1.0)),
     ],
@@ -299,10 +321,10 @@ def test_with_rates_is_a_copy(cls):
 @each_class
 def test_rates_and_moving(cls):
     schedule = LinearSchedule(0.0, 0.5, 6)
-    assert cls(0.1).rates == {RATE[cls]: 0.1}
+    assert cls(0.1).rates == {RATE[cls]: 0.1, **OTHERS[cls]}
     assert not cls(0.1).moving
     assert not cls(ConstantSchedule(0.1)).moving
-    assert cls(schedule).rates == {RATE[cls]: schedule}
+    assert cls(schedule).rates == {RATE[cls]: schedule, **OTHERS[cls]}
     assert cls(schedule).moving
     assert cls(lambda t: 0.1).moving
     assert [cls(schedule).values(t)[RATE[cls]] for t in (0, 5)] == [0.0, 0.5]
@@ -343,6 +365,27 @@ def test_p_of_gaussian_dropout_is_below_one():
     assert DropPath(1.0).p == 1.0
 
 
+@pytest.mark.parametrize(("alpha", "error", "message"), NO_RATES)
+def test_alpha_of_disout_is_checked(alpha, error, message):
+    with pytest.raises(error, match="alpha .*" + message):
+        Disout(alpha=alpha)
+    assert Disout(alpha=7).alpha == 7.0
+
+
+def test_the_strength_in_force_is_the_one_of_now():
+    x, moving = torch.randn(SHAPES[2]), Disout(0.5, 3, alpha=LinearSchedule(0.0, 2.0, epochs=3))
+    torch.manual_seed(3)
+    y, _ = moving.apply(x, now(**moving.values(1.0)))
+    assert torch.equal(y, run(Disout(0.5, 3, alpha=1.0), x)[0])
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 1.0])
+def test_disout_expects_to_distort_p_unless_its_noise_is_0(p):
+    regularizer = Disout(p, alpha=LinearSchedule(0.0, 2.0, epochs=3))
+    shares = [regularizer.expected_share(regularizer.values(t), (9, 9)) for t in range(3)]
+    assert shares == [0.0, p, p]
+
+
 OUTSIDE = [
     (LinearSchedule(0.0, 1.5, 5), "which reaches 1.5"),
     (CosineSchedule(-0.1, 0.5, 5), "which reaches -0.1"),
@@ -366,12 +409,12 @@ def test_a_schedule_that_reaches_outside_is_refused(schedule, message, cls):
 @pytest.mark.parametrize("cls", WITH_P)
 def test_a_plain_function_is_checked_when_it_is_called(cls):
     regularizer = cls(lambda t: t / 10)
-    assert regularizer.values(5) == {"p": 0.5}
+    assert regularizer.values(5) == {"p": 0.5, **OTHERS[cls]}
     with pytest.raises(ValueError, match=r"p must be in \[0, 1[])], got 1.1 at t=11"):
         regularizer.values(11)
 
 
-@pytest.mark.parametrize("cls", DROP_BLOCKS)
+@pytest.mark.parametrize("cls", IN_BLOCKS)
 @pytest.mark.parametrize(
     "block_size",
     [0, -1, 2.5, 7.0, "7", None, True, math.nan, (), (0, 3), (3, 2.5), (3, "3")],
@@ -382,7 +425,7 @@ def test_block_size_is_checked(block_size, cls):
         cls(0.1, block_size)
 
 
-@pytest.mark.parametrize("cls", DROP_BLOCKS)
+@pytest.mark.parametrize("cls", IN_BLOCKS)
 @pytest.mark.parametrize("axes", [0, 1, 2, 3, 4])
 def test_block_size_has_one_edge_per_axis(axes, cls):
     if axes == cls.spatial:
@@ -412,7 +455,8 @@ def test_options_of_drop_block_are_checked(options, message, cls):
 
 @pytest.mark.parametrize("value", ["false", "no", None, 2, 0.5])
 @pytest.mark.parametrize(
-    ("cls", "name"), [(DropBlock2d, "share_channels"), (DropPath, "scale_by_keep")]
+    ("cls", "name"),
+    [(DropBlock2d, "share_channels"), (Disout, "share_channels"), (DropPath, "scale_by_keep")],
 )
 def test_switches_are_booleans(cls, name, value):
     """A text is true, whatever it says: it would switch on what was meant to be off."""

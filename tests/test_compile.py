@@ -13,6 +13,7 @@ from dropblock_hooks import (
     ByDepth,
     ClampGrad,
     ClipGradNorm,
+    Disout,
     DropBlock1d,
     DropBlock2d,
     DropBlock3d,
@@ -60,6 +61,8 @@ CASES = {
     ),
     "DropBlock2d-clipped": DropBlock2d(ramp(0, 0.3), 99, normalize=None),
     "DropBlock3d": DropBlock3d(ramp(0, 0.9), 3),
+    "Disout": Disout(ramp(0, 0.9), 3, ramp(0, 2)),
+    "Disout-shared": Disout(ramp(0, 0.9), (3, 5), share_channels=True),
     "DropPath": DropPath(ramp(0, 0.9)),
     "StochasticDepth": StochasticDepth(ramp(0, 0.9)),
     "StochasticDepth-batch": StochasticDepth(ramp(0, 0.9), mode="batch"),
@@ -215,7 +218,8 @@ DROPS = [case for case in CASES if isinstance(CASES[case].rates.get("p"), Linear
 
 
 @pytest.mark.parametrize(
-    ("case", "p"), [("DropBlock2d", 0.3), ("Dropout2d", 0.01), ("StochasticDepth", 0.97)]
+    ("case", "p"),
+    [("DropBlock2d", 0.3), ("Disout-shared", 0.3), ("Dropout2d", 0.01), ("StochasticDepth", 0.97)],
 )
 def test_realized_rate(case, p):
     """|z| <= 4 over independent batches, with the standard error that they show."""
@@ -245,7 +249,7 @@ def test_rate_0_changes_nothing(case):
     assert torch.equal(compiled(model)(x), compiled(bare)(x))
 
 
-@pytest.mark.parametrize("case", ["DropBlock2d", "Dropout2d", "DropPath"])
+@pytest.mark.parametrize("case", ["DropBlock2d", "Disout-shared", "Dropout2d", "DropPath"])
 def test_rate_1_drops_all(case):
     model = Small()
     attached = attach(model, {"block": CASES[case].with_rates(p=1.0)})

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from dropblock_hooks import (
     ClampGrad,
     ClipGradNorm,
+    Disout,
     DropBlock1d,
     DropBlock2d,
     DropBlock3d,
@@ -42,6 +43,7 @@ REGULARIZERS = [
     *(make(0.3) for make in (Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath, StochasticDepth)),
     *(make(0.3, 3) for make in (DropBlock1d, DropBlock2d, DropBlock3d)),
     *(DropBlock2d(0.3, 3, normalize=n, share_channels=True) for n in ("sample", "expected", None)),
+    *(Disout(0.3, 3, share_channels=share) for share in (False, True)),
     GaussianNoise(0.3),
     GaussianDropout(0.3),
     ClampGrad(-1.0, 1.0),
@@ -58,7 +60,7 @@ INPUTS = [
 ]
 AT_ZERO = [
     *(make(0.0) for make in (Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath, StochasticDepth)),
-    *(make(0.0) for make in (DropBlock1d, DropBlock2d, DropBlock3d)),
+    *(make(0.0) for make in (DropBlock1d, DropBlock2d, DropBlock3d, Disout)),
     *(make(0.0) for make in (GaussianNoise, GaussianDropout)),
     ScaleGrad(1.0),
 ]

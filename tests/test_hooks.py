@@ -12,6 +12,7 @@ from dropblock_hooks import (
     Applied,
     ClampGrad,
     ClipGradNorm,
+    Disout,
     DropBlock1d,
     DropBlock2d,
     DropBlock3d,
@@ -390,6 +391,8 @@ def test_activation_checkpointing(reentrant):
         (Dropout3d(0.5), (4, 6, 4, 4, 4)),
         (DropBlock2d(0.5, 3), (4, 6, 8, 8)),
         (DropBlock2d(0.5, 3, layout="NHWC"), (4, 8, 8, 6)),
+        (Disout(0.5, 3), (4, 6, 8, 8)),
+        (Disout(0.5, 3, layout="NHWC"), (4, 8, 8, 6)),
         (Dropout1d(0.5, layout="NLC"), (4, 8, 6)),
         (Dropout3d(0.5, layout="NDHWC"), (4, 4, 4, 4, 6)),
         (DropPath(0.5), (4, 6)),
@@ -400,7 +403,7 @@ def test_activation_checkpointing(reentrant):
 )
 def test_every_activation_regularizer_on_a_layer(regularizer, shape):
     model = nn.Sequential(Returns(lambda x: x * 2))
-    x = torch.ones(shape)
+    x = torch.rand(shape) + 1
     attached = attach(model, {"0": regularizer})
     y = model(x)
     assert y.shape == x.shape
@@ -408,7 +411,8 @@ def test_every_activation_regularizer_on_a_layer(regularizer, shape):
     noisy = isinstance(regularizer, GaussianNoise | GaussianDropout)
     assert (attached.sites[0].realized_rate is None) == noisy
     if not noisy and not isinstance(regularizer, StochasticDepth):
-        assert attached.sites[0].realized_rate == pytest.approx((y == 0).float().mean().item())
+        affected = y != x * 2 if isinstance(regularizer, Disout) else y == 0
+        assert attached.sites[0].realized_rate == pytest.approx(affected.float().mean().item())
     attached.set("0", **dict.fromkeys(regularizer.rates, 0.0))
     assert torch.equal(model(x), x * 2)
 
@@ -434,7 +438,7 @@ def test_rate_zero_gives_the_very_same_tensor():
 
 IDLE = [
     *(make(0.0) for make in (Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath)),
-    *(make(0.0) for make in (DropBlock1d, DropBlock2d, DropBlock3d)),
+    *(make(0.0) for make in (DropBlock1d, DropBlock2d, DropBlock3d, Disout)),
     *(make(0.0) for make in (GaussianNoise, GaussianDropout)),
 ]
 
@@ -447,7 +451,7 @@ def test_calls_at_rate_zero_count_as_if_it_ran(regularizer, monkeypatch):
         model = nn.Sequential(Returns(lambda x: given.append(2 * x) or given[-1]))
         attached = attach(model, {"0": regularizer})
         for shape in ((2, 3), (2, 3), (4, 5), (2, 3)):
-            x = torch.ones(*shape, *[3] * (regularizer.spatial or 2))
+            x = torch.randn(*shape, *[3] * (regularizer.spatial or 2))
             assert model(x) is given[-1]
         (site,) = attached.sites
         attached.set(site.key, **dict.fromkeys(regularizer.rates, 0.5))

@@ -14,6 +14,7 @@ from dropblock_hooks import (
     ClipGradNorm,
     ConstantSchedule,
     CosineSchedule,
+    Disout,
     DropBlock1d,
     DropBlock2d,
     DropBlock3d,
@@ -59,6 +60,7 @@ regularizers = st.one_of(
     ),
     st.builds(DropBlock1d, rates, edges),
     st.builds(DropBlock3d, rates, layout=st.just("NDHWC")),
+    st.builds(Disout, rates, edges, rates, share_channels=st.booleans()),
     st.builds(DropPath, rates, scale_by_keep=st.booleans()),
     st.builds(StochasticDepth, rates, mode=st.sampled_from(["row", "batch"])),
     st.builds(GaussianNoise, rates),
@@ -112,6 +114,10 @@ def test_the_repr_of_a_regularizer_is_a_spec(regularizer):
         ("a: {Dropout2d: {p: 0.1}}", Dropout2d(0.1)),
         ("a: DropBlock2d(0.1, block_size=(3, 5))", DropBlock2d(0.1, (3, 5))),
         ("a: {DropBlock2d: {block_size: [3, 5]}}", DropBlock2d(block_size=(3, 5))),
+        (
+            "a: {Disout: {p: .2, alpha: {LinearSchedule: {start: 0, stop: 2, epochs: 3}}}}",
+            Disout(0.2, alpha=LinearSchedule(0, 2, epochs=3)),
+        ),
         (
             "a: Dropout(p=LinearSchedule(0, .1, epochs=3))",
             Dropout(LinearSchedule(0, 0.1, epochs=3)),

@@ -1,5 +1,6 @@
 """The equations of the regularizers as pure functions of tensors."""
 
+from .disout import disout
 from .dropblock import drop_block1d, drop_block2d, drop_block3d
 from .dropout import (
     drop_path,
@@ -17,6 +18,7 @@ __all__ = [
     "block_gamma",
     "clamp_grad",
     "clip_grad_norm",
+    "disout",
     "drop_block1d",
     "drop_block2d",
     "drop_block3d",

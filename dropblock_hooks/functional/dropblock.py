@@ -86,23 +86,36 @@ def drop_blocks(
     check_floating(x)
     if is_zero(p) or x.numel() == 0:
         return x, 0
-    size = x.shape[2:]
-    if isinstance(p, Tensor) or (generator is None and _compiles()):
-        mask = _mask_in_graph(x, p, edges, calibration, share_channels)
-    else:
-        block = clipped_block(size, edges)
-        chance = block_gamma(p, size, block, calibration)
-        if takes(x):
-            blocks = Blocks(x, (1, x.shape[1] if share_channels else 1, *block))
-            drawn = blocks.draw(chance, generator)
-            counted = counted or normalize in ("batch", "sample")
-            dropped = blocks.count(drawn, normalize == "sample") if counted else None
-            y = drop_drawn(x, _scale(x, p, dropped, normalize, eps), blocks, drawn)
-            return x.copy_(y) if inplace else y, 0 if dropped is None else dropped.sum()
-        mask = block_mask(x, chance, block, share_channels, generator)
+    found = draw_blocks(x, p, edges, calibration, share_channels, generator)
+    if not isinstance(found, Tensor):
+        blocks, drawn = found
+        counted = counted or normalize in ("batch", "sample")
+        dropped = blocks.count(drawn, normalize == "sample") if counted else None
+        y = drop_drawn(x, _scale(x, p, dropped, normalize, eps), blocks, drawn)
+        return x.copy_(y) if inplace else y, 0 if dropped is None else dropped.sum()
+    mask = found
     dropped = mask.flatten(1).sum(1) * (x.shape[1] // mask.shape[1])
     scale = _scale(x, p, dropped if normalize == "sample" else dropped.sum(), normalize, eps)
     return drop(x, mask, scale, inplace), dropped.sum()
+
+
+def draw_blocks(
+    x: Tensor,
+    p: Rate,
+    edges: Sequence[int],
+    calibration: Calibration = "exact",
+    share_channels: bool = False,
+    generator: torch.Generator | None = None,
+) -> Tensor | tuple[Blocks, Tensor]:
+    """Blocks that cover a share p: a mask as of `block_mask`, or places and which are drawn."""
+    if isinstance(p, Tensor) or (generator is None and _compiles()):
+        return _mask_in_graph(x, p, edges, calibration, share_channels)
+    block = clipped_block(x.shape[2:], edges)
+    chance = block_gamma(p, x.shape[2:], block, calibration)
+    if takes(x):
+        blocks = Blocks(x, (1, x.shape[1] if share_channels else 1, *block))
+        return blocks, blocks.draw(chance, generator)
+    return block_mask(x, chance, block, share_channels, generator)
 
 
 def _compiles() -> bool:

@@ -12,7 +12,7 @@ from .masks import Rate, check_floating, is_zero
 def add_noise(x: Tensor, std: Rate, generator: torch.Generator | None = None) -> Tensor:
     """`x` plus normal noise, drawn in at least float32."""
     check_floating(x)
-    return x if is_zero(std) else (x + _normal_like(x, std, generator)).to(x.dtype)
+    return x if is_zero(std) else (x + normal_like(x, std, generator)).to(x.dtype)
 
 
 def multiply_noise(x: Tensor, p: Rate, generator: torch.Generator | None = None) -> Tensor:
@@ -20,11 +20,12 @@ def multiply_noise(x: Tensor, p: Rate, generator: torch.Generator | None = None)
     check_floating(x)
     if is_zero(p):
         return x
-    noise = _normal_like(x, (p / (1 - p)) ** 0.5, generator)
+    noise = normal_like(x, (p / (1 - p)) ** 0.5, generator)
     return (x * (noise + 1.0)).to(x.dtype)
 
 
-def _normal_like(x: Tensor, std: Rate, generator: torch.Generator | None) -> Tensor:
+def normal_like(x: Tensor, std: Rate, generator: torch.Generator | None = None) -> Tensor:
+    """Normal noise of mean 0, drawn in at least float32, in the memory format of `x`."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     return torch.empty_like(x, dtype=dtype).normal_(generator=generator) * std
 

@@ -1,6 +1,7 @@
-"""A run: paired with the others of its seed, its rates as scheduled, its errors told at once."""
+"""A run: the loop that it says it is, paired with the others of its seed, rates as scheduled."""
 
 import itertools
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,14 +13,14 @@ from timm.models.resnet import ResNet
 from torch import Tensor, nn
 
 from dropblock_hooks import SpecError
-from experiments.data import Split
-from experiments.report import summarize
-from experiments.study import Run, read_study
-from experiments.train import Config, evaluate, prepare, train
+from experiments.config import Config, Runtime
+from experiments.data import load_data, train_loader
+from experiments.log import read_metrics
+from experiments.models import prepare
+from experiments.train import train
 
-QUICK = Path(__file__).parents[2] / "experiments" / "configs" / "quick.yaml"
 SMALL = {"layers": [1, 1, 1, 1], "channels": [8, 8, 8, 8], "output_stride": 8}
-TINY = Config(model_args=SMALL, train_images=60, batch_size=20, epochs=3, threads=1, seed=5)
+TINY = Config(model_args=SMALL, train_images=60, batch_size=20, epochs=3, label_noise=0.2, seed=5)
 RAMP = {"LinearSchedule": {"start": 0.0, "stop": 0.5, "epochs": 3}}
 SPECS = {
     "none": None,
@@ -45,16 +46,19 @@ def watched(config: Config) -> tuple[Inputs, list[float]]:
     inputs = Inputs()
     handle = nn.modules.module.register_module_forward_pre_hook(inputs)
     try:
-        return inputs, train(config).loss
+        return inputs, [epoch.loss for epoch in train(config).epochs]
     finally:
         handle.remove()
 
 
+@pytest.mark.parametrize("augmentation", ["none", "crop-flip"])
 @pytest.mark.parametrize("name", ["dropout", "dropblock"])
-def test_conditions_of_one_seed_are_paired(name):
-    bare, bare_loss = watched(TINY)
+def test_conditions_of_one_seed_are_paired(name, augmentation):
+    tiny = replace(TINY, augmentation=augmentation)
+    bare, bare_loss = watched(tiny)
     torch.rand(3)
-    other, other_loss = watched(replace(TINY, spec=SPECS[name]))
+    np.random.rand(3)
+    other, other_loss = watched(replace(tiny, spec=SPECS[name]))
     assert len(bare.batches) == len(other.batches) == 9
     assert all(map(torch.equal, bare.batches, other.batches))
     assert all(map(torch.equal, bare.weights, other.weights))
@@ -63,13 +67,28 @@ def test_conditions_of_one_seed_are_paired(name):
     assert (bare_loss[0] == other_loss[0]) == (name == "dropblock")
 
 
-def test_batches_are_the_training_set_in_another_order_each_epoch():
-    images = prepare(TINY)[0].train_images
-    inputs, _ = watched(TINY)
-    epochs = [torch.cat(inputs.batches[i : i + 3]) for i in (0, 3, 6)]
-    for epoch in epochs:
-        assert torch.equal(epoch.flatten(1).sum(1).sort()[0], images.flatten(1).sum(1).sort()[0])
-    assert not torch.equal(epochs[0], epochs[1])
+def test_mixup_mixes_all_conditions_of_a_seed_alike():
+    tiny = replace(TINY, mixup=0.4, label_smoothing=0.1)
+    bare, bare_loss = watched(tiny)
+    np.random.rand(3)
+    other, other_loss = watched(replace(tiny, spec=SPECS["dropblock"]))
+    assert all(map(torch.equal, bare.batches, other.batches))
+    assert bare_loss[0] == other_loss[0]
+    plain, _ = watched(TINY)
+    assert not torch.equal(plain.batches[0], bare.batches[0])
+
+
+def test_a_replica_has_the_same_split_and_noise_and_another_beginning_order_and_masks():
+    one, one_loss = watched(TINY)
+    other, other_loss = watched(replace(TINY, replica=1))
+    assert not torch.equal(one.weights[0], other.weights[0])
+    assert not torch.equal(one.batches[0], other.batches[0])
+    sums = [torch.cat(i.batches[:3]).flatten(1).sum(1).sort()[0] for i in (one, other)]
+    assert torch.equal(*sums)
+    data = [load_data(c, Path("data")) for c in (TINY, replace(TINY, replica=1))]
+    labels = [d.train.__getitems__([(0, i) for i in range(60)])[1] for d in data]
+    assert torch.equal(*labels)
+    assert one_loss != other_loss
 
 
 def test_seeds_differ_in_everything():
@@ -79,21 +98,126 @@ def test_seeds_differ_in_everything():
     assert not torch.equal(one.weights[0], other.weights[0])
 
 
-def test_a_run_repeats_and_leaves_the_global_generator_alone():
-    config = replace(TINY, spec=SPECS["dropout"])
+def timeless(result):
+    """A result without what differs from run to run."""
+    epochs = [replace(epoch, seconds=0) for epoch in result.epochs]
+    return replace(result, seconds=0, memory=0, epochs=epochs)
+
+
+def test_a_run_repeats_and_leaves_the_global_generators_alone():
+    config = replace(TINY, spec=SPECS["dropout"], mixup=0.2, augmentation="flip")
     torch.manual_seed(1)
-    before = torch.get_rng_state()
+    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
     one = train(config)
     assert torch.equal(torch.get_rng_state(), before)
+    assert np.array_equal(np.random.get_state()[1], numpy_before)
     torch.manual_seed(2)
-    other = train(config)
-    assert replace(one, seconds=0) == replace(other, seconds=0)
+    np.random.seed(2)
+    assert timeless(train(config)) == timeless(one)
 
 
-def test_on_epoch_is_called_after_each_epoch():
-    epochs: list[int] = []
-    train(TINY, epochs.append)
-    assert epochs == [0, 1, 2]
+def test_the_loop_is_the_one_that_torch_users_write():
+    """Weights after two epochs, to the bit, and the numbers of each epoch."""
+    config = replace(TINY, epochs=2, clip_grad_norm=0.5, label_smoothing=0.0)
+    result = train(config)
+
+    data = load_data(config, Path("data"))
+    model, _ = prepare(config, data)
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]
+    optimizer = torch.optim.SGD(
+        [{"params": others, "weight_decay": 0.0}, {"params": decayed, "weight_decay": 5e-4}],
+        lr=0.1,
+        momentum=0.9,
+        nesterov=True,
+    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 6)
+    loader = train_loader(data, config, Runtime())
+    model.train()
+    for epoch in range(2):
+        loader.begin(epoch, 0)
+        losses, right, norms = [], 0, []
+        for images, labels in loader:
+            optimizer.zero_grad()
+            scores = model(images)
+            loss = nn.functional.cross_entropy(scores, labels)
+            loss.backward()
+            norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5).item())
+            optimizer.step()
+            lr = optimizer.param_groups[0]["lr"]
+            if len(losses) + 3 * epoch < 5:
+                schedule.step()
+            losses.append(loss.item())
+            right += (scores.argmax(1) == labels).sum().item()
+        told = result.epochs[epoch]
+        assert told.loss == pytest.approx(sum(losses) / 3, rel=1e-12)
+        assert told.accuracy == right / 60
+        assert told.lr == lr
+        assert told.grad_norm == pytest.approx(sum(norms) / 3, rel=1e-6)
+        assert told.grad_norm_clipped == pytest.approx(sum(min(n, 0.5) for n in norms) / 3)
+    model.eval()
+    with torch.no_grad():
+        images, labels = data.tests["clean"].__getitems__([(0, i) for i in range(1737)])
+        scores = model(images)
+    assert result.scores["clean"] == (scores.argmax(1) == labels).double().mean().item()
+    loss = nn.functional.cross_entropy(scores.double(), labels)
+    assert result.test_loss == pytest.approx(loss.item(), rel=1e-5)
+    assert list(result.scores) == ["clean", "occluded", "noisy"]
+
+
+def test_the_average_of_the_weights_is_what_is_tested():
+    frozen = replace(TINY, ema=0.99999)  # stays all but where the weights began
+    assert train(frozen).test_loss == pytest.approx(math.log(10), abs=0.05)
+    followed = train(replace(TINY, ema=0.0))
+    assert followed.scores == train(TINY).scores
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"optimizer": "adamw", "lr": 1e-3, "lr_schedule": "cosine", "warmup_epochs": 1},
+        {"lr_schedule": "step", "lr_schedule_args": {"decay_epochs": 1, "decay_rate": 0.5}},
+        {"precision": "bf16-mixed", "spec": SPECS["dropblock"]},
+        {"model": "torchvision:squeezenet1_1", "model_args": {}, "lr": 0.01, "image_size": 40},
+        {"model": "vit_tiny_patch16_224", "model_args": {"img_size": 32, "depth": 1}, "lr": 0.01},
+        {"data": "fake", "train_images": 40},
+    ],
+    ids=["adamw", "step", "bfloat16", "torchvision", "vit", "fake"],
+)
+def test_what_timm_and_torchvision_have_can_be_trained(fields):
+    result = train(replace(TINY, epochs=2, **fields))
+    assert result.status == "finished"
+    assert [epoch.epoch for epoch in result.epochs] == [0, 1]
+
+
+def test_learning_rates_of_timm_move_with_every_step():
+    schedule = {"lr_schedule": "cosine", "warmup_epochs": 1}
+    rates = [epoch.lr for epoch in train(replace(TINY, epochs=4, **schedule)).epochs]
+    # 3 steps an epoch: warm from 1e-5 to .1 over 3, then half a cosine over 12 steps
+    steps = [
+        1e-5 + 2 * (0.1 - 1e-5) / 3,
+        *(0.05 * (1 + math.cos(math.pi * s / 12)) for s in (5, 8, 11)),
+    ]
+    assert rates == pytest.approx(steps, rel=1e-6)
+
+
+def test_metrics_and_tensorboard_are_written(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = replace(TINY, spec=SPECS["dropblock"], clip_grad_norm=0.1)
+    heard = []
+    result = train(config, Runtime(tensorboard=True), tmp_path, on_epoch=heard.append)
+    assert heard == result.epochs == read_metrics(tmp_path / "metrics.jsonl")
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    tags = events.Tags()["scalars"]
+    assert [event.value for event in events.Scalars("train/loss")] == pytest.approx(
+        [epoch.loss for epoch in result.epochs]
+    )
+    key = "reg/layer3.0/DropBlock2d"
+    assert [e.value for e in events.Scalars(f"{key}/p")] == pytest.approx([0, 0.25, 0.5])
+    assert f"{key}/realized_rate" in tags
+    assert {"train/lr", "train/accuracy", "train/grad_norm", "train/grad_norm_clipped"} <= set(tags)
+    assert {"test/accuracy_clean", "test/accuracy_occluded", "test/accuracy_noisy"} <= set(tags)
 
 
 def share_variance(p: float, size: int = 4, block: int = 3) -> float:
@@ -114,70 +238,56 @@ def share_variance(p: float, size: int = 4, block: int = 3) -> float:
     return float(weights(gamma) @ shares**2 - p**2)
 
 
-def test_rates_of_the_quick_study_follow_its_schedule():
+def test_rates_follow_their_schedule():
     """Nominal rates equal the formula; realized ones lie within z = 4.5, of 120, or 4, of one."""
-    config = read_study(QUICK).conditions["DropBlock2d"]
-    channels = [8, 32, 32, 32]
-    small = {**config.model_args, "channels": channels}
-    config = replace(config, model_args=small, train_images=100, threads=1)
-    result = train(config)
-
+    ramp = {"LinearSchedule": {"start": 0.0, "stop": 0.5, "epochs": 40}}
+    spec = {"layer[234].0": {"DropBlock2d": {"p": ramp, "block_size": 3}}}
+    small = {**SMALL, "channels": [8, 32, 32, 32]}
+    result = train(Config(spec, model_args=small, train_images=100, epochs=40))
     formula = np.array([0.5 * epoch / 39 for epoch in range(40)])
-    assert list(result.nominal) == [f"layer{i}.0/DropBlock2d" for i in (2, 3, 4)]
     variance = np.array([share_variance(p) for p in formula]) / (100 * 32)
-    for key, nominal in result.nominal.items():
+    everything = []
+    for key in (f"layer{i}.0/DropBlock2d" for i in (2, 3, 4)):
+        nominal = [epoch.nominal[key] for epoch in result.epochs]
         assert nominal == pytest.approx(formula, rel=1e-12)
-        realized = np.array(result.realized[key], dtype=float)
+        realized = np.array([epoch.realized[key] for epoch in result.epochs], dtype=float)
         assert realized[0] == 0
         z = (realized[1:] - formula[1:]) / np.sqrt(variance[1:])
         assert abs(z).max() < 4.5
-    [row] = summarize([Run("ramp", config, result)], "ramp")
-    assert row.nominal == pytest.approx(0.25)
-    assert abs(row.realized - 0.25) / np.sqrt(variance.sum() / 3 / 40**2) < 4
+        everything.append(realized.mean())
+    assert abs(np.mean(everything) - 0.25) / np.sqrt(variance.sum() / 3 / 40**2) < 4
+
+
+def test_a_site_without_a_probability_has_no_nominal_rate():
+    result = train(
+        replace(TINY, epochs=1, spec={"layer4.0": {"ClampGrad": {"max": 1.0, "min": -1.0}}})
+    )
+    assert list(result.epochs[0].nominal.values()) == [None]
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "message"),
+    ("fields", "message"),
     [
-        ("epochs", 0, "epochs must be at least 1, got 0"),
-        ("threads", -1, "threads must be at least 1, got -1"),
-        ("label_noise", 1.5, r"label_noise must be in \[0, 1\], got 1.5"),
-        ("label_noise", float("nan"), "label_noise must be .* got nan"),
-        ("max_lr", 0.0, "max_lr must be positive, got 0.0"),
-        ("weight_decay", -1.0, "weight_decay must be 0 or more, got -1.0"),
-        ("model", "resnet81", "model must be one that timm knows, got 'resnet81'"),
-        ("spec", {"layer4.0": {"DropBlok2d": {"p": 0.1}}}, "DropBlock2d"),
+        ({"model_args": {"chanels": [8]}}, r"model_args do not fit resnet18: .*chanels"),
+        ({"optimizer_args": {"epsilon": 1}}, "optimizer_args do not fit sgd: .*epsilon"),
+        ({"lr_schedule_args": {"cycles": 1}}, "lr_schedule onecycle can't be made: .*cycles"),
+        ({"mixup": 0.2, "batch_size": 15}, "mixup takes batches of an even number"),
+        ({"mixup": 0.2, "train_images": 25}, "mixup takes batches of an even number"),
+        ({"model": "vit_tiny_patch16_224", "model_args": {}}, "does not take 32x32 images"),
+        ({"train_images": 1797}, "train_images must be"),
     ],
 )
-def test_bad_config_is_refused(field, value, message):
+def test_what_does_not_fit_is_told_before_training(fields, message):
     with pytest.raises(ValueError, match=message):
-        replace(TINY, **{field: value})
+        train(replace(TINY, **fields))
 
 
-def test_what_does_not_fit_the_model_is_refused_before_training():
+def test_a_spec_that_does_not_fit_the_model_is_told_before_training():
     with pytest.raises(SpecError, match="layer9"):
         train(replace(TINY, spec={"layer9.0": {"Dropout2d": {"p": 0.5}}}))
-    with pytest.raises(ValueError, match=r"model_args do not fit resnet18: .*chanels"):
-        train(replace(TINY, model_args={"chanels": [8]}))
 
 
-def test_divergence_is_told():
-    with pytest.raises(FloatingPointError, match="smaller max_lr"):
-        train(replace(TINY, max_lr=1e30))
-
-
-class RightInEvaluation(nn.Module):
-    """Classifies by the value of the first pixel, and in training mode everything as 0."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        classes = images[:, 0, 0, 0].long() * (not self.training)
-        return nn.functional.one_hot(classes, 10).float()
-
-
-def test_evaluation_is_the_share_of_right_answers_in_evaluation_mode():
-    labels = torch.arange(600) % 10
-    images = labels.float().reshape(-1, 1, 1, 1)
-    images[:150] += (labels[:150] < 9).reshape(-1, 1, 1, 1)  # 135 wrong ones
-    split = Split(images[:1], labels[:1], images, labels)
-    model = RightInEvaluation().train()
-    assert evaluate(model, split) == pytest.approx(465 / 600)
+def test_divergence_is_a_result(tmp_path):
+    result = train(replace(TINY, lr=1e30), out=tmp_path)
+    assert (result.status, result.scores, result.test_loss) == ("diverged", {}, None)
+    assert read_metrics(tmp_path / "metrics.jsonl") == result.epochs == []

@@ -12,6 +12,8 @@ FUNCTIONS = {
         f"drop_block2d-{n}": lambda x, n=n: f.drop_block2d(x, 0.3, 3, normalize=n)
         for n in ("batch", "sample", "expected", None)
     },
+    "disout": lambda x: f.disout(x, 0.3, 3),
+    "disout-shared": lambda x: f.disout(x, 0.3, 3, share_channels=True),
     "dropout": lambda x: f.dropout(x, 0.3),
     "dropout2d": lambda x: f.dropout2d(x, 0.3),
     "drop_path": lambda x: f.drop_path(x, 0.5),

@@ -1,0 +1,103 @@
+"""Disout: distorts blocks of a feature map (Tang et al., 2020, arXiv:2002.11022).
+
+The blocks are DropBlock's, of the exact calibration (see ``dropblock``); the noise is added there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..schedules import as_number
+from .dropblock import draw_blocks
+from .gamma import check_block_size
+from .masks import Rate, check_floating, check_probability, check_spatial, is_zero
+from .noise import normal_like
+
+
+def distort_blocks(
+    x: Tensor,
+    p: Rate,
+    block_size: int | Sequence[int],
+    alpha: Rate,
+    *,
+    share_channels: bool = False,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor | int]:
+    """Disout on a tensor (N, C, ...) of any number of spatial axes, and the number distorted."""
+    edges = check_block_size(block_size, x.ndim - 2)
+    check_floating(x)
+    if is_zero(p) or is_zero(alpha) or x.numel() == 0:
+        return x, 0
+    found = draw_blocks(x, p, edges, share_channels=share_channels, generator=generator)
+    mask = found if isinstance(found, Tensor) else found[0].mask(found[1])
+    spread = x.detach().to(torch.promote_types(x.dtype, torch.float32)).std(correction=0)
+    # -0.0 is what leaves any number as it is in a sum, -0.0 too
+    noise = normal_like(x, alpha * spread, generator).masked_fill_(~mask, -0.0)
+    distorted = mask.count_nonzero() * (x.numel() // mask.numel())
+    return (x + noise).to(x.dtype), distorted * (alpha != 0)
+
+
+def disout(
+    input: Tensor,
+    p: float,
+    block_size: int | Sequence[int],
+    alpha: float = 1.0,
+    training: bool = True,
+    *,
+    share_channels: bool = False,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Disout on feature maps: adds noise in blocks, and leaves the rest as it is.
+
+    ``input + m * ε`` with ``ε = alpha * std(input) * z``: m is 1 in blocks as of `drop_block2d`, z
+    standard normal for each element. On average the output is the input, so nothing is rescaled.
+    The standard deviation is that of the whole tensor, and a constant to autograd: the gradient
+    passes as it is, blocks included. Inf or NaN anywhere in `input` stay where they are, and make
+    every distorted element NaN.
+
+    From the paper is the idea, to distort blocks instead of zeroing them. Its distortion
+    lowers a bound on the Rademacher complexity, which takes the weights of the next layer; a hook
+    on a layer does not have them. The authors' code draws normal noise times the standard deviation
+    of the features, times a mean of the largest of those weights, or 0.01 where it was given none;
+    we take the noise and the deviation, and alpha for the rest. Their code also puts the noise in
+    *place* of the features and scales everything by all / kept elements; ours adds it.
+
+    Example:
+        >>> x = torch.randn(8, 16, 14, 14)
+        >>> y = disout(x, 0.2, 5)
+        >>> 0.1 < (y != x).float().mean() < 0.3
+        tensor(True)
+        >>> disout(x, 0.2, 5, training=False) is x
+        True
+
+    Args:
+        input: floating-point tensor (N, C, H, W), any memory format, kept.
+        p: share of the elements to distort, in [0, 1], on average exactly this.
+        block_size: edge of the block in elements, or (height, width); clipped to the map.
+        alpha: strength of the noise, in standard deviations of `input`, at least 0.
+        training: False returns `input`.
+        share_channels: the same blocks in all channels of a sample; the noise is never shared.
+        generator: source of random numbers; torch's global one by default.
+
+    Raises:
+        TypeError: for p or alpha that is not a number, or a tensor of integers.
+        ValueError: for p outside [0, 1], alpha below 0, a block below 1, or another rank.
+
+    Reference:
+        Tang et al., 2020, "Beyond dropout: Feature map distortion to regularize deep neural
+        networks" (https://arxiv.org/abs/2002.11022); https://github.com/huawei-noah/Disout.
+    """
+    p = check_probability(as_number("p", p))
+    alpha = as_number("alpha", alpha)
+    if alpha < 0:
+        raise ValueError(f"alpha must be >= 0, got {alpha}")
+    check_spatial(input, 2)
+    check_block_size(block_size, 2)
+    if not training:
+        return input
+    return distort_blocks(
+        input, p, block_size, alpha, share_channels=share_channels, generator=generator
+    )[0]

@@ -1,0 +1,181 @@
+"""Checkpoints: a run that was stopped, anywhere, ends as one that was not."""
+
+import errno
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+from experiments.checkpoint import AnotherRun, CheckpointDamaged, write_atomically
+from experiments.config import Runtime
+from experiments.log import read_metrics
+from experiments.train import Stopped, train
+
+from .test_train import SPECS, TINY, timeless
+
+
+def in_parts(config, out, batches, runtime=None):
+    """Train, stopped after every few batches; the result, and how often it was stopped."""
+    stops = 0
+    while True:
+        left = batches
+
+        def stop():
+            nonlocal left
+            left -= 1
+            return left == 0
+
+        try:
+            return train(config, runtime or Runtime(), out, stop=stop), stops
+        except Stopped:
+            stops += 1
+
+
+def tensors(state, prefix=""):
+    """All tensors of a checkpoint, by their path."""
+    if isinstance(state, torch.Tensor):
+        yield prefix, state
+    elif isinstance(state, dict | list | tuple):
+        items = state.items() if isinstance(state, dict) else enumerate(state)
+        for key, value in items:
+            yield from tensors(value, f"{prefix}/{key}")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"spec": SPECS["dropblock"]},
+        {"spec": SPECS["dropout"], "ema": 0.9, "mixup": 0.4, "clip_grad_norm": 0.1},
+        {"augmentation": "crop-flip", "optimizer": "adamw", "lr_schedule": "cosine", "lr": 1e-3},
+        {"spec": {"layer4.0": ["GaussianNoise(std=0.1)", "ClipGradNorm(max_norm=0.01)"]}},
+        {"model_args": {**TINY.model_args, "drop_path_rate": 0.3}, "label_smoothing": 0.1},
+    ],
+    ids=["dropblock", "mixup, average", "augmentation, adamw", "gradients", "drop path"],
+)
+@pytest.mark.parametrize("batches", [1, 4])
+def test_resumed_in_the_middle_of_an_epoch_equals_uninterrupted(tmp_path, fields, batches):
+    config = replace(TINY, **fields)
+    whole = train(config, out=tmp_path / "whole")
+    parts, stops = in_parts(config, tmp_path / "parts", batches)
+    assert stops == {1: 9, 4: 2}[batches]
+    assert timeless(parts) == timeless(whole)
+    files = [tmp_path / name / "checkpoint.pt" for name in ("whole", "parts")]
+    one, other = (dict(tensors(torch.load(file, weights_only=True))) for file in files)
+    assert one.keys() == other.keys()
+    assert len(one) > 30
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    strip = [
+        [replace(e, seconds=0) for e in read_metrics(f.with_name("metrics.jsonl"))] for f in files
+    ]
+    assert strip[0] == strip[1] == timeless(whole).epochs
+
+
+def test_resumed_with_loader_processes_equals_uninterrupted(tmp_path):
+    config = replace(TINY, augmentation="resized-crop-flip", spec=SPECS["dropout"])
+    parts, _ = in_parts(config, tmp_path, 4, Runtime(loader_workers=1))
+    assert timeless(parts) == timeless(train(config))
+
+
+def test_a_process_that_was_killed_goes_on_from_its_last_checkpoint(tmp_path, monkeypatch):
+    """As after SIGKILL: no checkpoint at the end, metrics ahead of it, the last line torn."""
+    config = replace(TINY, spec=SPECS["dropblock"])
+    with pytest.raises(Stopped):
+        train(config, out=tmp_path, stop=iter([False, False, False, True]).__next__)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 1, "loss": 2.0}\n{"epoch": 2, "lo')
+    (tmp_path / ".checkpoint.pt.part").write_bytes(b"half")
+    assert timeless(train(config, out=tmp_path)) == timeless(train(config))
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 3
+    assert not (tmp_path / ".checkpoint.pt.part").exists()
+
+
+def test_checkpoints_are_written_as_often_as_asked(tmp_path, monkeypatch):
+    import experiments.checkpoint
+
+    written = []
+    save = experiments.checkpoint.save
+    monkeypatch.setattr(
+        experiments.checkpoint,
+        "save",
+        lambda t, p: (written.append((t.epoch, t.batch)), save(t, p)),
+    )
+    train(TINY, Runtime(checkpoint_seconds=0), tmp_path / "all")
+    steps = [(e, b) for e in range(3) for b in (1, 2)]
+    assert written == [*sorted([*steps, (1, 0), (2, 0), (3, 0)]), (3, 0)]
+    written.clear()
+    train(TINY, Runtime(checkpoint_seconds=1000), tmp_path / "one")
+    assert written == [(3, 0)]
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path):
+    first = train(TINY, out=tmp_path)
+    heard = []
+    assert timeless(train(TINY, out=tmp_path, on_epoch=heard.append)) == timeless(first)
+    assert heard == []
+
+
+def test_the_checkpoint_of_another_run_is_refused_and_kept(tmp_path):
+    train(TINY, out=tmp_path)
+    before = (tmp_path / "checkpoint.pt").read_bytes()
+    with pytest.raises(
+        AnotherRun, match="lr is 0.1 there, and 0.2 here; seed is 5 there, and 6 here"
+    ):
+        train(replace(TINY, seed=6, lr=0.2), out=tmp_path)
+    assert (tmp_path / "checkpoint.pt").read_bytes() == before
+
+
+@pytest.mark.parametrize("keep", [0, 10, 0.5, 0.99])
+def test_a_damaged_checkpoint_is_told(tmp_path, keep):
+    train(TINY, out=tmp_path)
+    path = tmp_path / "checkpoint.pt"
+    content = path.read_bytes()
+    path.write_bytes(content[: int(keep * len(content)) if keep < 1 else keep])
+    with pytest.raises(CheckpointDamaged, match=r"checkpoint.pt can't be read as a checkpoint"):
+        train(TINY, out=tmp_path)
+
+
+@pytest.mark.parametrize("content", [{"config": {}}, [1, 2], {"config": None, "epoch": 0}])
+def test_a_file_that_is_no_checkpoint_is_told(tmp_path, content):
+    torch.save(content, tmp_path / "checkpoint.pt")
+    with pytest.raises(ValueError, match=r"checkpoint\.pt"):
+        train(TINY, out=tmp_path)
+
+
+def test_a_full_disk_leaves_the_former_checkpoint(tmp_path, monkeypatch):
+    with pytest.raises(Stopped):
+        train(TINY, out=tmp_path, stop=iter([False, True]).__next__)
+    before = (tmp_path / "checkpoint.pt").read_bytes()
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            train(TINY, Runtime(checkpoint_seconds=0), tmp_path)
+    assert (tmp_path / "checkpoint.pt").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.pt", "metrics.jsonl"]
+    assert timeless(train(TINY, out=tmp_path)) == timeless(train(TINY))
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        train(TINY, out=tmp_path / "file")
+
+
+def test_a_file_is_whole_or_not_there(tmp_path):
+    path = tmp_path / "note"
+
+    def half(part):
+        part.write_text("ha")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(path, half)
+    assert list(tmp_path.iterdir()) == []
+    write_atomically(path, lambda part: part.write_text("one"))
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(path, half)
+    assert path.read_text() == "one"

@@ -1,0 +1,271 @@
+"""Disout against NumPy, its statistics, gradients and errors; its blocks are DropBlock's.
+
+What is distorted is recovered from the output: a distortion is seldom 0 in float32 and above.
+"""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from dropblock_hooks.functional import disout, drop_block2d
+from dropblock_hooks.functional.disout import distort_blocks
+
+pytestmark = pytest.mark.usefixtures("form")  # on every form of the mask
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+shared_or_not = pytest.mark.parametrize("share_channels", [False, True])
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def formula(x, p, block_size, alpha, share_channels=False, seed=0):
+    """``x + m * alpha * std(x) * z`` in NumPy; m and z are drawn as the function draws them."""
+    generator = seeded(seed)
+    ones = torch.ones_like(x, memory_format=torch.preserve_format)
+    options = {"normalize": None, "share_channels": share_channels, "generator": generator}
+    mask = (drop_block2d(ones, p, block_size, **options) == 0).numpy()
+    wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+    z = torch.empty_like(wide).normal_(generator=generator).numpy()
+    values = wide.numpy()
+    spread = np.sqrt(np.mean((values.astype(np.float64) - values.mean(dtype=np.float64)) ** 2))
+    return mask, np.where(mask, values + alpha * spread * z, values)
+
+
+# Values -----------------------------------------------------------------------------------------
+
+
+@shared_or_not
+@each_dtype
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("block_size", [1, 3, (2, 5), 50], ids=str)
+def test_values_are_those_of_the_formula(block_size, channels_last, dtype, share_channels):
+    x = (3 * torch.randn(16, 5, 9, 14) + 2).to(dtype)
+    if channels_last:
+        x = x.to(memory_format=torch.channels_last)
+    options = {"share_channels": share_channels, "generator": seeded()}
+    y = disout(x, 0.3, block_size, 0.5, **options)
+    mask, expected = formula(x, 0.3, block_size, 0.5, share_channels)
+    assert 0.1 < mask.mean() < 0.5
+    assert (y.dtype, y.stride()) == (dtype, x.stride())
+    assert torch.equal(y[~mask], x[~mask])
+    # std is added up in another order: some ulps of the noise, and one rounding to the dtype
+    torch.testing.assert_close(y, torch.from_numpy(expected).to(dtype))
+
+
+def test_the_input_is_left_alone():
+    x = torch.randn(2, 3, 8, 8)
+    before = x.clone()
+    disout(x, 0.5, 3)
+    assert torch.equal(x, before)
+
+
+def test_the_sum_is_rounded_once():
+    """In bfloat16 a noise that was rounded before the sum would change a tenth of the values."""
+    x = torch.randn(8, 4, 14, 14).bfloat16()
+    y = disout(x, 1.0, 3, generator=seeded())
+    noise = distort_blocks(x.float(), 1.0, 3, 1.0, generator=seeded())[0] - x.float()
+    assert (y != (x + noise.bfloat16())).float().mean() > 0.05
+    torch.testing.assert_close(y.float(), x.float() + noise, rtol=2**-8, atol=1e-5)
+
+
+def test_signed_zeros_outside_the_blocks_are_kept():
+    x = torch.randn(4, 3, 8, 8)
+    x[:, :, ::2] = -0.0
+    y = disout(x, 0.3, 3)
+    assert torch.equal(y.signbit()[y == 0], torch.ones_like(y, dtype=torch.bool)[y == 0])
+
+
+# Statistics -------------------------------------------------------------------------------------
+
+
+@shared_or_not
+@pytest.mark.parametrize(("p", "block_size"), [(0.05, 7), (0.3, 5), (0.9, 3)])
+def test_the_share_that_is_distorted_is_p(p, block_size, share_channels):
+    """Over independent samples, to within 4 standard errors."""
+    x = torch.randn(400, 4, 14, 14)
+    y, distorted = distort_blocks(x, p, block_size, 1.0, share_channels=share_channels)
+    changed = y != x
+    shares = changed.flatten(1).double().mean(1)
+    assert distorted == changed.sum()
+    assert abs(shares.mean() - p) <= 4 * shares.std() / math.sqrt(len(shares))
+
+
+def test_shared_channels_have_one_mask_and_each_their_noise():
+    x = torch.randn(16, 5, 9, 14)
+    difference = disout(x, 0.3, 3, share_channels=True) - x
+    mask = difference != 0
+    assert (mask == mask[:, :1]).all()
+    assert not (mask[1:] == mask[:1]).flatten(1).all(1).any()
+    one, other = difference[:, 0][mask[:, 0]], difference[:, 1][mask[:, 1]]
+    r = np.corrcoef(one.numpy(), other.numpy())[0, 1]
+    assert abs(r) <= 4 / math.sqrt(len(one))
+
+
+@pytest.mark.parametrize("alpha", [0.01, 1.0, 3.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_distortion_is_normal_in_deviations_of_the_input(dtype, alpha):
+    """Mean and variance at 4 standard errors, and the shape by Kolmogorov-Smirnov."""
+    x = 5 * torch.rand(40, 8, 14, 14, dtype=dtype) - 1
+    difference = (disout(x, 0.3, 5, alpha) - x).double()
+    sample, std = difference[difference != 0].numpy(), alpha * np.std(x.double().numpy())
+    n = len(sample)
+    assert abs(sample.mean()) <= 4 * std / math.sqrt(n)
+    assert abs(sample.var() - std**2) <= 4 * std**2 * math.sqrt(2 / n)
+    assert stats.kstest(sample, stats.norm(0, std).cdf).pvalue > 1e-3
+
+
+@shared_or_not
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_rates_in_tensors_do_the_same(dtype, share_channels):
+    """As compiled code gives them: blocks of share p, normal noise in them, nothing elsewhere."""
+    x = 5 * torch.rand(200, 8, 14, 14, dtype=dtype) - 1
+    rates = torch.tensor(0.3, dtype=torch.float64), torch.tensor(0.5, dtype=torch.float64)
+    y, distorted = distort_blocks(x, rates[0], 5, rates[1], share_channels=share_channels)
+    assert y.dtype == dtype
+    shares = (y != x).flatten(1).double().mean(1)
+    assert distorted == (y != x).sum()
+    assert abs(shares.mean() - 0.3) <= 4 * shares.std() / math.sqrt(len(shares))
+    sample = (y - x)[y != x].double()
+    std = 0.5 * np.std(x.double().numpy())
+    assert abs(sample.var() - std**2) <= 4 * std**2 * math.sqrt(2 / len(sample))
+
+
+@pytest.mark.parametrize(("p", "alpha"), [(0.0, 1.0), (0.5, 0.0)])
+def test_rates_of_zero_in_tensors_change_and_count_nothing(p, alpha):
+    x = torch.randn(4, 3, 8, 8)
+    y, distorted = distort_blocks(x, torch.tensor(p), 3, torch.tensor(alpha))
+    assert torch.equal(y, x)
+    assert distorted == 0
+
+
+# Autograd ---------------------------------------------------------------------------------------
+
+
+def test_gradients_of_both_orders_pass_as_they_are():
+    x = torch.randn(2, 2, 4, 3, dtype=torch.float64, requires_grad=True)
+    spread = x.detach().std(correction=0)
+
+    def function(x):
+        """Finite differences move the deviation as well, which is held here by the strength."""
+        alpha = (spread / x.detach().std(correction=0)).item()
+        return disout(x, 0.4, 2, alpha, generator=seeded(1))
+
+    changed = function(x) != x
+    assert changed.any()
+    assert not changed.all()
+    assert torch.autograd.gradcheck(function, x)
+    assert torch.autograd.gradgradcheck(function, x)
+
+
+@each_dtype
+def test_the_gradient_is_the_one_that_came(dtype):
+    x = torch.randn(4, 3, 8, 8).to(dtype).requires_grad_()
+    g = torch.randn(4, 3, 8, 8).to(dtype)
+    disout(x, 0.4, 3).backward(g)
+    assert torch.equal(x.grad, g)
+
+
+def test_double_backward():
+    """The penalty |∂(y²)/∂x|² of y = x + ε has the gradient 8·y."""
+    x = torch.randn(3, 4, 8, 8, dtype=torch.float64, requires_grad=True)
+    y = disout(x, 0.3, 3)
+    (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    grad.square().sum().backward()
+    torch.testing.assert_close(x.grad, 8 * y.detach())
+
+
+# Ends -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("p", "alpha", "training"), [(0, 1.0, True), (0.5, 0.0, True), (0.5, 1, False), (1, 1, False)]
+)
+def test_off_returns_the_same_object_and_draws_nothing(p, alpha, training):
+    x, state = torch.randn(2, 3, 8, 8), torch.get_rng_state()
+    assert disout(x, p, 3, alpha, training) is x
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_p_of_one_distorts_all():
+    x = torch.randn(2, 3, 8, 8)
+    y, distorted = distort_blocks(x, 1.0, 3, 1.0)
+    assert (y != x).all()
+    assert distorted == x.numel()
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 8, 8), (2, 0, 8, 8), (2, 3, 0, 8)], ids=str)
+def test_zero_size_batches(shape):
+    x = torch.empty(shape, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        disout(x, 0.3, 3).sum().backward()
+    assert x.grad.shape == x.shape
+
+
+@pytest.mark.parametrize("x", [torch.full((4, 3, 8, 8), 2.0), torch.ones(1, 1, 1, 1)], ids=str)
+def test_what_does_not_vary_is_not_distorted(x):
+    assert torch.equal(disout(x, 1.0, 3), x)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@each_dtype
+def test_what_is_not_finite_stays_and_makes_nan_of_what_is_distorted(dtype, bad):
+    clean = torch.randn(4, 3, 8, 8).to(dtype)
+    mask = disout(clean.double(), 0.4, 3, generator=seeded()) != clean.double()
+    first = tuple((~mask).nonzero()[0])
+    x = clean.clone()
+    x[first] = bad
+    y = disout(x, 0.4, 3, generator=seeded())
+    assert y[mask].isnan().all()
+    torch.testing.assert_close(y[~mask], x[~mask], rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_generator_is_reproducible_and_leaves_the_global_one_alone():
+    x, state = torch.randn(4, 3, 8, 8), torch.get_rng_state()
+    first, again, other = (disout(x, 0.3, 3, generator=seeded(seed)) for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# Errors -----------------------------------------------------------------------------------------
+
+NO_RATES = [
+    pytest.param(-0.1, ValueError, "must be .*got -0.1", id="below"),
+    pytest.param(math.nan, ValueError, "must be .*got nan", id="nan"),
+    pytest.param(math.inf, ValueError, "must be .*got inf", id="inf"),
+    pytest.param("0.1", TypeError, "must be a number.*'0.1'", id="text"),
+    pytest.param(None, TypeError, "must be a number.*None", id="none"),
+]
+in_both_modes = pytest.mark.parametrize("training", [True, False])
+
+
+@pytest.mark.parametrize(("value", "error", "message"), NO_RATES)
+@pytest.mark.parametrize("name", ["p", "alpha"])
+@in_both_modes
+def test_rates_are_checked(training, name, value, error, message):
+    with pytest.raises(error, match=f"{name} {message}"):
+        disout(torch.ones(1, 1, 4, 4), **{"p": 0.1, name: value}, block_size=3, training=training)
+
+
+@in_both_modes
+def test_the_others_are_checked(training):
+    with pytest.raises(ValueError, match=r"p must be in \[0, 1\], got 1.3"):
+        disout(torch.ones(1, 1, 4, 4), 1.3, 3, training=training)
+    with pytest.raises(ValueError, match="block_size must be an integer"):
+        disout(torch.ones(1, 1, 4, 4), 0.1, 0, training=training)
+    for rank in (3, 5):
+        with pytest.raises(ValueError, match=r"4-D tensor \(N, C, H, W\), got shape"):
+            disout(torch.ones([2] * rank), 0.1, 3, training=training)
+
+
+def test_integers_are_refused():
+    with pytest.raises(TypeError, match="float"):
+        disout(torch.ones(4, 4, 4, 4, dtype=torch.int64), 0.3, 3)
