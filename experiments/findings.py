@@ -12,11 +12,11 @@ MOST_NAMES = 4  # of conditions about which there is little to say
 
 
 def escape(text: str) -> str:
-    """A name as Markdown shows it: what would be markup is not.
+    r"""A name as Markdown shows it: what would be markup is not.
 
     Example:
         >>> print(escape("layer[34].* | <all>"))
-        layer\\[34].\\* \\| \\<all>
+        layer\[34].\* \| \<all>
     """
     return "".join(f"\\{letter}" if letter in "\\`*_[|<#" else letter for letter in text)
 

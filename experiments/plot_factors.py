@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -29,7 +29,7 @@ class Scale:
         places = numbers(levels) or [float(place) for place in range(len(levels))]
         logarithmic = min(places) > 0 and max(places) / min(places) >= 30
         ordered = sorted({math.log(place) if logarithmic else place for place in places})
-        gaps = [high - low for low, high in zip(ordered, ordered[1:], strict=False)]
+        gaps = [high - low for low, high in pairwise(ordered)]
         return cls(tuple(levels), tuple(places), logarithmic, min(gaps, default=1.0))
 
     def moved(self, place: float, gaps: float) -> float:

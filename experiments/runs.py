@@ -31,7 +31,7 @@ class StudyRecord:
     command: str
     baseline: str
     seeds: tuple[int, ...]
-    conditions: tuple[str, ...]
+    conditions: dict[str, dict[str, str]]
 
 
 def read_runs(directory: Path) -> tuple[StudyRecord, list[Run]]:

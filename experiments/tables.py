@@ -69,13 +69,14 @@ def table(rows: Sequence[Row], split: str = "clean") -> Table:
     for name in ("rate", "realized", "s"):
         view.add_column(name, justify="right")
     for row in rows:
-        score = row.scores.get(split) or _score({}, None)
+        score = row.scores.get(split)
+        found = None if score is None else score.difference
         view.add_row(
             Text(row.condition),  # not markup: names may have brackets
             str(row.n),
-            accuracy_text(score),
-            Text(difference_text(score.difference)),
-            holm_text(score.difference),
+            "" if score is None else accuracy_text(score),
+            Text(difference_text(found)),
+            holm_text(found),
             "" if row.nominal is None else f"{row.nominal:.4f}",
             "" if row.realized is None else f"{row.realized:.4f}",
             "" if row.seconds is None else f"{row.seconds:.1f}",
