@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -50,12 +51,14 @@ class Config:
         epochs: passes over the training set; the learning rate's schedule lasts as long.
         batch_size: images per step, of all processes together.
         optimizer: name of a timm optimizer; "sgd" is SGD with Nesterov momentum.
+        optimizer_args: further arguments of it.
         lr: peak of the learning rate.
         momentum: of optimizers that have one; onecycle moves it between .85 and .95 instead.
         weight_decay: L2 penalty, or decoupled decay, as the optimizer has it; biases and norms
             have none.
         lr_schedule: onecycle (torch's), or one of timm's: cosine, tanh, step, multistep, poly,
             wsd, rsqrt, constant; all move with every step.
+        lr_schedule_args: further arguments of it, such as timm's decay_epochs and min_lr.
         warmup_epochs: epochs in which the learning rate rises linearly, of timm's schedules.
         clip_grad_norm: norm to which the gradient of all parameters is clipped; None for none.
         ema: decay of the moving average of the weights that is tested; None for no average.
@@ -64,7 +67,7 @@ class Config:
             that differ only in it show what chance alone does.
         precision: of Lightning Fabric: 32-true, 16-mixed, bf16-mixed, bf16-true or 64-true.
         accelerator: auto, cpu or cuda (or another of Fabric's).
-        devices: processes per host, each with a device.
+        devices: processes per host, each with a device; torchrun's number where it starts them.
         num_nodes: hosts.
         strategy: auto, ddp, fsdp, or another of Fabric's.
         compile: whether the model runs under torch.compile.
@@ -84,10 +87,12 @@ class Config:
     epochs: int = 10
     batch_size: int = 50
     optimizer: str = "sgd"
+    optimizer_args: dict[str, Any] = field(default_factory=dict)
     lr: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 5e-4
     lr_schedule: str = "onecycle"
+    lr_schedule_args: dict[str, Any] = field(default_factory=dict)
     warmup_epochs: int = 0
     clip_grad_norm: float | None = None
     ema: float | None = None
@@ -190,7 +195,8 @@ class Epoch:
         accuracy: share of training images classified as their (noisy) label says, while
             training; None with mixup.
         lr: learning rate.
-        grad_norm: L2 norm of the gradient of all parameters, before it is clipped.
+        grad_norm: L2 norm of the gradient of all parameters, before it is clipped; None where
+            one was not finite.
         grad_norm_clipped: the same, after it.
         nominal: site -> the rate asked for; None where the regularizer has no rate.
         realized: site -> the share that was dropped or changed; None where that means nothing.
@@ -201,8 +207,8 @@ class Epoch:
     loss: float
     accuracy: float | None
     lr: float
-    grad_norm: float
-    grad_norm_clipped: float
+    grad_norm: float | None
+    grad_norm_clipped: float | None
     nominal: dict[str, float | None]
     realized: dict[str, float | None]
     seconds: float
@@ -219,8 +225,8 @@ class Result:
         test_loss: mean cross-entropy on the clean test images, in nats; None if diverged.
         epochs: one for each epoch; those before it diverged.
         seconds: duration of training and test, resumed parts included.
-        memory: most bytes that the process held, beyond what it held before; on a GPU, that
-            torch allocated there.
+        memory: most bytes that the process held at a time, all it had loaded included; on a GPU,
+            that torch allocated there.
     """
 
     status: Literal["finished", "diverged"]
@@ -254,6 +260,8 @@ def make_config(values: Mapping[str, Any]) -> Config:
 def resolve(config: Config) -> Config:
     """The config with its spec read, in plain form, and `auto` replaced by what is here.
 
+    Under torchrun, devices and num_nodes are what it started.
+
     Raises:
         ValueError: for a spec that can't be read.
     """
@@ -266,8 +274,12 @@ def resolve(config: Config) -> Config:
     accelerator = config.accelerator
     if accelerator == "auto":
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+    started = {}
+    if torch.distributed.is_torchelastic_launched():
+        devices = int(os.environ["LOCAL_WORLD_SIZE"])
+        started = {"devices": devices, "num_nodes": int(os.environ["WORLD_SIZE"]) // devices}
     plain = Spec(spec).to_plain() if spec else None
-    return replace(config, spec=plain, accelerator=accelerator)
+    return replace(config, spec=plain, accelerator=accelerator, **started)
 
 
 def run_hash(config: Config, fingerprint: str) -> str:

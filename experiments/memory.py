@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 Step = Callable[[], object]
+
+_STATUS = Path("/proc/self/status")
 
 
 def synchronize(device: torch.device) -> None:
@@ -59,3 +64,33 @@ def peak_bytes(step: Step, device: torch.device) -> int:
         held += event.nbytes()
         most = max(most, held)
     return most
+
+
+class PeakMemory:
+    """The most bytes that this process held at a time since this was made.
+
+    On a GPU, those that torch allocated there. Where the operating system can't start the count
+    anew (all but Linux), it is the most since the process began.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        elif _STATUS.exists():
+            try:
+                Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+            except OSError:  # not allowed in some containers
+                warnings.warn("memory is counted from the process's start", stacklevel=2)
+
+    def read(self) -> int:
+        """The most until now."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        if _STATUS.exists():
+            lines = _STATUS.read_text(encoding="ascii").splitlines()
+            return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
+        import resource  # of POSIX alone
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,29 +1,32 @@
 """A study: conditions that differ in a few fields of a `Config`, each run with the same seeds.
 
-A study file is YAML, and its header comment says the question, the command and the time:
+A study file is YAML; its header comment says the question, the command and the time:
 
+    question: Does DropBlock2d help, and how much of it?
     base: {epochs: 40, label_noise: 0.4}   # fields of Config that all conditions share
-    conditions:                            # name -> the fields that make it different
+    grid:                                  # crossed factors (see `grid`), or
+      factors: {rate: [0.1, 0.3]}
+      fields: {spec: {layer4.0: {DropBlock2d: {p: "${rate}"}}}}
+    conditions:                            # name -> the fields that make it different, or both
       none: {}
-      Dropout2d: {spec: {"layer4.0": {Dropout2d: {p: 0.5}}}}
     baseline: none                         # what the others are compared to
     seeds: [1, 2, 3]
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ArgumentError, ArgumentParser
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
 from dropblock_hooks.files import FileError, read_yaml
-from experiments.train import Config, Result, prepare, train
+from experiments.config import Config, Runtime, make_config, resolve, run_hash
+from experiments.data import fingerprint, load_data
+from experiments.grid import Cell, expand, texts, unknown
+from experiments.models import prepare
+
+_FIELDS = ["question", "base", "grid", "conditions", "baseline", "seeds"]
 
 
 class StudyError(ValueError):
@@ -35,124 +38,136 @@ class StudyError(ValueError):
 
 
 @dataclass(frozen=True)
+class Planned:
+    """One run that the study asks for; `hash` names its directory."""
+
+    condition: str
+    config: Config
+    hash: str
+
+
+@dataclass(frozen=True)
 class Study:
     """What is run and compared.
 
     Args:
-        conditions: name -> config; its seed is replaced by each of `seeds` in turn.
+        name: of the file, without its suffix.
+        question: that the study asks.
+        conditions: name -> resolved config; its seed is replaced by each of `seeds` in turn.
+        factors: name of a condition -> factor -> name of its level.
         baseline: the condition that the others are compared to.
         seeds: run with every condition.
+        fingerprints: name of a condition -> fingerprint of its data.
     """
 
+    name: str
+    question: str
     conditions: dict[str, Config]
+    factors: dict[str, dict[str, str]]
     baseline: str
     seeds: tuple[int, ...]
+    fingerprints: dict[str, str] = field(repr=False)
 
-    def configs(self) -> list[tuple[str, Config]]:
+    def runs(self) -> list[Planned]:
         """All runs in order, seed by seed: an interrupted study has whole comparisons."""
-        return [
+        configs = [
             (name, replace(config, seed=seed))
             for seed in self.seeds
             for name, config in self.conditions.items()
         ]
+        return [
+            Planned(name, config, run_hash(config, self.fingerprints[name]))
+            for name, config in configs
+        ]
+
+    def record(self, command: str) -> dict[str, Any]:
+        """What `study.json` holds."""
+        hashes: dict[str, dict[str, str]] = {name: {} for name in self.conditions}
+        for run in self.runs():
+            hashes[run.condition][str(run.config.seed)] = run.hash
+        return {
+            "name": self.name,
+            "question": self.question,
+            "command": command,
+            "baseline": self.baseline,
+            "seeds": list(self.seeds),
+            "conditions": {
+                name: {
+                    "factors": self.factors[name],
+                    "config": asdict(config),
+                    "runs": hashes[name],
+                }
+                for name, config in self.conditions.items()
+            },
+        }
 
 
-@dataclass(frozen=True)
-class Run:
-    """One finished run of a study."""
-
-    condition: str
-    config: Config
-    result: Result
-
-
-def run_study(study: Study, progress: Progress | None = None) -> Iterator[Run]:
-    """Run everything, one run after the other, each yielded when it is finished."""
-    progress = progress or Progress(disable=True)
-    configs = study.configs()
-    task = progress.add_task("", total=sum(c.epochs for _, c in configs), epoch=0, epochs=0)
-    for number, (name, config) in enumerate(configs, start=1):
-        title = f"run {number}/{len(configs)}: {name}, seed {config.seed}"
-        progress.update(task, description=title, epoch=0, epochs=config.epochs)
-
-        def advance(epoch: int) -> None:
-            progress.update(task, advance=1, epoch=epoch + 1)
-
-        yield Run(name, config, train(config, on_epoch=advance))
-
-
-def progress_bar() -> Progress:
-    """A bar on standard error: what runs, the epoch, the time left."""
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
-        BarColumn(),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-        console=Console(stderr=True),
-        speed_estimate_period=60,
-    )
-
-
-def read_study(path: str | Path) -> Study:
+def read_study(
+    path: str | Path,
+    data: str | None = None,
+    base: Mapping[str, Any] | None = None,
+    runtime: Runtime | None = None,
+) -> Study:
     """Read and check a study file; each condition's spec is tried on its model.
+
+    Args:
+        path: of the file.
+        data: takes the place of the base's data.
+        base: further fields of Config, over those of the file's base.
+        runtime: says where the data are.
 
     Raises:
         StudyError: listing all that is wrong.
         OSError: if the file cannot be read.
     """
     try:
-        data, _ = read_yaml(Path(path).read_text(encoding="utf-8"), str(path))
+        plain, _ = read_yaml(Path(path).read_text(encoding="utf-8"), str(path))
     except (FileError, UnicodeDecodeError) as error:
         raise StudyError(path, [str(error)]) from error
-    problems = _shape_problems(data)
+    problems = _shape_problems(plain)
+    if not problems:
+        problems += _overrides_problems(base, "--base")
+        cells = _cells(plain, problems)
     if problems:
         raise StudyError(path, problems)
-    configs: dict[str, Config] = {}
-    for name, overrides in data["conditions"].items():
-        try:
-            config = make_config({**(data.get("base") or {}), **(overrides or {})})
-            prepare(config)
-        except ValueError as error:
-            problems.append(f"conditions.{name}: {error}")
-        else:
-            configs[name] = config
-    problems += _twins(configs)
+    shared = {**(plain.get("base") or {}), **(base or {})}
+    if data is not None:
+        shared["data"] = data
+    configs = _configs(cells, shared, problems)
+    marks = _fit(configs, runtime or Runtime(), problems)
+    problems += _twins(configs, marks)
     if problems:
         raise StudyError(path, problems)
-    return Study(configs, data["baseline"], tuple(data["seeds"]))
-
-
-def make_config(values: Mapping[str, Any]) -> Config:
-    """A config from plain data, with the types checked.
-
-    Raises:
-        ValueError: naming the field.
-    """
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(Config)
-    try:
-        return Config(**parser.parse_object(dict(values)).as_dict())
-    except ArgumentError as error:
-        raise ValueError(" ".join(str(error).split())) from error
+    return Study(
+        name=Path(path).stem,
+        question=plain.get("question") or "",
+        conditions=configs,
+        factors={cell.name: cell.factors for cell in cells},
+        baseline=plain["baseline"],
+        seeds=tuple(plain["seeds"]),
+        fingerprints=marks,
+    )
 
 
 def _shape_problems(data: object) -> list[str]:
     if not isinstance(data, dict):
         return [f"it must be a mapping of conditions, baseline and seeds, got {data!r}"]
-    problems = _unknown(data, ["base", "conditions", "baseline", "seeds"], "field")
+    problems = unknown(data, _FIELDS, "field")
+    if not isinstance(data.get("question", ""), str):
+        problems.append(f"question must be text, got {data['question']!r}")
     problems += _overrides_problems(data.get("base"), "base")
     conditions = data.get("conditions")
-    if not isinstance(conditions, dict) or not conditions:
-        return [*problems, f"conditions must name at least one, got {conditions!r}"]
-    for name, overrides in conditions.items():
+    if not isinstance(conditions, dict | None) or not (conditions or "grid" in data):
+        problems.append(f"conditions must name at least one, got {conditions!r}; or have a grid")
+        conditions = None
+    for name, overrides in (conditions or {}).items():
         if not isinstance(name, str):
             problems.append(f"conditions: a name must be text, got {name!r}; quote it")
         problems += _overrides_problems(overrides, f"conditions.{name}")
+    if isinstance(data.get("grid"), dict):
+        problems += _overrides_problems(data["grid"].get("fields"), "grid.fields")
     if data.get("baseline") is None:
         problems.append("baseline must name the condition that the others are compared to")
-    else:
-        problems += _unknown([data["baseline"]], list(conditions), "baseline: condition")
     return problems + _seeds_problems(data.get("seeds"))
 
 
@@ -163,7 +178,11 @@ def _overrides_problems(overrides: object, where: str) -> list[str]:
         return [f"{where} must map fields of Config to values, got {overrides!r}"]
     if "seed" in overrides:
         return [f"{where}: seed does not belong here: all conditions share those of `seeds`"]
-    return _unknown(overrides, [field.name for field in fields(Config)], f"{where}: field")
+    problems = unknown(overrides, [field.name for field in fields(Config)], f"{where}: field")
+    if where != "grid.fields":
+        strays = [text for text in texts(overrides) if "${" in text]
+        problems += [f"{where}: {text!r}: placeholders stand in grid.fields" for text in strays]
+    return problems
 
 
 def _seeds_problems(seeds: object) -> list[str]:
@@ -173,21 +192,70 @@ def _seeds_problems(seeds: object) -> list[str]:
     return [f"seeds must differ, got {twice} more than once"] if twice else []
 
 
-def _twins(configs: Mapping[str, Config]) -> list[str]:
-    names = list(configs)
-    return [
-        f"conditions {one!r} and {other!r} are the same"
-        for i, one in enumerate(names)
-        for other in names[i + 1 :]
-        if configs[one] == configs[other]
+def _cells(plain: Mapping[str, Any], problems: list[str]) -> list[Cell]:
+    cells: list[Cell] = []
+    if "grid" in plain:
+        cells, found = expand(plain["grid"])
+        problems += found
+    conditions = plain.get("conditions") or {}
+    taken = {cell.name for cell in cells}
+    problems += [
+        f"conditions.{name}: the grid has a condition of that name"
+        for name in conditions
+        if name in taken
     ]
+    cells += [Cell(name, {}, overrides or {}) for name, overrides in conditions.items()]
+    if not problems:
+        names = [cell.name for cell in cells]
+        problems += unknown([plain["baseline"]], names, "baseline: condition")
+    return cells
 
 
-def _unknown(names: Iterable[object], known: list[str], what: str) -> list[str]:
+def _configs(cells: list[Cell], base: Mapping[str, Any], problems: list[str]) -> dict[str, Config]:
+    configs = {}
+    for cell in cells:
+        try:
+            config = resolve(make_config({**base, **cell.fields}))
+            if config.processes > 1:
+                raise ValueError(
+                    f"a run of a study is one process, got devices {config.devices} and num_nodes "
+                    f"{config.num_nodes}: launch scripts/train.py for several"
+                )
+            configs[cell.name] = config
+        except ValueError as error:
+            problems.append(f"conditions.{cell.name}: {error}")
+    return configs
+
+
+def _fit(configs: Mapping[str, Config], runtime: Runtime, problems: list[str]) -> dict[str, str]:
+    """Try each model and spec on its data, once; the fingerprints of the data."""
+    marks: dict[str, str] = {}
+    tried: set[str] = set()
+    loaded: tuple[str, Any] = ("", None)
+    for name, config in sorted(configs.items(), key=lambda item: _data_key(item[1])):
+        try:
+            marks[name] = fingerprint(config, runtime.data_dir)
+            if _data_key(config) != loaded[0]:
+                loaded = (_data_key(config), load_data(config, runtime.data_dir))
+            key = repr((config.model, config.model_args, config.spec, loaded[0]))
+            if key not in tried:
+                prepare(config, loaded[1])
+                tried.add(key)
+        except ValueError as error:
+            problems.append(f"conditions.{name}: {error}")
+    return marks
+
+
+def _data_key(config: Config) -> str:
+    names = ("data", "image_size", "train_images", "label_noise", "augmentation")
+    return repr([getattr(config, name) for name in names])
+
+
+def _twins(configs: Mapping[str, Config], marks: Mapping[str, str]) -> list[str]:
+    first: dict[str, str] = {}
     problems = []
-    for name in names:
-        if name not in known:
-            close = difflib.get_close_matches(str(name), [str(other) for other in known], n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
-            problems.append(f"{what} {name!r} is unknown; {hint}")
+    for name, mark in ((name, marks[name]) for name in configs if name in marks):
+        other = first.setdefault(run_hash(configs[name], mark), name)
+        if other != name:
+            problems.append(f"conditions {other!r} and {name!r} are the same")
     return problems

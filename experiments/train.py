@@ -1,196 +1,293 @@
-"""One training run: `train(Config(...)) -> Result`.
+"""One training run: `train(Config(...)) -> Result`, on one device or many, stopped and resumed.
 
-Two runs of one seed share the split, the label noise, the initial weights and the order of the
-batches, whatever is attached to the model: each has a generator of its own, and only the masks
-are drawn from torch's global one.
+Two runs of one seed share the split, the label noise, the initial weights, the order of the
+batches and the augmentation, whatever is attached to the model: each has a generator of its own,
+and only the masks are drawn from torch's global one.
 
-    >>> from experiments.train import Config, train
+    >>> from experiments.config import Config
+    >>> small = {"layers": [1, 1, 1, 1], "channels": [8, 8, 8, 8]}
     >>> spec = {"layer4.0": {"Dropout2d": {"p": 0.5}}}
-    >>> train(Config(epochs=1, train_images=50, spec=spec)).nominal
-    {'layer4.0/Dropout2d': [0.5]}
+    >>> result = train(Config(spec, model_args=small, epochs=1, train_images=50))
+    >>> result.epochs[0].nominal
+    {'layer4.0/Dropout2d': 0.5}
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from time import perf_counter
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, perf_counter
+from typing import Literal
 
-import timm
 import torch
+from lightning.fabric import Fabric
+from lightning.fabric.strategies import FSDPStrategy
+from timm.utils import ModelEmaV3
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
-from dropblock_hooks import Attachment, Spec, attach
-from experiments.data import CLASSES, Split, derive_seed, digits_split, own_generator
-
-
-@dataclass(frozen=True)
-class Config:
-    """What one training run does; equal configs give equal results on one machine.
-
-    Args:
-        spec: what to attach, as plain data: selector -> regularizer(s); None for nothing.
-        model: name of a timm model.
-        model_args: further arguments of `timm.create_model`.
-        train_images: how many digits are trained on; all others are the test set.
-        label_noise: share of the training labels that are wrong, in [0, 1].
-        epochs: passes over the training set; the learning rate's one cycle lasts as long.
-        batch_size: images per step.
-        max_lr: peak of the OneCycle learning rate; SGD's Nesterov momentum moves against it.
-        weight_decay: L2 penalty of SGD.
-        seed: decides split, label noise, initial weights, batch order and masks.
-        threads: torch's threads; results differ in the last digits between numbers of them.
-    """
-
-    spec: dict[str, Any] | None = None
-    model: str = "resnet18"
-    model_args: dict[str, Any] = field(
-        default_factory=lambda: {
-            "layers": [1, 1, 1, 1],
-            "channels": [32, 64, 128, 128],
-            "output_stride": 8,
-        }
-    )
-    train_images: int = 500
-    label_noise: float = 0.4
-    epochs: int = 40
-    batch_size: int = 50
-    max_lr: float = 0.1
-    weight_decay: float = 5e-4
-    seed: int = 0
-    threads: int = 2
-
-    def __post_init__(self) -> None:
-        for name in ("train_images", "epochs", "batch_size", "threads"):
-            _require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
-        _require(0 <= self.label_noise <= 1, "label_noise", "in [0, 1]", self.label_noise)
-        _require(0 < self.max_lr < math.inf, "max_lr", "positive", self.max_lr)
-        _require(0 <= self.weight_decay < math.inf, "weight_decay", "0 or more", self.weight_decay)
-        _require(timm.is_model(self.model), "model", "one that timm knows", repr(self.model))
-        if self.spec is not None:
-            Spec(self.spec)
+from experiments import checkpoint
+from experiments.config import Config, Epoch, Result, Runtime, resolve
+from experiments.data import Data, derive_seed, load_data, test_loader, train_loader
+from experiments.log import Log
+from experiments.memory import PeakMemory
+from experiments.models import prepare
+from experiments.optimization import LearningRate, Targets, make_optimizer
 
 
-@dataclass(frozen=True)
-class Result:
-    """What came of one run.
-
-    Args:
-        accuracy: share of the test images that are classified right, after the last epoch.
-        seconds: duration of training and test.
-        loss: mean training loss of each epoch.
-        nominal: site -> the rate that was asked for in each epoch; None where the regularizer
-            has no rate.
-        realized: site -> the share that was dropped in each epoch; None where the regularizer
-            has no such share.
-    """
-
-    accuracy: float
-    seconds: float
-    loss: list[float]
-    nominal: dict[str, list[float | None]]
-    realized: dict[str, list[float | None]]
+class Stopped(Exception):
+    """The run was asked to stop; its checkpoint is written."""
 
 
-def train(config: Config, on_epoch: Callable[[int], None] | None = None) -> Result:
-    """Train a fresh model on noisy digits, and test it on clean ones.
+def train(
+    config: Config,
+    runtime: Runtime | None = None,
+    out: Path | None = None,
+    *,
+    stop: Callable[[], bool] | None = None,
+    on_epoch: Callable[[Epoch], None] | None = None,
+) -> Result:
+    """Train a fresh model, and test it.
 
     Args:
         config: what to do.
-        on_epoch: called with each epoch's number (from 0) when the epoch is over.
+        runtime: where and how; the defaults if None.
+        out: folder of `metrics.jsonl` and `checkpoint.pt`, made if need be; the run goes on from
+            the checkpoint that is there. None keeps nothing.
+        stop: asked after every batch; True writes the checkpoint and raises `Stopped`.
+        on_epoch: called when an epoch is over.
 
     Raises:
-        ValueError: if the config does not fit the model or the data, before any training.
-        FloatingPointError: if the training loss is no longer finite.
+        ValueError: if the config fits neither model nor data, or `out` holds another run.
+        CheckpointDamaged: if the checkpoint can't be read.
+        OSError: if `out` can't be written.
+        Stopped: when `stop` said so.
     """
+    runtime = runtime or Runtime()
+    config = resolve(config)
     torch.set_num_threads(config.threads)
-    split, model, attached = prepare(config)
-    optimizer = torch.optim.SGD(
-        model.parameters(),
-        lr=config.max_lr,
-        momentum=0.95,  # OneCycleLR takes it down to .85 and back
-        nesterov=True,
-        weight_decay=config.weight_decay,
+    fabric = make_fabric(config)
+    fabric.launch()
+    data = load_data(config, runtime.data_dir)
+    with own_masks(config, fabric):
+        training = Training(config, runtime, fabric, data, out)
+        status = training.run(stop or (lambda: False), on_epoch or (lambda epoch: None))
+        return training.result(status)
+
+
+def make_fabric(config: Config) -> Fabric:
+    """Lightning Fabric as the config has it."""
+    sharded = config.strategy == "fsdp"
+    return Fabric(
+        accelerator=config.accelerator,
+        devices=config.devices,
+        num_nodes=config.num_nodes,
+        strategy=FSDPStrategy(state_dict_type="full") if sharded else config.strategy,
+        precision=config.precision,
     )
-    steps = config.epochs * math.ceil(config.train_images / config.batch_size)
-    scheduler = OneCycleLR(optimizer, config.max_lr, total_steps=steps)
-    order = own_generator(config.seed, "order")
-    losses: list[float] = []
-    sites = attached.sites if attached else ()
-    nominal: dict[str, list[float | None]] = {site.key: [] for site in sites}
-    realized: dict[str, list[float | None]] = {site.key: [] for site in sites}
-    start = perf_counter()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(config.seed, "masks"))
-        for epoch in range(config.epochs):
-            if attached:
-                attached.step(epoch)
-            batches = torch.randperm(config.train_images, generator=order).split(config.batch_size)
-            losses.append(train_epoch(model, split, batches, optimizer, scheduler))
-            for site in sites:
-                nominal[site.key].append(site.rate)
-                realized[site.key].append(site.realized_rate)
-            if on_epoch is not None:
-                on_epoch(epoch)
-    accuracy = evaluate(model, split)
-    return Result(accuracy, perf_counter() - start, losses, nominal, realized)
 
 
-def prepare(config: Config) -> tuple[Split, nn.Module, Attachment | None]:
-    """The data, the initialized model, and what is attached to it, if anything.
+@contextmanager
+def own_masks(config: Config, fabric: Fabric) -> Iterator[None]:
+    """Seed torch's global generators with this process's masks, and put them back in the end."""
+    rank = fabric.global_rank
+    devices = [fabric.device] if fabric.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(derive_seed(config.seed, f"masks/{rank}", config.replica))
+        yield
 
-    Raises:
-        ValueError: if the model does not take `model_args`, the spec does not fit the model, or
-            `train_images` does not fit the data.
+
+@dataclass
+class Totals:
+    """Sums over the batches of an epoch: of losses, right answers and norms of the gradient."""
+
+    batches: int = 0
+    images: int = 0
+    seconds: float = 0.0
+    sums: Tensor | None = None
+
+    def add(self, images: int, *values: Tensor) -> None:
+        found = torch.stack([value.detach().double() for value in values])
+        self.sums = found if self.sums is None else self.sums + found
+        self.batches += 1
+        self.images += images
+
+
+class Training:
+    """All that changes in a run, from the first batch to the last.
+
+    Args:
+        config: a resolved config.
+        runtime: where and how.
+        fabric: launched.
+        data: of the config.
+        out: folder of metrics and checkpoint; None for none.
     """
-    split = digits_split(config.train_images, config.label_noise, config.seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(config.seed, "weights"))
-        try:
-            model = timm.create_model(
-                config.model, in_chans=1, num_classes=CLASSES, **config.model_args
-            )
-        except TypeError as error:
-            raise ValueError(f"model_args do not fit {config.model}: {error}") from error
-    return split, model, attach(model, config.spec) if config.spec else None
 
+    def __init__(
+        self, config: Config, runtime: Runtime, fabric: Fabric, data: Data, out: Path | None
+    ) -> None:
+        self.config, self.runtime, self.fabric = config, runtime, fabric
+        self.data, self.out = data, out
+        self._began, self._saved = perf_counter(), monotonic()
+        self._memory = PeakMemory(fabric.device)
+        rank, processes = fabric.global_rank, fabric.world_size
+        self.loader = train_loader(data, config, runtime, rank, processes)
+        self.targets = Targets(config, data.classes, len(data.train), rank)
+        scaler = getattr(fabric.strategy.precision, "scaler", None)
+        self.bare, self.attached = prepare(config, data, scaler)
+        optimizer = make_optimizer(config, self.bare)
+        self.rate = LearningRate(config, optimizer, len(self.loader))
+        self.bare.to(fabric.device)
+        self.average = ModelEmaV3(self.bare, decay=config.ema) if config.ema is not None else None
+        model = torch.compile(self.bare) if config.compile else self.bare
+        self.model, self.optimizer = fabric.setup(model, optimizer)
+        self.epoch = self.batch = 0
+        self.totals = Totals()
+        self.epochs: list[Epoch] = []
+        self.seconds, self.memory = 0.0, 0
+        if out is not None:
+            checkpoint.restore(self, out / "checkpoint.pt")
+        self.log = Log(out if fabric.is_global_zero else None, runtime.tensorboard, self.epochs)
 
-def train_epoch(
-    model: nn.Module,
-    split: Split,
-    batches: Iterable[Tensor],
-    optimizer: torch.optim.Optimizer,
-    scheduler: LRScheduler,
-) -> float:
-    """One pass over the batches (indices of training images); the mean loss."""
-    model.train()
-    losses = []
-    for batch in batches:
-        loss = nn.functional.cross_entropy(
-            model(split.train_images[batch]), split.train_labels[batch]
+    def run(
+        self, stop: Callable[[], bool], on_epoch: Callable[[Epoch], None]
+    ) -> Literal["finished", "diverged"]:
+        """Train to the end, or until the loss is no longer finite."""
+        while self.epoch < self.config.epochs:
+            if self.batch == 0:
+                if self.attached:
+                    self.attached.step(self.epoch)
+                self.totals = Totals()
+            self._train_epoch(stop)
+            epoch = self._close_epoch()
+            if not math.isfinite(epoch.loss):
+                return "diverged"
+            self.epochs.append(epoch)
+            self.epoch, self.batch = self.epoch + 1, 0
+            self.log.epoch(epoch, self.attached)
+            if self.fabric.is_global_zero:
+                on_epoch(epoch)
+            self._pause(stop)
+        return "finished"
+
+    def _train_epoch(self, stop: Callable[[], bool]) -> None:
+        self.model.train()
+        self.loader.begin(self.epoch, self.batch)
+        start = perf_counter()
+        for images, labels in self.loader:
+            self._step(*self.fabric.to_device((images, labels)))
+            self.batch += 1
+            now = perf_counter()
+            self.totals.seconds += now - start
+            start = now
+            if self.batch < len(self.loader):
+                self._pause(stop)
+
+    def _step(self, images: Tensor, labels: Tensor) -> None:
+        images, targets = self.targets.mix(images, labels)
+        scores = self.model(images)
+        loss = self.targets.loss(scores.float(), targets)
+        self.fabric.backward(loss)
+        limit = self.config.clip_grad_norm or math.inf
+        norm = self.fabric.clip_gradients(
+            self.model, self.optimizer, max_norm=limit, error_if_nonfinite=False
         )
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        scheduler.step()
-        losses.append(loss.item())
-    mean = sum(losses) / len(losses)
-    if not math.isfinite(mean):
-        raise FloatingPointError(f"the training loss is {mean}: try a smaller max_lr")
-    return mean
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.rate.step(done := self.epoch * len(self.loader) + self.batch + 1)
+        if self.average is not None:
+            self.average.update(self.bare, done)
+        right = (scores.argmax(dim=1) == labels).sum()
+        self.totals.add(len(labels), loss, right, norm, norm.clamp(max=limit))
+
+    def _close_epoch(self) -> Epoch:
+        """The epoch's means, over all processes."""
+        totals, sites = self.totals, self.attached.sites if self.attached else ()
+        assert totals.sums is not None
+        dropped = {site.key: site.realized_rate for site in sites}
+        found = checkpoint.gather(self.fabric, (totals.sums.tolist(), totals.images, dropped))
+        sums, images, realized = zip(*found, strict=True)
+        loss, right, norm, clipped = (sum(column) for column in zip(*sums, strict=True))
+        batches = totals.batches * len(found)
+        return Epoch(
+            epoch=self.epoch,
+            loss=loss / batches,
+            accuracy=None if self.targets.mixes else right / sum(images),
+            lr=self.rate.last,
+            grad_norm=_finite(norm / batches),
+            grad_norm_clipped=_finite(clipped / batches),
+            nominal={site.key: site.rate for site in sites},
+            realized={site.key: _mean([each[site.key] for each in realized]) for site in sites},
+            seconds=totals.seconds,
+        )
+
+    def result(self, status: Literal["finished", "diverged"]) -> Result:
+        """Test the model, or its average, and close the run."""
+        scores: dict[str, float] = {}
+        losses: dict[str, float] = {}
+        if status == "finished":
+            for name in self.data.tests:
+                scores[name], losses[name] = self._test(name)
+        self.pass_time()
+        if self.out is not None and status == "finished":
+            checkpoint.save(self, self.out / "checkpoint.pt")
+        self.log.test(self.config.epochs, scores)
+        return Result(status, scores, losses.get("clean"), self.epochs, self.seconds, self.memory)
+
+    @torch.inference_mode()
+    def _test(self, name: str) -> tuple[float, float]:
+        """Share of a test split that is classified right, and the mean loss.
+
+        Not through DistributedDataParallel, whose forward would wait for the other processes.
+        """
+        sharded = self.config.strategy == "fsdp"
+        model = self.model if sharded else self.bare
+        model = model if self.average is None else self.average.module
+        if not sharded:
+            checkpoint.share_buffers(self.fabric, model)
+        part = (0, 1) if sharded else (self.fabric.global_rank, self.fabric.world_size)
+        precision = self.fabric.strategy.precision
+        sums = torch.zeros(3, dtype=torch.float64)
+        model.eval()
+        for batch in test_loader(self.data.tests[name], self.config, self.runtime, *part):
+            images, labels = self.fabric.to_device(batch)
+            with precision.forward_context():
+                scores = model(precision.convert_input(images)).float()
+            loss = nn.functional.cross_entropy(scores, labels, reduction="sum")
+            right = (scores.argmax(dim=1) == labels).sum()
+            sums += torch.tensor([right.item(), loss.item(), len(labels)], dtype=torch.float64)
+        everywhere = zip(*checkpoint.gather(self.fabric, sums.tolist()), strict=True)
+        right, loss, images = (sum(values) for values in everywhere)
+        return right / images, loss / images
+
+    def _pause(self, stop: Callable[[], bool]) -> None:
+        """Write a checkpoint if it is time for one; leave if any process is asked to."""
+        due, asked = monotonic() - self._saved >= self.runtime.checkpoint_seconds, stop()
+        if self.fabric.world_size > 1:
+            both = torch.tensor([due, asked], device=self.fabric.device).int()
+            due, asked = map(bool, self.fabric.all_reduce(both, reduce_op="sum").tolist())
+        if self.out is not None and (due or asked):
+            self.pass_time()
+            checkpoint.save(self, self.out / "checkpoint.pt")
+            self._saved = monotonic()
+        if asked:
+            raise Stopped(f"stopped in epoch {self.epoch}, after {self.batch} batches of it")
+
+    def pass_time(self) -> None:
+        """Bring seconds and memory up to date."""
+        now = perf_counter()
+        self.seconds += now - self._began
+        self._began = now
+        self.memory = max(self.memory, self._memory.read())
 
 
-@torch.inference_mode()
-def evaluate(model: nn.Module, split: Split) -> float:
-    """Share of the test images that the model, in evaluation mode, classifies right."""
-    model.eval()
-    scores = torch.cat([model(images) for images in split.test_images.split(250)])
-    return (scores.argmax(dim=1) == split.test_labels).float().mean().item()
+def _mean(rates: list[float | None]) -> float | None:
+    known = [rate for rate in rates if rate is not None]
+    return sum(known) / len(known) if known else None
 
 
-def _require(valid: bool, name: str, rule: str, value: object) -> None:
-    if not valid:
-        raise ValueError(f"{name} must be {rule}, got {value}")
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None

@@ -1,62 +1,112 @@
-"""Run a study and print its table.
+"""Run a study, or go on with it, and report what came of it.
 
-Example: scripts/ablate.py experiments/configs/quick.yaml --csv quick.csv
+Example: scripts/ablate.py experiments/configs/quick.yaml
 """
 
 import os
 import sys
-from importlib.metadata import version
 from pathlib import Path
+from typing import Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # threads that spin starve when a core is busy
 
 from jsonargparse import auto_cli
-from rich.console import Console
 
-from experiments.report import summarize, table, write_csv
-from experiments.study import Run, progress_bar, read_study, run_study
+from experiments.config import Runtime
+from experiments.directories import write_json
+from experiments.launch import launch
+from experiments.shards import parse_shard
+from experiments.runs import read_runs
+from experiments.study import read_study
 
 
-def ablate(study: Path, csv: Path | None = None) -> int:
-    """Run a study and print its table.
+def ablate(
+    study: Path,
+    out: Path = Path("runs"),
+    data: str | None = None,
+    base: dict[str, Any] | None = None,
+    backend: Literal["loky", "sequential", "ray"] = "loky",
+    address: str | None = None,
+    jobs: int | None = None,
+    shard: str | None = None,
+    claim: Literal["lock", "lease"] | None = None,
+    csv: Path | None = None,
+    data_dir: Path = Path("data"),
+    loader_workers: int = 0,
+    checkpoint_seconds: float = 20.0,
+    tensorboard: bool = False,
+) -> int:
+    """Run a study, or go on with it, and report what came of it.
 
     Args:
         study: a study file, such as experiments/configs/quick.yaml.
+        out: where the study's folder is made, or found: OUT/STUDY.
+        data: data set to use instead of the study's, such as cifar10 or imagefolder:PATH.
+        base: further fields of the base config, as YAML: '{train_images: null, epochs: 90}'.
+        backend: loky (processes on this machine), sequential (this process) or ray (a cluster).
+        address: of the Ray cluster: HOST:PORT, ray://HOST:PORT, or auto for that of this host;
+            without it, one is started on this machine.
+        jobs: runs at once; as many as the cores allow by default.
+        shard: i/n runs every n-th of the runs only, from the i-th (from 0); auto takes i and n
+            from SLURM's job array.
+        claim: how runs are claimed: lock (the operating system's) or lease (for shared
+            directories whose locks don't hold); by default, what the directory can.
         csv: where to write one line per run; an existing file is replaced at the end.
+        data_dir: folder of the CIFAR files.
+        loader_workers: processes that load images, of each run.
+        checkpoint_seconds: least time between two checkpoints of a run.
+        tensorboard: whether scalars are also written for TensorBoard.
     """
-    runs: list[Run] = []
     try:
-        plan = read_study(study)
+        _require(jobs is None or jobs >= 1, f"jobs must be at least 1, got {jobs}")
+        part = None if shard is None else parse_shard(shard)
+        runtime = Runtime(data_dir, loader_workers, checkpoint_seconds, tensorboard)
+        plan = read_study(study, data, base, runtime)
         if csv is not None:
             csv.open("a").close()  # an unwritable path is told now, not after the last run
-        with progress_bar() as progress:
-            for run in run_study(plan, progress):
-                runs.append(run)
+        directory = out / plan.name
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json(directory / "study.json", plan.record(" ".join(["python", *sys.argv])))
+        ended = launch(
+            plan,
+            directory,
+            runtime,
+            backend=backend,
+            address=address,
+            jobs=jobs,
+            shard=part,
+            claim=claim,
+        )
+        if ended.exit_code is not None:
+            print(f"stopped; the same command goes on: {directory}", file=sys.stderr)
+            return ended.exit_code
+        for label in ended.elsewhere:
+            print(f"{label}: under way in another launch", file=sys.stderr)
+        show(directory, csv)
     except KeyboardInterrupt:
-        print(f"interrupted after {len(runs)} finished runs", file=sys.stderr)
+        print("interrupted; the same command goes on", file=sys.stderr)
         return 130
-    except (ValueError, OSError, FloatingPointError) as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1 if isinstance(error, FloatingPointError) else 2
-    if csv is not None:
-        write_csv(runs, csv)
-    show(runs, plan.baseline)
-    return 0
+        return 2
+    return 1 if ended.failed else 0
 
 
-def show(runs: list[Run], baseline: str) -> None:
-    """Print the table, and with what it was made."""
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(table(summarize(runs, baseline), baseline))
-    seeds = ", ".join(str(seed) for seed in dict.fromkeys(run.config.seed for run in runs))
-    seconds = sum(run.result.seconds for run in runs)
-    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "timm"))
-    console.print(f"{len(runs)} runs in {seconds:.0f} s; seeds {seeds}; {versions}")
+def show(directory: Path, csv: Path | None) -> None:
+    """Print the table, and write the report when all runs are there."""
+    _, runs = read_runs(directory)
+    for run in runs:
+        print(run.condition, run.seed, run.status, run.result and run.result.scores)
+
+
+def _require(valid: bool, problem: str) -> None:
+    if not valid:
+        raise ValueError(problem)
 
 
 def main() -> int:
-    """Return 0 if all went well, 1 if a training failed, 2 for bad input, 130 for Ctrl-C."""
+    """0: all went well; 1: a run failed; 2: bad input; 130: Ctrl-C; 75: SIGTERM or SIGUSR1."""
     return int(auto_cli(ablate, description=__doc__, allow_abbrev=False))
 
 

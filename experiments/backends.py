@@ -1,0 +1,137 @@
+"""Where runs are worked on: in this process, in processes of this host, on a Ray cluster.
+
+All three through joblib, one run at a time to each worker, so that the results are the same.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import joblib
+from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+from experiments.environment import COMMIT, commit
+from experiments.signals import leave_interrupts_to_the_launcher
+
+Backend = Literal["loky", "sequential", "ray"]
+Work = Callable[[Any], Any]
+RunAll = Callable[[Work, Sequence[Any], int], list[Any]]
+
+
+class WorkersDied(Exception):  # noqa: N818 - no error: the launch goes on with new ones
+    """A worker was killed, and with it, whatever ran beside it."""
+
+
+class Unreachable(ValueError):
+    """No cluster answers at the address."""
+
+
+@contextmanager
+def workers(backend: Backend, address: str | None, threads: int) -> Iterator[tuple[RunAll, int]]:
+    """A function that works on jobs with so many at once, and how many suit the machine.
+
+    Args:
+        backend: loky, sequential or ray.
+        address: of a Ray cluster: HOST:PORT, ray://HOST:PORT, or auto for that of this host;
+            None starts one on this host.
+        threads: of one run.
+
+    Raises:
+        ValueError: if there is no such cluster.
+    """
+    if address is not None and backend != "ray":
+        raise ValueError(f"address is for the backend ray, not {backend}")
+    if backend == "sequential":
+        yield (lambda work, jobs, at_once: [work(job) for job in jobs]), 1
+    elif backend == "loky":
+        yield _loky, max(1, joblib.cpu_count() // threads)
+    else:
+        with _cluster(address) as cores:
+            yield (
+                (lambda work, jobs, at_once: _ray(work, jobs, at_once, threads)),
+                max(1, cores // threads),
+            )
+
+
+def _loky(work: Work, jobs: Sequence[Any], at_once: int) -> list[Any]:
+    # joblib runs with one job in this process, where a crash would take the launcher along:
+    # a pool of two, of which one works
+    parallel = joblib.Parallel(
+        n_jobs=max(2, at_once),
+        backend="loky",
+        batch_size=1,
+        pre_dispatch=at_once,
+        initializer=leave_interrupts_to_the_launcher,
+    )
+    try:
+        return list(parallel(joblib.delayed(work)(job) for job in jobs))
+    except TerminatedWorkerError as error:
+        raise WorkersDied from error
+
+
+def _ray(work: Work, jobs: Sequence[Any], at_once: int, threads: int) -> list[Any]:
+    import ray
+
+    # a pool of two for one job, as for loky; then the idle one must not wait for a core
+    cores = threads if at_once > 1 else 0
+    with joblib.parallel_config(backend="ray", ray_remote_args={"num_cpus": cores}):
+        parallel = joblib.Parallel(n_jobs=max(2, at_once), batch_size=1, pre_dispatch=at_once)
+        try:
+            return list(parallel(joblib.delayed(work)(job) for job in jobs))
+        except ray.exceptions.RayError as error:
+            raise WorkersDied from error
+
+
+@contextmanager
+def _cluster(address: str | None) -> Iterator[int]:
+    """Connect to a cluster whose workers get this code; how many cores it has."""
+    if address not in (None, "auto"):
+        _answers(str(address))
+    try:
+        import ray
+        from ray.util.joblib import register_ray
+    except ImportError as error:
+        raise ValueError("the backend ray needs the package ray: pip install 'ray'") from error
+    root = Path(__file__).resolve().parent.parent
+    carried = {
+        "py_modules": [str(root / "dropblock_hooks"), str(root / "experiments")],
+        "excludes": ["results", "__pycache__"],
+        "env_vars": {
+            COMMIT: json.dumps(commit()),
+            "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "3000"),
+        },
+    }
+    try:
+        ray.init(
+            address=address or "local",
+            runtime_env=carried,
+            include_dashboard=False if address is None else None,
+            log_to_driver=False,
+            logging_level="warning",
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise Unreachable(f"no Ray cluster answers at {address or 'local'}: {error}") from error
+    register_ray()
+    # of joblib's arguments, it says with each pool that it has no use for one
+    logging.getLogger("ray.util.multiprocessing.pool").setLevel(logging.ERROR)
+    try:
+        yield int(ray.cluster_resources().get("CPU", 1))
+    finally:
+        ray.shutdown()
+
+
+def _answers(address: str) -> None:
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        raise ValueError(f"address must be HOST:PORT, ray://HOST:PORT or auto, got {address!r}")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except (OSError, OverflowError) as error:
+        raise Unreachable(f"no Ray cluster answers at {address}: {error}") from error

@@ -1,0 +1,223 @@
+"""What stands in a run's directory, written so that a kill at any moment leaves nothing half-done.
+
+    config.yaml       all fields of the run's config; `scripts/train.py --config` reads it
+    environment.json  versions, commit, host, and each attempt at the run
+    metrics.jsonl     an `Epoch` per line; checkpoint.pt: where the training is (`train` keeps both)
+    result.json       the `Result`, without its epochs
+    error.json        of a failed run: type, message, traceback
+    done.json         written last: digests of config, metrics and result
+    lock or lease     the claim
+
+A run is finished when `done.json` is there and its digests match.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from experiments.checkpoint import write_atomically
+from experiments.config import Config, Epoch, Result, make_config, run_hash
+
+SEALED = ("config.yaml", "metrics.jsonl", "result.json")
+CLAIMS = ("lock", "lease")
+
+
+class Damaged(ValueError):
+    """A run's directory is not as its runs left it."""
+
+
+class OtherRun(Damaged):
+    """It holds a run of another config."""
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all, also if power fails."""
+    write_atomically(path, lambda part: part.write_text(text, encoding="utf-8"))
+
+
+def write_json(path: Path, data: object) -> None:
+    """The same for plain data."""
+    write_text(path, json.dumps(data, indent=1) + "\n")
+
+
+def sync_directory(path: Path) -> None:
+    """Have names that were made or changed in a directory survive a power failure."""
+    with suppress(OSError):  # some file systems have no such thing
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def make_directory(path: Path) -> None:
+    """Make it, and its parents; a file in its place is set aside."""
+    if path.exists() and not path.is_dir():
+        aside = _vacant(path)
+        aside.mkdir()
+        with suppress(FileNotFoundError):  # another launch was faster
+            os.rename(path, aside / path.name)
+        write_text(aside / "damage.txt", "it was no directory\n")
+    path.mkdir(parents=True, exist_ok=True)
+    sync_directory(path.parent)
+
+
+def begin(directory: Path, config: Config, environment: dict[str, Any]) -> None:
+    """Write down what is about to be run, and where; drop drafts of writers that were killed."""
+    for name in os.listdir(directory):
+        if name.startswith(".") and name.endswith(".part"):
+            (directory / name).unlink(missing_ok=True)
+    if not (directory / "config.yaml").exists():
+        text = yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True)
+        write_text(directory / "config.yaml", text)
+    attempts = [*read_environment(directory).get("attempts", []), environment.pop("attempt")]
+    write_json(directory / "environment.json", {**environment, "attempts": attempts})
+
+
+def seal(directory: Path, run: str, result: Result) -> None:
+    """Mark the run, named by its hash, as finished."""
+    plain = asdict(result)
+    epochs = plain.pop("epochs")
+    lines = "".join(json.dumps(epoch) + "\n" for epoch in epochs)
+    if _epochs_text(directory) != lines:  # a holder that lost its claim may have added a line
+        write_text(directory / "metrics.jsonl", lines)
+    with open(directory / "metrics.jsonl", "rb") as file:
+        os.fsync(file.fileno())
+    write_json(directory / "result.json", plain)
+    digests = {name: digest(directory / name) for name in SEALED}
+    write_json(directory / "done.json", {"run": run, "sha256": digests})
+    (directory / "error.json").unlink(missing_ok=True)
+
+
+def _epochs_text(directory: Path) -> str | None:
+    try:
+        return "".join(json.dumps(asdict(epoch)) + "\n" for epoch in read_epochs(directory))
+    except (OSError, Damaged):
+        return None
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def read_result(directory: Path, run: str) -> Result | None:
+    """The result if the run, named by its hash, is finished (or diverged); None if it is not.
+
+    Raises:
+        Damaged: if it says that it is finished, but is not what it was then.
+    """
+    try:
+        done = json.loads((directory / "done.json").read_text(encoding="utf-8"))
+        sealed, of = dict(done["sha256"]), done["run"]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, TypeError, KeyError, OSError) as error:
+        raise Damaged(f"done.json can't be read: {error!r}") from error
+    if of != run:
+        raise OtherRun(f"it holds the run {of}, not {run}")
+    for name in SEALED:
+        try:
+            now = digest(directory / name)
+        except OSError as error:
+            raise Damaged(f"{name} can't be read: {error.strerror}") from None
+        if now != sealed.get(name):
+            raise Damaged(f"{name} was changed since the run was finished")
+    try:
+        plain = json.loads((directory / "result.json").read_text(encoding="utf-8"))
+        return Result(epochs=read_epochs(directory), **plain)
+    except (ValueError, TypeError) as error:
+        raise Damaged(f"result.json can't be read: {error}") from error
+
+
+def read_epochs(directory: Path) -> list[Epoch]:
+    """The epochs in `metrics.jsonl`.
+
+    Raises:
+        Damaged: if a line is none.
+    """
+    lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    try:
+        return [Epoch(**json.loads(line)) for line in lines]
+    except (ValueError, TypeError) as error:
+        raise Damaged(f"metrics.jsonl can't be read: {error}") from error
+
+
+def read_config(directory: Path) -> Config:
+    """The config of a run.
+
+    Raises:
+        Damaged: if there is none that can be read.
+    """
+    try:
+        return make_config(yaml.safe_load((directory / "config.yaml").read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise Damaged("config.yaml is missing") from None
+    except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
+        raise Damaged(f"config.yaml can't be read: {error}") from error
+
+
+def read_environment(directory: Path) -> dict[str, Any]:
+    """Versions, host and attempts; empty if unknown."""
+    return _read_mapping(directory / "environment.json")
+
+
+def read_error(directory: Path) -> dict[str, Any] | None:
+    """The error of the last attempt, if it failed."""
+    return _read_mapping(directory / "error.json") or None
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def examine(directory: Path, config: Config, fingerprint: str) -> None:
+    """See whether a run can go on there; the claim must be held.
+
+    Raises:
+        Damaged: if the directory does not hold this run as it was left.
+    """
+    contents = {name for name in os.listdir(directory) if not name.startswith(".")}
+    held = contents & {*SEALED, "checkpoint.pt", "done.json"}
+    for name in held:
+        if not (directory / name).is_file():
+            raise Damaged(f"{name} is no file")
+    if not held:
+        return
+    stored, run = read_config(directory), run_hash(config, fingerprint)
+    if run_hash(stored, fingerprint) != run:
+        raise OtherRun("config.yaml is that of another run")
+    read_result(directory, run)
+
+
+def set_aside(directory: Path, reason: str) -> Path:
+    """Move all but the claim to a directory beside it, where `damage.txt` says why."""
+    aside = _vacant(directory)
+    aside.mkdir()
+    write_text(aside / "damage.txt", reason + "\n")
+    names = sorted(os.listdir(directory), key=lambda name: name != "config.yaml")
+    for name in names:  # without its config, what a kill leaves behind is damaged, too
+        if name not in CLAIMS and not name.startswith("."):
+            shutil.move(directory / name, aside / name)
+    sync_directory(directory)
+    return aside
+
+
+def _vacant(directory: Path) -> Path:
+    number = 1
+    while (aside := directory.with_name(f"{directory.name}.damaged-{number}")).exists():
+        number += 1
+    return aside

@@ -1,0 +1,65 @@
+"""Where a run was made: versions, commit, host."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import subprocess
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("torch", "timm", "torchvision", "lightning", "numpy", "dropblock-hooks")
+COMMIT = "DROPBLOCK_HOOKS_COMMIT"  # tells a copy of the code, as on a cluster, what it is of
+
+
+def environment(launch: str | None) -> dict[str, Any]:
+    """What `environment.json` says of an attempt at a run that begins now."""
+    host = socket.gethostname()
+    return {
+        "versions": _versions(),
+        **commit(),
+        "host": host,
+        "platform": platform.platform(),
+        "started": now(),
+        "attempt": {"started": now(), "host": host, "pid": os.getpid(), "launch": launch},
+    }
+
+
+@cache
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "unknown"
+    return found
+
+
+@cache
+def commit() -> dict[str, Any]:
+    """The commit of this code, and whether it was changed since; "unknown" if it is no checkout."""
+    root = Path(__file__).resolve().parent.parent
+    unknown = {"commit": "unknown", "dirty": None}
+    if not (root / ".git").exists():  # a copy, as on a cluster's workers
+        return dict(json.loads(os.environ.get(COMMIT, "null")) or unknown)
+    try:
+        head, changes = (
+            subprocess.run(
+                ["git", *command], cwd=root, capture_output=True, text=True, check=True, timeout=10
+            ).stdout.strip()
+            for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "-uno"])
+        )
+    except (OSError, subprocess.SubprocessError):
+        return unknown
+    return {"commit": head, "dirty": bool(changes)}
+
+
+def now() -> str:
+    """The time, as text, of the same zone everywhere."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,161 @@
+"""A grid of factors: every combination of their levels is a condition.
+
+    factors:
+      placement: {stage 2: layer2.0, all: "layer[234].0"}
+      rate: [0.1, 0.3]
+    fields:
+      spec: {"${placement}": {DropBlock2d: {p: "${rate}", block_size: 3}}}
+
+gives the conditions "stage 2, 0.1", "stage 2, 0.3", "all, 0.1" and "all, 0.3".
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dropblock_hooks.registry import closest
+
+_PLACEHOLDER = re.compile(r"\$\{([^{}]*)\}")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination: its name, factor -> level's name, and the fields of Config."""
+
+    name: str
+    factors: dict[str, str]
+    fields: dict[str, Any]
+
+
+def expand(grid: object) -> tuple[list[Cell], list[str]]:
+    """The cells of a grid, and what is wrong with it.
+
+    Example:
+        >>> grid = {"factors": {"rate": [0.1, 0.3]}, "fields": {"lr": "${rate}"}}
+        >>> [(cell.name, cell.fields) for cell in expand(grid)[0]]
+        [('0.1', {'lr': 0.1}), ('0.3', {'lr': 0.3})]
+    """
+    if not isinstance(grid, dict):
+        return [], [f"grid must have factors and fields, got {grid!r}"]
+    problems = unknown(grid, ["factors", "fields"], "grid: field")
+    factors, fields = grid.get("factors"), grid.get("fields")
+    if not isinstance(fields, dict) or not fields:
+        problems.append(f"grid.fields must map fields of Config to values, got {fields!r}")
+    if not isinstance(factors, dict) or not factors:
+        problems.append(f"grid.factors must name at least one factor, got {factors!r}")
+    if problems:
+        return [], problems
+    levels = {name: _levels(name, values, problems) for name, values in factors.items()}
+    problems += _placeholder_problems(fields, list(factors))
+    if problems:
+        return [], problems
+    cells = []
+    for names in itertools.product(*levels.values()):
+        chosen = dict(zip(factors, names, strict=True))
+        values = {factor: levels[factor][name] for factor, name in chosen.items()}
+        name = ", ".join(names)
+        try:
+            cells.append(Cell(name, chosen, fill(fields, values)))
+        except ValueError as error:
+            problems.append(f"grid: {name}: {error}")
+    twice = _repeated(cell.name for cell in cells)
+    return cells, problems + [f"grid: two conditions are named {name!r}" for name in twice]
+
+
+def _levels(factor: object, values: object, problems: list[str]) -> dict[str, Any]:
+    where = f"grid.factors.{factor}"
+    if not isinstance(factor, str):
+        problems.append(f"grid.factors: a name must be text, got {factor!r}; quote it")
+    if isinstance(values, list):
+        for value in values:
+            if isinstance(value, dict | list):
+                problems.append(f"{where}: {value!r} needs a name: write name: value")
+        names = [value if isinstance(value, str) else json.dumps(value) for value in values]
+        values = dict(zip(names, values, strict=True))
+        problems += [f"{where}: the level {name} stands twice" for name in _repeated(names)]
+    if not isinstance(values, dict) or not values:
+        problems.append(f"{where} must have at least one level, got {values!r}")
+        return {}
+    for name in values:
+        if not isinstance(name, str):
+            problems.append(f"{where}: the name of a level must be text, got {name!r}; quote it")
+    return values
+
+
+def _placeholder_problems(fields: Mapping[str, Any], factors: list[str]) -> list[str]:
+    problems, used = [], set()
+    for text in texts(fields):
+        names = _PLACEHOLDER.findall(text)
+        used.update(names)
+        if "${" in _PLACEHOLDER.sub("", text):
+            problems.append(f"grid.fields: the placeholder in {text!r} is not closed: ${{factor}}")
+        problems += unknown(names, factors, f"grid.fields: {text!r}: factor")
+    idle = [name for name in factors if name not in used]
+    return problems + [
+        f"grid.factors: {name!r} stands nowhere in grid.fields: ${{{name}}}" for name in idle
+    ]
+
+
+def texts(data: object) -> Iterator[str]:
+    """All strings in plain data, also those that are keys."""
+    if isinstance(data, str):
+        yield data
+    elif isinstance(data, dict):
+        for key, value in data.items():
+            yield from texts(key)
+            yield from texts(value)
+    elif isinstance(data, list):
+        for value in data:
+            yield from texts(value)
+
+
+def fill(data: Any, values: Mapping[str, Any]) -> Any:
+    """Plain data with the placeholders replaced; a string that is one becomes the value itself.
+
+    Example:
+        >>> fill({"layer${n}": ["${p}", "p=${p}"]}, {"n": 3, "p": 0.5})
+        {'layer3': [0.5, 'p=0.5']}
+
+    Raises:
+        ValueError: if two keys become the same, or a list or mapping stands inside a text.
+    """
+    if isinstance(data, list):
+        return [fill(value, values) for value in data]
+    if isinstance(data, dict):
+        filled = {_fill_text(key, values): fill(value, values) for key, value in data.items()}
+        if len(filled) < len(data):
+            raise ValueError(f"keys of {list(data)} become the same: {list(filled)}")
+        return filled
+    if isinstance(data, str):
+        whole = _PLACEHOLDER.fullmatch(data)
+        return values[whole[1]] if whole else _fill_text(data, values)
+    return data
+
+
+def _fill_text(text: Any, values: Mapping[str, Any]) -> Any:
+    def value(match: re.Match[str]) -> str:
+        found = values[match[1]]
+        if isinstance(found, dict | list):
+            raise ValueError(f"{found!r} can't stand within the text {text!r}")
+        return found if isinstance(found, str) else json.dumps(found)
+
+    return _PLACEHOLDER.sub(value, text) if isinstance(text, str) else text
+
+
+def unknown(names: Iterable[object], known: list[str], what: str) -> list[str]:
+    """A problem for each name that is not known, with the closest one that is."""
+    return [
+        f"{what} {name!r} is unknown{closest(str(name), known) or '; known: ' + ', '.join(known)}"
+        for name in names
+        if name not in known
+    ]
+
+
+def _repeated(names: Iterable[str]) -> list[str]:
+    names = list(names)
+    return sorted({name for name in names if names.count(name) > 1})

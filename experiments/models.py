@@ -1,0 +1,71 @@
+"""The model of a config, and what is attached to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import timm
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from dropblock_hooks import Attachment, attach
+from experiments.config import Config
+from experiments.data import Data, derive_seed
+
+
+class ThreeChannels(nn.Module):
+    """A model of colored images that takes gray ones."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x.expand(-1, 3, -1, -1))
+
+
+def prepare(
+    config: Config, data: Data, grad_scaler: Any = None
+) -> tuple[nn.Module, Attachment | None]:
+    """The initialized model, and what the spec attaches to it; torch's generator stays as it is.
+
+    Raises:
+        ValueError: if the model does not take `model_args` or the images, or the spec does not
+            fit the model.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(config.seed, "weights", config.replica))
+        try:
+            model = _build(config, data)
+        except (TypeError, AssertionError) as error:
+            raise ValueError(f"model_args do not fit {config.model}: {error}") from error
+        _try(model, config, data)
+    if not config.spec:
+        return model, None
+    root = "model" if isinstance(model, ThreeChannels) else ""
+    return model, attach(model, config.spec, root=root, grad_scaler=grad_scaler)
+
+
+def _build(config: Config, data: Data) -> nn.Module:
+    source, _, name = config.model.rpartition(":")
+    if source == "torchvision":
+        model = torchvision.models.get_model(name, num_classes=data.classes, **config.model_args)
+        return ThreeChannels(model) if data.channels == 1 else model
+    return timm.create_model(
+        name, in_chans=data.channels, num_classes=data.classes, **config.model_args
+    )
+
+
+@torch.no_grad()
+def _try(model: nn.Module, config: Config, data: Data) -> None:
+    """One image in evaluation mode, which changes nothing: sizes that do not fit are told here."""
+    side = data.image_size
+    try:
+        scores = model.eval()(torch.zeros(1, data.channels, side, side))
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise ValueError(f"{config.model} does not take {side}x{side} images: {error}") from error
+    finally:
+        model.train()
+    if not isinstance(scores, Tensor) or scores.shape != (1, data.classes):
+        raise ValueError(f"{config.model} does not give one score for each class")

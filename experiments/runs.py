@@ -1,0 +1,295 @@
+"""One run in its directory: claimed, trained, recorded; and all runs of a study, read back.
+
+Two processes never work on one run at once, a run that was finished is not run again, and one
+that was killed goes on from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import secrets
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from experiments.checkpoint import AnotherRun, CheckpointDamaged
+from experiments.claims import LEASE_SECONDS, Claim, ClaimLost, Kind
+from experiments.config import Config, Result, Runtime, make_config, resolve, run_hash
+from experiments.data import fingerprint
+from experiments.directories import (
+    Damaged,
+    OtherRun,
+    begin,
+    examine,
+    make_directory,
+    read_environment,
+    read_error,
+    read_result,
+    seal,
+    set_aside,
+    write_json,
+)
+from experiments.environment import environment, now
+from experiments.train import Stopped, train
+
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
+Status = Literal["finished", "diverged", "failed", "missing"]
+
+
+class Unwritable(OSError):
+    """The output can't be written: no run can go on."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What `execute` did.
+
+    Args:
+        status: finished or diverged, now or before; failed; stopped, with a checkpoint; or busy:
+            another process has the run.
+        result: of a finished or diverged run.
+        error: of a failed one.
+    """
+
+    status: Literal["finished", "diverged", "failed", "stopped", "busy"]
+    result: Result | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How a launch goes about a run.
+
+    Args:
+        claim: lock or lease.
+        wait: seconds to wait for a run that another process has.
+        lease_seconds: after which a lease that nobody touched is taken over.
+        launch: name of the launch, for the record.
+        failure: the failure (its `id`) that is to be tried again; another one, of a launch
+            beside this, counts. None: any failure is tried again.
+    """
+
+    claim: Kind = "lock"
+    wait: float = 0.0
+    lease_seconds: float = LEASE_SECONDS
+    launch: str | None = None
+    failure: str | None = None
+
+
+def execute(
+    config: Config,
+    runtime: Runtime,
+    directory: Path,
+    stop: Callable[[], bool] | None = None,
+    terms: Terms | None = None,
+) -> Outcome:
+    """Train in a run's directory, unless it is finished; go on from its checkpoint.
+
+    Args:
+        config: what to do.
+        runtime: how.
+        directory: of this run alone; made if need be. What was damaged there is set aside.
+        stop: asked between batches; True writes a checkpoint and ends the run as stopped.
+        terms: claim and record.
+
+    Raises:
+        Unwritable: if the directory can't be written, or the disk is full.
+        ValueError: if the directory, not being named by its hash, holds another run.
+    """
+    config, terms = resolve(config), terms or Terms()
+    mark = fingerprint(config, runtime.data_dir)
+    run = run_hash(config, mark)
+    asked = stop or (lambda: False)
+    try:
+        make_directory(directory)
+        claim = Claim(directory, terms.claim, terms.lease_seconds)
+
+        def settled() -> Outcome | None:
+            return _settled(directory, run, terms)
+
+        if (outcome := settled()) is not None:
+            return outcome
+        if not claim.acquire(terms.wait, lambda: asked() or settled() is not None):
+            return settled() or Outcome("busy")
+        try:  # it may have been settled while the claim was waited for
+            return settled() or _attempt(
+                config, runtime, directory, mark, _Stop(asked, claim), terms.launch
+            )
+        except ClaimLost:
+            return Outcome("busy")
+        finally:
+            claim.release()
+    except OSError as error:
+        raise Unwritable(error.errno, error.strerror or str(error), str(directory)) from error
+
+
+@dataclass(frozen=True)
+class _Stop:
+    """Asked between batches: whether to stop; raises ClaimLost if there is nothing to write."""
+
+    asked: Callable[[], bool]
+    claim: Claim
+
+    def __call__(self) -> bool:
+        self.claim.check()
+        return self.asked()
+
+
+def _settled(directory: Path, run: str, terms: Terms) -> Outcome | None:
+    """What is known without a claim: finished, or failed in a launch beside this one."""
+    try:
+        result = read_result(directory, run)
+    except Damaged:
+        return None  # set aside by who has the claim
+    if result is not None:
+        return Outcome(result.status, result)
+    error = read_error(directory)
+    if error is not None and terms.launch is not None and error.get("id") != terms.failure:
+        return Outcome("failed", error=describe(error))
+    return None
+
+
+def _attempt(
+    config: Config, runtime: Runtime, directory: Path, mark: str, stop: _Stop, launch: str | None
+) -> Outcome:
+    run = run_hash(config, mark)
+    try:
+        examine(directory, config, mark)
+    except Damaged as damage:
+        if isinstance(damage, OtherRun) and directory.name != run:
+            raise ValueError(f"{directory}: {damage}; take another directory") from damage
+        set_aside(directory, str(damage))
+    if stop.asked():
+        return Outcome("stopped")
+    begin(directory, config, environment(launch))
+    try:
+        result = train(config, runtime, directory, stop=stop)
+    except Stopped:
+        return Outcome("stopped")
+    except ClaimLost:
+        raise
+    except (CheckpointDamaged, AnotherRun) as damage:
+        stop.claim.check()
+        set_aside(directory, str(damage))
+        return _attempt(config, runtime, directory, mark, stop, launch)
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _NO_SPACE:
+            raise
+        stop.claim.check()
+        return fail(directory, error)
+    stop.claim.check()
+    seal(directory, run, result)
+    return Outcome(result.status, result)
+
+
+def fail(directory: Path, error: Exception) -> Outcome:
+    """Record that the run failed, and of what; the claim must be held."""
+    record = {
+        "id": secrets.token_hex(8),
+        "type": type(error).__name__,
+        "message": str(error),
+        "traceback": "".join(traceback.format_exception(error)),
+        "when": now(),
+    }
+    write_json(directory / "error.json", record)
+    return Outcome("failed", error=describe(record))
+
+
+def describe(error: dict[str, Any]) -> str:
+    """A recorded error in words."""
+    return f"{error.get('type')}: {error.get('message')}"
+
+
+@dataclass(frozen=True)
+class StudyRecord:
+    """A study as its directory records it.
+
+    Args:
+        name: of its file, without the suffix.
+        question: that it asks.
+        command: that launched it last.
+        baseline: the condition that the others are compared to.
+        seeds: of every condition.
+        conditions: name -> its factors (factor -> name of its level), in the file's order.
+    """
+
+    name: str
+    question: str
+    command: str
+    baseline: str
+    seeds: tuple[int, ...]
+    conditions: dict[str, dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a study, whatever came of it.
+
+    Args:
+        condition: its name.
+        factors: factor -> name of its level; {} for a condition of its own.
+        seed: of the run.
+        config: all that decides its result.
+        status: finished, diverged, failed or missing (not run, or not to the end).
+        result: of a finished or diverged run.
+        environment: versions, commit, host and attempts; {} if it was never begun.
+        error: of a failed run, in words.
+    """
+
+    condition: str
+    factors: dict[str, str]
+    seed: int
+    config: Config
+    status: Status
+    result: Result | None
+    environment: dict[str, Any]
+    error: str | None
+
+
+def read_runs(directory: Path) -> tuple[StudyRecord, list[Run]]:
+    """A study and its runs, seed by seed.
+
+    Raises:
+        ValueError: if the directory holds no study that can be read.
+    """
+    path = directory / "study.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        record = StudyRecord(
+            data["name"],
+            data["question"],
+            data["command"],
+            data["baseline"],
+            tuple(data["seeds"]),
+            {name: condition["factors"] for name, condition in data["conditions"].items()},
+        )
+        runs = [
+            _read_run(directory / condition["runs"][str(seed)], name, seed, condition)
+            for seed in record.seeds
+            for name, condition in data["conditions"].items()
+        ]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} is not the record of a study: {error!r}") from error
+    return record, runs
+
+
+def _read_run(directory: Path, name: str, seed: int, condition: dict[str, Any]) -> Run:
+    config = replace(make_config(condition["config"]), seed=seed)
+    status, result, error = look(directory)
+    environment = read_environment(directory)
+    return Run(name, condition["factors"], seed, config, status, result, environment, error)
+
+
+def look(directory: Path) -> tuple[Status, Result | None, str | None]:
+    """What came of a run of a study, whose directory its hash names: status, result, error."""
+    try:
+        result = read_result(directory, directory.name)
+    except Damaged:
+        return "missing", None, None
+    if result is not None:
+        return result.status, result, None
+    error = read_error(directory)
+    return ("missing", None, None) if error is None else ("failed", None, describe(error))
