@@ -1,90 +1,239 @@
-"""scikit-learn's digits as a small task with noisy labels.
+"""Training and test images of a config, and the loaders that make batches of them.
 
-Everything follows from the seed through generators of its own: drawing from torch's global
-generator, as dropout masks do, moves neither the split nor the noise.
+Nothing here draws from torch's, numpy's or random's global generators. The split and the label
+noise follow from the seed; the order of an epoch from seed, replica and epoch; the augmentation
+of an image from these and its index. So two conditions of one seed see the same batches, however
+many masks are drawn in between, and an epoch can be taken up at any batch.
+
+    >>> data = load_data(Config(train_images=100), Path("data"))
+    >>> loader = train_loader(data, Config(train_images=100), Runtime())
+    >>> loader.begin(epoch=0, first_batch=1)
+    >>> [images.shape for images, labels in loader]
+    [torch.Size([50, 1, 32, 32])]
 """
 
 from __future__ import annotations
 
-import hashlib
+import math
+import os
+import signal
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
-from sklearn.datasets import load_digits
-from torch import Tensor, nn
+from torch import Tensor
+from torch.utils.data import DataLoader
 
-CLASSES = 10
-IMAGE_SIZE = 32
+from experiments.config import Config, Runtime
+from experiments.corruption import CORRUPTIONS
+from experiments.images import Draw, Images, TestImages, TrainImages
+from experiments.seeds import derive_seed, own_generator
+from experiments.sources import Source, fingerprint, load_source
+
+__all__ = [
+    "Data",
+    "Draw",
+    "Images",
+    "Loader",
+    "derive_seed",
+    "fingerprint",
+    "load_data",
+    "own_generator",
+    "test_loader",
+    "train_loader",
+]
 
 
 @dataclass(frozen=True)
-class Split:
-    """A training set with noisy labels and a clean test set.
+class Data:
+    """What is trained on, with noisy labels, and what is tested on, with clean ones.
 
     Args:
-        train_images: (n, 1, 32, 32), values in [0, 1].
-        train_labels: (n,), noise included.
-        test_images: (m, 1, 32, 32), values in [0, 1].
-        test_labels: (m,), clean.
+        name: of the data set, without a path.
+        train: the training images.
+        tests: the test images: clean, occluded and noisy.
+        classes: how many.
+        channels: of each image.
+        image_size: side of each image, in pixels.
     """
 
-    train_images: Tensor
-    train_labels: Tensor
-    test_images: Tensor
-    test_labels: Tensor
+    name: str
+    train: Images
+    tests: dict[str, Images]
+    classes: int
+    channels: int
+    image_size: int
 
 
-def derive_seed(seed: int, purpose: str) -> int:
-    """A seed for one purpose ("split", "weights", ...), unrelated to those of other purposes."""
-    digest = hashlib.sha256(f"{purpose}/{seed}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
+def load_data(config: Config, data_dir: Path) -> Data:
+    """The images of a config; nothing is downloaded.
+
+    Args:
+        config: decides what is loaded, the split, the label noise and the augmentation.
+        data_dir: folder of the CIFAR files.
+
+    Raises:
+        ValueError: if files are missing or damaged, or `train_images` or `label_noise` do not
+            fit the data.
+    """
+    source = load_source(config, data_dir)
+    name = config.data.partition(":")[0]
+    chosen, rest = _split(source, config, name)
+    labels = source.train.labels[chosen]
+    if config.label_noise:
+        noise = own_generator(config.seed, "noise")
+        labels = noisy_labels(labels, config.label_noise, source.classes, noise)
+    train = TrainImages(source, config, chosen, labels)
+    test = source.test or source.train
+    tests: dict[str, Images] = {"clean": TestImages(source, test, rest)}
+    for split, corruption in CORRUPTIONS.items():
+        tests[split] = TestImages(source, test, rest, corruption)
+    return Data(name, train, tests, source.classes, source.channels, source.image_size)
 
 
-def own_generator(seed: int, purpose: str) -> torch.Generator:
-    """A generator for one purpose, independent of torch's global one."""
-    return torch.Generator().manual_seed(derive_seed(seed, purpose))
+def _split(source: Source, config: Config, name: str) -> tuple[Tensor, Tensor]:
+    """Numbers of the images to train on, and of those to test on."""
+    available = len(source.train.labels)
+    most = available if source.test else available - 1
+    count = config.train_images or source.default_images or available
+    if count > most:
+        reason = "" if source.test else f" (some of the {available} images are for the test)"
+        raise ValueError(
+            f"train_images must be between 1 and {most} for {name}{reason}, got {count}"
+        )
+    order = torch.randperm(available, generator=own_generator(config.seed, "split"))
+    test = torch.arange(len(source.test.labels)) if source.test else order[count:]
+    return order[:count], test
 
 
-def digits() -> tuple[Tensor, Tensor]:
-    """The 1,797 digits, enlarged bilinearly from 8x8: (1797, 1, 32, 32) in [0, 1], and labels."""
-    data = load_digits()
-    images = torch.from_numpy(data.images).float().div(16).unsqueeze(1)
-    size = (IMAGE_SIZE, IMAGE_SIZE)
-    images = nn.functional.interpolate(images, size=size, mode="bilinear", align_corners=False)
-    return images, torch.from_numpy(data.target).long()
-
-
-def noisy_labels(labels: Tensor, share: float, generator: torch.Generator) -> Tensor:
+def noisy_labels(labels: Tensor, share: float, classes: int, generator: torch.Generator) -> Tensor:
     """A copy in which `share` of the labels, rounded to a count, are another class.
 
     Symmetric noise: which labels change is drawn without replacement, and the new class
-    uniformly from the nine others.
+    uniformly from the others.
     """
+    if classes < 2:
+        raise ValueError(f"label_noise needs at least 2 classes, the data have {classes}")
     chosen = torch.randperm(len(labels), generator=generator)[: round(share * len(labels))]
-    shift = torch.randint(1, CLASSES, (len(chosen),), generator=generator)
+    shift = torch.randint(1, classes, (len(chosen),), generator=generator)
     noisy = labels.clone()
-    noisy[chosen] = (noisy[chosen] + shift) % CLASSES
+    noisy[chosen] = (noisy[chosen] + shift) % classes
     return noisy
 
 
-def digits_split(train_images: int, label_noise: float, seed: int) -> Split:
-    """Some digits for training, with label noise, and all others for the test.
+class Batches:
+    """The order of the training images: for each batch of an epoch, the draws of one process.
 
-    Args:
-        train_images: how many are trained on.
-        label_noise: share of the training labels that are wrong, in [0, 1].
-        seed: decides which images are trained on, and the noise.
-
-    Raises:
-        ValueError: if `train_images` leaves nothing to train on or nothing to test on.
+    Each process has its slice of a batch. A last batch that can't be shared evenly is filled up
+    with the first images of the epoch.
     """
-    images, labels = digits()
-    if not 0 < train_images < len(labels):
-        raise ValueError(
-            f"train_images must be between 1 and {len(labels) - 1} (some of the {len(labels)} "
-            f"digits are for the test), got {train_images}"
-        )
-    order = torch.randperm(len(labels), generator=own_generator(seed, "split"))
-    train, test = order[:train_images], order[train_images:]
-    noisy = noisy_labels(labels[train], label_noise, own_generator(seed, "noise"))
-    return Split(images[train], noisy, images[test], labels[test])
+
+    def __init__(self, images: int, config: Config, rank: int, processes: int) -> None:
+        self.images, self.config = images, config
+        self.rank, self.processes = rank, processes
+        self.epoch = self.first_batch = 0
+
+    def __len__(self) -> int:
+        return math.ceil(self.images / self.config.batch_size)
+
+    def __iter__(self) -> Iterator[list[Draw]]:
+        purpose = f"order/{self.epoch}"
+        generator = own_generator(self.config.seed, purpose, self.config.replica)
+        order = torch.randperm(self.images, generator=generator)
+        batches = order.split(self.config.batch_size)[self.first_batch :]
+        return iter([self._share(batch, order) for batch in batches])
+
+    def _share(self, batch: Tensor, order: Tensor) -> list[Draw]:
+        each = math.ceil(len(batch) / self.processes)
+        fill = order.repeat(self.processes)[: each * self.processes - len(batch)]
+        mine = torch.cat([batch, fill])[self.rank * each : (self.rank + 1) * each]
+        return [(self.epoch, index) for index in mine.tolist()]
+
+
+class Loader:
+    """Training batches of one epoch after another: `begin`, then iterate.
+
+    The length is the number of batches in a whole epoch.
+    """
+
+    def __init__(self, images: Images, batches: Batches, config: Config, runtime: Runtime) -> None:
+        self._batches = batches
+        persistent = runtime.loader_workers > 0
+        self._loader = _data_loader(images, batches, config, runtime, persistent_workers=persistent)
+
+    def begin(self, epoch: int, first_batch: int = 0) -> None:
+        """Go to a batch of an epoch; those before it are not loaded.
+
+        Raises:
+            ValueError: if the epoch has no such batch (one past the last is allowed).
+        """
+        if not 0 <= first_batch <= len(self):
+            raise ValueError(f"first_batch must be between 0 and {len(self)}, got {first_batch}")
+        self._batches.epoch, self._batches.first_batch = epoch, first_batch
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(self._loader)
+
+
+def train_loader(
+    data: Data, config: Config, runtime: Runtime, rank: int = 0, processes: int = 1
+) -> Loader:
+    """The training batches, or one process's slices of them; it stands at epoch 0, batch 0."""
+    batches = Batches(len(data.train), config, rank, processes)
+    return Loader(data.train, batches, config, runtime)
+
+
+def test_loader(
+    images: Images,
+    config: Config,
+    runtime: Runtime,
+    rank: int = 0,  # noqa: PT028  (no test, in spite of the function's name)
+    processes: int = 1,  # noqa: PT028
+) -> Iterable[tuple[Tensor, Tensor]]:
+    """Every test image once, in their order; of several processes, each has every n-th.
+
+    The batches are four times as large as in training: there are no gradients to hold.
+    """
+    draws = [(0, index) for index in range(rank, len(images), processes)]
+    size = 4 * max(1, config.batch_size // processes)
+    batches = [draws[first : first + size] for first in range(0, len(draws), size)]
+    return _data_loader(images, batches, config, runtime)
+
+
+test_loader.__test__ = False  # type: ignore[attr-defined]  # pytest takes the name for a test
+
+
+def _data_loader(
+    images: Any, batches: Any, config: Config, runtime: Runtime, **options: Any
+) -> DataLoader[Any]:
+    return DataLoader(
+        images,
+        batch_sampler=batches,
+        collate_fn=_as_is,
+        num_workers=runtime.loader_workers,
+        pin_memory=config.accelerator != "cpu" and torch.cuda.is_available(),
+        worker_init_fn=_leave_signals,
+        generator=torch.Generator(),  # else it draws from the global one, which makes masks
+        **options,
+    )
+
+
+def _as_is(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return batch
+
+
+def _leave_signals(worker: int) -> None:
+    """Keep a stop from killing the loading processes before the training one has heeded it.
+
+    Signals to a whole process group (Ctrl-C, `timeout`) do not reach them in a group of their
+    own, and those that schedulers send to every process are ignored. SIGTERM itself must go on
+    working: by it Python ends its workers; when the training process is gone, they end too.
+    """
+    os.setpgrp()
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
