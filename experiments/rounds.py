@@ -82,9 +82,7 @@ class Rounds:
         elsewhere: list[str] = []
         wait = 0.0
         while left and not self._asked(jobs):
-            group = [
-                replace(job, terms=replace(job.terms, wait=wait)) for job in self._next(left)
-            ]
+            group = [replace(job, terms=replace(job.terms, wait=wait)) for job in self._next(left)]
             busy = self._round(group)
             for path in [path for path, job in left.items() if ended(job)]:
                 del left[path]

@@ -160,7 +160,7 @@ def _ratio(pairs: Sequence[tuple[float, float]]) -> float | None:
 def is_replica(row: Row, base: Row) -> bool:
     """Whether a condition is the baseline but for its `replica`: an A/A check."""
     same = replace(row.config, seed=base.config.seed, replica=base.config.replica)
-    return row is not base and same == base.config
+    return row.config.replica != base.config.replica and same == base.config
 
 
 def drops(site: str) -> bool:

@@ -25,9 +25,8 @@ def closed_testing(p_values):
     """A hypothesis is rejected if Bonferroni rejects every intersection that it is part of."""
     known = [1.0 if p is None else p for p in p_values]
     places = range(len(known))
-    subsets = list(chain.from_iterable(combinations(places, n) for n in places[1:])) + [
-        tuple(places)
-    ]
+    sizes = range(1, len(known) + 1)
+    subsets = list(chain.from_iterable(combinations(places, size) for size in sizes))
     return [
         max(min(1.0, len(s) * min(known[i] for i in s)) for s in subsets if place in s)
         for place in places
@@ -148,7 +147,7 @@ def test_only_seeds_that_both_have_are_compared():
 
 
 def test_all_comparisons_of_a_table_are_corrected_for():
-    base = {seed: 0.5 for seed in range(4)}
+    base = dict.fromkeys(range(4), 0.5)
     drop = dict(enumerate([0.6, 0.61, 0.63, 0.6]))
     alone = compare({"none": base, "drop": drop}, "none")["drop"]
     both = compare({"none": base, "same": base, "few": {0: 0.5}, "drop": drop}, "none")["drop"]
