@@ -182,6 +182,7 @@ def test_table_takes_names_as_they_are():
     runs = make_study(**{"[bold]none[/]": [0.5], "layer[34].*": [0.6]})
     lines = text(runs, baseline="[bold]none[/]")
     assert "minus [bold]none[/] [95 %]" in lines
+    assert "\n[bold]none[/] " in lines
     assert "layer[34].*" in lines
 
 
