@@ -18,7 +18,7 @@ import joblib
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from experiments.environment import COMMIT, commit
-from experiments.signals import leave_interrupts_to_the_launcher
+from experiments.signals import serve
 
 Backend = Literal["loky", "sequential", "ray"]
 Work = Callable[[Any], Any]
@@ -68,7 +68,8 @@ def _loky(work: Work, jobs: Sequence[Any], at_once: int) -> list[Any]:
         backend="loky",
         batch_size=1,
         pre_dispatch=at_once,
-        initializer=leave_interrupts_to_the_launcher,
+        initializer=serve,
+        initargs=(os.getpid(),),
     )
     try:
         return list(parallel(joblib.delayed(work)(job) for job in jobs))

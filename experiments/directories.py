@@ -168,15 +168,16 @@ def read_config(directory: Path) -> Config:
 
 def read_environment(directory: Path) -> dict[str, Any]:
     """Versions, host and attempts; empty if unknown."""
-    return _read_mapping(directory / "environment.json")
+    return read_mapping(directory / "environment.json")
 
 
 def read_error(directory: Path) -> dict[str, Any] | None:
     """The error of the last attempt, if it failed."""
-    return _read_mapping(directory / "error.json") or None
+    return read_mapping(directory / "error.json") or None
 
 
-def _read_mapping(path: Path) -> dict[str, Any]:
+def read_mapping(path: Path) -> dict[str, Any]:
+    """What a JSON file says; empty if there is none that can be read."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, ValueError):

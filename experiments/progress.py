@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from experiments.directories import read_error
+from experiments.directories import read_error, read_mapping
 
 
 @dataclass
@@ -41,7 +41,8 @@ class Shown:
             return None
         if (self.directory / "done.json").exists():
             self.ended, self.done = True, self.epochs
-            return "finished"
+            status = read_mapping(self.directory / "result.json").get("status")
+            return "finished" if status == "finished" else "diverged: its loss was not finite"
         error = read_error(self.directory)
         if error is not None and error.get("id") != self.failure:
             self.ended = True

@@ -1,154 +1,225 @@
-"""From the runs of a study to a table: means, paired differences, rates, seconds.
+"""The report of a study, from its run directories: Markdown, CSV files, and pictures.
 
-Differences are paired: both conditions of a pair have the same seed, hence the same split, noise,
-initial weights and batch order, and what the seed does cancels.
+write_report(Path("runs/quick"))    # runs/quick/report/report.md, and what it shows
 """
 
 from __future__ import annotations
 
-import csv
-import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rich import box
-from rich.table import Table
-from scipy import stats
+from experiments.findings import answer, counted, escape, listed, overview
+from experiments.plots import draw
+from experiments.report_setting import setting
+from experiments.runs import Run, StudyRecord, read_runs
+from experiments.summary import Row, summarize
+from experiments.tables import (
+    accuracy_text,
+    difference_text,
+    holm_text,
+    table,
+    write_runs,
+    write_summary,
+)
 
-from experiments.study import Run
-from experiments.train import Result
+__all__ = ["make_report", "summarize", "table", "write_report"]
+
+CAPTIONS = {
+    "scores": "Each seed is a point. On the left, intervals are those of the means; on the right, "
+    "those of the paired differences, which are what is tested.",
+    "factors": "Means with their 95 % intervals; the points are the seeds. Differences are paired "
+    "by seed, which these intervals do not show: for what is tested, see the table.",
+    "robustness": "Differences to the baseline on the changed test images; marks as above.",
+    "learning": "Means over the seeds, while training: with the regularizers on, and on the labels "
+    "trained with.",
+    "rates": "Means over the seeds and those sites that have both a nominal and a realized rate.",
+}
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A mean paired difference, with its 95 % interval and p of the paired t-test.
-
-    Interval and p are None below three pairs, and where the differences have no spread.
-    """
-
-    mean: float
-    interval: tuple[float, float] | None
-    p: float | None
-
-
-@dataclass(frozen=True)
-class Row:
-    """One condition over its seeds; accuracies are shares, rates are means over training.
+def write_report(directory: Path, out: Path | None = None) -> Path:
+    """Write the report of a study's directory; its `report.md` is returned.
 
     Args:
-        std: of the accuracy over the seeds (n - 1); None for one seed.
-        difference: to the baseline; None for the baseline itself.
-        nominal: the rate asked for; None where nothing is dropped.
-        realized: the share dropped.
-        seconds: of one run, on average.
+        directory: of a study, with `study.json`.
+        out: a folder for the report, made if need be; `directory/report` by default.
+
+    Raises:
+        ValueError: if the directory is not a study's.
+        OSError: if it can't be written; a report that was there is then left as it was.
     """
-
-    condition: str
-    n: int
-    accuracy: float
-    std: float | None
-    difference: Difference | None
-    nominal: float | None
-    realized: float | None
-    seconds: float
-
-
-def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Difference:
-    """The mean of `values - baseline`, pair by pair, with paired-t interval and p."""
-    differences = [value - base for value, base in zip(values, baseline, strict=True)]
-    mean = statistics.fmean(differences)
-    spread = max(differences) - min(differences)
-    if len(differences) < 3 or spread < 1e-9:  # less than any two accuracies can differ
-        return Difference(mean, None, None)
-    test = stats.ttest_1samp(differences, 0.0)
-    interval = test.confidence_interval(0.95)
-    return Difference(mean, (float(interval.low), float(interval.high)), float(test.pvalue))
+    record, runs = read_runs(directory)
+    rows = summarize(record, runs)
+    out = directory / "report" if out is None else out
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out, prefix=".new-") as name:
+        new = Path(name)
+        pictures = draw(rows, new)
+        (new / "report.md").write_text(make_report(record, rows, pictures), encoding="utf-8")
+        write_runs(rows, new / "runs.csv")
+        write_summary(rows, new / "summary.csv")
+        for path in sorted(new.iterdir()):
+            os.replace(path, out / path.name)
+    return out / "report.md"
 
 
-def mean_rates(result: Result) -> tuple[float, float] | None:
-    """Nominal and realized rate, each a mean over the epochs and those sites that have both."""
-    pairs = [
-        (asked, dropped)
-        for key, rates in result.nominal.items()
-        for asked, dropped in zip(rates, result.realized[key], strict=True)
-        if asked is not None and dropped is not None
-    ]
-    if not pairs:
-        return None
-    return statistics.fmean(pair[0] for pair in pairs), statistics.fmean(pair[1] for pair in pairs)
+def make_report(record: StudyRecord, rows: Sequence[Row], pictures: Iterable[str] = ()) -> str:
+    """The report as Markdown.
+
+    Args:
+        record: of the study.
+        rows: its summary.
+        pictures: names of those that lie beside it.
+    """
+    pictures = list(pictures)
+    splits = list(rows[0].scores) if rows else []
+    parts = [f"# {escape(record.name)}", f"**Question.** {' '.join(record.question.split())}"]
+    parts += [_extent(record, rows)]
+    if splits:
+        parts += ["## Answer", *answer(rows), _equal_epochs(rows)]
+        parts += ["## Clean accuracy", _score_table(rows, "clean"), _reading(rows)]
+        parts += [*_picture("scores", pictures), *_picture("factors", pictures)]
+    others = [split for split in splits if split != "clean"]
+    if others:
+        parts += ["## Robustness", *_robustness(rows, others), *_picture("robustness", pictures)]
+    if "learning" in pictures:
+        parts += ["## Training", *_picture("learning", pictures)]
+    if any(row.nominal is not None for row in rows):
+        parts += ["## Rates", _rate_table(rows), *_picture("rates", pictures)]
+    parts += _absent(rows)
+    parts += ["## What was run", *setting(record, rows)]
+    if splits:
+        parts += ["## Cost", _cost_table(rows), _cost_note(record)]
+    return "\n\n".join(parts) + "\n"
 
 
-def summarize(runs: Sequence[Run], baseline: str) -> list[Row]:
-    """One row per condition, in the order in which they were run."""
-    conditions = dict.fromkeys(run.condition for run in runs)
-    accuracies = {
-        name: {run.config.seed: run.result.accuracy for run in runs if run.condition == name}
-        for name in conditions
-    }
-    rows = []
-    for name, by_seed in accuracies.items():
-        results = [run.result for run in runs if run.condition == name]
-        rates = [pair for result in results if (pair := mean_rates(result))]
-        values = list(by_seed.values())
-        base = [accuracies[baseline][seed] for seed in by_seed]
-        rows.append(
-            Row(
-                condition=name,
-                n=len(values),
-                accuracy=statistics.fmean(values),
-                std=statistics.stdev(values) if len(values) > 1 else None,
-                difference=None if name == baseline else paired_difference(values, base),
-                nominal=statistics.fmean(pair[0] for pair in rates) if rates else None,
-                realized=statistics.fmean(pair[1] for pair in rates) if rates else None,
-                seconds=statistics.fmean(result.seconds for result in results),
-            )
-        )
-    return rows
+def _extent(record: StudyRecord, rows: Sequence[Row]) -> str:
+    runs = [run for row in rows for run in row.runs]
+    finished = sum(row.n for row in rows)
+    text = f"{counted(len(rows), 'condition')}, {counted(len(record.seeds), 'seed')}: "
+    if finished == len(runs):
+        return f"{text}{counted(finished, 'run')}, all finished."
+    return (
+        f"{text}**{finished} of {counted(len(runs), 'run')} finished**; the others, named "
+        "[below](#runs-that-do-not-count), do not count, so n is smaller where they are missing."
+    )
 
 
-def table(rows: Sequence[Row], baseline: str) -> Table:
-    """The rows as text: accuracies in percent, differences in percentage points, seconds a run."""
-    view = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
-    view.add_column("condition", overflow="fold")
-    view.add_column("n", justify="right")
-    view.add_column("accuracy, %", no_wrap=True)
-    view.add_column(f"minus {baseline} [95 %]")
-    view.add_column("p")
-    view.add_column("rate", justify="right")
-    view.add_column("realized", justify="right")
-    view.add_column("s", justify="right")
+def _equal_epochs(rows: Sequence[Row]) -> str:
+    """After how many epochs the conditions are compared."""
+    base = next(row for row in rows if row.is_baseline).config.epochs
+    unlike = [f"{row.condition} ({row.config.epochs})" for row in rows if row.config.epochs != base]
+    text = f"All are tested after their last epoch, {base}; no epoch was chosen by its score."
+    if not unlike:
+        return text
+    return text.replace(f", {base};", f", {base} but for {listed(unlike)};")
+
+
+def _reading(rows: Sequence[Row]) -> str:
+    """How the table is to be read."""
+    others = len(rows) - 1
+    return (
+        "Means ± standard deviations over n seeds. Differences are in percentage points, paired by "
+        "seed, with the 95 % interval of the paired t-test; there is none below three pairs. p is "
+        f"that of the two-sided test, corrected after Holm over the {counted(others, 'comparison')}"
+        " of this table; the intervals are not corrected, nor is anything over several tables. "
+        "“No difference shown” is not “no difference”: the interval says how large one may be."
+    )
+
+
+def _score_table(rows: Sequence[Row], split: str) -> str:
+    base = escape(rows[0].baseline)
+    lines = []
     for row in rows:
-        spread = "" if row.std is None else f" ± {100 * row.std:.2f}"
-        view.add_row(
-            row.condition,
-            str(row.n),
-            f"{100 * row.accuracy:.2f}{spread}",
-            *_difference_cells(row.difference),
-            "" if row.nominal is None else f"{row.nominal:.4f}",
-            "" if row.realized is None else f"{row.realized:.4f}",
+        score = row.scores[split]
+        found = score.difference
+        text = difference_text(found)
+        if found is not None and found.n not in (row.n, 0):
+            text += f" ({counted(found.n, 'pair')})"
+        lines.append((escape(row.condition), row.n, accuracy_text(score), text, holm_text(found)))
+    return _table(("condition", "n", "accuracy, %", f"minus {base} [95 %]", "Holm p"), lines)
+
+
+def _robustness(rows: Sequence[Row], splits: Sequence[str]) -> list[str]:
+    """For each split of changed test images a table, and what it shows in a sentence."""
+    parts = ["The same networks on changed test images; each table is corrected for itself."]
+    for split in splits:
+        parts.append(f"### {escape(split.capitalize())}")
+        parts += [overview(rows, split)] if len(rows) > 1 else []
+        parts.append(_score_table(rows, split))
+    return parts
+
+
+def _rate_table(rows: Sequence[Row]) -> str:
+    lines = [
+        (escape(row.condition), f"{row.nominal:.4f}", f"{row.realized:.4f}")
+        for row in rows
+        if row.nominal is not None
+    ]
+    note = "Means over seeds, epochs and sites: the rate asked for, and the share dropped."
+    return f"{note}\n\n{_table(('condition', 'nominal', 'realized'), lines)}"
+
+
+def _cost_table(rows: Sequence[Row]) -> str:
+    base = escape(rows[0].baseline)
+    lines = [
+        (
+            escape(row.condition),
             f"{row.seconds:.1f}",
+            f"{row.seconds / row.config.epochs:.2f}",
+            _number(row.seconds_ratio),
+            f"{row.memory / 1e6:.0f}",
+            _number(row.memory_ratio),
         )
-    return view
+        for row in rows
+        if row.seconds is not None and row.memory is not None
+    ]
+    names = ("condition", "s a run", "s an epoch", f"ratio to {base}", "MB", f"ratio to {base}")
+    return _table(names, lines)
 
 
-def write_csv(runs: Sequence[Run], path: str | Path) -> None:
-    """One line per run: condition, seed, accuracy, last loss, rates, seconds."""
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["condition", "seed", "accuracy", "loss", "nominal", "realized", "seconds"])
-        for run in runs:
-            result = run.result
-            rates = mean_rates(result) or ("", "")
-            values = (result.accuracy, result.loss[-1], *rates, result.seconds)
-            writer.writerow([run.condition, run.config.seed, *values])
+def _cost_note(record: StudyRecord) -> str:
+    return (
+        "Means over the seeds; ratios are over those that have a finished run of "
+        f"{escape(record.baseline)}, too. Unlike the rest of this report, these numbers depend on "
+        "what else the machine did. Memory is the most that the process held beyond what it held "
+        "before; on a GPU, that torch allocated there."
+    )
 
 
-def _difference_cells(difference: Difference | None) -> tuple[str, str]:
-    if difference is None:
-        return "", ""
-    text = f"{100 * difference.mean:+.2f}"
-    if difference.interval is not None:
-        low, high = difference.interval
-        text += f" [{100 * low:+.2f}, {100 * high:+.2f}]"
-    return text, "" if difference.p is None else f"{difference.p:.2g}"
+def _absent(rows: Sequence[Row]) -> list[str]:
+    """Runs without a score, by name, with their reasons."""
+    lines = []
+    for row in rows:
+        gone = [run for run in row.runs if run.status != "finished"]
+        if gone:
+            lines.append(
+                f"- **{escape(row.condition)}**: n is {row.n} of {len(row.runs)}\n"
+                + "\n".join(f"  - seed {run.seed}: {_reason(run)}" for run in gone)
+            )
+    if not lines:
+        return []
+    note = "A condition of which runs are absent is judged by those that are left."
+    return ["## Runs that do not count", "\n".join(lines), note]
+
+
+def _reason(run: Run) -> str:
+    if run.status == "diverged":
+        after = len(run.result.epochs) if run.result else 0
+        return f"diverged after {counted(after, 'whole epoch')} (the loss was no longer finite)"
+    error = " ".join((run.error or "").split())
+    return f"failed: {escape(error)}" if run.status == "failed" else "not run, or not to the end"
+
+
+def _picture(name: str, pictures: Sequence[str]) -> list[str]:
+    return [f"![{name}]({name}.png)", CAPTIONS[name]] if name in pictures else []
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _table(names: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
+    rows = [names, ["---"] + ["---:" for _ in names[1:]], *lines]
+    return "\n".join("| " + " | ".join(str(cell) for cell in row) + " |" for row in rows)

@@ -134,8 +134,9 @@ class _Stop:
     claim: Claim
 
     def __call__(self) -> bool:
-        self.claim.check()
-        return self.asked()
+        asked = self.asked()
+        self.claim.check()  # last: what is written next is written at once
+        return asked
 
 
 def _settled(directory: Path, run: str, terms: Terms) -> Outcome | None:

@@ -77,9 +77,20 @@ def touch(path: Path) -> None:
         path.touch()
 
 
-def leave_interrupts_to_the_launcher() -> None:
-    """Ignore Ctrl-C, which a terminal sends to all its processes; for idle workers."""
+def serve(launcher: int) -> None:
+    """Prepare a worker that is a child of its launcher.
+
+    Between runs it ignores Ctrl-C, which a terminal sends to all its processes; and without its
+    launcher it ends, once the run it has is stopped.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        while os.getppid() == launcher or _active is not None:
+            time.sleep(1)
+        os._exit(1)  # at once: to tell the launcher would fail
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @dataclass

@@ -1,109 +1,455 @@
-"""The statistics against known answers, and the table that shows them."""
+"""From runs to rows, sentences, tables, files: what a report says, and that it is so."""
 
 import csv
+import importlib.util
 import io
+import os
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from experiments.report import (
-    Difference,
-    mean_rates,
-    paired_difference,
-    summarize,
-    table,
-    write_csv,
+from experiments import report
+from experiments.findings import answer, check, finding, overview
+from experiments.report import make_report, write_report
+from experiments.statistics import paired_difference
+from experiments.summary import is_replica, mean_rates, summarize
+from experiments.tables import p_text, table, write_runs, write_summary
+from tests.experiments.synthetic import (
+    ENVIRONMENT,
+    diverged,
+    epochs,
+    failed,
+    make_record,
+    make_run,
+    make_study,
+    missing,
 )
-from experiments.study import Run
-from experiments.train import Config, Result
 
-# Student's sleep data (1908): mean difference 1.58, t(9) = 4.0621, p = 0.002833
-DRUG_1 = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
-DRUG_2 = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
+ROOT = Path(__file__).parents[2]
+SPEC = {"layer[34].*": {"DropBlock2d": {"p": 0.5}}}
 
 
-def run(condition: str, seed: int, accuracy: float, rates: tuple[float, ...] = ()) -> Run:
-    nominal = {"layer4.0/Dropout2d": list(rates)} if rates else {}
-    realized = {key: [rate + 0.01 for rate in values] for key, values in nominal.items()}
-    result = Result(accuracy, 2.0, [1.0, 0.5], nominal, realized)
-    return Run(condition, Config(seed=seed), result)
+def rows_of(runs, **record):
+    return summarize(make_record(runs, **record), runs)
 
 
-def text(runs: list[Run], width: int = 120) -> str:
+def text(runs, width=120, **record):
     console = Console(file=io.StringIO(), width=width)
-    console.print(table(summarize(runs, "none"), "none"))
+    console.print(table(rows_of(runs, **record)))
     return console.file.getvalue()
 
 
-def test_paired_t_on_the_sleep_data():
-    difference = paired_difference(DRUG_2, DRUG_1)
-    assert difference.mean == pytest.approx(1.58)
-    assert difference.interval == pytest.approx((0.7001142, 2.4598858), rel=1e-6)
-    assert difference.p == pytest.approx(0.00283289, rel=1e-5)
+def markdown(runs, pictures=(), **record):
+    return make_report(make_record(runs, **record), rows_of(runs, **record), pictures)
 
 
-def test_no_interval_below_three_pairs_or_without_spread():
-    assert paired_difference([0.8, 0.7], [0.5, 0.6]) == Difference(pytest.approx(0.2), None, None)
-    assert paired_difference([0.5] * 4, [0.5] * 4) == Difference(0, None, None)
-    shifted = paired_difference([0.1, 0.6, 0.9], [0.2, 0.7, 1.0])  # no spread but that of rounding
-    assert shifted == Difference(pytest.approx(-0.1), None, None)
-    assert paired_difference([0.8, 0.7, 0.6], [0.5, 0.6, 0.6]).interval is not None
+def section(document, title):
+    return re.split(r"\n##+ ", document.split(f"# {title}\n", 1)[1])[0]
 
 
-def test_pairs_are_made_by_seed_whatever_the_order():
-    runs = [run("none", seed, value) for seed, value in ((1, 0.5), (2, 0.8), (3, 0.1))]
-    runs += [run("drop", seed, value) for seed, value in ((3, 0.2), (1, 0.7), (2, 0.9))]
-    _, row = summarize(runs, "none")
-    assert row.difference == paired_difference([0.2, 0.7, 0.9], [0.1, 0.5, 0.8])
+@pytest.fixture
+def study(monkeypatch):
+    """Runs that are read in place of those of a directory."""
+
+    def put(runs, **record):
+        monkeypatch.setattr(report, "read_runs", lambda _: (make_record(runs, **record), runs))
+
+    return put
 
 
-def test_rows_summarize_their_runs():
-    runs = [run("none", 1, 0.5), run("drop", 1, 0.6, (0.0, 0.5)), run("none", 2, 0.7)]
-    none, drop = summarize([*runs, run("drop", 2, 0.7, (0.0, 0.5))], "none")
-    assert (none.n, none.accuracy, none.difference) == (2, pytest.approx(0.6), None)
-    assert none.std == pytest.approx(0.02**0.5)
-    assert (none.nominal, none.realized) == (None, None)
-    assert (drop.nominal, drop.realized) == (pytest.approx(0.25), pytest.approx(0.26))
-    assert drop.seconds == 2
+def test_rows_summarize_finished_runs():
+    runs = make_study(none=[0.5, 0.7], drop=[0.6, None])
+    none, drop = rows_of(runs)
+    assert (none.n, none.scores["clean"].mean) == (2, pytest.approx(0.6))
+    assert none.scores["clean"].std == pytest.approx(0.02**0.5)
+    assert none.scores["clean"].difference is None
+    assert (drop.n, drop.scores["clean"].mean, drop.scores["clean"].std) == (1, 0.6, None)
+    assert (none.nominal, none.seconds, none.memory) == (None, 6.0, 2e6)
 
 
-def test_sites_without_a_rate_or_a_share_are_left_out_of_the_rates():
-    nominal = {"a": [1.0, 1.0], "b": [0.2, 0.4], "c": [None, None]}
-    realized = {"a": [None, None], "b": [0.1, 0.5], "c": [0.7, 0.7]}
-    assert mean_rates(Result(0.5, 1.0, [1.0], nominal, realized)) == pytest.approx((0.3, 0.3))
-    assert mean_rates(Result(0.5, 1.0, [1.0], {}, {})) is None
+def test_rows_stand_in_the_order_of_the_study_not_of_the_runs():
+    runs = make_study(none=[0.5], b=[0.5], a=[0.5])
+    rows = summarize(make_record(runs), runs[::-1])
+    assert [row.condition for row in rows] == ["none", "b", "a"]
+
+
+def test_every_split_is_a_table_of_its_own():
+    runs = [
+        make_run(name, seed, {"clean": 0.5 + gain, "noisy": 0.4 + seed / 100})
+        for name, gain in (("none", 0.0), ("drop", 0.1))
+        for seed in (1, 2, 3)
+    ]
+    _, drop = rows_of(runs)
+    assert list(drop.scores) == ["clean", "noisy"]
+    assert drop.scores["clean"].difference.verdict == "constant"
+    assert drop.scores["noisy"].difference.verdict == "identical"
+
+
+def test_failed_diverged_and_missing_runs_are_not_counted():
+    base = [make_run("none", seed, seed / 10) for seed in (1, 2, 3, 4)]
+    drop = [make_run("drop", 1, 0.3), failed("drop", 2), diverged("drop", 3), missing("drop", 4)]
+    _, row = rows_of(base + drop)
+    assert (row.n, row.scores["clean"].difference.n) == (1, 1)
+    assert row.scores["clean"].difference.mean == pytest.approx(0.2)
+
+
+def test_a_study_without_its_baseline_still_has_rows():
+    none, drop = rows_of([failed("none", 1), make_run("drop", 1, 0.5)])
+    assert (none.n, none.scores["clean"].mean, none.seconds) == (0, None, None)
+    assert drop.scores["clean"].difference.verdict == "no pairs"
+    with pytest.raises(ValueError, match="baseline 'nothing' is none of"):
+        rows_of([make_run("none", 1)], baseline="nothing")
+
+
+def test_ratios_are_over_the_seeds_that_both_have():
+    runs = [make_run("none", seed) for seed in (1, 2)] + [make_run("drop", seed) for seed in (2, 3)]
+    times = {("none", 1): 100.0, ("none", 2): 4.0, ("drop", 2): 6.0, ("drop", 3): 50.0}
+    runs = [
+        replace(run, result=replace(run.result, seconds=times[run.condition, run.seed]))
+        for run in runs
+    ]
+    assert rows_of(runs)[1].seconds_ratio == 1.5
+
+
+def test_rates_are_means_over_epochs_and_sites_that_drop():
+    run = make_run("drop", 1, rates=(0.0, 0.2, 0.4))
+    assert mean_rates(run.result) == pytest.approx((0.2, 0.21))
+    bounds = epochs((1.0,) * 3, sites=("layer4.0/ClipGradNorm", "layer4.0/ClampGrad#2"))
+    assert mean_rates(replace(run.result, epochs=bounds)) is None
+    unknown = [replace(bounds[0], nominal={"a": 0.5, "b": None}, realized={"a": None, "b": 0.5})]
+    assert mean_rates(replace(run.result, epochs=unknown)) is None
+
+
+def test_an_a_a_condition_differs_in_its_replica_alone():
+    runs = [
+        make_run("none", 1),
+        make_run("A/A", 1, fields={"replica": 1}),
+        make_run("both", 1, fields={"replica": 1, "epochs": 2}),
+        make_run("early", 1, fields={"epochs": 2}),
+    ]
+    rows = rows_of(runs)
+    assert [is_replica(row, rows[0]) for row in rows] == [False, True, False, False]
 
 
 def test_table_shows_percent_difference_interval_and_rates():
-    pairs = [(0.50, 0.60), (0.60, 0.72), (0.55, 0.69)]
-    runs = [run("none", seed, base) for seed, (base, _) in enumerate(pairs)]
-    runs += [run("drop", seed, value, (0.0, 0.5)) for seed, (_, value) in enumerate(pairs)]
+    runs = make_study(none=[0.50, 0.60, 0.55])
+    runs += [
+        make_run("drop", seed, value, rates=(0.0, 0.25, 0.5))
+        for seed, value in ((1, 0.60), (2, 0.72), (3, 0.69))
+    ]
     lines = text(runs).splitlines()
+    assert lines[0].split() == [
+        *("condition", "n", "accuracy,", "%", "minus", "none", "[95", "%]"),
+        *("Holm", "p", "rate", "realized", "s"),
+    ]
     none = next(line for line in lines if line.startswith("none"))
     drop = next(line for line in lines if line.startswith("drop"))
-    assert none.split() == ["none", "3", "55.00", "±", "5.00", "2.0"]
+    assert none.split() == ["none", "3", "55.00", "±", "5.00", "6.0"]
     assert drop.split()[2:5] == ["67.00", "±", "6.24"]
-    assert "+12.00 [+7.03, +16.97]" in drop
-    assert drop.split()[-3:] == ["0.2500", "0.2600", "2.0"]
+    assert "+12.00 [+7.03, +16.97]  .0091" in drop
+    assert drop.split()[-3:] == ["0.2500", "0.2600", "6.0"]
+
+
+def test_table_shows_the_corrected_p():
+    runs = make_study(none=[0.5, 0.6, 0.55], a=[0.6, 0.72, 0.69], b=[0.5, 0.6, 0.55], c=[0.5] * 3)
+    assert "[+7.03, +16.97]  .027" in text(runs)
 
 
 def test_table_of_one_seed_has_no_spread():
-    lines = text([run("none", 1, 0.5), run("drop", 1, 0.625)])
+    lines = text(make_study(none=[0.5], drop=[0.625]))
     assert "±" not in lines
     assert "[+" not in lines
     assert "+12.50" in lines
 
 
+def test_table_says_identical_and_constant():
+    lines = text(make_study(none=[0.5, 0.6, 0.7], same=[0.5, 0.6, 0.7], more=[0.6, 0.7, 0.8]))
+    assert "identical" in lines
+    assert "+10.00 (constant)" in lines
+
+
 def test_table_fits_a_terminal_of_80_columns():
-    runs = [run("none", seed, seed / 7) for seed in range(4)]
-    runs += [run("DropBlock2d", seed, seed**2 / 17, (0.0, 0.5)) for seed in range(4)]
+    runs = make_study(none=[seed / 7 for seed in range(4)])
+    runs += [make_run("DropBlock2d", 1 + i, i**2 / 17, rates=(0.0, 0.5, 1.0)) for i in range(4)]
     assert "…" not in text(runs, width=80)
 
 
+def test_table_takes_names_as_they_are():
+    runs = make_study(**{"[bold]none[/]": [0.5], "layer[34].*": [0.6]})
+    lines = text(runs, baseline="[bold]none[/]")
+    assert "minus [bold]none[/] [95 %]" in lines
+    assert "\n[bold]none[/] " in lines
+    assert "layer[34].*" in lines
+
+
+@pytest.mark.parametrize("p", [0.04999, 0.049999999, 0.0495, 0.05, 0.0501, 0.9999, 0.00011])
+def test_p_is_never_rounded_over_the_level(p):
+    shown = p_text(p)
+    assert (shown.startswith("<") or float(shown) < 0.05) == (p < 0.05)
+
+
+FINDINGS = {
+    "higher": (
+        [0.60, 0.72, 0.69],
+        r"+12.00 points [+7.03, +16.97], Holm p .0091: higher than none",
+    ),
+    "lower": ([0.40, 0.48, 0.41], r"-12.00 points [-16.97, -7.03], Holm p .0091: lower than none"),
+    "not shown": ([0.60, 0.60, 0.50], r"+1.67 points [-17.31, +20.64], Holm p .74: no difference"),
+    "identical": ([0.50, 0.60, 0.55], "identical to none (3 seeds)."),
+    "constant": ([0.55, 0.65, 0.60], "+5.00 points with each of 3 seeds; without any spread"),
+    "too few": ([None, 0.70, None], "+10.00 points over 1 seed: too few for an interval"),
+    "no pairs": ([None] * 3, "no finished run has a seed in common with one of none."),
+}
+
+
+@pytest.mark.parametrize("verdict", FINDINGS)
+def test_a_finding_says_what_is_shown_and_no_more(verdict):
+    values, sentence = FINDINGS[verdict]
+    _, row = rows_of(make_study(none=[0.50, 0.60, 0.55], drop=values))
+    assert row.scores["clean"].difference.verdict == verdict
+    said = finding(row, "clean")
+    assert said.startswith("**drop**: ")
+    assert sentence in said
+    assert "  " not in said
+
+
+def test_overview_groups_conditions_by_what_is_shown():
+    up, down, same = [0.60, 0.72, 0.69], [0.40, 0.48, 0.41], [0.50, 0.60, 0.55]
+    rows = rows_of(make_study(none=same, a=up, b=down, c=same, d=up))
+    said = overview(rows, "clean")
+    assert (
+        said
+        == "**Higher than none:** *a*; *d*. **Lower than none:** *b*. **Identical to none:** *c*."
+    )
+    many = rows_of(make_study(none=same, **dict.fromkeys("abcde", same)))
+    assert overview(many, "clean") == "**Identical to none:** 5 conditions."
+
+
+def test_the_a_a_row_is_a_check_not_a_finding():
+    base = [0.50, 0.60, 0.55]
+    runs = make_study(none=base, drop=[0.6, 0.6, 0.5])
+    runs += [
+        make_run("A/A", seed, value, fields={"replica": 1})
+        for seed, value in zip((1, 2, 3), (0.51, 0.59, 0.56), strict=True)
+    ]
+    rows = rows_of(runs)
+    *findings, last = answer(rows)
+    assert "A/A" not in "".join(findings)
+    assert last.startswith("**Check.** A/A differs from none only in its `replica`")
+    assert (
+        "differed by +0.33 points [-2.54, +3.20]: a difference of that size can be chance" in last
+    )
+    assert "There is no A/A condition" in answer(rows_of(runs[:6]))[-1]
+
+
+def test_an_a_a_row_that_passes_for_a_difference_is_a_false_alarm():
+    runs = make_study(none=[0.50, 0.60, 0.55])
+    runs += [
+        make_run("A/A", seed, value, fields={"replica": 1})
+        for seed, value in zip((1, 2, 3), (0.60, 0.72, 0.69), strict=True)
+    ]
+    said = check(rows_of(runs)[1], "clean")
+    assert "false alarm" in said
+    assert "Holm p .0091" in said
+    assert "can be chance" not in said
+    assert answer(rows_of(runs))[0] == "Nothing is compared."
+
+
+def test_report_names_runs_that_do_not_count():
+    runs = [make_run("none", seed, seed / 10) for seed in (1, 2, 3, 4)]
+    runs += [make_run("drop", 1), failed("drop", 2), diverged("drop", 3), missing("drop", 4)]
+    document = markdown(runs)
+    assert "**5 of 8 runs finished**" in document
+    absent = section(document, "Runs that do not count")
+    assert "**drop**: n is 1 of 4" in absent
+    assert "seed 2: failed: RuntimeError: out of memory" in absent
+    assert "seed 3: diverged after 2 whole epochs" in absent
+    assert "seed 4: not run, or not to the end" in absent
+    assert "Runs that do not count" not in markdown(runs[:4])
+
+
+def test_report_says_when_there_are_fewer_pairs_than_runs():
+    runs = [make_run("none", seed, seed / 10) for seed in (1, 2, 3)]
+    runs += [make_run("drop", seed, seed**2 / 50) for seed in (1, 2, 3, 4)]
+    line = next(line for line in markdown(runs).splitlines() if line.startswith("| drop"))
+    assert line.split(" | ")[1] == "4"
+    assert "(3 pairs)" in line
+
+
+def test_report_of_a_study_in_which_nothing_is_finished():
+    document = markdown([missing("none", 1), failed("drop", 1)])
+    assert "**0 of 2 runs finished**" in document
+    assert "## Answer" not in document
+    assert "## Cost" not in document
+
+
+def test_report_says_after_how_many_epochs():
+    runs = [make_run("none", 1), make_run("early", 1, fields={"epochs": 2}), make_run("drop", 1)]
+    assert "tested after their last epoch, 3 but for *early (2)*; no" in markdown(runs)
+    assert "tested after their last epoch, 3; no epoch" in markdown(runs[::2])
+
+
+def test_report_says_what_is_corrected():
+    document = markdown(make_study(none=[0.5] * 3, a=[0.6] * 3, b=[0.7] * 3))
+    assert "corrected after Holm over the 2 comparisons of this table" in document
+    assert "the intervals are not corrected" in document
+
+
+def test_report_shows_the_configs():
+    runs = [make_run("none", 1), make_run("drop", 1, fields={"spec": SPEC, "epochs": 2})]
+    setting = section(markdown(runs), "What was run")
+    assert "```yaml\nepochs: 3\naccelerator: cpu\n```" in setting
+    assert "- drop: `spec: {'layer[34].*': {DropBlock2d: {p: 0.5}}}, epochs: 2`" in setting
+    assert "the seeds 1:" in setting
+    assert "torch 2.15.0" in setting
+    assert "commit: 0123abc\n" in setting
+
+
+def test_report_says_when_runs_differ_in_their_versions():
+    other = {**ENVIRONMENT, "commit": "ffff", "dirty": True}
+    runs = [make_run("none", 1), make_run("drop", 1, environment=other)]
+    setting = section(markdown(runs), "What was run")
+    assert "commit: 0123abc; ffff with uncommitted changes" in setting
+    assert "**The runs differ in *commit***" in setting
+    assert "The runs differ" not in markdown(runs[:1])
+
+
+def test_seconds_and_memory_stand_in_the_cost_section_only():
+    runs = make_study(none=[0.5, 0.6, 0.55], drop=[0.6, 0.72, 0.69])
+    other = [
+        replace(
+            run,
+            result=replace(run.result, seconds=77.0, memory=10**9),
+            environment={**ENVIRONMENT, "started": "2027"},
+        )
+        for run in runs
+    ]
+    one, two = (markdown(found).split("## Cost") for found in (runs, other))
+    assert one[0] == two[0]
+    assert "77.0" in two[1]
+    assert "| 1000 |" in two[1]
+
+
+def test_report_escapes_names():
+    name = "layer[34].* | a_b"
+    document = markdown(make_study(none=[0.5], **{name: [0.6]}))
+    assert r"layer\[34].\* \| a\_b" in document
+    rows = [line for line in document.splitlines() if line.startswith(r"| layer")]
+    assert all(len(re.findall(r"(?<!\\)\|", line)) in (6, 7) for line in rows)
+
+
 def test_csv_has_a_line_per_run(tmp_path):
-    path = tmp_path / "runs.csv"
-    write_csv([run("none", 1, 0.5), run("drop", 1, 0.6, (0.0, 0.5))], path)
-    with path.open(newline="") as file:
-        none, drop = csv.DictReader(file)
-    assert (none["condition"], none["nominal"], float(none["accuracy"])) == ("none", "", 0.5)
-    assert (drop["seed"], float(drop["loss"]), float(drop["realized"])) == ("1", 0.5, 0.26)
+    runs = [
+        make_run("none", 1, {"clean": 0.5, "noisy": 1 / 3}),
+        make_run("small", 1, 0.6, rates=(0.0, 0.2, 0.4), factors={"size": "3"}),
+        diverged("small", 2),
+        failed("small", 3),
+    ]
+    write_runs(rows_of(runs), tmp_path / "runs.csv")
+    with (tmp_path / "runs.csv").open(newline="") as file:
+        none, small, lost, broken = csv.DictReader(file)
+    assert (none["condition"], none["factor_size"], none["nominal"]) == ("none", "", "")
+    assert (none["clean"], float(none["noisy"])) == ("0.5", 1 / 3)
+    assert (small["seed"], small["factor_size"], small["noisy"]) == ("1", "3", "")
+    assert float(small["realized"]) == pytest.approx(0.21)
+    assert (small["train_loss"], small["test_loss"], small["seconds"]) == ("1.0", "1.5", "6.0")
+    assert (lost["status"], lost["clean"], lost["seconds"]) == ("diverged", "", "4.0")
+    assert (broken["status"], broken["error"]) == ("failed", "RuntimeError: out of memory")
+
+
+def test_summary_csv_has_a_line_per_condition(tmp_path):
+    base, values = [0.50, 0.60, 0.55], [0.60, 0.72, 0.69]
+    write_summary(rows_of(make_study(none=base, drop=values, same=base)), tmp_path / "summary.csv")
+    with (tmp_path / "summary.csv").open(newline="") as file:
+        none, drop, same = csv.DictReader(file)
+    found = paired_difference(values, base)
+    assert (none["n"], float(none["clean_mean"]), none["clean_p"]) == ("3", pytest.approx(0.55), "")
+    assert float(drop["clean_difference"]) == found.mean
+    assert (float(drop["clean_low"]), float(drop["clean_high"])) == found.interval
+    assert (float(drop["clean_p"]), float(drop["clean_holm_p"])) == (found.p, 2 * found.p)
+    assert (same["clean_difference"], same["clean_pairs"], same["clean_p"]) == ("0.0", "3", "")
+    assert (drop["seconds_ratio"], drop["memory"]) == ("1.0", "2000000.0")
+
+
+def test_write_report_writes_all_its_files(study, tmp_path):
+    runs = [
+        make_run(name, seed, {"clean": seed / 10, "noisy": seed / 20}, rates=rates)
+        for name, rates in (("none", ()), ("drop", (0.1, 0.2, 0.3)))
+        for seed in (1, 2, 3)
+    ]
+    study(runs)
+    path = write_report(tmp_path)
+    assert path == tmp_path / "report" / "report.md"
+    pictures = {f"{name}.png" for name in ("scores", "robustness", "learning", "rates")}
+    assert {file.name for file in path.parent.iterdir()} == {
+        *("report.md", "runs.csv", "summary.csv"),
+        *pictures,
+    }
+    linked = set(re.findall(r"\]\((\w+\.png)\)", path.read_text(encoding="utf-8")))
+    assert linked == pictures
+    assert write_report(tmp_path, tmp_path / "other").parent == tmp_path / "other"
+
+
+def test_a_report_that_cannot_be_made_leaves_the_old_one(study, tmp_path, monkeypatch):
+    study([make_run("none", 1)])
+    before = {path.name: path.read_bytes() for path in write_report(tmp_path).parent.iterdir()}
+    study([make_run("none", 1, 0.75)])
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(report, "write_summary", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_report(tmp_path)
+    after = {path.name: path.read_bytes() for path in (tmp_path / "report").iterdir()}
+    assert after == before
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """Call scripts/report.py's main, in this process."""
+    spec = importlib.util.spec_from_file_location("report_script", ROOT / "scripts" / "report.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    spec.loader.exec_module(module)
+
+    def main(*args):
+        monkeypatch.setattr(sys, "argv", ["report.py", *map(str, args)])
+        try:
+            return module.main()
+        except SystemExit as end:
+            return end.code
+
+    main.module = module
+    return main
+
+
+def test_script_says_what_is_wrong_with_a_directory(script, tmp_path, capsys):
+    assert script(tmp_path / "runs") == 2
+    assert str(tmp_path / "runs" / "study.json") in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+    assert script() == 2
+    assert "run_dir" in capsys.readouterr().err
+
+
+def test_script_prints_the_table_and_the_path(script, study, tmp_path, monkeypatch, capsys):
+    runs = make_study(none=[0.5], drop=[0.6])
+    study(runs)
+    monkeypatch.setattr(script.module, "read_runs", report.read_runs)
+    assert script(tmp_path, "--out", tmp_path / "here") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("condition ")
+    assert lines[-1] == str(tmp_path / "here" / "report.md")
+    (tmp_path / "file").touch()
+    assert script(tmp_path, "--out", tmp_path / "file") == 2
+    assert str(tmp_path / "file") in capsys.readouterr().err
+
+
+def test_script_has_help(script, capsys):
+    assert script("--help") == 0
+    assert "Example: scripts/report.py" in " ".join(capsys.readouterr().out.split())

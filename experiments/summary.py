@@ -1,0 +1,197 @@
+"""From the runs of a study to a row per condition: scores, differences, rates, cost.
+
+rows = summarize(*read_runs(directory))
+rows[1].scores["clean"].difference.verdict    # "higher", say
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+
+from dropblock_hooks import Regularizer
+from dropblock_hooks.registry import registered
+from experiments.config import Config, Result
+from experiments.runs import Run, StudyRecord
+from experiments.statistics import Difference, compare, mean_interval
+
+
+@dataclass(frozen=True)
+class Score:
+    """One score of one condition over its seeds.
+
+    Args:
+        values: seed -> share of the test images classified right.
+        mean: None without a value.
+        std: over the seeds (n - 1); None below two.
+        interval: of the mean, 95 %, by t; None below three.
+        difference: to the baseline; None for the baseline itself.
+    """
+
+    values: dict[int, float]
+    mean: float | None
+    std: float | None
+    interval: tuple[float, float] | None
+    difference: Difference | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One condition.
+
+    Args:
+        condition: its name.
+        baseline: the name of the one that it is compared to.
+        factors: factor -> level; empty for a condition of its own.
+        config: of its first run.
+        runs: all of them, also those that have no result.
+        scores: test split -> its score.
+        nominal: the rate asked for, mean over seeds, epochs and sites; None without one.
+        realized: the share dropped, likewise.
+        seconds: of a run, on average; None if no run is finished.
+        memory: of a run, on average, in bytes.
+        seconds_ratio: seconds over those of the baseline, of the seeds that both have.
+        memory_ratio: memory, likewise.
+    """
+
+    condition: str
+    baseline: str
+    factors: dict[str, str]
+    config: Config
+    runs: tuple[Run, ...]
+    scores: dict[str, Score]
+    nominal: float | None
+    realized: float | None
+    seconds: float | None
+    memory: float | None
+    seconds_ratio: float | None
+    memory_ratio: float | None
+
+    @property
+    def results(self) -> dict[int, Result]:
+        """Seed -> result, of the runs that are finished."""
+        return _results(self.runs)
+
+    @property
+    def n(self) -> int:
+        """How many runs are finished."""
+        return len(self.results)
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether the others are compared to it."""
+        return self.condition == self.baseline
+
+
+def summarize(record: StudyRecord, runs: Sequence[Run]) -> list[Row]:
+    """One row per condition, in the order of the study."""
+    if record.baseline not in record.conditions:
+        raise ValueError(f"the baseline {record.baseline!r} is none of the study's conditions")
+    by_condition = {
+        name: tuple(run for run in runs if run.condition == name) for name in record.conditions
+    }
+    results = {name: _results(of_one) for name, of_one in by_condition.items()}
+    every = [result for of_one in results.values() for result in of_one.values()]
+    found = dict.fromkeys(split for result in every for split in result.scores)
+    splits = sorted(found, key=lambda split: split != "clean")
+    scores: dict[str, dict[str, Score]] = {name: {} for name in by_condition}
+    for split in splits:
+        of_split = {
+            name: {seed: r.scores[split] for seed, r in of_one.items() if split in r.scores}
+            for name, of_one in results.items()
+        }
+        differences = compare(of_split, record.baseline)
+        for name, values in of_split.items():
+            scores[name][split] = _score(values, differences.get(name))
+    return [
+        _row(record.baseline, of_one, scores[name], results[record.baseline])
+        for name, of_one in by_condition.items()
+        if of_one
+    ]
+
+
+def _row(
+    baseline: str, runs: tuple[Run, ...], scores: dict[str, Score], base: dict[int, Result]
+) -> Row:
+    results = _results(runs)
+    rates = [pair for result in results.values() if (pair := mean_rates(result))]
+    pairs = [(result, base[seed]) for seed, result in results.items() if seed in base]
+    return Row(
+        condition=runs[0].condition,
+        baseline=baseline,
+        factors=runs[0].factors,
+        config=runs[0].config,
+        runs=runs,
+        scores=scores,
+        nominal=_mean([pair[0] for pair in rates]),
+        realized=_mean([pair[1] for pair in rates]),
+        seconds=_mean([result.seconds for result in results.values()]),
+        memory=_mean([result.memory for result in results.values()]),
+        seconds_ratio=_ratio([(one.seconds, other.seconds) for one, other in pairs]),
+        memory_ratio=_ratio([(one.memory, other.memory) for one, other in pairs]),
+    )
+
+
+def _score(values: dict[int, float], difference: Difference | None) -> Score:
+    numbers = list(values.values())
+    return Score(
+        values=values,
+        mean=_mean(numbers),
+        std=statistics.stdev(numbers) if len(numbers) > 1 else None,
+        interval=mean_interval(numbers),
+        difference=difference,
+    )
+
+
+def _results(runs: Iterable[Run]) -> dict[int, Result]:
+    return {run.seed: run.result for run in runs if run.status == "finished" and run.result}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> float | None:
+    below = sum(base for _, base in pairs)
+    return sum(value for value, _ in pairs) / below if below else None
+
+
+def is_replica(row: Row, base: Row) -> bool:
+    """Whether a condition is the baseline but for its `replica`: an A/A check."""
+    same = replace(row.config, seed=base.config.seed, replica=base.config.replica)
+    return row.config.replica != base.config.replica and same == base.config
+
+
+def drops(site: str) -> bool:
+    """Whether a site's rate is a share dropped, which bounds and strengths are not.
+
+    Example:
+        >>> drops("layer4.0/DropBlock2d"), drops("layer4.0/ClipGradNorm#2")
+        (True, False)
+    """
+    name = site.rpartition("/")[2].partition("#")[0]
+    cls = registered(Regularizer).get(name)
+    return cls is None or any(field.name == "p" for field in fields(cls))  # type: ignore[arg-type]
+
+
+def epoch_rates(result: Result) -> list[list[tuple[float, float]]]:
+    """For each epoch, (nominal, realized) of those sites that have both."""
+    return [
+        [
+            (asked, dropped)
+            for site, asked in epoch.nominal.items()
+            if asked is not None
+            and (dropped := epoch.realized.get(site)) is not None
+            and drops(site)
+        ]
+        for epoch in result.epochs
+    ]
+
+
+def mean_rates(result: Result) -> tuple[float, float] | None:
+    """Nominal and realized rate, each a mean over the epochs and those sites that have both."""
+    pairs = [pair for epoch in epoch_rates(result) for pair in epoch]
+    if not pairs:
+        return None
+    return statistics.fmean(pair[0] for pair in pairs), statistics.fmean(pair[1] for pair in pairs)

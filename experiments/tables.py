@@ -1,0 +1,146 @@
+"""The rows of a summary as text, for the terminal, and as CSV files."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from experiments.statistics import Difference
+from experiments.summary import Row, Score, mean_rates
+
+
+def p_text(p: float) -> str:
+    """A p-value as text, never rounded over .05.
+
+    Example:
+        >>> p_text(0.0312), p_text(0.0496), p_text(0.05), p_text(2e-6), p_text(1.0)
+        ('.031', '.0496', '.05', '<.0001', '1')
+    """
+    if p < 1e-4:
+        return "<.0001"
+    text = f"{p:.2g}"
+    if (float(text) < 0.05) != (p < 0.05):
+        text = f"{p:.4f}".rstrip("0") if float(f"{p:.4f}") != 0.05 else "<.05"
+    return text.removeprefix("0")
+
+
+def accuracy_text(score: Score) -> str:
+    """Mean and standard deviation in percent."""
+    if score.mean is None:
+        return ""
+    spread = "" if score.std is None else f" ± {100 * score.std:.2f}"
+    return f"{100 * score.mean:.2f}{spread}"
+
+
+def difference_text(difference: Difference | None) -> str:
+    """Mean and interval in percentage points."""
+    if difference is None or difference.mean is None:
+        return ""
+    if difference.verdict == "identical":
+        return "identical"
+    text = f"{100 * difference.mean:+.2f}"
+    if difference.verdict == "constant":
+        text += " (constant)"
+    if difference.interval is not None:
+        low, high = difference.interval
+        text += f" [{100 * low:+.2f}, {100 * high:+.2f}]"
+    return text
+
+
+def holm_text(difference: Difference | None) -> str:
+    """The corrected p, where there is one."""
+    return "" if difference is None or difference.holm is None else p_text(difference.holm)
+
+
+def table(rows: Sequence[Row], split: str = "clean") -> Table:
+    """The rows as text: accuracies in percent, differences in percentage points, seconds a run."""
+    view = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    baseline = rows[0].baseline if rows else "baseline"
+    view.add_column("condition", overflow="fold")
+    view.add_column("n", justify="right")
+    view.add_column("accuracy, %", no_wrap=True)
+    view.add_column(Text(f"minus {baseline} [95 %]"))
+    view.add_column("Holm p")
+    for name in ("rate", "realized", "s"):
+        view.add_column(name, justify="right")
+    for row in rows:
+        score = row.scores.get(split)
+        found = None if score is None else score.difference
+        view.add_row(
+            Text(row.condition),  # not markup: names may have brackets
+            str(row.n),
+            "" if score is None else accuracy_text(score),
+            Text(difference_text(found)),
+            holm_text(found),
+            "" if row.nominal is None else f"{row.nominal:.4f}",
+            "" if row.realized is None else f"{row.realized:.4f}",
+            "" if row.seconds is None else f"{row.seconds:.1f}",
+        )
+    return view
+
+
+def write_runs(rows: Sequence[Row], path: Path) -> None:
+    """One line per run: condition, factors, seed, status, scores, rates, cost, error."""
+    factors, splits = _factors(rows), _splits(rows)
+    lines = []
+    for row in rows:
+        for run in row.runs:
+            result = run.result
+            line: dict[str, object] = {"condition": row.condition, **_factor_cells(row)}
+            line |= {"seed": run.seed, "status": run.status, "error": run.error}
+            if result is not None:
+                nominal, realized = mean_rates(result) or (None, None)
+                line |= result.scores
+                line |= {"test_loss": result.test_loss, "nominal": nominal, "realized": realized}
+                line |= {"seconds": result.seconds, "memory": result.memory}
+                if result.epochs:
+                    last = result.epochs[-1]
+                    line |= {"train_loss": last.loss, "train_accuracy": last.accuracy}
+            lines.append(line)
+    names = ["condition", *factors, "seed", "status", *splits, "test_loss", "train_loss"]
+    names += ["train_accuracy", "nominal", "realized", "seconds", "memory", "error"]
+    _write(lines, names, path)
+
+
+def write_summary(rows: Sequence[Row], path: Path) -> None:
+    """One line per condition: of each split mean, std, difference, interval and p; rates, cost."""
+    parts = ("mean", "std", "pairs", "difference", "low", "high", "p", "holm_p")
+    names = ["condition", *_factors(rows), "n"]
+    names += [f"{split}_{part}" for split in _splits(rows) for part in parts]
+    names += ["nominal", "realized", "seconds", "seconds_ratio", "memory", "memory_ratio"]
+    lines = []
+    for row in rows:
+        line: dict[str, object] = {"condition": row.condition, **_factor_cells(row), "n": row.n}
+        for split, score in row.scores.items():
+            cells: list[object] = [score.mean, score.std]
+            if (found := score.difference) is not None:
+                ends = found.interval or (None, None)
+                cells += [found.n, found.mean, *ends, found.p, found.holm]
+            line |= {f"{split}_{part}": cell for part, cell in zip(parts, cells, strict=False)}
+        line |= {name: getattr(row, name) for name in names[-6:]}
+        lines.append(line)
+    _write(lines, names, path)
+
+
+def _write(lines: list[dict[str, object]], names: list[str], path: Path) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+def _factors(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(f"factor_{name}" for row in rows for name in row.factors))
+
+
+def _factor_cells(row: Row) -> dict[str, str]:
+    return {f"factor_{name}": level for name, level in row.factors.items()}
+
+
+def _splits(rows: Sequence[Row]) -> list[str]:
+    return list(rows[0].scores) if rows else []

@@ -1,0 +1,355 @@
+"""A launch: killed, stopped, doubled, sharded, on any backend, its study ends the same."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiments import launch as launches
+from experiments.backends import Unreachable, WorkersDied
+from experiments.launch import launch
+from experiments.rounds import DEATHS
+from experiments.runs import Unwritable, execute, read_runs
+from experiments.shards import parse_shard
+from tests.experiments.launches import (
+    DROP,
+    OFTEN,
+    TINY,
+    attempts,
+    begin,
+    kill,
+    make_study,
+    start,
+    started,
+    summary,
+    until,
+    wait,
+)
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="forks and kills")
+
+
+@pytest.fixture
+def home(tmp_path):
+    return tmp_path / "study"
+
+
+def run(study, home: Path, **how):
+    begin(study, home)
+    return launch(study, home, OFTEN, **{"backend": "sequential", **how})
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory):
+    """The summary of a study of which nothing was killed."""
+    found = {}
+
+    def make(study):
+        key = repr(study)
+        if key not in found:
+            home = tmp_path_factory.mktemp("whole") / "study"
+            assert run(study, home).failed == []
+            found[key] = summary(home)
+        return found[key]
+
+    return make
+
+
+def test_a_launch_runs_everything_once(home, capsys):
+    study = make_study()
+    assert run(study, home) == launches.Ended([], [], None)
+    assert {status for status, _ in summary(home).values()} == {"finished"}
+    assert len(attempts(home)) == 4
+    assert "4/4 drop, seed 2: finished" in capsys.readouterr().err
+    run(study, home)
+    assert len(attempts(home)) == 4
+    assert not list(home.glob("stop-*"))
+
+
+def test_what_damage_was_set_aside_is_told(home, capsys):
+    study = make_study(seeds=(1,))
+    run(study, home)
+    first = study.runs()[0].hash
+    (home / first / "result.json").write_text("{}")
+    run(study, home)
+    told = capsys.readouterr().err
+    assert f"damaged: {first}: result.json was changed since the run was finished" in told
+    assert f"set aside as {home / first}.damaged-1" in told
+
+
+def test_failed_and_diverged_runs_are_told_and_the_others_go_on(home, capsys, monkeypatch):
+    study = make_study(
+        none=TINY,
+        broken=replace(TINY, replica=1),
+        wild=replace(TINY, lr=1e30),
+        last=replace(TINY, replica=2),
+    )
+
+    def fail_one(config, *args, **kwargs):
+        if config.replica == 1:
+            raise RuntimeError("out of cheese")
+        return real(config, *args, **kwargs)
+
+    real = execute.__globals__["train"]
+    monkeypatch.setitem(execute.__globals__, "train", fail_one)
+    ended = run(study, home)
+    assert ended.failed == ["broken, seed 1", "broken, seed 2"]
+    statuses = {name: status for (name, _), (status, _) in summary(home).items()}
+    assert statuses == {
+        "none": "finished",
+        "broken": "failed",
+        "wild": "diverged",
+        "last": "finished",
+    }
+    told = capsys.readouterr().err
+    assert "broken, seed 2: failed: RuntimeError: out of cheese" in told
+    assert "wild, seed 1: diverged" in told
+    _, runs = read_runs(home)
+    errors = {run.error for run in runs if run.condition == "broken"}
+    assert errors == {"RuntimeError: out of cheese"}
+    monkeypatch.setitem(execute.__globals__, "train", real)
+    assert run(study, home).failed == []
+    assert len(attempts(home)) == 10
+
+
+def test_a_launch_that_cannot_write_ends_at_once(home, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setitem(execute.__globals__, "train", full)
+    with pytest.raises(Unwritable, match="No space left on device"):
+        run(make_study(), home)
+    assert len(attempts(home)) == 1
+    assert not list(home.glob("*/error.json"))
+
+
+@pytest.mark.parametrize("claim", ["lock", "lease"])
+def test_two_launches_never_run_a_run_twice(home, whole, claim):
+    study = make_study(epochs=4)
+    with started(study, home, backend="sequential", claim=claim) as one:
+        until(lambda: list(home.glob("*/metrics.jsonl")))
+        with started(study, home, backend="sequential", claim=claim) as other:
+            assert (wait(one), wait(other)) == (0, 0)
+    assert len(attempts(home)) == 4
+    assert len({attempt["pid"] for attempt in attempts(home)}) == 2
+    assert summary(home) == whole(study)
+
+
+def test_a_stop_file_of_another_launch_stops_nobody(home):
+    begin(make_study(), home)
+    (home / "stop-12345678").touch()
+    assert run(make_study(), home).exit_code is None
+    assert {status for status, _ in summary(home).values()} == {"finished"}
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)]
+)
+def test_signals_leave_a_state_that_is_resumed(home, whole, number, code):
+    study = make_study(epochs=25, seeds=(1,))
+    with started(study, home, backend="sequential") as pid:
+        until(lambda: list(home.glob("*/checkpoint.pt")))
+        os.kill(pid, number)
+        assert wait(pid) == code
+    assert len(attempts(home)) == 1
+    assert "missing" in {status for status, _ in summary(home).values()}
+    assert run(study, home).failed == []
+    assert len(attempts(home)) == 3
+    assert summary(home) == whole(study)
+
+
+def test_a_study_that_was_killed_three_times_ends_the_same(home, whole):
+    study = make_study(epochs=8)
+    moments = random.Random(1)
+    for _ in range(3):
+        pid = start(study, home, backend="sequential")
+        time.sleep(moments.uniform(0.1, 0.9))
+        kill(pid)
+    assert run(study, home).failed == []
+    assert summary(home) == whole(study)
+
+
+def loky_workers(launcher: int) -> list[int]:
+    """The workers that are children of a launcher."""
+    found = subprocess.run(
+        ["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    rows = [line.split(None, 2) for line in found]
+    return [int(pid) for pid, parent, args in rows if int(parent) == launcher and "popen_" in args]
+
+
+def test_workers_that_outlive_their_launcher_hand_over_to_the_next(home, whole):
+    study = make_study(epochs=40, seeds=(1,))
+    with started(study, home, backend="loky", jobs=2) as pid:
+        until(lambda: len(list(home.glob("*/checkpoint.pt"))) == 2)
+        orphans = loky_workers(pid)
+        kill(pid)
+    assert len(orphans) == 2
+    assert run(study, home).failed == []
+    assert summary(home) == whole(study)
+    until(lambda: not any(Path(f"/proc/{orphan}").exists() for orphan in orphans))
+    assert len(attempts(home)) == 4  # each begun and gone on with
+
+
+@pytest.mark.slow
+def test_a_study_killed_25_times_ends_with_the_same_table(home, whole):
+    study = make_study(
+        epochs=60,
+        none=TINY,
+        again=replace(TINY, replica=1),
+        drop=replace(TINY, spec=DROP),
+        mixed=replace(TINY, spec=DROP, mixup=0.2, ema=0.9),
+    )
+    moments = random.Random(4)
+    kills = {"launcher": 0, "worker": 0}
+    pid = None
+    while sum(kills.values()) < 25:
+        if pid is None:
+            begun = len(attempts(home)) if home.exists() else 0
+            pid = start(study, home, backend="loky", jobs=2)
+            if moments.random() < 0.8:  # most kills come while runs are under way
+                wait_for_another_attempt(home, begun, pid)
+        time.sleep(moments.uniform(0, 3))
+        workers = loky_workers(pid)
+        if moments.random() < 0.5 and workers:
+            os.kill(moments.choice(workers), signal.SIGKILL)
+            kills["worker"] += 1
+        else:
+            kill(pid)
+            kills["launcher"] += 1
+            pid = None
+    print(kills)
+    while pid is None or wait(pid, 600) != 0:
+        pid = start(study, home, backend="loky", jobs=2)
+    assert summary(home) == whole(study)
+    assert len(summary(home)) == 8
+    assert not list(home.glob("*.damaged-*"))
+
+
+def wait_for_another_attempt(home: Path, begun: int, pid: int) -> None:
+    """Wait for one more than were begun, or for the launcher's end."""
+    stat = Path(f"/proc/{pid}/stat")
+    until(lambda: len(attempts(home)) > begun or stat.read_text().split()[2] == "Z")
+
+
+def deadly(at_once_seen):
+    """A backend whose workers die with the run of replica 1, as loky's do."""
+
+    def run_all(work, jobs, at_once):
+        at_once_seen.append((len(jobs), at_once))
+        for job in jobs:
+            if job.config.replica == 1:
+                path = job.directory / "environment.json"
+                path.parent.mkdir(exist_ok=True)
+                known = json.loads(path.read_text())["attempts"] if path.exists() else []
+                path.write_text(json.dumps({"attempts": [*known, {"launch": job.terms.launch}]}))
+                raise WorkersDied
+            work(job)
+        return [work(job) for job in jobs]
+
+    return run_all
+
+
+def test_a_run_whose_worker_dies_again_and_again_is_given_up(home, monkeypatch):
+    study = make_study(
+        none=TINY, deadly=replace(TINY, replica=1), last=replace(TINY, replica=2), seeds=(1,)
+    )
+    seen = []
+
+    @contextmanager
+    def workers(*_):
+        yield deadly(seen), 2
+
+    monkeypatch.setattr(launches, "workers", workers)
+    ended = run(study, home)
+    assert ended.failed == ["deadly, seed 1"]
+    statuses = {name: status for (name, _), (status, _) in summary(home).items()}
+    assert statuses == {"none": "finished", "deadly": "failed", "last": "finished"}
+    assert [n for n, _ in seen] == [3, 2, 1] + DEATHS * [1]
+    [error] = [r.error for r in read_runs(home)[1] if r.error]
+    assert error.startswith("WorkerDied: 3 times")
+
+
+def test_loky_gives_the_metrics_of_sequential(home, whole):
+    study = make_study()
+    with started(study, home, backend="loky", jobs=2) as pid:
+        until(lambda: loky_workers(pid))
+        assert wait(pid) == 0
+    assert len(attempts(home)) == 4
+    assert pid not in {attempt["pid"] for attempt in attempts(home)}
+    assert summary(home) == whole(study)
+
+
+def test_shards_are_a_partition_and_do_not_wait(home, whole):
+    study = make_study(seeds=(1, 2, 3))
+    for i in range(4):
+        before = len(attempts(home)) if home.exists() else 0
+        assert run(study, home, shard=(i, 4)).failed == []
+        assert len(attempts(home)) - before == [2, 2, 1, 1][i]
+    assert summary(home) == whole(study)
+
+
+def test_a_shard_tells_what_another_launch_has(home):
+    study = make_study(epochs=2000, seeds=(1,))
+    with started(study, home, backend="sequential") as pid:
+        until(lambda: list(home.glob("*/metrics.jsonl")))
+        assert run(study, home, shard=(0, 2)).elsewhere == ["none, seed 1"]
+        kill(pid)
+
+
+SLURM = {
+    "SLURM_ARRAY_TASK_ID": "7",
+    "SLURM_ARRAY_TASK_MIN": "5",
+    "SLURM_ARRAY_TASK_COUNT": "4",
+}
+
+
+def test_shards_are_read():
+    assert parse_shard("2/5") == (2, 5)
+    assert parse_shard("auto", SLURM) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "message"),
+    [
+        ("5/5", {}, "0 <= i < n, got 5/5"),
+        ("0/0", {}, "0 <= i < n, got 0/0"),
+        ("-1/5", {}, "i/n or auto, got '-1/5'"),
+        ("1", {}, "i/n or auto, got '1'"),
+        ("a/b", {}, "i/n or auto, got 'a/b'"),
+        ("auto", {}, "of which SLURM_ARRAY_TASK_ID, SLURM_ARRAY_TASK_MIN"),
+        ("auto", {**SLURM, "SLURM_ARRAY_TASK_ID": "12"}, "0 <= i < n, got 7/4"),
+        ("auto", {**SLURM, "SLURM_ARRAY_TASK_MIN": "8"}, "0 <= i < n, got -1/4"),
+    ],
+)
+def test_a_shard_out_of_range_is_refused(text, environment, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse_shard(text, environment)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"address": "127.0.0.1:1"}, "address is for the backend ray, not sequential"),
+        ({"backend": "ray", "address": "127.0.0.1"}, "address must be HOST:PORT"),
+        ({"backend": "ray", "address": "127.0.0.1:many"}, "address must be HOST:PORT"),
+        ({"backend": "ray", "address": "127.0.0.1:1"}, "no Ray cluster answers at 127.0.0.1:1"),
+        ({"backend": "ray", "address": "ray://127.0.0.1:1"}, "no Ray cluster answers at ray://127"),
+        ({"backend": "ray", "address": "127.0.0.1:99999"}, "no Ray cluster answers"),
+    ],
+)
+def test_an_address_that_does_not_answer_is_told_at_once(home, how, message):
+    start = time.monotonic()
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run(make_study(), home, **how)
+    assert time.monotonic() - start < 6
+    assert attempts(home) == []
+    assert issubclass(Unreachable, ValueError)

@@ -1,0 +1,285 @@
+"""The pictures: which there are, what is on them, and that no text covers another."""
+
+import re
+from dataclasses import replace
+from itertools import combinations
+
+import matplotlib
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+from matplotlib.text import Text
+from PIL import Image
+
+from experiments.plot_curves import plot_learning, plot_rates
+from experiments.plot_factors import Scale, plot_factors
+from experiments.plot_scores import plot_differences, plot_scores
+from experiments.plot_style import jitter, own_settings
+from experiments.plots import draw
+from experiments.summary import summarize
+from tests.experiments.synthetic import failed, make_record, make_run, make_study
+
+LONG = "DropBlock2d on every block of layer2 and layer3, block size {}, linear from 0 to .{}"
+
+
+def rows_of(runs):
+    return summarize(make_record(runs), runs)
+
+
+def score(condition, seed):
+    """Some accuracies that differ."""
+    clean = 0.5 + len(condition) % 7 / 50 + seed * (1 + len(condition) % 3) / 100
+    return {"clean": clean, "occluded": clean - 0.1, "noisy": clean**2}
+
+
+def runs_of(names, seeds=(1, 2, 3), **others):
+    return [make_run(name, seed, score(name, seed), **others) for name in names for seed in seeds]
+
+
+def two():
+    return runs_of(["none"]) + runs_of(["drop"], rates=(0.1, 0.2, 0.3))
+
+
+def many():
+    names = [LONG.format(number, number) for number in range(12)]
+    return runs_of(["none"]) + runs_of(names, rates=(0.1, 0.2, 0.3))
+
+
+def grid(first=("0.1", "0.2", "0.5"), second=("stage 2", "stage 3", "stage 4", "all")):
+    runs = runs_of(["none"])
+    for rate in first:
+        for place in second:
+            factors = {"rate": rate, "placement": place}
+            runs += runs_of([f"{rate}, {place}"], factors=factors, rates=(0.1, 0.2, 0.3))
+    return runs
+
+
+KINDS = {
+    "two": two,
+    "many": many,
+    "grid": grid,
+    "one seed": lambda: runs_of(["none", "drop"], seeds=(1,)),
+    "no rates": lambda: runs_of(["none", "drop"]),
+    "formulas": lambda: runs_of(["none", "$a_1$ and 5 $", "[x]_{", "\\alpha $\\frac$"]),
+    "no baseline": lambda: [failed("none", 1), make_run("drop", 1, score("drop", 1))],
+    "baseline only": lambda: runs_of(["none"]),
+}
+FIGURES = {
+    "scores": lambda rows: plot_scores(rows, "clean"),
+    "differences": lambda rows: plot_differences(rows, ["occluded", "noisy"]),
+    "learning": plot_learning,
+    "rates": plot_rates,
+    "factors": plot_factors,
+}
+
+
+@pytest.fixture(autouse=True)
+def _settings():
+    with own_settings():
+        yield
+
+
+def texts_of(figure, monkeypatch):
+    """Every text that is drawn, with the box that it takes, in pixels."""
+    canvas, drawn, draw_text = FigureCanvasAgg(figure), [], Text.draw
+
+    def note(text, renderer):
+        drawn.append(text)
+        draw_text(text, renderer)
+
+    monkeypatch.setattr(Text, "draw", note)
+    canvas.draw()
+    shown = [text for text in drawn if text.get_text() and text.get_visible()]
+    return [(text.get_text(), text.get_window_extent()) for text in shown]
+
+
+def lines_of(axes, **properties):
+    return [
+        line
+        for line in axes.get_lines()
+        if all(getattr(line, f"get_{name}")() == value for name, value in properties.items())
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_pictures_that_there_are_data_for(kind, tmp_path):
+    rows = rows_of(KINDS[kind]())
+    found = draw(rows, tmp_path)
+    expected = {"scores", "learning"}
+    expected |= {"robustness"} if len(rows) > 1 else set()
+    expected |= {"rates"} if kind in ("two", "many", "grid") else set()
+    expected |= {"factors"} if kind == "grid" else set()
+    assert set(found) == expected
+    for path in found.values():
+        assert 2_000 < path.stat().st_size < 60_000
+        with Image.open(path) as image:
+            assert image.width < 1000
+
+
+def test_nothing_is_drawn_of_nothing(tmp_path):
+    assert draw(rows_of([failed("none", 1), failed("drop", 1)]), tmp_path) == {}
+    assert draw([], tmp_path) == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_equal_rows_give_equal_bytes_without_a_date(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        draw(rows_of(two()), tmp_path / name)
+    for path in (tmp_path / "a").iterdir():
+        found = path.read_bytes()
+        assert found == (tmp_path / "b" / path.name).read_bytes()
+        chunks = set(re.findall(rb"tEXt|tIME|iTXt|zTXt", found))
+        assert chunks == set()
+
+
+def test_the_users_settings_do_not_matter_and_are_kept(tmp_path):
+    rows = rows_of(make_study(none=[0.5, 0.6], drop=[0.6, 0.6]))
+    before = draw(rows, tmp_path)["scores"].read_bytes()
+    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "text.usetex": True}):
+        after = draw(rows, tmp_path)["scores"].read_bytes()
+        assert matplotlib.rcParams["font.size"] == 30
+    assert after == before
+
+
+@pytest.mark.parametrize("kind", ["two", "many", "grid"])
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_text_covers_another_or_leaves_the_picture(kind, name, monkeypatch):
+    rows = rows_of(KINDS[kind]())
+    if name == "factors" and kind != "grid":
+        pytest.skip("there is no grid")
+    figure = FIGURES[name](rows)
+    found = texts_of(figure, monkeypatch)
+    assert len(found) > 8
+    width, height = figure.canvas.get_width_height()
+    for text, box in found:
+        assert box.x0 >= -1, text
+        assert box.y0 >= -1, text
+        assert box.x1 <= width + 1, text
+        assert box.y1 <= height + 1, text
+    for (text, box), (other, second) in combinations(found, 2):
+        overlap = min(box.x1, second.x1) - max(box.x0, second.x0)
+        if overlap > 1 and min(box.y1, second.y1) - max(box.y0, second.y0) > 1:
+            raise AssertionError(f"{text!r} and {other!r} cover one another")
+
+
+def test_scores_show_every_seed_mean_interval_and_baseline():
+    runs = make_study(none=[0.5, 0.6, 0.55], drop=[0.60, 0.72, None])
+    rows = rows_of(runs)
+    left, right = plot_scores(rows, "clean").axes
+    seeds = [line.get_xdata() for line in lines_of(left, marker="o", linestyle="None")]
+    assert [list(values) for values in seeds] == [pytest.approx([50, 60, 55]), [60, 72]]
+    means = [line.get_xdata()[0] for line in lines_of(left, marker="D")]
+    assert means == pytest.approx([55, 66])
+    [interval] = lines_of(left, marker="None", linestyle="-")  # none for two seeds
+    low, high = rows[0].scores["clean"].interval
+    assert list(interval.get_xdata()) == pytest.approx([100 * low, 100 * high])
+    [dashed] = lines_of(left, linestyle="--")
+    assert list(dashed.get_xdata()) == pytest.approx([55, 55])
+    [pairs] = lines_of(right, marker="o", linestyle="None")
+    assert list(pairs.get_xdata()) == pytest.approx([10, 12])
+    assert [text.get_text() for text in left.get_yticklabels()] == ["none", "drop"]
+    bottom, top = left.get_ylim()
+    assert bottom > top  # the first condition is at the top
+
+
+def test_only_what_is_shown_has_a_color():
+    same = [0.50, 0.60, 0.55]
+    up, down, unclear = [0.60, 0.72, 0.69], [0.40, 0.48, 0.41], [0.60, 0.60, 0.50]
+    rows = rows_of(make_study(none=same, up=up, down=down, unclear=unclear))
+    verdicts = [row.scores["clean"].difference.verdict for row in rows[1:]]
+    assert verdicts == ["higher", "lower", "not shown"]
+    right = plot_scores(rows, "clean").axes[1]
+    marks = lines_of(right, marker="D")
+    assert [to_hex(mark.get_color()) for mark in marks] == ["#0072b2", "#d55e00", "#555555"]
+    assert to_hex(marks[2].get_markerfacecolor()) == "#ffffff"
+
+
+def test_numbers_stand_at_their_places_and_names_in_order():
+    assert Scale.of(["1", "3", "7"]).places == (1, 3, 7)
+    assert Scale.of(["0.5", "0.1"]).places == (0.5, 0.1)
+    assert Scale.of(["all", "3"]).places == (0, 1)
+    assert not Scale.of(["1", "3", "7"]).logarithmic
+    assert not Scale.of(["0", "100"]).logarithmic
+    assert Scale.of(["0.001", "0.1"]).logarithmic
+    axes = plot_factors(rows_of(grid(first=("b", "a")))).axes[0]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["b", "a"]
+    axes = plot_factors(rows_of(grid(first=("0.5", "0.1")))).axes[0]
+    assert list(axes.get_xticks()) == [0.5, 0.1]
+
+
+def test_the_second_factor_is_a_series_of_its_own_color():
+    rows = rows_of(grid())
+    figure = plot_factors(rows)
+    [axes] = figure.axes
+    series = lines_of(axes, linestyle="-", marker="o")
+    assert [line.get_label() for line in series] == ["stage 2", "stage 3", "stage 4", "all"]
+    assert len({to_hex(line.get_color()) for line in series}) == 4
+    means = {row.condition: 100 * row.scores["clean"].mean for row in rows}
+    assert list(series[3].get_ydata()) == pytest.approx(
+        [means[f"{rate}, all"] for rate in ("0.1", "0.2", "0.5")]
+    )
+    [dashed] = lines_of(axes, linestyle="--")
+    assert (dashed.get_label(), dashed.get_ydata()[0]) == ("none", pytest.approx(means["none"]))
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("rate", "clean accuracy, %")
+
+
+def test_further_factors_are_panels():
+    runs = [
+        replace(run, factors=run.factors and {**run.factors, "schedule": name})
+        for name in ("linear", "constant")
+        for run in grid(second=("all",))
+    ]
+    runs = [
+        replace(run, condition=", ".join(run.factors.values()) or run.condition) for run in runs
+    ]
+    titles = [axes.get_title() for axes in plot_factors(rows_of(runs)).axes]
+    assert titles == ["schedule linear", "schedule constant"]
+
+
+def test_learning_curves_are_means_over_seeds_with_the_baseline_in_each_panel():
+    figure = plot_learning(rows_of(many()))
+    assert len(figure.axes) == 4  # two measures, two parts of six conditions
+    for axes in figure.axes:
+        dashed, *others = axes.get_lines()
+        assert dashed.get_label() == "none"
+        assert len(others) == 6
+        assert axes.get_xlabel() == "epoch"
+    loss, accuracy = figure.axes[:2]
+    assert (loss.get_ylabel(), accuracy.get_ylabel()) == ("training loss", "training accuracy, %")
+    assert list(loss.get_lines()[1].get_xdata()) == [1, 2, 3]
+    assert list(loss.get_lines()[1].get_ydata()) == pytest.approx([2, 1.5, 1])
+    assert list(accuracy.get_lines()[1].get_ydata()) == pytest.approx([0, 25, 50])
+
+
+def test_with_mixup_there_is_no_curve_of_accuracy():
+    runs = [
+        replace(
+            run,
+            result=replace(
+                run.result, epochs=[replace(epoch, accuracy=None) for epoch in run.result.epochs]
+            ),
+        )
+        for run in two()
+    ]
+    shown = [axes for axes in plot_learning(rows_of(runs)).axes if axes.axison]
+    assert [axes.get_ylabel() for axes in shown] == ["training loss"]
+
+
+def test_rates_are_shown_over_epochs_and_against_one_another():
+    over, against = plot_rates(rows_of(two())).axes
+    [nominal] = lines_of(over, linestyle=":")
+    [realized] = lines_of(over, linestyle="-")
+    assert list(nominal.get_ydata()) == pytest.approx([0.1, 0.2, 0.3])
+    assert list(realized.get_ydata()) == pytest.approx([0.11, 0.21, 0.31])
+    [points] = lines_of(against, linestyle="None")
+    assert list(points.get_xdata()) == pytest.approx([0.1, 0.2, 0.3])
+    assert list(points.get_ydata()) == pytest.approx([0.11, 0.21, 0.31])
+    assert over.get_ylim() == against.get_ylim() == against.get_xlim()
+
+
+def test_jitter_is_small_fixed_and_apart():
+    assert jitter([7, 3, 5], 0.2) == {3: -0.2, 5: 0.0, 7: 0.2}
+    assert jitter([4], 0.2) == {4: 0.0}
+    assert jitter([1, 2], 0.2) == {1: -0.1, 2: 0.1}
+    assert list(jitter(range(5), 0.2).values()) == pytest.approx([-0.2, -0.1, 0, 0.1, 0.2])
