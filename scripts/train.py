@@ -100,7 +100,9 @@ def run(config: Config, runtime: Runtime, out: Path | None, stop: Watch) -> Resu
 def show(result: Result) -> None:
     """Print accuracies, and each site's rates as means over the epochs."""
     if result.status == "diverged":
-        print(f"diverged: the loss of epoch {len(result.epochs)} is not finite; try a smaller lr")
+        print(
+            f"diverged in epoch {len(result.epochs) + 1}: its loss is not finite; try a smaller lr"
+        )
     for name, score in result.scores.items():
         print(f"test accuracy, {name:9} {100 * score:.2f} %")
     if result.epochs:
