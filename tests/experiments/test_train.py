@@ -165,11 +165,28 @@ def test_the_loop_is_the_one_that_torch_users_write():
     assert list(result.scores) == ["clean", "occluded", "noisy"]
 
 
+def test_masks_follow_from_seed_and_replica_alone():
+    def dropped(**fields):
+        spec = {"layer[34].0": {"DropBlock2d": {"p": 0.25, "block_size": 3}}}
+        return [epoch.realized for epoch in train(replace(TINY, spec=spec, **fields)).epochs]
+
+    assert dropped() == dropped(lr=0.01, label_noise=0.5, augmentation="flip")
+    assert dropped() != dropped(seed=6)
+    assert dropped() != dropped(replica=1)
+
+
 def test_the_average_of_the_weights_is_what_is_tested():
-    frozen = replace(TINY, ema=0.99999)  # stays all but where the weights began
-    assert train(frozen).test_loss == pytest.approx(math.log(10), abs=0.05)
-    followed = train(replace(TINY, ema=0.0))
-    assert followed.scores == train(TINY).scores
+    learning = replace(TINY, label_noise=0.0, train_images=200, epochs=8)
+    untrained, _ = prepare(learning, data := load_data(learning, Path("data")))
+    untrained.eval()
+    images, labels = data.tests["clean"].__getitems__([(0, i) for i in range(1597)])
+    with torch.no_grad():
+        first = nn.functional.cross_entropy(untrained(images), labels).item()
+    last = train(learning).test_loss
+    assert last < first - 0.1
+    frozen = train(replace(learning, ema=0.999999))  # stays all but where the weights began
+    assert frozen.test_loss == pytest.approx(first, abs=1e-2)
+    assert train(replace(learning, ema=0.0)).test_loss == last
 
 
 @pytest.mark.parametrize(
