@@ -15,6 +15,7 @@ import pytest
 
 from experiments import launch as launches
 from experiments.backends import Unreachable, WorkersDied
+from experiments.environment import commit
 from experiments.launch import launch
 from experiments.rounds import DEATHS
 from experiments.runs import Unwritable, execute, read_runs
@@ -353,3 +354,31 @@ def test_an_address_that_does_not_answer_is_told_at_once(home, how, message):
     assert time.monotonic() - start < 6
     assert attempts(home) == []
     assert issubclass(Unreachable, ValueError)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_a_ray_cluster_of_two_workers_gives_the_metrics_of_sequential(home, whole, monkeypatch):
+    cluster_utils = pytest.importorskip("ray.cluster_utils")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    study = make_study()
+    cluster = cluster_utils.Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
+    try:
+        cluster.add_node(num_cpus=1)
+        cluster.wait_for_nodes()
+        begin(study, home)
+        ended = launch(study, home, OFTEN, backend="ray", address=cluster.address)
+    finally:
+        cluster.shutdown()
+    assert ended.failed == []
+    assert len(attempts(home)) == 4
+    assert len({attempt["pid"] for attempt in attempts(home)} - {os.getpid()}) == 2
+    assert summary(home) == whole(study)
+    [environment] = {
+        (e["commit"], e["dirty"])
+        for e in (json.loads(path.read_text()) for path in home.glob("*/environment.json"))
+    }
+    assert environment == (commit()["commit"], commit()["dirty"])  # carried along with the code
