@@ -42,8 +42,9 @@ class Config:
         model_args: further arguments of the model's constructor.
         data: digits (of scikit-learn, the default), cifar10, cifar100, imagefolder:PATH (with
             the folders train and val, each with a folder per class), or fake (random images).
-        image_size: side of the square images, in pixels; None for what the data have.
-        train_images: how many images are trained on, drawn by the seed; None for all.
+        image_size: side of the square images, in pixels; None for 32, of image folders 224.
+        train_images: how many images are trained on, drawn by the seed; None for all, of digits
+            1,000 (the others are the test).
         label_noise: share of the training labels that are wrong, in [0, 1].
         augmentation: of training images: none, flip, crop-flip (shifts by an eighth and flips)
             or resized-crop-flip (random crops of 8 to 100 % of the area, and flips).

@@ -35,7 +35,8 @@ def prepare(
             fit the model.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(config.seed, "weights", config.replica))
+        # torch.manual_seed would seed the GPUs' generators too, which draw the masks
+        torch.default_generator.manual_seed(derive_seed(config.seed, "weights", config.replica))
         try:
             model = _build(config, data)
         except (TypeError, AssertionError) as error:

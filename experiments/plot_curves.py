@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -34,10 +35,10 @@ def plot_learning(rows: Sequence[Row]) -> Figure:
     figure, grid = _figure([base + group for group in groups], max(2, len(panels)))
     for line, group in zip(grid, groups, strict=True):
         for axes, (title, value) in zip(line, panels.items(), strict=False):
-            for row in base:
-                axes.plot(*_xy(over_epochs(row, value)), label=_name(row), **BASELINE)
+            for row in base:  # above the others, which may be equal
+                _draw_curve(axes, over_epochs(row, value), row, zorder=4, **BASELINE)
             for row, color in zip(group, COLORS, strict=False):
-                axes.plot(*_xy(over_epochs(row, value)), color=color, label=_name(row))
+                _draw_curve(axes, over_epochs(row, value), row, color=color)
             axes.set_ylabel(title)
             whole_epochs(axes)
         for axes in line[len(panels) :]:
@@ -90,6 +91,12 @@ def rate_curves(row: Row) -> tuple[Curve, Curve]:
     asked = {epoch: statistics.fmean(pair[0] for pair in pairs) for epoch, pairs in known.items()}
     dropped = {epoch: statistics.fmean(pair[1] for pair in pairs) for epoch, pairs in known.items()}
     return asked, dropped
+
+
+def _draw_curve(axes: Axes, curve: Curve, row: Row, **style: Any) -> None:
+    """A line, or a point where there is but one epoch."""
+    marker = "o" if len(curve) == 1 else None
+    axes.plot(*_xy(curve), label=_name(row), marker=marker, **style)
 
 
 def _groups(rows: Sequence[Row]) -> list[list[Row]]:

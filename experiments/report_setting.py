@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 import yaml
 
@@ -19,16 +20,19 @@ def setting(record: StudyRecord, rows: Sequence[Row]) -> list[str]:
     defaults, shared = asdict(Config()), asdict(base.config)
     shown = {name: value for name, value in shared.items() if value != defaults[name]}
     shown.pop("seed", None)
-    block = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=90).strip()
-    changes = [f"- {escape(row.condition)}: {_changes(row.config, base.config)}" for row in rows]
+    block = "\n".join(_flow({name: value}) for name, value in shown.items())
+    changes = [
+        f"- {escape(row.condition)}: {_changes(row.config, base.config)}"
+        for row in rows
+        if row is not base
+    ]
     seeds = ", ".join(str(seed) for seed in record.seeds)
     return [
-        f"Every condition has the seeds {seeds}: a seed decides split, label noise, initial "
+        f"Seeds: {seeds}, the same for every condition; a seed decides split, label noise, initial "
         f"weights, order, augmentation and masks. {escape(base.condition)} has these settings, and "
         "the defaults of `Config` otherwise:",
-        f"```yaml\n{block}\n```" if shown else "(no other)",
-        "The conditions change:",
-        "\n".join(line for line, row in zip(changes, rows, strict=True) if row is not base),
+        f"```yaml\n{block or '{}'}\n```",
+        *(["The conditions change:", "\n".join(changes)] if changes else []),
         f"```bash\n{record.command}\n```",
         *_environment([run.environment for row in rows for run in row.runs if run.environment]),
     ]
@@ -38,8 +42,15 @@ def _changes(config: Config, base: Config) -> str:
     """The fields of a config that are not the baseline's, in one line of YAML each."""
     ours, theirs = asdict(config), asdict(base)
     changed = {name: ours[name] for name in ours if name != "seed" and ours[name] != theirs[name]}
-    dump = yaml.safe_dump(changed, default_flow_style=True, sort_keys=False, width=10**6).strip()
-    return f"`{dump[1:-1]}`" if changed else "nothing"
+    return f"`{_flow(changed)}`" if changed else "nothing"
+
+
+def _flow(values: dict[str, Any]) -> str:
+    """Fields in one line of YAML."""
+    dump = yaml.safe_dump(
+        values, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6
+    )
+    return dump.strip()[1:-1]
 
 
 def _environment(environments: Sequence[dict]) -> list[str]:
@@ -61,5 +72,5 @@ def _environment(environments: Sequence[dict]) -> list[str]:
     mixed = [name for name in ("versions", "commit", "platform") if len(found[name]) > 1]
     parts = ["\n".join(lines)] if lines else []
     if mixed:
-        parts.append(f"**The runs differ in {listed(mixed)}**, which pairs may show, too.")
+        parts.append(f"**The runs differ in {listed(mixed)}**, so a difference may come of that.")
     return parts

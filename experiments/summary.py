@@ -85,12 +85,15 @@ class Row:
 
 
 def summarize(record: StudyRecord, runs: Sequence[Run]) -> list[Row]:
-    """One row per condition, in the order of the study."""
+    """One row per condition: the baseline, then the others in the order of the study.
+
+    Raises:
+        ValueError: if the baseline is none of the conditions.
+    """
     if record.baseline not in record.conditions:
         raise ValueError(f"the baseline {record.baseline!r} is none of the study's conditions")
-    by_condition = {
-        name: tuple(run for run in runs if run.condition == name) for name in record.conditions
-    }
+    names = dict.fromkeys([record.baseline, *record.conditions])
+    by_condition = {name: tuple(run for run in runs if run.condition == name) for name in names}
     results = {name: _results(of_one) for name, of_one in by_condition.items()}
     every = [result for of_one in results.values() for result in of_one.values()]
     found = dict.fromkeys(split for result in every for split in result.scores)

@@ -24,6 +24,8 @@ def report(run_dir: Path, out: Path | None = None) -> int:
             default.
     """
     try:
+        if not (run_dir / "study.json").is_file():
+            raise ValueError(f"{run_dir} is not a study's directory: it has no study.json")
         rows = summarize(*read_runs(run_dir))
         path = write_report(run_dir, out)
     except (ValueError, OSError) as error:

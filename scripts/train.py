@@ -18,15 +18,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # threads that spin starve when a core is busy
 
-from experiments.claims import Claim
-from experiments.signals import Watch, caught
 from jsonargparse import ArgumentParser
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from experiments.checkpoint import write_atomically
+from experiments.claims import Claim
 from experiments.config import Config, Epoch, Result, Runtime
+from experiments.signals import Watch, caught
 from experiments.train import Stopped, train
 
 FIRST = rank_zero_only.rank == 0  # of the processes that train together
@@ -100,7 +100,9 @@ def run(config: Config, runtime: Runtime, out: Path | None, stop: Watch) -> Resu
 def show(result: Result) -> None:
     """Print accuracies, and each site's rates as means over the epochs."""
     if result.status == "diverged":
-        print(f"diverged: the loss of epoch {len(result.epochs)} is not finite; try a smaller lr")
+        print(
+            f"diverged in epoch {len(result.epochs) + 1}: its loss is not finite; try a smaller lr"
+        )
     for name, score in result.scores.items():
         print(f"test accuracy, {name:9} {100 * score:.2f} %")
     if result.epochs:

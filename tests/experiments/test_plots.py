@@ -252,6 +252,12 @@ def test_learning_curves_are_means_over_seeds_with_the_baseline_in_each_panel():
     assert list(accuracy.get_lines()[1].get_ydata()) == pytest.approx([0, 25, 50])
 
 
+def test_a_curve_of_one_epoch_is_a_point():
+    rows = rows_of([*two(), make_run("early", 1, 0.5, fields={"epochs": 1})])
+    markers = {line.get_label(): line.get_marker() for line in plot_learning(rows).axes[0].lines}
+    assert markers == {"none": "None", "drop": "None", "early": "o"}
+
+
 def test_with_mixup_there_is_no_curve_of_accuracy():
     runs = [
         replace(

@@ -71,8 +71,8 @@ def test_rows_summarize_finished_runs():
     assert (none.nominal, none.seconds, none.memory) == (None, 6.0, 2e6)
 
 
-def test_rows_stand_in_the_order_of_the_study_not_of_the_runs():
-    runs = make_study(none=[0.5], b=[0.5], a=[0.5])
+def test_rows_stand_in_the_order_of_the_study_after_the_baseline():
+    runs = make_study(b=[0.5], none=[0.5], a=[0.5])
     rows = summarize(make_record(runs), runs[::-1])
     assert [row.condition for row in rows] == ["none", "b", "a"]
 
@@ -304,7 +304,7 @@ def test_report_shows_the_configs():
     setting = section(markdown(runs), "What was run")
     assert "```yaml\nepochs: 3\naccelerator: cpu\n```" in setting
     assert "- drop: `spec: {'layer[34].*': {DropBlock2d: {p: 0.5}}}, epochs: 2`" in setting
-    assert "the seeds 1:" in setting
+    assert "Seeds: 1, the same" in setting
     assert "torch 2.15.0" in setting
     assert "commit: 0123abc\n" in setting
 
@@ -431,8 +431,12 @@ def script(monkeypatch):
 
 def test_script_says_what_is_wrong_with_a_directory(script, tmp_path, capsys):
     assert script(tmp_path / "runs") == 2
-    assert str(tmp_path / "runs" / "study.json") in capsys.readouterr().err
+    problem = f"{tmp_path / 'runs'} is not a study's directory: it has no study.json"
+    assert problem in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+    (tmp_path / "study.json").write_text("{}", encoding="utf-8")
+    assert script(tmp_path) == 2
+    assert "is not the record of a study" in capsys.readouterr().err
     assert script() == 2
     assert "run_dir" in capsys.readouterr().err
 
@@ -440,6 +444,7 @@ def test_script_says_what_is_wrong_with_a_directory(script, tmp_path, capsys):
 def test_script_prints_the_table_and_the_path(script, study, tmp_path, monkeypatch, capsys):
     runs = make_study(none=[0.5], drop=[0.6])
     study(runs)
+    (tmp_path / "study.json").touch()
     monkeypatch.setattr(script.module, "read_runs", report.read_runs)
     assert script(tmp_path, "--out", tmp_path / "here") == 0
     lines = capsys.readouterr().out.splitlines()

@@ -291,3 +291,17 @@ def test_divergence_is_a_result(tmp_path):
     result = train(replace(TINY, lr=1e30), out=tmp_path)
     assert (result.status, result.scores, result.test_loss) == ("diverged", {}, None)
     assert read_metrics(tmp_path / "metrics.jsonl") == result.epochs == []
+
+
+@pytest.mark.slow
+def test_a_compiled_model_trains_with_the_same_batches_and_counts(tmp_path):
+    config = replace(TINY, spec=SPECS["dropblock"], compile=True)
+    result = train(config, out=tmp_path)
+    eager = train(replace(config, compile=False))
+    assert result.epochs[0].loss == pytest.approx(eager.epochs[0].loss, rel=1e-4)  # the rate is 0
+    for epoch in result.epochs[1:]:
+        for key, asked in epoch.nominal.items():
+            assert epoch.realized[key] == pytest.approx(asked, rel=0.2)
+    assert result.status == "finished"
+    weights = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["model"]
+    assert not any(name.startswith("_orig_mod") for name in weights)
