@@ -87,10 +87,15 @@ def shown(runs: Sequence[Shown], console: Console | None = None) -> Iterator[Pro
                 news = run.look()
                 if news is not None and (news != "finished" or not console.is_terminal):
                     count = f"{sum(run.ended for run in runs)}/{len(runs)}"
-                    progress.console.print(f"{count} {run.label}: {news}", markup=False)
+                    progress.console.print(
+                        f"{count} {run.label}: {news}",
+                        markup=False,
+                        highlight=False,
+                        soft_wrap=True,
+                    )
             for aside in sorted(_damaged(runs) - told):
                 told.add(aside)
-                progress.console.print(_why(aside), markup=False, soft_wrap=True)
+                progress.console.print(_why(aside), markup=False, highlight=False, soft_wrap=True)
             progress.update(task, description=_title(runs), completed=sum(r.done for r in runs))
             if last:
                 return

@@ -4,6 +4,7 @@ Example: scripts/ablate.py experiments/configs/quick.yaml
 """
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -12,13 +13,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # threads that spin starve when a core is busy
 
 from jsonargparse import auto_cli
+from rich.console import Console
 
 from experiments.config import Runtime
 from experiments.directories import write_json
 from experiments.launch import launch
+from experiments.report import summarize, table, write_report
 from experiments.runs import read_runs
 from experiments.shards import parse_shard
 from experiments.study import read_study
+from experiments.tables import write_runs
 
 
 def ablate(
@@ -67,7 +71,8 @@ def ablate(
             csv.open("a").close()  # an unwritable path is told now, not after the last run
         directory = out / plan.name
         directory.mkdir(parents=True, exist_ok=True)
-        write_json(directory / "study.json", plan.record(" ".join(["python", *sys.argv])))
+        command = shlex.join(["python", "scripts/ablate.py", *sys.argv[1:]])
+        write_json(directory / "study.json", plan.record(command))
         ended = launch(
             plan,
             directory,
@@ -95,9 +100,17 @@ def ablate(
 
 def show(directory: Path, csv: Path | None) -> None:
     """Print the table, and write the report when all runs are there."""
-    _, runs = read_runs(directory)
-    for run in runs:
-        print(run.condition, run.seed, run.status, run.result and run.result.scores)
+    record, runs = read_runs(directory)
+    rows = summarize(record, runs)
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(table(rows))
+    if csv is not None:
+        write_runs(rows, csv)
+    missing = sum(run.status == "missing" for run in runs)
+    if missing:
+        console.print(f"{missing} of {len(runs)} runs are still to come, and then the report")
+    else:
+        console.print(f"report: {write_report(directory)}", soft_wrap=True, highlight=False)
 
 
 def _require(valid: bool, problem: str) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from experiments import launch as launches
 from experiments.backends import Unreachable, WorkersDied
+from experiments.environment import commit
 from experiments.launch import launch
 from experiments.rounds import DEATHS
 from experiments.runs import Unwritable, execute, read_runs
@@ -202,11 +203,11 @@ def test_workers_that_outlive_their_launcher_hand_over_to_the_next(home, whole):
 @pytest.mark.slow
 def test_a_study_killed_25_times_ends_with_the_same_table(home, whole):
     study = make_study(
-        epochs=60,
+        epochs=30,
         none=TINY,
         again=replace(TINY, replica=1),
         drop=replace(TINY, spec=DROP),
-        mixed=replace(TINY, spec=DROP, mixup=0.2, ema=0.9),
+        mixed=replace(TINY, spec=DROP, batch_size=4, mixup=0.2, ema=0.9),
     )
     moments = random.Random(4)
     kills = {"launcher": 0, "worker": 0}
@@ -227,8 +228,8 @@ def test_a_study_killed_25_times_ends_with_the_same_table(home, whole):
             kills["launcher"] += 1
             pid = None
     print(kills)
-    while pid is None or wait(pid, 600) != 0:
-        pid = start(study, home, backend="loky", jobs=2)
+    if pid is None or wait(pid, 600) != 0:  # a run that was killed too often is tried again
+        assert wait(start(study, home, backend="loky", jobs=2), 600) == 0
     assert summary(home) == whole(study)
     assert len(summary(home)) == 8
     assert not list(home.glob("*.damaged-*"))
@@ -353,3 +354,31 @@ def test_an_address_that_does_not_answer_is_told_at_once(home, how, message):
     assert time.monotonic() - start < 6
     assert attempts(home) == []
     assert issubclass(Unreachable, ValueError)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_a_ray_cluster_of_two_workers_gives_the_metrics_of_sequential(home, whole, monkeypatch):
+    cluster_utils = pytest.importorskip("ray.cluster_utils")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    study = make_study()
+    cluster = cluster_utils.Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
+    try:
+        cluster.add_node(num_cpus=1)
+        cluster.wait_for_nodes()
+        begin(study, home)
+        ended = launch(study, home, OFTEN, backend="ray", address=cluster.address)
+    finally:
+        cluster.shutdown()
+    assert ended.failed == []
+    assert len(attempts(home)) == 4
+    assert len({attempt["pid"] for attempt in attempts(home)} - {os.getpid()}) == 2
+    assert summary(home) == whole(study)
+    [environment] = {
+        (e["commit"], e["dirty"])
+        for e in (json.loads(path.read_text()) for path in home.glob("*/environment.json"))
+    }
+    assert environment == (commit()["commit"], commit()["dirty"])  # carried along with the code
