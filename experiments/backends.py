@@ -22,6 +22,7 @@ from experiments.signals import serve
 
 Backend = Literal["loky", "sequential", "ray"]
 Work = Callable[[Any], Any]
+SECONDS = 5.0  # for a cluster to answer
 RunAll = Callable[[Work, Sequence[Any], int], list[Any]]
 
 
@@ -133,6 +134,18 @@ def _answers(address: str) -> None:
     if not colon or not port.isdigit():
         raise ValueError(f"address must be HOST:PORT, ray://HOST:PORT or auto, got {address!r}")
     try:
-        socket.create_connection((host, int(port)), timeout=5).close()
+        with socket.create_connection((host, int(port)), timeout=SECONDS) as connection:
+            if os.environ.get("RAY_USE_TLS", "0") != "1" and not _speaks_grpc(connection):
+                raise OSError("what listens there is not Ray")
     except (OSError, OverflowError) as error:
         raise Unreachable(f"no Ray cluster answers at {address}: {error}") from error
+
+
+def _speaks_grpc(connection: socket.socket) -> bool:
+    """Whether a server of HTTP/2, which all of Ray's are, is at the other end: ray.init would wait.
+
+    It answers the preface and empty settings with settings of its own, a frame of type 4.
+    """
+    connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+    header = connection.recv(9, socket.MSG_WAITALL)
+    return len(header) == 9 and header[3] == 4

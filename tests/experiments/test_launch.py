@@ -5,7 +5,9 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
+import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments import backends
 from experiments import launch as launches
 from experiments.backends import Unreachable, WorkersDied
 from experiments.environment import commit
@@ -353,7 +356,27 @@ def test_an_address_that_does_not_answer_is_told_at_once(home, how, message):
         run(make_study(), home, **how)
     assert time.monotonic() - start < 6
     assert attempts(home) == []
-    assert issubclass(Unreachable, ValueError)
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_a_server_that_is_not_ray_is_told_within_seconds(home, answer, monkeypatch):
+    monkeypatch.setattr(backends, "SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ended = threading.Event()
+
+        def serve():
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(answer)
+                ended.wait()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(Unreachable, match=f"no Ray cluster answers at {address}"):
+            run(make_study(), home, backend="ray", address=address)
+        ended.set()
+        thread.join()
 
 
 @pytest.mark.slow
