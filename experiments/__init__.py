@@ -1,15 +1,17 @@
-"""Experiments with dropblock_hooks: a task, a training run, a study of several, and its table.
+"""Experiments with dropblock_hooks: what it does to a training, and what it costs.
 
 Read in this order:
 
-- `data`: scikit-learn's digits as a small task with noisy labels, all from one seed
-- `train`: `train(Config(...)) -> Result`, one readable loop
-- `study`: a YAML file of conditions and seeds, and running it
-- `report`: paired statistics over the seeds, as a table and a CSV file
+- `config`: what a run does, apart from where and how; the hash that names it
+- `data`: digits, CIFAR, folders of images, paired by seed (`datasets`, `seeds`)
+- `train`: `train(Config(...)) -> Result`, one readable loop (`models`, `optimization`,
+  `checkpoint`, `log`)
+- `study`: a YAML file of conditions and seeds (`grid`); `running`: working on it, anywhere
+- `report`: what came of it, with paired statistics, as text, tables and pictures (`reporting`)
 
-What attaching costs is another matter: `overhead` times works (`overhead_kernels`,
-`overhead_others`, `overhead_sites`, `overhead_models`) against `peers`, with their `memory`;
-`overhead_report` shows the rows.
+What attaching costs is another matter: `overhead` times works against `peers`, with their
+`memory`. `families` tries every timm family.
 
-The commands are `scripts/train.py`, `scripts/ablate.py` and `scripts/bench_overhead.py`.
+The commands are in `scripts`: `train.py`, `ablate.py`, `report.py`, `bench_overhead.py`,
+`families.py`.
 """

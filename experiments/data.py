@@ -27,10 +27,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from experiments.config import Config, Runtime
-from experiments.corruption import CORRUPTIONS
-from experiments.images import Draw, Images, TestImages, TrainImages
+from experiments.datasets.corruption import CORRUPTIONS
+from experiments.datasets.images import Draw, Images, TestImages, TrainImages
+from experiments.datasets.sources import Source, fingerprint, load_source
 from experiments.seeds import derive_seed, own_generator
-from experiments.sources import Source, fingerprint, load_source
 
 __all__ = [
     "Data",

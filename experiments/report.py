@@ -10,12 +10,11 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from experiments.findings import answer, counted, escape, listed, overview
-from experiments.plots import draw
-from experiments.report_setting import setting
-from experiments.runs import Run, StudyRecord, read_runs
-from experiments.summary import Row, summarize
-from experiments.tables import (
+from experiments.reporting.findings import answer, counted, escape, listed, overview
+from experiments.reporting.plots import draw
+from experiments.reporting.setting import setting
+from experiments.reporting.summary import Row, summarize
+from experiments.reporting.tables import (
     accuracy_text,
     difference_text,
     holm_text,
@@ -23,6 +22,7 @@ from experiments.tables import (
     write_runs,
     write_summary,
 )
+from experiments.running.runs import Run, StudyRecord, read_runs
 
 __all__ = ["make_report", "summarize", "table", "write_report"]
 

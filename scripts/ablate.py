@@ -16,13 +16,13 @@ from jsonargparse import auto_cli
 from rich.console import Console
 
 from experiments.config import Runtime
-from experiments.directories import write_json
-from experiments.launch import launch
 from experiments.report import summarize, table, write_report
-from experiments.runs import read_runs
-from experiments.shards import parse_shard
+from experiments.reporting.tables import write_runs
+from experiments.running.directories import write_json
+from experiments.running.launch import launch
+from experiments.running.runs import read_runs
+from experiments.running.shards import parse_shard
 from experiments.study import read_study
-from experiments.tables import write_runs
 
 
 def ablate(

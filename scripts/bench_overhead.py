@@ -19,20 +19,19 @@ from jsonargparse import auto_cli
 from rich.console import Console
 from rich.progress import track
 
-from experiments import overhead_kernels, overhead_models, overhead_others, overhead_sites
-from experiments.overhead import Row, measure
-from experiments.overhead_report import epochs, machine, plot, table, write_csv
+from experiments.overhead import Row, kernels, measure, models, others, sites
+from experiments.overhead.report import epochs, machine, plot, table, write_csv
 
 TENSORS = {
-    "kernels": overhead_kernels.kernels,
-    "formats": overhead_kernels.formats,
-    "others": overhead_others.others,
-    "sites": overhead_sites.sites,
-    "sweep": overhead_kernels.sweep,
-    "attach": overhead_sites.attaching,
-    "compiled": overhead_kernels.compiled_kernels,
+    "kernels": kernels.kernels,
+    "formats": kernels.formats,
+    "others": others.others,
+    "sites": sites.sites,
+    "sweep": kernels.sweep,
+    "attach": sites.attaching,
+    "compiled": kernels.compiled_kernels,
 }
-MODELS = {"models": overhead_models.models, "compiled": overhead_models.compiled}
+MODELS = {"models": models.models, "compiled": models.compiled}
 Set = Literal[
     "kernels", "formats", "others", "sites", "models", "sweep", "attach", "compiled", "all"
 ]  # fmt: skip
@@ -67,14 +66,14 @@ def bench(
         images: of an epoch, with --model.
     """
     torch.set_num_threads(threads)
-    fed = overhead_models.Images(batch_size, image_size, torch.device(device))
-    place = overhead_kernels.Place.of(fed.device, shape)
+    fed = models.Images(batch_size, image_size, torch.device(device))
+    place = kernels.Place.of(fed.device, shape)
     if (model is None) != (spec is None):
         raise ValueError("--model and --spec go together")
     out.mkdir(parents=True, exist_ok=True)
     print(machine(fed.device))
     if model is not None and spec is not None:
-        works = overhead_models.own_model(model, spec, fed)
+        works = models.own_model(model, spec, fed)
     else:
         of_tensors = [make(place) for name, make in TENSORS.items() if set in (name, "all")]
         of_models = [make(fed) for name, make in MODELS.items() if set in (name, "all")]

@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from experiments.checkpoint import write_atomically
-from experiments.claims import Claim
 from experiments.config import Config, Epoch, Result, Runtime
-from experiments.signals import Watch, caught
+from experiments.running.claims import Claim
+from experiments.running.signals import Watch, caught
 from experiments.train import Stopped, train
 
 FIRST = rank_zero_only.rank == 0  # of the processes that train together

@@ -5,7 +5,7 @@ from functools import lru_cache
 import pytest
 import torch
 
-from experiments.overhead_kernels import (
+from experiments.overhead.kernels import (
     BLOCKS,
     FORMATS,
     MAPS,

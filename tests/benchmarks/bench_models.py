@@ -4,7 +4,7 @@ from functools import lru_cache
 
 import pytest
 
-from experiments.overhead_models import (
+from experiments.overhead.models import (
     COMPILED,
     OWN_OPTION,
     SPECS,

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from experiments.overhead_kernels import SHAPES, Place
-from experiments.overhead_others import clips, dropouts, noises
-from experiments.overhead_sites import ATTACHED, SITES, attach_work, chain_work, evaluation_work
+from experiments.overhead.kernels import SHAPES, Place
+from experiments.overhead.others import clips, dropouts, noises
+from experiments.overhead.sites import ATTACHED, SITES, attach_work, chain_work, evaluation_work
 
 PLACE = Place()
 

@@ -87,7 +87,7 @@ def test_options_of_the_base_come_from_the_command_line(ablate):
 
 
 def test_a_failed_run_is_exit_status_1(ablate, capsys, monkeypatch):
-    from experiments import runs
+    from experiments.running import runs
 
     def broken(*_, **__):
         raise RuntimeError("out of cheese")

@@ -12,7 +12,6 @@ from sklearn.datasets import load_digits
 
 from experiments import data as data_module
 from experiments.config import Config, Runtime
-from experiments.corruption import add_noise, occlude
 from experiments.data import (
     derive_seed,
     load_data,
@@ -21,7 +20,8 @@ from experiments.data import (
     test_loader,
     train_loader,
 )
-from experiments.sources import digits
+from experiments.datasets.corruption import add_noise, occlude
+from experiments.datasets.sources import digits
 
 NOWHERE = Path("no such folder")
 AUGMENTATIONS = ("none", "flip", "crop-flip", "resized-crop-flip")

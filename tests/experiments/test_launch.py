@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from experiments import backends
-from experiments import launch as launches
-from experiments.backends import Unreachable, WorkersDied
-from experiments.environment import commit
-from experiments.launch import launch
-from experiments.rounds import DEATHS
-from experiments.runs import Unwritable, execute, read_runs
-from experiments.shards import parse_shard
+from experiments.running import backends
+from experiments.running import launch as launches
+from experiments.running.backends import Unreachable, WorkersDied
+from experiments.running.environment import commit
+from experiments.running.launch import launch
+from experiments.running.rounds import DEATHS
+from experiments.running.runs import Unwritable, execute, read_runs
+from experiments.running.shards import parse_shard
 from tests.experiments.launches import (
     DROP,
     OFTEN,

@@ -16,8 +16,8 @@ from torch import nn
 
 from experiments.memory import peak_bytes, saved_bytes
 from experiments.overhead import BARS, Against, Row, Work, interleave, measure, paired_ratios
-from experiments.overhead_kernels import Place, formats, kernels
-from experiments.overhead_models import (
+from experiments.overhead.kernels import Place, formats, kernels
+from experiments.overhead.models import (
     SPECS,
     Images,
     compiled,
@@ -25,9 +25,9 @@ from experiments.overhead_models import (
     training_work,
     variants,
 )
-from experiments.overhead_others import others
-from experiments.overhead_report import epochs, plot, read_csv, table, write_csv
-from experiments.overhead_sites import attach_work, attaching, sites
+from experiments.overhead.others import others
+from experiments.overhead.report import epochs, plot, read_csv, table, write_csv
+from experiments.overhead.sites import attach_work, attaching, sites
 from experiments.peers import PEERS, installed, nominal, realized
 
 ROOT = Path(__file__).parents[2]

@@ -11,12 +11,12 @@ from matplotlib.colors import to_hex
 from matplotlib.text import Text
 from PIL import Image
 
-from experiments.plot_curves import plot_learning, plot_rates
-from experiments.plot_factors import Scale, plot_factors
-from experiments.plot_scores import plot_differences, plot_scores
-from experiments.plot_style import jitter, own_settings
-from experiments.plots import draw
-from experiments.summary import summarize
+from experiments.reporting.plot_curves import plot_learning, plot_rates
+from experiments.reporting.plot_factors import Scale, plot_factors
+from experiments.reporting.plot_scores import plot_differences, plot_scores
+from experiments.reporting.plot_style import jitter, own_settings
+from experiments.reporting.plots import draw
+from experiments.reporting.summary import summarize
 from tests.experiments.synthetic import failed, make_record, make_run, make_study
 
 LONG = "DropBlock2d on every block of layer2 and layer3, block size {}, linear from 0 to .{}"

@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 
 from experiments import report
-from experiments.findings import answer, check, finding, overview
 from experiments.report import make_report, write_report
-from experiments.statistics import paired_difference
-from experiments.summary import is_replica, mean_rates, summarize
-from experiments.tables import p_text, table, write_runs, write_summary
+from experiments.reporting.findings import answer, check, finding, overview
+from experiments.reporting.statistics import paired_difference
+from experiments.reporting.summary import is_replica, mean_rates, summarize
+from experiments.reporting.tables import p_text, table, write_runs, write_summary
 from tests.experiments.synthetic import (
     ENVIRONMENT,
     diverged,

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from experiments import claims, directories, runs
-from experiments.claims import Claim, ClaimLost, agree
 from experiments.config import Runtime, make_config, resolve, run_hash
-from experiments.directories import Damaged, read_result
-from experiments.runs import Outcome, Terms, Unwritable, execute, look
+from experiments.running import claims, directories, runs
+from experiments.running.claims import Claim, ClaimLost, agree
+from experiments.running.directories import Damaged, read_result
+from experiments.running.runs import Outcome, Terms, Unwritable, execute, look
 from tests.experiments.launches import DROP, OFTEN, TINY, kill, timeless, until, wait
 
 ONE = replace(TINY, epochs=1)

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from experiments.statistics import Difference, compare, holm, mean_interval, paired_difference
+from experiments.reporting.statistics import (
+    Difference,
+    compare,
+    holm,
+    mean_interval,
+    paired_difference,
+)
 
 # Student (1908), sleep gained by ten patients with two drugs: t(9) = 4.0621, p = .002833
 DRUG_1 = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]

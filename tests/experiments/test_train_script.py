@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.claims import Claim
 from experiments.log import read_metrics
+from experiments.running.claims import Claim
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
 SMALL = ["--model_args", "{layers: [1, 1, 1, 1], channels: [8, 8, 8, 8], output_stride: 8}"]

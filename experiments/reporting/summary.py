@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields, replace
 from dropblock_hooks import Regularizer
 from dropblock_hooks.registry import registered
 from experiments.config import Config, Result
-from experiments.runs import Run, StudyRecord
-from experiments.statistics import Difference, compare, mean_interval
+from experiments.reporting.statistics import Difference, compare, mean_interval
+from experiments.running.runs import Run, StudyRecord
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from dropblock_hooks import (
     functional,
 )
 from experiments.overhead import Against, Work
-from experiments.overhead_kernels import Function, Place, attached, floor, training_work
+from experiments.overhead.kernels import Function, Place, attached, floor, training_work
 
 RATE = 0.1
 

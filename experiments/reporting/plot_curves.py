@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.config import Epoch
-from experiments.plot_style import BASELINE, COLORS, MARKERS, whole_epochs, wrapped
-from experiments.summary import Row, epoch_rates
+from experiments.reporting.plot_style import BASELINE, COLORS, MARKERS, whole_epochs, wrapped
+from experiments.reporting.summary import Row, epoch_rates
 
 Curve = dict[int, float]  # epoch, from 1 -> value
 MOST = 6  # curves in a panel that can still be told apart

@@ -10,8 +10,16 @@ from itertools import pairwise, product
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.plot_style import BASELINE, COLORS, MARKERS, jitter, numbers, plain, wrapped
-from experiments.summary import Row
+from experiments.reporting.plot_style import (
+    BASELINE,
+    COLORS,
+    MARKERS,
+    jitter,
+    numbers,
+    plain,
+    wrapped,
+)
+from experiments.reporting.summary import Row
 
 
 @dataclass(frozen=True)

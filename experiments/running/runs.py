@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from experiments.checkpoint import AnotherRun, CheckpointDamaged
-from experiments.claims import LEASE_SECONDS, Claim, ClaimLost, Kind
 from experiments.config import Config, Result, Runtime, make_config, resolve, run_hash
 from experiments.data import fingerprint
-from experiments.directories import (
+from experiments.running.claims import LEASE_SECONDS, Claim, ClaimLost, Kind
+from experiments.running.directories import (
     Damaged,
     OtherRun,
     begin,
@@ -32,7 +32,7 @@ from experiments.directories import (
     set_aside,
     write_json,
 )
-from experiments.environment import environment, now
+from experiments.running.environment import environment, now
 from experiments.train import Stopped, train
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}

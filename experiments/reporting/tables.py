@@ -10,8 +10,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from experiments.statistics import Difference
-from experiments.summary import Row, Score, mean_rates
+from experiments.reporting.statistics import Difference
+from experiments.reporting.summary import Row, Score, mean_rates
 
 
 def p_text(p: float) -> str:

@@ -12,12 +12,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from experiments.backends import RunAll, WorkersDied
-from experiments.claims import Claim
 from experiments.config import Config, Runtime
-from experiments.directories import Damaged, read_environment, read_epochs, read_error, read_result
-from experiments.runs import Outcome, Terms, Unwritable, execute, fail
-from experiments.signals import Caught, Watch, caught, touch
+from experiments.running.backends import RunAll, WorkersDied
+from experiments.running.claims import Claim
+from experiments.running.directories import (
+    Damaged,
+    read_environment,
+    read_epochs,
+    read_error,
+    read_result,
+)
+from experiments.running.runs import Outcome, Terms, Unwritable, execute, fail
+from experiments.running.signals import Caught, Watch, caught, touch
 
 DEATHS = 3  # of the worker of a run that is alone, without an epoch in between: it is given up
 

@@ -11,9 +11,9 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 from experiments.config import Config
-from experiments.corruption import Corruption
+from experiments.datasets.corruption import Corruption
+from experiments.datasets.sources import Pictures, Pool, Source
 from experiments.seeds import derive_seed
-from experiments.sources import Pictures, Pool, Source
 
 Draw = tuple[int, int]  # (epoch, index of an image)
 

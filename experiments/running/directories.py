@@ -26,6 +26,7 @@ import yaml
 
 from experiments.checkpoint import write_atomically
 from experiments.config import Config, Epoch, Result, make_config, run_hash
+from experiments.log import read_metrics
 
 SEALED = ("config.yaml", "metrics.jsonl", "result.json")
 CLAIMS = ("lock", "lease")
@@ -145,11 +146,10 @@ def read_epochs(directory: Path) -> list[Epoch]:
     Raises:
         Damaged: if a line is none.
     """
-    lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     try:
-        return [Epoch(**json.loads(line)) for line in lines]
-    except (ValueError, TypeError) as error:
-        raise Damaged(f"metrics.jsonl can't be read: {error}") from error
+        return read_metrics(directory / "metrics.jsonl")
+    except ValueError as error:
+        raise Damaged(str(error)) from error
 
 
 def read_config(directory: Path) -> Config:

@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from experiments.plot_style import BASELINE, jitter, plain, wrapped
-from experiments.summary import Row, Score
+from experiments.reporting.plot_style import BASELINE, jitter, plain, wrapped
+from experiments.reporting.summary import Row, Score
 
 BETTER, WORSE, UNCLEAR = "#0072B2", "#D55E00", "#555555"
 SPREAD = 0.22  # of the seeds, in lines

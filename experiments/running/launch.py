@@ -8,13 +8,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from experiments.backends import Backend, workers
-from experiments.claims import Kind, agree
 from experiments.config import Config, Runtime
-from experiments.progress import Shown, shown
-from experiments.rounds import Job, Rounds, known_failure
-from experiments.runs import Terms
-from experiments.signals import caught
+from experiments.running.backends import Backend, workers
+from experiments.running.claims import Kind, agree
+from experiments.running.progress import Shown, shown
+from experiments.running.rounds import Job, Rounds, known_failure
+from experiments.running.runs import Terms
+from experiments.running.signals import caught
 from experiments.study import Study
 
 

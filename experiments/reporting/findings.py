@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from experiments.statistics import Difference
-from experiments.summary import Row, is_replica
-from experiments.tables import difference_text, p_text
+from experiments.reporting.statistics import Difference
+from experiments.reporting.summary import Row, is_replica
+from experiments.reporting.tables import difference_text, p_text
 
 MOST_NAMES = 4  # of conditions about which there is little to say
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dropblock_hooks import Dropout2d, attach, functional
 from experiments.overhead import Against, Work
-from experiments.overhead_kernels import Place, training_work
+from experiments.overhead.kernels import Place, training_work
 
 SITES = (1, 10, 100)
 ATTACHED = ((10, 100), (100, 1000), (1000, 5000))  # sites, modules

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from experiments.plot_curves import plot_learning, plot_rates
-from experiments.plot_factors import plot_factors
-from experiments.plot_scores import plot_differences, plot_scores
-from experiments.plot_style import own_settings, save
-from experiments.summary import Row
+from experiments.reporting.plot_curves import plot_learning, plot_rates
+from experiments.reporting.plot_factors import plot_factors
+from experiments.reporting.plot_scores import plot_differences, plot_scores
+from experiments.reporting.plot_style import own_settings, save
+from experiments.reporting.summary import Row
 
 
 def draw(rows: Sequence[Row], folder: Path) -> dict[str, Path]:

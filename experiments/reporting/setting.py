@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 
 from experiments.config import Config
-from experiments.findings import escape, listed
-from experiments.runs import StudyRecord
-from experiments.summary import Row
+from experiments.reporting.findings import escape, listed
+from experiments.reporting.summary import Row
+from experiments.running.runs import StudyRecord
 
 
 def setting(record: StudyRecord, rows: Sequence[Row]) -> list[str]:

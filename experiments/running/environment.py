@@ -13,7 +13,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "timm", "torchvision", "lightning", "numpy", "dropblock-hooks")
+import dropblock_hooks
+
+PACKAGES = ("torch", "timm", "torchvision", "lightning", "numpy")
 COMMIT = "DROPBLOCK_HOOKS_COMMIT"  # tells a copy of the code, as on a cluster, what it is of
 
 
@@ -32,7 +34,7 @@ def environment(launch: str | None) -> dict[str, Any]:
 
 @cache
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    found = {"dropblock-hooks": dropblock_hooks.__version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
             found[name] = version(name)
@@ -44,7 +46,7 @@ def _versions() -> dict[str, str]:
 @cache
 def commit() -> dict[str, Any]:
     """The commit of this code, and whether it was changed since; "unknown" if it is no checkout."""
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     unknown = {"commit": "unknown", "dirty": None}
     if not (root / ".git").exists():  # a copy, as on a cluster's workers
         return dict(json.loads(os.environ.get(COMMIT, "null")) or unknown)

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from experiments.directories import read_error, read_mapping
+from experiments.running.directories import read_error, read_mapping
 
 
 @dataclass

@@ -17,8 +17,8 @@ from typing import Any, Literal
 import joblib
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-from experiments.environment import COMMIT, commit
-from experiments.signals import serve
+from experiments.running.environment import COMMIT, commit
+from experiments.running.signals import serve
 
 Backend = Literal["loky", "sequential", "ray"]
 Work = Callable[[Any], Any]
@@ -101,7 +101,7 @@ def _cluster(address: str | None) -> Iterator[int]:
         from ray.util.joblib import register_ray
     except ImportError as error:
         raise ValueError("the backend ray needs the package ray: pip install 'ray'") from error
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     carried = {
         "py_modules": [str(root / "dropblock_hooks"), str(root / "experiments")],
         "excludes": ["results", "__pycache__"],

@@ -2,7 +2,7 @@
 
 Variants take turns (A B A B), and each round gives one ratio: what slows the machine for a while
 slows both sides of it. A row is the median of these ratios, with the quartiles around it.
-`overhead_kernels` and `overhead_models` hold the works, `overhead_report` shows the rows.
+`kernels`, `others`, `sites` and `models` hold the works, `report` shows the rows.
 """
 
 from __future__ import annotations
