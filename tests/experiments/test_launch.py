@@ -158,7 +158,7 @@ def test_a_stop_file_of_another_launch_stops_nobody(home):
     ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)]
 )
 def test_signals_leave_a_state_that_is_resumed(home, whole, number, code):
-    study = make_study(epochs=25, seeds=(1,))
+    study = make_study(epochs=10, seeds=(1,))
     with started(study, home, backend="sequential") as pid:
         until(lambda: list(home.glob("*/checkpoint.pt")))
         os.kill(pid, number)
@@ -171,7 +171,7 @@ def test_signals_leave_a_state_that_is_resumed(home, whole, number, code):
 
 
 def test_a_study_that_was_killed_three_times_ends_the_same(home, whole):
-    study = make_study(epochs=8)
+    study = make_study(epochs=5)
     moments = random.Random(1)
     for _ in range(3):
         pid = start(study, home, backend="sequential")
@@ -190,6 +190,7 @@ def loky_workers(launcher: int) -> list[int]:
     return [int(pid) for pid, parent, args in rows if int(parent) == launcher and "popen_" in args]
 
 
+@pytest.mark.slow
 def test_workers_that_outlive_their_launcher_hand_over_to_the_next(home, whole):
     study = make_study(epochs=40, seeds=(1,))
     with started(study, home, backend="loky", jobs=2) as pid:
@@ -293,7 +294,7 @@ def test_loky_gives_the_metrics_of_sequential(home, whole):
 
 
 def test_shards_are_a_partition_and_do_not_wait(home, whole):
-    study = make_study(seeds=(1, 2, 3))
+    study = make_study(epochs=1, seeds=(1, 2, 3))
     for i in range(4):
         before = len(attempts(home)) if home.exists() else 0
         assert run(study, home, shard=(i, 4)).failed == []
