@@ -159,12 +159,18 @@ def _take(training: Training, state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(own["cuda"], fabric.device)
 
 
+def _moved(saved: dict[str, Any], given: dict[str, Any], name: str) -> bool:
+    """Whether two values are the same but for a folder's path."""
+    kinds = [str(config.get(name)).partition(":")[0] for config in (saved, given)]
+    return name == "data" and kinds[0] == kinds[1]
+
+
 def _check_same(path: Path, saved: dict[str, Any], config: Config) -> None:
     given = asdict(config)
     differences = [
         f"{name} is {saved.get(name)!r} there, and {value!r} here"
         for name, value in given.items()
-        if name not in MAY_DIFFER and saved.get(name) != value
+        if name not in MAY_DIFFER and saved.get(name) != value and not _moved(saved, given, name)
     ]
     if differences:
         raise AnotherRun(f"{path} is of another run: {'; '.join(differences)}")

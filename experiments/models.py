@@ -39,8 +39,8 @@ def prepare(
         torch.default_generator.manual_seed(derive_seed(config.seed, "weights", config.replica))
         try:
             model = _build(config, data)
-        except (TypeError, AssertionError) as error:
-            raise ValueError(f"model_args do not fit {config.model}: {error}") from error
+        except Exception as error:  # whatever a constructor raises
+            raise ValueError(f"model_args do not fit {config.model}: {error!r}") from error
         _try(model, config, data)
     if not config.spec:
         return model, None
@@ -64,8 +64,8 @@ def _try(model: nn.Module, config: Config, data: Data) -> None:
     side = data.image_size
     try:
         scores = model.eval()(torch.zeros(1, data.channels, side, side))
-    except (RuntimeError, AssertionError, ValueError) as error:
-        raise ValueError(f"{config.model} does not take {side}x{side} images: {error}") from error
+    except Exception as error:  # whatever a model raises
+        raise ValueError(f"{config.model} fails on a {side}x{side} image: {error!r}") from error
     finally:
         model.train()
     if not isinstance(scores, Tensor) or scores.shape != (1, data.classes):

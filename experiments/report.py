@@ -183,8 +183,8 @@ def _cost_note(record: StudyRecord) -> str:
     return (
         "Means over the seeds; ratios are over those that have a finished run of "
         f"{escape(record.baseline)}, too. Unlike the rest of this report, these numbers depend on "
-        "what else the machine did. Memory is the most that the process held beyond what it held "
-        "before; on a GPU, that torch allocated there."
+        "what else the machine did. Memory is the most that a process held at a time, all that it "
+        "had loaded included; on a GPU, that torch allocated there."
     )
 
 

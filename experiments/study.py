@@ -25,6 +25,7 @@ from experiments.config import Config, Runtime, make_config, resolve, run_hash
 from experiments.data import fingerprint, load_data
 from experiments.grid import Cell, expand, texts, unknown
 from experiments.models import prepare
+from experiments.optimization import LearningRate, Targets, make_optimizer
 
 _FIELDS = ["question", "base", "grid", "conditions", "baseline", "seeds"]
 
@@ -112,7 +113,7 @@ def read_study(
 
     Args:
         path: of the file.
-        data: takes the place of the base's data.
+        data: takes the place of the base's data, and becomes part of the study's name.
         base: further fields of Config, over those of the file's base.
         runtime: says where the data are.
 
@@ -139,7 +140,7 @@ def read_study(
     if problems:
         raise StudyError(path, problems)
     return Study(
-        name=Path(path).stem,
+        name=Path(path).stem + (f"-{data.partition(':')[0]}" if data else ""),
         question=plain.get("question") or "",
         conditions=configs,
         factors={cell.name: cell.factors for cell in cells},
@@ -228,23 +229,19 @@ def _configs(cells: list[Cell], base: Mapping[str, Any], problems: list[str]) ->
 
 
 def _fit(configs: Mapping[str, Config], runtime: Runtime, problems: list[str]) -> dict[str, str]:
-    """Try each model and spec on its data, once; the fingerprints of the data."""
+    """Try what each condition is made of on its data; the fingerprints of the data."""
     marks: dict[str, str] = {}
-    tried: set[str] = set()
     loaded: tuple[str, Any] = ("", None)
     for name, config in sorted(configs.items(), key=lambda item: _data_key(item[1])):
         try:
             marks[name] = fingerprint(config, runtime.data_dir)
             if _data_key(config) != loaded[0]:
                 loaded = (_data_key(config), load_data(config, runtime.data_dir))
-            key = repr((config.model, config.model_args, config.spec, loaded[0]))
-            if key not in tried:
-                prepare(config, loaded[1])
-                tried.add(key)
+            model, _ = prepare(config, loaded[1])
+            LearningRate(config, make_optimizer(config, model), batches=1)
+            Targets(config, loaded[1].classes, len(loaded[1].train))
         except ValueError as error:
             problems.append(f"conditions.{name}: {error}")
-        except Exception as error:  # whatever a model raises that does not fit its arguments
-            problems.append(f"conditions.{name}: the model fails: {error!r}")
     return marks
 
 

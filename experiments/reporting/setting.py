@@ -68,7 +68,9 @@ def _environment(environments: Sequence[dict]) -> list[str]:
         for name, text in texts.items():
             if text and text not in found[name]:
                 found[name].append(text)
+    hosts = len(found.pop("host"))
     lines = [f"- {name}: {escape('; '.join(texts))}" for name, texts in found.items() if texts]
+    lines += [f"- hosts: {hosts}"] if hosts else []
     mixed = [name for name in ("versions", "commit", "platform") if len(found[name]) > 1]
     parts = ["\n".join(lines)] if lines else []
     if mixed:

@@ -2,13 +2,15 @@
 
 import errno
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from experiments import checkpoint
 from experiments.checkpoint import AnotherRun, CheckpointDamaged, write_atomically
-from experiments.config import Runtime
+from experiments.config import Config, Runtime
 from experiments.log import read_metrics
 from experiments.train import Stopped, train
 
@@ -179,3 +181,10 @@ def test_a_file_is_whole_or_not_there(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         write_atomically(path, half)
     assert path.read_text() == "one"
+
+
+def test_images_that_were_moved_are_the_same():
+    saved, config = asdict(Config(data="imagefolder:/there")), Config(data="imagefolder:/here")
+    checkpoint._check_same(Path("checkpoint.pt"), saved, config)
+    with pytest.raises(AnotherRun, match="data is 'imagefolder:/there' there, and 'fake' here"):
+        checkpoint._check_same(Path("checkpoint.pt"), saved, replace(config, data="fake"))

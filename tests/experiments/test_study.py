@@ -114,7 +114,7 @@ def test_the_command_lines_base_comes_over_that_of_the_file(study_file):
         ("  none:", "  no: {}\n  none:", "conditions: a name must be text, got False; quote it"),
         ("layer4.0", "layer5.0", "layer5.0"),
         ("(p=0.5)", "(p=1.5)", "1.5"),
-        ("[8, 8, 8, 8]", "[8]", "conditions.none: the model fails: "),
+        ("[8, 8, 8, 8]", "[8]", "conditions.none: resnet18 fails on a 32x32 image"),
         ("train_images: 20", "train_images: 5000", "5000"),
         ("question: Does it help?", "question: [3]", "question must be text, got [3]"),
         ("baseline: none", "baseline: [none", "line 1"),
@@ -249,3 +249,22 @@ def test_a_record_tells_conditions_factors_and_runs(study_file):
     config = Config(**{**condition["config"], "seed": 1})
     assert run_hash(config, "digits") == condition["runs"]["1"]
     assert asdict(config)["train_images"] == 20
+
+
+def test_another_data_set_is_another_study(study_file):
+    study = read_study(study_file(TINY), data="fake")
+    assert study.name == "study-fake"
+    assert {config.data for config in study.conditions.values()} == {"fake"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("mixup: 0.2, batch_size: 15", "mixup takes batches of an even number"),
+        ("optimizer_args: {epsilon: 1}", "optimizer_args do not fit sgd"),
+        ("lr_schedule_args: {cycles: 1}", "lr_schedule onecycle can't be made"),
+    ],
+)
+def test_what_does_not_fit_the_training_is_told_before_any_run(study_file, fields, message):
+    with pytest.raises(StudyError, match=f"conditions.Dropout2d: {message}"):
+        read_study(study_file(TINY.replace("{spec: {", f"{{{fields}, spec: {{")))

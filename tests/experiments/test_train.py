@@ -290,7 +290,7 @@ def test_a_site_without_a_probability_has_no_nominal_rate():
         ({"lr_schedule_args": {"cycles": 1}}, "lr_schedule onecycle can't be made: .*cycles"),
         ({"mixup": 0.2, "batch_size": 15}, "mixup takes batches of an even number"),
         ({"mixup": 0.2, "train_images": 25}, "mixup takes batches of an even number"),
-        ({"model": "vit_tiny_patch16_224", "model_args": {}}, "does not take 32x32 images"),
+        ({"model": "vit_tiny_patch16_224", "model_args": {}}, "fails on a 32x32 image"),
         ({"train_images": 1797}, "train_images must be"),
     ],
 )
