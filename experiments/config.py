@@ -170,12 +170,14 @@ class Runtime:
         checkpoint_seconds: least time between two checkpoints; one is also written when a run is
             asked to stop, and when it is finished. 0 writes one after every batch.
         tensorboard: whether scalars are also written for TensorBoard.
+        gpu: index of the GPU of a run on one; None for the first.
     """
 
     data_dir: Path = Path("data")
     loader_workers: int = 0
     checkpoint_seconds: float = 20.0
     tensorboard: bool = False
+    gpu: int | None = None
 
     def __post_init__(self) -> None:
         _require(self.loader_workers >= 0, "loader_workers", "0 or more", self.loader_workers)

@@ -71,7 +71,7 @@ def train(
     runtime = runtime or Runtime()
     config = resolve(config)
     torch.set_num_threads(config.threads)
-    fabric = make_fabric(config)
+    fabric = make_fabric(config, runtime)
     fabric.launch()
     data = load_data(config, runtime.data_dir)
     with own_masks(config, fabric):
@@ -80,12 +80,13 @@ def train(
         return training.result(status)
 
 
-def make_fabric(config: Config) -> Fabric:
-    """Lightning Fabric as the config has it."""
+def make_fabric(config: Config, runtime: Runtime) -> Fabric:
+    """Lightning Fabric as the config has it, on the GPU that it is given."""
     sharded = config.strategy == "fsdp"
+    one = runtime.gpu is not None and config.processes == 1
     return Fabric(
         accelerator=config.accelerator,
-        devices=config.devices,
+        devices=[runtime.gpu] if one else config.devices,
         num_nodes=config.num_nodes,
         strategy=FSDPStrategy(state_dict_type="full") if sharded else config.strategy,
         precision=config.precision,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import joblib
+import torch
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from experiments.running.environment import COMMIT, commit
@@ -35,7 +36,9 @@ class Unreachable(ValueError):
 
 
 @contextmanager
-def workers(backend: Backend, address: str | None, threads: int) -> Iterator[tuple[RunAll, int]]:
+def workers(
+    backend: Backend, address: str | None, threads: int, gpu: bool = False
+) -> Iterator[tuple[RunAll, int]]:
     """A function that works on jobs with so many at once, and how many suit the machine.
 
     Args:
@@ -43,6 +46,7 @@ def workers(backend: Backend, address: str | None, threads: int) -> Iterator[tup
         address: of a Ray cluster: HOST:PORT, ray://HOST:PORT, or auto for that of this host;
             None starts one on this host.
         threads: of one run.
+        gpu: whether each run has a GPU for itself.
 
     Raises:
         ValueError: if there is no such cluster.
@@ -52,12 +56,14 @@ def workers(backend: Backend, address: str | None, threads: int) -> Iterator[tup
     if backend == "sequential":
         yield (lambda work, jobs, at_once: [work(job) for job in jobs]), 1
     elif backend == "loky":
-        yield _loky, max(1, joblib.cpu_count() // threads)
+        fitting = joblib.cpu_count() // threads
+        yield _loky, max(1, min(fitting, torch.cuda.device_count()) if gpu else fitting)
     else:
-        with _cluster(address) as cores:
+        with _cluster(address) as resources:
+            fitting = int(resources.get("CPU", 1)) // threads
             yield (
-                (lambda work, jobs, at_once: _ray(work, jobs, at_once, threads)),
-                max(1, cores // threads),
+                (lambda work, jobs, at_once: _ray(work, jobs, at_once, threads, gpu)),
+                max(1, min(fitting, int(resources.get("GPU", 0))) if gpu else fitting),
             )
 
 
@@ -78,12 +84,14 @@ def _loky(work: Work, jobs: Sequence[Any], at_once: int) -> list[Any]:
         raise WorkersDied from error
 
 
-def _ray(work: Work, jobs: Sequence[Any], at_once: int, threads: int) -> list[Any]:
+def _ray(work: Work, jobs: Sequence[Any], at_once: int, threads: int, gpu: bool) -> list[Any]:
     import ray
 
     # a pool of two for one job, as for loky; then the idle one must not wait for a core
-    cores = threads if at_once > 1 else 0
-    with joblib.parallel_config(backend="ray", ray_remote_args={"num_cpus": cores}):
+    needs = {"num_cpus": threads if at_once > 1 else 0}
+    if gpu:  # Ray shows each worker its own GPUs alone
+        needs["num_gpus"] = 1 if at_once > 1 else 0.5
+    with joblib.parallel_config(backend="ray", ray_remote_args=needs):
         parallel = joblib.Parallel(n_jobs=max(2, at_once), batch_size=1, pre_dispatch=at_once)
         try:
             return list(parallel(joblib.delayed(work)(job) for job in jobs))
@@ -92,8 +100,8 @@ def _ray(work: Work, jobs: Sequence[Any], at_once: int, threads: int) -> list[An
 
 
 @contextmanager
-def _cluster(address: str | None) -> Iterator[int]:
-    """Connect to a cluster whose workers get this code; how many cores it has."""
+def _cluster(address: str | None) -> Iterator[dict[str, float]]:
+    """Connect to a cluster whose workers get this code; the resources that it has."""
     if address not in (None, "auto"):
         _answers(str(address))
     try:
@@ -124,7 +132,7 @@ def _cluster(address: str | None) -> Iterator[int]:
     # of joblib's arguments, it says with each pool that it has no use for one
     logging.getLogger("ray.util.multiprocessing.pool").setLevel(logging.ERROR)
     try:
-        yield int(ray.cluster_resources().get("CPU", 1))
+        yield ray.cluster_resources()
     finally:
         ray.shutdown()
 

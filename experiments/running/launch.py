@@ -74,10 +74,11 @@ def launch(
     )
     todo = _jobs(study, plan, shard)
     threads = max(job.config.threads for job in todo)
+    gpu = any(job.config.accelerator == "cuda" for job in todo)
     with ExitStack() as stack:
         found = stack.enter_context(caught(stop_file))
         stack.callback(_remove, stop_file)
-        run_all, fitting = stack.enter_context(workers(backend, address, threads))
+        run_all, fitting = stack.enter_context(workers(backend, address, threads, gpu))
         rows = [Shown(j.label, j.directory, j.config.epochs, j.terms.failure) for j in todo]
         stack.enter_context(shown(rows))
         rounds = Rounds(run_all, jobs or fitting, found, waits=shard is None)

@@ -22,6 +22,7 @@ from experiments.running.directories import (
     read_error,
     read_result,
 )
+from experiments.running.gpus import own_gpu
 from experiments.running.runs import Outcome, Terms, Unwritable, execute, fail
 from experiments.running.signals import Caught, Watch, caught, touch
 
@@ -55,13 +56,15 @@ def work(job: Job) -> Outcome | str:
     """What a worker does with a job; the text of an error if the output can't be written."""
     with caught() as found:
         watch = Watch(found, job.stop_file, job.parent)
-        if watch():
-            return Outcome("stopped")
-        try:
-            return execute(job.config, job.runtime, job.directory, watch, job.terms)
-        except Unwritable as error:
-            touch(job.stop_file)  # the other workers end with what they could write
-            return f"{error.filename}: {error.strerror}"
+        with own_gpu(job.config, watch) as gpu:
+            if watch():
+                return Outcome("stopped")
+            runtime = replace(job.runtime, gpu=gpu)
+            try:
+                return execute(job.config, runtime, job.directory, watch, job.terms)
+            except Unwritable as error:
+                touch(job.stop_file)  # the other workers end with what they could write
+                return f"{error.filename}: {error.strerror}"
 
 
 @dataclass
