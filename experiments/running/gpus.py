@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -34,11 +35,11 @@ def own_gpu(config: Config, stop: Callable[[], bool]) -> Iterator[int | None]:
 
 
 def _locks() -> list[FileLock]:
+    user = getattr(os, "getuid", lambda: "")()  # whose files others may not open
     folder = Path(tempfile.gettempdir())
     names = [_name(index) for index in range(torch.cuda.device_count())]
-    return [
-        FileLock(folder / f"dropblock-hooks-{name}.lock", fallback_to_soft=False) for name in names
-    ]
+    files = [folder / f"dropblock-hooks-{user}-{name}.lock" for name in names]
+    return [FileLock(file, fallback_to_soft=False) for file in files]
 
 
 def _name(index: int) -> str:
