@@ -12,7 +12,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import nn
 
-from experiments.config import Config, Epoch
+from experiments.config import Config, Epoch, in_order
 from experiments.data import derive_seed
 
 if TYPE_CHECKING:
@@ -167,6 +167,7 @@ def _moved(saved: dict[str, Any], given: dict[str, Any], name: str) -> bool:
 
 def _check_same(path: Path, saved: dict[str, Any], config: Config) -> None:
     given = asdict(config)
+    saved, given = ({**c, "spec": in_order(c.get("spec"))} for c in (saved, given))
     differences = [
         f"{name} is {saved.get(name)!r} there, and {value!r} here"
         for name, value in given.items()

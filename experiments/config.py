@@ -19,6 +19,7 @@ import timm
 import torch
 import torchvision
 from jsonargparse import ArgumentError, ArgumentParser
+from lightning.fabric.strategies import STRATEGY_REGISTRY
 from timm.optim import list_optimizers
 
 import experiments.peers  # noqa: F401 - makes PeerDropBlock2d known to specs
@@ -28,6 +29,7 @@ from dropblock_hooks.registry import closest
 DATA = ("digits", "cifar10", "cifar100", "imagefolder:PATH", "fake")
 SCHEDULES = ("onecycle", "cosine", "tanh", "step", "multistep", "poly", "wsd", "rsqrt", "constant")
 AUGMENTATIONS = ("none", "flip", "crop-flip", "resized-crop-flip")
+ACCELERATORS = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true")
 
 
@@ -68,7 +70,7 @@ class Config:
         replica: a second number for initial weights, order, augmentation and masks alone: runs
             that differ only in it show what chance alone does.
         precision: of Lightning Fabric: 32-true, 16-mixed, bf16-mixed, bf16-true or 64-true.
-        accelerator: auto, cpu or cuda (or another of Fabric's).
+        accelerator: auto, cpu, cuda or mps.
         devices: processes per host, each with a device; torchrun's number where it starts them.
         num_nodes: hosts.
         strategy: auto, ddp, fsdp, or another of Fabric's.
@@ -132,6 +134,12 @@ class Config:
             self.batch_size,
         )
         self._check_names()
+        _require(
+            not self.warmup_epochs or self.lr_schedule != "onecycle",
+            "warmup_epochs",
+            "0 with the schedule onecycle, which warms up by itself",
+            self.warmup_epochs,
+        )
         if isinstance(self.spec, dict):
             Spec(self.spec)
 
@@ -145,6 +153,8 @@ class Config:
         _known(self.augmentation, AUGMENTATIONS, "augmentation")
         _known(self.lr_schedule, SCHEDULES, "lr_schedule")
         _known(self.precision, PRECISIONS, "precision")
+        _known(self.accelerator, ACCELERATORS, "accelerator")
+        _known(self.strategy, ("auto", *STRATEGY_REGISTRY.available_strategies()), "strategy")
         _known(self.optimizer, list_optimizers(), "optimizer", shown="the optimizers of timm")
         source, _, name = self.model.rpartition(":")
         if source == "torchvision":
@@ -278,6 +288,8 @@ def resolve(config: Config) -> Config:
     accelerator = config.accelerator
     if accelerator == "auto":
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+    if accelerator == "cpu" and config.precision == "16-mixed":
+        raise ValueError("precision 16-mixed needs a GPU; on a CPU there is bf16-mixed")
     started = {}
     if torch.distributed.is_torchelastic_launched():
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
@@ -293,9 +305,19 @@ def run_hash(config: Config, fingerprint: str) -> str:
         config: a resolved config.
         fingerprint: of the data (`data.fingerprint`); it takes the place of their path.
     """
-    identity = {**asdict(config), "data": fingerprint}
+    identity = {**asdict(config), "data": fingerprint, "spec": in_order(config.spec)}
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def in_order(spec: Any) -> Any:
+    """A plain spec as a list: its entries have an order, which dicts and JSON do not compare.
+
+    Example:
+        >>> in_order({"layer3": None}) == in_order({"layer3": None, "layer4": None})
+        False
+    """
+    return [list(entry) for entry in spec.items()] if isinstance(spec, dict) else spec
 
 
 def _require(valid: bool, name: str, rule: str, value: object) -> None:

@@ -147,6 +147,40 @@ def _fill_text(text: Any, values: Mapping[str, Any]) -> Any:
     return _PLACEHOLDER.sub(value, text) if isinstance(text, str) else text
 
 
+def fill_numbers(data: Any, numbers: Mapping[str, float]) -> Any:
+    """Plain data with ``${name}``, ``${name * number}`` and ``${name / number}`` worked out.
+
+    A number that is whole stays whole: the nearest one. Other placeholders are left.
+
+    Example:
+        >>> fill_numbers({"stop": "${epochs}", "half": "${epochs / 2}"}, {"epochs": 40})
+        {'stop': 40, 'half': 20}
+    """
+
+    def value(match: re.Match[str]) -> float:
+        number = numbers[match["name"]]
+        factor = float(match["factor"] or 1)
+        result = number / factor if match["sign"] == "/" else number * factor
+        return round(result) if isinstance(number, int) else result
+
+    names = "|".join(map(re.escape, numbers))
+    pattern = re.compile(
+        rf"\$\{{\s*(?P<name>{names})\s*(?:(?P<sign>[*/])\s*(?P<factor>\d*\.?\d+)\s*)?\}}"
+    )
+
+    def fill_in(data: Any) -> Any:
+        if isinstance(data, dict):
+            return {fill_in(key): fill_in(each) for key, each in data.items()}
+        if isinstance(data, list):
+            return [fill_in(each) for each in data]
+        if not isinstance(data, str):
+            return data
+        whole = pattern.fullmatch(data)
+        return value(whole) if whole else pattern.sub(lambda m: json.dumps(value(m)), data)
+
+    return fill_in(data)
+
+
 def unknown(names: Iterable[object], known: list[str], what: str) -> list[str]:
     """A problem for each name that is not known, with the closest one that is."""
     return [

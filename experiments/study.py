@@ -15,6 +15,8 @@ A study file is YAML; its header comment says the question, the command and the 
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -23,7 +25,7 @@ from typing import Any
 from dropblock_hooks.files import FileError, read_yaml
 from experiments.config import Config, Runtime, make_config, resolve, run_hash
 from experiments.data import fingerprint, load_data
-from experiments.grid import Cell, expand, texts, unknown
+from experiments.grid import Cell, expand, fill_numbers, texts, unknown
 from experiments.models import prepare
 from experiments.optimization import LearningRate, Targets, make_optimizer
 
@@ -114,7 +116,8 @@ def read_study(
     Args:
         path: of the file.
         data: takes the place of the base's data, and becomes part of the study's name.
-        base: further fields of Config, over those of the file's base.
+        base: further fields of Config, over those of the file's base; they, too, become part
+            of the name.
         runtime: says where the data are.
 
     Raises:
@@ -125,22 +128,23 @@ def read_study(
         plain, _ = read_yaml(Path(path).read_text(encoding="utf-8"), str(path))
     except (FileError, UnicodeDecodeError) as error:
         raise StudyError(path, [str(error)]) from error
-    problems = _shape_problems(plain)
+    problems = _overrides_problems(base, "--base")
+    if not problems and isinstance(plain, dict) and isinstance(plain.get("base"), dict | None):
+        shared = {**(plain.get("base") or {}), **(base or {})}
+        shared |= {} if data is None else {"data": data}
+        plain = _filled(plain, shared)
+    problems += _shape_problems(plain)
     if not problems:
-        problems += _overrides_problems(base, "--base")
         cells = _cells(plain, problems)
     if problems:
         raise StudyError(path, problems)
-    shared = {**(plain.get("base") or {}), **(base or {})}
-    if data is not None:
-        shared["data"] = data
     configs = _configs(cells, shared, problems)
     marks = _fit(configs, runtime or Runtime(), problems)
     problems += _twins(configs, marks)
     if problems:
         raise StudyError(path, problems)
     return Study(
-        name=Path(path).stem + (f"-{data.partition(':')[0]}" if data else ""),
+        name="-".join([Path(path).stem, *_other(data, base, marks)]),
         question=plain.get("question") or "",
         conditions=configs,
         factors={cell.name: cell.factors for cell in cells},
@@ -148,6 +152,27 @@ def read_study(
         seeds=tuple(plain["seeds"]),
         fingerprints=marks,
     )
+
+
+def _filled(plain: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """The file with the numbers of its base, such as ``${epochs}``, put in their places."""
+    known = {field.name: getattr(Config(), field.name) for field in fields(Config)} | dict(base)
+    grid = plain.get("grid")
+    factors = (grid.get("factors") if isinstance(grid, dict) else None) or {}
+    numbers = {
+        name: number
+        for name, number in known.items()
+        if type(number) in (int, float) and name not in factors
+    }
+    parts = {part: plain[part] for part in ("grid", "conditions") if part in plain}
+    return {**plain, **fill_numbers(parts, numbers)}
+
+
+def _other(data: str | None, base: Mapping[str, Any] | None, marks: Mapping[str, str]) -> list[str]:
+    """What the study's name says of data and base that are not the file's."""
+    named = [next(iter(marks.values()))] if data else []
+    text = json.dumps(base, sort_keys=True, default=str)
+    return [*named, hashlib.sha256(text.encode()).hexdigest()[:6]] if base else named
 
 
 def _shape_problems(data: object) -> list[str]:

@@ -235,6 +235,8 @@ class Training:
         if status == "finished":
             for name in self.data.tests:
                 scores[name], losses[name] = self._test(name)
+        if not math.isfinite(losses.get("clean", 0.0)):  # the last step was one too far
+            status, scores, losses = "diverged", {}, {}
         self.pass_time()
         if self.out is not None and status == "finished":
             checkpoint.save(self, self.out / "checkpoint.pt")
@@ -245,6 +247,7 @@ class Training:
     def _test(self, name: str) -> tuple[float, float]:
         """Share of a test split that is classified right, and the mean loss.
 
+        What is active in evaluation too draws from seeds of its own, the same in a resumed run.
         Not through DistributedDataParallel, whose forward would wait for the other processes.
         """
         sharded = self.config.strategy == "fsdp"
@@ -253,6 +256,8 @@ class Training:
         if not sharded:
             checkpoint.share_buffers(self.fabric, model)
         part = (0, 1) if sharded else (self.fabric.global_rank, self.fabric.world_size)
+        seed = derive_seed(self.config.seed, f"test/{name}/{part[0]}", self.config.replica)
+        torch.manual_seed(seed)
         precision = self.fabric.strategy.precision
         sums = torch.zeros(3, dtype=torch.float64)
         model.eval()

@@ -188,3 +188,16 @@ def test_images_that_were_moved_are_the_same():
     checkpoint._check_same(Path("checkpoint.pt"), saved, config)
     with pytest.raises(AnotherRun, match="data is 'imagefolder:/there' there, and 'fake' here"):
         checkpoint._check_same(Path("checkpoint.pt"), saved, replace(config, data="fake"))
+
+
+def test_a_run_killed_after_its_last_checkpoint_tests_with_the_same_masks(tmp_path):
+    config = replace(TINY, spec={"layer4.0": "Dropout2d(p=0.5, active='always')"})
+    whole = train(config, out=tmp_path)
+    assert timeless(train(config, out=tmp_path)) == timeless(whole)
+
+
+def test_a_spec_in_another_order_is_another_run(tmp_path):
+    one = {"layer3.0": "Dropout2d(p=0.5)", "layer4.0": "Dropout2d(p=0.5)"}
+    train(replace(TINY, spec=one), out=tmp_path)
+    with pytest.raises(AnotherRun, match="spec is"):
+        train(replace(TINY, spec=dict(reversed(one.items()))), out=tmp_path)

@@ -27,6 +27,7 @@ OTHER = {
     "ema": 0.5,
     "precision": "bf16-mixed",
     "accelerator": "cuda",
+    "warmup_epochs": 4,
     "strategy": "ddp",
     "compile": True,
 }
@@ -37,18 +38,33 @@ def other(name):
     default = getattr(Config(), name)
     value = OTHER[name] if name in OTHER else default + default.__class__(4)
     assert value != default
-    return replace(Config(), **{name: value})
+    base = Config(lr_schedule="cosine") if name == "warmup_epochs" else Config()
+    return replace(base, **{name: value})
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Config)])
 def test_every_field_is_part_of_the_hash(name):
-    assert run_hash(other(name), other(name).data) != run_hash(Config(), Config().data)
+    default = replace(other(name), **{name: getattr(Config(), name)})
+    assert run_hash(other(name), other(name).data) != run_hash(default, default.data)
 
 
 def test_the_hash_knows_the_data_by_their_fingerprint_and_not_by_their_path():
     here, there = Config(data="imagefolder:/here"), Config(data="imagefolder:/there")
     assert run_hash(here, "same") == run_hash(there, "same")
     assert run_hash(here, "same") != run_hash(here, "changed")
+
+
+def test_the_hash_knows_the_order_of_a_spec():
+    """A later entry clears what an earlier one put on its layers."""
+    one = Config({"layer[34].0": "Dropout2d(p=0.5)", "layer4.0": None})
+    other = Config({"layer4.0": None, "layer[34].0": "Dropout2d(p=0.5)"})
+    assert run_hash(resolve(one), "digits") != run_hash(resolve(other), "digits")
+
+
+def test_the_hash_does_not_know_the_order_of_fields():
+    one = Config({"layer4.0": {"DropBlock2d": {"p": 0.5, "block_size": 3}}})
+    other = Config({"layer4.0": {"DropBlock2d": {"block_size": 3, "p": 0.5}}})
+    assert run_hash(resolve(one), "digits") == run_hash(resolve(other), "digits")
 
 
 def test_the_hash_stays():
@@ -108,6 +124,9 @@ def test_torchrun_says_how_many_processes(monkeypatch):
         ("optimizer", "sdg", r"unknown optimizer 'sdg' \(closest: sgd"),
         ("lr_schedule", "cosin", r"unknown lr_schedule 'cosin' \(closest: cosine"),
         ("augmentation", "flop", r"unknown augmentation 'flop' \(closest: flip"),
+        ("accelerator", "gpux", "unknown accelerator 'gpux'"),
+        ("strategy", "foo", "unknown strategy 'foo'"),
+        ("warmup_epochs", 2, "warmup_epochs must be 0 with the schedule onecycle.*, got 2"),
         ("precision", "bf16", r"unknown precision 'bf16' \(closest: bf16-"),
         ("spec", {"layer4.0": {"DropBlok2d": {"p": 0.1}}}, "DropBlock2d"),
     ],
@@ -124,6 +143,7 @@ def test_bad_values_are_refused(field, value, message):
         ({"epochs": "few"}, "epochs"),
         ({"compile": "perhaps"}, "compile"),
         ({"spec": "missing.yaml"}, "missing.yaml"),
+        ({"precision": "16-mixed", "accelerator": "cpu"}, "16-mixed needs a GPU"),
     ],
 )
 def test_bad_plain_data_are_refused(values, message):

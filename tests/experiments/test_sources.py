@@ -278,14 +278,19 @@ def test_more_photographs_than_there_are(tmp_path):
 def test_fingerprints(tmp_path):
     names = ("digits", "cifar10", "cifar100", "fake")
     assert [fingerprint(Config(data=name), Path()) for name in names] == list(names)
-    here, there, more, other = (tmp_path / name for name in ("here", "there", "more", "other"))
+    names = ("here", "there", "more", "other", "edited")
+    here, there, more, other, edited = (tmp_path / name for name in names)
     marks = [
         fingerprint(write_folders(here), Path()),
         fingerprint(write_folders(there), Path()),
         fingerprint(write_folders(more, val=3), Path()),
         fingerprint(write_folders(other, classes=("cat", "eel")), Path()),
     ]
+    config = write_folders(edited)
+    image = next((edited / "train").rglob("*.png"))
+    Image.new("RGB", (90, 70)).save(image)
+    marks.append(fingerprint(config, Path()))
     assert marks[0] == marks[1]
-    assert len(set(marks)) == 3
+    assert len(set(marks)) == 4
     assert all(mark.startswith("imagefolder-") for mark in marks)
     assert not any(str(tmp_path) in mark for mark in marks)

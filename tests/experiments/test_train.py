@@ -322,3 +322,14 @@ def test_a_compiled_model_trains_with_the_same_batches_and_counts(tmp_path):
     assert result.status == "finished"
     weights = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["model"]
     assert not any(name.startswith("_orig_mod") for name in weights)
+
+
+def test_a_run_whose_last_step_was_too_far_diverged():
+    result = train(replace(TINY, lr=1e30, epochs=1, train_images=20))
+    assert (result.status, result.scores, result.test_loss) == ("diverged", {}, None)
+    assert math.isfinite(result.epochs[0].loss)
+
+
+def test_a_model_with_other_outputs_in_training_is_told():
+    with pytest.raises(ValueError, match="googlenet gives no scores alone while it trains"):
+        train(replace(TINY, model="torchvision:googlenet", model_args={"init_weights": False}))
