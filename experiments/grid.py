@@ -21,6 +21,7 @@ from typing import Any
 from dropblock_hooks.registry import closest
 
 _PLACEHOLDER = re.compile(r"\$\{([^{}]*)\}")
+_LEVEL = (str, int, float, bool, type(None))
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,13 @@ def expand(grid: object) -> tuple[list[Cell], list[str]]:
 
 def _levels(factor: object, values: object, problems: list[str]) -> dict[str, Any]:
     where = f"grid.factors.{factor}"
-    if not isinstance(factor, str):
-        problems.append(f"grid.factors: a name must be text, got {factor!r}; quote it")
+    problems += name_problems(factor, "grid.factors: a name")
+    odd = [value for value in _leaves(values) if not isinstance(value, _LEVEL)]
+    if odd:
+        problems.append(
+            f"{where}: levels must be text, numbers, true/false or null, got {odd[0]!r}; quote it"
+        )
+        return {}
     if isinstance(values, list):
         for value in values:
             if isinstance(value, dict | list):
@@ -82,9 +88,31 @@ def _levels(factor: object, values: object, problems: list[str]) -> dict[str, An
         problems.append(f"{where} must have at least one level, got {values!r}")
         return {}
     for name in values:
-        if not isinstance(name, str):
-            problems.append(f"{where}: the name of a level must be text, got {name!r}; quote it")
+        problems += name_problems(name, f"{where}: the name of a level")
     return values
+
+
+def _leaves(data: object) -> Iterator[object]:
+    """All values in plain data that are no list and no mapping."""
+    if isinstance(data, dict | list):
+        for value in data.values() if isinstance(data, dict) else data:
+            yield from _leaves(value)
+    else:
+        yield data
+
+
+def name_problems(name: object, what: str) -> list[str]:
+    """What is wrong with a name: it stands in lines of tables.
+
+    Example:
+        >>> name_problems(" ", "a name")
+        ["a name must be a line of text, not blank, got ' '"]
+    """
+    if not isinstance(name, str):
+        return [f"{what} must be text, got {name!r}; quote it"]
+    if not name.strip() or name.splitlines() != [name]:
+        return [f"{what} must be a line of text, not blank, got {name!r}"]
+    return []
 
 
 def _placeholder_problems(fields: Mapping[str, Any], factors: list[str]) -> list[str]:

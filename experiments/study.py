@@ -25,7 +25,7 @@ from typing import Any
 from dropblock_hooks.files import FileError, read_yaml
 from experiments.config import Config, Runtime, make_config, resolve, run_hash
 from experiments.data import fingerprint, load_data
-from experiments.grid import Cell, expand, fill_numbers, texts, unknown
+from experiments.grid import Cell, expand, fill_numbers, name_problems, texts, unknown
 from experiments.models import prepare
 from experiments.optimization import LearningRate, Targets, make_optimizer
 
@@ -115,7 +115,8 @@ def read_study(
 
     Args:
         path: of the file.
-        data: takes the place of the base's data, and becomes part of the study's name.
+        data: takes the place of the base's data, and becomes part of the study's name; refused
+            where conditions, or the grid's fields, have data of their own.
         base: further fields of Config, over those of the file's base; they, too, become part
             of the name.
         runtime: says where the data are.
@@ -128,6 +129,8 @@ def read_study(
         plain, _ = read_yaml(Path(path).read_text(encoding="utf-8"), str(path))
     except (FileError, UnicodeDecodeError) as error:
         raise StudyError(path, [str(error)]) from error
+    if _recursive(plain):
+        raise StudyError(path, ["an alias stands within what it names, or data are too deep"])
     problems = _overrides_problems(base, "--base")
     if not problems and isinstance(plain, dict) and isinstance(plain.get("base"), dict | None):
         shared = {**(plain.get("base") or {}), **(base or {})}
@@ -135,6 +138,7 @@ def read_study(
         plain = _filled(plain, shared)
     problems += _shape_problems(plain)
     if not problems:
+        problems += _data_problems(plain, data)
         cells = _cells(plain, problems)
     if problems:
         raise StudyError(path, problems)
@@ -187,8 +191,7 @@ def _shape_problems(data: object) -> list[str]:
         problems.append(f"conditions must name at least one, got {conditions!r}; or have a grid")
         conditions = None
     for name, overrides in (conditions or {}).items():
-        if not isinstance(name, str):
-            problems.append(f"conditions: a name must be text, got {name!r}; quote it")
+        problems += name_problems(name, "conditions: a name")
         problems += _overrides_problems(overrides, f"conditions.{name}")
     if isinstance(data.get("grid"), dict):
         problems += _overrides_problems(data["grid"].get("fields"), "grid.fields")
@@ -209,6 +212,25 @@ def _overrides_problems(overrides: object, where: str) -> list[str]:
         strays = [text for text in texts(overrides) if "${" in text]
         problems += [f"{where}: {text!r}: placeholders stand in grid.fields" for text in strays]
     return problems
+
+
+def _recursive(data: object) -> bool:
+    try:
+        return not all(True for _ in texts(data))
+    except RecursionError:
+        return True
+
+
+def _data_problems(plain: Mapping[str, Any], data: str | None) -> list[str]:
+    """A problem for each part whose own data --data would not replace."""
+    parts = {f"conditions.{name}": part for name, part in (plain.get("conditions") or {}).items()}
+    if isinstance(plain.get("grid"), dict):
+        parts["grid.fields"] = plain["grid"].get("fields")
+    return [
+        f"{where}: data is set here, where --data {data} can't replace it"
+        for where, part in parts.items()
+        if data is not None and part and "data" in part
+    ]
 
 
 def _seeds_problems(seeds: object) -> list[str]:

@@ -29,6 +29,7 @@ from experiments.config import Config, Epoch, Result, make_config, run_hash
 from experiments.log import read_metrics
 
 SEALED = ("config.yaml", "metrics.jsonl", "result.json")
+FILES = (*SEALED, "checkpoint.pt", "done.json")  # that only a run that was begun has
 CLAIMS = ("lock", "lease")
 
 
@@ -75,13 +76,17 @@ def make_directory(path: Path) -> None:
 def begin(directory: Path, config: Config, environment: dict[str, Any]) -> None:
     """Write down what is about to be run, and where; drop drafts of writers that were killed."""
     for name in os.listdir(directory):
-        if name.startswith(".") and name.endswith(".part"):
+        if _is_draft(name):
             (directory / name).unlink(missing_ok=True)
     if not (directory / "config.yaml").exists():
         text = yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True)
         write_text(directory / "config.yaml", text)
     attempts = [*read_environment(directory).get("attempts", []), environment.pop("attempt")]
     write_json(directory / "environment.json", {**environment, "attempts": attempts})
+
+
+def _is_draft(name: str) -> bool:
+    return name.startswith(".") and name.endswith(".part")
 
 
 def seal(directory: Path, run: str, result: Result) -> None:
@@ -95,8 +100,8 @@ def seal(directory: Path, run: str, result: Result) -> None:
         os.fsync(file.fileno())
     write_json(directory / "result.json", plain)
     digests = {name: digest(directory / name) for name in SEALED}
+    (directory / "error.json").unlink(missing_ok=True)  # first: no kill leaves it beside done.json
     write_json(directory / "done.json", {"run": run, "sha256": digests})
-    (directory / "error.json").unlink(missing_ok=True)
 
 
 def _epochs_text(directory: Path) -> str | None:
@@ -167,8 +172,13 @@ def read_config(directory: Path) -> Config:
 
 
 def read_environment(directory: Path) -> dict[str, Any]:
-    """Versions, host and attempts; empty if unknown."""
-    return read_mapping(directory / "environment.json")
+    """Versions, host and attempts, those alone that are records; empty if unknown."""
+    found = read_mapping(directory / "environment.json")
+    attempts = found.get("attempts")
+    if "attempts" in found:
+        listed = attempts if isinstance(attempts, list) else []
+        found["attempts"] = [attempt for attempt in listed if isinstance(attempt, dict)]
+    return found
 
 
 def read_error(directory: Path) -> dict[str, Any] | None:
@@ -180,7 +190,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     """What a JSON file says; empty if there is none that can be read."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
         return {}
     return data if isinstance(data, dict) else {}
 
@@ -191,12 +201,12 @@ def examine(directory: Path, config: Config, fingerprint: str) -> None:
     Raises:
         Damaged: if the directory does not hold this run as it was left.
     """
-    contents = {name for name in os.listdir(directory) if not name.startswith(".")}
-    held = contents & {*SEALED, "checkpoint.pt", "done.json"}
-    for name in held:
-        if not (directory / name).is_file():
-            raise Damaged(f"{name} is no file")
-    if not held:
+    contents = sorted(os.listdir(directory))
+    for name in contents:
+        known = name in (*FILES, "environment.json", "error.json") or _is_draft(name)
+        if known and (directory / name).is_dir():
+            raise Damaged(f"{name} is a directory")
+    if not set(contents) & set(FILES):
         return
     stored, run = read_config(directory), run_hash(config, fingerprint)
     if run_hash(stored, fingerprint) != run:
@@ -211,7 +221,8 @@ def set_aside(directory: Path, reason: str) -> Path:
     write_text(aside / "damage.txt", reason + "\n")
     names = sorted(os.listdir(directory), key=lambda name: name != "config.yaml")
     for name in names:  # without its config, what a kill leaves behind is damaged, too
-        if name not in CLAIMS and not name.startswith("."):
+        stray = _is_draft(name) and (directory / name).is_dir()
+        if stray or (name not in CLAIMS and not name.startswith(".")):
             shutil.move(directory / name, aside / name)
     sync_directory(directory)
     return aside

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from experiments.running.backends import Backend, workers
 from experiments.running.claims import Kind, agree
 from experiments.running.progress import Shown, shown
 from experiments.running.rounds import Job, Rounds, known_failure
-from experiments.running.runs import Terms
+from experiments.running.runs import Terms, look
 from experiments.running.signals import caught
 from experiments.study import Study
 
@@ -58,6 +59,7 @@ def launch(
 
     Raises:
         ValueError: for a cluster that does not answer, or another kind of claim.
+        WorkersUseless: if workers die, again and again, before they begin a run.
         Unwritable: if the directory can't be written, or the disk is full.
     """
     runtime, directory = runtime or Runtime(), directory.absolute()
@@ -73,6 +75,11 @@ def launch(
         parent=os.getpid() if backend == "loky" else None,
     )
     todo = _jobs(study, plan, shard)
+    if not todo and shard is not None:
+        number, count = shard
+        runs = len(study.runs())
+        print(f"shard {number}/{count} has no runs: the study has {runs}", file=sys.stderr)
+        return Ended([], [], None)
     threads = max(job.config.threads for job in todo)
     gpu = any(job.config.accelerator == "cuda" for job in todo)
     with ExitStack() as stack:
@@ -83,7 +90,7 @@ def launch(
         stack.enter_context(shown(rows))
         rounds = Rounds(run_all, jobs or fitting, found, waits=shard is None)
         elsewhere = rounds.run(todo)
-    failed = [job.label for job in todo if known_failure(job.directory) is not None]
+    failed = [job.label for job in todo if look(job.directory)[0] == "failed"]
     return Ended(failed, elsewhere, found.exit_code)
 
 

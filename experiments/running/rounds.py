@@ -27,6 +27,7 @@ from experiments.running.runs import Outcome, Terms, Unwritable, execute, fail
 from experiments.running.signals import Caught, Watch, caught, touch
 
 DEATHS = 3  # of the worker of a run that is alone, without an epoch in between: it is given up
+IDLE = 5  # rounds in a row in which workers died and no run went on: the launch is given up
 
 
 @dataclass(frozen=True)
@@ -84,13 +85,23 @@ class Rounds:
     waits: bool
     _crowd: Counter[Path] = field(default_factory=Counter, init=False)  # deaths beside others
     _alone: Counter[Path] = field(default_factory=Counter, init=False)
+    _idle: int = field(default=0, init=False)  # rounds in a row that brought workers' deaths alone
 
     def run(self, jobs: Sequence[Job]) -> list[str]:
-        """Work until nothing is left; labels of those that other launches have."""
+        """Work until nothing is left; labels of those that other launches have.
+
+        Raises:
+            WorkersUseless: if workers die, again and again, before they begin a run.
+        """
         left = {job.directory: job for job in jobs if not ended(job)}
         elsewhere: list[str] = []
         wait = 0.0
         while left and not self._asked(jobs):
+            if self._idle >= IDLE:
+                raise WorkersUseless(
+                    f"workers died in {IDLE} rounds in a row, in which no run began or had another "
+                    "epoch: are they short of memory, or can't they be started here?"
+                )
             group = [replace(job, terms=replace(job.terms, wait=wait)) for job in self._next(left)]
             busy = self._round(group)
             for path in [path for path, job in left.items() if ended(job)]:
@@ -118,7 +129,10 @@ class Rounds:
         except WorkersDied:
             for job in group:
                 self._count_death(job, *before[job.directory], alone=len(group) == 1)
+            moved = any(ended(job) or _progress(job) != before[job.directory] for job in group)
+            self._idle = 0 if moved else self._idle + 1
             return []
+        self._idle = 0
         for outcome in outcomes:
             if isinstance(outcome, str):
                 raise Unwritable(outcome)
@@ -148,6 +162,10 @@ class Rounds:
 
 class WorkerDied(Exception):
     """The worker of a run was killed."""
+
+
+class WorkersUseless(ValueError):
+    """Workers die before they begin a run."""
 
 
 def _patience(job: Job) -> float:

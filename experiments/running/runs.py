@@ -267,21 +267,39 @@ def read_runs(directory: Path) -> tuple[StudyRecord, list[Run]]:
             tuple(data["seeds"]),
             {name: condition["factors"] for name, condition in data["conditions"].items()},
         )
-        runs = [
-            _read_run(directory / condition["runs"][str(seed)], name, seed, condition)
+        _check(record)
+        planned = [
+            (
+                directory / condition["runs"][str(seed)],
+                name,
+                replace(make_config(condition["config"]), seed=seed),
+            )
             for seed in record.seeds
             for name, condition in data["conditions"].items()
         ]
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path} is not the record of a study: {error!r}") from error
-    return record, runs
+        reason = error if isinstance(error, ValueError) else repr(error)
+        raise ValueError(f"{path} is not the record of a study: {reason}") from error
+    return record, [_read_run(*plan, record.conditions[plan[1]]) for plan in planned]
 
 
-def _read_run(directory: Path, name: str, seed: int, condition: dict[str, Any]) -> Run:
-    config = replace(make_config(condition["config"]), seed=seed)
+def _check(record: StudyRecord) -> None:
+    """Raise ValueError if a field is of another type than a study's."""
+    for name in ("name", "question", "command", "baseline"):
+        value = getattr(record, name)
+        if not isinstance(value, str):
+            raise ValueError(f"{name} must be text, got {value!r}")
+    if any(type(seed) is not int for seed in record.seeds):
+        raise ValueError(f"seeds must be whole numbers, got {list(record.seeds)}")
+    for name, factors in record.conditions.items():
+        if not isinstance(factors, dict) or any(type(f) is not str for f in factors.values()):
+            raise ValueError(f"conditions.{name}.factors must map names to names, got {factors!r}")
+
+
+def _read_run(directory: Path, name: str, config: Config, factors: dict[str, str]) -> Run:
     status, result, error = look(directory)
     environment = read_environment(directory)
-    return Run(name, condition["factors"], seed, config, status, result, environment, error)
+    return Run(name, factors, config.seed, config, status, result, environment, error)
 
 
 def look(directory: Path) -> tuple[Status, Result | None, str | None]:

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -77,6 +77,26 @@ def test_shards_leave_the_report_to_the_last(ablate, capsys):
     assert not Path("runs/study/report").exists()
     assert ablate("--shard", "1/2") == 0
     assert Path("runs/study/report/report.md").exists()
+
+
+def test_a_shard_without_runs_is_exit_status_0(ablate, capsys):
+    assert ablate("--shard", "7/9", "--jobs", "2") == 0
+    assert "shard 7/9 has no runs: the study has 6" in capsys.readouterr().err
+    assert not list(Path("runs/study").glob("*/config.yaml"))
+
+
+def test_workers_that_die_before_any_run_are_exit_status_2(ablate, capsys, monkeypatch):
+    from experiments.running import launch
+    from experiments.running.backends import WorkersDied
+
+    def die(*_):
+        raise WorkersDied
+
+    monkeypatch.setattr(launch, "workers", lambda *_: nullcontext((die, 2)))
+    assert ablate() == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: workers died in 5 rounds in a row")
+    assert error.count("\n") == 1
 
 
 def test_options_of_the_base_come_from_the_command_line(ablate):

@@ -20,7 +20,7 @@ from experiments.running import launch as launches
 from experiments.running.backends import Unreachable, WorkersDied
 from experiments.running.environment import commit
 from experiments.running.launch import launch
-from experiments.running.rounds import DEATHS
+from experiments.running.rounds import DEATHS, IDLE, WorkersUseless
 from experiments.running.runs import Unwritable, execute, read_runs
 from experiments.running.shards import parse_shard
 from tests.experiments.launches import (
@@ -87,6 +87,73 @@ def test_what_damage_was_set_aside_is_told(home, capsys):
     told = capsys.readouterr().err
     assert f"damaged: {first}: result.json was changed since the run was finished" in told
     assert f"set aside as {home / first}.damaged-1" in told
+
+
+@pytest.mark.parametrize("name", ["environment.json", "error.json", ".x.part"])
+def test_a_directory_in_a_files_place_is_told_and_the_others_go_on(home, capsys, name):
+    study = make_study(epochs=1, seeds=(1,))
+    first = study.runs()[0].hash
+    begin(study, home)
+    (home / first / name).mkdir(parents=True)
+    assert {status for status, _ in summary(home).values()} == {"missing"}
+    assert run(study, home).failed == []
+    assert {status for status, _ in summary(home).values()} == {"finished"}
+    told = capsys.readouterr().err
+    assert f"damaged: {first}: {name} is a directory; set aside" in told
+
+
+@pytest.mark.parametrize("text", ["5", '["a"]'])
+def test_attempts_that_are_none_do_not_end_the_launch(home, text):
+    study = make_study(epochs=1, seeds=(1,))
+    begin(study, home)
+    first = home / study.runs()[0].hash
+    first.mkdir()
+    (first / "environment.json").write_text(f'{{"attempts": {text}}}')
+    assert run(study, home).failed == []
+    assert {status for status, _ in summary(home).values()} == {"finished"}
+
+
+def test_a_finished_run_with_an_error_left_behind_is_no_failure(home):
+    study = make_study(epochs=1, seeds=(1,))
+    run(study, home)
+    error = home / study.runs()[0].hash / "error.json"
+    error.write_text('{"id": "1", "type": "T", "message": "m"}')
+    assert run(study, home).failed == []
+
+
+def test_what_is_wrong_in_a_runs_directory_is_not_the_studys(home):
+    study = make_study(epochs=1, seeds=(1,))
+    begin(study, home)
+    environment = home / study.runs()[0].hash / "environment.json"
+    environment.parent.mkdir()
+    environment.symlink_to(environment)  # can't be read, whoever asks
+    with pytest.raises(OSError, match=r"environment\.json") as error:
+        read_runs(home)
+    assert "study.json" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"baseline": ["none"]}, r"a study: baseline must be text, got \['none'\]"),
+        ({"question": 3}, "a study: question must be text, got 3"),
+        ({"seeds": ["1"]}, r"a study: seeds must be whole numbers, got \['1'\]"),
+        ({"seeds": 3}, "a study: TypeError"),
+        ({"conditions": []}, "a study: AttributeError"),
+        ({"factors": None}, "a study: conditions.none.factors must map .* got None"),
+        ({"factors": {"rate": [1]}}, "a study: conditions.none.factors must map .* got {'rate'"),
+        ({"config": {"lrr": 1}}, "a study: .*lrr"),
+    ],
+)
+def test_a_study_json_of_another_form_is_told(home, change, message):
+    record = make_study().record("a test")
+    of = record["conditions"]["none"] if change.keys() & {"factors", "config"} else record
+    of.update(change)
+    home.mkdir()
+    (home / "study.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=message) as error:
+        read_runs(home)
+    assert "ValueError(" not in str(error.value)
 
 
 def test_failed_and_diverged_runs_are_told_and_the_others_go_on(home, capsys, monkeypatch):
@@ -283,6 +350,38 @@ def test_a_run_whose_worker_dies_again_and_again_is_given_up(home, monkeypatch):
     assert error.startswith("WorkerDied: 3 times")
 
 
+def dying(begins):
+    """A backend whose workers die; in round i, `begins(i)` of the runs were begun before."""
+    rounds = []
+
+    def run_all(work, jobs, at_once):
+        rounds.append(len(jobs))
+        for job in jobs[: begins(len(rounds))]:
+            work(job)
+        raise WorkersDied
+
+    @contextmanager
+    def workers(*_):
+        yield run_all, 2
+
+    return workers, rounds
+
+
+def test_workers_that_die_before_any_run_end_the_launch(home, monkeypatch):
+    workers, rounds = dying(lambda number: 0)
+    monkeypatch.setattr(launches, "workers", workers)
+    with pytest.raises(WorkersUseless, match=f"workers died in {IDLE} rounds in a row"):
+        run(make_study(), home)
+    assert len(rounds) == IDLE
+
+
+def test_workers_that_die_but_get_on_do_not_end_the_launch(home, monkeypatch):
+    workers, rounds = dying(lambda number: number % IDLE == 0)
+    monkeypatch.setattr(launches, "workers", workers)
+    assert run(make_study(epochs=1), home).failed == []
+    assert len(rounds) == 4 * IDLE
+
+
 def test_loky_gives_the_metrics_of_sequential(home, whole):
     study = make_study()
     with started(study, home, backend="loky", jobs=2) as pid:
@@ -308,6 +407,13 @@ def test_a_shard_tells_what_another_launch_has(home):
         until(lambda: list(home.glob("*/metrics.jsonl")))
         assert run(study, home, shard=(0, 2)).elsewhere == ["none, seed 1"]
         kill(pid)
+
+
+def test_a_shard_without_runs_does_nothing_and_says_so(home, capsys):
+    study = make_study(seeds=(1,))
+    assert run(study, home, shard=(5, 9)) == launches.Ended([], [], None)
+    assert "shard 5/9 has no runs: the study has 2" in capsys.readouterr().err
+    assert attempts(home) == []
 
 
 SLURM = {

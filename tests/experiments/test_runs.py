@@ -88,6 +88,19 @@ DAMAGES = {
         unfinish(home),
         (home / "config.yaml").write_text("epochs: 9"),
     ),
+    "unfinished, environment a directory": lambda home: (
+        unfinish(home),
+        (home / "environment.json").unlink(),
+        (home / "environment.json").mkdir(),
+    ),
+    "unfinished, error a directory": lambda home: (
+        unfinish(home),
+        (home / "error.json").mkdir(),
+    ),
+    "unfinished, draft a directory": lambda home: (
+        unfinish(home),
+        (home / ".x.part").mkdir(),
+    ),
     "unfinished, config no YAML": lambda home: (
         unfinish(home),
         (home / "config.yaml").write_text("["),
@@ -130,6 +143,37 @@ def test_a_damaged_directory_is_set_aside_and_run_again(home, trained, damage):
     assert look(home)[0] == "finished"
     run(home)
     assert len(list(home.parent.glob("*.damaged-*"))) == 1
+
+
+@pytest.mark.parametrize("text", ['{"attempts": 5}', '{"attempts": ["a"]}', "[5]", "{"])
+def test_a_record_of_attempts_that_is_none_is_healed(home, text):
+    run(home)
+    unfinish(home)
+    (home / "environment.json").write_text(text)
+    assert run(home, launch="next").status == "finished"
+    environment = json.loads((home / "environment.json").read_text())
+    assert [attempt["launch"] for attempt in environment["attempts"]] == ["next"]
+    assert not list(home.parent.glob("*.damaged-*"))
+
+
+def test_a_kill_right_after_done_leaves_no_failure(home, monkeypatch):
+    """Of a run that failed once, and was finished by another launch."""
+    run(home)
+    unfinish(home)
+    (home / "error.json").write_text('{"id": "1", "type": "T", "message": "m"}')
+    real = os.replace
+
+    def replace_and_die(source, target):
+        real(source, target)
+        if Path(target).name == "done.json":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", replace_and_die)
+        with pytest.raises(KeyboardInterrupt):
+            run(home)
+    assert look(home)[0] == "finished"
+    assert not (home / "error.json").exists()
 
 
 def test_an_own_directory_with_another_run_is_refused(tmp_path):

@@ -118,6 +118,12 @@ def test_the_command_lines_base_comes_over_that_of_the_file(study_file):
         ("train_images: 20", "train_images: 5000", "5000"),
         ("question: Does it help?", "question: [3]", "question must be text, got [3]"),
         ("baseline: none", "baseline: [none", "line 1"),
+        ("  none:", '  "": {}\n  none:', "conditions: a name must be a line of text .* got ''"),
+        ("  none:", '  " \t": {}\n  none:', "a name must be a line of text, not blank, got"),
+        ("  none:", '  "a\\nb": {}\n  none:', "must be a line of text, not blank, got 'a\\nb'"),
+        ("  none:", '  "a\\n": {}\n  none:', "must be a line of text, not blank, got 'a\\n'"),
+        ("conditions:", "conditions: &c\n  again: *c", "an alias stands within what it names"),
+        ("conditions:", "question2: &q [*q, *q]\nconditions:", "an alias stands within what it"),
     ],
 )
 def test_a_faulty_study_is_refused(study_file, old, new, message):
@@ -137,6 +143,15 @@ def test_a_faulty_study_is_refused(study_file, old, new, message):
         ("rate: [0.1, 0.3]", "rate: [0.1, 0.1]", "grid.factors.rate: the level 0.1 stands twice"),
         ("rate: [0.1, 0.3]", "rate: [{a: 1}]", "needs a name: write name: value"),
         ("rate: [0.1, 0.3]", "rate: {no: 0.1}", "a level must be text, got False; quote it"),
+        (
+            "rate: [0.1, 0.3]",
+            "rate: [2020-01-01]",
+            "grid.factors.rate: levels must be text, numbers, true/false or null, got datetime",
+        ),
+        ("rate: [0.1, 0.3]", "rate: {x: [2020-01-01]}", "true/false or null, got datetime"),
+        ("rate: [0.1, 0.3]", 'rate: ["", 0.1]', "level must be a line of text, not blank, got ''"),
+        ("rate: [0.1, 0.3]", 'rate: {" ": 0.1}', "must be a line of text, not blank, got ' '"),
+        ("rate: [0.1, 0.3]", 'rate: {"a\\nb": 0.1}', "line of text, not blank, got 'a\\nb'"),
         (
             "rate: [0.1, 0.3]",
             "rate: {x: 0.1, y: 0.1}",
@@ -240,6 +255,22 @@ def test_numbers_of_the_base_stand_in_conditions_and_grids(study_file):
         read_study(study_file(text), base={"epochs": 7}).conditions["Dropout2d"].spec.values()
     )
     assert schedule["Dropout2d"]["p"]["LinearSchedule"]["epochs"] == 7
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where"),
+    [
+        ("  none: {}", "  none: {data: digits}", "conditions.none"),
+        ("    spec:", "    data: digits\n    spec:", "grid.fields"),
+    ],
+)
+def test_data_that_the_command_line_cannot_replace_are_told(study_file, old, new, where):
+    text = GRID.replace(old, new)
+    read_study(study_file(text))
+    with pytest.raises(StudyError) as error:
+        read_study(study_file(text), data="fake")
+    assert f"{where}: data is set here, where --data fake can't replace it" in str(error.value)
+    assert str(error.value).count("\n  - ") == 1
 
 
 @pytest.mark.parametrize(
