@@ -124,9 +124,11 @@ class PeerDropBlock2d(Regularizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_block_size(self.block_size, 2)
-        if self.peer not in installed():
+        if self.peer not in PEERS:
             hint = closest(self.peer, PEERS) or f"; installed: {', '.join(installed())}"
             raise ValueError(f"unknown peer {self.peer!r}{hint}")
+        if self.peer not in installed():
+            raise ValueError(f"peer {self.peer!r} is not installed: pip install dropblock")
 
     def apply(self, x: Tensor, now: Now) -> tuple[Tensor, Tensor]:
         scaled_mask = PEERS[self.peer](torch.ones_like(x), float(now.p), self.block_size)

@@ -10,7 +10,8 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from experiments.reporting.findings import answer, counted, escape, listed, overview
+from experiments.reporting.cost import cost
+from experiments.reporting.findings import alarms, answer, counted, escape, listed, overview
 from experiments.reporting.plots import draw
 from experiments.reporting.setting import setting
 from experiments.reporting.summary import Row, summarize
@@ -18,6 +19,7 @@ from experiments.reporting.tables import (
     accuracy_text,
     difference_text,
     holm_text,
+    markdown,
     table,
     write_runs,
     write_summary,
@@ -27,14 +29,20 @@ from experiments.running.runs import Run, StudyRecord, read_runs
 __all__ = ["make_report", "summarize", "table", "write_report"]
 
 CAPTIONS = {
-    "scores": "Each seed is a point. On the left, intervals are those of the means; on the right, "
-    "those of the paired differences, which are what is tested.",
-    "factors": "Means with their 95 % intervals; the points are the seeds. Differences are paired "
-    "by seed, which these intervals do not show: for what is tested, see the table.",
+    "scores": "Each seed is a point. On the left are the accuracies; on the right, the paired "
+    "differences.",
+    "factors": "Means; the points are the seeds. The dashed line is the baseline; other conditions "
+    "that are not in the grid are left out. Differences are paired by seed, which is not shown "
+    "here: see the table.",
     "robustness": "Differences to the baseline on the changed test images; marks as above.",
     "learning": "Means over the seeds, while training: with the regularizers on, and on the labels "
     "trained with.",
     "rates": "Means over the seeds and those sites that have both a nominal and a realized rate.",
+}
+INTERVALS = {
+    "scores": " Intervals have 95 %: on the left those of the means, on the right those of the "
+    "differences, which are what is tested.",
+    "factors": " Intervals are those of the means, 95 %, not what is tested.",
 }
 
 
@@ -61,6 +69,8 @@ def write_report(directory: Path, out: Path | None = None) -> Path:
         write_summary(rows, new / "summary.csv")
         for path in sorted(new.iterdir()):
             os.replace(path, out / path.name)
+    for name in CAPTIONS.keys() - pictures.keys():
+        (out / f"{name}.png").unlink(missing_ok=True)  # of an earlier state of the study
     return out / "report.md"
 
 
@@ -79,7 +89,8 @@ def make_report(record: StudyRecord, rows: Sequence[Row], pictures: Iterable[str
     if splits:
         parts += ["## Answer", *answer(rows), _equal_epochs(rows)]
         parts += ["## Clean accuracy", _score_table(rows, "clean"), _reading(rows)]
-        parts += [*_picture("scores", pictures), *_picture("factors", pictures)]
+        for name in ("scores", "factors"):
+            parts += _picture(name, pictures, INTERVALS[name] if _tested(rows, "clean") else "")
     others = [split for split in splits if split != "clean"]
     if others:
         parts += ["## Robustness", *_robustness(rows, others), *_picture("robustness", pictures)]
@@ -90,7 +101,7 @@ def make_report(record: StudyRecord, rows: Sequence[Row], pictures: Iterable[str
     parts += _absent(rows)
     parts += ["## What was run", *setting(record, rows)]
     if splits:
-        parts += ["## Cost", _cost_table(rows), _cost_note(record)]
+        parts += ["## Cost", *cost(rows)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -119,13 +130,34 @@ def _equal_epochs(rows: Sequence[Row]) -> str:
 def _reading(rows: Sequence[Row]) -> str:
     """How the table is to be read."""
     others = len(rows) - 1
+    spread = any(row.n > 1 for row in rows)
+    text = "Means ± standard deviations over n seeds." if spread else "Each is of one seed."
+    if not others:
+        return text
+    text += " Differences are in percentage points, paired by seed"
+    if not _tested(rows, "clean"):
+        return text + _untested(rows)
+    corrected = f", corrected after Holm over the {others} comparisons of this table"
     return (
-        "Means ± standard deviations over n seeds. Differences are in percentage points, paired by "
-        "seed, with the 95 % interval of the paired t-test; there is none below three pairs. p is "
-        f"that of the two-sided test, corrected after Holm over the {counted(others, 'comparison')}"
-        " of this table; the intervals are not corrected, nor is anything over several tables. "
-        "“No difference shown” is not “no difference”: the interval says how large one may be."
+        f"{text}, with the 95 % interval of the paired t-test; there is none below three pairs. "
+        f"p is that of the two-sided test{corrected if others > 1 else ''}; the intervals are not "
+        "corrected, nor is anything over several tables. “No difference shown” is not “no "
+        "difference”: the interval says how large one may be."
     )
+
+
+def _untested(rows: Sequence[Row]) -> str:
+    """Why there is no test."""
+    pairs = [found.n for row in rows if (found := row.scores["clean"].difference)]
+    if max(pairs, default=0) < 3:
+        return "; with fewer than three pairs, there is no interval and no test."
+    return "; where they have no spread, or fewer than three pairs, there is no test."
+
+
+def _tested(rows: Sequence[Row], split: str) -> bool:
+    """Whether anything is."""
+    found = [row.scores[split].difference for row in rows]
+    return any(difference is not None and difference.p is not None for difference in found)
 
 
 def _score_table(rows: Sequence[Row], split: str) -> str:
@@ -138,15 +170,17 @@ def _score_table(rows: Sequence[Row], split: str) -> str:
         if found is not None and found.n not in (row.n, 0):
             text += f" ({counted(found.n, 'pair')})"
         lines.append((escape(row.condition), row.n, accuracy_text(score), text, holm_text(found)))
-    return _table(("condition", "n", "accuracy, %", f"minus {base} [95 %]", "Holm p"), lines)
+    return markdown(("condition", "n", "accuracy, %", f"minus {base} [95 %]", "Holm p"), lines)
 
 
 def _robustness(rows: Sequence[Row], splits: Sequence[str]) -> list[str]:
     """For each split of changed test images a table, and what it shows in a sentence."""
-    parts = ["The same networks on changed test images; each table is corrected for itself."]
+    corrected = len(rows) > 2 and any(_tested(rows, split) for split in splits)
+    note = "; each table is corrected for itself" if corrected else ""
+    parts = [f"The same networks on changed test images{note}."]
     for split in splits:
         parts.append(f"### {escape(split.capitalize())}")
-        parts += [overview(rows, split)] if len(rows) > 1 else []
+        parts += [text for text in [*alarms(rows, split), overview(rows, split)] if text]
         parts.append(_score_table(rows, split))
     return parts
 
@@ -157,35 +191,10 @@ def _rate_table(rows: Sequence[Row]) -> str:
         for row in rows
         if row.nominal is not None
     ]
-    note = "Means over seeds, epochs and sites: the rate asked for, and the share dropped."
-    return f"{note}\n\n{_table(('condition', 'nominal', 'realized'), lines)}"
-
-
-def _cost_table(rows: Sequence[Row]) -> str:
-    base = escape(rows[0].baseline)
-    lines = [
-        (
-            escape(row.condition),
-            f"{row.seconds:.1f}",
-            f"{row.seconds / row.config.epochs:.2f}",
-            _number(row.seconds_ratio),
-            f"{row.memory / 1e6:.0f}",
-            _number(row.memory_ratio),
-        )
-        for row in rows
-        if row.seconds is not None and row.memory is not None
-    ]
-    names = ("condition", "s a run", "s an epoch", f"ratio to {base}", "MB", f"ratio to {base}")
-    return _table(names, lines)
-
-
-def _cost_note(record: StudyRecord) -> str:
-    return (
-        "Means over the seeds; ratios are over those that have a finished run of "
-        f"{escape(record.baseline)}, too. Unlike the rest of this report, these numbers depend on "
-        "what else the machine did. Memory is the most that a process held at a time, all that it "
-        "had loaded included; on a GPU, that torch allocated there."
+    note = (
+        "Means over seeds, epochs and sites: the rate asked for, and the share dropped or changed."
     )
+    return f"{note}\n\n{markdown(('condition', 'nominal', 'realized'), lines)}"
 
 
 def _absent(rows: Sequence[Row]) -> list[str]:
@@ -212,14 +221,5 @@ def _reason(run: Run) -> str:
     return f"failed: {escape(error)}" if run.status == "failed" else "not run, or not to the end"
 
 
-def _picture(name: str, pictures: Sequence[str]) -> list[str]:
-    return [f"![{name}]({name}.png)", CAPTIONS[name]] if name in pictures else []
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
-
-
-def _table(names: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
-    rows = [names, ["---"] + ["---:" for _ in names[1:]], *lines]
-    return "\n".join("| " + " | ".join(str(cell) for cell in row) + " |" for row in rows)
+def _picture(name: str, pictures: Sequence[str], more: str = "") -> list[str]:
+    return [f"![{name}]({name}.png)", CAPTIONS[name] + more] if name in pictures else []

@@ -4,5 +4,5 @@
 - `summary`: a row for each condition
 - `findings`: rows in sentences; `tables`: in Markdown, CSV and for the terminal
 - `plots`: the pictures, of `plot_scores`, `plot_factors` and `plot_curves` in one `plot_style`
-- `setting`: what was run
+- `setting`: what was run; `cost`: what it took
 """

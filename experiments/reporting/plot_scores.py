@@ -13,11 +13,13 @@ from experiments.reporting.summary import Row, Score
 
 BETTER, WORSE, UNCLEAR = "#0072B2", "#D55E00", "#555555"
 SPREAD = 0.22  # of the seeds, in lines
+WIDTH = 80  # of all panels, in letters
 
 
 def plot_scores(rows: Sequence[Row], split: str) -> Figure:
     """Accuracies on the left, and on the right their differences to the baseline."""
     figure, places = _figure(rows)
+    what = f"minus {rows[0].baseline}, percentage points"
     scores, differences = figure.subplots(1, 2, sharey=True)
     for row, place in zip(rows, places, strict=True):
         _draw_score(scores, row.scores[split], place)
@@ -25,21 +27,24 @@ def plot_scores(rows: Sequence[Row], split: str) -> Figure:
             scores.axvline(100 * row.scores[split].mean, zorder=1, **BASELINE)
     scores.set_xlabel(f"{split} accuracy, %")
     _draw_differences(differences, rows, split, places)
+    differences.set_xlabel(wrapped(what, WIDTH // 2))
     _label_lines([scores, differences], rows, places)
-    _explain(figure)
+    _explain(figure, rows, [split])
     return figure
 
 
 def plot_differences(rows: Sequence[Row], splits: Sequence[str]) -> Figure:
     """The differences to the baseline, a panel for each split."""
     others = [row for row in rows if not row.is_baseline]
+    what = f"minus {rows[0].baseline}, percentage points"
     figure, places = _figure(others)
     panels = figure.subplots(1, len(splits), sharey=True, squeeze=False)[0]
     for axes, split in zip(panels, splits, strict=True):
         _draw_differences(axes, rows, split, places)
         axes.set_title(plain(split))
+        axes.set_xlabel(wrapped(what, WIDTH // len(splits)))
     _label_lines(panels, others, places)
-    _explain(figure)
+    _explain(figure, rows, splits)
     return figure
 
 
@@ -74,7 +79,6 @@ def _draw_score(axes: Axes, score: Score, place: float) -> None:
 def _draw_differences(axes: Axes, rows: Sequence[Row], split: str, places: Sequence[float]) -> None:
     """One line for each row that has a place; the baseline may have none."""
     axes.axvline(0, zorder=1, **BASELINE)
-    axes.set_xlabel(f"minus {plain(rows[0].baseline)}, percentage points")
     base = next(row.scores[split].values for row in rows if row.is_baseline)
     with_place = rows if len(rows) == len(places) else [r for r in rows if not r.is_baseline]
     for row, place in zip(with_place, places, strict=True):
@@ -105,12 +109,15 @@ def _diamond(color: str) -> dict[str, object]:
     return {"color": color, "markerfacecolor": face, "markersize": 5.5, "markeredgewidth": 1.4}
 
 
-def _explain(figure: Figure) -> None:
-    texts = {
-        UNCLEAR: "mean, 95 % interval",
-        BETTER: "higher (Holm p < .05)",
-        WORSE: "lower (Holm p < .05)",
-    }
+def _explain(figure: Figure, rows: Sequence[Row], splits: Sequence[str]) -> None:
+    """Say what the marks are; intervals and colors, only where there can be some."""
+    scores = [row.scores[split] for row in rows for split in splits]
+    tested = any(score.difference and score.difference.p is not None for score in scores)
+    texts = {UNCLEAR: "mean"}
+    if any(score.interval for score in scores) or tested:
+        texts = {UNCLEAR: "mean, 95 % interval"}
+    if tested:
+        texts |= {BETTER: "higher (Holm p < .05)", WORSE: "lower (Holm p < .05)"}
     seed = Line2D([], [], marker="o", linestyle="", color="#bbbbbb", markersize=3.5, label="a seed")
     means = [
         Line2D([], [], marker="D", lw=1.8, label=text, **_diamond(color))  # type: ignore[arg-type]

@@ -22,15 +22,15 @@ def setting(record: StudyRecord, rows: Sequence[Row]) -> list[str]:
     shown.pop("seed", None)
     block = "\n".join(_flow({name: value}) for name, value in shown.items())
     changes = [
-        f"- {escape(row.condition)}: {_changes(row.config, base.config)}"
+        f"- **{escape(row.condition)}**: {_changes(row.config, base.config)}"
         for row in rows
         if row is not base
     ]
     seeds = ", ".join(str(seed) for seed in record.seeds)
     return [
         f"Seeds: {seeds}, the same for every condition; a seed decides split, label noise, initial "
-        f"weights, order, augmentation and masks. {escape(base.condition)} has these settings, and "
-        "the defaults of `Config` otherwise:",
+        f"weights, order, augmentation and masks. The baseline, *{escape(base.condition)}*, has "
+        "these settings, and the defaults of `Config` otherwise:",
         f"```yaml\n{block or '{}'}\n```",
         *(["The conditions change:", "\n".join(changes)] if changes else []),
         f"```bash\n{record.command}\n```",

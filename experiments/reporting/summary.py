@@ -48,7 +48,7 @@ class Row:
         runs: all of them, also those that have no result.
         scores: test split -> its score.
         nominal: the rate asked for, mean over seeds, epochs and sites; None without one.
-        realized: the share dropped, likewise.
+        realized: the share dropped (Disout: changed), likewise.
         seconds: of a run, on average; None if no run is finished.
         memory: of a run, on average, in bytes.
         seconds_ratio: seconds over those of the baseline, of the seeds that both have.
@@ -167,7 +167,7 @@ def is_replica(row: Row, base: Row) -> bool:
 
 
 def drops(site: str) -> bool:
-    """Whether a site's rate is a share dropped, which bounds and strengths are not.
+    """Whether a site's rate is a share dropped or changed, which bounds and strengths are not.
 
     Example:
         >>> drops("layer4.0/DropBlock2d"), drops("layer4.0/ClipGradNorm#2")

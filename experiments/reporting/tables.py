@@ -14,6 +14,22 @@ from experiments.reporting.statistics import Difference
 from experiments.reporting.summary import Row, Score, mean_rates
 
 
+def one_line(text: str) -> str:
+    r"""A name in one line: a newline is a blank.
+
+    Example:
+        >>> one_line("linear\nrising")
+        'linear rising'
+    """
+    return " ".join(text.split())
+
+
+def markdown(names: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
+    """A table in Markdown, of cells that are Markdown; the first column is of names."""
+    rows = [names, ["---"] + ["---:" for _ in names[1:]], *lines]
+    return "\n".join("| " + " | ".join(str(cell) for cell in row) + " |" for row in rows)
+
+
 def p_text(p: float) -> str:
     """A p-value as text, never rounded over .05.
 
@@ -42,7 +58,7 @@ def difference_text(difference: Difference | None) -> str:
     if difference is None or difference.mean is None:
         return ""
     if difference.verdict == "identical":
-        return "identical"
+        return "same scores"
     text = f"{100 * difference.mean:+.2f}"
     if difference.verdict == "constant":
         text += " (constant)"
@@ -60,7 +76,7 @@ def holm_text(difference: Difference | None) -> str:
 def table(rows: Sequence[Row], split: str = "clean") -> Table:
     """The rows as text: accuracies in percent, differences in percentage points, seconds a run."""
     view = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
-    baseline = rows[0].baseline if rows else "baseline"
+    baseline = one_line(rows[0].baseline) if rows else "baseline"
     view.add_column("condition", overflow="fold")
     view.add_column("n", justify="right")
     view.add_column("accuracy, %", no_wrap=True)
@@ -72,7 +88,7 @@ def table(rows: Sequence[Row], split: str = "clean") -> Table:
         score = row.scores.get(split)
         found = None if score is None else score.difference
         view.add_row(
-            Text(row.condition),  # not markup: names may have brackets
+            Text(one_line(row.condition)),  # not markup: names may have brackets
             str(row.n),
             "" if score is None else accuracy_text(score),
             Text(difference_text(found)),

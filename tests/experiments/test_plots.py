@@ -22,8 +22,8 @@ from tests.experiments.synthetic import failed, make_record, make_run, make_stud
 LONG = "DropBlock2d on every block of layer2 and layer3, block size {}, linear from 0 to .{}"
 
 
-def rows_of(runs):
-    return summarize(make_record(runs), runs)
+def rows_of(runs, **record):
+    return summarize(make_record(runs, **record), runs)
 
 
 def score(condition, seed):
@@ -161,6 +161,46 @@ def test_no_text_covers_another_or_leaves_the_picture(kind, name, monkeypatch):
         overlap = min(box.x1, second.x1) - max(box.x0, second.x0)
         if overlap > 1 and min(box.y1, second.y1) - max(box.y0, second.y0) > 1:
             raise AssertionError(f"{text!r} and {other!r} cover one another")
+
+
+@pytest.mark.parametrize("name", ["scores", "differences"])
+def test_a_long_name_of_the_baseline_covers_nothing(name, monkeypatch):
+    names = [LONG.format(number, number) for number in range(2)]
+    found = texts_of(FIGURES[name](rows_of(runs_of(names), baseline=names[0])), monkeypatch)
+    labels = [box for text, box in found if text.startswith("minus")]
+    for one, other in combinations(labels, 2):
+        assert one.x1 < other.x0 or other.x1 < one.x0
+    if name == "scores":
+        [left] = [box for text, box in found if text.startswith("clean")]
+        assert left.x1 < labels[0].x0
+
+
+def test_the_baseline_of_a_grid_is_a_point_and_a_line():
+    rows = rows_of(grid(second=("all",)), baseline="0.2, all")
+    [axes] = plot_factors(rows).axes
+    [dashed] = lines_of(axes, linestyle="--")
+    means = {row.condition: 100 * row.scores["clean"].mean for row in rows}
+    assert (dashed.get_label(), dashed.get_ydata()[0]) == ("0.2, all", means["0.2, all"])
+    [series] = lines_of(axes, linestyle="-", marker="o")
+    assert list(series.get_ydata())[1] == means["0.2, all"]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "words"),
+    [
+        ((1, 2), {"a seed", "mean"}),
+        (
+            (1, 2, 3),
+            {"a seed", "mean, 95 % interval", "higher (Holm p < .05)", "lower (Holm p < .05)"},
+        ),
+    ],
+)
+def test_the_legend_explains_only_what_there_can_be(seeds, words):
+    runs = [
+        make_run(name, seed, seed ** len(name) / 99) for name in ("none", "a") for seed in seeds
+    ]
+    [legend] = plot_scores(rows_of(runs), "clean").legends
+    assert {text.get_text() for text in legend.get_texts()} == words
 
 
 def test_scores_show_every_seed_mean_interval_and_baseline():

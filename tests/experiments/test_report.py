@@ -14,11 +14,13 @@ from rich.console import Console
 
 from experiments import report
 from experiments.report import make_report, write_report
+from experiments.reporting.cost import most_at_once
 from experiments.reporting.findings import answer, check, finding, overview
 from experiments.reporting.statistics import paired_difference
 from experiments.reporting.summary import is_replica, mean_rates, summarize
 from experiments.reporting.tables import p_text, table, write_runs, write_summary
 from tests.experiments.synthetic import (
+    CONFIG,
     ENVIRONMENT,
     diverged,
     epochs,
@@ -166,9 +168,9 @@ def test_table_of_one_seed_has_no_spread():
     assert "+12.50" in lines
 
 
-def test_table_says_identical_and_constant():
+def test_table_says_same_and_constant():
     lines = text(make_study(none=[0.5, 0.6, 0.7], same=[0.5, 0.6, 0.7], more=[0.6, 0.7, 0.8]))
-    assert "identical" in lines
+    assert "same scores" in lines
     assert "+10.00 (constant)" in lines
 
 
@@ -199,7 +201,7 @@ FINDINGS = {
     ),
     "lower": ([0.40, 0.48, 0.41], r"-12.00 points [-16.97, -7.03], Holm p .0091: lower than none"),
     "not shown": ([0.60, 0.60, 0.50], r"+1.67 points [-17.31, +20.64], Holm p .74: no difference"),
-    "identical": ([0.50, 0.60, 0.55], "identical to none (3 seeds)."),
+    "identical": ([0.50, 0.60, 0.55], "the same scores as none (3 seeds)."),
     "constant": ([0.55, 0.65, 0.60], "+5.00 points with each of 3 seeds; without any spread"),
     "too few": ([None, 0.70, None], "+10.00 points over 1 seed: too few for an interval"),
     "no pairs": ([None] * 3, "no finished run has a seed in common with one of none."),
@@ -221,12 +223,12 @@ def test_overview_groups_conditions_by_what_is_shown():
     up, down, same = [0.60, 0.72, 0.69], [0.40, 0.48, 0.41], [0.50, 0.60, 0.55]
     rows = rows_of(make_study(none=same, a=up, b=down, c=same, d=up))
     said = overview(rows, "clean")
-    assert (
-        said
-        == "**Higher than none:** *a*; *d*. **Lower than none:** *b*. **Identical to none:** *c*."
+    assert said == (
+        "**Higher than none:** *a*; *d*. **Lower than none:** *b*. "
+        "**The same scores as none:** *c*."
     )
     many = rows_of(make_study(none=same, **dict.fromkeys("abcde", same)))
-    assert overview(many, "clean") == "**Identical to none:** 5 conditions."
+    assert overview(many, "clean") == "**The same scores as none:** 5 conditions."
 
 
 def test_the_a_a_row_is_a_check_not_a_finding():
@@ -256,7 +258,70 @@ def test_an_a_a_row_that_passes_for_a_difference_is_a_false_alarm():
     assert "false alarm" in said
     assert "Holm p .0091" in said
     assert "can be chance" not in said
-    assert answer(rows_of(runs))[0] == "Nothing is compared."
+    assert said.startswith(
+        "**Warning: a false alarm.** A/A differs from none only in its `replica`"
+    )
+    assert answer(rows_of(runs)) == [said, "Nothing is compared."]
+
+
+@pytest.mark.parametrize(
+    ("values", "end"),
+    [
+        ([0.51], "+1.00 points over 1 seed: too few seeds to test."),
+        ([0.51, 0.62], "+1.50 points over 2 seeds: too few seeds to test."),
+        ([0.51, 0.61, 0.56], "+1.00 points with each of 3 seeds; without any spread, no test."),
+        ([0.50, 0.60, 0.55], "masks), and its scores are the same."),
+        ([], "masks); no pair of its runs is finished."),
+    ],
+)
+def test_an_a_a_row_that_was_not_tested_is_not_said_to_be(values, end):
+    runs = make_study(none=[0.50, 0.60, 0.55])
+    runs += [make_run("A/A", i + 1, value, fields={"replica": 1}) for i, value in enumerate(values)]
+    if not values:
+        runs.append(replace(failed("A/A", 1), config=replace(CONFIG, seed=1, replica=1)))
+    assert check(rows_of(runs)[1], "clean").endswith(end)
+
+
+def schedules(a_a=(0.51, 0.59, 0.56), splits=("clean",)):
+    """A study of schedules, whose baseline is one of them."""
+    names = {
+        "linear": ({"spec": {"layer4": {"DropBlock2d": {"p": 0.4}}}}, (0.60, 0.72, 0.69)),
+        "fixed": ({"spec": SPEC}, (0.50, 0.60, 0.55)),
+        "none": ({}, (0.40, 0.48, 0.41)),
+        "fixed again": ({"spec": SPEC, "replica": 1}, a_a),
+    }
+    return [
+        make_run(name, seed, dict.fromkeys(splits, value), fields=fields, factors=factors)
+        for name, (fields, values) in names.items()
+        for factors in [{} if name in ("none", "fixed again") else {"schedule": name}]
+        for seed, value in enumerate(values, start=1)
+    ]
+
+
+def test_a_baseline_that_is_not_none_is_named_throughout():
+    document = markdown(schedules(), baseline="fixed")
+    found = section(document, "Answer")
+    assert "**Higher than fixed:** *linear*. **Lower than fixed:** *none*." in found
+    assert "lower than fixed.\n\n**Check.** fixed again differs from fixed only in its" in found
+    assert "- **fixed again**" not in found
+    assert "| condition | n | accuracy, % | minus fixed [95 %] | Holm p |" in document
+    assert "The baseline, *fixed*, has these settings" in document
+    assert "- **none**: `spec: null`" in document
+    assert "ratio to fixed" in section(document, "Cost")
+    assert "There is no A/A condition, which would differ from fixed only" in markdown(
+        schedules()[:9], baseline="fixed"
+    )
+
+
+def test_a_false_alarm_comes_first_on_every_split():
+    runs = schedules((0.60, 0.72, 0.69), splits=("clean", "noisy"))
+    document = markdown(runs, baseline="fixed")
+    for title in ("Answer", "Noisy"):
+        found = section(document, title).strip()
+        assert found.startswith("**Warning: a false alarm.** fixed again differs from fixed only")
+        assert "which passes for a difference (Holm p .027) though there is none." in found
+        assert found.index("Warning") < found.index("**Higher than fixed:** *linear*.")
+    assert "Warning" not in markdown(schedules(splits=("clean", "noisy")), baseline="fixed")
 
 
 def test_report_names_runs_that_do_not_count():
@@ -294,16 +359,50 @@ def test_report_says_after_how_many_epochs():
 
 
 def test_report_says_what_is_corrected():
-    document = markdown(make_study(none=[0.5] * 3, a=[0.6] * 3, b=[0.7] * 3))
+    document = markdown(make_study(none=[0.5] * 3, a=[0.6] * 3, b=[0.7, 0.8, 0.8]))
     assert "corrected after Holm over the 2 comparisons of this table" in document
     assert "the intervals are not corrected" in document
+
+
+def test_report_explains_no_test_where_there_is_none():
+    few = markdown(make_study(none=[0.5, 0.6], a=[0.6, 0.8], b=[0.7, 0.6]), ["scores", "factors"])
+    reading = section(few, "Clean accuracy")
+    assert "with fewer than three pairs, there is no interval and no test." in reading
+    for word in ("corrected", "two-sided", "tested", "Intervals"):
+        assert word not in reading
+    single = section(markdown(make_study(none=[0.5], a=[0.6])), "Clean accuracy")
+    assert "Each is of one seed." in single
+    assert "±" not in single
+    alone = section(markdown(make_study(none=[0.5, 0.6, 0.7])), "Clean accuracy")
+    assert alone.endswith("\n\nMeans ± standard deviations over n seeds.\n")
+    same = section(markdown(make_study(none=[0.5] * 3, a=[0.6] * 3)), "Clean accuracy")
+    assert "where they have no spread, or fewer than three pairs, there is no test." in same
+    pair = markdown(make_study(none=[0.5, 0.6, 0.55], a=[0.6, 0.72, 0.69]), ["scores"])
+    assert "p is that of the two-sided test; the intervals are not corrected" in pair
+    assert "Intervals have 95 %" in pair
+    assert "comparison" not in section(pair, "Clean accuracy")
+
+
+def test_robustness_tables_are_corrected_only_where_there_is_something_to_correct():
+    for seeds, names, corrected in ((3, "ab", True), (2, "ab", False), (3, "a", False)):
+        runs = [
+            make_run(name, seed, dict.fromkeys(("clean", "noisy"), (seed + len(name)) ** 2 / 100))
+            for name in ("none", *names)
+            for seed in range(seeds)
+        ]
+        assert ("each table is corrected for itself" in markdown(runs)) == corrected
+
+
+def test_the_realized_rate_is_of_what_is_dropped_or_changed():
+    rates = section(markdown([make_run("none", 1), make_run("a", 1, rates=(0.1,) * 3)]), "Rates")
+    assert "and the share dropped or changed." in rates
 
 
 def test_report_shows_the_configs():
     runs = [make_run("none", 1), make_run("drop", 1, fields={"spec": SPEC, "epochs": 2})]
     setting = section(markdown(runs), "What was run")
     assert "```yaml\nepochs: 3\naccelerator: cpu\n```" in setting
-    assert "- drop: `spec: {'layer[34].*': {DropBlock2d: {p: 0.5}}}, epochs: 2`" in setting
+    assert "- **drop**: `spec: {'layer[34].*': {DropBlock2d: {p: 0.5}}}, epochs: 2`" in setting
     assert "Seeds: 1, the same" in setting
     assert "torch 2.15.0" in setting
     assert "commit: 0123abc\n" in setting
@@ -340,6 +439,47 @@ def test_report_escapes_names():
     assert r"layer\[34].\* \| a\_b" in document
     rows = [line for line in document.splitlines() if line.startswith(r"| layer")]
     assert all(len(re.findall(r"(?<!\\)\|", line)) in (6, 7) for line in rows)
+
+
+NAMES = ["a | b", "two\nlines", "*x* __y__ ~~z~~", "$a$ &amp; `c`", "<b>\\", "![i](j)"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_does_not_break_the_document(name):
+    runs = [make_run("none", 1), make_run(name, 1, 0.6, rates=(0.1, 0.2, 0.3)), failed(name, 2)]
+    for baseline in ("none", name):
+        document = markdown(runs, baseline=baseline)
+        plain = markdown(
+            [replace(run, condition={name: "drop"}.get(run.condition, "none")) for run in runs],
+            baseline="drop" if baseline == name else "none",
+        )
+        shapes = [
+            [len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) for line in one.splitlines()]
+            for one in (document, plain)
+        ]
+        assert shapes[0] == shapes[1]  # as many lines and cells as with a plain name
+        assert not re.search(r"(?<!\\)(~~|\$|&amp|!\[i)", document.replace("!\\[i", ""))
+    assert "two\nlines" not in text(runs)
+
+
+def test_runs_at_once_are_counted_where_their_times_are_known():
+    def begun(name, seed, second, *, seconds=10.5, host="a"):
+        attempts = [{"started": f"2026-01-01T00:00:{second:02}+00:00", "host": host}]
+        run = make_run(name, seed, environment={**ENVIRONMENT, "attempts": attempts})
+        return replace(run, result=replace(run.result, seconds=seconds))
+
+    serial = [begun("none", 1, 0), begun("none", 2, 10), begun("drop", 1, 21)]
+    assert most_at_once(serial) == 1
+    assert "at most 1 run of this study was at work at once" in markdown(serial)
+    assert most_at_once([*serial, begun("drop", 2, 5)]) == 2
+    assert most_at_once([*serial, begun("drop", 2, 5, host="b")]) == 1
+    assert most_at_once([*serial, missing("drop", 2)]) == 1
+    assert most_at_once([*serial, failed("drop", 2)]) is None
+    twice = begun("drop", 2, 5)
+    twice.environment["attempts"] *= 2
+    assert most_at_once([*serial, twice]) is None
+    assert "at once" not in markdown([*serial, twice])
+    assert "at once" not in markdown([make_run("none", 1)])
 
 
 def test_csv_has_a_line_per_run(tmp_path):
@@ -392,6 +532,17 @@ def test_write_report_writes_all_its_files(study, tmp_path):
     linked = set(re.findall(r"\]\((\w+\.png)\)", path.read_text(encoding="utf-8")))
     assert linked == pictures
     assert write_report(tmp_path, tmp_path / "other").parent == tmp_path / "other"
+
+
+def test_pictures_of_an_earlier_state_are_removed(study, tmp_path):
+    study([make_run("none", 1), make_run("drop", 1, rates=(0.1, 0.2, 0.3))])
+    folder = write_report(tmp_path).parent
+    assert (folder / "rates.png").exists()
+    (folder / "mine.png").touch()
+    study([make_run("none", 1), make_run("drop", 1)])
+    write_report(tmp_path)
+    left = {path.name for path in folder.glob("*.png")}
+    assert left == {"scores.png", "learning.png", "mine.png"}
 
 
 def test_a_report_that_cannot_be_made_leaves_the_old_one(study, tmp_path, monkeypatch):
