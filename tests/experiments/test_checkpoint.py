@@ -55,7 +55,7 @@ def tensors(state, prefix=""):
     ],
     ids=["dropblock", "mixup, average", "augmentation, adamw", "gradients", "drop path"],
 )
-@pytest.mark.parametrize("batches", [1, 4])
+@pytest.mark.parametrize("batches", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_resumed_in_the_middle_of_an_epoch_equals_uninterrupted(tmp_path, fields, batches):
     config = replace(TINY, **fields)
     whole = train(config, out=tmp_path / "whole")

@@ -64,6 +64,7 @@ def drive(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_two_processes_train_and_leave_one_checkpoint(tmp_path):
     options = [word for name, value in OPTIONS.items() for word in (f"--{name}", value)]
     printed = torchrun(ROOT / "scripts" / "train.py", *options, "--out", tmp_path / "out")

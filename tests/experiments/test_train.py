@@ -37,7 +37,7 @@ class Inputs:
         self.weights: list[Tensor] = []
 
     def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        if isinstance(module, ResNet) and module.training:
+        if isinstance(module, ResNet) and module.training and args[0].any():  # no trial
             self.weights = self.weights or [p.detach().clone() for p in module.parameters()]
             self.batches.append(args[0].clone())
 

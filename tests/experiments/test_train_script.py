@@ -119,7 +119,14 @@ def test_help_is_of_the_docstrings(call, capsys):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="sends signals")
-@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 75), ("SIGUSR1", 75), ("SIGINT", 130)])
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        ("SIGTERM", 75),
+        pytest.param("SIGUSR1", 75, marks=pytest.mark.slow),
+        pytest.param("SIGINT", 130, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_leaves_a_checkpoint_to_go_on_from(tmp_path, name, status):
     command = [sys.executable, str(SCRIPT), *TINY, "--epochs", "100000", "--out", str(tmp_path)]
     with subprocess.Popen(
