@@ -26,7 +26,7 @@ class Log:
         self._path = out / "metrics.jsonl" if out else None
         self._writer = None
         if self._path:
-            text = "".join(_line(epoch) for epoch in epochs)
+            text = "".join(line(epoch) for epoch in epochs)
             write_atomically(self._path, lambda part: part.write_text(text, encoding="utf-8"))
         if out and tensorboard:
             from torch.utils.tensorboard import SummaryWriter  # takes a second to import
@@ -37,7 +37,7 @@ class Log:
         """Write what happened in an epoch."""
         if self._path:
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(_line(epoch))
+                file.write(line(epoch))
         if self._writer:
             for name in ("loss", "accuracy", "lr", "grad_norm", "grad_norm_clipped"):
                 value = getattr(epoch, name)
@@ -62,7 +62,7 @@ def read_metrics(path: Path) -> list[Epoch]:
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-        epochs = [Epoch(**json.loads(line)) for line in lines]
+        epochs = [Epoch(**json.loads(text)) for text in lines]
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path} has a line that is not an epoch's: {error}") from error
     if [epoch.epoch for epoch in epochs] != list(range(len(epochs))):
@@ -70,5 +70,6 @@ def read_metrics(path: Path) -> list[Epoch]:
     return epochs
 
 
-def _line(epoch: Epoch) -> str:
+def line(epoch: Epoch) -> str:
+    """An epoch as it stands in `metrics.jsonl`."""
     return json.dumps(asdict(epoch)) + "\n"

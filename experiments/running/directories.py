@@ -26,7 +26,7 @@ import yaml
 
 from experiments.checkpoint import write_atomically
 from experiments.config import Config, Epoch, Result, make_config, run_hash
-from experiments.log import read_metrics
+from experiments.log import line, read_metrics
 
 SEALED = ("config.yaml", "metrics.jsonl", "result.json")
 FILES = (*SEALED, "checkpoint.pt", "done.json")  # that only a run that was begun has
@@ -92,8 +92,8 @@ def _is_draft(name: str) -> bool:
 def seal(directory: Path, run: str, result: Result) -> None:
     """Mark the run, named by its hash, as finished."""
     plain = asdict(result)
-    epochs = plain.pop("epochs")
-    lines = "".join(json.dumps(epoch) + "\n" for epoch in epochs)
+    del plain["epochs"]
+    lines = "".join(map(line, result.epochs))
     if _epochs_text(directory) != lines:  # a holder that lost its claim may have added a line
         write_text(directory / "metrics.jsonl", lines)
     with open(directory / "metrics.jsonl", "rb") as file:
@@ -106,7 +106,7 @@ def seal(directory: Path, run: str, result: Result) -> None:
 
 def _epochs_text(directory: Path) -> str | None:
     try:
-        return "".join(json.dumps(asdict(epoch)) + "\n" for epoch in read_epochs(directory))
+        return "".join(map(line, read_epochs(directory)))
     except (OSError, Damaged):
         return None
 
