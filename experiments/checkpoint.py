@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,12 +46,23 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         write(part)
-        _flush(part)
+        flush(part)
         os.replace(part, path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-    _flush(path.parent)
+    flush(path.parent)
+
+
+def flush(path: Path) -> None:
+    """Have the operating system write a file, or a folder's entries, to the disk."""
+    # some file systems, and Windows, have no such thing for folders
+    with suppress(OSError) if path.is_dir() else nullcontext():
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def save(training: Training, path: Path) -> None:
@@ -72,9 +84,9 @@ def save(training: Training, path: Path) -> None:
     try:
         fabric.save(part, state)  # gathers what is spread; the first process writes
         if fabric.is_global_zero:
-            _flush(part)
+            flush(part)
             os.replace(part, path)
-            _flush(path.parent)
+            flush(path.parent)
     except BaseException:
         if fabric.is_global_zero:
             part.unlink(missing_ok=True)
@@ -175,14 +187,3 @@ def _check_same(path: Path, saved: dict[str, Any], config: Config) -> None:
     ]
     if differences:
         raise AnotherRun(f"{path} is of another run: {'; '.join(differences)}")
-
-
-def _flush(path: Path) -> None:
-    """Have the operating system write a file, or a folder's entries, to the disk."""
-    if os.name != "posix" and path.is_dir():
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,29 +150,21 @@ def fill(data: Any, values: Mapping[str, Any]) -> Any:
         {'layer3': [0.5, 'p=0.5']}
 
     Raises:
-        ValueError: if two keys become the same, or a list or mapping stands inside a text.
+        ValueError: if two keys become the same, a list or mapping stands inside a text, or is to
+            be a key.
     """
-    if isinstance(data, list):
-        return [fill(value, values) for value in data]
-    if isinstance(data, dict):
-        filled = {_fill_text(key, values): fill(value, values) for key, value in data.items()}
-        if len(filled) < len(data):
-            raise ValueError(f"keys of {list(data)} become the same: {list(filled)}")
-        return filled
-    if isinstance(data, str):
-        whole = _PLACEHOLDER.fullmatch(data)
-        return values[whole[1]] if whole else _fill_text(data, values)
-    return data
 
-
-def _fill_text(text: Any, values: Mapping[str, Any]) -> Any:
     def value(match: re.Match[str]) -> str:
         found = values[match[1]]
         if isinstance(found, dict | list):
-            raise ValueError(f"{found!r} can't stand within the text {text!r}")
+            raise ValueError(f"{found!r} can't stand within the text {match.string!r}")
         return found if isinstance(found, str) else json.dumps(found)
 
-    return _PLACEHOLDER.sub(value, text) if isinstance(text, str) else text
+    def change(text: str) -> Any:
+        whole = _PLACEHOLDER.fullmatch(text)
+        return values[whole[1]] if whole else _PLACEHOLDER.sub(value, text)
+
+    return _map_texts(data, change)
 
 
 def fill_numbers(data: Any, numbers: Mapping[str, float]) -> Any:
@@ -196,17 +188,29 @@ def fill_numbers(data: Any, numbers: Mapping[str, float]) -> Any:
         rf"\$\{{\s*(?P<name>{names})\s*(?:(?P<sign>[*/])\s*(?P<factor>\d*\.?\d+)\s*)?\}}"
     )
 
-    def fill_in(data: Any) -> Any:
-        if isinstance(data, dict):
-            return {fill_in(key): fill_in(each) for key, each in data.items()}
-        if isinstance(data, list):
-            return [fill_in(each) for each in data]
-        if not isinstance(data, str):
-            return data
-        whole = pattern.fullmatch(data)
-        return value(whole) if whole else pattern.sub(lambda m: json.dumps(value(m)), data)
+    def change(text: str) -> Any:
+        whole = pattern.fullmatch(text)
+        return value(whole) if whole else pattern.sub(lambda m: json.dumps(value(m)), text)
 
-    return fill_in(data)
+    return _map_texts(data, change)
+
+
+def _map_texts(data: Any, change: Callable[[str], Any]) -> Any:
+    """Plain data with each string changed, also those that are keys."""
+    if isinstance(data, str):
+        return change(data)
+    if isinstance(data, list):
+        return [_map_texts(value, change) for value in data]
+    if not isinstance(data, dict):
+        return data
+    keys = [_map_texts(key, change) for key in data]
+    odd = [key for key in keys if isinstance(key, dict | list)]
+    if odd:
+        raise ValueError(f"{odd[0]!r} can't be a key, in {list(data)}")
+    if len(set(keys)) < len(keys):
+        raise ValueError(f"keys of {list(data)} become the same: {list(dict.fromkeys(keys))}")
+    values = (_map_texts(value, change) for value in data.values())
+    return dict(zip(keys, values, strict=True))
 
 
 def unknown(names: Iterable[object], known: list[str], what: str) -> list[str]:

@@ -24,7 +24,7 @@ from experiments.reporting.tables import (
     write_runs,
     write_summary,
 )
-from experiments.running.runs import Run, StudyRecord, read_runs
+from experiments.running.records import Run, StudyRecord, read_runs
 
 __all__ = ["make_report", "summarize", "table", "write_report"]
 

@@ -135,7 +135,10 @@ def read_study(
     if not problems and isinstance(plain, dict) and isinstance(plain.get("base"), dict | None):
         shared = {**(plain.get("base") or {}), **(base or {})}
         shared |= {} if data is None else {"data": data}
-        plain = _filled(plain, shared)
+        try:
+            plain = _filled(plain, shared)
+        except ValueError as error:
+            problems.append(str(error))
     problems += _shape_problems(plain)
     if not problems:
         problems += _data_problems(plain, data)

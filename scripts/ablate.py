@@ -20,7 +20,7 @@ from experiments.report import summarize, table, write_report
 from experiments.reporting.tables import write_runs
 from experiments.running.directories import write_json
 from experiments.running.launch import launch
-from experiments.running.runs import read_runs
+from experiments.running.records import read_runs
 from experiments.running.shards import parse_shard
 from experiments.study import read_study
 

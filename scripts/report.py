@@ -12,7 +12,7 @@ from jsonargparse import auto_cli
 from rich.console import Console
 
 from experiments.report import summarize, table, write_report
-from experiments.running.runs import read_runs
+from experiments.running.records import read_runs
 
 
 def report(run_dir: Path, out: Path | None = None) -> int:

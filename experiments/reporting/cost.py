@@ -8,7 +8,7 @@ from datetime import datetime
 from experiments.reporting.findings import counted, escape
 from experiments.reporting.summary import Row
 from experiments.reporting.tables import markdown
-from experiments.running.runs import Run
+from experiments.running.records import Run
 
 NOTE = (
     "Means over the seeds; ratios are over those that have a finished run of {}, too. Unlike the "

@@ -11,7 +11,7 @@ import yaml
 from experiments.config import Config
 from experiments.reporting.findings import escape, listed
 from experiments.reporting.summary import Row
-from experiments.running.runs import StudyRecord
+from experiments.running.records import StudyRecord
 
 
 def setting(record: StudyRecord, rows: Sequence[Row]) -> list[str]:

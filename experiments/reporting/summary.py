@@ -14,7 +14,7 @@ from dropblock_hooks import Regularizer
 from dropblock_hooks.registry import registered
 from experiments.config import Config, Result
 from experiments.reporting.statistics import Difference, compare, mean_interval
-from experiments.running.runs import Run, StudyRecord
+from experiments.running.records import Run, StudyRecord
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from experiments.checkpoint import write_atomically
+from experiments.checkpoint import flush, write_atomically
 from experiments.config import Config, Epoch, Result, make_config, run_hash
 from experiments.log import line, read_metrics
 
@@ -51,16 +51,6 @@ def write_json(path: Path, data: object) -> None:
     write_text(path, json.dumps(data, indent=1) + "\n")
 
 
-def sync_directory(path: Path) -> None:
-    """Have names that were made or changed in a directory survive a power failure."""
-    with suppress(OSError):  # some file systems have no such thing
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 def make_directory(path: Path) -> None:
     """Make it, and its parents; a file in its place is set aside."""
     if path.exists() and not path.is_dir():
@@ -70,7 +60,7 @@ def make_directory(path: Path) -> None:
             os.rename(path, aside / path.name)
         write_text(aside / "damage.txt", "it was no directory\n")
     path.mkdir(parents=True, exist_ok=True)
-    sync_directory(path.parent)
+    flush(path.parent)
 
 
 def begin(directory: Path, config: Config, environment: dict[str, Any]) -> None:
@@ -96,8 +86,7 @@ def seal(directory: Path, run: str, result: Result) -> None:
     lines = "".join(map(line, result.epochs))
     if _epochs_text(directory) != lines:  # a holder that lost its claim may have added a line
         write_text(directory / "metrics.jsonl", lines)
-    with open(directory / "metrics.jsonl", "rb") as file:
-        os.fsync(file.fileno())
+    flush(directory / "metrics.jsonl")
     write_json(directory / "result.json", plain)
     digests = {name: digest(directory / name) for name in SEALED}
     (directory / "error.json").unlink(missing_ok=True)  # first: no kill leaves it beside done.json
@@ -186,6 +175,11 @@ def read_error(directory: Path) -> dict[str, Any] | None:
     return read_mapping(directory / "error.json") or None
 
 
+def describe(error: dict[str, Any]) -> str:
+    """A recorded error in words."""
+    return f"{error.get('type')}: {error.get('message')}"
+
+
 def read_mapping(path: Path) -> dict[str, Any]:
     """What a JSON file says; empty if there is none that can be read."""
     try:
@@ -224,7 +218,7 @@ def set_aside(directory: Path, reason: str) -> Path:
         stray = _is_draft(name) and (directory / name).is_dir()
         if stray or (name not in CLAIMS and not name.startswith(".")):
             shutil.move(directory / name, aside / name)
-    sync_directory(directory)
+    flush(directory)
     return aside
 
 

@@ -13,8 +13,9 @@ from experiments.config import Config, Runtime
 from experiments.running.backends import Backend, workers
 from experiments.running.claims import Kind, agree
 from experiments.running.progress import Shown, shown
+from experiments.running.records import look
 from experiments.running.rounds import Job, Rounds, known_failure
-from experiments.running.runs import Terms, look
+from experiments.running.runs import Terms
 from experiments.running.signals import caught
 from experiments.study import Study
 

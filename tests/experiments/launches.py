@@ -15,7 +15,7 @@ from typing import Any
 from experiments.config import Config, Result, Runtime
 from experiments.running.directories import write_json
 from experiments.running.launch import launch
-from experiments.running.runs import read_runs
+from experiments.running.records import read_runs
 from experiments.study import Study
 
 MODEL = {"layers": [1, 1, 1, 1], "channels": [8, 8, 8, 8]}

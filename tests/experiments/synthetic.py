@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from experiments.config import Config, Epoch, Result
-from experiments.running.runs import Run, StudyRecord
+from experiments.running.records import Run, StudyRecord
 
 CONFIG = Config(epochs=3, accelerator="cpu")
 ENVIRONMENT = {

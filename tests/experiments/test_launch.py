@@ -19,8 +19,9 @@ from experiments.running import launch as launches
 from experiments.running.backends import Unreachable, WorkersDied
 from experiments.running.environment import commit
 from experiments.running.launch import launch
+from experiments.running.records import read_runs
 from experiments.running.rounds import DEATHS, IDLE, WorkersUseless
-from experiments.running.runs import Unwritable, execute, read_runs
+from experiments.running.runs import Unwritable, execute
 from experiments.running.shards import parse_shard
 from tests.experiments.launches import (
     DROP,

@@ -18,7 +18,8 @@ from experiments.config import Runtime, make_config, resolve, run_hash
 from experiments.running import claims, directories, runs
 from experiments.running.claims import Claim, ClaimLost, agree
 from experiments.running.directories import Damaged, read_result
-from experiments.running.runs import Outcome, Terms, Unwritable, execute, look
+from experiments.running.records import look
+from experiments.running.runs import Outcome, Terms, Unwritable, execute
 from tests.experiments.launches import DROP, OFTEN, TINY, kill, timeless, until, wait
 
 ONE = replace(TINY, epochs=1)
