@@ -1,0 +1,129 @@
+"""A study and its runs, read back from their directories."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from experiments.config import Config, Result, make_config
+from experiments.running.directories import (
+    Damaged,
+    describe,
+    read_environment,
+    read_error,
+    read_result,
+)
+
+Status = Literal["finished", "diverged", "failed", "missing"]
+
+
+@dataclass(frozen=True)
+class StudyRecord:
+    """A study as its directory records it.
+
+    Args:
+        name: of its file, without the suffix.
+        question: that it asks.
+        command: that launched it last.
+        baseline: the condition that the others are compared to.
+        seeds: of every condition.
+        conditions: name -> its factors (factor -> name of its level), in the file's order.
+    """
+
+    name: str
+    question: str
+    command: str
+    baseline: str
+    seeds: tuple[int, ...]
+    conditions: dict[str, dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a study, whatever came of it.
+
+    Args:
+        condition: its name.
+        factors: factor -> name of its level; {} for a condition of its own.
+        seed: of the run.
+        config: all that decides its result.
+        status: finished, diverged, failed or missing (not run, or not to the end).
+        result: of a finished or diverged run.
+        environment: versions, commit, host and attempts; {} if it was never begun.
+        error: of a failed run, in words.
+    """
+
+    condition: str
+    factors: dict[str, str]
+    seed: int
+    config: Config
+    status: Status
+    result: Result | None
+    environment: dict[str, Any]
+    error: str | None
+
+
+def read_runs(directory: Path) -> tuple[StudyRecord, list[Run]]:
+    """A study and its runs, seed by seed.
+
+    Raises:
+        ValueError: if the directory holds no study that can be read.
+    """
+    path = directory / "study.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        record = StudyRecord(
+            data["name"],
+            data["question"],
+            data["command"],
+            data["baseline"],
+            tuple(data["seeds"]),
+            {name: condition["factors"] for name, condition in data["conditions"].items()},
+        )
+        _check(record)
+        planned = [
+            (
+                directory / condition["runs"][str(seed)],
+                name,
+                replace(make_config(condition["config"]), seed=seed),
+            )
+            for seed in record.seeds
+            for name, condition in data["conditions"].items()
+        ]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = error if isinstance(error, ValueError) else repr(error)
+        raise ValueError(f"{path} is not the record of a study: {reason}") from error
+    return record, [_read_run(*plan, record.conditions[plan[1]]) for plan in planned]
+
+
+def _check(record: StudyRecord) -> None:
+    """Raise ValueError if a field is of another type than a study's."""
+    for name in ("name", "question", "command", "baseline"):
+        value = getattr(record, name)
+        if not isinstance(value, str):
+            raise ValueError(f"{name} must be text, got {value!r}")
+    if any(type(seed) is not int for seed in record.seeds):
+        raise ValueError(f"seeds must be whole numbers, got {list(record.seeds)}")
+    for name, factors in record.conditions.items():
+        if not isinstance(factors, dict) or any(type(f) is not str for f in factors.values()):
+            raise ValueError(f"conditions.{name}.factors must map names to names, got {factors!r}")
+
+
+def _read_run(directory: Path, name: str, config: Config, factors: dict[str, str]) -> Run:
+    status, result, error = look(directory)
+    environment = read_environment(directory)
+    return Run(name, factors, config.seed, config, status, result, environment, error)
+
+
+def look(directory: Path) -> tuple[Status, Result | None, str | None]:
+    """What came of a run of a study, whose directory its hash names: status, result, error."""
+    try:
+        result = read_result(directory, directory.name)
+    except Damaged:
+        return "missing", None, None
+    if result is not None:
+        return result.status, result, None
+    error = read_error(directory)
+    return ("missing", None, None) if error is None else ("failed", None, describe(error))
