@@ -136,6 +136,15 @@ def test_every_regularizer_is_here():
 
 
 QUICK = ("Dropout2d", "DropBlock2d", "ClampGrad")
+# blocks take seconds to trace: plain pytest traces the two that are most used
+LONG = [case for case in CASES if case.startswith(("DropBlock", "Disout"))]
+LONG = [case for case in LONG if case not in ("DropBlock2d", "Disout-shared")]
+
+
+def long_ones_slow(cases):
+    return [pytest.param(case, marks=pytest.mark.slow if case in LONG else ()) for case in cases]
+
+
 AT_OUTPUT = [
     pytest.param(case, "output", marks=() if case in QUICK else pytest.mark.slow) for case in CASES
 ]
@@ -185,7 +194,7 @@ def test_inductor(case):
     assert attached.sites[0].active_calls == EPOCHS / 10
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", long_ones_slow(CASES))
 def test_no_compilation_after_the_first(case):
     regularizer = CASES[case]
     spatial = regularizer.spatial or 2
@@ -237,7 +246,7 @@ def test_realized_rate(case, p):
     assert attached.sites[0].expected_rate == pytest.approx(p)
 
 
-@pytest.mark.parametrize("case", [*DROPS, "GaussianNoise"])
+@pytest.mark.parametrize("case", long_ones_slow([*DROPS, "GaussianNoise"]))
 def test_rate_0_changes_nothing(case):
     field = "std" if case == "GaussianNoise" else "p"
     regularizer = CASES[case].with_rates(**{field: 0.0})
@@ -360,6 +369,7 @@ def test_set_compiles_nothing_anew():
     assert graphs() == 1
 
 
+@pytest.mark.slow
 def test_a_ragged_batch_and_ten_sizes():
     model = Small()
     attached = attach(
