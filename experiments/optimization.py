@@ -53,7 +53,6 @@ class LearningRate:
 
     def __init__(self, config: Config, optimizer: Optimizer, batches: int) -> None:
         self._optimizer = optimizer
-        self._steps = config.epochs * batches
         self.last = self._now  # of the step that was made last
         self._schedule: OneCycleLR | Scheduler
         try:
@@ -80,11 +79,11 @@ class LearningRate:
         return float(self._optimizer.param_groups[0]["lr"])
 
     def step(self, done: int) -> None:
-        """Move on after `done` steps in all; after the last one there is nowhere to go."""
+        """Move on after `done` steps in all."""
         self.last = self._now
         if isinstance(self._schedule, Scheduler):
             self._schedule.step_update(done)
-        elif done < self._steps:
+        else:
             self._schedule.step()
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Checkpoints: a run that was stopped, anywhere, ends as one that was not."""
 
 import errno
+import itertools
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -108,6 +109,10 @@ def test_checkpoints_are_written_as_often_as_asked(tmp_path, monkeypatch):
     written.clear()
     train(TINY, Runtime(checkpoint_seconds=1000), tmp_path / "one")
     assert written == [(3, 0)]
+    written.clear()
+    monkeypatch.setattr("experiments.train.monotonic", itertools.count().__next__)
+    train(TINY, Runtime(checkpoint_seconds=3), tmp_path / "some")  # a look at the clock a batch
+    assert written == [(1, 0), (2, 0), (3, 0), (3, 0)]
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path):
@@ -149,8 +154,12 @@ def test_a_full_disk_leaves_the_former_checkpoint(tmp_path, monkeypatch):
         train(TINY, out=tmp_path, stop=iter([False, True]).__next__)
     before = (tmp_path / "checkpoint.pt").read_bytes()
 
+    fsync = os.fsync
+
     def full(descriptor):
-        raise OSError(errno.ENOSPC, "No space left on device")
+        if "checkpoint" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
