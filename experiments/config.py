@@ -20,7 +20,7 @@ import torch
 import torchvision
 from jsonargparse import ArgumentError, ArgumentParser
 from lightning.fabric.strategies import STRATEGY_REGISTRY
-from timm.optim import list_optimizers
+from timm.optim import get_optimizer_info, list_optimizers
 
 import experiments.peers  # noqa: F401 - makes PeerDropBlock2d known to specs
 from dropblock_hooks import Spec
@@ -134,12 +134,18 @@ class Config:
             self.batch_size,
         )
         self._check_names()
+        for name in ("model_args", "optimizer_args", "lr_schedule_args"):
+            value = getattr(self, name)
+            rule = "text -> plain data (text, numbers, lists, mappings of text to such)"
+            _require(_is_plain(value), name, rule, value)
+        _require(ema is None or self.strategy != "fsdp", "ema", "null with the strategy fsdp", ema)
         _require(
             not self.warmup_epochs or self.lr_schedule != "onecycle",
             "warmup_epochs",
             "0 with the schedule onecycle, which warms up by itself",
             self.warmup_epochs,
         )
+        _require(self.spec != "", "spec", "a mapping, the path of a file, or null", self.spec)
         if isinstance(self.spec, dict):
             Spec(self.spec)
 
@@ -156,6 +162,8 @@ class Config:
         _known(self.accelerator, ACCELERATORS, "accelerator")
         _known(self.strategy, ("auto", *STRATEGY_REGISTRY.available_strategies()), "strategy")
         _known(self.optimizer, list_optimizers(), "optimizer", shown="the optimizers of timm")
+        first_order = not get_optimizer_info(self.optimizer).second_order
+        _require(first_order, "optimizer", "one that needs first derivatives only", self.optimizer)
         source, _, name = self.model.rpartition(":")
         if source == "torchvision":
             known = torchvision.models.list_models(module=torchvision.models)
@@ -323,6 +331,15 @@ def in_order(spec: Any) -> Any:
 def _require(valid: bool, name: str, rule: str, value: object) -> None:
     if not valid:
         raise ValueError(f"{name} must be {rule}, got {value!r}")
+
+
+def _is_plain(data: object) -> bool:
+    """Whether it is the same after a way through JSON."""
+    if isinstance(data, dict):
+        return all(isinstance(key, str) for key in data) and all(map(_is_plain, data.values()))
+    if isinstance(data, list | tuple):
+        return all(map(_is_plain, data))
+    return isinstance(data, str | int | float | None)
 
 
 def _known(word: str, known: Iterable[str], what: str, shown: str | None = None) -> None:

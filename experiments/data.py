@@ -152,6 +152,13 @@ class Batches:
         return [(self.epoch, index) for index in mine.tolist()]
 
 
+def share_sizes(config: Config, images: int) -> tuple[int, int]:
+    """How many images one process has of a batch, and of an epoch's last one."""
+    whole = min(config.batch_size, images)
+    last = images % whole or whole
+    return math.ceil(whole / config.processes), math.ceil(last / config.processes)
+
+
 class Loader:
     """Training batches of one epoch after another: `begin`, then iterate.
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dropblock_hooks import Attachment, attach
 from experiments.config import Config
-from experiments.data import Data, derive_seed
+from experiments.data import Data, derive_seed, share_sizes
 
 
 class ThreeChannels(nn.Module):
@@ -61,11 +61,14 @@ def _build(config: Config, data: Data) -> nn.Module:
 
 @torch.no_grad()
 def _try(model: nn.Module, config: Config, data: Data) -> None:
-    """Two images through a copy, as in training: sizes that do not fit are told here."""
-    side = data.image_size
+    """Two images, or one if a batch has no more, through a copy: what does not fit is told here."""
+    side, images = data.image_size, len(data.train)
+    count = min(2, *share_sizes(config, images))
     try:
-        scores = copy.deepcopy(model).train()(torch.zeros(2, data.channels, side, side))
+        scores = copy.deepcopy(model)(torch.zeros(count, data.channels, side, side))
     except Exception as error:  # whatever a model raises
-        raise ValueError(f"{config.model} fails on a {side}x{side} image: {error!r}") from error
-    if not isinstance(scores, Tensor) or scores.shape != (2, data.classes):
+        alone = f" that is alone in a batch ({config.batch_size} of {images} images)"
+        where = f"a {side}x{side} image{alone if count == 1 else ''}"
+        raise ValueError(f"{config.model} fails on {where}: {error!r}") from error
+    if not isinstance(scores, Tensor) or scores.shape != (count, data.classes):
         raise ValueError(f"{config.model} gives no scores alone while it trains")

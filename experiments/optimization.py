@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 from experiments.config import Config
-from experiments.data import derive_seed
+from experiments.data import derive_seed, share_sizes
 
 
 def make_optimizer(config: Config, model: nn.Module) -> Optimizer:
@@ -151,11 +151,7 @@ class Targets:
 
 def _check_pairs(config: Config, images: int) -> None:
     """Timm's mixup mixes a batch with itself, backwards, and takes an even number of images."""
-    share, rest = (
-        config.batch_size // config.processes,
-        -(-(images % config.batch_size) // config.processes),
-    )
-    for count in (share, rest):
+    for count in share_sizes(config, images):
         if count % 2:
             raise ValueError(
                 f"mixup takes batches of an even number of images, got one of {count}: choose "

@@ -103,6 +103,14 @@ def own_masks(config: Config, fabric: Fabric) -> Iterator[None]:
         yield
 
 
+def make_average(config: Config, model: nn.Module) -> ModelEmaV3 | None:
+    """The average of the weights, if one is asked for; of 16-bit weights it has 32 bits."""
+    if config.ema is None:
+        return None
+    dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
+    return ModelEmaV3(model, decay=config.ema, dtype=dtype)
+
+
 @dataclass
 class Totals:
     """Sums over the batches of an epoch: of losses, right answers and norms of the gradient."""
@@ -145,9 +153,8 @@ class Training:
         optimizer = make_optimizer(config, self.bare)
         self.rate = LearningRate(config, optimizer, len(self.loader))
         self.bare.to(fabric.device)
-        self.average = ModelEmaV3(self.bare, decay=config.ema) if config.ema is not None else None
-        model = torch.compile(self.bare) if config.compile else self.bare
-        self.model, self.optimizer = fabric.setup(model, optimizer)
+        self.model, self.optimizer = fabric.setup(self._maybe_compiled(), optimizer)
+        self.average = make_average(config, self.bare)
         self.epoch = self.batch = 0
         self.totals = Totals()
         self.epochs: list[Epoch] = []
@@ -155,6 +162,13 @@ class Training:
         if out is not None:
             checkpoint.restore(self, out / "checkpoint.pt")
         self.log = Log(out if fabric.is_global_zero else None, runtime.tensorboard, self.epochs)
+
+    def _maybe_compiled(self) -> nn.Module:
+        """The model, compiled if that is asked for, to code that only its sizes decide."""
+        if not self.config.compile:
+            return self.bare
+        torch.compiler.reset()  # what was compiled in this process before would leave its traces
+        return torch.compile(self.bare, dynamic=False)
 
     def run(
         self, stop: Callable[[], bool], on_epoch: Callable[[Epoch], None]
@@ -233,6 +247,9 @@ class Training:
         scores: dict[str, float] = {}
         losses: dict[str, float] = {}
         if status == "finished":
+            if self.average is not None:
+                convert = self.fabric.strategy.precision.convert_module
+                self.average.module = convert(self.average.module)
             for name in self.data.tests:
                 scores[name], losses[name] = self._test(name)
         if not math.isfinite(losses.get("clean", 0.0)):  # the last step was one too far

@@ -121,6 +121,11 @@ def test_torchrun_says_how_many_processes(monkeypatch):
         ("data", "cifar", r"unknown data 'cifar' \(closest: cifar10"),
         ("data", "imagefolder", "data must be one of digits, .*imagefolder:PATH"),
         ("data", "digits:here", "data must be one of"),
+        ("optimizer", "adahessian", "optimizer must be one that needs first derivatives only"),
+        ("model_args", {1: 2, "a": 3}, r"model_args must be text -> plain data .*, got \{1: 2"),
+        ("optimizer_args", {"a": [{2: 1}]}, "optimizer_args must be text -> plain data"),
+        ("lr_schedule_args", {"a": {1, 2}}, "lr_schedule_args must be text -> plain data"),
+        ("spec", "", "spec must be a mapping, the path of a file, or null, got ''"),
         ("optimizer", "sdg", r"unknown optimizer 'sdg' \(closest: sgd"),
         ("lr_schedule", "cosin", r"unknown lr_schedule 'cosin' \(closest: cosine"),
         ("augmentation", "flop", r"unknown augmentation 'flop' \(closest: flip"),
@@ -144,6 +149,7 @@ def test_bad_values_are_refused(field, value, message):
         ({"compile": "perhaps"}, "compile"),
         ({"spec": "missing.yaml"}, "missing.yaml"),
         ({"precision": "16-mixed", "accelerator": "cpu"}, "16-mixed needs a GPU"),
+        ({"strategy": "fsdp", "ema": 0.5}, "ema must be null with the strategy fsdp, got 0.5"),
     ],
 )
 def test_bad_plain_data_are_refused(values, message):

@@ -17,7 +17,7 @@ from experiments.config import Config, Runtime
 from experiments.data import load_data, train_loader
 from experiments.log import read_metrics
 from experiments.models import prepare
-from experiments.train import train
+from experiments.train import Stopped, train
 
 SMALL = {"layers": [1, 1, 1, 1], "channels": [8, 8, 8, 8], "output_stride": 8}
 TINY = Config(model_args=SMALL, train_images=60, batch_size=20, epochs=3, label_noise=0.2, seed=5)
@@ -189,6 +189,12 @@ def test_the_average_of_the_weights_is_what_is_tested():
     assert train(replace(learning, ema=0.0)).test_loss == last
 
 
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true", "bf16-mixed"])
+def test_the_average_is_tested_in_the_precision_of_the_training(precision):
+    config = replace(TINY, precision=precision, epochs=2)
+    assert train(replace(config, ema=0.0)).test_loss == train(config).test_loss
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -198,8 +204,9 @@ def test_the_average_of_the_weights_is_what_is_tested():
         {"model": "torchvision:squeezenet1_1", "model_args": {}, "lr": 0.01, "image_size": 40},
         {"model": "vit_tiny_patch16_224", "model_args": {"img_size": 32, "depth": 1}, "lr": 0.01},
         {"data": "fake", "train_images": 40},
+        {"train_images": 41},  # a batch of one image: its maps have more than one value
     ],
-    ids=["adamw", "step", "bfloat16", "torchvision", "vit", "fake"],
+    ids=["adamw", "step", "bfloat16", "torchvision", "vit", "fake", "one image"],
 )
 def test_what_timm_and_torchvision_have_can_be_trained(fields):
     result = train(replace(TINY, epochs=2, **fields))
@@ -290,7 +297,11 @@ def test_a_site_without_a_probability_has_no_nominal_rate():
         ({"lr_schedule_args": {"cycles": 1}}, "lr_schedule onecycle can't be made: .*cycles"),
         ({"mixup": 0.2, "batch_size": 15}, "mixup takes batches of an even number"),
         ({"mixup": 0.2, "train_images": 25}, "mixup takes batches of an even number"),
-        ({"model": "vit_tiny_patch16_224", "model_args": {}}, "fails on a 32x32 image"),
+        ({"model": "vit_tiny_patch16_224", "model_args": {}}, "fails on a 32x32 image: "),
+        (
+            {"model_args": {"layers": [1, 1, 1, 1]}, "train_images": 41},
+            r"a 32x32 image that is alone in a batch \(20 of 41 images\): .*more than 1 value",
+        ),
         ({"train_images": 1797}, "train_images must be"),
     ],
 )
@@ -322,6 +333,18 @@ def test_a_compiled_model_trains_with_the_same_batches_and_counts(tmp_path):
     assert result.status == "finished"
     weights = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["model"]
     assert not any(name.startswith("_orig_mod") for name in weights)
+
+
+@pytest.mark.slow
+def test_a_compiled_run_is_the_same_whatever_the_process_compiled_before(tmp_path):
+    config = replace(TINY, spec=SPECS["dropout"], compile=True, ema=0.9)
+    config = replace(config, train_images=50, batch_size=16, epochs=2)  # a last batch of 2
+    first = train(config)
+    assert timeless(train(config)) == timeless(first)
+    asked = iter([False, False, False, False, False, True])
+    with pytest.raises(Stopped):
+        train(config, out=tmp_path, stop=asked.__next__)
+    assert timeless(train(config, out=tmp_path)) == timeless(first)
 
 
 def test_a_run_whose_last_step_was_too_far_diverged():
