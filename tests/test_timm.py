@@ -61,6 +61,10 @@ MODELS = [  # and the edge of the input, smaller than the default where the mode
     ("xception41p", 96),
 ]
 
+EACH = [  # half of them, plain pytest's time being short
+    pytest.param(*model, marks=pytest.mark.slow if i % 2 else ()) for i, model in enumerate(MODELS)
+]
+
 
 def called_convolutions(model, x):
     """The Conv2d layers that a forward calls, in model order."""
@@ -85,7 +89,7 @@ def test_fifty_families():
     assert len(families) == len(MODELS) == 50
 
 
-@pytest.mark.parametrize(("name", "size"), MODELS)
+@pytest.mark.parametrize(("name", "size"), EACH)
 def test_a_family(name, size, hook_count):
     model = timm.create_model(name)
     x = torch.randn(2, 3, size, size)
