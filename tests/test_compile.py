@@ -258,7 +258,15 @@ def test_rate_0_changes_nothing(case):
     assert torch.equal(compiled(model)(x), compiled(bare)(x))
 
 
-@pytest.mark.parametrize("case", ["DropBlock2d", "Disout-shared", "Dropout2d", "DropPath"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "DropBlock2d",
+        pytest.param("Disout-shared", marks=pytest.mark.slow),
+        "Dropout2d",
+        pytest.param("DropPath", marks=pytest.mark.slow),
+    ],
+)
 def test_rate_1_drops_all(case):
     model = Small()
     attached = attach(model, {"block": CASES[case].with_rates(p=1.0)})

@@ -28,11 +28,9 @@ def rows_in_two_processes(rank, compiler, parallel):
             run_row(row, rank)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
-@pytest.mark.parametrize(
-    "compiler",
-    ["eager", *(pytest.param(c, marks=pytest.mark.slow) for c in ("aot_eager", "inductor"))],
-)
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager", "inductor"])
 def test_rows_in_two_processes(tmp_path, compiler, parallel):
     call = f"rows_in_two_processes:{compiler}:{parallel}"
     run_pair(tmp_path, "tests.test_matrix", [call], warn="ignore", seconds=900)

@@ -45,17 +45,37 @@ def tensors(state, prefix=""):
             yield from tensors(value, f"{prefix}/{key}")
 
 
+RUNS = {
+    "dropblock": {"spec": SPECS["dropblock"]},
+    "mixup, average": {
+        "spec": SPECS["dropout"],
+        "ema": 0.9,
+        "mixup": 0.4,
+        "clip_grad_norm": 0.1,
+    },
+    "augmentation, adamw": {
+        "augmentation": "crop-flip",
+        "optimizer": "adamw",
+        "lr_schedule": "cosine",
+        "lr": 1e-3,
+    },
+    "gradients": {"spec": {"layer4.0": ["GaussianNoise(std=0.1)", "ClipGradNorm(max_norm=0.01)"]}},
+    "drop path": {
+        "model_args": {**TINY.model_args, "drop_path_rate": 0.3},
+        "label_smoothing": 0.1,
+    },
+    "half": {"precision": "bf16-true", "ema": 0.9, "train_images": 50},
+}
+
+
 @pytest.mark.parametrize(
     "fields",
     [
-        {"spec": SPECS["dropblock"]},
-        {"spec": SPECS["dropout"], "ema": 0.9, "mixup": 0.4, "clip_grad_norm": 0.1},
-        {"augmentation": "crop-flip", "optimizer": "adamw", "lr_schedule": "cosine", "lr": 1e-3},
-        {"spec": {"layer4.0": ["GaussianNoise(std=0.1)", "ClipGradNorm(max_norm=0.01)"]}},
-        {"model_args": {**TINY.model_args, "drop_path_rate": 0.3}, "label_smoothing": 0.1},
-        {"precision": "bf16-true", "ema": 0.9, "train_images": 50},
+        pytest.param(
+            fields, id=name, marks=pytest.mark.slow if name in ("gradients", "drop path") else ()
+        )
+        for name, fields in RUNS.items()
     ],
-    ids=["dropblock", "mixup, average", "augmentation, adamw", "gradients", "drop path", "half"],
 )
 @pytest.mark.parametrize("batches", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_resumed_in_the_middle_of_an_epoch_equals_uninterrupted(tmp_path, fields, batches):

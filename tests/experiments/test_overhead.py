@@ -291,7 +291,14 @@ def test_attaching_leaves_the_model_as_it_was(hook_count):
     assert hook_count(model) == 0
 
 
-@pytest.mark.parametrize("name", ["kernels", "formats", "others", "sites", "sweep"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "kernels",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("formats", "others", "sweep")),
+        "sites",
+    ],
+)
 def test_the_script_times_a_set(call, capsys, rough_calibration, name):
     assert call("--set", name, "--shape", "2x4x8x8", "--rounds", "2", "--out", "out") == 0
     out = capsys.readouterr().out
