@@ -14,7 +14,7 @@ from experiments.reporting.cost import cost
 from experiments.reporting.findings import alarms, answer, counted, escape, listed, overview
 from experiments.reporting.plots import draw
 from experiments.reporting.setting import setting
-from experiments.reporting.summary import Row, summarize
+from experiments.reporting.summary import Row, is_tested, summarize
 from experiments.reporting.tables import (
     accuracy_text,
     difference_text,
@@ -156,8 +156,7 @@ def _untested(rows: Sequence[Row]) -> str:
 
 def _tested(rows: Sequence[Row], split: str) -> bool:
     """Whether anything is."""
-    found = [row.scores[split].difference for row in rows]
-    return any(difference is not None and difference.p is not None for difference in found)
+    return any(is_tested(row.scores[split]) for row in rows)
 
 
 def _score_table(rows: Sequence[Row], split: str) -> str:

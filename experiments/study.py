@@ -219,9 +219,10 @@ def _overrides_problems(overrides: object, where: str) -> list[str]:
 
 def _recursive(data: object) -> bool:
     try:
-        return not all(True for _ in texts(data))
+        list(texts(data))
     except RecursionError:
         return True
+    return False
 
 
 def _data_problems(plain: Mapping[str, Any], data: str | None) -> list[str]:

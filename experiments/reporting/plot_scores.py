@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from experiments.reporting.plot_style import BASELINE, jitter, plain, wrapped
-from experiments.reporting.summary import Row, Score
+from experiments.reporting.summary import Row, Score, is_tested
 
 BETTER, WORSE, UNCLEAR = "#0072B2", "#D55E00", "#555555"
 SPREAD = 0.22  # of the seeds, in lines
@@ -112,7 +112,7 @@ def _diamond(color: str) -> dict[str, object]:
 def _explain(figure: Figure, rows: Sequence[Row], splits: Sequence[str]) -> None:
     """Say what the marks are; intervals and colors, only where there can be some."""
     scores = [row.scores[split] for row in rows for split in splits]
-    tested = any(score.difference and score.difference.p is not None for score in scores)
+    tested = any(map(is_tested, scores))
     texts = {UNCLEAR: "mean"}
     if any(score.interval for score in scores) or tested:
         texts = {UNCLEAR: "mean, 95 % interval"}

@@ -160,6 +160,11 @@ def _ratio(pairs: Sequence[tuple[float, float]]) -> float | None:
     return sum(value for value, _ in pairs) / below if below else None
 
 
+def is_tested(score: Score) -> bool:
+    """Whether its difference to the baseline has a p-value."""
+    return score.difference is not None and score.difference.p is not None
+
+
 def is_replica(row: Row, base: Row) -> bool:
     """Whether a condition is the baseline but for its `replica`: an A/A check."""
     same = replace(row.config, seed=base.config.seed, replica=base.config.replica)
