@@ -58,8 +58,9 @@ from .schedules import (
     StepSchedule,
     WindowSchedule,
 )
-from .site import HookWarning, Site, SiteError
+from .site import Site, SiteError
 from .spec import Spec, SpecError
+from .warn import HookWarning
 
 __version__ = "0.1.0"
 

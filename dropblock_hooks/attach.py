@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from torch import nn
@@ -15,8 +14,8 @@ from .hooks import SiteHook, hooks_on
 from .install import install
 from .placement import place
 from .plan import plan_placements
-from .site import HookWarning
 from .spec import Draft, SpecError
+from .warn import warn
 from .wrappers import find_module, submodule, unwrap
 
 
@@ -74,7 +73,7 @@ def attach(
     attachment = install(base, placements, control)
     try:
         for caution in cautions:
-            warnings.warn(caution, HookWarning, stacklevel=2)
+            warn(caution)
     except BaseException:  # a filter may make errors of warnings
         attachment.remove()
         raise

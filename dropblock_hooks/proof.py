@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,7 +11,8 @@ from torch import nn
 from .causes import why_inactive, why_not_called
 from .control import Control
 from .hooks import hooks_on, take_off
-from .site import HookWarning, Site, ran_compiled
+from .site import Site, ran_compiled
+from .warn import warn
 from .wrappers import find_module
 
 
@@ -50,11 +50,9 @@ def prove(base: nn.Module, control: Control, sites: Sequence[Site]) -> None:
     if faults:
         lines = [f"  - {', '.join(keys)}: {cause}" for cause, keys in faults.items()]
         n = sum(map(len, faults.values()))
-        warnings.warn(
+        warn(
             f"{n} of {len(sites)} sites did nothing in the first training forward:\n"
-            + "\n".join(lines),
-            HookWarning,
-            stacklevel=2,
+            + "\n".join(lines)
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -21,6 +20,7 @@ from .memory import ShapeMemory
 from .recomputation import NO_TASK, graph_task, loses_random_state, recomputing
 from .regularizer import Now, Regularizer
 from .tallies import Record
+from .warn import warn
 
 _CALLS_WITHOUT_STEP = 1000
 _PARAMETER = Form(layouts.PARAMETER)
@@ -28,10 +28,6 @@ _PARAMETER = Form(layouts.PARAMETER)
 
 class SiteError(ValueError):
     """A regularizer met a tensor that it can't work on; the message names the site."""
-
-
-class HookWarning(UserWarning):
-    """Something about attached regularizers that is likely not what was meant."""
 
 
 class Site:
@@ -300,12 +296,10 @@ class Site:
             return
         self._recomputed = True
         if loses_random_state():
-            warnings.warn(
+            warn(
                 f"{self.key}: the gradients are wrong: its layer is checkpointed with "
                 "preserve_rng_state=False, so the recomputation draws another mask than the "
-                "forward did; leave preserve_rng_state at True",
-                HookWarning,
-                stacklevel=2,
+                "forward did; leave preserve_rng_state at True"
             )
 
     def _watch_time(self, training: bool) -> None:
@@ -316,11 +310,9 @@ class Site:
             return
         if (self._evaluated or calls > _CALLS_WITHOUT_STEP) and not self.control.warned:
             self.control.warned = True
-            warnings.warn(
+            warn(
                 f"{self.key}: rate still {self.rate} after {calls - 1} calls of the layer: "
-                "call attached.step(epoch) at the start of each epoch, or step() at its end",
-                HookWarning,
-                stacklevel=2,
+                "call attached.step(epoch) at the start of each epoch, or step() at its end"
             )
 
 
