@@ -17,6 +17,7 @@ _SUM = re.compile(r"Add(Backward|$|_)")
 _CARRIES = re.compile(
     "Add|Relu|Gelu|Silu|Hardswish|Clone|View|Reshape|Permute|Transpose|Slice|Select|Expand|Squeeze|"
     "Unsqueeze|Flatten|Unflatten|Contiguous|ToCopy|Alias|AsStrided|Roll"
+    "|GradIdentity"
 )
 
 

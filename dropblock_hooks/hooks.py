@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Any, cast
 
 import torch
@@ -17,6 +17,7 @@ from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
 from . import elements
+from .identity import may_get_gradient, watch_grad
 from .layouts import Form
 from .site import Site
 from .tracing import trace, trace_grad
@@ -89,12 +90,21 @@ class SiteHook:
             return self._act(module, *given)
         return _break_graph(self, module, *given)
 
-    def _treat(
-        self, x: Tensor, layer_input: Any, taken: Iterable[Any], training: bool, told: Any = ()
-    ) -> Tensor:
-        """The tensor regularized, or with its gradient watched.
+    def _put_on(self, hooks: MutableMapping[int, Any], register: Callable[[], Any]) -> None:
+        """Put it on a layer that has these hooks, where its turn is.
 
-        `taken` is what the layer took, `told` that and what it gave.
+        What acts on activations comes first, in written order; then what acts on gradients, the
+        last written first: the backward meets them the other way round. Those of a later
+        Attachment follow in the backward, too.
+        """
+        watching = [key for key, hook in hooks.items() if _acts_on_gradients(hook)]
+        register()
+        for key in watching:
+            hooks[key] = hooks.pop(key)
+
+    def _treat(self, x: Tensor, layer_input: Any, training: bool, told: Any = ()) -> Tensor:
+        """The tensor regularized, or with its gradient watched; `told` is what the layer took and
+        gave.
         """
         site, compiling = self.site, is_compiling()
         if compiling or torch._C._is_tracing():
@@ -103,24 +113,21 @@ class SiteHook:
             if compiling:
                 return trace(site, x, layer_input, training, told)
             return site.regularize(x, layer_input, training, told)
-        if not x.requires_grad:
-            return x
         if compiling:
-            return trace_grad(site, x, told)
-        if x.is_leaf or any(x is value for value in taken):
-            # only this use of it is meant; a view would lose the hook before an in-place layer
-            x = x.clone()
-        x.register_hook(GradHook(site, site.form_of(x, told)))  # type: ignore[no-untyped-call]
-        return x
+            _refuse_transforms(site)
+            return trace_grad(site, x, told) if may_get_gradient(x) else x
+        values = site.values_of_the_forward()
+        return watch_grad(site, x, values, told) if may_get_gradient(x) else x
 
 
 class OutputHook(SiteHook):
     """Forward hook: regularizes what the layer returns, or watches its gradient."""
 
     def install(self, module: nn.Module) -> None:
-        # dearer, so not for all
-        with_kwargs = self.site.regularizer.acts_on == "gradient" or self.site.reads_sizes
-        module.register_forward_hook(self, with_kwargs=with_kwargs)
+        self._put_on(
+            module._forward_hooks,
+            lambda: module.register_forward_hook(self, with_kwargs=self.site.reads_sizes),
+        )
 
     def _act(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         *kwargs, output = rest
@@ -131,7 +138,7 @@ class OutputHook(SiteHook):
         except ValueError as error:
             raise site.error(f"the output {error}") from None
         taken = (*args, *kwargs[0].values()) if kwargs else args
-        y = self._treat(x, args[0] if args else None, taken, module.training, (*taken, output))
+        y = self._treat(x, args[0] if args else None, module.training, (*taken, output))
         return None if y is x else elements.put(output, index, y)
 
 
@@ -139,7 +146,10 @@ class InputHook(SiteHook):
     """Forward pre-hook: regularizes what the layer is given, or watches its gradient."""
 
     def install(self, module: nn.Module) -> None:
-        module.register_forward_pre_hook(self, with_kwargs=True)
+        self._put_on(
+            module._forward_pre_hooks,
+            lambda: module.register_forward_pre_hook(self, with_kwargs=True),
+        )
 
     def _act(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         site = self.site
@@ -151,7 +161,7 @@ class InputHook(SiteHook):
             raise site.error(
                 f"{error} (arguments: {len(args)}, keywords: {list(kwargs)})"
             ) from None
-        y = self._treat(x, x, (x,), module.training, (*args, *kwargs.values()))
+        y = self._treat(x, x, module.training, (*args, *kwargs.values()))
         if y is x:
             return None
         changed = elements.put(values, index, y)
@@ -163,6 +173,16 @@ class ParameterHook(SiteHook):
 
     Copies, loaded models and ``load_state_dict(assign=True)`` hold new Parameter objects, which
     come without the hooks of the old ones.
+
+    A gradient does not tell which forward it comes from. It is regularized where any forward with
+    gradients since the last one was in training (or the site is always active): an evaluation
+    between a training forward and its backward does not switch it off. Nothing but constants is
+    written in a forward, so that compiled code has nothing to guard.
+
+    Attributes:
+        on: whether gradients are regularized, as decided at the last one.
+        trained: whether a forward that is on has come since then.
+        evaluated: whether a forward that is off, but with gradients, has come since then.
     """
 
     parameter: str
@@ -171,6 +191,7 @@ class ParameterHook(SiteHook):
         super().__init__(site)
         self.parameter = parameter
         self.on = True
+        self.trained = self.evaluated = False
         self._hooked: list[tuple[weakref.ref[Tensor], RemovableHandle]] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -205,38 +226,76 @@ class ParameterHook(SiteHook):
         return None
 
     def _compile(self, module: nn.Module, *given: Any) -> None:
-        if not torch.compiler.is_exporting():
-            self.take_mode(module)  # what was hooked stays hooked; `step` looks after it
-        elif self.site.acts(module.training):
-            _refuse_tracing(self.site, module.training)
+        if torch.compiler.is_exporting():
+            if self.site.acts(module.training):
+                _refuse_tracing(self.site, module.training)
+            return
+        if self.site.acts(module.training):
+            _refuse_transforms(self.site)
+        if torch.is_grad_enabled():
+            # what was hooked stays hooked; `step` looks after it. The keeper has told the mode: to
+            # write it again is a side effect, which a checkpoint in the graph does not allow
+            if self.site.is_on(module.training):
+                if not self.trained:
+                    self.trained = True
+            elif not self.evaluated:
+                self.evaluated = True
 
     def follow(self, module: nn.Module) -> None:
         """Before gradients come: take over the mode of the owner, and its parameter."""
-        self.on = self.site.is_on(module.training)
+        self.take_mode(module)
         self.rehook(module)
+
+    def take_mode(self, module: nn.Module) -> None:
+        """A forward with gradients begins, in the mode of this module."""
+        if self.site.is_on(module.training):
+            self.trained = True
+        else:
+            self.evaluated = True
+
+    def is_meant(self) -> bool:
+        """Whether the gradient that has come is regularized."""
+        if self.trained or self.evaluated:
+            self.on, self.trained, self.evaluated = self.trained, False, False
+        return self.on
 
     def rehook(self, module: nn.Module) -> None:
         """Hook the parameter, if it is another object than before.
 
         One that was hooked stays so: another may stand in its place for one call only, as in
-        ``torch.func.functional_call``.
+        ``torch.func.functional_call``. All sites of the parameter hook it anew, in their order.
         """
         parameter = module._parameters.get(self.parameter)
         if self._is_hooked(parameter):
             return
-        refusal = shard_refusal(module)
+        refusal = shard_refusal(module) or _vmap_refusal(parameter)
         if refusal is not None:
             raise self.site.error(refusal)
-        self._hooked = [pair for pair in self._hooked if pair[0]() is not None]
-        if parameter is not None and parameter.requires_grad:
-            hook = GradHook(self.site, self.site.form_of(parameter), self)
-            handle = parameter.register_hook(hook)  # type: ignore[no-untyped-call]
-            self._hooked.append((weakref.ref(parameter), handle))
+        if parameter is None or not parameter.requires_grad:
+            return
+        for hook in self._on_the_same_parameter(module):
+            hook._hook_last(parameter)
 
-    def take_mode(self, module: nn.Module) -> None:
-        """Act on the next gradients as the mode of this module says."""
-        if torch.is_grad_enabled():
-            self.on = self.site.is_on(module.training)
+    def _on_the_same_parameter(self, module: nn.Module) -> list[ParameterHook]:
+        found = [
+            hook
+            for hook in module._forward_pre_hooks.values()
+            if isinstance(hook, ParameterHook) and hook.parameter == self.parameter
+        ]
+        return found if any(hook is self for hook in found) else [*found, self]
+
+    def _hook_last(self, parameter: Tensor) -> None:
+        """Hook a parameter behind all that have hooked it."""
+        kept = []
+        for reference, handle in self._hooked:
+            hooked = reference()
+            if hooked is parameter:
+                handle.remove()
+            elif hooked is not None:
+                kept.append((reference, handle))
+        hook = GradHook(self.site, self.site.form_of(parameter), self)
+        handle = parameter.register_hook(hook)  # type: ignore[no-untyped-call]
+        self._hooked = [*kept, (weakref.ref(parameter), handle)]
 
     def _unhook(self) -> None:
         for _, handle in self._hooked:
@@ -247,20 +306,19 @@ class ParameterHook(SiteHook):
 class KeeperHook:
     """Forward pre-hook of the model: follows parameters whose owners are never called themselves.
 
-    Such are the projections of an attention that takes their weights, and parameter lists.
+    Such are the projections of an attention that takes their weights, and parameter lists. In
+    compiled code it tells the mode of all: it stands before any checkpoint in the graph.
     """
 
     def __init__(self, hooks: Iterable[ParameterHook]) -> None:
         self.hooks = tuple(hooks)
 
     def __call__(self, model: nn.Module, *args: Any) -> None:
-        if torch.compiler.is_exporting():
+        if torch.compiler.is_exporting() or not torch.is_grad_enabled():
             return
-        if torch.compiler.is_compiling():
+        if is_compiling():
             for hook in self.hooks:
-                hook.take_mode(model)  # an owner that is called will say its own
-            return
-        if not torch.is_grad_enabled():
+                hook.take_mode(_submodule(model, hook.owner_name) or model)
             return
         for hook in self.hooks:
             if not hook.site.record.eager_calls:
@@ -269,21 +327,34 @@ class KeeperHook:
                     hook.follow(owner)
 
 
+def _submodule(model: nn.Module, name: str) -> nn.Module | None:
+    """As `find_module`, but for wrappers: that is what torch.compile can trace."""
+    module: nn.Module | None = model
+    for key in name.split(".") if name else ():
+        module = None if module is None else module._modules.get(key)
+    return module
+
+
 class GradHook:
-    """Tensor hook: regularizes a gradient in the backward, unless it was switched off since."""
+    """Tensor hook of a parameter: regularizes its gradient, unless that was switched off.
+
+    A parameter outlives its graphs, so the rates are those of the backward.
+    """
 
     __torch_unserializable__ = True  # a ParameterHook puts it back after loading
 
-    def __init__(self, site: Site, form: Form, owner: ParameterHook | None = None) -> None:
+    def __init__(self, site: Site, form: Form, owner: ParameterHook) -> None:
         self.site = site
         self.form = form
         self.owner = owner
 
-    def __call__(self, grad: Tensor) -> Tensor | None:
+    def __call__(self, grad: Tensor | None) -> Tensor | None:
         control = self.site.control
-        if not (control.installed and control.enabled) or (self.owner and not self.owner.on):
+        if grad is None or not self.owner.is_meant():
             return None
-        return self.site.regularize_grad(grad, self.form)
+        if not (control.installed and control.enabled):
+            return None
+        return self.site.regularize_grad(grad, self.form, self.site.values)
 
 
 def _refuse_tracing(site: Site, training: bool) -> None:
@@ -299,6 +370,36 @@ def _refuse_tracing(site: Site, training: bool) -> None:
             "torch.export keeps a forward alone, without what acts on gradients: call "
             "model.eval() before exporting"
         )
+
+
+def _refuse_transforms(site: Site) -> None:
+    """Raise SiteError in a graph of ``torch.func``, which would lose what acts on gradients.
+
+    Where torch.compile may break the graph, it does, and eager mode follows.
+    """
+    if torch._C._are_functorch_transforms_active():
+        raise site.error(
+            "torch.compile can't trace what acts on gradients inside torch.func.grad, vmap and the "
+            "like: leave fullgraph=True out, or call it without torch.compile"
+        )
+
+
+def _vmap_refusal(parameter: Tensor | None) -> str | None:
+    """Why a parameter under ``torch.func.vmap`` can't be hooked, where it would get a gradient."""
+    functorch = torch._C._functorch
+    if parameter is None or not functorch.is_batchedtensor(parameter):
+        return None
+    below = functorch.get_unwrapped(parameter)
+    if not (below.requires_grad or functorch.is_functorch_wrapped_tensor(below)):
+        return None
+    return (
+        "torch.func.vmap has stacked the parameter, and a hook on it sees no gradient: regularize "
+        "the gradient at the output of the layer, or take vmap of torch.func.grad"
+    )
+
+
+def _acts_on_gradients(hook: object) -> bool:
+    return isinstance(hook, SiteHook) and hook.site.regularizer.acts_on == "gradient"
 
 
 def _hooks_of(module: nn.Module) -> Iterator[Any]:

@@ -69,7 +69,7 @@ class Site:
         self.record = Record(regularizer.spatial, torch.device("cpu"))
         self._waiting = self._evaluated = self._recomputed = False
         self._acted: dict[bool, bool] = {}  # in the last forward, by the layer's mode
-        self._drawn_with: dict[str, float] = {}
+        self._drawn_with: Mapping[str, float] = {}
         self._forms = ShapeMemory[Form]()  # where nothing but the shape decides
         self._passed = ShapeMemory[tuple[Form, int]]()  # elements to count at a rate of 0
         self.set_regularizer(regularizer)
@@ -244,14 +244,20 @@ class Site:
         self.record.add_idle(total)
         return True
 
-    def regularize_grad(self, grad: Tensor, form: Form) -> Tensor:
+    def values_of_the_forward(self) -> Mapping[str, float]:
+        """The values now; in a recomputation, those of the forward that is computed again."""
+        if not recomputing() or not self._drawn_with:
+            self._drawn_with = self.values
+        return self._drawn_with
+
+    def regularize_grad(self, grad: Tensor, form: Form, values: Mapping[str, float]) -> Tensor:
         """The gradient, regularized and counted."""
         state = {
             "input": None,
             "training": True,
             "grad_scale": self.control.grad_scale(grad.device),
         }
-        y, affected, total = self.run(grad, form, self.values, **state)
+        y, affected, total = self.run(grad, form, values, **state)
         self._count(affected, total, 0.0)
         return y
 

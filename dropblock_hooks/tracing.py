@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .functional.masks import wide_dtype
+from .identity import GradIdentityTraced
 from .layouts import Form
 from .site import Site
 
@@ -39,8 +40,8 @@ def trace_grad(site: Site, x: Tensor, told: Any = ()) -> Tensor:
     scale = site.control.grad_scale(x.device)
     if not isinstance(scale, Tensor):  # no scaler, or one that has not scaled anything yet
         scale = torch.full((), scale, dtype=wide_dtype(x.device), device=x.device)
-    names, tensors = (*values, "grad_scale"), (*values.values(), scale)
-    watched: Tensor = _RegularizeGrad.apply(x, site, form, names, *tensors)
+    watch = _TracedWatch(site, form, (*values, "grad_scale"))
+    watched: Tensor = GradIdentityTraced.apply(x, watch, *values.values(), scale)
     return watched
 
 
@@ -50,22 +51,14 @@ def _values_on(site: Site, device: torch.device) -> dict[str, Tensor]:
     return {name: value.to(device, non_blocking=True) for name, value in site.tensors.items()}
 
 
-class _RegularizeGrad(torch.autograd.Function):
-    """The identity, whose backward regularizes: a tensor hook that counts can't be compiled."""
+class _TracedWatch:
+    """What happens to a gradient in compiled code."""
 
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, site: Site, form: Form, names: tuple[str, ...], *values: Tensor
-    ) -> Tensor:
-        ctx.site, ctx.form, ctx.names = site, form, names
-        ctx.save_for_backward(*values)
-        return x.clone()  # a view would lose the hook before an in-place layer
+    def __init__(self, site: Site, form: Form, names: tuple[str, ...]) -> None:
+        self.site, self.form, self.names = site, form, names
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        site, (grad,) = ctx.site, grads
-        values = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
-        state = {"grad_scale": 1.0, "input": None, "training": True, **values}
-        y, affected, total = site.run(grad, ctx.form, {}, **state)
-        site.record.meter.add_active(affected, total, 0.0)
-        return (y, None, None, None, *[None] * len(values))
+    def __call__(self, grad: Tensor, *values: Tensor) -> Tensor:
+        state = {"input": None, "training": True, **dict(zip(self.names, values, strict=True))}
+        y, affected, total = self.site.run(grad, self.form, {}, **state)
+        self.site.record.meter.add_active(affected, total, 0.0)
+        return y

@@ -1,0 +1,223 @@
+"""What acts on gradients, at every kind of layer, against plain formulas in a plain identity."""
+
+import copy
+import functools
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from dropblock_hooks import ScaleGrad, StepSchedule, attach
+from tests.handing_out import (
+    AFTER,
+    BATCH,
+    CHANNELS,
+    KINDS,
+    LENGTH,
+    MIXED,
+    PAIRS,
+    SINGLE,
+    SOME,
+    Owner,
+    spec_of,
+)
+
+SITES = [(name, at) for name in KINDS for at in ("output", "input")]
+SITES = [(name, at) for name, at in SITES if at == "output" or KINDS[name]().at_input]
+each_site = pytest.mark.parametrize(("name", "at"), SITES, ids=str)
+
+
+@functools.cache
+def prototype(name):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        x = torch.randn(BATCH, CHANNELS, LENGTH, dtype=torch.float64)
+        return Owner(KINDS[name]().double()), x
+
+
+def made(name, at, names=None, after="in place"):
+    """The model; with names, the reference, which does the same by hand."""
+    model = copy.deepcopy(prototype(name)[0])
+    model.after, model.copies = after, at == "input"
+    model.reference = names and (names, at)
+    return model
+
+
+def example():
+    return prototype("linear")[1].clone()
+
+
+def gradients(model, run=None, scale=1.0):
+    """Of the input and of all parameters; None where none has come."""
+    x = example().requires_grad_()
+    model.zero_grad()
+    loss = model(x) if run is None else run(model, x)
+    if loss.requires_grad:
+        (loss * scale).backward()
+    leaves = [("x", x), *model.named_parameters()]
+    return {name: None if p.grad is None else p.grad / scale for name, p in leaves}
+
+
+def same(found, wanted):
+    if found.keys() != wanted.keys():
+        return False
+    for name, a in wanted.items():
+        b = found[name]
+        if (a is None) != (b is None):
+            # a zero or none: both say that nothing has come
+            if (a if b is None else b).abs().max() > 0:
+                return False
+        elif a is not None and not torch.allclose(a, b, rtol=1e-9, atol=1e-12):
+            return False
+    return True
+
+
+def index_of(model, at):
+    return model.layer.index if at == "output" else None
+
+
+def put_on(model, names, at, **options):
+    return attach(model, {"layer": spec_of(names, at=at, index=index_of(model, at))}, **options)
+
+
+def without_samples(name, names, at):
+    """An output of one number has no samples: that is told, see the tests of hooks."""
+    return name == "one number" and at == "output" and "by sample" in names
+
+
+def check(name, at, lists):
+    wrong = []
+    for names in lists:
+        if without_samples(name, names, at):
+            continue
+        model = made(name, at)
+        put_on(model, names, at)
+        if not same(gradients(model), gradients(made(name, at, names))):
+            wrong.append(names)
+    assert not wrong
+
+
+@each_site
+def test_every_regularizer_and_mixed_lists(name, at):
+    check(name, at, [*[(one,) for one in SINGLE], *SOME, *MIXED])
+
+
+@each_site
+@pytest.mark.slow
+def test_all_pairs(name, at):
+    check(name, at, PAIRS)
+
+
+@each_site
+def test_what_is_done_with_it(name, at):
+    names = ("scale", "clamp")
+    for after in AFTER:
+        model = made(name, at, after=after)
+        put_on(model, names, at)
+        assert same(gradients(model), gradients(made(name, at, names, after))), after
+
+
+# Modes ------------------------------------------------------------------------------------------
+
+
+def checkpointed(reentrant):
+    return lambda model, x: checkpoint(model, x, use_reentrant=reentrant)
+
+
+def in_two_parts(model, x):
+    """Gradients of two backwards add up."""
+    model(x).backward()
+    return model(x)
+
+
+def twice_through_the_graph(model, x):
+    loss = model(x)
+    if loss.requires_grad:
+        loss.backward(retain_graph=True)
+    return loss
+
+
+def of_its_gradient(model, x):
+    """A double backward: through the gradients of all leaves."""
+    leaves = [x, *model.parameters()]
+    loss = model(x)
+    found = torch.autograd.grad(loss, leaves, create_graph=True, allow_unused=True)
+    return loss + sum(g.square().sum() for g in found if g is not None)
+
+
+class Scaler:
+    """Stands for a GradScaler: the scale only."""
+
+    def __init__(self, scale):
+        self._scale = torch.tensor(scale)
+
+    def get_scale(self):
+        return self._scale.item()
+
+
+MODES = [("scale", "clamp"), ("clip", "double", "scale")]
+
+
+@each_site
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed(name, at, reentrant):
+    for names in MODES:
+        model = made(name, at)
+        attached = put_on(model, names, at)
+        wanted = gradients(made(name, at, names))
+        assert same(gradients(model, checkpointed(reentrant)), wanted), names
+        assert {site.calls for site in attached} == {1}
+
+
+@each_site
+@pytest.mark.parametrize("run", [in_two_parts, twice_through_the_graph, of_its_gradient])
+def test_several_backwards(name, at, run):
+    names = ("clip", "double", "scale") if run is of_its_gradient else ("scale", "clamp")
+    model = made(name, at)
+    put_on(model, names, at)
+    assert same(gradients(model, run), gradients(made(name, at, names), run))
+
+
+@each_site
+def test_with_a_loss_scale(name, at):
+    for names in MODES:
+        model = made(name, at)
+        put_on(model, names, at, grad_scaler=Scaler(1024.0))
+        wanted = gradients(made(name, at, names))
+        assert same(gradients(model, scale=1024.0), wanted), names
+
+
+@each_site
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients(name, at, mode):
+    model, bare = made(name, at), made(name, at)
+    attached = put_on(model, ("scale", "clamp"), at)
+    with mode():
+        assert torch.equal(model(example()), bare(example()))
+    assert {(site.calls, site.active_calls) for site in attached} == {(1, 0)}
+
+
+@each_site
+@pytest.mark.parametrize("change", ["enabled", "remove", "step"])
+def test_changes_between_forward_and_backward(name, at, change):
+    """Switched off in eager mode; a rate is the one of the forward."""
+    model = made(name, at)
+    spec = [ScaleGrad(StepSchedule({0: -10.0, 1: 7.0}), at=at, index=index_of(model, at))]
+    attached = attach(model, {"layer": spec})
+
+    def changing(model, x):
+        loss = model(x)
+        if change == "enabled":
+            attached.enabled = False
+        elif change == "remove":
+            attached.remove()
+        else:
+            attached.step(1)
+        return loss
+
+    names = ("scale",) if change == "step" else ()
+    assert same(gradients(model, changing), gradients(made(name, at, names)))
+
+
+def test_the_generator_is_large():
+    assert len(KINDS) >= 30
