@@ -107,7 +107,7 @@ def _of_trial(base: nn.Module, met: SiteTrial, trial: Trial) -> Iterator[tuple[K
     label = p.regularizer.label
     if site.at == "parameter":
         if met.without_gradient:
-            yield (*_of_unused(base, p, trial), name)
+            yield "never_active", _of_unused(base, p, trial), name
         return
     if not site.calls:
         cause = why_not_called(base, p.target.name, trial.calls)
@@ -136,16 +136,12 @@ def _of_trial(base: nn.Module, met: SiteTrial, trial: Trial) -> Iterator[tuple[K
         yield "in_place", text, f"{name} (then {', '.join(met.followers)})"
 
 
-def _of_unused(base: nn.Module, p: Placement, trial: Trial) -> tuple[Kind, str]:
-    """Why no gradient comes to a parameter."""
-    parameter = p.target.module._parameters.get(p.target.parameter or "")
-    if parameter is not None and not parameter.requires_grad:
-        return "no_gradient", f"{p.regularizer.label} gets no gradient: the parameter is frozen"
-    cause = "the output does not depend on it"
+def _of_unused(base: nn.Module, p: Placement, trial: Trial) -> str:
+    cause = "the output does not depend on the parameter"
     if not trial.calls.get(p.target.owner):
         why = why_not_called(base, p.target.owner, trial.calls)
         cause = f"{cause}, and its layer is never called: {why}"
-    return "never_active", f"{p.regularizer.label} gets no gradient ({cause})"
+    return f"{p.regularizer.label} gets no gradient ({cause})"
 
 
 def _is_idle(met: SiteTrial) -> bool:

@@ -1,6 +1,7 @@
 """What is told of each epoch: sites that stop, parameters without gradient, models not trained."""
 
 import copy
+import re
 import threading
 
 import pytest
@@ -10,7 +11,6 @@ from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import (
     ByDepth,
-    ClampGrad,
     ClipGradNorm,
     DropBlock2d,
     Dropout,
@@ -38,7 +38,7 @@ def train(call, x=IMAGE, steps=2):
 def evaluate(model, call=None, x=IMAGE):
     model.eval()
     with torch.no_grad():
-        (call or model)(x)
+        (model if call is None else call)(x)
     model.train()
 
 
@@ -237,8 +237,9 @@ def test_a_site_that_stops_is_told_in_the_next_epoch_once(fault, at, validated):
     epoch(0)
     stop, text = FREEZES[fault]
     stop(model)
-    with pytest.warns(HookWarning, match=text) as told:
+    with pytest.warns(HookWarning) as told:
         epoch(1)
+    assert re.search(text, str(told[0].message))
     assert len(told) == (2 if fault == "frozen" and at == "end" else 1)  # and of the gradient
     assert {"blocks" if fault == "checkpointed" else "norm"} == {
         finding.key.partition("/")[0] for finding in attached.verify()
@@ -309,12 +310,11 @@ def test_verify_speaks_of_the_last_window(net):
     with pytest.warns(HookWarning, match="1 of 2 sites"):
         train(net)
     (finding,) = attached.verify()
-    assert "called twice" not in finding.message
-    assert "called 2 times and never active" in finding.message
+    assert "called 3 times and never active" in finding.message, "one of them in the validation"
     attached.step()
     assert [finding.key for finding in attached.verify()] == ["layer1.0/Dropout2d"]
     attached.step()
-    assert [finding.kind for finding in attached.verify()] == ["not_run"] * 0 or True
+    assert [finding.kind for finding in attached.verify()] == ["not_run"]
 
 
 # --- Parameters without gradient
@@ -336,7 +336,7 @@ def test_a_parameter_that_the_forward_does_not_use(names):
     (finding,) = attached.verify()
     assert finding.kind == "never_active"
     assert "no gradient has come to it, and its layer was never called" in finding.message
-    with pytest.warns(HookWarning, match=f"1 of {len(names)} sites did nothing.*no gradient"):
+    with pytest.warns(HookWarning, match=f"1 of {len(names)} sites did nothing.*\n.*no gradient"):
         attached.step(1)
     train(model)
     attached.step(2)
@@ -382,15 +382,16 @@ def test_parameters_are_judged_by_their_gradients():
     assert {finding.key for finding in attached.verify()} == keys
 
 
-def test_a_frozen_parameter_is_information():
+def test_a_parameter_that_is_frozen_later_is_a_finding():
     model = Blocks()
-    model.stem.requires_grad_(False)
-    spec = {"param:stem.weight": ClampGrad(-1, 1), "param:norm.weight": ClampGrad(-1, 1)}
-    assert any("frozen" in str(line) for line in plan(model, spec, IMAGE).warnings)
-    attached = attach(model, spec)
+    attached = attach(model, parameters_of(model, "stem.weight", "norm.weight"))
+    attached.step(0)
     train(model)
-    attached.step()
-    assert [finding.kind for finding in attached.verify()] == ["lost"]
+    model.stem.requires_grad_(False)
+    attached.step(1)
+    train(model)
+    assert [(f.key, f.kind) for f in attached.verify()] == [("stem.weight/ClipGradNorm", "lost")]
+    attached.step(2)
 
 
 def test_gradients_without_a_backward_are_not_told_by_step(net):
@@ -510,12 +511,19 @@ LOOKS = {
 }
 
 
-@pytest.mark.parametrize("mode", ["compiled", "training compiled", "evaluation compiled"])
-@pytest.mark.parametrize("regularizer", [Dropout2d(RAMP), ClipGradNorm(LinearSchedule(1, 2, 9))])
-@pytest.mark.parametrize("look", LOOKS)
-def test_a_forgotten_step_in_compiled_code(net, mode, regularizer, look):
-    if look != "report" and (mode != "compiled" or regularizer.acts_on == "gradient"):
-        pytest.skip("one way of looking is enough for these")
+GRADIENT = ClipGradNorm(LinearSchedule(1, 2, 9))
+
+
+@pytest.mark.parametrize(
+    ("look", "mode", "regularizer"),
+    [
+        *((look, "compiled", Dropout2d(RAMP)) for look in LOOKS),
+        ("report", "training compiled", Dropout2d(RAMP)),
+        ("report", "evaluation compiled", Dropout2d(RAMP)),
+        ("report", "compiled", GRADIENT),
+    ],
+)
+def test_a_forgotten_step_in_compiled_code(net, look, mode, regularizer):
     attached = attach(net, {"layer1.*": regularizer})
     training, evaluation = calls_of(net, mode)
     evaluate(net, evaluation)
@@ -588,23 +596,33 @@ def test_compiled_code_that_counts_modes_is_not_compiled_anew(net):
 def test_set_by_class_and_by_depth_of_each_class(net):
     names = ["layer2.0", "layer1.0", "layer1.1"]
     both = [DropBlock2d(0.1, 3), Dropout2d(0.1), Dropout2d(0.2, at="input")]
-    attached = attach(net, {name: both for name in names} | {"fc": ClipGradNorm(1.0)})
+    attached = attach(net, dict.fromkeys(names, both) | {"fc": ClipGradNorm(1.0)})
 
     def rates(label):
-        return {s.name: s.rate for s in attached if s.regularizer.label == label}
+        return {(s.name, s.at): s.rate for s in attached if s.regularizer.label == label}
 
     attached.set(DropBlock2d, p=0.3)
     assert set(rates("DropBlock2d").values()) == {0.3}
     assert set(rates("Dropout2d").values()) == {0.1, 0.2}
     attached.set(DropBlock2d, p=ByDepth(0.0, 0.2))
-    depth = pytest.approx({"layer1.0": 0.0, "layer1.1": 0.1, "layer2.0": 0.2})
-    assert rates("DropBlock2d") == depth
+    depth = {"layer1.0": 0.0, "layer1.1": 0.1, "layer2.0": 0.2}
+    blocks = pytest.approx({(name, "output"): p for name, p in depth.items()})
+    assert rates("DropBlock2d") == blocks
     attached.set("layer*.*", p=ByDepth(0.0, 0.2))
-    assert rates("DropBlock2d") == rates("Dropout2d") == depth
+    assert rates("DropBlock2d") == blocks
+    channels = {(name, at): p for name, p in depth.items() for at in ("output", "input")}
+    assert rates("Dropout2d") == pytest.approx(channels)
     assert [s.name for s in attached[DropBlock2d]] == ["layer1.0", "layer1.1", "layer2.0"]
-    with pytest.raises(KeyError, match="no site has a GaussianNoise.*DropBlock2d, Dropout2d, Clip"):
-        from dropblock_hooks import GaussianNoise
 
-        attached.set(GaussianNoise, std=0.1)
-    with pytest.raises(TypeError, match="class of regularizers"):
-        attached.set(nn.Conv2d, p=0.1)
+
+@pytest.mark.parametrize(
+    ("which", "error", "text"),
+    [
+        (Dropout, KeyError, "no site has a Dropout .there are: Dropout2d, ClipGradNorm"),
+        (nn.Conv2d, TypeError, "a class of regularizers, got <class .*Conv2d"),
+    ],
+)
+def test_set_refuses_other_classes(net, which, error, text):
+    attached = attach(net, {"layer1.0": Dropout2d(0.1), "fc": ClipGradNorm(1.0)})
+    with pytest.raises(error, match=text):
+        attached.set(which, p=0.1)
