@@ -104,9 +104,11 @@ def _of_placement(p: Placement) -> Iterator[tuple[Kind, str, str]]:
 
 def _of_trial(base: nn.Module, met: SiteTrial, trial: Trial) -> Iterator[tuple[Kind, str, str]]:
     p, site, name = met.placement, met.site, _name(met.placement)
-    if site.at == "parameter":
-        return
     label = p.regularizer.label
+    if site.at == "parameter":
+        if met.without_gradient:
+            yield "never_active", _of_unused(base, p, trial), name
+        return
     if not site.calls:
         cause = why_not_called(base, p.target.name, trial.calls)
         yield "never_called", f"never called ({cause})", name
@@ -132,6 +134,14 @@ def _of_trial(base: nn.Module, met: SiteTrial, trial: Trial) -> Iterator[tuple[K
     if met.followers:
         text = "the next layer works in place on the output, which is harmless"
         yield "in_place", text, f"{name} (then {', '.join(met.followers)})"
+
+
+def _of_unused(base: nn.Module, p: Placement, trial: Trial) -> str:
+    cause = "the output does not depend on the parameter"
+    if not trial.calls.get(p.target.owner):
+        why = why_not_called(base, p.target.owner, trial.calls)
+        cause = f"{cause}, and its layer is never called: {why}"
+    return f"{p.regularizer.label} gets no gradient ({cause})"
 
 
 def _is_idle(met: SiteTrial) -> bool:

@@ -84,6 +84,7 @@ class SiteHook:
         clean; traced, or (where the regularizer can't be) a break in the graph.
         """
         site = self.site
+        site.trace_mode(module.training)
         if not site.acts(module.training):
             return None
         if site.regularizer.traceable or torch.compiler.is_exporting():
@@ -192,6 +193,7 @@ class ParameterHook(SiteHook):
         self.parameter = parameter
         self.on = True
         self.trained = self.evaluated = False
+        self.called = False  # whether its owner is ever called
         self._hooked: list[tuple[weakref.ref[Tensor], RemovableHandle]] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -208,9 +210,10 @@ class ParameterHook(SiteHook):
 
     def lost(self, module: nn.Module) -> bool:
         parameter = module._parameters.get(self.parameter)
-        return super().lost(module) or not self._is_hooked(parameter)
+        return super().lost(module) or not self.holds(parameter)
 
-    def _is_hooked(self, parameter: Tensor | None) -> bool:
+    def holds(self, parameter: Tensor | None) -> bool:
+        """Whether this very parameter is hooked."""
         for reference, _ in self._hooked:  # at every forward, so no generator
             hooked = reference()
             if hooked is not None and hooked is parameter:
@@ -220,12 +223,14 @@ class ParameterHook(SiteHook):
     def __call__(self, module: nn.Module, *args: Any) -> None:
         if is_compiling():
             return self._compile(module)
+        self.called = True
         self.site.enter(module.training)
         if torch.is_grad_enabled():
             self.follow(module)
         return None
 
     def _compile(self, module: nn.Module, *given: Any) -> None:
+        self.site.trace_mode(module.training)
         if torch.compiler.is_exporting():
             if self.site.acts(module.training):
                 _refuse_tracing(self.site, module.training)
@@ -266,7 +271,7 @@ class ParameterHook(SiteHook):
         ``torch.func.functional_call``. All sites of the parameter hook it anew, in their order.
         """
         parameter = module._parameters.get(self.parameter)
-        if self._is_hooked(parameter):
+        if self.holds(parameter):
             return
         refusal = shard_refusal(module) or _vmap_refusal(parameter)
         if refusal is not None:
@@ -321,7 +326,7 @@ class KeeperHook:
                 hook.take_mode(_submodule(model, hook.owner_name) or model)
             return
         for hook in self.hooks:
-            if not hook.site.record.eager_calls:
+            if not hook.called:
                 owner = find_module(model, hook.owner_name)
                 if owner is not None:
                     hook.follow(owner)
