@@ -90,7 +90,7 @@ def attachments(model: nn.Module) -> list[Attachment]:
         >>> attachments(model) == [attached]
         True
         >>> attachments(copy.deepcopy(model))
-        [<Attachment: 1 sites on Sequential, epoch 0>]
+        [<Attachment: 1 site on Sequential, epoch 0>]
     """
     found: dict[int, tuple[Control, list[tuple[nn.Module, SiteHook]]]] = {}
     for module in model.modules():

@@ -23,7 +23,7 @@ from .registry import closest
 from .report import SiteRow, site_table
 from .schedules import as_number, spread_rate
 from .site import Site, ran_compiled
-from .table import Table
+from .table import Table, counted
 from .tallies import device_of
 
 
@@ -269,13 +269,18 @@ class Attachment:
     def _title(self) -> str:
         state = "" if self.enabled else ", paused"
         state = state if self._control.installed else ", removed"
-        return f"{len(self)} sites on {type(self._base).__name__}, epoch {self.epoch:g}{state}"
+        sites = counted(len(self), "site")
+        return f"{sites} on {type(self._base).__name__}, epoch {self.epoch:g}{state}"
 
     def __str__(self) -> str:
         return str(self.report())
 
     def __repr__(self) -> str:
         return f"<Attachment: {self._title()}>"
+
+    def _repr_html_(self) -> str:
+        """The report, for notebooks."""
+        return self.report()._repr_html_()
 
     def verify(self, *, distributed: bool = False) -> list[Finding]:
         """What is wrong: an empty list where every site is on and has been seen at work.

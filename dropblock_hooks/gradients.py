@@ -93,7 +93,9 @@ class ClipGradNorm(Regularizer):
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         axis = 0 if now.layout == layouts.PARAMETER else layouts.channel_axis(now.layout)
-        return clip_norm_counted(x, now.max_norm * now.grad_scale, self.norm_type, self.per, axis)
+        limit = now.max_norm * now.grad_scale
+        clipped, met = clip_norm_counted(x, limit, self.norm_type, self.per, axis)
+        return clipped, met.unscaled(now.grad_scale)
 
 
 @register

@@ -21,6 +21,7 @@ from typing import (
 from torch import Tensor, nn
 
 from . import layouts
+from .functional.gradients import Clipped
 from .registry import brief, closest, name_of
 from .schedules import Schedule, as_number, is_moving, shown, span_of, value_at
 
@@ -94,7 +95,9 @@ class Now:
         raise AttributeError(f"now has no {name!r}; it has {', '.join(vars(self))}")
 
 
-Applied: TypeAlias = tuple[Tensor, "Tensor | int | None"]
+Counted: TypeAlias = Clipped | Tensor | int | None
+"""How many elements were dropped or changed; of a gradient clipped by its norm, that norm too."""
+Applied: TypeAlias = tuple[Tensor, Counted]
 """What ``apply`` returns: the new tensor, and how many elements were dropped or changed."""
 
 

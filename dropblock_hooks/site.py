@@ -14,11 +14,12 @@ from . import layouts
 from .control import Control
 from .evidence import Evidence
 from .forms import form_of
+from .functional.gradients import Clipped
 from .functional.masks import wide_dtype
 from .layouts import Form
 from .memory import ShapeMemory
 from .recomputation import NO_TASK, graph_task, loses_random_state, recomputing
-from .regularizer import Now, Regularizer
+from .regularizer import Counted, Now, Regularizer
 from .tallies import Record
 from .warn import warn
 
@@ -145,6 +146,15 @@ class Site:
         return self.record.all().share()
 
     @property
+    def mean_norm(self) -> float | None:
+        """The mean norm of its gradients before they were clipped, over the same window.
+
+        In the unit of the unscaled loss, without norms that are not finite; None where the
+        regularizer takes no norm. Reading it waits for the device.
+        """
+        return self.record.last_window().mean_norm()
+
+    @property
     def map_size(self) -> tuple[int | tuple[int, int], ...] | None:
         """Spatial size of the tensors seen, per axis; (smallest, largest) where it varies."""
         maps = self.record.maps
@@ -255,12 +265,12 @@ class Site:
         self._count(affected, total, 0.0)
         return y
 
-    def _count(self, affected: Tensor | int | None, total: int, rate: float) -> None:
+    def _count(self, affected: Counted, total: int, rate: float) -> None:
         self.record.add_active(None if _transformed(affected) else affected, total, rate)
 
     def run(
         self, x: Tensor, form: Form, values: Mapping[str, Any], **state: Any
-    ) -> tuple[Tensor, Tensor | int | None, int]:
+    ) -> tuple[Tensor, Counted, int]:
         """The tensor regularized, how much of it was affected, and out of how many elements."""
         now = Now(layout=form.layout, **state, **values)
         try:
@@ -275,7 +285,7 @@ class Site:
         except (TypeError, ValueError) as error:
             raise self.error(error) from error
 
-    def _call(self, x: Tensor, now: Now) -> tuple[Tensor, Tensor | int | None]:
+    def _call(self, x: Tensor, now: Now) -> tuple[Tensor, Counted]:
         traced = self.regularizer.traceable and is_compiling()
         apply = self.regularizer.apply if traced else self._apply
         result = apply(x, now)
@@ -333,8 +343,9 @@ def _as_tensors(values: Mapping[str, float], device: torch.device) -> dict[str, 
         return {name: torch.full((), v, dtype=dtype, device=device) for name, v in values.items()}
 
 
-def _transformed(affected: Tensor | int | None) -> bool:
+def _transformed(affected: Counted) -> bool:
     """Whether a count lives inside a function transform (vmap), which it must not outlive."""
+    affected = affected.changed if isinstance(affected, Clipped) else affected
     return isinstance(affected, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(
         affected
     )

@@ -36,7 +36,8 @@ def site_state(site: Site) -> dict[str, Any]:
     for name, tally in zip(
         _TALLIES, (record.open_window(), record.closed, record.before), strict=True
     ):
-        state[name] = [int(tally.affected), tally.total, tally.expected]
+        norms = float(tally.norm), int(tally.norms)
+        state[name] = [int(tally.affected), tally.total, tally.expected, *norms]
     return state
 
 
@@ -74,7 +75,7 @@ def _is_whole(site: Any) -> bool:
     tallies = [site.get(name) for name in _TALLIES]
     return all(isinstance(count, int) for count in counts) and all(
         isinstance(tally, list | tuple)
-        and len(tally) == 3
+        and len(tally) in (3, 5)  # before and since norms are counted
         and all(isinstance(number, int | float) for number in tally)
         for tally in tallies
     )

@@ -6,11 +6,14 @@ import math
 import sys
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .functional.gradients import Clipped
 from .functional.masks import wide_dtype
+from .regularizer import Counted
 
 Sizes = tuple[tuple[int, ...], tuple[int, ...]]
 """The smallest and the largest map seen, per axis."""
@@ -18,26 +21,33 @@ Sizes = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass
 class Tally:
-    """How many elements passed, and how many were dropped or changed."""
+    """How many elements passed, and how many were dropped or changed; of gradients, their norms."""
 
     affected: Tensor | int = 0
     total: int = 0
     expected: float = 0.0
+    norm: Tensor | float = 0.0
+    norms: Tensor | int = 0
 
-    def add(self, affected: Tensor | int, total: int, expected: float) -> None:
+    def add(
+        self,
+        affected: Tensor | int,
+        total: int,
+        expected: float,
+        norm: Tensor | float = 0.0,
+        norms: Tensor | int | None = None,
+    ) -> None:
         """Count more; a tensor is not read."""
-        if isinstance(affected, Tensor):
-            affected = affected.detach() if affected.requires_grad else affected
-            if isinstance(self.affected, Tensor) and self.affected.device != affected.device:
-                self.affected = self.affected.to(affected.device)  # the model has moved
-        self.affected = self.affected + affected
+        self.affected = _sum(self.affected, affected)
         self.total += total
         self.expected += expected
+        if norms is not None:
+            self.norm, self.norms = _sum(self.norm, norm), _sum(self.norms, norms)
 
     def plus(self, other: Tally) -> Tally:
         """The sum, as a new tally."""
-        total = Tally(self.affected, self.total, self.expected)
-        total.add(other.affected, other.total, other.expected)
+        total = Tally(self.affected, self.total, self.expected, self.norm, self.norms)
+        total.add(other.affected, other.total, other.expected, other.norm, other.norms)
         return total
 
     def share(self) -> float | None:
@@ -48,8 +58,22 @@ class Tally:
         """The mean of the nominal rates, by elements; None where nothing was counted."""
         return self.expected / self.total if self.total else None
 
+    def mean_norm(self) -> float | None:
+        """The mean norm of gradients before they were clipped; None where none was taken."""
+        norms = int(self.norms)
+        return float(self.norm) / norms if norms else None
 
-_CALLS, _ACTIVE, _AFFECTED, _TOTAL, _EXPECTED, _LOW = range(6)
+
+def _sum(before: Any, more: Any) -> Any:
+    """The sum, on the device of what is new: the model may have moved."""
+    if isinstance(more, Tensor):
+        more = more.detach() if more.requires_grad else more
+        if isinstance(before, Tensor) and before.device != more.device:
+            before = before.to(more.device)
+    return before + more
+
+
+_CALLS, _ACTIVE, _AFFECTED, _TOTAL, _EXPECTED, _NORM, _NORMS, _LOW = range(8)
 
 
 class Meter:
@@ -85,9 +109,13 @@ class Meter:
         """One more call of the layer."""
         self.counts[_CALLS].add_(1)
 
-    def add_active(self, affected: Tensor | int | None, total: int, rate: Tensor | float) -> None:
+    def add_active(self, affected: Counted, total: int, rate: Tensor | float) -> None:
         """One more call in which the regularizer was on, and what it did."""
         self.counts[_ACTIVE].add_(1)
+        if isinstance(affected, Clipped):
+            self.counts[_NORM].add_(affected.norm)
+            self.counts[_NORMS].add_(affected.norms)
+            affected = affected.changed
         if affected is not None:
             self.counts[_AFFECTED].add_(affected)
             self.counts[_TOTAL].add_(total)
@@ -108,7 +136,8 @@ class Meter:
         calls, active, affected, total = map(int, numbers[:_EXPECTED])
         low, high = numbers[_LOW : _LOW + self.spatial], numbers[_LOW + self.spatial :]
         maps = (tuple(map(int, low)), tuple(map(int, high))) if high and high[0] else None
-        return calls, active, Tally(affected, total, numbers[_EXPECTED]), maps
+        tally = Tally(affected, total, *numbers[_EXPECTED:_LOW])
+        return calls, active, tally, maps
 
 
 def device_of(module: nn.Module) -> torch.device | None:
@@ -135,10 +164,12 @@ class Record:
         self._maps: Sizes | None = None
         self._metered = Tally()  # what the meter showed when the window was opened
 
-    def add_active(self, affected: Tensor | int | None, total: int, rate: float) -> None:
+    def add_active(self, affected: Counted, total: int, rate: float) -> None:
         """One more call in which the regularizer was on, and what it did."""
         self._active += 1
-        if affected is not None:
+        if isinstance(affected, Clipped):
+            self.window.add(affected.changed, total, rate * total, affected.norm, affected.norms)
+        elif affected is not None:
             self.window.add(affected, total, rate * total)
 
     def add_idle(self, total: int) -> None:
@@ -178,6 +209,8 @@ class Record:
             int(now.affected) - int(then.affected),
             now.total - then.total,
             now.expected - then.expected,
+            float(now.norm) - float(then.norm),
+            int(now.norms) - int(then.norms),
         )
         return self.window.plus(metered)
 
