@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from .attachment import Attachment, checked_scaler
+from .attachment import Attachment
 from .cautions import FAULTS
 from .compiled import refuse_compiled
 from .control import Control
@@ -14,6 +14,7 @@ from .hooks import SiteHook, hooks_on
 from .install import install
 from .placement import place
 from .plan import plan_placements
+from .scalers import checked_scaler
 from .spec import Draft, SpecError
 from .warn import warn
 from .wrappers import find_module, submodule, unwrap
@@ -47,8 +48,9 @@ def attach(
         spec: a mapping selector → regularizer(s), a list of such pairs, a `Spec`, or the path of a
             YAML or JSON file.
         root: name of the submodule where names begin, for example ``"backbone.body"``.
-        grad_scaler: the GradScaler of the training loop: bounds of gradient regularizers are then
-            in the unit of the unscaled loss.
+        grad_scaler: the GradScaler of the training loop, or what wraps it (timm's NativeScaler):
+            bounds of gradient regularizers are then in the unit of the unscaled loss. One that is
+            made later can be set as ``attached.grad_scaler``.
         example_input: what the model is called with (a tensor, or a tuple of arguments or a
             mapping of keywords): it is planned first, see `plan`, and what can't work is refused;
             otherwise the first forward shows it.

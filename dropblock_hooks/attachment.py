@@ -21,6 +21,7 @@ from .proof import prove, take_off_proof
 from .ranks import check_group, compare, summed_sites, world_size
 from .registry import closest
 from .report import SiteRow, site_table
+from .scalers import checked_scaler, tell_missing
 from .schedules import as_number, spread_rate
 from .site import Site, ran_compiled
 from .table import Table, counted
@@ -139,6 +140,7 @@ class Attachment:
         self._control.epoch = t
         self._control.stepped = True
         self._prove(epoch_ended)
+        tell_missing(self._control, self.sites)
 
     def rehook(self) -> None:
         """Hook parameters that have become other objects: compiled code can't."""
@@ -214,12 +216,17 @@ class Attachment:
 
     @property
     def grad_scaler(self) -> Any:
-        """The GradScaler whose scale multiplies gradient bounds; set it on a loaded model."""
+        """The GradScaler whose scale multiplies gradient bounds; set it on a loaded model.
+
+        What wraps one can be given as well: timm's NativeScaler, Lightning's precision plugin,
+        accelerate's Accelerator.
+        """
         return self._control.grad_scaler
 
     @grad_scaler.setter
     def grad_scaler(self, scaler: Any) -> None:
         self._control.grad_scaler = checked_scaler(scaler)
+        self._control.expects_scaler = self._control.grad_scaler is not None
 
     def remove(self) -> None:
         """Take every hook out; the model is what it was. Safe to repeat, also before a backward.
@@ -256,6 +263,7 @@ class Attachment:
             RuntimeError: for ``distributed=True`` without a process group, or with sites that
                 differ between the ranks.
         """
+        tell_missing(self._control, self.sites)
         if not distributed:
             return site_table(self.sites, self._title(), self._forwards())
         check_group("report(distributed=True)")
@@ -339,10 +347,3 @@ class Attachment:
             raise TypeError(f"log takes a writer with add_scalar, got {type(writer).__name__}")
         for tag, value in self.scalars().items():
             writer.add_scalar(tag, value, step)
-
-
-def checked_scaler(scaler: Any) -> Any:
-    """A GradScaler (anything with ``get_scale``) or None."""
-    if scaler is not None and not hasattr(scaler, "get_scale"):
-        raise TypeError(f"grad_scaler must have get_scale(), got {type(scaler).__name__}")
-    return scaler

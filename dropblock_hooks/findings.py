@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from torch import nn
@@ -10,7 +10,8 @@ from torch import nn
 from .causes import why_inactive, why_not_called
 from .control import Control
 from .hooks import ParameterHook, SiteHook
-from .site import ran_compiled
+from .scalers import MISSING, in_use
+from .site import Site, ran_compiled
 from .wrappers import bare_type, find_module, shard_refusal
 
 
@@ -36,6 +37,8 @@ def find_faults(
     if control.expects_scaler and control.grad_scaler is None:
         message = "gradient bounds are not scaled: set attached.grad_scaler again after loading"
         found.append(Finding(".", "grad_scaler", message))
+    elif control.grad_scaler is None and _bounds_scaled(hook.site for _, hook in installed):
+        found.append(Finding(".", "grad_scaler", MISSING))
     ran = control.forwards > 0 or any(hook.site.calls for _, hook in installed)
     compiled = ran_compiled(hook.site for _, hook in installed)
     if not ran:
@@ -46,6 +49,12 @@ def find_faults(
         for kind, message in _faults(base, module, hook, calls if ran else None, compiled):
             found.append(Finding(hook.site.key, kind, message))
     return found
+
+
+def _bounds_scaled(sites: Iterable[Site]) -> bool:
+    """Whether a bound has met gradients while a GradScaler was in use."""
+    bounded = [site for site in sites if site.regularizer.reads_grad_scale]
+    return any(site.active_calls for site in bounded) and in_use()
 
 
 def _faults(

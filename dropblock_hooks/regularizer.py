@@ -21,7 +21,6 @@ from typing import (
 from torch import Tensor, nn
 
 from . import layouts
-from .functional.gradients import Clipped
 from .registry import brief, closest, name_of
 from .schedules import Schedule, as_number, is_moving, shown, span_of, value_at
 
@@ -70,12 +69,15 @@ class Now:
         layout: the axes of the tensor as the layer gave it, for example ``"NCHW"``; "" if unknown.
         training: the mode of the layer.
         grad_scale: what the loss was multiplied by (AMP): gradient bounds are multiplied by it.
+        norms: ``apply`` may leave here the sum of the norms that it has taken of a gradient, of the
+            unscaled loss, and their number: the report shows their mean.
     """
 
     input: Any
     layout: str
     training: bool
     grad_scale: float | Tensor
+    norms: tuple[Tensor, Tensor] | None = None
 
     def __init__(
         self,
@@ -95,9 +97,7 @@ class Now:
         raise AttributeError(f"now has no {name!r}; it has {', '.join(vars(self))}")
 
 
-Counted: TypeAlias = Clipped | Tensor | int | None
-"""How many elements were dropped or changed; of a gradient clipped by its norm, that norm too."""
-Applied: TypeAlias = tuple[Tensor, Counted]
+Applied: TypeAlias = tuple[Tensor, "Tensor | int | None"]
 """What ``apply`` returns: the new tensor, and how many elements were dropped or changed."""
 
 
@@ -137,6 +137,9 @@ class Regularizer:
     idle_at_zero: ClassVar[bool] = False
     """Whether ``apply`` gives the very same tensor back, and counts 0 or None, where its first rate
     is 0: in eager mode it is then not run again on a shape that it has seen."""
+    reads_grad_scale: ClassVar[bool] = False
+    """Whether ``apply`` multiplies a bound by ``now.grad_scale``: a GradScaler in use that
+    ``attach`` was not given is then told."""
     traceable: ClassVar[bool] = True
     """Whether torch.compile can trace ``apply``; else it breaks the graph, run as in eager mode."""
 

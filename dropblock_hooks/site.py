@@ -19,8 +19,9 @@ from .functional.masks import wide_dtype
 from .layouts import Form
 from .memory import ShapeMemory
 from .recomputation import NO_TASK, graph_task, loses_random_state, recomputing
-from .regularizer import Counted, Now, Regularizer
-from .tallies import Record
+from .regularizer import Now, Regularizer
+from .scalers import seek
+from .tallies import Counted, Record
 from .warn import warn
 
 _CALLS_WITHOUT_STEP = 1000
@@ -256,6 +257,8 @@ class Site:
 
     def regularize_grad(self, grad: Tensor, form: Form) -> Tensor:
         """The gradient, regularized and counted."""
+        if self.regularizer.reads_grad_scale and not self.control.scaler_sought:
+            seek(self.control, self.key)
         state = {
             "input": None,
             "training": True,
@@ -293,7 +296,10 @@ class Site:
             raise TypeError(f"apply must return (tensor, count or None), got {_shown(result)}")
         if result[0].shape != x.shape:
             raise ValueError(f"must keep the shape {tuple(x.shape)}, got {tuple(result[0].shape)}")
-        return result
+        y, changed = result
+        if now.norms is not None and isinstance(changed, Tensor):
+            return y, Clipped(changed, *now.norms)
+        return y, changed
 
     def error(self, cause: object) -> SiteError:
         """An error that names the site."""

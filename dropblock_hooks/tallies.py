@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from .functional.gradients import Clipped
 from .functional.masks import wide_dtype
-from .regularizer import Counted
 
+Counted = Clipped | Tensor | int | None
+"""How many elements were dropped or changed; of a gradient clipped by its norm, that norm too."""
 Sizes = tuple[tuple[int, ...], tuple[int, ...]]
 """The smallest and the largest map seen, per axis."""
 

@@ -31,11 +31,10 @@ class Clipped(NamedTuple):
     norm: Tensor
     norms: Tensor
 
-    def unscaled(self, scale: Bound) -> Clipped:
-        """The same in the unit of the loss, which was multiplied by `scale`."""
-        if not isinstance(scale, Tensor) and scale == 1.0:
-            return self
-        return self._replace(norm=self.norm / scale)
+    def unscaled(self, scale: Bound) -> tuple[Tensor, Tensor]:
+        """Sum and number of the norms, in the unit of the loss that was multiplied by `scale`."""
+        plain = not isinstance(scale, Tensor) and scale == 1.0
+        return self.norm if plain else self.norm / scale, self.norms
 
 
 def clamp_counted(grad: Tensor, min: Bound | None, max: Bound | None) -> tuple[Tensor, Tensor]:
