@@ -7,11 +7,11 @@ from typing import Any
 from torch import nn
 
 from .attachment import Attachment
-from .cautions import FAULTS
+from .cautions import FAULTS, doubled
 from .compiled import refuse_compiled
 from .control import Control
 from .hooks import SiteHook, hooks_on
-from .install import install
+from .install import install, site_keys
 from .placement import place
 from .plan import plan_placements
 from .scalers import checked_scaler
@@ -65,13 +65,16 @@ def attach(
     draft = Draft.of(spec)
     placements, cautions = place(base, draft)
     control = Control(root, checked_scaler(grad_scaler))
-    if example_input is not None:
+    if example_input is None:
+        cautions += [c.text for c in doubled(base, placements, site_keys(placements), None)]
+    else:
         planned = plan_placements(unwrap(model), base, placements, example_input)
         if planned.problems:
             raise SpecError(planned.problems, draft.source)
         faults = [caution for caution in planned.cautions if caution.kind in FAULTS]
         cautions += [caution.text for caution in faults]
-        control.told = frozenset(key for caution in faults for key in caution.keys)
+        silent = [caution for caution in faults if caution.kind in ("never_called", "never_active")]
+        control.told = frozenset(key for caution in silent for key in caution.keys)
     attachment = install(base, placements, control)
     try:
         for caution in cautions:
