@@ -129,37 +129,48 @@ def find_doubled(
     live = droppers(base)
     if calls is not None:
         live = {name: dropper for name, dropper in live.items() if calls.get(name)}
-    groups: dict[tuple[Any, ...], list[tuple[str, str, float, Dropper]]] = defaultdict(list)
-    for i, (p, key) in enumerate(zip(placements, keys, strict=True)):
-        unit, rate = unit_dropped(p.regularizer), highest_rate(p.regularizer)
-        if unit is None or not rate or p.target.parameter:
-            continue
+    groups: dict[tuple[Any, ...], list[_Site]] = defaultdict(list)
+    alike = _alike_in_lists(placements)
+    for same in alike:
+        i, rate = same[0], both(*(highest_rate(placements[j].regularizer) for j in same))
+        p, unit = placements[i], unit_dropped(placements[i].regularizer)
         names = [*_meets(base, p.target, p.regularizer.at, unit, live), *(met[i] if met else ())]
         found = [live[name] for name in names if name in live]
-        there = next((dropper for dropper in found if _alike(unit, dropper.unit)), None)
+        there = next((dropper for dropper in found if _add_up(unit, dropper.unit)), None)
         if there is not None:
             group = p.position, p.regularizer.label, there.type, there.attribute
-            groups[group].append((key, p.target.name, rate, there))
-    return [*_of_lists(placements, keys), *map(_told, groups.values())]
+            site = _Site(tuple(keys[j] for j in same), p, rate, there)
+            groups[group].append(site)
+    return [*_of_lists(placements, keys, alike), *map(_told, groups.values())]
 
 
-def _alike(a: str, b: str) -> bool:
+@dataclass(frozen=True)
+class _Site:
+    """What one list drops at a layer, and what the model drops there."""
+
+    keys: tuple[str, ...]
+    placement: Placement
+    rate: float
+    own: Dropper
+
+
+def _add_up(a: str | None, b: str) -> bool:
     """Whether dropping the one again adds to the other: whole samples are another matter."""
     return a == b or "samples" not in (a, b)
 
 
-def _told(sites: list[tuple[str, str, float, Dropper]]) -> Doubled:
-    _, _, _, first = sites[0]
-    label = sites[0][0].partition("/")[2].partition("#")[0]
-    ours, own = [rate for _, _, rate, _ in sites], [d.rate for _, _, _, d in sites]
+def _told(sites: list[_Site]) -> Doubled:
+    first, label = sites[0].own, sites[0].placement.regularizer.label
+    ours, own = [site.rate for site in sites], [site.own.rate for site in sites]
     in_all = [both(*pair) for pair in zip(ours, own, strict=True)]
-    others = "" if len({d.name for _, _, _, d in sites}) == 1 else " and so on"
+    others = "" if len({site.own.name for site in sites}) == 1 else " and so on"
     text = (
         f"{label} drops {_span(ours)} where the model's own {first.type} drops {_span(own)}: "
         f"{_span(in_all)} in all; set the model's own rate to 0 (model.{first.name}."
         f"{first.attribute} = 0.0{others}{_argument(first)}) or use one of the two: "
     )
-    return Doubled(text + _some(name for _, name, _, _ in sites), tuple(k for k, *_ in sites))
+    names = _some(site.placement.target.name for site in sites)
+    return Doubled(text + names, tuple(key for site in sites for key in site.keys))
 
 
 def _argument(dropper: Dropper) -> str:
@@ -169,17 +180,26 @@ def _argument(dropper: Dropper) -> str:
     return f", or make the model with {known}=0" if known else ""
 
 
-def _of_lists(placements: Sequence[Placement], keys: Sequence[str]) -> Iterator[Doubled]:
-    """One class twice in the list of one entry."""
+def _alike_in_lists(placements: Sequence[Placement]) -> list[list[int]]:
+    """What drops, by number: those of one class in the list of one entry on one tensor together."""
     sites: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for i, p in enumerate(placements):
         r = p.regularizer
-        if unit_dropped(r) and highest_rate(r) and not p.target.parameter and not _composes(p):
+        if unit_dropped(r) and highest_rate(r) and not p.target.parameter:
             sites[p.position[0], p.target.name, r.kind, r.at, r.index].append(i)
+    return list(sites.values())
+
+
+def _of_lists(
+    placements: Sequence[Placement], keys: Sequence[str], alike: Sequence[list[int]]
+) -> Iterator[Doubled]:
+    """One class twice in the list of one entry."""
     groups: dict[tuple[Any, ...], list[list[int]]] = defaultdict(list)
-    for (entry, _, kind, at, index), some in sites.items():
-        if len(some) > 1:
-            groups[entry, kind, at, index].append(some)
+    for same in alike:
+        p = placements[same[0]]
+        r = p.regularizer
+        if len(same) > 1 and not _composes(p):
+            groups[p.position[0], r.kind, r.at, r.index].append(same)
     for group in groups.values():
         regularizers = [placements[i].regularizer for i in group[0]]
         rates = [highest_rate(r) for r in regularizers]
@@ -208,7 +228,7 @@ def _some(names: Iterator[str]) -> str:
 
 
 def _meets(
-    base: nn.Module, target: Target, at: str, unit: str, live: Mapping[str, Dropper]
+    base: nn.Module, target: Target, at: str, unit: str | None, live: Mapping[str, Dropper]
 ) -> Iterator[str]:
     """Layers that drop what is dropped at this layer, as far as the modules alone tell."""
     if not live:

@@ -170,7 +170,7 @@ def _expected(p: Placement, map_size: Size | None, calls: int | None) -> float |
     if calls == 0:
         return 0.0
     shares = [
-        p.regularizer.expected_share({name: end}, size or None)
+        p.regularizer.expected_share({**p.regularizer.values(0.0), name: end}, size or None)
         for end in dict.fromkeys(ends)
         if end is not None
         for size in dict.fromkeys(maps)

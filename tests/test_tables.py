@@ -46,8 +46,10 @@ def nested(name, depth):
     return model
 
 
-@pytest.mark.parametrize("letter", WIDE.values(), ids=WIDE)
-@pytest.mark.parametrize(("length", "depth"), [(200, 1), (40, 6), (1, 60), (3, 1)])
+@pytest.mark.parametrize(
+    ("letter", "length", "depth"),
+    [*((letter, 200, 1) for letter in WIDE.values()), ("l", 40, 6), ("l", 1, 60), ("l", 3, 1)],
+)
 def test_no_line_is_wider_however_names_and_regularizers_are(letter, length, depth):
     model = nested(letter * length, depth)
     steps = StepSchedule({float(t): t / 100 for t in range(40)})
@@ -133,8 +135,8 @@ class Wide:
     values: tuple
 
 
-@pytest.mark.parametrize("columns", [1, 2, 5, 19, 20, 21, 33, 34, 100, 300])
-@pytest.mark.parametrize("length", [1, 3, 9, 40, 300])
+@pytest.mark.parametrize("columns", [1, 5, 20, 21, 33, 34, 300])
+@pytest.mark.parametrize("length", [1, 9, 300])
 @pytest.mark.parametrize("letter", WIDE.values(), ids=WIDE)
 def test_any_number_of_columns(columns, length, letter):
     heads = {f"column {i}": (lambda row, i=i: row.values[i]) for i in range(columns)}
