@@ -73,8 +73,7 @@ def attach(
             raise SpecError(planned.problems, draft.source)
         faults = [caution for caution in planned.cautions if caution.kind in FAULTS]
         cautions += [caution.text for caution in faults]
-        silent = [caution for caution in faults if caution.kind in ("never_called", "never_active")]
-        control.told = frozenset(key for caution in silent for key in caution.keys)
+        control.told = {(key, caution.kind) for caution in faults for key in caution.keys}
     attachment = install(base, placements, control)
     try:
         for caution in cautions:

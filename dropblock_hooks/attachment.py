@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from torch import nn
 
 from . import states
-from .compiled import has_compiled
 from .control import Control
 from .findings import Finding, find_faults
 from .hooks import ParameterHook, SiteHook, keepers_on, take_off
 from .matching import Select, match
 from .names import Index, NoMatchError
-from .proof import prove, take_off_proof
-from .ranks import check_group, compare, summed_sites, world_size
+from .proof import look_back, take_off_proof
+from .ranks import (
+    check_group,
+    compare,
+    forwards,
+    summed_sites,
+    tell_equal_generators,
+    world_size,
+)
 from .registry import closest
+from .regularizer import Regularizer
 from .report import SiteRow, site_table
 from .scalers import checked_scaler, tell_missing
 from .schedules import as_number, spread_rate
-from .site import Site, ran_compiled
+from .site import Site
 from .table import Table, counted
 from .tallies import device_of
+from .warn import warn
+from .wrappers import named_modules
 
 
 class Attachment:
@@ -71,8 +81,8 @@ class Attachment:
     def __hash__(self) -> int:
         return hash(id(self._control))
 
-    def __getitem__(self, which: str | Select) -> Site | tuple[Site, ...]:
-        """One site by its key; a tuple of sites by a selector.
+    def __getitem__(self, which: str | Select | type[Regularizer]) -> Site | tuple[Site, ...]:
+        """One site by its key; a tuple of sites by a selector, or by a class of regularizers.
 
         Raises:
             KeyError: for what is neither, with the closest keys.
@@ -82,9 +92,15 @@ class Attachment:
                 return site
         return self._selected(which)
 
-    def _selected(self, which: str | Select) -> tuple[Site, ...]:
+    def _selected(self, which: str | Select | type[Regularizer]) -> tuple[Site, ...]:
+        """The sites that are meant; more than one in model order."""
+        if isinstance(which, type) and issubclass(which, Regularizer):
+            return self._of_class(which)
         if not isinstance(which, str | Select):
-            raise TypeError(f"a site is found by its key or a selector, got {which!r}")
+            raise TypeError(
+                "a site is found by its key or a selector, and sites by a class of "
+                f"regularizers, got {which!r}"
+            )
         sites = [site for site in self.sites if site.key == which]
         if not sites:
             try:
@@ -100,6 +116,15 @@ class Attachment:
             hint = closest(str(which), keys) or f" (keys: {', '.join(keys[:5])})"
             raise KeyError(f"no site is {which!r}{hint}")
         return tuple(sites)
+
+    def _of_class(self, kind: type[Regularizer]) -> tuple[Site, ...]:
+        order = {name: i for i, (name, _) in enumerate(named_modules(self._base))}
+        hooks = [h for _, h in self._installed if isinstance(h.site.regularizer, kind)]
+        if not hooks:
+            labels = dict.fromkeys(site.regularizer.label for site in self.sites)
+            raise KeyError(f"no site has a {kind.__name__} (there are: {', '.join(labels)})")
+        hooks.sort(key=lambda hook: order.get(hook.owner_name, len(order)))
+        return tuple(hook.site for hook in hooks)
 
     @property
     def epoch(self) -> float:
@@ -118,29 +143,47 @@ class Attachment:
         Raises:
             TypeError, ValueError: for a time that is not a number >= 0, or a rate out of range.
         """
-        t = self.epoch + 1 if t is None else as_number("t", t)
+        self._tell_waiting()
+        before, moved = self.epoch, self._values_at(self.epoch + 1 if t is None else t)
+        closes = math.floor(moved.t) != math.floor(before)
+        ended = math.floor(moved.t) == math.floor(before) + 1 and not self._control.fresh
+        hooks = [hook for _, hook in self._installed]
+        look = closes and self._control.installed
+        told = look_back(self._base, self._control, hooks, ended) if look else []
+        self._move(moved)
+        self._control.stepped, self._control.fresh = True, False
+        for text in told:
+            warn(text)
+        tell_equal_generators(self._base, self._control, self.sites)
+        tell_missing(self._control, self.sites)
+
+    def _values_at(self, t: float) -> _Moment:
+        """The values of all sites at a time, each within its range."""
+        t = as_number("t", t)
         if t < 0:
             raise ValueError(f"t must be >= 0, got {t:g}")
-        moved = []
+        values = []
         for site in self.sites:
-            values = site.regularizer.values(t)
+            values.append(site.regularizer.values(t))
             try:
-                site.regularizer.check(values)
+                site.regularizer.check(values[-1])
             except ValueError as error:
                 raise ValueError(f"{site.key} at t={t:g}: {error}") from error
-            moved.append(values)
-        closes = math.floor(t) != math.floor(self.epoch)
-        model_at = device_of(self._base)
-        for (module, hook), values in zip(self._installed, moved, strict=True):
+        return _Moment(t, values)
+
+    def _move(self, moved: _Moment) -> None:
+        """Put the values of a time in place; a window closes where its whole part is another."""
+        control, model_at = self._control, device_of(self._base)
+        closes = math.floor(moved.t) != math.floor(control.epoch)
+        for (module, hook), values in zip(self._installed, moved.values, strict=True):
             hook.site.move(values, hook.site.record.meter.home(module, model_at))
             if closes:
                 hook.site.record.close_window()
+        if closes:
+            control.record.close_window()
+            control.open_window()
+        control.epoch = moved.t
         self.rehook()
-        epoch_ended = closes and self._control.stepped
-        self._control.epoch = t
-        self._control.stepped = True
-        self._prove(epoch_ended)
-        tell_missing(self._control, self.sites)
 
     def rehook(self) -> None:
         """Hook parameters that have become other objects: compiled code can't."""
@@ -148,23 +191,26 @@ class Attachment:
             if isinstance(hook, ParameterHook) and self._control.installed:
                 hook.rehook(module)
 
-    def _prove(self, epoch_ended: bool) -> None:
-        """Look at the sites, where no forward of the model has: compiled, or a part was trained."""
+    def _waiting(self) -> Site | None:
+        """A site whose schedule nobody moves, if that is to be told: compiled code can't."""
         control = self._control
-        if control.proved or control.forwards or not control.installed:
-            return
-        # an epoch in which compiled code has run, it seems, and has called none
-        nothing = epoch_ended and has_compiled()
-        if nothing or any(site.active_calls for site in self.sites):
-            prove(self._base, control, self.sites)
+        if control.warned or control.stepped or not control.installed:
+            return None
+        return next((site for site in self.sites if site.resumed()), None)
+
+    def _tell_waiting(self) -> None:
+        """Warn of schedules that nobody moves."""
+        site = self._waiting()
+        if site is not None:
+            site.tell_waiting()
 
     @property
     def rates(self) -> dict[str, dict[str, float]]:
         """The values now, by site key and field."""
         return {site.key: dict(site.values) for site in self.sites}
 
-    def set(self, which: str | Select, **rates: Any) -> None:
-        """Give sites another rate or schedule; all or none.
+    def set(self, which: str | Select | type[Regularizer], **rates: Any) -> None:
+        """Give sites another rate or schedule; all or none. Their realized rates begin anew.
 
         Example:
             >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
@@ -172,10 +218,14 @@ class Attachment:
             >>> attached.set("1/Dropout2d", p=0.3)
             >>> attached.rates
             {'1/Dropout2d': {'p': 0.3}}
+            >>> attached.set(Dropout2d, p=0.2)
+            >>> attached.rates
+            {'1/Dropout2d': {'p': 0.2}}
 
         Args:
-            which: a site key or a selector.
-            rates: rate fields by name, numbers or schedules.
+            which: a site key, a selector, or a class of regularizers: the sites that have one.
+            rates: rate fields by name, numbers or schedules; a `ByDepth` is spread over the layers
+                of each class of regularizers for itself.
 
         Raises:
             KeyError: where no site is meant.
@@ -184,17 +234,17 @@ class Attachment:
         sites = self._selected(which)
         if not rates:
             raise ValueError("set takes at least one rate: set(which, p=0.2)")
-        spread = [
-            {name: spread_rate(rate, i, len(sites)) for name, rate in rates.items()}
-            for i in range(len(sites))
-        ]
         changed = [
-            site.regularizer.with_rates(**own) for site, own in zip(sites, spread, strict=True)
+            site.regularizer.with_rates(
+                **{name: spread_rate(rate, i, n) for name, rate in rates.items()}
+            )
+            for site, (i, n) in zip(sites, _depths(sites), strict=True)
         ]
         for regularizer in changed:
             regularizer.check(regularizer.values(self.epoch))
         for site, regularizer in zip(sites, changed, strict=True):
             site.set_regularizer(regularizer)
+            site.record.forget_elements()
 
     @property
     def enabled(self) -> bool:
@@ -203,7 +253,7 @@ class Attachment:
 
     @enabled.setter
     def enabled(self, on: bool) -> None:
-        self._control.enabled = bool(on)
+        self._control.switch(bool(on))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -233,6 +283,7 @@ class Attachment:
 
         Not before that of a checkpointed forward, which would be recomputed without the hooks.
         """
+        waiting = self._waiting()
         self._control.installed = False
         for module, hook in self._installed:
             hook.remove(module)
@@ -240,6 +291,8 @@ class Attachment:
         for keeper in keepers_on(self._base):
             if any(hook.site.control is self._control for hook in keeper.hooks):
                 take_off(keeper, self._base)
+        if waiting is not None:
+            waiting.tell_waiting()
 
     def __enter__(self) -> Attachment:
         return self
@@ -264,15 +317,13 @@ class Attachment:
                 differ between the ranks.
         """
         tell_missing(self._control, self.sites)
+        self._tell_waiting()
         if not distributed:
-            return site_table(self.sites, self._title(), self._forwards())
+            still = [site.still() for site in self.sites]
+            return site_table(still, self._title(), forwards(still, self._control))
         check_group("report(distributed=True)")
-        sites, forwards = summed_sites(self.sites, self._control)
-        return site_table(sites, f"{self._title()}, {world_size()} ranks", forwards)
-
-    def _forwards(self) -> int | None:
-        """Forwards of the model so far; None where compiled ones could not be counted."""
-        return None if ran_compiled(self.sites) else self._control.forwards
+        sites, ran = summed_sites(self.sites, self._control)
+        return site_table(sites, f"{self._title()}, {world_size()} ranks", ran)
 
     def _title(self) -> str:
         state = "" if self.enabled else ", paused"
@@ -293,8 +344,11 @@ class Attachment:
     def verify(self, *, distributed: bool = False) -> list[Finding]:
         """What is wrong: an empty list where every site is on and has been seen at work.
 
-        Call it after a training step. It tells of sites whose layer was never called, or only in
-        evaluation; of layers that were replaced; of hooks that were lost.
+        It speaks of the last window: the epoch, or the time since attaching or loading. Where
+        nothing has been trained in it yet, as after ``step()`` at the end of an epoch, it speaks of
+        the one before. Call it after a training step. It tells of sites whose layer was never
+        called, or only in evaluation; of layers that were replaced; of hooks that were lost; of
+        parameters that got no gradient; of schedules that nobody moves.
 
         Args:
             distributed: on all processes of the group, and what differs between them: sites, time,
@@ -311,10 +365,11 @@ class Attachment:
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch and statistics, as plain numbers and text."""
+        self._tell_waiting()
         return states.save(self.sites, self._control)
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        """Restore what `state_dict` gave; schedules are at its epoch then.
+        """Restore what `state_dict` gave; schedules are at its epoch then, in a new window.
 
         Args:
             state: from an Attachment of the same spec.
@@ -324,14 +379,16 @@ class Attachment:
             ValueError: for a state of another spec, with the differences; nothing is changed.
         """
         epoch = states.load(state, self.sites, strict)
-        self.step(epoch)
+        self._move(self._values_at(epoch))
         states.restore(state, self.sites, self._control)
 
     def scalars(self, prefix: str = "reg/") -> dict[str, float]:
         """Rates and realized rates by tag, for ``log_dict``, ``wandb.log`` and the like.
 
-        Tags are ``<prefix><site key>/<field>`` and ``<prefix><site key>/realized_rate``.
+        Tags are ``<prefix><site key>/<field>`` and ``<prefix><site key>/realized_rate``, which is
+        left out where nothing was counted.
         """
+        self._tell_waiting()
         found = {}
         for site in self.sites:
             for name, value in site.values.items():
@@ -347,3 +404,23 @@ class Attachment:
             raise TypeError(f"log takes a writer with add_scalar, got {type(writer).__name__}")
         for tag, value in self.scalars().items():
             writer.add_scalar(tag, value, step)
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """A time, and the values that sites have then."""
+
+    t: float
+    values: list[dict[str, float]]
+
+
+def _depths(sites: Sequence[Site]) -> list[tuple[int, int]]:
+    """Of each site, the place of its layer among those of its class, and their number."""
+    layers: dict[str, dict[str, int]] = {}
+    for site in sites:
+        known = layers.setdefault(site.regularizer.label, {})
+        known.setdefault(site.name, len(known))
+    return [
+        (layers[label][site.name], len(layers[label]))
+        for site, label in ((site, site.regularizer.label) for site in sites)
+    ]

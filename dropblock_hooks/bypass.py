@@ -58,6 +58,24 @@ def carries_stream(output: Node | None, source: Node | None) -> bool:
     return False
 
 
+def without_gradient(outputs: Iterable[Tensor], parameter: Tensor) -> bool:
+    """Whether no gradient of the outputs can come to a parameter, as far as their graph shows.
+
+    A reentrant checkpoint hides its part of the graph, and outputs without one show nothing.
+    """
+    waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen: set[Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        if getattr(node, "variable", None) is parameter or "Checkpoint" in node.name():
+            return False
+        seen.add(node)
+        waiting += [below for below, _ in node.next_functions if below is not None]
+    return bool(seen)
+
+
 def _reaches(start: Node, wanted: set[Node], closed: Node | None) -> bool:
     seen: set[Node] = set()
     waiting = [start]

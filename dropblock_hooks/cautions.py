@@ -123,9 +123,11 @@ def _of_placement(p: Placement) -> Iterator[tuple[Kind, str, str]]:
 
 def _of_trial(base: nn.Module, met: SiteTrial, trial: Trial) -> Iterator[tuple[Kind, str, str]]:
     p, site, name = met.placement, met.site, _name(met.placement)
-    if site.at == "parameter":
-        return
     label = p.regularizer.label
+    if site.at == "parameter":
+        if met.without_gradient:
+            yield (*_of_unused(base, p, trial), name)
+        return
     if not site.calls:
         cause = why_not_called(base, p.target.name, trial.calls)
         yield "never_called", f"never called ({cause})", name
@@ -151,6 +153,18 @@ def _of_trial(base: nn.Module, met: SiteTrial, trial: Trial) -> Iterator[tuple[K
     if met.followers:
         text = "the next layer works in place on the output, which is harmless"
         yield "in_place", text, f"{name} (then {', '.join(met.followers)})"
+
+
+def _of_unused(base: nn.Module, p: Placement, trial: Trial) -> tuple[Kind, str]:
+    """Why no gradient comes to a parameter."""
+    parameter = p.target.module._parameters.get(p.target.parameter or "")
+    if parameter is not None and not parameter.requires_grad:
+        return "no_gradient", f"{p.regularizer.label} gets no gradient: the parameter is frozen"
+    cause = "the output does not depend on it"
+    if not trial.calls.get(p.target.owner):
+        why = why_not_called(base, p.target.owner, trial.calls)
+        cause = f"{cause}, and its layer is never called: {why}"
+    return "never_active", f"{p.regularizer.label} gets no gradient ({cause})"
 
 
 def _is_idle(met: SiteTrial) -> bool:

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .functional.masks import wide_dtype
+from .tallies import Record
 
 
 class Control:
-    """What the sites of one Attachment share: the time and the switches."""
+    """What the sites of one Attachment share: the time and the switches.
+
+    Attributes:
+        root: where names begin in the model.
+        epoch: the time.
+        stepped: whether anybody has called `Attachment.step`.
+        fresh: whether nobody has since attaching or loading: no epoch has ended then.
+        warned: whether it was told that nobody calls it.
+        record: the forwards of the model.
+        looked: whether a training forward was looked at in this window.
+        was_off: whether the regularizers were switched off at any time in this window.
+        idled: whether a training forward met them switched off in this window.
+        idled_before: the same of the window before.
+        graphs: how much autograd had built when this window began.
+        told: what was told already: keys of sites, each with a kind of fault.
+        compared: whether the random states of ranks were compared.
+    """
 
     def __init__(self, root: str = "", grad_scaler: Any = None) -> None:
         self.root = root
@@ -19,10 +37,14 @@ class Control:
         self.enabled = True
         self.installed = True
         self.stepped = False
+        self.fresh = True
         self.warned = False
-        self.forwards = 0
-        self.proved = False
-        self.told: frozenset[str] = frozenset()
+        self.record = Record(None, torch.device("cpu"))
+        self.looked = False
+        self.was_off = self.idled = self.idled_before = False
+        self.graphs = graphs_built()
+        self.told: set[tuple[str, str]] = set()
+        self.compared = False
         self.expects_scaler = grad_scaler is not None
         self.grad_scaler = grad_scaler
         self.scaler_sought = False
@@ -30,10 +52,21 @@ class Control:
     def __deepcopy__(self, memo: dict[int, Any]) -> Control:
         copied = Control.__new__(Control)
         copied.__dict__.update(self.__dict__)  # the scaler stays the one of the training loop
+        copied.record, copied.told = copy.deepcopy(self.record), set(self.told)
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "grad_scaler": None}  # belongs to the training loop
+
+    def switch(self, on: bool) -> None:
+        """Switch the regularizers on or off."""
+        self.enabled = on
+        self.was_off |= not on
+
+    def open_window(self) -> None:
+        """Begin a new window; its first training forward will be looked at."""
+        self.looked, self.graphs = False, graphs_built()
+        self.idled_before, self.idled, self.was_off = self.idled, False, not self.enabled
 
     def grad_scale(self, device: torch.device) -> float | Tensor:
         """What the loss is multiplied by, read without waiting for the device."""
@@ -47,6 +80,11 @@ class Control:
             return scale.to(device, wide_dtype(device), copy=True, non_blocking=True)
         initial = getattr(scaler, "_init_scale", None)
         return float(scaler.get_scale() if initial is None else initial)
+
+
+def graphs_built() -> int:
+    """A number that grows whenever autograd builds a graph in this thread, for any model."""
+    return torch._C._autograd._get_sequence_nr()
 
 
 def is_enabled(scaler: Any) -> bool:

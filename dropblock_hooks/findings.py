@@ -1,4 +1,4 @@
-"""What ``verify`` finds wrong with an Attachment."""
+"""What is wrong with the sites of an Attachment: in one window, an epoch say."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from torch import nn
 
 from .causes import why_inactive, why_not_called
 from .control import Control
-from .hooks import ParameterHook, SiteHook
+from .hooks import ParameterHook, SiteHook, hooks_on
 from .scalers import MISSING, in_use
-from .site import Site, ran_compiled
+from .site import Site
+from .tallies import Counts
 from .wrappers import bare_type, find_module, shard_refusal
 
 
@@ -27,6 +28,64 @@ class Finding:
         return f"{self.key}: {self.message}"
 
 
+@dataclass(frozen=True)
+class Window:
+    """The calls of one window.
+
+    Attributes:
+        sites: of each site, by its key.
+        layers: of each layer that has a site, by its name.
+        model: forwards of the model; none where it was compiled.
+        off: whether a training forward met the regularizers switched off.
+        compiled: whether compiled code has ever called a site.
+    """
+
+    sites: dict[str, Counts]
+    layers: dict[str, int]
+    model: Counts
+    off: bool
+    compiled: bool
+
+    @property
+    def ran(self) -> bool:
+        """Whether anything was called."""
+        return self.model.calls > 0 or any(each.calls or each.active for each in self._all)
+
+    @property
+    def trained(self) -> bool:
+        """Whether anything was called in training mode, or regularized."""
+        return self.model.trained > 0 or any(each.trained or each.active for each in self._all)
+
+    @property
+    def _all(self) -> Iterable[Counts]:
+        return self.sites.values()
+
+
+def windows(control: Control, hooks: Iterable[SiteHook]) -> tuple[Window, Window]:
+    """The open window, and the one before. Waits for compiled code."""
+    sites = [hook.site for hook in hooks]
+    compiled = any(site.record.compiled_calls() for site in sites)
+    read = {site.key: site.record.windows() for site in sites}
+    model = control.record.windows()
+    off = control.idled or (compiled and control.was_off), control.idled_before
+    made = []
+    for i in (0, 1):
+        counts = {key: both[i] for key, both in read.items()}
+        layers = {site.name: counts[site.key].calls for site in sites}
+        made.append(Window(counts, layers, model[i], off[i], compiled))
+    return made[0], made[1]
+
+
+def last_window(control: Control, hooks: Iterable[SiteHook]) -> Window:
+    """The window that a user means: the open one, or the one before if that was not trained in.
+
+    With ``step(epoch)`` at the start of an epoch it is the open one, at its end. After ``step()``
+    at the end of an epoch it is the one just closed, also when a validation follows.
+    """
+    now, before = windows(control, hooks)
+    return before if before.ran and not now.trained else now
+
+
 def find_faults(
     base: nn.Module, control: Control, installed: list[tuple[nn.Module, SiteHook]]
 ) -> list[Finding]:
@@ -39,15 +98,20 @@ def find_faults(
         found.append(Finding(".", "grad_scaler", message))
     elif control.grad_scaler is None and _bounds_scaled(hook.site for _, hook in installed):
         found.append(Finding(".", "grad_scaler", MISSING))
-    ran = control.forwards > 0 or any(hook.site.calls for _, hook in installed)
-    compiled = ran_compiled(hook.site for _, hook in installed)
-    if not ran:
-        message = "no layer was called since it was attached: run a training step first"
+    window = last_window(control, [hook for _, hook in installed])
+    if not window.ran:
+        message = (
+            "no layer was called in this epoch, nor since it was attached or loaded: run a "
+            "training step first"
+        )
         found.append(Finding(".", "not_run", message))
-    calls = {hook.site.name: hook.site.calls for _, hook in installed}
     for module, hook in installed:
-        for kind, message in _faults(base, module, hook, calls if ran else None, compiled):
-            found.append(Finding(hook.site.key, kind, message))
+        site = hook.site
+        for kind, cause in faults(base, hook, window, module):
+            message = _message(kind, cause, hook, window.sites[site.key].calls)
+            found.append(Finding(site.key, kind, message))
+        if site.resumed():
+            found.append(Finding(site.key, "not_stepped", site.waiting()))
     return found
 
 
@@ -57,38 +121,102 @@ def _bounds_scaled(sites: Iterable[Site]) -> bool:
     return any(site.active_calls for site in bounded) and in_use()
 
 
-def _faults(
-    base: nn.Module, module: nn.Module, hook: SiteHook, calls: dict[str, int] | None, compiled: bool
+def _message(kind: str, cause: str, hook: SiteHook, calls: int) -> str:
+    if kind == "never_called":
+        return f"the layer '{hook.owner_name}' ({hook.site.module_type}) was {cause}"
+    if kind == "never_active" and calls:
+        times = "once" if calls == 1 else f"{calls} times"
+        return cause.replace("called", f"called {times}", 1)
+    return cause
+
+
+def faults(
+    base: nn.Module, hook: SiteHook, window: Window, module: nn.Module | None = None
 ) -> Iterator[tuple[str, str]]:
-    site, owner = hook.site, hook.owner_name
-    current = find_module(base, owner)
-    if current is not module:
-        now = "is gone" if current is None else f"is another {bare_type(current).__name__}"
-        yield "replaced", f"the layer '{owner}' {now} since it was attached: attach again"
-    elif isinstance(hook, ParameterHook) and shard_refusal(module) is not None:
-        yield "sharded", str(shard_refusal(module))
-    elif hook.lost(module):
-        yield "lost", _why_lost(module, hook)
-    if calls is not None and not site.calls and site.at != "parameter":
-        cause = why_not_called(base, owner, calls, compiled)
-        yield "never_called", f"the layer '{owner}' ({site.module_type}) was never called: {cause}"
-    elif site.calls and not site.active_calls:
-        enabled, acts_on = site.control.enabled, site.regularizer.acts_on
-        cause = why_inactive(base, module, enabled, acts_on)
-        yield "never_active", f"called {site.calls} times and never active: {cause}"
-    if site.stands_still:
-        rate = f"its rate is still {site.rate} after {site.active_calls} calls"
-        yield "not_stepped", f"{rate}: call attached.step(epoch) at the start of each epoch"
+    """Kind and cause of what is wrong at a site; the same words for sites in the same situation.
+
+    Args:
+        base: the model.
+        hook: that of the site.
+        window: what happened.
+        module: the layer that it was put on, where that is known.
+    """
+    if isinstance(hook, ParameterHook):
+        yield from _of_parameter(base, hook, window, module)
+        return
+    there = find_module(base, hook.owner_name)
+    if there is None or (module is not None and there is not module):
+        now = "is gone" if there is None else f"is another {bare_type(there).__name__}"
+        yield "replaced", f"the layer '{hook.owner_name}' {now} since it was attached: attach again"
+    elif hook.lost(there):
+        if module is None:  # then a layer with another hook is another layer, most likely
+            yield "replaced", "the layer was replaced since it was attached: attach again"
+        yield "lost", f"its hook is no longer on '{hook.owner_name}': attach again"
+    if window.ran:
+        yield from _of_calls(base, hook, window, there)
 
 
-def _why_lost(module: nn.Module, hook: SiteHook) -> str:
-    if not isinstance(hook, ParameterHook):
-        return f"its hook is no longer on '{hook.owner_name}': attach again"
-    parameter = module._parameters.get(hook.parameter)
+def _of_calls(
+    base: nn.Module, hook: SiteHook, window: Window, there: nn.Module | None
+) -> Iterator[tuple[str, str]]:
+    site, counts = hook.site, window.sites[hook.site.key]
+    if counts.active:
+        return
+    in_training = there is not None and there.training and window.trained and not counts.trained
+    if not counts.calls or in_training:
+        cause = why_not_called(base, hook.owner_name, window.layers, window.compiled)
+        yield "never_called", f"never called{' in training' if counts.calls else ''}: {cause}"
+    elif there is not None:
+        enabled = site.control.enabled and not window.off
+        cause = why_inactive(base, there, enabled, site.regularizer.acts_on)
+        yield "never_active", f"called and never active: {cause}"
+
+
+def _of_parameter(
+    base: nn.Module, hook: ParameterHook, window: Window, module: nn.Module | None
+) -> Iterator[tuple[str, str]]:
+    """What matters is that a gradient comes: the layer need not be called, nor be the same."""
+    owner = find_module(base, hook.owner_name)
+    lost = _why_lost(hook, owner, module)
+    if lost is not None:
+        yield lost
+        return
+    counts = window.sites[hook.site.key]
+    if counts.active or not (window.trained or counts.calls) or owner is None:
+        return
+    enabled = hook.site.control.enabled and not window.off
+    cause = why_inactive(base, owner, enabled, "gradient")
+    if counts.calls or not enabled:
+        yield "never_active", f"called and never active: {cause}"
+    else:
+        why = why_not_called(base, hook.owner_name, window.layers, window.compiled)
+        yield "never_active", f"no gradient has come to it, and its layer was never called: {why}"
+
+
+def _why_lost(
+    hook: ParameterHook, owner: nn.Module | None, module: nn.Module | None
+) -> tuple[str, str] | None:
+    name = hook.owner_name
+    if owner is None:
+        return "replaced", f"the layer '{name}' is gone since it was attached: attach again"
+    refusal, parameter = shard_refusal(owner), owner._parameters.get(hook.parameter)
+    if refusal is not None:
+        return "sharded", refusal
+    if module is not None and owner is not module and not hook.holds(parameter):
+        now = bare_type(owner).__name__
+        return (
+            "replaced",
+            f"the layer '{name}' is another {now} since it was attached: attach again",
+        )
     if parameter is None:
-        return f"'{hook.owner_name}' no longer has this parameter: attach again"
+        return "lost", f"'{name}' no longer has this parameter: attach again"
     if not parameter.requires_grad:
-        return "the parameter is frozen (requires_grad is False) and gets no gradient"
-    return (
-        "the parameter is another object: a forward that is not compiled, or step(), will hook it"
-    )
+        return "lost", "the parameter is frozen (requires_grad is False) and gets no gradient"
+    if hook not in hooks_on(owner) and not hook.holds(parameter):
+        return "lost", f"its hook is no longer on '{name}': attach again"
+    if not hook.holds(parameter):
+        return "lost", (
+            "the parameter is another object: a forward that is not compiled, or step(), will "
+            "hook it"
+        )
+    return None

@@ -83,6 +83,7 @@ class SiteHook:
         clean; traced, or (where the regularizer can't be) a break in the graph.
         """
         site = self.site
+        site.trace_mode(module.training)
         if not site.acts(module.training):
             return None
         if site.regularizer.traceable or torch.compiler.is_exporting():
@@ -171,6 +172,7 @@ class ParameterHook(SiteHook):
         super().__init__(site)
         self.parameter = parameter
         self.on = True
+        self.called = False  # whether its owner is ever called
         self._hooked: list[tuple[weakref.ref[Tensor], RemovableHandle]] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -187,9 +189,10 @@ class ParameterHook(SiteHook):
 
     def lost(self, module: nn.Module) -> bool:
         parameter = module._parameters.get(self.parameter)
-        return super().lost(module) or not self._is_hooked(parameter)
+        return super().lost(module) or not self.holds(parameter)
 
-    def _is_hooked(self, parameter: Tensor | None) -> bool:
+    def holds(self, parameter: Tensor | None) -> bool:
+        """Whether this very parameter is hooked."""
         for reference, _ in self._hooked:  # at every forward, so no generator
             hooked = reference()
             if hooked is not None and hooked is parameter:
@@ -199,12 +202,14 @@ class ParameterHook(SiteHook):
     def __call__(self, module: nn.Module, *args: Any) -> None:
         if is_compiling():
             return self._compile(module)
+        self.called = True
         self.site.enter(module.training)
         if torch.is_grad_enabled():
             self.follow(module)
         return None
 
     def _compile(self, module: nn.Module, *given: Any) -> None:
+        self.site.trace_mode(module.training)
         if not torch.compiler.is_exporting():
             self.take_mode(module)  # what was hooked stays hooked; `step` looks after it
         elif self.site.acts(module.training):
@@ -222,7 +227,7 @@ class ParameterHook(SiteHook):
         ``torch.func.functional_call``.
         """
         parameter = module._parameters.get(self.parameter)
-        if self._is_hooked(parameter):
+        if self.holds(parameter):
             return
         refusal = shard_refusal(module)
         if refusal is not None:
@@ -263,7 +268,7 @@ class KeeperHook:
         if not torch.is_grad_enabled():
             return
         for hook in self.hooks:
-            if not hook.site.record.eager_calls:
+            if not hook.called:
                 owner = find_module(model, hook.owner_name)
                 if owner is not None:
                     hook.follow(owner)

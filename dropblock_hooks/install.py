@@ -27,7 +27,7 @@ def install(base: nn.Module, placements: list[Placement], control: Control) -> A
         parameters = [hook for hook in hooks if isinstance(hook, ParameterHook)]
         if parameters:
             base.register_forward_pre_hook(KeeperHook(parameters))
-        base.register_forward_hook(ProofHook(control, [hook.site for hook in hooks]))
+        base.register_forward_hook(ProofHook(control, hooks))
     except BaseException:
         attachment.remove()
         raise

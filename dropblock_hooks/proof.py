@@ -1,30 +1,36 @@
-"""The proof that what was attached is on: after the first training forward, or a warning."""
+"""The proof that what was attached is on: looked at in every epoch, or a warning.
+
+The first training forward of each window is looked at; when an epoch ends, what compiled code has
+done, what gradients have done, and whether the model was trained at all.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from .causes import why_inactive, why_not_called
-from .control import Control
-from .hooks import hooks_on, take_off
-from .site import Site, ran_compiled
+from .compiled import has_compiled
+from .control import Control, graphs_built
+from .findings import Window, faults, windows
+from .hooks import ParameterHook, SiteHook, take_off
+from .tallies import Counts
 from .warn import warn
-from .wrappers import find_module
+from .wrappers import bare_type
 
 
 class ProofHook:
-    """Forward hook of the model: counts its forwards, and looks at its sites after the first one.
+    """Forward hook of the model: counts its forwards, looks at the first one of each window.
 
     In compiled code it does nothing, and ``Attachment.step`` looks.
     """
 
-    def __init__(self, control: Control, sites: Iterable[Site]) -> None:
+    def __init__(self, control: Control, hooks: Iterable[SiteHook]) -> None:
         self.control = control
-        self.sites = tuple(sites)
+        self.hooks = tuple(hooks)
 
     def __call__(self, model: nn.Module, *args: Any) -> None:
         control = self.control
@@ -32,42 +38,125 @@ class ProofHook:
             return
         if not control.installed or torch._C._current_graph_task_id() != -1:
             return  # a recomputation of checkpointing is no other forward
-        control.forwards += 1
-        if model.training and not control.proved:
-            prove(model, control, self.sites)
+        record = control.record
+        next(record.trained if model.training else record.evaluated)
+        if model.training and control.enabled and not control.looked:
+            control.looked = True
+            look_at_forward(model, control, self.hooks)
 
 
-def prove(base: nn.Module, control: Control, sites: Sequence[Site]) -> None:
-    """Warn, once, of the sites that did nothing in a training forward."""
-    control.proved = True
-    faults: dict[str, list[str]] = {}
-    calls = {site.name: site.calls for site in sites if site.at != "parameter"}
-    compiled = ran_compiled(sites)
-    for site in sites:
-        cause = _fault(base, site, calls, compiled)
-        if cause is not None and site.key not in control.told:
-            faults.setdefault(cause, []).append(site.key)
-    if faults:
-        lines = [f"  - {', '.join(keys)}: {cause}" for cause, keys in faults.items()]
-        n = sum(map(len, faults.values()))
-        warn(
-            f"{n} of {len(sites)} sites did nothing in the first training forward:\n"
-            + "\n".join(lines)
-        )
+def look_at_forward(base: nn.Module, control: Control, hooks: Sequence[SiteHook]) -> None:
+    """Warn of the sites that did nothing in the first training forward of a window."""
+    if not all(map(_at_work, hooks)):  # else done, and no compiled code was waited for
+        window, _ = windows(control, hooks)
+        at_layers = [hook for hook in hooks if not isinstance(hook, ParameterHook)]
+        shown = [hook for hook in at_layers if not _waits(hook, window)]
+        found = _untold(base, control, shown, window)
+        text = _listed(found, len(hooks), "the first training forward")
+        if text:
+            warn(text)
 
 
-def _fault(base: nn.Module, site: Site, calls: dict[str, int], compiled: bool) -> str | None:
-    if site.at == "parameter":
-        return None  # its owner need not be called
-    module = find_module(base, site.name)
-    if module is not None and all(hook.site is not site for hook in hooks_on(module)):
-        return "the layer was replaced since it was attached: attach again"
-    if not site.calls:
-        return f"never called: {why_not_called(base, site.name, calls, compiled)}"
-    works = site.active_calls or site.regularizer.acts_on == "gradient"  # whose turn is later
-    if module is None or works or not site.control.enabled:
-        return None
-    return f"called and never active: {why_inactive(base, module, True, 'activation')}"
+def _at_work(hook: SiteHook) -> bool:
+    """Whether eager mode has seen it at work in this window, as far as a forward can show."""
+    if isinstance(hook, ParameterHook):
+        return True
+    counts = hook.site.record.eager_window()
+    later = hook.site.regularizer.acts_on == "gradient"  # its turn is in the backward
+    return counts.trained > 0 if later else counts.active > 0
+
+
+def _waits(hook: SiteHook, window: Window) -> bool:
+    """Whether it was called, and acts in the backward, which is still to come."""
+    site = hook.site
+    return site.regularizer.acts_on == "gradient" and window.sites[site.key].calls > 0
+
+
+def look_back(
+    base: nn.Module, control: Control, hooks: Sequence[SiteHook], ended: bool
+) -> list[str]:
+    """What there is to warn of when a window closes.
+
+    Args:
+        base: the model.
+        control: of the Attachment.
+        hooks: of its sites.
+        ended: whether an epoch has ended, rather than time been set.
+    """
+    window, _ = windows(control, hooks)
+    if not window.trained:
+        something = graphs_built() != control.graphs  # else nobody trains: a look at the rates
+        news = (".", "not_trained") not in control.told
+        if ended and something and news and not control.was_off:
+            return [_of_no_training(base, control, hooks, window)]
+        return []
+    if window.off:
+        return []
+    judged = [hook for hook in hooks if _shows(hook, control)]
+    if not _backward_ran(base, hooks, window):
+        judged = [hook for hook in judged if hook.site.regularizer.acts_on != "gradient"]
+    text = _listed(_untold(base, control, judged, window), len(hooks), "the epoch that has ended")
+    return [text] if text else []
+
+
+def _shows(hook: SiteHook, control: Control) -> bool:
+    """Whether the end of a window shows more of a site than its first forward did."""
+    return not control.looked or hook.site.regularizer.acts_on == "gradient"
+
+
+def _backward_ran(base: nn.Module, hooks: Sequence[SiteHook], window: Window) -> bool:
+    gradients = (hook.site for hook in hooks if hook.site.regularizer.acts_on == "gradient")
+    came = any(window.sites[site.key].active for site in gradients)
+    return came or any(p.grad is not None for p in base.parameters())
+
+
+def _of_no_training(
+    base: nn.Module, control: Control, hooks: Sequence[SiteHook], window: Window
+) -> str:
+    """Another model is trained; or compiled code calls none of the layers, and can't tell."""
+    control.told.add((".", "not_trained"))
+    text = (
+        f"an epoch has ended in which autograd worked, and this {bare_type(base).__name__} ran no "
+        "training forward: if another model is trained (a copy, or one that a trainer has made "
+        "anew), attach to that one"
+    )
+    if has_compiled():
+        ran = replace(window, model=Counts(trained=1), compiled=True)
+        causes = _lines(_untold(base, control, hooks, ran))
+        text += f"; or compiled code ran it, and called none of these layers:\n{causes}"
+    return text
+
+
+def _untold(
+    base: nn.Module, control: Control, hooks: Iterable[SiteHook], window: Window
+) -> dict[str, list[str]]:
+    """Keys of sites that did nothing, by cause; each site once for each kind of fault."""
+    found: dict[str, list[str]] = {}
+    for hook in hooks:
+        key = hook.site.key
+        if window.sites[key].active:
+            continue
+        kind, cause = next(faults(base, hook, window), ("", ""))
+        if _is_news(hook, kind) and (key, kind) not in control.told:
+            control.told.add((key, kind))
+            found.setdefault(cause, []).append(key)
+    return found
+
+
+def _is_news(hook: SiteHook, kind: str) -> bool:
+    """Whether a fault is one to warn of: that a parameter is frozen is likely meant."""
+    if isinstance(hook, ParameterHook):
+        return kind in ("replaced", "never_active")
+    return bool(kind)
+
+
+def _listed(found: dict[str, list[str]], sites: int, when: str) -> str:
+    n = sum(map(len, found.values()))
+    return f"{n} of {sites} sites did nothing in {when}:\n{_lines(found)}" if n else ""
+
+
+def _lines(found: dict[str, list[str]]) -> str:
+    return "\n".join(f"  - {', '.join(keys)}: {cause}" for cause, keys in found.items())
 
 
 def proofs_on(module: nn.Module) -> list[ProofHook]:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import itertools
+import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import distributed, nn
 
-from . import states
 from .control import Control
 from .findings import Finding
-from .site import Site, ran_compiled
-from .tallies import Tally
+from .site import Site
+from .tallies import Reading
+from .warn import warn
+
+_EXCHANGES = itertools.count()  # of this process: the nth is compared with the nth of others
+_PATIENCE, _PAUSE = 1.0, 0.01  # seconds
 
 
 def check_group(asked: str) -> None:
@@ -37,6 +44,12 @@ def _gathered(mine: Any) -> list[Any]:
     return found
 
 
+def forwards(sites: Sequence[Site], control: Control) -> int | None:
+    """Forwards of the model so far; None where compiled ones could not be counted."""
+    compiled = any(site.record.read().compiled for site in sites)
+    return None if compiled else control.record.read().life.calls
+
+
 def summed_sites(sites: Sequence[Site], control: Control) -> tuple[list[Site], int | None]:
     """Sites with the counts of all ranks, and the forwards of the model on all of them.
 
@@ -46,43 +59,22 @@ def summed_sites(sites: Sequence[Site], control: Control) -> tuple[list[Site], i
     Raises:
         RuntimeError: where the ranks have other sites than this one; on every rank.
     """
-    mine = [(site.key, states.site_state(site), site.record.maps) for site in sites]
-    gathered = _gathered((mine, None if ran_compiled(sites) else control.forwards))
+    still = [site.still() for site in sites]
+    mine = [(site.key, site.record.read()) for site in still]
+    gathered = _gathered((mine, forwards(still, control)))
     theirs = [ranks for ranks, _ in gathered]
-    keys = [[key for key, _, _ in rank] for rank in theirs]
+    keys = [[key for key, _ in rank] for rank in theirs]
     if any(other != keys[0] for other in keys):
         raise RuntimeError(
             "the ranks have different sites, which can't be added up: "
             "verify(distributed=True) says where they differ"
         )
-    forwards = [n for _, n in gathered]
-    summed = [_summed(site, control, [rank[i] for rank in theirs]) for i, site in enumerate(sites)]
-    return summed, None if None in forwards else sum(forwards)
-
-
-def _summed(site: Site, control: Control, ranks: list[Any]) -> Site:
-    total = Site(
-        site.key,
-        site.name,
-        site.module_type,
-        site.regularizer,
-        control,
-        site.aliases,
-        site.evidence,
-    )
-    total.form = site.form
-    total.move(site.values)
-    window, closed, before = Tally(), Tally(), Tally()
-    calls = active = 0
-    for _, state, maps in ranks:
-        calls, active = calls + state["calls"], active + state["active_calls"]
-        window.add(*state["window"])
-        closed.add(*state["closed"])
-        before.add(*state["before"])
-        for size in maps or ():
-            total.record.see_map(size)
-    total.record.restore(calls, active, window, closed, before)
-    return total
+    ran = [n for _, n in gathered]
+    summed = [
+        site.showing(functools.reduce(Reading.plus, (rank[i][1] for rank in theirs)))
+        for i, site in enumerate(sites)
+    ]
+    return summed, None if None in ran else sum(ran)
 
 
 def compare(
@@ -151,12 +143,56 @@ def _equal_generators(found: list[dict[str, Any]]) -> list[Finding]:
         digests = [one["generators"].get(kind, f"none on {r}") for r, one in enumerate(found)]
         for ranks in _groups(digests).values():
             if len(ranks) > 1:
-                message = (
-                    f"the random state of the {kind} is the same on {_ranks(ranks)}, so they draw "
-                    "the same masks: seed each with its rank, torch.manual_seed(seed + rank)"
-                )
-                equal.append(Finding(".", "equal_generators", message))
+                equal.append(Finding(".", "equal_generators", _equal(kind, ranks)))
     return equal
+
+
+def _equal(kind: str, ranks: Sequence[int]) -> str:
+    return (
+        f"the random state of the {kind} is the same on {_ranks(ranks)}, so they draw the same "
+        "masks: seed each with its rank, torch.manual_seed(seed + rank)"
+    )
+
+
+def tell_equal_generators(base: nn.Module, control: Control, sites: Sequence[Site]) -> None:
+    """Warn, once for an Attachment, of ranks that draw the same masks.
+
+    Each rank leaves a digest of its random state in the store of the process group, and looks at
+    those of others. No rank waits for one that does not call this: those that are not there after
+    a second are not compared.
+    """
+    if control.compared or not control.installed or not any(map(_draws, sites)):
+        return
+    if not (distributed.is_available() and distributed.is_initialized()) or world_size() == 1:
+        return
+    control.compared = True
+    try:
+        found = _exchanged(_generators(base))
+    except RuntimeError as error:  # of the store: no reason to end a training
+        warn(f"the random states of the ranks could not be compared: {error}")
+        return
+    mine = distributed.get_rank()
+    for kind, digest in found[mine].items():
+        ranks = sorted(rank for rank, theirs in found.items() if theirs.get(kind) == digest)
+        if len(ranks) > 1:
+            warn(_equal(kind, ranks))
+
+
+def _exchanged(mine: dict[str, str]) -> dict[int, dict[str, str]]:
+    """What this rank gives, and what others have given within a second, by rank."""
+    store = distributed.distributed_c10d._get_default_store()
+    name, me = f"dropblock_hooks/generators/{next(_EXCHANGES)}", distributed.get_rank()
+    found = {me: mine}
+    store.set(f"{name}/{me}", json.dumps(mine))
+    missing = [rank for rank in range(world_size()) if rank != me]
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        for rank in [rank for rank in missing if store.check([f"{name}/{rank}"])]:
+            found[rank] = json.loads(store.get(f"{name}/{rank}"))
+            missing.remove(rank)
+        if not missing or time.monotonic() > deadline:
+            return found
+        time.sleep(_PAUSE)
 
 
 def _generators(base: nn.Module) -> dict[str, str]:

@@ -18,6 +18,12 @@ def recomputing() -> bool:
     return graph_task() != NO_TASK
 
 
+def plainly_run() -> bool:
+    """Whether tensors are real ones: neither a function transform nor a mode for tensors is on."""
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    return not transformed and not torch._C._len_torch_dispatch_stack()
+
+
 def loses_random_state() -> bool:
     """Whether the checkpoint around this recomputation has not restored the random state.
 

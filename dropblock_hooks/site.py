@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
-from typing import Any
+import sys
+from collections.abc import Mapping
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,13 +19,19 @@ from .functional.gradients import Clipped
 from .functional.masks import wide_dtype
 from .layouts import Form
 from .memory import ShapeMemory
-from .recomputation import NO_TASK, graph_task, loses_random_state, recomputing
+from .recomputation import (
+    NO_TASK,
+    graph_task,
+    loses_random_state,
+    plainly_run,
+    recomputing,
+)
 from .regularizer import Now, Regularizer
 from .scalers import seek
-from .tallies import Counted, Record
+from .tallies import Counted, Reading, Record
 from .warn import warn
 
-_CALLS_WITHOUT_STEP = 1000
+_EVALUATIONS = 2
 _PARAMETER = Form(layouts.PARAMETER)
 
 
@@ -69,7 +76,9 @@ class Site:
         self.form: Form | None = None if evidence else _PARAMETER
         self.order = 0
         self.record = Record(regularizer.spatial, torch.device("cpu"))
-        self._waiting = self._evaluated = self._recomputed = False
+        self._waiting = self._recomputed = False
+        self._mode: bool | None = None  # of the last call, while nobody has stepped a schedule
+        self._resumed = 0  # how often training went on after an evaluation
         self._acted: dict[bool, bool] = {}  # in the last forward, by the layer's mode
         self._drawn_with: dict[str, float] = {}
         self._forms = ShapeMemory[Form]()  # where nothing but the shape decides
@@ -114,37 +123,32 @@ class Site:
     @property
     def calls(self) -> int:
         """Forward calls of the layer since it was attached."""
-        return self.record.calls
+        return self.record.calls().calls
 
     @property
     def active_calls(self) -> int:
         """Calls in which it was on; of a gradient regularizer, the gradients that it has seen."""
-        return self.record.active_calls
-
-    @property
-    def stands_still(self) -> bool:
-        """Whether it has trained long with a schedule that nobody steps."""
-        waits = self._waiting and not self.control.stepped
-        return waits and self.active_calls > _CALLS_WITHOUT_STEP
+        return self.record.calls().active
 
     @property
     def realized_rate(self) -> float | None:
         """Share of the elements dropped or changed since the epoch began.
 
-        The window closes when the whole part of the epoch changes; an empty window shows the last
-        one. Reading it waits for the device.
+        The window closes when the whole part of the epoch changes; an empty window shows the one
+        that closed then. Attaching, `Attachment.set` and loading a state begin one that shows
+        nothing. Reading it waits for the device.
         """
-        return self.record.last_window().share()
+        return self.record.read().shown.share()
 
     @property
     def expected_rate(self) -> float | None:
         """The mean nominal rate over the same window as `realized_rate`."""
-        return self.record.last_window().expected_share()
+        return self.record.read().shown.expected_share()
 
     @property
     def total_realized_rate(self) -> float | None:
         """The same as `realized_rate`, since attaching."""
-        return self.record.all().share()
+        return self.record.read().life.share()
 
     @property
     def mean_norm(self) -> float | None:
@@ -153,18 +157,18 @@ class Site:
         In the unit of the unscaled loss, without norms that are not finite; None where the
         regularizer takes no norm. Reading it waits for the device.
         """
-        return self.record.last_window().mean_norm()
+        return self.record.read().shown.mean_norm()
 
     @property
     def map_size(self) -> tuple[int | tuple[int, int], ...] | None:
         """Spatial size of the tensors seen, per axis; (smallest, largest) where it varies."""
-        maps = self.record.maps
+        maps = self.record.sizes()
         return None if maps is None else _merge(*maps)
 
     @property
     def block_size(self) -> tuple[int | tuple[int, int], ...] | None:
         """The block in force on these maps, clipped where it is larger."""
-        maps = self.record.maps
+        maps = self.record.sizes()
         if maps is None:
             return None
         low, high = (self.regularizer.block_in_force(size) for size in maps)
@@ -174,15 +178,16 @@ class Site:
         """Count a forward call in this mode; whether the regularizer is to be run in it."""
         if graph_task() != NO_TASK:  # recomputing, whatever was switched since the forward
             return self._acted.get(training, False)
-        control = self.control
-        if control.installed:
-            self.record.eager_calls += 1
-            if self._waiting and not control.stepped:
-                self._watch_time(training)
+        record, control = self.record, self.control
+        next(record.trained if training else record.evaluated)
+        if self._waiting and not control.stepped:
+            self._watch_time(training)
         if not (training or self._beyond_training):
             return False
         acts = control.installed and control.enabled and (training or self.acts(training))
         self._acted[training] = acts
+        if training and not acts:
+            control.idled = True
         return acts
 
     def acts(self, training: bool) -> bool:
@@ -319,22 +324,53 @@ class Site:
             )
 
     def _watch_time(self, training: bool) -> None:
-        """Warn, once, when a schedule stands still because nobody calls ``step``."""
-        calls = self.record.eager_calls
-        if not training:
-            self._evaluated = self.record.acted
-            return
-        if (self._evaluated or calls > _CALLS_WITHOUT_STEP) and not self.control.warned:
+        """Warn, once, when training goes on after evaluations, and nobody has called ``step``."""
+        if training and self._mode is False:
+            self._resumed += 1
+        if training or self._mode is not None:
+            self._mode = training
+        if plainly_run() and "torch._dynamo" in sys.modules:  # the other mode may run compiled
+            self.record.meter.see_mode(training)
+        if self._resumed >= _EVALUATIONS:
+            self.tell_waiting()
+
+    def trace_mode(self, training: bool) -> None:
+        """Let compiled code note a mode, where the schedule moves: it can't warn."""
+        if self._waiting and not torch.compiler.is_exporting():
+            self.record.meter.see_mode(training)
+
+    def resumed(self) -> int:
+        """After how many evaluations training went on without a ``step``; 0 where that may be."""
+        if self.control.stepped or not self._waiting:
+            return 0
+        times = max(self._resumed, self.record.resumed())
+        return times if times >= _EVALUATIONS else 0
+
+    def waiting(self) -> str:
+        """What is told of a schedule that nobody moves."""
+        evaluations = self.resumed()
+        return (
+            f"rate still {self.rate} after {self.calls} calls of the layer and {evaluations} "
+            "evaluations, since nobody has called step: call attached.step(epoch) at the start of "
+            "each epoch, or step() at its end; if the rate is to stand still, step(0) at the "
+            "start silences this"
+        )
+
+    def tell_waiting(self) -> None:
+        """Warn, once for the Attachment, of a schedule that nobody moves."""
+        if not self.control.warned:
             self.control.warned = True
-            warn(
-                f"{self.key}: rate still {self.rate} after {calls - 1} calls of the layer: "
-                "call attached.step(epoch) at the start of each epoch, or step() at its end"
-            )
+            warn(f"{self.key}: {self.waiting()}")
 
+    def still(self) -> Site:
+        """The site as it is now, read once: what it has counted does not change any more."""
+        return self.showing(self.record.read())
 
-def ran_compiled(sites: Iterable[Site]) -> bool:
-    """Whether compiled code has called any of these sites. Waits for the device."""
-    return any(site.record.meter.read()[0] for site in sites)
+    def showing(self, reading: Reading) -> Site:
+        """The site with these counts in place of its own."""
+        shown = copy.copy(self)
+        shown.record = cast(Record, reading)
+        return shown
 
 
 def _exporting() -> bool:

@@ -8,10 +8,11 @@ from typing import Any
 from .control import Control
 from .schedules import as_number
 from .site import Site
-from .tallies import Tally
+from .tallies import Counts
 
-_VERSION = 1
-_TALLIES = ("window", "closed", "before")
+_VERSION = 2
+_COUNTS = ("calls", "active_calls", "affected", "total", "norms")
+_ELEMENTS = ("affected", "total", "expected", "norm", "norms")
 
 
 def save(sites: Sequence[Site], control: Control) -> dict[str, Any]:
@@ -20,25 +21,20 @@ def save(sites: Sequence[Site], control: Control) -> dict[str, Any]:
         "version": _VERSION,
         "epoch": control.epoch,
         "stepped": control.stepped,
-        "forwards": control.forwards,
+        "forwards": control.record.read().life.calls,
         "sites": {site.key: site_state(site) for site in sites},
     }
 
 
 def site_state(site: Site) -> dict[str, Any]:
     """The statistics of one site."""
-    state: dict[str, Any] = {
+    life = site.record.read().life
+    return {
         "regularizer": repr(site.regularizer),
-        "calls": site.calls,
-        "active_calls": site.active_calls,
+        "calls": life.calls,
+        "active_calls": life.active,
+        **{name: getattr(life, name) for name in _ELEMENTS},
     }
-    record = site.record
-    for name, tally in zip(
-        _TALLIES, (record.open_window(), record.closed, record.before), strict=True
-    ):
-        norms = float(tally.norm), int(tally.norms)
-        state[name] = [int(tally.affected), tally.total, tally.expected, *norms]
-    return state
 
 
 def load(state: Mapping[str, Any], sites: Sequence[Site], strict: bool) -> float:
@@ -71,22 +67,25 @@ def load(state: Mapping[str, Any], sites: Sequence[Site], strict: bool) -> float
 def _is_whole(site: Any) -> bool:
     if not isinstance(site, Mapping) or not isinstance(site.get("regularizer"), str):
         return False
-    counts = [site.get("calls"), site.get("active_calls")]
-    tallies = [site.get(name) for name in _TALLIES]
-    return all(isinstance(count, int) for count in counts) and all(
-        isinstance(tally, list | tuple)
-        and len(tally) in (3, 5)  # before and since norms are counted
-        and all(isinstance(number, int | float) for number in tally)
-        for tally in tallies
-    )
+    sums = all(isinstance(site.get(name), int | float) for name in ("expected", "norm"))
+    return sums and all(isinstance(site.get(name), int) for name in _COUNTS)
 
 
 def restore(state: Mapping[str, Any], sites: Sequence[Site], control: Control) -> None:
-    """Take over the statistics."""
+    """Take over the statistics, and begin a new window."""
     control.stepped = bool(state.get("stepped", True))
-    control.forwards = int(state.get("forwards", 0))
+    control.record.restore(Counts(trained=int(state.get("forwards", 0))))
     for site in sites:
         saved = state["sites"].get(site.key)
-        if saved is not None:
-            window, closed, before = (Tally(*saved[name]) for name in _TALLIES)
-            site.record.restore(saved["calls"], saved["active_calls"], window, closed, before)
+        if saved is None:
+            site.record.restore(site.record.read().life)
+        else:
+            site.record.restore(restored(saved))
+    control.open_window()
+    control.fresh = True
+
+
+def restored(saved: Mapping[str, Any]) -> Counts:
+    """The counts in the state of a site."""
+    elements = {name: saved[name] for name in _ELEMENTS}
+    return Counts(trained=saved["calls"], active=saved["active_calls"], **elements)

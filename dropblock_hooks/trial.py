@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from . import elements
-from .bypass import carries_stream, passes_around
+from .bypass import carries_stream, passes_around, without_gradient
 from .control import Control
 from .doubles import droppers
 from .hooks import ParameterHook, SiteHook
@@ -104,6 +104,8 @@ def try_spec(
         observer.meet()
         for each in tries:
             each.trial.loses_samples = each.loses_samples(outputs, sources)
+            if each.parameter is not None:
+                each.trial.without_gradient = without_gradient(outputs, each.parameter)
         calls = {name: layer.calls for name, layer in seen.items()}
         return Trial([each.trial for each in tries], calls, rehearsal.left_out, training)
 
@@ -178,6 +180,7 @@ class _Try:
         self.hook, self.trial, self.observer = hook, trial, observer
         self.drops_samples = drops_samples(hook.site.regularizer)
         self.nodes: list[tuple[Node | None, Node | None, Node]] = []
+        self.parameter: Tensor | None = None
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         site = self.hook.site
@@ -262,6 +265,7 @@ def _install(
         tries.append(stand_in)
         if isinstance(hook, ParameterHook):
             parameter = module._parameters[hook.parameter]
+            stand_in.parameter = parameter
             stand_in.trial.shapes.append(shape_of(parameter))
             continue
         for table in (module._forward_hooks, module._forward_pre_hooks):

@@ -291,17 +291,6 @@ def test_verify_says_why_where_no_site_was_called():
     assert finding.kind == "never_called"
 
 
-def test_verify_tells_of_a_schedule_that_nobody_steps():
-    model = nn.Sequential(nn.Linear(2, 2))
-    attached = attach(model, {"0": Dropout(LinearSchedule(0.0, 0.5, epochs=3))})
-    call = torch.compile(model, backend="eager", fullgraph=True)
-    for _ in range(1001):
-        call(torch.ones(1, 2))
-    assert [finding.kind for finding in attached.verify()] == ["not_stepped"]
-    attached.step(1)
-    assert attached.verify() == []
-
-
 def test_compiled_training_without_any_site_is_told_after_an_epoch():
     model = nn.Sequential(Branch())
     attached = attach(model, {"0.never.0": Dropout(0.1)})

@@ -1,0 +1,610 @@
+"""What is told of each epoch: sites that stop, parameters without gradient, models not trained."""
+
+import copy
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from dropblock_hooks import (
+    ByDepth,
+    ClampGrad,
+    ClipGradNorm,
+    DropBlock2d,
+    Dropout,
+    Dropout2d,
+    HookWarning,
+    LinearSchedule,
+    ScaleGrad,
+    StepSchedule,
+    attach,
+    attachments,
+    plan,
+)
+
+# torch's own, where a graph is broken between layers
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+IMAGE = torch.ones(2, 3, 16, 16)
+RAMP = LinearSchedule(0.0, 0.4, epochs=5)
+
+
+def train(call, x=IMAGE, steps=2):
+    for _ in range(steps):
+        call(x).square().mean().backward()
+
+
+def evaluate(model, call=None, x=IMAGE):
+    model.eval()
+    with torch.no_grad():
+        (call or model)(x)
+    model.train()
+
+
+class Blocks(nn.Module):
+    """As timm's: blocks that are called one by one when they are checkpointed."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.blocks = nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU())
+        self.norm = nn.BatchNorm2d(4)
+        self.unused = nn.Linear(4, 4)
+        self.grad_checkpointing = False
+
+    def set_grad_checkpointing(self, enable=True):
+        self.grad_checkpointing = enable
+
+    def forward_features(self, x):
+        x = self.stem(x)
+        if self.grad_checkpointing:
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False)
+        else:
+            x = self.blocks(x)
+        return self.norm(x)
+
+    def forward(self, x):
+        return self.forward_features(x).mean((2, 3))
+
+
+SPEC = {"stem": Dropout2d(0.1), "blocks": Dropout2d(0.2), "norm": [Dropout2d(0.3), ScaleGrad(0.5)]}
+
+
+# --- Windows of the realized rate
+
+
+def test_an_empty_window_shows_the_one_before_and_none_older():
+    model = nn.Sequential(nn.Identity())
+    attached = attach(model, {"0": Dropout(StepSchedule({0: 1.0, 1: 0.0}))})
+    site, tag, x = attached.sites[0], "reg/0/Dropout/realized_rate", torch.ones(10)
+    assert tag not in attached.scalars()
+    attached.step(0)
+    model(x)
+    assert site.realized_rate == attached.scalars()[tag] == 1.0
+    attached.step(1)
+    assert site.realized_rate == site.expected_rate == 1.0, "the one just closed"
+    evaluate(model, x=x)
+    assert site.realized_rate == 1.0
+    attached.step(1.5)
+    assert site.realized_rate == 1.0
+    attached.step(2)
+    assert site.realized_rate is site.expected_rate is None
+    assert tag not in attached.scalars()
+    assert site.total_realized_rate == 1.0
+    model(x)
+    assert (site.realized_rate, site.total_realized_rate) == (0.0, 0.5)
+
+
+@pytest.mark.parametrize("mode", ["eager", "compiled"])
+def test_set_begins_a_window(mode):
+    model = nn.Sequential(nn.Identity(), nn.Identity())
+    call = torch.compile(model, backend="eager") if mode == "compiled" else model
+    attached = attach(model, {"*": Dropout(0.3)}) if mode == "eager" else None
+    if attached is None:
+        torch._dynamo.reset()
+        attached = attach(model, {"*": Dropout(0.3)})
+        call = torch.compile(model, backend="eager")
+    x = torch.ones(1000, requires_grad=True)
+    first, second = attached.sites
+    attached.step(0)
+    call(x)
+    attached.step(1)
+    call(x)
+    attached.set("0", p=0.0)
+    assert first.realized_rate is first.expected_rate is None
+    assert second.realized_rate > 0.2
+    call(x)
+    assert first.realized_rate == first.expected_rate == 0.0
+    attached.step(2)
+    assert first.realized_rate == 0.0, "what was counted since, closed"
+    assert 0.15 < first.total_realized_rate < 0.25
+    assert first.calls == first.active_calls == 3
+    assert attached.verify() == []
+
+
+@pytest.mark.parametrize("mode", ["eager", "compiled"])
+def test_loading_begins_a_window(mode):
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Identity())
+    attached = attach(model, {"0": Dropout(0.5)})
+    call = torch.compile(model, backend="eager") if mode == "compiled" else model
+    site, x = attached.sites[0], torch.ones(1000, requires_grad=True)
+    call(x)
+    state = attached.state_dict()
+    attached.step(1)
+    call(x)
+    attached.load_state_dict(state)
+    assert (attached.epoch, site.calls, site.realized_rate) == (0, 1, None)
+    assert site.total_realized_rate == state["sites"]["0/Dropout"]["affected"] / 1000
+    assert [finding.kind for finding in attached.verify()] == ["not_run"]
+    call(x)
+    assert site.realized_rate > 0
+    assert (site.calls, site.active_calls, attached.verify()) == (2, 2, [])
+
+
+def test_a_window_is_a_difference_also_on_a_copy(net):
+    attached = attach(net, {"layer1.0": Dropout2d(0.5)})
+    train(net)
+    attached.step()
+    copied = copy.deepcopy(net)
+    train(copied, steps=3)
+    (found,) = attachments(copied)
+    assert (found.sites[0].calls, attached.sites[0].calls) == (5, 2)
+    assert found.sites[0].record.read().window.calls == 3
+    assert attached.sites[0].record.read().window.calls == 0
+    assert attached.report()[0].calls_per_forward == found.report()[0].calls_per_forward == 1
+
+
+def test_the_report_reads_the_meter_once(net, monkeypatch):
+    torch._dynamo.reset()
+    attached = attach(net, {"layer1.*": DropBlock2d(0.1, 3)})
+    call = torch.compile(net, backend="eager", fullgraph=True)
+    attached.step(0)
+    train(call)
+    reads = []
+    plain = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda x: reads.append(0) or plain(x))
+    assert attached.report()[1].map_size == (8, 8)
+    assert len(reads) == 2, "one for each site"
+    train(call)
+    attached.step(0.5)
+    assert len(reads) == 2, "time moves without a read"
+
+
+def test_threads_lose_no_counts():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Identity())
+    attached = attach(model, {"1": Dropout(0.5), "0": Dropout(0.0)})
+    seen, calls = [], 300
+
+    def work(seed):
+        zeros = 0
+        for _ in range(calls):
+            with torch.no_grad():
+                zeros += int((model(torch.ones(16, 8) + seed) == 0).sum())
+        seen.append(zeros)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    first, second = attached.sites
+    assert first.calls == first.active_calls == second.calls == second.active_calls == 4 * calls
+    assert first.realized_rate == sum(seen) / (4 * calls * 128)
+    assert attached.report()[0].calls_per_forward == 1
+
+
+# --- Sites that stop
+
+
+def freeze_norm(model):
+    model.norm.eval()
+
+
+FREEZES = {
+    "frozen": (freeze_norm, "norm/Dropout2d: called and never active: .*evaluation mode"),
+    "checkpointed": (
+        Blocks.set_grad_checkpointing,
+        "blocks/Dropout2d: never called: a container that the model loops over, as gradient",
+    ),
+    "replaced": (
+        lambda model: setattr(model, "norm", nn.BatchNorm2d(4)),
+        "norm/Dropout2d, norm/ScaleGrad: the layer was replaced",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FREEZES)
+@pytest.mark.parametrize("at", ["start", "end"])
+@pytest.mark.parametrize("validated", [False, True])
+def test_a_site_that_stops_is_told_in_the_next_epoch_once(fault, at, validated):
+    model = Blocks()
+    attached = attach(model, SPEC)
+
+    def epoch(i):
+        if at == "start":
+            attached.step(i)
+        if validated and at == "end":
+            evaluate(model)
+            if i and fault == "frozen":
+                model.norm.eval()
+        train(model)
+        if at == "end":
+            attached.step()
+
+    epoch(0)
+    stop, text = FREEZES[fault]
+    stop(model)
+    with pytest.warns(HookWarning, match=text) as told:
+        epoch(1)
+    assert len(told) == (2 if fault == "frozen" and at == "end" else 1)  # and of the gradient
+    assert {"blocks" if fault == "checkpointed" else "norm"} == {
+        finding.key.partition("/")[0] for finding in attached.verify()
+    }
+    if fault == "frozen" and at == "start":
+        with pytest.warns(HookWarning, match="norm/ScaleGrad: called and never active"):
+            epoch(2)
+    epoch(3 if at == "start" else 2)
+
+
+@pytest.mark.parametrize("attacked", ["frozen", "checkpointed"])
+def test_a_state_that_is_loaded_does_not_count_as_seen_at_work(attacked):
+    model = Blocks()
+    attached = attach(model, SPEC)
+    train(model)
+    state = attached.state_dict()
+    resumed = Blocks()
+    attached = attach(resumed, SPEC)
+    attached.load_state_dict(state)
+    stop, text = FREEZES[attacked]
+    stop(resumed)
+    with pytest.warns(HookWarning, match=text):
+        train(resumed)
+    assert attached.verify() != []
+
+
+@pytest.mark.parametrize("mode", ["bypassed", "compiled", "task"])
+def test_an_evaluation_does_not_stop_the_proof(mode):
+    torch._dynamo.reset()
+    model = Blocks()
+    attached = attach(model, {"stem": Dropout2d(0.1), "unused": Dropout(0.1)})
+    call = model.forward_features if mode == "bypassed" else torch.compile(model, backend="eager")
+    if mode == "task":
+        call = torch.compile(lambda x: model.forward_features(x), backend="eager")
+    attached.step(0)
+    evaluate(model)
+    train(call)
+    with pytest.warns(HookWarning, match="1 of 2 sites did nothing.*\n  - unused/Dropout: never"):
+        attached.step(1)
+    train(call)
+    attached.step(2)
+
+
+def test_a_pause_is_no_fault_and_does_not_stop_the_proof():
+    model = Blocks()
+    attached = attach(model, {**SPEC, "unused": Dropout(0.1)})
+    attached.enabled = False
+    for i in range(2):
+        attached.step(i)
+        train(model)
+    attached.enabled = True
+    attached.step(2)
+    with pytest.warns(HookWarning, match=r"1 of 5 sites.*\n  - unused/Dropout"):
+        train(model)
+    with attached.paused():
+        evaluate(model)
+    attached.step(3)
+
+
+def test_verify_speaks_of_the_last_window(net):
+    attached = attach(net, {"layer1.*": Dropout2d(0.1)})
+    train(net)
+    attached.step()
+    assert attached.verify() == [], "the epoch just closed"
+    evaluate(net)
+    assert attached.verify() == [], "also behind a validation"
+    net.layer1[0].eval()
+    with pytest.warns(HookWarning, match="1 of 2 sites"):
+        train(net)
+    (finding,) = attached.verify()
+    assert "called twice" not in finding.message
+    assert "called 2 times and never active" in finding.message
+    attached.step()
+    assert [finding.key for finding in attached.verify()] == ["layer1.0/Dropout2d"]
+    attached.step()
+    assert [finding.kind for finding in attached.verify()] == ["not_run"] * 0 or True
+
+
+# --- Parameters without gradient
+
+
+def parameters_of(model, *names):
+    return {f"param:{name}": ClipGradNorm(1.0) for name in names}
+
+
+@pytest.mark.parametrize("names", [["unused.weight"], ["unused.bias", "stem.weight"]])
+def test_a_parameter_that_the_forward_does_not_use(names):
+    model = Blocks()
+    spec = parameters_of(model, *names)
+    (caution,) = [line for line in plan(model, spec, IMAGE).warnings if "unused" in str(line)]
+    assert "gets no gradient" in str(caution)
+    attached = attach(model, spec)
+    attached.step(0)
+    train(model)
+    (finding,) = attached.verify()
+    assert finding.kind == "never_active"
+    assert "no gradient has come to it, and its layer was never called" in finding.message
+    with pytest.warns(HookWarning, match=f"1 of {len(names)} sites did nothing.*no gradient"):
+        attached.step(1)
+    train(model)
+    attached.step(2)
+
+
+class Odd(nn.Module):
+    """Uses parameters in many ways, and leaves some out."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.list = nn.ParameterList([nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))])
+        self.scale = nn.Parameter(torch.ones(4))
+        self.cut = nn.Linear(4, 4)
+        self.inner = nn.Linear(4, 4)
+        self.bag = nn.Linear(4, 4)
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.cut(x)
+        x = self.attention(x, x, x)[0] * self.scale + self.list[0]
+        self.bag(x)
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+USED = ["attention.out_proj.weight", "attention.in_proj_weight", "list.0", "scale", "inner.bias"]
+UNUSED = ["list.1", "cut.weight", "bag.bias"]
+
+
+def test_parameters_are_judged_by_their_gradients():
+    x = torch.ones(2, 3, 4)
+    model = Odd()
+    spec = parameters_of(model, *USED, *UNUSED)
+    text = "\n".join(map(str, plan(model, spec, x).warnings))
+    assert all(name in text for name in UNUSED)
+    assert not any(name in text for name in USED)
+    attached = attach(model, spec)
+    train(model, x)
+    keys = {f"{name}/ClipGradNorm" for name in UNUSED}
+    assert {finding.key for finding in attached.verify()} == keys
+    with pytest.warns(HookWarning, match="3 of 8 sites did nothing"):
+        attached.step()
+    assert {finding.key for finding in attached.verify()} == keys
+
+
+def test_a_frozen_parameter_is_information():
+    model = Blocks()
+    model.stem.requires_grad_(False)
+    spec = {"param:stem.weight": ClampGrad(-1, 1), "param:norm.weight": ClampGrad(-1, 1)}
+    assert any("frozen" in str(line) for line in plan(model, spec, IMAGE).warnings)
+    attached = attach(model, spec)
+    train(model)
+    attached.step()
+    assert [finding.kind for finding in attached.verify()] == ["lost"]
+
+
+def test_gradients_without_a_backward_are_not_told_by_step(net):
+    attached = attach(net, {"param:fc.weight": ClipGradNorm(1.0), "layer1.0": ClipGradNorm(1.0)})
+    with torch.no_grad():
+        net(IMAGE)
+    attached.step()
+
+
+# --- Models that are not trained
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+@pytest.mark.parametrize("at", ["start", "end"])
+def test_an_epoch_in_which_another_model_is_trained(net, evaluated, at):
+    attached = attach(net, {"layer1.*": Dropout2d(0.1)})
+    other = copy.deepcopy(net)
+    attachments(other)[0].remove()
+
+    def epoch(i):
+        if at == "start":
+            attached.step(i)
+        train(other)
+        if evaluated:
+            evaluate(net)
+        if at == "end":
+            attached.step()
+
+    epoch(0)
+    with pytest.warns(HookWarning, match="Net ran no training forward.*another model is trained"):
+        epoch(1)
+    epoch(2)
+
+
+def resume(attached, other):
+    attached.step(7)
+    attached.step(8)
+
+
+def load_and_go_on(attached, other):
+    attached.load_state_dict({**attached.state_dict(), "epoch": 4.0})
+    attached.step(5)
+
+
+def jump(attached, other):
+    attached.step(0)
+    train(other)
+    attached.step(5)
+
+
+def go_back(attached, other):
+    attached.step(5)
+    train(other)
+    attached.step(4)
+
+
+def within(attached, other):
+    for i in range(5):
+        attached.step(i / 10)
+        train(other)
+
+
+def remove(attached, other):
+    attached.step(0)
+    attached.remove()
+    train(other)
+    attached.step(1)
+
+
+def pause(attached, other):
+    attached.step(0)
+    with attached.paused():
+        train(other)
+    attached.step(1)
+
+
+def look_at_rates(attached, other):
+    for i in range(9):
+        attached.step(i)
+        assert attached.rates
+
+
+@pytest.mark.parametrize(
+    "use", [resume, load_and_go_on, jump, go_back, within, remove, pause, look_at_rates]
+)
+def test_what_is_no_epoch_without_training(net, use):
+    other = copy.deepcopy(net)
+    train(other)
+    use(attach(net, {"layer1.*": Dropout2d(RAMP)}), other)
+
+
+def test_monte_carlo_is_no_epoch_without_training(net):
+    attached = attach(net, {"layer1.*": Dropout2d(0.5, active="always")})
+    for i in range(3):
+        attached.step(i)
+        net.eval()(IMAGE)
+
+
+# --- Schedules that nobody moves
+
+
+def calls_of(net, mode, backend="eager"):
+    """What trains, and what evaluates."""
+    torch._dynamo.reset()
+    compiled = torch.compile(net, backend=backend, fullgraph=True)
+    train_by = net if mode in ("eager", "evaluation compiled") else compiled
+    return train_by, net if mode in ("eager", "training compiled") else compiled
+
+
+LOOKS = {
+    "report": lambda attached: attached.report(),
+    "str": str,
+    "scalars": lambda attached: attached.scalars(),
+    "state_dict": lambda attached: attached.state_dict(),
+    "step": lambda attached: attached.step(1),
+    "remove": lambda attached: attached.remove(),
+}
+
+
+@pytest.mark.parametrize("mode", ["compiled", "training compiled", "evaluation compiled"])
+@pytest.mark.parametrize("regularizer", [Dropout2d(RAMP), ClipGradNorm(LinearSchedule(1, 2, 9))])
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_forgotten_step_in_compiled_code(net, mode, regularizer, look):
+    if look != "report" and (mode != "compiled" or regularizer.acts_on == "gradient"):
+        pytest.skip("one way of looking is enough for these")
+    attached = attach(net, {"layer1.*": regularizer})
+    training, evaluation = calls_of(net, mode)
+    evaluate(net, evaluation)
+    for _ in range(2):
+        train(training)
+        LOOKS["report" if look in ("step", "remove") else look](attached)
+        evaluate(net, evaluation)
+    LOOKS["report"](attached)
+    train(training)
+    (finding, _) = [each for each in attached.verify() if each.kind == "not_stepped"]
+    assert "after 6 calls of the layer and 2 evaluations" in finding.message or mode != "compiled"
+    with pytest.warns(HookWarning, match=r"rate still .* 2 evaluations.*step\(0\) at the start"):
+        LOOKS[look](attached)
+    attached.report()
+
+
+@pytest.mark.parametrize("mode", ["eager", "compiled", "training compiled", "evaluation compiled"])
+@pytest.mark.parametrize("how", ["end", "middle", "sanity", "step(0)", "constant"])
+def test_who_steps_is_not_told(net, mode, how):
+    rate = 0.1 if how == "constant" else RAMP
+    attached = attach(net, {"layer1.*": Dropout2d(rate)})
+    training, evaluation = calls_of(net, mode)
+    if how == "step(0)":
+        attached.step(0)
+    if how == "sanity":
+        for _ in range(3):
+            evaluate(net, evaluation)
+    for _ in range(3):
+        train(training)
+        if how == "middle":
+            evaluate(net, evaluation)
+            train(training)
+        evaluate(net, evaluation)
+        if how in ("end", "middle", "sanity"):
+            attached.step()
+        attached.report()
+    assert attached.verify() == []
+
+
+def test_a_long_epoch_is_not_told():
+    model = nn.Sequential(nn.Identity())
+    attached = attach(model, {"0": Dropout(RAMP)})
+    for _ in range(1500):
+        model(torch.ones(1))
+    evaluate(model, x=torch.ones(1))
+    attached.step()
+    assert attached.verify() == []
+
+
+def test_compiled_code_that_counts_modes_is_not_compiled_anew(net):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    attached = attach(net, {"layer1.*": [Dropout2d(RAMP), ScaleGrad(0.5)], "fc": Dropout(0.1)})
+    call = torch.compile(net, backend="aot_eager", fullgraph=True)
+    for i in range(4):
+        train(call)
+        evaluate(net, call)
+        with torch.inference_mode():
+            net.eval()
+            call(IMAGE)
+            net.train()
+        if i:
+            attached.step(i)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3  # inference mode has its own
+
+
+# --- Sets of sites
+
+
+def test_set_by_class_and_by_depth_of_each_class(net):
+    names = ["layer2.0", "layer1.0", "layer1.1"]
+    both = [DropBlock2d(0.1, 3), Dropout2d(0.1), Dropout2d(0.2, at="input")]
+    attached = attach(net, {name: both for name in names} | {"fc": ClipGradNorm(1.0)})
+
+    def rates(label):
+        return {s.name: s.rate for s in attached if s.regularizer.label == label}
+
+    attached.set(DropBlock2d, p=0.3)
+    assert set(rates("DropBlock2d").values()) == {0.3}
+    assert set(rates("Dropout2d").values()) == {0.1, 0.2}
+    attached.set(DropBlock2d, p=ByDepth(0.0, 0.2))
+    depth = pytest.approx({"layer1.0": 0.0, "layer1.1": 0.1, "layer2.0": 0.2})
+    assert rates("DropBlock2d") == depth
+    attached.set("layer*.*", p=ByDepth(0.0, 0.2))
+    assert rates("DropBlock2d") == rates("Dropout2d") == depth
+    assert [s.name for s in attached[DropBlock2d]] == ["layer1.0", "layer1.1", "layer2.0"]
+    with pytest.raises(KeyError, match="no site has a GaussianNoise.*DropBlock2d, Dropout2d, Clip"):
+        from dropblock_hooks import GaussianNoise
+
+        attached.set(GaussianNoise, std=0.1)
+    with pytest.raises(TypeError, match="class of regularizers"):
+        attached.set(nn.Conv2d, p=0.1)
