@@ -6,14 +6,15 @@ from typing import Any
 
 from torch import nn
 
-from .attachment import Attachment, checked_scaler
-from .cautions import FAULTS
+from .attachment import Attachment
+from .cautions import FAULTS, doubled
 from .compiled import refuse_compiled
 from .control import Control
 from .hooks import SiteHook, hooks_on
-from .install import install
+from .install import install, site_keys
 from .placement import place
 from .plan import plan_placements
+from .scalers import checked_scaler
 from .spec import Draft, SpecError
 from .warn import warn
 from .wrappers import find_module, submodule, unwrap
@@ -47,8 +48,9 @@ def attach(
         spec: a mapping selector → regularizer(s), a list of such pairs, a `Spec`, or the path of a
             YAML or JSON file.
         root: name of the submodule where names begin, for example ``"backbone.body"``.
-        grad_scaler: the GradScaler of the training loop: bounds of gradient regularizers are then
-            in the unit of the unscaled loss.
+        grad_scaler: the GradScaler of the training loop, or what wraps it (timm's NativeScaler):
+            bounds of gradient regularizers are then in the unit of the unscaled loss. One that is
+            made later can be set as ``attached.grad_scaler``.
         example_input: what the model is called with (a tensor, or a tuple of arguments or a
             mapping of keywords): it is planned first, see `plan`, and what can't work is refused;
             otherwise the first forward shows it.
@@ -63,7 +65,9 @@ def attach(
     draft = Draft.of(spec)
     placements, cautions = place(base, draft)
     control = Control(root, checked_scaler(grad_scaler))
-    if example_input is not None:
+    if example_input is None:
+        cautions += [c.text for c in doubled(base, placements, site_keys(placements), None)]
+    else:
         planned = plan_placements(unwrap(model), base, placements, example_input)
         if planned.problems:
             raise SpecError(planned.problems, draft.source)
@@ -90,7 +94,7 @@ def attachments(model: nn.Module) -> list[Attachment]:
         >>> attachments(model) == [attached]
         True
         >>> attachments(copy.deepcopy(model))
-        [<Attachment: 1 sites on Sequential, epoch 0>]
+        [<Attachment: 1 site on Sequential, epoch 0>]
     """
     found: dict[int, tuple[Control, list[tuple[nn.Module, SiteHook]]]] = {}
     for module in model.modules():

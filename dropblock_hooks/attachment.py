@@ -29,9 +29,10 @@ from .ranks import (
 from .registry import closest
 from .regularizer import Regularizer
 from .report import SiteRow, site_table
+from .scalers import checked_scaler, tell_missing
 from .schedules import as_number, spread_rate
 from .site import Site
-from .table import Table
+from .table import Table, counted
 from .tallies import device_of
 from .warn import warn
 from .wrappers import named_modules
@@ -154,6 +155,7 @@ class Attachment:
         for text in told:
             warn(text)
         tell_equal_generators(self._base, self._control, self.sites)
+        tell_missing(self._control, self.sites)
 
     def _values_at(self, t: float) -> _Moment:
         """The values of all sites at a time, each within its range."""
@@ -264,12 +266,17 @@ class Attachment:
 
     @property
     def grad_scaler(self) -> Any:
-        """The GradScaler whose scale multiplies gradient bounds; set it on a loaded model."""
+        """The GradScaler whose scale multiplies gradient bounds; set it on a loaded model.
+
+        What wraps one can be given as well: timm's NativeScaler, Lightning's precision plugin,
+        accelerate's Accelerator.
+        """
         return self._control.grad_scaler
 
     @grad_scaler.setter
     def grad_scaler(self, scaler: Any) -> None:
         self._control.grad_scaler = checked_scaler(scaler)
+        self._control.expects_scaler = self._control.grad_scaler is not None
 
     def remove(self) -> None:
         """Take every hook out; the model is what it was. Safe to repeat, also before a backward.
@@ -309,6 +316,7 @@ class Attachment:
             RuntimeError: for ``distributed=True`` without a process group, or with sites that
                 differ between the ranks.
         """
+        tell_missing(self._control, self.sites)
         self._tell_waiting()
         if not distributed:
             still = [site.still() for site in self.sites]
@@ -320,13 +328,18 @@ class Attachment:
     def _title(self) -> str:
         state = "" if self.enabled else ", paused"
         state = state if self._control.installed else ", removed"
-        return f"{len(self)} sites on {type(self._base).__name__}, epoch {self.epoch:g}{state}"
+        sites = counted(len(self), "site")
+        return f"{sites} on {type(self._base).__name__}, epoch {self.epoch:g}{state}"
 
     def __str__(self) -> str:
         return str(self.report())
 
     def __repr__(self) -> str:
         return f"<Attachment: {self._title()}>"
+
+    def _repr_html_(self) -> str:
+        """The report, for notebooks."""
+        return self.report()._repr_html_()
 
     def verify(self, *, distributed: bool = False) -> list[Finding]:
         """What is wrong: an empty list where every site is on and has been seen at work.
@@ -411,10 +424,3 @@ def _depths(sites: Sequence[Site]) -> list[tuple[int, int]]:
         (layers[label][site.name], len(layers[label]))
         for site, label in ((site, site.regularizer.label) for site in sites)
     ]
-
-
-def checked_scaler(scaler: Any) -> Any:
-    """A GradScaler (anything with ``get_scale``) or None."""
-    if scaler is not None and not hasattr(scaler, "get_scale"):
-        raise TypeError(f"grad_scaler must have get_scale(), got {type(scaler).__name__}")
-    return scaler

@@ -9,6 +9,7 @@ from typing import Literal
 from torch import nn
 
 from .causes import why_inactive, why_not_called
+from .doubles import find_doubled
 from .placement import Placement, shown
 from .report import is_clipped
 from .table import shown as cell
@@ -23,6 +24,7 @@ Kind = Literal[
     "never_called",
     "never_active",
     "loses_samples",
+    "dropped_twice",
     "no_gradient",
     "clipped",
     "several_calls",
@@ -31,7 +33,14 @@ Kind = Literal[
     "in_place",
     "untraceable",
 ]
-FAULTS: tuple[Kind, ...] = ("left", "no_pass", "never_called", "never_active", "loses_samples")
+FAULTS: tuple[Kind, ...] = (
+    "left",
+    "no_pass",
+    "never_called",
+    "never_active",
+    "loses_samples",
+    "dropped_twice",
+)
 """What ``attach`` warns of when it plans first; the rest is good to know."""
 
 
@@ -83,7 +92,17 @@ def cautions_of(
     if trial and trial.left_out:
         text = "hooks of yours were left out of the trial, which they could have reached out of"
         cautions.append(Caution("left_out", f"{text}: {listed(trial.left_out)}"))
+    cautions += doubled(base, placements, keys, trial)
     return sorted(cautions, key=lambda caution: caution.kind not in FAULTS)
+
+
+def doubled(
+    base: nn.Module, placements: list[Placement], keys: list[str], trial: Trial | None
+) -> list[Caution]:
+    """What the model, or the spec itself, drops twice."""
+    met = [each.dropped for each in trial.sites] if trial else []
+    found = find_doubled(base, placements, keys, met, trial.calls if trial else None)
+    return [Caution("dropped_twice", each.text, each.keys) for each in found]
 
 
 def _named(kind: Kind, names: list[str]) -> str:

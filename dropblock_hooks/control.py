@@ -47,6 +47,7 @@ class Control:
         self.compared = False
         self.expects_scaler = grad_scaler is not None
         self.grad_scaler = grad_scaler
+        self.scaler_sought = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Control:
         copied = Control.__new__(Control)
@@ -70,7 +71,7 @@ class Control:
     def grad_scale(self, device: torch.device) -> float | Tensor:
         """What the loss is multiplied by, read without waiting for the device."""
         scaler = self.grad_scaler
-        if scaler is None or not _is_enabled(scaler):
+        if scaler is None or not is_enabled(scaler):
             return 1.0
         # torch.compile refuses the methods of torch's scaler, and a number would be compiled in
         scale = getattr(scaler, "_scale", None)
@@ -86,6 +87,7 @@ def graphs_built() -> int:
     return torch._C._autograd._get_sequence_nr()
 
 
-def _is_enabled(scaler: Any) -> bool:
+def is_enabled(scaler: Any) -> bool:
+    """Whether a GradScaler is switched on."""
     enabled = getattr(scaler, "_enabled", None)
     return bool(getattr(scaler, "is_enabled", lambda: True)() if enabled is None else enabled)

@@ -46,6 +46,7 @@ class ClampGrad(Regularizer):
     max: Rate | None = None
     acts_on: ClassVar[Literal["gradient"]] = "gradient"
     random: ClassVar[bool] = False
+    reads_grad_scale: ClassVar[bool] = True
 
     def check(self, values: Mapping[str, float]) -> None:
         check_bounds(values.get("min"), values.get("max"))
@@ -78,6 +79,7 @@ class ClipGradNorm(Regularizer):
     per: Per = "tensor"
     acts_on: ClassVar[Literal["gradient"]] = "gradient"
     random: ClassVar[bool] = False
+    reads_grad_scale: ClassVar[bool] = True
 
     def check(self, values: Mapping[str, float]) -> None:
         object.__setattr__(self, "norm_type", check_norm(self.norm_type, self.per))
@@ -93,7 +95,10 @@ class ClipGradNorm(Regularizer):
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         axis = 0 if now.layout == layouts.PARAMETER else layouts.channel_axis(now.layout)
-        return clip_norm_counted(x, now.max_norm * now.grad_scale, self.norm_type, self.per, axis)
+        limit = now.max_norm * now.grad_scale
+        y, met = clip_norm_counted(x, limit, self.norm_type, self.per, axis)
+        now.norms = met.unscaled(now.grad_scale)
+        return y, met.changed
 
 
 @register

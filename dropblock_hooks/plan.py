@@ -16,6 +16,7 @@ from .placement import Placement, place
 from .planned import Plan, plan_row
 from .rehearsal import RehearsalError, clear_away, first_success
 from .spec import Draft
+from .table import counted
 from .trial import Trial, try_spec
 from .wrappers import bare_type, submodule, unwrap
 
@@ -85,8 +86,8 @@ def _planned(model: nn.Module, base: nn.Module, placements: list[Placement], exa
     cautions += cautions_of(base, placements, keys, trial)
     met = trial.sites if trial else [None] * len(placements)
     rows = [plan_row(*each) for each in zip(keys, placements, met, strict=True)]
-    n = f"{len(rows)} site{'' if len(rows) == 1 else 's'}"
-    return Plan(rows, f"{n} on {bare_type(base).__name__}", problems, cautions)
+    title = f"{counted(len(rows), 'site')} on {bare_type(base).__name__}"
+    return Plan(rows, title, problems, cautions)
 
 
 def _trial(

@@ -11,7 +11,8 @@ from .cautions import Caution
 from .placement import Placement
 from .report import is_clipped
 from .schedules import span_of
-from .table import Table, shown
+from .table import Table, html_list, shown
+from .textwidth import wrapped
 from .trial import SiteTrial
 from .wrappers import bare_type
 
@@ -80,14 +81,22 @@ class Plan(Table[PlanRow]):
         """The lines of the cautions."""
         return tuple(caution.text for caution in self.cautions)
 
+    def _notes(self) -> list[tuple[str, tuple[str, ...]]]:
+        """What stands below the table."""
+        notes = [("problems", self.problems), ("warnings", self.warnings)]
+        return [(heading, lines) for heading, lines in notes if lines]
+
     def __str__(self) -> str:
         parts = [super().__str__()]
-        for heading, lines in (("problems", self.problems), ("warnings", self.warnings)):
-            if lines:
-                parts.append("\n".join([f"{heading}:", *(f"  - {line}" for line in lines)]))
+        for heading, lines in self._notes():
+            items = [part for line in lines for part in wrapped(line, "  - ", "    ")]
+            parts.append("\n".join([f"{heading}:", *items]))
         return "\n\n".join(parts)
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return "\n".join([super()._repr_html_(), *(html_list(*note) for note in self._notes())])
 
 
 _COLUMNS: dict[str, Any] = {
@@ -161,7 +170,7 @@ def _expected(p: Placement, map_size: Size | None, calls: int | None) -> float |
     if calls == 0:
         return 0.0
     shares = [
-        p.regularizer.expected_share({name: end}, size or None)
+        p.regularizer.expected_share({**p.regularizer.values(0.0), name: end}, size or None)
         for end in dict.fromkeys(ends)
         if end is not None
         for size in dict.fromkeys(maps)

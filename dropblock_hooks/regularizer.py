@@ -69,12 +69,15 @@ class Now:
         layout: the axes of the tensor as the layer gave it, for example ``"NCHW"``; "" if unknown.
         training: the mode of the layer.
         grad_scale: what the loss was multiplied by (AMP): gradient bounds are multiplied by it.
+        norms: ``apply`` may leave here the sum of the norms that it has taken of a gradient, of the
+            unscaled loss, and their number: the report shows their mean.
     """
 
     input: Any
     layout: str
     training: bool
     grad_scale: float | Tensor
+    norms: tuple[Tensor, Tensor] | None = None
 
     def __init__(
         self,
@@ -134,6 +137,9 @@ class Regularizer:
     idle_at_zero: ClassVar[bool] = False
     """Whether ``apply`` gives the very same tensor back, and counts 0 or None, where its first rate
     is 0: in eager mode it is then not run again on a shape that it has seen."""
+    reads_grad_scale: ClassVar[bool] = False
+    """Whether ``apply`` multiplies a bound by ``now.grad_scale``: a GradScaler in use that
+    ``attach`` was not given is then told."""
     traceable: ClassVar[bool] = True
     """Whether torch.compile can trace ``apply``; else it breaks the graph, run as in eager mode."""
 

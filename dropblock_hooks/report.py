@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .registry import name_of, text
+from .regularizer import RateLike, Regularizer
+from .schedules import Schedule, span_of
 from .site import Site
-from .table import Table
+from .table import Columns, Forms, Section, Table
 from .table import shown as cell
 
 Size = tuple[int | tuple[int, int], ...] | None
@@ -14,14 +18,38 @@ Size = tuple[int | tuple[int, int], ...] | None
 
 @dataclass(frozen=True)
 class SiteRow:
-    """One site: its rates are shares of the elements, sizes are in elements per axis."""
+    """One site: its rates are shares of the elements, sizes are in elements per axis.
+
+    Attributes:
+        site: its key in the Attachment.
+        regularizer: what is done there.
+        acts_on: ``"activation"`` or ``"gradient"``.
+        at: ``"output"``, ``"input"`` or ``"parameter"``.
+        rate: the main rate, or bound, now.
+        values: all rates and bounds now, by field.
+        realized_rate: share of the elements dropped in the last window; of gradients, of the
+            values that lay beyond the bound and were changed.
+        total_realized_rate: the same since attaching.
+        mean_norm: of the gradients in the last window before they were clipped, in the unit of the
+            unscaled loss; the mean over samples or channels where these are clipped one by one.
+        calls: forward calls of the layer.
+        active_calls: those in which it was on; of gradients, how many it has seen.
+        calls_per_forward: of the layer, in one forward of the model.
+        map_size: spatial size, per axis; (smallest, largest) where it varies.
+        block_size: the block in force on these maps.
+        clipped: whether a larger block was asked for.
+        aliases: other names of the same, shared, layer.
+    """
 
     site: str
     regularizer: str
+    acts_on: str
     at: str
     rate: float | None
+    values: dict[str, float]
     realized_rate: float | None
     total_realized_rate: float | None
+    mean_norm: float | None
     calls: int
     active_calls: int
     calls_per_forward: float | None
@@ -38,10 +66,13 @@ def site_row(site: Site, forwards: int | None) -> SiteRow:
     return SiteRow(
         site=site.key,
         regularizer=repr(site.regularizer),
+        acts_on=site.regularizer.acts_on,
         at=site.at,
         rate=site.rate,
+        values=dict(site.values),
         realized_rate=site.realized_rate,
         total_realized_rate=site.total_realized_rate,
+        mean_norm=site.mean_norm,
         calls=site.calls,
         active_calls=site.active_calls,
         calls_per_forward=site.calls / forwards if forwards else None,
@@ -63,21 +94,93 @@ def _several(calls: float | None) -> str:
     return "" if calls is None or calls in (0, 1) else f" ({calls:.4g} per forward)"
 
 
-def site_table(sites: Sequence[Site], title: str, forwards: int | None = None) -> Table[SiteRow]:
+class Report(Table[SiteRow]):
+    """What has happened at each site; sites of gradients stand below, under headings of their own.
+
+    Attributes:
+        gradients: the headings of their rows.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[SiteRow],
+        columns: Columns[SiteRow],
+        gradients: Columns[SiteRow],
+        title: str,
+    ) -> None:
+        super().__init__(rows, columns, title)
+        self.gradients = gradients
+
+    def sections(self) -> list[Section[SiteRow]]:
+        on_gradients = [row for row in self.rows if row.acts_on == "gradient"]
+        if not on_gradients:
+            return super().sections()
+        others = [row for row in self.rows if row.acts_on != "gradient"]
+        section = Section(on_gradients, self.gradients, _OF_GRADIENTS)
+        return [*([Section(others, self.columns)] if others else []), section]
+
+
+_OF_GRADIENTS = (
+    "gradients (changed: share of their values that the bound has changed; norm: before clipping)"
+)
+
+
+def site_table(sites: Sequence[Site], title: str, forwards: int | None = None) -> Report:
     """The rows of all sites, which print as a table."""
-    return Table(
-        [site_row(site, forwards) for site in sites],
-        {
-            "site": lambda row: (
-                row.site + (f" (= {', '.join(row.aliases)})" if row.aliases else "")
-            ),
-            "regularizer": lambda row: row.regularizer,
-            "rate now": lambda row: row.rate,
-            "realized": lambda row: row.realized_rate,
-            "calls": lambda row: cell(row.calls) + _several(row.calls_per_forward),
-            "active": lambda row: row.active_calls,
-            "map": lambda row: row.map_size,
-            "block": lambda row: cell(row.block_size) + (" (clipped)" if row.clipped else ""),
-        },
-        title,
-    )
+    forms = {site.key: shortened(site.regularizer) for site in sites}
+    shared: Columns[SiteRow] = {
+        "site": lambda row: row.site + (f" (= {', '.join(row.aliases)})" if row.aliases else ""),
+        "regularizer": lambda row: forms[row.site],
+    }
+    calls: Columns[SiteRow] = {
+        "calls": lambda row: cell(row.calls) + _several(row.calls_per_forward),
+        "active": lambda row: row.active_calls,
+    }
+    columns: Columns[SiteRow] = {
+        **shared,
+        "rate now": lambda row: row.rate,
+        "realized": lambda row: row.realized_rate,
+        **calls,
+        "map": lambda row: row.map_size,
+        "block": lambda row: cell(row.block_size) + (" (clipped)" if row.clipped else ""),
+    }
+    gradients: Columns[SiteRow] = {
+        **shared,
+        "bound now": _bound,
+        "changed": lambda row: row.realized_rate,
+        "mean norm": lambda row: row.mean_norm,
+        **calls,
+    }
+    return Report([site_row(site, forwards) for site in sites], columns, gradients, title)
+
+
+def _bound(row: SiteRow) -> str | None:
+    """Both bounds, or one with its direction; of a factor that it is one."""
+    low, high = row.values.get("min"), row.values.get("max")
+    if low is not None and high is not None:
+        return f"{cell(low)} to {cell(high)}"
+    if low is not None or high is not None:
+        return f"<= {cell(high)}" if low is None else f">= {cell(low)}"
+    if "scale" in row.values:
+        return f"x {cell(row.values['scale'])}"
+    return cell(row.rate)
+
+
+def shortened(regularizer: Regularizer) -> Forms:
+    """A regularizer as written; with schedules as ranges; and without its name, which a key has."""
+    whole = short = repr(regularizer)
+    for name, rate in regularizer.rates.items():
+        if callable(rate):
+            short = short.replace(f"{name}={text(rate)}", f"{name}={_span(rate)}", 1)
+    label = regularizer.label  # of a Foreign it ends in a bracket, and its repr goes on inside
+    head = f"{label[:-1]}, " if label.endswith(")") else f"{label}("
+    options = short[len(head) : -1] if short.startswith(head) else ""
+    return Forms((whole, short, options or short))
+
+
+def _span(rate: RateLike) -> str:
+    """The lowest and the highest value of a schedule, where they are known."""
+    low, high = span_of(rate)
+    if math.isfinite(high - low):
+        return cell(low) if low == high else f"{cell(low)} to {cell(high)}"
+    return f"{name_of(type(rate))}(…)" if isinstance(rate, Schedule) else text(rate)

@@ -15,6 +15,7 @@ from . import layouts
 from .control import Control
 from .evidence import Evidence
 from .forms import form_of
+from .functional.gradients import Clipped
 from .functional.masks import wide_dtype
 from .layouts import Form
 from .memory import ShapeMemory
@@ -26,7 +27,8 @@ from .recomputation import (
     recomputing,
 )
 from .regularizer import Now, Regularizer
-from .tallies import Reading, Record
+from .scalers import seek
+from .tallies import Counted, Reading, Record
 from .warn import warn
 
 _EVALUATIONS = 2
@@ -149,6 +151,15 @@ class Site:
         return self.record.read().life.share()
 
     @property
+    def mean_norm(self) -> float | None:
+        """The mean norm of its gradients before they were clipped, over the same window.
+
+        In the unit of the unscaled loss, without norms that are not finite; None where the
+        regularizer takes no norm. Reading it waits for the device.
+        """
+        return self.record.read().shown.mean_norm()
+
+    @property
     def map_size(self) -> tuple[int | tuple[int, int], ...] | None:
         """Spatial size of the tensors seen, per axis; (smallest, largest) where it varies."""
         maps = self.record.sizes()
@@ -257,6 +268,8 @@ class Site:
 
     def regularize_grad(self, grad: Tensor, form: Form, values: Mapping[str, float]) -> Tensor:
         """The gradient, regularized and counted."""
+        if self.regularizer.reads_grad_scale and not self.control.scaler_sought:
+            seek(self.control, self.key)
         state = {
             "input": None,
             "training": True,
@@ -266,12 +279,12 @@ class Site:
         self._count(affected, total, 0.0)
         return y
 
-    def _count(self, affected: Tensor | int | None, total: int, rate: float) -> None:
+    def _count(self, affected: Counted, total: int, rate: float) -> None:
         self.record.add_active(None if _transformed(affected) else affected, total, rate)
 
     def run(
         self, x: Tensor, form: Form, values: Mapping[str, Any], **state: Any
-    ) -> tuple[Tensor, Tensor | int | None, int]:
+    ) -> tuple[Tensor, Counted, int]:
         """The tensor regularized, how much of it was affected, and out of how many elements."""
         now = Now(layout=form.layout, **state, **values)
         try:
@@ -286,7 +299,7 @@ class Site:
         except (TypeError, ValueError) as error:
             raise self.error(error) from error
 
-    def _call(self, x: Tensor, now: Now) -> tuple[Tensor, Tensor | int | None]:
+    def _call(self, x: Tensor, now: Now) -> tuple[Tensor, Counted]:
         traced = self.regularizer.traceable and is_compiling()
         apply = self.regularizer.apply if traced else self._apply
         result = apply(x, now)
@@ -294,7 +307,10 @@ class Site:
             raise TypeError(f"apply must return (tensor, count or None), got {_shown(result)}")
         if result[0].shape != x.shape:
             raise ValueError(f"must keep the shape {tuple(x.shape)}, got {tuple(result[0].shape)}")
-        return result
+        y, changed = result
+        if now.norms is not None and isinstance(changed, Tensor):
+            return y, Clipped(changed, *now.norms)
+        return y, changed
 
     def error(self, cause: object) -> SiteError:
         """An error that names the site."""
@@ -375,8 +391,9 @@ def _as_tensors(values: Mapping[str, float], device: torch.device) -> dict[str, 
         return {name: torch.full((), v, dtype=dtype, device=device) for name, v in values.items()}
 
 
-def _transformed(affected: Tensor | int | None) -> bool:
+def _transformed(affected: Counted) -> bool:
     """Whether a count lives inside a function transform (vmap), which it must not outlive."""
+    affected = affected.changed if isinstance(affected, Clipped) else affected
     return isinstance(affected, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(
         affected
     )

@@ -11,8 +11,8 @@ from .site import Site
 from .tallies import Counts
 
 _VERSION = 2
-_COUNTS = ("calls", "active_calls", "affected", "total")
-_ELEMENTS = ("affected", "total", "expected")
+_COUNTS = ("calls", "active_calls", "affected", "total", "norms")
+_ELEMENTS = ("affected", "total", "expected", "norm", "norms")
 
 
 def save(sites: Sequence[Site], control: Control) -> dict[str, Any]:
@@ -67,10 +67,8 @@ def load(state: Mapping[str, Any], sites: Sequence[Site], strict: bool) -> float
 def _is_whole(site: Any) -> bool:
     if not isinstance(site, Mapping) or not isinstance(site.get("regularizer"), str):
         return False
-    expected = site.get("expected")
-    return all(isinstance(site.get(name), int) for name in _COUNTS) and isinstance(
-        expected, int | float
-    )
+    sums = all(isinstance(site.get(name), int | float) for name in ("expected", "norm"))
+    return sums and all(isinstance(site.get(name), int) for name in _COUNTS)
 
 
 def restore(state: Mapping[str, Any], sites: Sequence[Site], control: Control) -> None:

@@ -17,8 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .functional.gradients import Clipped
 from .functional.masks import wide_dtype
 
+Counted = Clipped | Tensor | int | None
+"""How many elements were dropped or changed; of a gradient clipped by its norm, that norm too."""
 Sizes = tuple[tuple[int, ...], tuple[int, ...]]
 """The smallest and the largest map seen, per axis."""
 
@@ -35,6 +38,8 @@ class Counts(NamedTuple):
         affected: elements that were dropped or changed.
         total: elements that passed.
         expected: the sum of the nominal rates over these elements.
+        norm: the sum of the norms of gradients before they were clipped, of the unscaled loss.
+        norms: how many these are.
     """
 
     evaluated: int = 0
@@ -43,6 +48,8 @@ class Counts(NamedTuple):
     affected: int = 0
     total: int = 0
     expected: float = 0.0
+    norm: float = 0.0
+    norms: int = 0
 
     @property
     def calls(self) -> int:
@@ -65,8 +72,12 @@ class Counts(NamedTuple):
         """The mean of the nominal rates, by elements; None where nothing was counted."""
         return self.expected / self.total if self.total else None
 
+    def mean_norm(self) -> float | None:
+        """The mean norm of gradients before they were clipped; None where none was taken."""
+        return self.norm / self.norms if self.norms else None
 
-_CALLS, _ACTIVE, _AFFECTED, _TOTAL, _EXPECTED, _MODE, _RESUMED, _LOW = range(8)
+
+_CALLS, _ACTIVE, _AFFECTED, _TOTAL, _EXPECTED, _NORM, _NORMS, _MODE, _RESUMED, _LOW = range(10)
 _TRAINED, _EVALUATED = 1, 2  # what the cell of the mode holds; 0 before any training
 _NOTHING = [0.0] * _LOW
 
@@ -104,9 +115,13 @@ class Meter:
         """One more call of the layer."""
         self.counts[_CALLS].add_(1)
 
-    def add_active(self, affected: Tensor | int | None, total: int, rate: Tensor | float) -> None:
+    def add_active(self, affected: Counted, total: int, rate: Tensor | float) -> None:
         """One more call in which the regularizer was on, and what it did."""
         self.counts[_ACTIVE].add_(1)
+        if isinstance(affected, Clipped):
+            self.counts[_NORM].add_(affected.norm)
+            self.counts[_NORMS].add_(affected.norms)
+            affected = affected.changed
         if affected is not None:
             self.counts[_AFFECTED].add_(affected)
             self.counts[_TOTAL].add_(total)
@@ -154,20 +169,27 @@ def device_of(module: nn.Module) -> torch.device | None:
     return None if first is None else first.device
 
 
+Lying = tuple[Tensor | int, Tensor | float, Tensor | int]
+"""Elements affected, the sum of norms and their number, as tensors that nobody has read yet."""
+
+
 class Mark:
     """The totals of a site at one moment; tensors in it are read when someone asks.
 
     Args:
-        eager: the counts of eager mode, but for those affected.
-        affected: these.
+        eager: the counts of eager mode, but for those that may be on a device.
+        lying: these: elements affected, the sum of norms, their number.
         metered: what the meter showed; None where nothing was compiled.
     """
 
     def __init__(
-        self, eager: Counts, affected: Tensor | int = 0, metered: Tensor | list[float] | None = None
+        self,
+        eager: Counts,
+        lying: Lying = (0, 0.0, 0),
+        metered: Tensor | list[float] | None = None,
     ) -> None:
         self.eager = eager
-        self._affected = affected
+        self._lying = lying
         self._metered = metered
 
     def numbers(self) -> list[float] | None:
@@ -187,12 +209,15 @@ class Mark:
 
     def counts(self) -> Counts:
         """All counts. Waits for the device, the first time."""
-        self._affected = int(self._affected)
+        affected, norm, norms = self._lying
+        self._lying = affected, norm, norms = int(affected), float(norm), int(norms)
         numbers = self.numbers() or _NOTHING
         return self.calls()._replace(
-            affected=self._affected + int(numbers[_AFFECTED]),
+            affected=affected + int(numbers[_AFFECTED]),
             total=self.eager.total + int(numbers[_TOTAL]),
             expected=self.eager.expected + numbers[_EXPECTED],
+            norm=norm + numbers[_NORM],
+            norms=norms + int(numbers[_NORMS]),
         )
 
     def with_elements_of(self, other: Mark) -> Mark:
@@ -202,7 +227,7 @@ class Mark:
         eager = other.eager._replace(
             evaluated=self.eager.evaluated, trained=self.eager.trained, active=self.eager.active
         )
-        return Mark(eager, other._affected, numbers)
+        return Mark(eager, other._lying, numbers)
 
 
 @dataclass(frozen=True)
@@ -265,7 +290,7 @@ class Record:
         self.evaluated, self.trained = itertools.count(), itertools.count()
         self._reads = 0
         self._active = self._total = 0
-        self._affected: Tensor | int = 0
+        self._lying: Lying = (0, 0.0, 0)
         self._expected = 0.0
         self._maps: Sizes | None = None
         self._earlier = Counts()  # what a loaded state had counted
@@ -286,17 +311,17 @@ class Record:
             reads, self._reads = self._reads, self._reads + 1
             return next(self.evaluated) - reads, next(self.trained) - reads
 
-    def add_active(self, affected: Tensor | int | None, total: int, rate: float) -> None:
+    def add_active(self, affected: Counted, total: int, rate: float) -> None:
         """One more call in which the regularizer was on, and what it did; a tensor is not read."""
-        if isinstance(affected, Tensor) and affected.requires_grad:
-            affected = affected.detach()
         with _COUNTING:
             self._active += 1
             if affected is None:
                 return
-            if isinstance(affected, Tensor) and isinstance(self._affected, Tensor):
-                self._affected = self._affected.to(affected.device)  # the model may have moved
-            self._affected = self._affected + affected
+            changed, norm, norms = self._lying
+            if isinstance(affected, Clipped):
+                norm, norms = _sum(norm, affected.norm), _sum(norms, affected.norms)
+                affected = affected.changed
+            self._lying = _sum(changed, affected), norm, norms
             self._total += total
             self._expected += rate * total
 
@@ -360,7 +385,7 @@ class Record:
         evaluated, trained = self._ticked()
         with _COUNTING:
             eager = Counts(evaluated, trained, self._active, 0, self._total, self._expected)
-            return Mark(eager, self._affected, self.meter.copied())
+            return Mark(eager, self._lying, self.meter.copied())
 
     def close_window(self) -> None:
         """Begin a new window; the old one is the one before, then."""
@@ -376,6 +401,15 @@ class Record:
         """Take over what another record had counted in its life, and begin a new window."""
         self._earlier = life
         self._loaded = self._before = self._begun = self._now()
+
+
+def _sum(before: Any, more: Any) -> Any:
+    """The sum, on the device of what is new: the model may have moved."""
+    if isinstance(more, Tensor):
+        more = more.detach() if more.requires_grad else more
+        if isinstance(before, Tensor) and before.device != more.device:
+            before = before.to(more.device)
+    return before + more
 
 
 def _union(a: Sizes | None, b: Sizes | None) -> Sizes | None:

@@ -14,6 +14,7 @@ from torch.autograd.graph import Node
 from . import elements
 from .bypass import carries_stream, passes_around, without_gradient
 from .control import Control
+from .doubles import droppers
 from .hooks import ParameterHook, SiteHook
 from .install import install
 from .placement import Placement
@@ -38,6 +39,7 @@ class SiteTrial:
         followers: layers that work in place on its output.
         loses_samples: whether no shortcut runs around it (asked of what drops whole samples).
         without_gradient: whether no gradient will come (asked of what acts on gradients).
+        dropped: layers that drop by themselves and have taken, or given, the very tensor.
     """
 
     placement: Placement
@@ -48,6 +50,7 @@ class SiteTrial:
     followers: dict[str, None] = field(default_factory=dict)
     loses_samples: bool = False
     without_gradient: bool = False
+    dropped: dict[str, None] = field(default_factory=dict)
 
 
 @dataclass
@@ -87,12 +90,18 @@ def try_spec(
         copied = rehearsal.copy_of(base)
         observer = _Observer()
         tries = _install(rehearsal, copied, placements, observer, always=not training)
+        for name in droppers(copied):
+            observer.any_drops = True
+            layer = copied.get_submodule(name)
+            layer.register_forward_pre_hook(_Dropped(name, observer.took))
+            layer.register_forward_hook(_Dropped(name, observer.gave))
         seen = record(copied)
         for name, module in named_modules(copied):
             module.register_forward_hook(_Follower(name, observer))
         sources = _ask_for_gradients(rehearsal) if any(t.drops_samples for t in tries) else []
         with torch.enable_grad():
             outputs = list(_tensors(rehearsal.run()))
+        observer.meet()
         for each in tries:
             each.trial.loses_samples = each.loses_samples(outputs, sources)
             if each.parameter is not None:
@@ -106,6 +115,10 @@ class _Observer:
 
     def __init__(self) -> None:
         self.waiting: dict[int, tuple[SiteTrial, Tensor, int]] = {}
+        self.tensors: list[tuple[SiteTrial, _Version, _Version]] = []
+        self.gave: dict[_Version, str] = {}
+        self.took: dict[_Version, str] = {}
+        self.any_drops = False
 
     def put(self, trial: SiteTrial, output: Tensor) -> None:
         self.waiting[id(output)] = trial, output, output._version
@@ -116,6 +129,38 @@ class _Observer:
             if trial is not None and output is not None and output._version > version:
                 trial.followers[name] = None
                 del self.waiting[id(x)]
+
+    def meet(self) -> None:
+        """Tell the sites of the layers that have dropped in the very tensor that is theirs."""
+        for trial, before, after in self.tensors:
+            for name in (self.gave.get(before), self.took.get(after)):
+                if name is not None:
+                    trial.dropped[name] = None
+
+
+class _Version:
+    """A tensor in the state of now: it is another one when something has changed it in place."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor  # held, so that no other one gets its address
+        self.state = id(tensor), getattr(tensor, "_version", 0)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Version) and self.state == other.state
+
+    def __hash__(self) -> int:
+        return hash(self.state)
+
+
+class _Dropped:
+    """Hook, before and after, of a layer that drops by itself: keeps what it takes and gives."""
+
+    def __init__(self, name: str, seen: dict[_Version, str]) -> None:
+        self.name, self.seen = name, seen
+
+    def __call__(self, module: nn.Module, args: Any, *output: Any) -> None:
+        value = output[0] if output else args[0] if args else None
+        self.seen[_Version(value)] = self.name
 
 
 class _Follower:
@@ -156,7 +201,12 @@ class _Try:
             self.trial.structure = shape_of(value)
         if site.regularizer.acts_on == "gradient":
             self.trial.without_gradient = not before.requires_grad
-        return self._marked(args, before, changed if changed is not None else value, changed)
+        changed = self._marked(args, before, changed if changed is not None else value, changed)
+        if self.observer.any_drops:
+            given = site.at == "output" and changed is not None
+            after = elements.get(changed, index) if given else before
+            self.observer.tensors.append((self.trial, _Version(before), _Version(after)))
+        return changed
 
     def _value(self, args: tuple[Any, ...], rest: tuple[Any, ...]) -> tuple[Any, int | str | None]:
         index = self.hook.site.regularizer.index

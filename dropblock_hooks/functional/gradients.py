@@ -1,12 +1,13 @@
 """Gradients, bounded: by value and by norm. Non-finite values pass, so that overflow stays visible.
 
 A bound is a number, or (multiplied by a loss scale) a 0-dim tensor on the gradient's device. The
-``*_counted`` functions return the tensor and how many elements were changed.
+``*_counted`` functions return the tensor and how many elements were changed; where a norm is taken
+anyway, its size too.
 """
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,6 +16,25 @@ from ..schedules import as_number
 
 Bound: TypeAlias = float | Tensor
 Per: TypeAlias = Literal["tensor", "sample", "channel"]
+
+
+class Clipped(NamedTuple):
+    """What a bound on the norm has met: nothing of it is read before someone asks.
+
+    Attributes:
+        changed: how many values lay in groups that were scaled down.
+        norm: the sum of the norms before, of those that are finite.
+        norms: how many these are.
+    """
+
+    changed: Tensor
+    norm: Tensor
+    norms: Tensor
+
+    def unscaled(self, scale: Bound) -> tuple[Tensor, Tensor]:
+        """Sum and number of the norms, in the unit of the loss that was multiplied by `scale`."""
+        plain = not isinstance(scale, Tensor) and scale == 1.0
+        return self.norm if plain else self.norm / scale, self.norms
 
 
 def clamp_counted(grad: Tensor, min: Bound | None, max: Bound | None) -> tuple[Tensor, Tensor]:
@@ -35,18 +55,21 @@ def _fit(bound: Bound | None, dtype: torch.dtype) -> Bound | None:
 
 def clip_norm_counted(
     grad: Tensor, max_norm: Bound, norm_type: float, per: Per, channel_axis: int = 1
-) -> tuple[Tensor, Tensor]:
-    """`grad` with each group scaled to a norm of at most `max_norm`, and how many values were."""
+) -> tuple[Tensor, Clipped]:
+    """`grad` with each group scaled to a norm of at most `max_norm`, and what was met."""
     if grad.numel() == 0:
-        return grad, torch.zeros((), dtype=torch.int64, device=grad.device)
+        none = torch.zeros((), dtype=torch.int64, device=grad.device)
+        return grad, Clipped(none, none, none)
     norm = _group_norm(grad, norm_type, per, channel_axis)
-    over = (norm > max_norm) & norm.isfinite()
+    finite = norm.isfinite()
+    over = (norm > max_norm) & finite
     scale = torch.where(over, max_norm / norm.clamp_min(max_norm), 1.0)
     # in two factors, the second 1 but for what float32 would round to 0
     most = scale.clamp_min(_SMALL)
     dtype = torch.promote_types(grad.dtype, torch.float32)
     clipped = grad * most.to(dtype) * (scale / most).to(dtype)
-    return clipped.to(grad.dtype), over.sum() * (grad.numel() // norm.numel())
+    changed = over.sum() * (grad.numel() // norm.numel())
+    return clipped.to(grad.dtype), Clipped(changed, norm.where(finite, 0.0).sum(), finite.sum())
 
 
 def _group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int) -> Tensor:

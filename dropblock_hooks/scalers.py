@@ -1,0 +1,97 @@
+"""The GradScaler that multiplies the loss: found in what wraps it, and told where it is missing."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from torch.amp.grad_scaler import GradScaler
+
+from .control import Control, is_enabled
+from .warn import warn
+
+if TYPE_CHECKING:
+    from .site import Site
+
+_WRAPPED = ("_scaler", "scaler", "grad_scaler", "_precision", "precision_plugin", "accelerator")
+"""Where timm's NativeScaler, Lightning's precision plugins and trainers, accelerate's Accelerator
+and optimizers, Fabric and Transformers' Trainer keep theirs."""
+
+
+def checked_scaler(given: Any) -> Any:
+    """The GradScaler (anything with ``get_scale``) that is given, or that is inside; or None.
+
+    A wrapper that holds None scales nothing.
+
+    Raises:
+        TypeError: for what is no scaler and holds none.
+    """
+    found, scaler = _unwrapped(given, depth=3)
+    if not found:
+        raise TypeError(
+            f"grad_scaler must have get_scale(), got {type(given).__name__}: give the "
+            "torch.amp.GradScaler itself, or what holds it as .scaler or ._scaler"
+        )
+    return scaler
+
+
+def _unwrapped(given: Any, depth: int) -> tuple[bool, Any]:
+    """Whether a scaler, or a place for one, was found, and that scaler."""
+    if given is None or callable(getattr(given, "get_scale", None)):
+        return True, given
+    for name in _WRAPPED if depth else ():
+        if hasattr(given, name):
+            found, scaler = _unwrapped(getattr(given, name), depth - 1)
+            if found:
+                return True, scaler
+    return False, None
+
+
+def tell_missing(control: Control, sites: Iterable[Site]) -> None:
+    """Warn, once, of a GradScaler in use that ``attach`` was not given.
+
+    It is looked for at the first gradient that a bound has met, or when someone looks at the
+    Attachment after it, since compiled code can't warn.
+    """
+    if control.scaler_sought or control.grad_scaler is not None or not control.installed:
+        return
+    bounded = [site for site in sites if site.regularizer.reads_grad_scale]
+    if any(site.active_calls for site in bounded):
+        seek(control, bounded[0].key)
+
+
+def seek(control: Control, key: str) -> None:
+    """Look for a GradScaler in use, once, and warn if there is one."""
+    control.scaler_sought = True
+    if control.grad_scaler is None and in_use():
+        warn(f"{key}: {MISSING}")
+
+
+MISSING = (
+    "a GradScaler is in use that attach was not given, so the bounds of gradients are compared "
+    "with gradients of the scaled loss: attach(..., grad_scaler=scaler), or "
+    "attached.grad_scaler = scaler"
+)
+
+
+def in_use() -> bool:
+    """Whether an enabled GradScaler that has scaled a loss lives in this process.
+
+    One that a live Attachment was given scales the loss of that one's model.
+    """
+    if not _is_there():
+        return False
+    gc.collect()  # it may be one that nobody holds any more
+    return _is_there()
+
+
+def _is_there() -> bool:
+    scalers, given = [], set()
+    for thing in gc.get_objects():
+        kind = type(thing)  # isinstance would ask proxies for their class
+        if kind is Control and thing.installed:
+            given.add(id(thing.grad_scaler))
+        elif issubclass(kind, GradScaler) and is_enabled(thing) and thing._scale is not None:
+            scalers.append(thing)
+    return any(id(scaler) not in given for scaler in scalers)

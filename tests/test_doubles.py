@@ -1,0 +1,352 @@
+"""Dropped twice: where the model, or the spec itself, drops what a site drops again."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from dropblock_hooks import (
+    ByDepth,
+    ClipGradNorm,
+    Disout,
+    DropBlock2d,
+    Dropout,
+    Dropout2d,
+    DropPath,
+    Foreign,
+    GaussianDropout,
+    GaussianNoise,
+    HookWarning,
+    LinearSchedule,
+    Select,
+    StochasticDepth,
+    WindowSchedule,
+    attach,
+    plan,
+)
+
+RAMP = LinearSchedule(0.0, 0.2, epochs=5)
+
+
+class Branch(nn.Module):
+    """A residual block: a branch that ends in a layer that may drop paths."""
+
+    def __init__(self, drop_path, last=None):
+        super().__init__()
+        self.conv, self.act = nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(inplace=True)
+        self.norm, self.drop_path = nn.BatchNorm2d(4), drop_path
+        self.last = last or nn.Identity()
+
+    def forward(self, x):
+        y = self.drop_path(self.norm(self.act(self.conv(x))))
+        y += x
+        return self.last(y)
+
+
+class Mlp(nn.Module):
+    def __init__(self, p):
+        super().__init__()
+        self.fc1, self.act, self.fc2 = nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 6)
+        self.drop = nn.Dropout(p)
+
+    def forward(self, x):
+        x = self.fc2(self.act(self.fc1(x)))
+        x = self.drop(x)
+        return x  # noqa: RET504  # as many write it
+
+
+class NormsLast(nn.Module):
+    """Its last layer drops, and is not what it returns."""
+
+    def __init__(self, p):
+        super().__init__()
+        self.fc, self.norm, self.drop = nn.Linear(6, 6), nn.LayerNorm(6), nn.Dropout(p)
+
+    def forward(self, x):
+        return self.norm(x + self.drop(self.fc(x)))
+
+
+class DropPaths(nn.Module):
+    """As timm, mmcv and Transformers write it."""
+
+    def __init__(self, drop_prob):
+        super().__init__()
+        self.drop_prob = drop_prob
+
+    def forward(self, x):
+        if not self.training:
+            return x
+        kept = torch.rand(len(x), *[1] * (x.ndim - 1)) >= self.drop_prob
+        return x * kept / (1 - self.drop_prob)
+
+
+def sequence(p=0.5, kind=nn.Dropout):
+    return nn.Sequential(nn.Linear(6, 6), nn.ReLU(), kind(p), nn.Identity(), nn.Linear(6, 6))
+
+
+def block(rate=0.5):
+    return nn.Sequential(nn.Conv2d(4, 4, 1), Branch(DropPaths(rate)), Branch(DropPaths(rate)))
+
+
+IMAGE, ROW = (2, 4, 8, 8), (3, 6)
+DOUBLED = {
+    "itself": (sequence, "2", Dropout(0.2), ROW, 0.6),
+    "its input": (sequence, "2", Dropout(0.2, at="input"), ROW, 0.6),
+    "in front": (sequence, "1", Dropout(0.2), ROW, 0.6),
+    "behind": (sequence, "3", Dropout(0.2, at="input"), ROW, 0.6),
+    "behind an identity": (sequence, "4", Dropout(0.2, at="input"), ROW, 0.6),
+    "a scheduled rate": (sequence, "2", Dropout(RAMP), ROW, 0.6),
+    "a window": (sequence, "2", Dropout(WindowSchedule(0.2, 5, 9)), ROW, 0.6),
+    "by depth": (sequence, "2", Dropout(ByDepth(0.0, RAMP)), ROW, 0.6),
+    "always": (sequence, "2", Dropout(0.2, active="always"), ROW, 0.6),
+    "a peer's on it": (sequence, "2", Foreign(nn.Dropout, p=0.2), ROW, 0.6),
+    "a peer's module on it": (sequence, "2", nn.Dropout(0.2), ROW, 0.6),
+    "one class by another": (
+        lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.Dropout2d(0.5)),
+        "1",
+        DropBlock2d(0.2, 3),
+        IMAGE,
+        0.6,
+    ),
+    "nested": (lambda: nn.Sequential(sequence(), nn.ReLU()), "0.1", Dropout(0.2), ROW, 0.6),
+    "ends a sequence": (lambda: nn.Sequential(sequence()[:3]), "0", Dropout(0.2), ROW, 0.6),
+    "at the edge": (
+        lambda: nn.Sequential(nn.Sequential(nn.Linear(6, 6), nn.ReLU()), nn.Dropout(0.5)),
+        "0.1",
+        Dropout(0.2),
+        ROW,
+        0.6,
+    ),
+    "returned": (lambda: nn.Sequential(Mlp(0.5)), "0", Dropout(0.2), ROW, 0.6),
+    "a branch": (block, "1.norm", DropPath(0.2), IMAGE, 0.6),
+    "inside a branch": (block, "2.conv", DropPath(RAMP), IMAGE, 0.6),
+    "a path itself": (block, "1.drop_path", DropPath(0.2), IMAGE, 0.6),
+    "around a branch": (block, "1", StochasticDepth(0.2), IMAGE, 0.6),
+    "two on one": (sequence, "2", [Dropout(0.2), Dropout(0.5)], ROW, 0.8),
+    "certain": (lambda: sequence(1), "2", Dropout(0.2), ROW, 1),
+}
+
+
+def told_by_plan(model, spec, shape):
+    planned = plan(model, spec, torch.randn(shape))
+    return [c for c in planned.cautions if c.kind == "dropped_twice"]
+
+
+def told_by_attach(model, spec, **options):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        attach(model, spec, **options).remove()
+    texts = [str(w.message) for w in caught if w.category is HookWarning]
+    return [text for text in texts if " in all; " in text]
+
+
+@pytest.mark.parametrize(
+    ("build", "name", "regularizer", "shape", "rate"), DOUBLED.values(), ids=DOUBLED
+)
+def test_it_is_told_with_the_rate_that_results(build, name, regularizer, shape, rate):
+    model, spec = build(), {name: regularizer}
+    (own,) = [c for c in told_by_plan(model, spec, shape) if "the model's own" in c.text]
+    assert f": {rate} in all; set the model's own rate to 0 (model." in own.text
+    assert own.text.endswith(f"use one of the two: {name}")
+    assert own.keys[0].startswith(f"{name}/")
+    assert own.text in told_by_attach(model.eval(), spec)
+    assert own.text in told_by_attach(model, spec, example_input=torch.randn(shape))
+
+
+@pytest.mark.parametrize("name", ["act", "drop"])
+def test_what_ran_tells_plan_more_than_the_modules_do(name):
+    class Hidden(Mlp):
+        def forward(self, x):
+            x = self.drop(self.act(self.fc1(x)))
+            return self.fc2(x).relu()
+
+    model = nn.Sequential(Hidden(0.5), nn.ReLU())
+    (told,) = told_by_plan(model, {f"0.{name}": Dropout(0.2)}, ROW)
+    assert "0.6 in all" in told.text
+    assert not told_by_plan(model, {"0": Dropout(0.2)}, ROW)
+    (told,) = told_by_plan(model, {"0.fc2": Dropout(0.2, at="input")}, ROW)
+    assert "0.6 in all" in told.text
+
+
+LISTS = {
+    "two": ([Dropout2d(0.1), Dropout2d(0.2)], "0.28"),
+    "three": ([Dropout2d(0.1), Dropout2d(0.1), Dropout2d(0.1)], "0.271"),
+    "scheduled": ([DropBlock2d(RAMP, 3), DropBlock2d(0.5)], "0.6"),
+    "peers": ([Foreign(nn.Dropout, p=0.1), Foreign(nn.Dropout, p=0.2)], "0.28"),
+    "with others between": ([Dropout(0.1), GaussianNoise(0.1), Dropout(0.2)], "0.28"),
+}
+
+
+@pytest.mark.parametrize(("regularizers", "rate"), LISTS.values(), ids=LISTS)
+def test_one_class_twice_in_a_list(regularizers, rate):
+    model, spec = nn.Sequential(nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)), {"*": regularizers}
+    (told,) = told_by_plan(model, spec, IMAGE)
+    assert f"make {rate} in all" in told.text
+    assert told.text.endswith(": 0, 1")
+    assert len(told.keys) == 2 * sum(type(r) is type(regularizers[0]) for r in regularizers)
+    assert told_by_attach(model, spec) == [told.text]
+
+
+HEALTHY = {
+    "elsewhere": (lambda: nn.Sequential(sequence(), nn.Linear(6, 6)), "1", Dropout(0.2), ROW),
+    "before a linear layer": (sequence, "0", Dropout(0.2), ROW),
+    "behind one": (sequence, "4", Dropout(0.2), ROW),
+    "a rate of 0": (lambda: sequence(0.0), "2", Dropout(0.2), ROW),
+    "ours of 0": (sequence, "2", Dropout(0.0), ROW),
+    "an identity": (lambda: sequence(0.5, nn.Identity), "2", Dropout(0.2), ROW),
+    "noise": (sequence, "2", [GaussianNoise(0.1), GaussianDropout(0.1)], ROW),
+    "gradients": (sequence, "2", ClipGradNorm(1.0), ROW),
+    "a norm behind it": (lambda: nn.Sequential(NormsLast(0.5)), "0", Dropout(0.2), ROW),
+    "another branch": (
+        lambda: nn.Sequential(nn.Conv2d(4, 4, 1), Branch(DropPaths(0.0)), Branch(DropPaths(0.5))),
+        "1.norm",
+        DropPath(0.2),
+        IMAGE,
+    ),
+    "blocks over paths": (block, "*", DropBlock2d(0.2, 3), IMAGE),
+    "channels in a branch": (block, "1.norm", Dropout2d(0.2), IMAGE),
+    "different classes in a list": (block, "0", [Dropout(0.1), Dropout2d(0.2)], IMAGE),
+    "input and output": (block, "0", [Dropout(0.1, at="input"), Dropout(0.2)], IMAGE),
+    "distortion": (block, "0", [Disout(0.1, 3), DropBlock2d(0.1, 3)], IMAGE),
+}
+
+
+@pytest.mark.parametrize(("build", "name", "regularizer", "shape"), HEALTHY.values(), ids=HEALTHY)
+def test_silent_where_nothing_is_dropped_twice(build, name, regularizer, shape):
+    model, spec = build(), {name: regularizer}
+    assert told_by_plan(model, spec, shape) == []
+    assert told_by_attach(model, spec) == []
+
+
+def test_what_does_not_run_drops_nothing():
+    class Unused(Mlp):
+        def forward(self, x):
+            return self.fc2(self.act(self.fc1(x)))
+
+    model = Unused(0.5)
+    with pytest.warns(HookWarning, match="0.6 in all"):
+        attach(model, {"drop": Dropout(0.2)}).remove()
+    assert told_by_plan(model, {"drop": Dropout(0.2)}, ROW) == []
+    frozen = sequence()
+    frozen[2].eval()
+    assert told_by_plan(frozen, {"1": Dropout(0.2)}, ROW) == []
+    assert told_by_attach(frozen, {"1": Dropout(0.2)}) == []
+
+
+def test_two_entries_that_were_allowed_are_not_told():
+    model = nn.Sequential(nn.Conv2d(4, 4, 1))
+    spec = {"0": Dropout(0.1), Select(names="0", compose=True): Dropout(0.2)}
+    assert told_by_plan(model, spec, IMAGE) == []
+    assert told_by_attach(model, spec) == []
+
+
+def test_a_site_that_is_told_is_still_looked_at():
+    model = sequence()
+    model[2].eval = lambda: model[2]
+    with pytest.warns(HookWarning, match="0.6 in all"):
+        attached = attach(model, {"1": Dropout(0.2)}, example_input=torch.randn(ROW))
+    model[1].training = False
+    with pytest.warns(HookWarning, match="never active"):
+        model(torch.randn(ROW))
+    attached.remove()
+
+
+def test_layers_of_one_kind_are_told_in_one_line():
+    timm = pytest.importorskip("timm", reason="the model is timm's")
+    model = timm.create_model("vit_tiny_patch16_224", depth=4, img_size=32, drop_path_rate=0.3)
+    x = (2, 3, 32, 32)
+    (told,) = told_by_plan(model, {"**.drop_path*": DropPath(0.5)}, x)
+    assert (
+        "drops 0.5 where the model's own DropPath drops 0.1 to 0.3: 0.55 to 0.65 in all"
+        in told.text
+    )
+    assert "model.blocks.1.drop_path1.drop_prob = 0.0 and so on" in told.text
+    assert "make the model with drop_path_rate=0" in told.text
+    assert told.text.endswith(
+        "blocks.1.drop_path1, blocks.1.drop_path2, blocks.2.drop_path1 and 3 more"
+    )
+    assert len(told.keys) == 6
+    for layer in model.modules():
+        if isinstance(layer, timm.layers.DropPath):
+            layer.drop_prob = 0.0  # what it says to do
+    assert told_by_plan(model, {"**.drop_path*": DropPath(0.5)}, x) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["layer4.1", "layer4", "layer3.1.conv1"])
+def test_inside_the_blocks_that_timm_drops(name):
+    timm = pytest.importorskip("timm", reason="the model is timm's")
+    model = timm.create_model("resnet18", drop_block_rate=0.5)
+    x = (2, 3, 64, 64)
+    spec = {name: DropBlock2d(0.2, 3)}
+    (told,) = told_by_plan(model, spec, x)
+    assert "own DropBlock2d drops 0.5: 0.6 in all" in told.text
+    assert "make the model with drop_block_rate=0" in told.text
+    assert told_by_attach(model, spec) == [told.text]
+    for spec in ({"layer1.*": DropBlock2d(0.2, 3)}, {name: Dropout(0.2)}):
+        assert told_by_plan(model, spec, x) == []
+    assert told_by_plan(timm.create_model("resnet18"), {name: DropBlock2d(0.2, 3)}, x) == []
+
+
+def test_torchvision_s():
+    torchvision = pytest.importorskip("torchvision", reason="the layers are torchvision's")
+    ops = torchvision.ops
+    model = nn.Sequential(
+        nn.Conv2d(4, 4, 1), Branch(ops.StochasticDepth(0.5, "row"), ops.DropBlock2d(0.5, 3))
+    )
+    for spec in ({"1.norm": DropPath(0.2)}, {"1": DropBlock2d(0.2, 3)}, {"1.last": Dropout2d(0.2)}):
+        (told,) = told_by_plan(model, spec, IMAGE)
+        assert "drops 0.5: 0.6 in all" in told.text
+        assert told_by_attach(model, spec) == [told.text]
+    with torch.device("meta"):
+        vgg = torchvision.models.vgg11(num_classes=2)
+    for name in ("classifier.1", "classifier.2", "classifier.4"):
+        assert "0.6 in all" in told_by_attach(vgg, {name: Dropout(0.2)})[0]
+    assert told_by_attach(vgg, {"features.*": Dropout(0.2), "classifier.0": Dropout(0.2)}) == []
+
+
+families = pytest.importorskip("experiments.families", reason="the models are listed there")
+QUICK = ("resnet", "vision_transformer")
+TEN = (
+    *QUICK, "convnext", "efficientnet", "swin_transformer", "mobilenetv3", "regnet", "vgg",
+    "levit", "densenet",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        pytest.param(m, id=m.family, marks=() if m.family in QUICK else pytest.mark.slow)
+        for m in families.MEMBERS
+        if m.family in TEN
+    ],
+)
+def test_healthy_families_are_silent(member):
+    """Their own dropout elsewhere, ours on stages, the gradients bounded, for 20 steps."""
+    pytest.importorskip("timm", reason="the models are timm's")
+    model = member.build().train()
+    steps = 3 if member.family in QUICK else 20
+    x = torch.randn(families.BATCH, 3, member.size, member.size)
+    spec = {**member.spec(), "stage:-1": [*_listed(member.spec(), "stage:-1"), ClipGradNorm(1.0)]}
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    head = next(m for m in reversed([*model.modules()]) if isinstance(m, nn.Linear))
+    head.register_forward_pre_hook(_drop)
+    assert not [c for c in plan(model, spec, x).cautions if c.kind == "dropped_twice"]
+    attached = attach(model, spec, grad_scaler=scaler)
+    for step in range(steps):
+        attached.step(step)
+        scaler.scale(model(x).sum()).backward()
+    assert attached.verify() == []
+    (*_, clipped) = [row for row in attached.report() if row.acts_on == "gradient"]
+    assert clipped.mean_norm > 0
+    attached.remove()
+
+
+def _listed(spec, selector):
+    there = spec.get(selector, [])
+    return there if isinstance(there, list) else [there]
+
+
+def _drop(module, args):
+    return (nn.functional.dropout(args[0], 0.1), *args[1:])

@@ -1,0 +1,214 @@
+"""The GradScaler of the training loop: looked for in what wraps it, told where it is missing."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.amp import GradScaler
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+from dropblock_hooks import (
+    ClampGrad,
+    ClipGradNorm,
+    Dropout,
+    HookWarning,
+    Rate,
+    Regularizer,
+    ScaleGrad,
+    attach,
+    attachments,
+    register,
+)
+
+X = torch.randn(4, 6)
+
+
+class CudaScaler(GradScaler):
+    """As torch.cuda.amp.GradScaler, which can't be made without a warning."""
+
+
+SCALERS = {
+    "amp": lambda: GradScaler("cpu"),
+    "subclass": lambda: CudaScaler("cpu"),
+    "sharded": lambda: ShardedGradScaler("cpu"),
+}
+
+
+def make(spec, **options):
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(inplace=True), nn.Linear(6, 3))
+    return model, attach(model, spec, **options)
+
+
+def backward(model, scaler=None):
+    loss = model(X).square().sum()
+    (loss if scaler is None else scaler.scale(loss)).backward()
+
+
+def warnings_of(action):
+    """The texts of the warnings that it gives."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        action()
+    return [str(w.message) for w in caught if issubclass(w.category, HookWarning)]
+
+
+@pytest.mark.parametrize(
+    ("selector", "regularizer"),
+    [("2", ClampGrad(-1, 1)), ("param:0.weight", ClipGradNorm(1.0, per="channel"))],
+)
+@pytest.mark.parametrize("kind", SCALERS)
+def test_one_that_was_not_given_is_told_once(kind, regularizer, selector):
+    model, attached = make({selector: regularizer})
+    scaler = SCALERS[kind]()  # as in timm's train.py, after the model
+    assert warnings_of(lambda: model(X)) == []
+    (text,) = warnings_of(lambda: backward(model, scaler))
+    assert text.startswith(attached.sites[0].key)
+    assert "attach(..., grad_scaler=scaler)" in text
+    assert "attached.grad_scaler = scaler" in text
+    assert warnings_of(lambda: backward(model, scaler)) == []
+    assert [(f.key, f.kind) for f in attached.verify()] == [(".", "grad_scaler")]
+    attached.grad_scaler = scaler
+    assert attached.verify() == []
+    assert warnings_of(lambda: attached.step(1)) == []
+    assert warnings_of(attached.report) == []
+
+
+def test_one_for_each_attachment():
+    scaler = GradScaler("cpu")
+    for _ in range(2):
+        model, _ = make({"0": ClampGrad(-1, 1), "2": ClipGradNorm(1.0)})
+        assert len(warnings_of(lambda model=model: backward(model, scaler))) == 1
+
+
+@register
+class HalfGrad(Regularizer):
+    """One that asks for no scale."""
+
+    factor: Rate = 0.5
+    acts_on = "gradient"
+
+    def apply(self, x, now):
+        return x * now.factor, None
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["given", "disabled", "unused", "gone", "no bound", "evaluation", "removed", "none", "other's"],
+)
+def test_silent_where_all_is_well(case):
+    spec = {"2": ClampGrad(-1, 1), "param:0.weight": ClipGradNorm(1.0)}
+    if case == "no bound":
+        spec = {"2": [ScaleGrad(0.5), HalfGrad()], "0": Dropout(0.1)}
+    model, attached = make(spec)
+    scaler = None if case == "none" else GradScaler("cpu", enabled=case != "disabled")
+    if case == "given":
+        attached.grad_scaler = scaler
+    elif case == "gone":
+        backward(nn.Linear(6, 3), scaler)
+        cycle = [scaler]
+        cycle.append(cycle)
+        scaler = cycle = None
+    elif case == "other's":
+        other = make({"2": ClampGrad(-1, 1)}, grad_scaler=scaler)
+        backward(other[0], scaler)
+    elif case == "evaluation":
+        model.eval()
+    elif case == "removed":
+        attached.remove()
+
+    def train():
+        for step in range(3):
+            backward(model, None if case in ("unused", "other's") else scaler)
+            attached.step(step + 1)
+        attached.report()
+
+    assert warnings_of(train) == []
+    assert "grad_scaler" not in [finding.kind for finding in attached.verify()]
+
+
+def test_compiled_it_is_told_at_the_next_look():
+    torch._dynamo.reset()
+    model, attached = make({"2": ClampGrad(-1, 1)})
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    scaler = GradScaler("cpu")
+    assert warnings_of(lambda: attached.step(0)) == []
+    assert warnings_of(lambda: backward(compiled, scaler)) == []
+    assert [f.kind for f in attached.verify()] == ["grad_scaler"]
+    for look in (lambda: attached.step(1), attached.report):
+        attached._control.scaler_sought = False
+        (text,) = warnings_of(look)
+        assert "a GradScaler is in use" in text
+        assert warnings_of(look) == []
+
+
+class Holder:
+    def __init__(self, **held):
+        vars(self).update(held)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda scaler: scaler,
+        lambda scaler: Holder(_scaler=scaler),
+        lambda scaler: Holder(scaler=scaler),
+        lambda scaler: Holder(grad_scaler=scaler),
+        lambda scaler: Holder(_precision=Holder(scaler=scaler)),
+        lambda scaler: Holder(precision_plugin=Holder(scaler=scaler)),
+        lambda scaler: Holder(accelerator=Holder(scaler=scaler)),
+    ],
+    ids=["itself", "timm", "plugin", "named", "fabric", "trainer", "transformers"],
+)
+def test_what_wraps_one_is_looked_through(wrap):
+    scaler = GradScaler("cpu", init_scale=1024.0)
+    wrapper = wrap(scaler)
+    spec = {"param:0.weight": ClampGrad(-1e-3, 1e-3)}
+    assert make(spec, grad_scaler=wrapper)[1].grad_scaler is scaler
+    model, attached = make(spec)
+    attached.grad_scaler = wrapper
+    assert attached.grad_scaler is scaler
+    backward(model, scaler)
+    assert model[0].weight.grad.abs().max() == pytest.approx(1.024)
+    copied = attachments(copy.deepcopy(model))[0]
+    assert copied.grad_scaler is scaler
+
+
+def test_timm_s_own():
+    timm = pytest.importorskip("timm", reason="the scaler is timm's")
+    model, attached = make({"param:0.weight": ClipGradNorm(1e-3)})
+    native = timm.utils.NativeScaler("cpu")
+    attached.grad_scaler = native
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    native(model(X).square().sum(), optimizer)  # backward, step and update
+    assert model[0].weight.grad.norm() == pytest.approx(1e-3)
+    assert attached.verify() == []
+
+
+@pytest.mark.slow
+def test_lightning_s_own():
+    plugins = pytest.importorskip("lightning.pytorch.plugins", reason="the plugin is Lightning's")
+    _, attached = make({"2": ClampGrad(-1, 1)})
+    scaler = GradScaler("cpu")
+    attached.grad_scaler = plugins.MixedPrecision("16-mixed", "cpu", scaler)
+    assert attached.grad_scaler is scaler
+    attached.grad_scaler = plugins.MixedPrecision("bf16-mixed", "cpu")
+    assert attached.grad_scaler is None
+
+
+@pytest.mark.parametrize("given", [object(), 65536.0, Holder(scaler=3), Holder(scaling=1), "x"])
+def test_what_holds_none_is_refused(given):
+    _, attached = make({"2": ClampGrad(-1, 1)})
+    with pytest.raises(TypeError, match=r"get_scale\(\), got .*GradScaler itself, or what holds"):
+        attached.grad_scaler = given
+    with pytest.raises(TypeError, match="get_scale"):
+        attach(nn.Linear(2, 2), {".": ClampGrad(-1, 1)}, grad_scaler=given)
+
+
+def test_a_wrapper_that_holds_itself():
+    wrapper = Holder()
+    wrapper.scaler = wrapper
+    _, attached = make({"2": ClampGrad(-1, 1)})
+    with pytest.raises(TypeError, match="get_scale"):
+        attached.grad_scaler = wrapper
