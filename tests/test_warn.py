@@ -14,7 +14,7 @@ def test_a_warning_of_attach_names_the_line_of_attach():
     model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
     with pytest.warns(HookWarning) as caught:
         attach(model, {"type:Linear": Dropout(0.1), "0": None})
-        line = inspect.currentframe().f_lineno - 1
+    line = inspect.currentframe().f_lineno - 1
     assert (caught[0].filename, caught[0].lineno) == (__file__, line)
 
 
