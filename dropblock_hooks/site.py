@@ -17,6 +17,7 @@ from .forms import form_of
 from .functional.masks import wide_dtype
 from .layouts import Form
 from .memory import ShapeMemory
+from .origins import channels_of
 from .recomputation import NO_TASK, graph_task, loses_random_state, recomputing
 from .regularizer import Now, Regularizer
 from .tallies import Record
@@ -71,6 +72,7 @@ class Site:
         self._acted: dict[bool, bool] = {}  # in the last forward, by the layer's mode
         self._drawn_with: dict[str, float] = {}
         self._forms = ShapeMemory[Form]()  # where nothing but the shape decides
+        self._turned: dict[int, str] = {}  # where the channels were, by rank
         self._passed = ShapeMemory[tuple[Form, int]]()  # elements to count at a rate of 0
         self.set_regularizer(regularizer)
 
@@ -201,19 +203,34 @@ class Site:
         if self.evidence is None:
             return _PARAMETER
         if is_compiling():  # no side effects, and no hash of a traced size
-            return self._read(self.evidence, x.shape, told)
+            return self._read(self.evidence, x.shape, told, self._turned.get(x.ndim, ""))
         shape = x.shape
         form = self._forms.get(shape)
         if form is None:
-            form = self._read(self.evidence, shape, told)
+            form = self._read(self.evidence, shape, told, self._seen(x))
             if form.grid is None:  # else what the layer was told in this call has its say
                 self._forms.put(shape, form)
         self.form = form
         return form
 
-    def _read(self, evidence: Evidence, shape: torch.Size, told: Any) -> Form:
+    def _seen(self, x: Tensor) -> str:
+        """What the graph says of the channels, or has said of a tensor of this rank.
+
+        Of tokens it is asked until it has told, since their forms are not remembered.
+        """
+        if not self.evidence or self.evidence.own or self.regularizer.layout != "auto":
+            return ""
+        known = self._turned.get(x.ndim, "")
+        if known and x.ndim == 3:
+            return known
+        known = channels_of(x) or known
+        if known:
+            self._turned[x.ndim] = known
+        return known
+
+    def _read(self, evidence: Evidence, shape: torch.Size, told: Any, seen: str) -> Form:
         try:
-            return form_of(self.regularizer, evidence, shape, told)
+            return form_of(self.regularizer, evidence, shape, told, seen)
         except ValueError as error:
             raise self.error(error) from None
 
