@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .functional.masks import wide_dtype
+from .sizes import MapSizes
 
 
 class Control:
@@ -25,10 +27,13 @@ class Control:
         self.told: frozenset[str] = frozenset()
         self.expects_scaler = grad_scaler is not None
         self.grad_scaler = grad_scaler
+        self.sizes = MapSizes()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Control:
         copied = Control.__new__(Control)
         copied.__dict__.update(self.__dict__)  # the scaler stays the one of the training loop
+        memo[id(self)] = copied  # which what was met leads back to
+        copied.sizes = copy.deepcopy(self.sizes, memo)
         return copied
 
     def __getstate__(self) -> dict[str, Any]:

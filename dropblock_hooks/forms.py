@@ -11,14 +11,20 @@ from .evidence import Evidence
 from .layouts import CHANNELS_FIRST, CHANNELS_LAST, Form, channel_axis, is_last, is_tokens
 from .origins import FIRST, LAST
 from .regularizer import Regularizer
-from .tokens import Shape, has, shown, sizes, token_form
+from .sizes import MapSizes
+from .tokens import Shape, has, shown, stage_sizes, token_form
 
 _FIRST_FORMS = {spatial: Form(layout) for spatial, layout in CHANNELS_FIRST.items()}
 _NAMELESS = Form("")
 
 
 def form_of(
-    regularizer: Regularizer, evidence: Evidence, shape: Shape, told: Any = (), seen: str = ""
+    regularizer: Regularizer,
+    evidence: Evidence,
+    shape: Shape,
+    told: Any = (),
+    seen: str = "",
+    sizes: MapSizes | None = None,
 ) -> Form:
     """How the axes of a tensor of this shape are to be read.
 
@@ -28,6 +34,7 @@ def form_of(
         shape: of the tensor.
         told: what the layer took and gave in this call; sizes of maps among it are used.
         seen: what the graph of this forward says of the channels, as `origins.channels_of` does.
+        sizes: what the model has met in this forward.
 
     Raises:
         ValueError: where it can't be known, or what is known contradicts the options.
@@ -49,7 +56,7 @@ def form_of(
     else:
         _check(evidence, shape, layout)
     if is_tokens(layout, spatial):
-        return token_form(regularizer, evidence, shape, layout, told)
+        return token_form(regularizer, evidence, shape, layout, told, sizes)
     prefix = _sequence_prefix(regularizer, shape, layout)
     if not prefix and not is_last(layout):
         return _FIRST_FORMS[rank]
@@ -128,7 +135,7 @@ def _by_width(evidence: Evidence, shape: Shape, first: str, last: str) -> str:
     elif evidence.first is None:
         fits_front = has(of_last, front)
     if fits_front and fits_back:
-        maps = list(sizes(evidence))
+        maps = list(stage_sizes(evidence))
         fits_front, fits_back = tuple(shape[2:]) in maps, tuple(shape[1:-1]) in maps
     if fits_front == fits_back:
         return ""
@@ -139,7 +146,7 @@ def _check_axes(evidence: Evidence, shape: Shape, layout: str) -> None:
     """Raise ValueError for axes beside samples and channels that are no map."""
     axes = tuple(shape[1:-1] if is_last(layout) else shape[2:])
     beside = tuple(shape[1:3]) if is_last(layout) else (shape[1],)
-    maps = [size for size in sizes(evidence) if len(size) == len(axes)]
+    maps = [size for size in stage_sizes(evidence) if len(size) == len(axes)]
     why = ""
     if evidence.own and not is_last(layout):
         return

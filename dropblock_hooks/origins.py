@@ -25,7 +25,7 @@ _SAME = re.compile(
     "Gelu|Silu|Mish|Elu|Selu|Celu|Sigmoid|LogSigmoid|Tanh|Softplus|Hardswish|Hardsigmoid|Hardtanh|"
     "Threshold|Clamp|ClampMin|ClampMax|Minimum|Maximum|Where|MaskedFill|Lerp|Addcmul|NativeDropout|"
     "Erf|Sin|Cos|Slice|Split|SplitWithSizes|UnsafeSplit|Narrow|Cat|Roll|Flip|ConstantPadNd|Expand|"
-    "Clone|Copy|ToCopy|Contiguous|Alias|Softmax|ChannelShuffle"
+    "Clone|Copy|ToCopy|NativeLayerNorm|Contiguous|Alias|Softmax|ChannelShuffle"
 )
 _Axes = tuple[int | None, ...]
 _Shape = tuple[int, ...]
@@ -52,11 +52,11 @@ def channels_of(x: Tensor) -> str:
             continue
         seen.add((node, axes))
         shape = _shape(node, number)
-        source = shape and _source(node, shape)
-        if not source:
-            queue.extend(_behind(node, shape, axes))
-        elif verdict := _verdict(source, axes):
+        verdict = _verdict(_source(node, shape), axes)
+        if verdict:
             found.add(verdict)
+        else:
+            queue.extend(_behind(node, shape, axes))
     return MIXED if len(found) > 1 else "".join(found)
 
 
@@ -82,6 +82,8 @@ def _source(node: Any, shape: _Shape) -> str:
 
 def _verdict(source: str, axes: _Axes) -> str:
     """What names the axes of the tensor have, if they come from these."""
+    if not source:
+        return ""
     names = "".join("?" if axis is None else source[axis] for axis in axes)
     if names[1:2] == "C" or (len(names) > 3 and names[2:] == "S" * len(names[2:])):
         return FIRST

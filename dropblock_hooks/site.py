@@ -194,6 +194,12 @@ class Site:
         may_be_tokens = self.evidence is not None and self.evidence.last is not None
         return spatial is not None and spatial > 1 and may_be_tokens
 
+    @property
+    def reads_grids(self) -> bool:
+        """Whether the grid of its tokens may have to be that of what the model has met."""
+        options = self.regularizer
+        return self.reads_sizes and options.grid is None and options.layout not in ("NCHW", "NHWC")
+
     def form_of(self, x: Tensor, told: Any = ()) -> Form:
         """How the axes of a tensor are read; `told` is what the layer took and gave.
 
@@ -230,7 +236,7 @@ class Site:
 
     def _read(self, evidence: Evidence, shape: torch.Size, told: Any, seen: str) -> Form:
         try:
-            return form_of(self.regularizer, evidence, shape, told, seen)
+            return form_of(self.regularizer, evidence, shape, told, seen, self.control.sizes)
         except ValueError as error:
             raise self.error(error) from None
 

@@ -25,11 +25,12 @@ def may_turn(module: nn.Module) -> bool:
     if isinstance(module, torch.jit.ScriptModule):
         return True
     own = (value for value in vars(module).values() if callable(value))
-    return _class_turns(type(module)) or any(_turns(function, 0) for function in own)
+    kind: Any = type(module)
+    return _class_turns(kind) or any(_turns(function, 0) for function in own)
 
 
 @functools.cache
-def _class_turns(kind: type) -> bool:
+def _class_turns(kind: Any) -> bool:
     for parent in kind.__mro__:
         if parent is nn.Module:
             return False
