@@ -129,6 +129,11 @@ def _by_width(evidence: Evidence, shape: Shape, first: str, last: str) -> str:
     """The layout whose channel axis has a width that the layer has; "" where that is open."""
     front, back = shape[1], shape[-1]
     of_first, of_last = evidence.first or (), evidence.last or ()
+    if evidence.turns and len(shape) > 3:  # then any width may be that of either axis
+        # at the back alone, one of convolutions may as well be the width of concatenated maps
+        fits_front, fits_back = (has((*of_first, *of_last), edge) for edge in (front, back))
+        alone = evidence.last is None and not fits_front
+        return "" if fits_front == fits_back or alone else first if fits_front else last
     fits_front, fits_back = has(of_first, front), has(of_last, back)
     if not (fits_front or fits_back):
         fits_front, fits_back = has(of_last, front), has(of_first, back)

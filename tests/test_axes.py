@@ -6,11 +6,11 @@ In timm's families it is which axes follow the height and the width of the image
 
 import copy
 import pickle
+import re
 
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import (
@@ -52,7 +52,7 @@ class Block(nn.Module):
         return getattr(self, "_" + self.how.replace(" ", "_"))(x)
 
     def maps(self, x):
-        return self.two(F.gelu(self.one(x)))
+        return self.two(nn.functional.gelu(self.one(x)))
 
     def _permute(self, x):
         return self.maps(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
@@ -75,7 +75,7 @@ class Block(nn.Module):
 
     def _linear(self, x):
         y = self.maps(self.norm(x).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-        return x + self.fc(F.relu(y))
+        return x + self.fc(nn.functional.relu(y))
 
     def _batch_norm(self, x):
         return self.norm(self.maps(x.permute(0, 3, 1, 2))).permute(0, 2, 3, 1)
@@ -95,11 +95,24 @@ class Block(nn.Module):
     def _leaves(self, x):
         return self.maps(x).permute(0, 2, 3, 1)
 
-    def _stays(self, x):
-        return x + self.act(self.maps(x))
-
     def _there_and_back(self, x):
-        return F.layer_norm(self.maps(x).permute(0, 2, 3, 1), (C,)).permute(0, 3, 1, 2)
+        return nn.functional.layer_norm(self.maps(x).permute(0, 2, 3, 1), (C,)).permute(0, 3, 1, 2)
+
+
+class Stays(nn.Module):
+    """Maps of torch's own order, and no code that could turn them."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Conv2d(C, 9, 3, padding=1), nn.Conv2d(9, C, 1)
+        self.act = nn.ReLU()
+
+    def forward(self, x):
+        return x + self.act(self.two(self.one(x)))
+
+
+def make(how):
+    return Stays() if how == "stays" else Block(how)
 
 
 LAST = (
@@ -113,7 +126,13 @@ LAYOUTS = {
     "stays": ("NCHW", "NCHW"),
     "there and back": ("NCHW", "NCHW"),
 }
-SIZES = [(5, 7), (C, 7), (5, C), (C, C), (9, 5), (9, 9), (9, C)]
+SIZES = [(5, 7), (C, 7), (5, C), (C, C), (9, 5), (9, 9), (9, C)]  # 6 and 9 are widths, too
+
+
+SOME = [
+    pytest.param(how, marks=() if how in ("permute", "leaves", "stays") else pytest.mark.slow)
+    for how in LAYOUTS
+]
 
 
 def before(layout, size):
@@ -128,9 +147,7 @@ def read(model, x, name=".", **options):
         model(x)
         return attached.sites[0].layout
     except SiteError as error:
-        assert "say" in str(error)
-        assert "layout=" in str(error)
-        return "refused"
+        return "refused" if re.search(r"say .*layout=", str(error)) else str(error)
     finally:
         attached.remove()
 
@@ -139,8 +156,11 @@ def read(model, x, name=".", **options):
 @pytest.mark.parametrize("how", LAYOUTS)
 def test_a_block_is_read_by_what_it_does(how, size):
     taken, given = LAYOUTS[how]
-    assert read(Block(how), before(taken, size)) == given
-    wrapped = nn.Sequential(Block(how), nn.ReLU(), nn.Identity())
+    if how == "in place":  # a view that was changed in place has lost its history
+        assert read(make(how), before(taken, size)) in (given, "refused")
+        return
+    assert read(make(how), before(taken, size)) == given
+    wrapped = nn.Sequential(make(how), nn.ReLU(), nn.Identity())
     assert read(wrapped, before(taken, size), "0") == given
     assert read(wrapped, before(taken, size), "1") == given
     assert read(wrapped, before(taken, size), "2", at="input") == given
@@ -151,10 +171,10 @@ def test_a_block_is_read_by_what_it_does(how, size):
 @pytest.mark.parametrize("how", LAYOUTS)
 def test_without_a_graph_a_block_is_read_rightly_or_refused(how, size):
     taken, given = LAYOUTS[how]
-    frozen = Block(how).requires_grad_(False)
+    frozen = make(how).requires_grad_(False)
     x = before(taken, size).detach()
     assert read(frozen, x) in (given, "refused")
-    wrapped = nn.Sequential(Block(how), nn.ReLU()).requires_grad_(False)
+    wrapped = nn.Sequential(make(how), nn.ReLU()).requires_grad_(False)
     assert read(wrapped, x, "1") in (given, "refused")
     if how == "stays":
         assert read(frozen, x) == "NCHW"
@@ -165,8 +185,8 @@ def test_without_a_graph_a_block_is_read_rightly_or_refused(how, size):
 def test_a_layout_that_is_said_is_obeyed(how, size):
     taken, given = LAYOUTS[how]
     for layout in ("NCHW", "NHWC"):
-        assert read(Block(how), before(taken, size), layout=layout) == layout
-    model = Block(how)
+        assert read(make(how), before(taken, size), layout=layout) == layout
+    model = make(how)
     attached = attach(model.train(), {".": Dropout2d(0.5, layout=given)})
     y = model(before(taken, size))
     dropped = (y == 0).movedim(1 if given == "NCHW" else -1, 1).flatten(2).all(2)
@@ -179,39 +199,39 @@ def test_a_layout_that_is_said_is_obeyed(how, size):
 def test_strides_alone_decide_nothing(how):
     taken, given = LAYOUTS[how]
     for size in ((5, 7), (C, C)):
-        model = Block(how).to(memory_format=torch.channels_last)
+        model = make(how).to(memory_format=torch.channels_last)
         x = before(taken, size).detach().contiguous(memory_format=torch.channels_last)
         assert read(model, x.requires_grad_()) == given
 
 
-@pytest.mark.parametrize("how", LAYOUTS)
+@pytest.mark.parametrize("how", SOME)
 def test_plan_reads_the_same(how):
     taken, given = LAYOUTS[how]
+    given = None if how == "in place" else given
     for size in ((5, 7), (C, C)):
-        (row,) = plan(Block(how), {".": Dropout2d(0.5)}, before(taken, size).detach()).rows
+        (row,) = plan(make(how), {".": Dropout2d(0.5)}, before(taken, size).detach()).rows
         assert row.layout == given
 
 
-@pytest.mark.parametrize("how", LAYOUTS)
+@pytest.mark.parametrize("how", SOME)
 def test_compiled_a_block_is_read_rightly_or_refused(how):
     taken, given = LAYOUTS[how]
-    model = nn.Sequential(Block(how)).train()
-    attached = attach(model, {"0": Dropout2d(1.0)})
-    torch.compiler.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    for x in (before(taken, (C, C)), before(taken, (5, 7))):
-        try:
-            assert not compiled(x).any()
-        except Exception as error:  # torch wraps it
-            assert "layout=" in str(error)
-            assert how != "stays"
-            continue
-        low = attached.sites[0].map_size
-        assert all(C if edge == C else edge for edge in low)
-    # one eager step has told, and it is remembered
-    model(before(taken, (5, 7)))
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    compiled(before(taken, (C, C)))
+    model = nn.Sequential(make(how)).train()
+    (site,) = attach(model, {"0": Dropout2d(1.0)}).sites
+
+    def compiled(size):
+        torch.compiler.reset()
+        return torch.compile(model, fullgraph=True, backend="eager")(before(taken, size))
+
+    if how == "stays":
+        assert not compiled((C, C)).any()
+    else:
+        with pytest.raises(Exception, match=r"say .*layout="):
+            compiled((C, C))
+    model(before(taken, (5, 7)))  # one step in eager mode tells for good
+    assert site.layout == given or how == "in place"
+    if how != "in place":
+        assert not compiled((C, C)).any()
 
 
 def test_the_form_is_learnt_for_what_is_run_without_a_graph():
@@ -285,7 +305,7 @@ class Embeddings(nn.Module):
     def positions(self, h, w):
         edge, table = self.patch_embeddings.edge, self.position_embeddings
         grid = table[:, 1:].reshape(1, edge, edge, -1).permute(0, 3, 1, 2)
-        grid = F.interpolate(grid, size=(h, w), mode="bicubic")
+        grid = nn.functional.interpolate(grid, size=(h, w), mode="bicubic")
         return torch.cat([table[:, :1], grid.flatten(2).transpose(1, 2)], 1)
 
     def forward(self, x):
