@@ -32,6 +32,7 @@ from .report import SiteRow, site_table
 from .scalers import checked_scaler, tell_missing
 from .schedules import as_number, spread_rate
 from .site import Site
+from .sizes import size_hooks_on
 from .table import Table, counted
 from .tallies import device_of
 from .warn import warn
@@ -288,6 +289,10 @@ class Attachment:
         for module, hook in self._installed:
             hook.remove(module)
         take_off_proof(self._control, self._base)
+        for module in self._base.modules() if self._control.sizes.hooks else ():
+            for watch in size_hooks_on(module):
+                if watch.sizes is self._control.sizes:
+                    take_off(watch, module)
         for keeper in keepers_on(self._base):
             if any(hook.site.control is self._control for hook in keeper.hooks):
                 take_off(keeper, self._base)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .functional.masks import wide_dtype
+from .sizes import MapSizes
 from .tallies import Record
 
 
@@ -48,11 +49,14 @@ class Control:
         self.expects_scaler = grad_scaler is not None
         self.grad_scaler = grad_scaler
         self.scaler_sought = False
+        self.sizes = MapSizes()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Control:
         copied = Control.__new__(Control)
         copied.__dict__.update(self.__dict__)  # the scaler stays the one of the training loop
-        copied.record, copied.told = copy.deepcopy(self.record), set(self.told)
+        memo[id(self)] = copied  # which what was met leads back to
+        copied.record, copied.told = copy.deepcopy(self.record, memo), set(self.told)
+        copied.sizes = copy.deepcopy(self.sizes, memo)
         return copied
 
     def __getstate__(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .grids import Grid, patch_grids, prefixes, unrolled, windows
 from .names import Index, Target
+from .turning import may_turn
 
 _FIRST = re.compile(r"(Conv|Norm|Pool)\w*[123]d")
 _REORDER = re.compile(r"Permute|Transpose|Rearrange")
@@ -30,6 +31,7 @@ class Evidence:
         stage: channels of the feature stage that it ends.
         output_fmt: the format that the layer, or the model whose stage it ends, declares.
         borrowed: whether `first` and `last` are those of an ancestor.
+        turns: whether code there may put the axes of maps in another order.
         heads: the number of heads of the attention that it belongs to.
         partition: class name of the surrounding layer that cuts maps into windows.
         sequence_first: class name of a layer of the model with ``batch_first=False``.
@@ -48,6 +50,7 @@ class Evidence:
     stage: int | None = None
     output_fmt: str = ""
     borrowed: bool = False
+    turns: bool = False
     heads: int | None = None
     partition: str = ""
     sequence_first: str = ""
@@ -101,6 +104,7 @@ class Witness:
             stage=stage,
             output_fmt=fmt if at == "output" else "",
             borrowed=borrowed,
+            turns=own is None and widths.turns,
             heads=_heads(lineage),
             partition=_partition(lineage[1:]),
         )
@@ -123,11 +127,14 @@ class _Widths:
 
     def __init__(self, module: nn.Module) -> None:
         found: dict[str, set[int]] = {}
+        self.turns = False
         for leaf in module.modules():
             kind = _kind(leaf)
             if kind is not None:
                 found.setdefault(kind, set()).update(_widths(leaf))
-            elif _REORDER.search(type(leaf).__name__):
+                continue
+            self.turns = self.turns or may_turn(leaf)
+            if _REORDER.search(type(leaf).__name__):
                 found.setdefault("first", set())
                 found.setdefault("last", set())
         self.found = any(found.values()) or len(found) == 1

@@ -9,14 +9,23 @@ from typing import Any
 
 from .evidence import Evidence
 from .layouts import CHANNELS_FIRST, CHANNELS_LAST, Form, channel_axis, is_last, is_tokens
+from .origins import FIRST, LAST
 from .regularizer import Regularizer
-from .tokens import Shape, has, shown, sizes, token_form
+from .sizes import MapSizes
+from .tokens import Shape, has, shown, stage_sizes, token_form
 
 _FIRST_FORMS = {spatial: Form(layout) for spatial, layout in CHANNELS_FIRST.items()}
 _NAMELESS = Form("")
 
 
-def form_of(regularizer: Regularizer, evidence: Evidence, shape: Shape, told: Any = ()) -> Form:
+def form_of(
+    regularizer: Regularizer,
+    evidence: Evidence,
+    shape: Shape,
+    told: Any = (),
+    seen: str = "",
+    sizes: MapSizes | None = None,
+) -> Form:
     """How the axes of a tensor of this shape are to be read.
 
     Args:
@@ -24,6 +33,8 @@ def form_of(regularizer: Regularizer, evidence: Evidence, shape: Shape, told: An
         evidence: what the model tells about the layer.
         shape: of the tensor.
         told: what the layer took and gave in this call; sizes of maps among it are used.
+        seen: what the graph of this forward says of the channels, as `origins.channels_of` does.
+        sizes: what the model has met in this forward.
 
     Raises:
         ValueError: where it can't be known, or what is known contradicts the options.
@@ -40,11 +51,12 @@ def form_of(regularizer: Regularizer, evidence: Evidence, shape: Shape, told: An
         raise ValueError(_wrong_rank(rank, layout, spatial, shape))
     if layout == "auto":
         tokens = spatial is not None and rank < spatial
-        layout = _decide(evidence, shape, CHANNELS_FIRST[rank], CHANNELS_LAST[rank], tokens)
+        both = CHANNELS_FIRST[rank], CHANNELS_LAST[rank]
+        layout = _decide(evidence, shape, both, tokens, seen)
     else:
         _check(evidence, shape, layout)
     if is_tokens(layout, spatial):
-        return token_form(regularizer, evidence, shape, layout, told)
+        return token_form(regularizer, evidence, shape, layout, told, sizes)
     prefix = _sequence_prefix(regularizer, shape, layout)
     if not prefix and not is_last(layout):
         return _FIRST_FORMS[rank]
@@ -57,17 +69,22 @@ def _wrong_rank(rank: int, layout: str, spatial: int | None, shape: Shape) -> st
     return f"needs a {rank + 2}-D tensor ({axes}){also}, got shape {tuple(shape)}"
 
 
-def _decide(evidence: Evidence, shape: Shape, first: str, last: str, tokens: bool) -> str:
+def _decide(
+    evidence: Evidence, shape: Shape, both: tuple[str, str], tokens: bool, seen: str
+) -> str:
     """The layout that the evidence speaks for."""
+    first, last = both
     takes_first = evidence.own and evidence.first is not None  # a convolution, say
     if evidence.sequence_first and len(shape) == 3 and not takes_first:
         raise ValueError(
             f"shape {tuple(shape)} can't be read: the model has a {evidence.sequence_first} with "
             "batch_first=False, whose samples are axis 1; say layout= if they are axis 0"
         )
-    found = _by_type(evidence, shape, first, last, tokens) or _by_width(
-        evidence, shape, first, last
-    )
+    if evidence.own or not seen:
+        found = _by_type(evidence, shape, first, last, tokens)
+        found = found or _by_width(evidence, shape, first, last)
+    else:
+        found = {FIRST: first, LAST: last}.get(seen, "")
     if not found:
         raise ValueError(
             f"can't tell the channels of shape {tuple(shape)}: {first} or {last} "
@@ -92,6 +109,8 @@ def _by_type(evidence: Evidence, shape: Shape, first: str, last: str, tokens: bo
     widths, kind = (evidence.first, first) if evidence.last is None else (evidence.last, last)
     if evidence.first is not None and evidence.last is not None:
         return ""
+    if kind == first and len(shape) > 3 and not evidence.own:
+        return "" if evidence.turns else first
     if widths is None:  # nothing in the model speaks of another order than torch's
         return first
     own, other = (front, back) if kind == first else (back, front)
@@ -110,13 +129,18 @@ def _by_width(evidence: Evidence, shape: Shape, first: str, last: str) -> str:
     """The layout whose channel axis has a width that the layer has; "" where that is open."""
     front, back = shape[1], shape[-1]
     of_first, of_last = evidence.first or (), evidence.last or ()
+    if evidence.turns and len(shape) > 3:  # then any width may be that of either axis
+        # at the back alone, one of convolutions may as well be the width of concatenated maps
+        fits_front, fits_back = (has((*of_first, *of_last), edge) for edge in (front, back))
+        alone = evidence.last is None and not fits_front
+        return "" if fits_front == fits_back or alone else first if fits_front else last
     fits_front, fits_back = has(of_first, front), has(of_last, back)
     if not (fits_front or fits_back):
         fits_front, fits_back = has(of_last, front), has(of_first, back)
     elif evidence.first is None:
         fits_front = has(of_last, front)
     if fits_front and fits_back:
-        maps = list(sizes(evidence))
+        maps = list(stage_sizes(evidence))
         fits_front, fits_back = tuple(shape[2:]) in maps, tuple(shape[1:-1]) in maps
     if fits_front == fits_back:
         return ""
@@ -127,7 +151,7 @@ def _check_axes(evidence: Evidence, shape: Shape, layout: str) -> None:
     """Raise ValueError for axes beside samples and channels that are no map."""
     axes = tuple(shape[1:-1] if is_last(layout) else shape[2:])
     beside = tuple(shape[1:3]) if is_last(layout) else (shape[1],)
-    maps = [size for size in sizes(evidence) if len(size) == len(axes)]
+    maps = [size for size in stage_sizes(evidence) if len(size) == len(axes)]
     why = ""
     if evidence.own and not is_last(layout):
         return
@@ -145,30 +169,16 @@ def _check_axes(evidence: Evidence, shape: Shape, layout: str) -> None:
 
 
 def _check(evidence: Evidence, shape: Shape, layout: str) -> None:
-    """Raise ValueError where the layer contradicts the layout that was asked for."""
-    axis = channel_axis(layout)
-    n, other = shape[axis], shape[1 if axis == -1 else -1]
-    if evidence.stage is not None and (n == evidence.stage) != (other == evidence.stage):
-        if other == evidence.stage:
-            raise ValueError(_contradiction(layout, shape, n, f"the stage has {evidence.stage}"))
-        return
-    own = CHANNELS_LAST if evidence.first is None else CHANNELS_FIRST
-    given = evidence.last if evidence.first is None else evidence.first
-    if evidence.own and own[len(shape) - 2] != layout and (not given or has(given, other)):
+    """Raise ValueError where the type of the layer itself rules out the layout that was asked for.
+
+    Nothing else can: the user may know more of the code around it.
+    """
+    own = CHANNELS_FIRST[len(shape) - 2]
+    if evidence.own and evidence.first is not None and layout != own:
         raise ValueError(
-            f"layout={layout!r} contradicts the layer: a {evidence.own} gives "
-            f"{own[len(shape) - 2]}, here of shape {tuple(shape)}"
+            f"layout={layout!r} contradicts the layer: a {evidence.own} gives {own}, "
+            f"here of shape {tuple(shape)}"
         )
-    widths = (*(evidence.first or ()), *(evidence.last or ()))
-    if has(widths, other) and not has(widths, n):
-        raise ValueError(_contradiction(layout, shape, n, f"the layer has {_some(widths)}"))
-
-
-def _contradiction(layout: str, shape: Shape, n: int, known: str) -> str:
-    return (
-        f"layout={layout!r} contradicts the shape {tuple(shape)}: that would be {n} channels, and "
-        f"{known}"
-    )
 
 
 def _sequence_prefix(regularizer: Regularizer, shape: Shape, layout: str) -> int:

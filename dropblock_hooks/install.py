@@ -10,6 +10,7 @@ from .hooks import KeeperHook, ParameterHook, SiteHook, make_hook
 from .placement import Placement
 from .proof import ProofHook
 from .site import Site
+from .sizes import watch_sizes
 from .tallies import device_of
 from .wrappers import bare_type
 
@@ -27,6 +28,8 @@ def install(base: nn.Module, placements: list[Placement], control: Control) -> A
         parameters = [hook for hook in hooks if isinstance(hook, ParameterHook)]
         if parameters:
             base.register_forward_pre_hook(KeeperHook(parameters))
+        if any(hook.site.reads_grids for hook in hooks):
+            watch_sizes(base, control.sizes)
         base.register_forward_hook(ProofHook(control, hooks))
     except BaseException:
         attachment.remove()

@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from . import leaks
 from .hooks import KeeperHook, SiteHook
 from .proof import ProofHook
+from .sizes import SizeHook, StartHook
 from .wrappers import named_modules
 
 _T = TypeVar("_T")
@@ -198,7 +199,7 @@ def refuse_replaced_forward(model: nn.Module) -> None:
             )
 
 
-_OURS = (SiteHook, KeeperHook, ProofHook)
+_OURS = (SiteHook, KeeperHook, ProofHook, SizeHook, StartHook)
 _TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 

@@ -19,6 +19,7 @@ from .functional.gradients import Clipped
 from .functional.masks import wide_dtype
 from .layouts import Form
 from .memory import ShapeMemory
+from .origins import channels_of
 from .recomputation import (
     NO_TASK,
     graph_task,
@@ -82,6 +83,7 @@ class Site:
         self._acted: dict[bool, bool] = {}  # in the last forward, by the layer's mode
         self._drawn_with: Mapping[str, float] = {}
         self._forms = ShapeMemory[Form]()  # where nothing but the shape decides
+        self._turned: dict[int, str] = {}  # where the channels were, by rank
         self._passed = ShapeMemory[tuple[Form, int]]()  # elements to count at a rate of 0
         self.set_regularizer(regularizer)
 
@@ -208,6 +210,12 @@ class Site:
         may_be_tokens = self.evidence is not None and self.evidence.last is not None
         return spatial is not None and spatial > 1 and may_be_tokens
 
+    @property
+    def reads_grids(self) -> bool:
+        """Whether the grid of its tokens may have to be that of what the model has met."""
+        options = self.regularizer
+        return self.reads_sizes and options.grid is None and options.layout not in ("NCHW", "NHWC")
+
     def form_of(self, x: Tensor, told: Any = ()) -> Form:
         """How the axes of a tensor are read; `told` is what the layer took and gave.
 
@@ -217,19 +225,34 @@ class Site:
         if self.evidence is None:
             return _PARAMETER
         if is_compiling():  # no side effects, and no hash of a traced size
-            return self._read(self.evidence, x.shape, told)
+            return self._read(self.evidence, x.shape, told, self._turned.get(x.ndim, ""))
         shape = x.shape
         form = self._forms.get(shape)
         if form is None:
-            form = self._read(self.evidence, shape, told)
+            form = self._read(self.evidence, shape, told, self._seen(x))
             if form.grid is None:  # else what the layer was told in this call has its say
                 self._forms.put(shape, form)
         self.form = form
         return form
 
-    def _read(self, evidence: Evidence, shape: torch.Size, told: Any) -> Form:
+    def _seen(self, x: Tensor) -> str:
+        """What the graph says of the channels, or has said of a tensor of this rank.
+
+        Of tokens it is asked until it has told, since their forms are not remembered.
+        """
+        if not self.evidence or self.evidence.own or self.regularizer.layout != "auto":
+            return ""
+        known = self._turned.get(x.ndim, "")
+        if known and x.ndim == 3:
+            return known
+        known = channels_of(x) or known
+        if known:
+            self._turned[x.ndim] = known
+        return known
+
+    def _read(self, evidence: Evidence, shape: torch.Size, told: Any, seen: str) -> Form:
         try:
-            return form_of(self.regularizer, evidence, shape, told)
+            return form_of(self.regularizer, evidence, shape, told, seen, self.control.sizes)
         except ValueError as error:
             raise self.error(error) from None
 

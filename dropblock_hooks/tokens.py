@@ -12,12 +12,18 @@ from .evidence import Evidence
 from .grids import Grid
 from .layouts import Form, channel_axis
 from .regularizer import Regularizer
+from .sizes import MapSizes
 
 Shape = tuple[int, ...]
 
 
 def token_form(
-    regularizer: Regularizer, evidence: Evidence, shape: Shape, layout: str, told: Any
+    regularizer: Regularizer,
+    evidence: Evidence,
+    shape: Shape,
+    layout: str,
+    told: Any,
+    sizes: MapSizes | None = None,
 ) -> Form:
     """The map that tokens form."""
     spatial = len(regularizer.grid or ()) or regularizer.spatial or 0
@@ -25,7 +31,7 @@ def token_form(
     given = regularizer.prefix_tokens
     prefixes = evidence.prefixes if given is None else (given,)
     known: list[tuple[Grid, int]] = []
-    for grids in (_told_sizes(told, spatial), evidence.grids, sizes(evidence)):
+    for grids in _candidates(evidence, shape, spatial, told, sizes):
         known = known or list(_matching(grids, length, prefixes))
     if regularizer.grid is not None:
         grid, prefix = regularizer.grid, length - math.prod(regularizer.grid)
@@ -46,6 +52,21 @@ def token_form(
     return Form(layout, grid, prefix, _order(evidence, grid))
 
 
+def _candidates(
+    evidence: Evidence, shape: Shape, spatial: int, told: Any, sizes: MapSizes | None
+) -> Iterator[Iterable[Grid]]:
+    """Grids that tokens may form: those of this call before those of the model."""
+    yield _told_sizes(told, spatial)
+    if sizes is not None:
+        for met in sizes.met():
+            yield [grid for n, grid in met if n == shape[0] and len(grid) == spatial]
+        embedded = [grid for _, grid in sizes.embedded()]
+        if embedded and not any(grid in embedded for grid in evidence.grids):
+            return  # another image than that which the model is made for
+    yield evidence.grids
+    yield stage_sizes(evidence)
+
+
 def _matching(
     grids: Iterable[Grid], length: int, prefixes: tuple[int, ...]
 ) -> Iterator[tuple[Grid, int]]:
@@ -58,7 +79,7 @@ def _matching(
                 yield grid, prefix
 
 
-def sizes(evidence: Evidence) -> Iterator[Grid]:
+def stage_sizes(evidence: Evidence) -> Iterator[Grid]:
     """The sizes of the model's maps: in the first stage, and in later ones."""
     grids = (*evidence.grids, *([evidence.unrolled[0]] if evidence.unrolled else []))
     for grid in grids:

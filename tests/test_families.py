@@ -153,7 +153,7 @@ def test_what_is_dropped_are_whole_blocks_of_the_map(family, layout):
 @pytest.mark.parametrize(
     ("family", "message"),
     [
-        ("eva", "built for 16x16, but takes images of other sizes"),
+        ("gemma4_vit", "form no grid that the model tells|have no sure grid"),
         ("crossvit", "is a list of 2 elements: say which element with index="),
         ("hrnet", "is a list of 4 elements: say which element with index="),
         ("pit", "is a tuple of 2 elements: say which element with index="),

@@ -1,0 +1,157 @@
+"""Where the axes of a tensor come from: read in the graph that autograd has kept of this forward.
+
+A convolution puts channels on axis 1, a layer norm works on the last one. From the tensor back to
+such a node the axes are followed through permutations, views and elementwise operations, so that
+sizes that are equal by chance mislead nobody. What the walk does not know ends it there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+FIRST, LAST, MIXED = "first", "last", "mixed"
+
+_MOST = 600  # nodes; the residual stream of a deep model is long
+_FIRST = re.compile(r"Convolution|Conv\w*[123]d|BatchNorm|GroupNorm|PixelShuffle|PixelUnshuffle")
+_MAPS = re.compile(r"Pool([123])D|Upsample\w*?([123])D|Re\w+ionPad([123])D|GridSampler([23])D")
+_VIEW = re.compile(r"(Unsafe)?View|Reshape|Squeeze|Unsqueeze")
+_SAME = re.compile(
+    "Add|Sub|Rsub|Mul|Div|Pow|Neg|Abs|Exp|Log|Sqrt|Rsqrt|Square|Reciprocal|Relu|LeakyRelu|Prelu|"
+    "Gelu|Silu|Mish|Elu|Selu|Celu|Sigmoid|LogSigmoid|Tanh|Softplus|Hardswish|Hardsigmoid|Hardtanh|"
+    "Threshold|Clamp|ClampMin|ClampMax|Minimum|Maximum|Where|MaskedFill|Lerp|Addcmul|NativeDropout|"
+    "Erf|Sin|Cos|Slice|Split|SplitWithSizes|UnsafeSplit|Narrow|Cat|Roll|Flip|ConstantPadNd|Expand|"
+    "Clone|Copy|ToCopy|NativeLayerNorm|Contiguous|Alias|Softmax|ChannelShuffle"
+)
+_Axes = tuple[int | None, ...]
+_Shape = tuple[int, ...]
+
+
+def channels_of(x: Tensor) -> str:
+    """Whether the channels of a tensor are the "first" axis after the samples, or the "last" one.
+
+    "" where the graph does not tell, or there is none; "mixed" where it tells both.
+
+    Example:
+        >>> x = torch.nn.Conv2d(3, 4, 1)(torch.ones(2, 3, 4, 4))
+        >>> channels_of(x.relu()), channels_of(x.permute(0, 2, 3, 1))
+        ('first', 'last')
+    """
+    found: set[str] = set()
+    queue: deque[tuple[Any, int, _Axes]] = deque()
+    if x.grad_fn is not None:
+        queue.append((x.grad_fn, x.output_nr, tuple(range(x.ndim))))
+    seen: set[tuple[Any, _Axes]] = set()
+    while queue and len(seen) < _MOST:
+        node, number, axes = queue.popleft()
+        if (node, axes) in seen:
+            continue
+        seen.add((node, axes))
+        shape = _shape(node, number)
+        verdict = _verdict(_source(node, shape), axes)
+        if verdict:
+            found.add(verdict)
+        else:
+            queue.extend(_behind(node, shape, axes))
+    return MIXED if len(found) > 1 else "".join(found)
+
+
+def _shape(node: Any, number: int) -> _Shape:
+    """The shape of what a node has given in the forward; () where it is not kept."""
+    kept = getattr(node, "_input_metadata", ())
+    return tuple(kept[number].shape) if number < len(kept) else ()
+
+
+def _source(node: Any, shape: _Shape) -> str:
+    """The names of the axes where an operation gives them: C, S for space, ? for others."""
+    name, spatial = node.name().removesuffix("Backward0"), len(shape) - 2
+    maps = _MAPS.search(name)
+    if maps and str(spatial) not in maps.groups():
+        return ""
+    if (maps or _FIRST.search(name)) and spatial >= 0:
+        return "?C" + "S" * spatial
+    if "LayerNorm" in name or "RmsNorm" in name:
+        normalized = getattr(node, "_saved_normalized_shape", ())
+        return "?" * (len(shape) - 1) + "C" if len(normalized) == 1 else ""
+    return ""
+
+
+def _verdict(source: str, axes: _Axes) -> str:
+    """What names the axes of the tensor have, if they come from these."""
+    if not source:
+        return ""
+    names = "".join("?" if axis is None else source[axis] for axis in axes)
+    if names[1:2] == "C" or (len(names) > 3 and names[2:] == "S" * len(names[2:])):
+        return FIRST
+    if names[-1:] == "C" or (len(names) > 3 and names[1:-1] == "S" * len(names[1:-1])):
+        return LAST
+    return ""
+
+
+def _behind(node: Any, shape: _Shape, axes: _Axes) -> Iterator[tuple[Any, int, _Axes]]:
+    """The nodes that a node has taken from, and where the axes were there."""
+    name = re.sub(r"Backward\d*$", "", node.name())
+    for before, number in node.next_functions:
+        taken = _shape(before, number) if before is not None else ()
+        if not taken:
+            continue
+        if name in ("Permute", "Transpose"):
+            order = _order(node, name, len(shape))
+            yield before, number, tuple(None if a is None else order[a] for a in axes)
+        elif _VIEW.match(name):
+            yield from _before_linear(before, shape, axes)
+            moved = [_place(shape, a, taken) for a in range(len(shape))]
+            yield before, number, tuple(None if a is None else moved[a] for a in axes)
+        elif len(taken) == len(shape) and (_SAME.fullmatch(name) or _is_ours(node)):
+            yield before, number, axes
+
+
+def _before_linear(node: Any, shape: _Shape, axes: _Axes) -> Iterator[tuple[Any, int, _Axes]]:
+    """What a linear layer has taken, if this node is its product of rows: it keeps their axes."""
+    if node.name() not in ("AddmmBackward0", "MmBackward0"):
+        return
+    kept = tuple(None if axis == len(shape) - 1 else axis for axis in axes)
+    for rows, _ in node.next_functions:
+        sizes = getattr(rows, "_saved_self_sym_sizes", ())
+        if len(sizes) == len(shape) and tuple(sizes[:-1]) == shape[:-1]:
+            yield from ((before, n, kept) for before, n in rows.next_functions if before)
+
+
+def _order(node: Any, name: str, rank: int) -> list[int]:
+    """For each axis that a permutation gives, the one that it was."""
+    if name == "Permute":
+        return [_signed(axis) % rank for axis in node._saved_dims]
+    order = list(range(rank))
+    a, b = _signed(node._saved_dim0) % rank, _signed(node._saved_dim1) % rank
+    order[a], order[b] = b, a
+    return order
+
+
+def _signed(axis: int) -> int:
+    return axis - 2**64 if axis >= 2**63 else axis  # saved without a sign
+
+
+def _place(shape: _Shape, axis: int, other: _Shape) -> int | None:
+    """The axis of another shape of as many elements that is this very axis, if there is one."""
+    before = _product(shape[:axis])
+    for place, edge in enumerate(other):
+        if edge == shape[axis] and _product(other[:place]) == before:
+            return place
+    return None
+
+
+def _product(edges: _Shape) -> int:
+    product = 1
+    for edge in edges:
+        product *= edge
+    return product
+
+
+def _is_ours(node: Any) -> bool:
+    """Whether a node is of this package, whose functions keep the axes."""
+    forward: Any = getattr(type(node), "_forward_cls", None)
+    return forward is not None and forward.__module__.startswith(__package__ or "dropblock_hooks")

@@ -1,0 +1,566 @@
+"""Where the channels are, and which grid tokens form, in this very forward: right or refused.
+
+Blocks that permute inside are made in many ways and sizes; the truth is what they are made to be.
+In timm's families it is which axes follow the height and the width of the image.
+"""
+
+import copy
+import pickle
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from dropblock_hooks import (
+    ClipGradNorm,
+    DropBlock2d,
+    Dropout1d,
+    Dropout2d,
+    Dropout3d,
+    SiteError,
+    attach,
+    attachments,
+    plan,
+)
+from dropblock_hooks.control import Control
+from dropblock_hooks.evidence import Witness
+from dropblock_hooks.layouts import Form
+from dropblock_hooks.names import Index
+from dropblock_hooks.site import Site
+from dropblock_hooks.stages import stage_channels, stage_ratios
+from experiments.families import MEMBERS
+
+C = 6
+
+
+class Block(nn.Module):
+    """Convolutions between two orders of the axes, as its `how` says; C channels out."""
+
+    def __init__(self, how, hidden=9):
+        super().__init__()
+        self.how = how
+        self.one, self.two = nn.Conv2d(C, hidden, 3, padding=1), nn.Conv2d(hidden, C, 1)
+        self.act = nn.ReLU()
+        if how == "linear":
+            self.norm, self.fc = nn.LayerNorm(C), nn.Linear(C, C)
+        if how in ("batch norm", "group norm"):
+            self.norm = nn.BatchNorm2d(C) if how == "batch norm" else nn.GroupNorm(2, C)
+
+    def forward(self, x):
+        return getattr(self, "_" + self.how.replace(" ", "_"))(x)
+
+    def maps(self, x):
+        return self.two(nn.functional.gelu(self.one(x)))
+
+    def _permute(self, x):
+        return self.maps(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+    def _residual(self, x):
+        return x + 0.5 * self.maps(x.movedim(-1, 1)).movedim(1, -1).contiguous()
+
+    def _transpose(self, x):
+        return self.maps(x.transpose(1, 3).transpose(2, 3)).transpose(1, 2).transpose(2, 3)
+
+    def _einsum(self, x):
+        return torch.einsum("nchw->nhwc", self.maps(torch.einsum("nhwc->nchw", x))).sigmoid()
+
+    def _activation(self, x):
+        return self.act(self.maps(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1))
+
+    def _cat(self, x):
+        y = self.maps(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        return torch.cat([y[..., :2], y[..., 2:]], -1)
+
+    def _linear(self, x):
+        y = self.maps(self.norm(x).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        return x + self.fc(nn.functional.relu(y))
+
+    def _batch_norm(self, x):
+        return self.norm(self.maps(x.permute(0, 3, 1, 2))).permute(0, 2, 3, 1)
+
+    _group_norm = _batch_norm
+
+    def _strange_view(self, x):
+        y = self.maps(x.permute(0, 3, 1, 2))
+        return y.flatten(2).mT.reshape(x.shape)
+
+    def _in_place(self, x):
+        return self.maps(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).relu_().add(1)
+
+    def _enters(self, x):
+        return self.maps(x.permute(0, 3, 1, 2))
+
+    def _leaves(self, x):
+        return self.maps(x).permute(0, 2, 3, 1)
+
+    def _there_and_back(self, x):
+        return nn.functional.layer_norm(self.maps(x).permute(0, 2, 3, 1), (C,)).permute(0, 3, 1, 2)
+
+
+class Stays(nn.Module):
+    """Maps of torch's own order, and no code that could turn them."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Conv2d(C, 9, 3, padding=1), nn.Conv2d(9, C, 1)
+        self.act = nn.ReLU()
+
+    def forward(self, x):
+        return x + self.act(self.two(self.one(x)))
+
+
+def make(how):
+    return Stays() if how == "stays" else Block(how)
+
+
+LAST = (
+    "permute", "residual", "transpose", "einsum", "activation", "cat", "linear", "batch norm",
+    "group norm", "strange view", "in place",
+)  # fmt: skip
+LAYOUTS = {
+    **dict.fromkeys(LAST, ("NHWC", "NHWC")),
+    "enters": ("NHWC", "NCHW"),
+    "leaves": ("NCHW", "NHWC"),
+    "stays": ("NCHW", "NCHW"),
+    "there and back": ("NCHW", "NCHW"),
+}
+SIZES = [(5, 7), (C, 7), (5, C), (C, C), (9, 5), (9, 9), (9, C)]  # 6 and 9 are widths, too
+
+
+SOME = [
+    pytest.param(how, marks=() if how in ("permute", "leaves", "stays") else pytest.mark.slow)
+    for how in LAYOUTS
+]
+
+
+def before(layout, size):
+    shape = (2, C, *size) if layout == "NCHW" else (2, *size, C)
+    return torch.randn(shape, requires_grad=True)
+
+
+def read(model, x, name=".", **options):
+    """The layout that is read, or "refused"."""
+    attached = attach(model.train(), {name: Dropout2d(0.5, **options)})
+    try:
+        model(x)
+        return attached.sites[0].layout
+    except SiteError as error:
+        return "refused" if re.search(r"say .*layout=", str(error)) else str(error)
+    finally:
+        attached.remove()
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("how", LAYOUTS)
+def test_a_block_is_read_by_what_it_does(how, size):
+    taken, given = LAYOUTS[how]
+    if how == "in place":  # a view that was changed in place has lost its history
+        assert read(make(how), before(taken, size)) in (given, "refused")
+        return
+    assert read(make(how), before(taken, size)) == given
+    wrapped = nn.Sequential(make(how), nn.ReLU(), nn.Identity())
+    assert read(wrapped, before(taken, size), "0") == given
+    assert read(wrapped, before(taken, size), "1") == given
+    assert read(wrapped, before(taken, size), "2", at="input") == given
+    assert read(wrapped, before(taken, size)) == given
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("how", LAYOUTS)
+def test_without_a_graph_a_block_is_read_rightly_or_refused(how, size):
+    taken, given = LAYOUTS[how]
+    frozen = make(how).requires_grad_(False)
+    x = before(taken, size).detach()
+    assert read(frozen, x) in (given, "refused")
+    wrapped = nn.Sequential(make(how), nn.ReLU()).requires_grad_(False)
+    assert read(wrapped, x, "1") in (given, "refused")
+    if how == "stays":
+        assert read(frozen, x) == "NCHW"
+
+
+@pytest.mark.parametrize("size", [(5, 7), (C, C)], ids=str)
+@pytest.mark.parametrize("how", LAYOUTS)
+def test_a_layout_that_is_said_is_obeyed(how, size):
+    taken, given = LAYOUTS[how]
+    for layout in ("NCHW", "NHWC"):
+        assert read(make(how), before(taken, size), layout=layout) == layout
+    model = make(how)
+    attached = attach(model.train(), {".": Dropout2d(0.5, layout=given)})
+    y = model(before(taken, size))
+    dropped = (y == 0).movedim(1 if given == "NCHW" else -1, 1).flatten(2).all(2)
+    assert dropped.sum().item() * size[0] * size[1] == round(
+        attached.sites[0].realized_rate * y.numel()
+    )
+
+
+@pytest.mark.parametrize("how", ["stays", "leaves", "permute"])
+def test_strides_alone_decide_nothing(how):
+    taken, given = LAYOUTS[how]
+    for size in ((5, 7), (C, C)):
+        model = make(how).to(memory_format=torch.channels_last)
+        x = before(taken, size).detach().contiguous(memory_format=torch.channels_last)
+        assert read(model, x.requires_grad_()) == given
+
+
+@pytest.mark.parametrize("how", SOME)
+def test_plan_reads_the_same(how):
+    taken, given = LAYOUTS[how]
+    given = None if how == "in place" else given
+    for size in ((5, 7), (C, C)):
+        (row,) = plan(make(how), {".": Dropout2d(0.5)}, before(taken, size).detach()).rows
+        assert row.layout == given
+
+
+@pytest.mark.parametrize("how", SOME)
+def test_compiled_a_block_is_read_rightly_or_refused(how):
+    taken, given = LAYOUTS[how]
+    model = nn.Sequential(make(how)).train()
+    (site,) = attach(model, {"0": Dropout2d(1.0)}).sites
+
+    def compiled(size):
+        torch.compiler.reset()
+        return torch.compile(model, fullgraph=True, backend="eager")(before(taken, size))
+
+    if how == "stays":
+        assert not compiled((C, C)).any()
+    else:
+        with pytest.raises(Exception, match=r"say .*layout="):
+            compiled((C, C))
+    model(before(taken, (5, 7)))  # one step in eager mode tells for good
+    assert site.layout == given or how == "in place"
+    if how != "in place":
+        assert not compiled((C, C)).any()
+
+
+def test_the_form_is_learnt_for_what_is_run_without_a_graph():
+    model = Block("permute")
+    (site,) = attach(model.train(), {".": Dropout2d(0.5)}).sites
+    model(before("NHWC", (5, 7)))
+    with torch.no_grad():
+        model(torch.randn(2, C, C, C))
+    assert site.layout == "NHWC"
+
+
+def test_volumes_and_sequences():
+    class Turned(nn.Module):
+        def __init__(self, conv):
+            super().__init__()
+            self.conv = conv
+
+        def forward(self, x):
+            return x + self.conv(x.movedim(-1, 1)).movedim(1, -1)
+
+    for conv, regularizer, shape, layout in (
+        (nn.Conv3d(4, 4, 1), Dropout3d(0.5), (2, 4, 4, 4, 4), "NDHWC"),
+        (nn.Conv3d(4, 4, 1), Dropout3d(0.5), (2, 4, 3, 5, 4), "NDHWC"),
+        (nn.Conv1d(4, 4, 1), Dropout1d(0.5), (2, 4, 4), "NLC"),
+        (nn.Conv1d(4, 4, 1), Dropout1d(0.5), (2, 7, 4), "NLC"),
+    ):
+        (site,) = attach(model := Turned(conv).train(), {".": regularizer}).sites
+        model(torch.randn(shape))
+        assert site.layout == layout
+
+
+def test_channels_of_a_gradient_are_those_of_a_turned_block():
+    model = nn.Sequential(Block("permute"))
+    (site,) = attach(model.train(), {"0": ClipGradNorm(1e-3, per="channel")}).sites
+    model(before("NHWC", (C, C))).sum().backward()
+    assert site.form == Form("NHWC")
+
+
+def test_sites_inside_one_another_are_read_alike():
+    model = nn.Sequential(nn.Sequential(Block("permute"), nn.ReLU()), nn.Identity())
+    spec = {"0.0": Dropout2d(0.3), "0.1": DropBlock2d(0.3, 2), "1": Dropout2d(0.3)}
+    sites = attach(model.train(), spec).sites
+    model(before("NHWC", (C, C)))
+    assert [site.layout for site in sites] == ["NHWC"] * 3
+
+
+class Vit(nn.Module):
+    """A ViT for images of any size, as Transformers has it: positions are interpolated."""
+
+    def __init__(self, image=64, patch=16, width=8, flatten=False, checkpointed=False):
+        super().__init__()
+        self.embeddings = Embeddings(image, patch, width, flatten)
+        self.layers = nn.ModuleList([Layer(width), Layer(width)])
+        self.checkpointed = checkpointed
+
+    def forward(self, x):
+        x = self.embeddings(x)
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.checkpointed else layer(x)
+        return x
+
+
+class Embeddings(nn.Module):
+    def __init__(self, image, patch, width, flatten):
+        super().__init__()
+        self.patch_embeddings = Patches(image, patch, width, flatten)
+        n = self.patch_embeddings.num_patches
+        self.cls_token = nn.Parameter(torch.randn(1, 1, width))
+        self.position_embeddings = nn.Parameter(torch.randn(1, n + 1, width))
+
+    def positions(self, h, w):
+        edge, table = self.patch_embeddings.edge, self.position_embeddings
+        grid = table[:, 1:].reshape(1, edge, edge, -1).permute(0, 3, 1, 2)
+        grid = nn.functional.interpolate(grid, size=(h, w), mode="bicubic")
+        return torch.cat([table[:, :1], grid.flatten(2).transpose(1, 2)], 1)
+
+    def forward(self, x):
+        p = self.patch_embeddings.patch_size[0]
+        positions = self.positions(x.shape[2] // p, x.shape[3] // p)
+        x = self.patch_embeddings(x)
+        return torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1) + positions
+
+
+class Patches(nn.Module):
+    def __init__(self, image, patch, width, flatten):
+        super().__init__()
+        self.image_size, self.patch_size = (image, image), (patch, patch)
+        self.edge = image // patch
+        self.num_patches = self.edge**2
+        self.projection = nn.Conv2d(3, width, patch, patch)
+        self.flatten = nn.Flatten(2) if flatten else None
+
+    def forward(self, x):
+        x = self.projection(x)
+        x = x.flatten(2) if self.flatten is None else self.flatten(x)
+        return x.transpose(1, 2)
+
+
+class Layer(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.fc = nn.LayerNorm(width), nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + self.fc(self.norm(x))
+
+
+SHAPES = [(64, 64), (16, 256), (256, 16), (32, 128), (96, 64), (48, 80), (64, 64)]
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+def test_tokens_form_the_grid_of_this_image(flatten):
+    model = Vit(flatten=flatten).train()
+    (site,) = attach(model, {"layers.1": DropBlock2d(0.2, 2)}).sites
+    for size in SHAPES:
+        model(torch.randn(2, 3, *size))
+        assert site.form == Form("NLC", (size[0] // 16, size[1] // 16), 1)
+
+
+def test_after_an_evaluation_of_another_image():
+    model = Vit()
+    (site,) = attach(model, {"layers.1": DropBlock2d(0.2, 2)}).sites
+    for size in SHAPES:
+        model.eval()(torch.randn(2, 3, *reversed(size)))
+        model.train()(torch.randn(2, 3, *size))
+        assert site.form.grid == (size[0] // 16, size[1] // 16)
+
+
+def test_where_the_model_itself_is_not_called():
+    model = nn.Module()
+    model.vit = Vit()
+    (site,) = attach(model, {"vit.layers.1": DropBlock2d(0.2, 2)}).sites
+    for size in SHAPES:
+        model.vit(torch.randn(2, 3, *size))
+        assert site.form.grid == (size[0] // 16, size[1] // 16)
+
+
+def test_two_images_of_one_forward_are_not_mixed_up():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.vit = Vit()
+
+        def forward(self, a, b):
+            a, b = self.vit.embeddings(a), self.vit.embeddings(b)
+            return self.vit.layers[0](a) + self.vit.layers[0](b)
+
+    model = Pair().train()
+    attach(model, {"vit.layers.0": DropBlock2d(0.2, 2)})
+    model(torch.randn(2, 3, 64, 64), torch.randn(2, 3, 64, 64))
+    with pytest.raises(SiteError, match="can be 4x4 with 1 or 2x8 with 1 in front; say grid="):
+        model(torch.randn(2, 3, 64, 64), torch.randn(2, 3, 32, 128))
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+def test_compiled_tokens_form_the_grid_of_this_image(flatten):
+    model = Vit(flatten=flatten).train()
+    (site,) = attach(model, {"layers.1": Dropout2d(0.5, active="always")}).sites
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    for size in ((64, 64), (64, 64), (64, 64)):
+        compiled(torch.randn(2, 3, *size))
+    assert len(graphs) == 1
+    assert site.map_size == (4, 4)
+    for size in ((32, 128), (96, 64), (80, 48), (112, 160)):
+        compiled(torch.randn(2, 3, *size))
+    assert site.map_size == ((2, 7), (3, 10))
+    assert len(graphs) <= 3, "sizes are dynamic"
+
+
+def test_a_compiled_checkpoint_reads_the_grid_of_its_forward():
+    model = Vit(checkpointed=True).train()
+    (site,) = attach(model, {"layers.1": DropBlock2d(0.2, 2)}).sites
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        compiled(torch.randn(2, 3, 32, 128)).sum().backward()
+    assert site.map_size == (2, 8)
+
+
+def test_a_recomputation_has_the_grid_of_its_own_forward():
+    model = Vit(checkpointed=True).train()
+    (site,) = attach(model, {"layers.1": DropBlock2d(0.5, 2)}).sites
+    for size in SHAPES:
+        model(torch.randn(2, 3, *size)).sum().backward()
+        assert site.form.grid == (size[0] // 16, size[1] // 16)
+    a, b = model(torch.randn(2, 3, 64, 64)), model(torch.randn(2, 3, 96, 64))
+    a.sum().backward()
+    assert site.form.grid == (4, 4)
+    b.sum().backward()
+    assert site.form.grid == (6, 4)
+    a, _ = model(torch.randn(2, 3, 64, 64)), model(torch.randn(2, 3, 32, 128))
+    with pytest.raises(SiteError, match="can be 4x4 with 1 or 2x8 with 1"):
+        a.sum().backward()
+
+
+def test_a_recomputed_embedding_has_the_grid_of_its_own_forward():
+    model = Vit().train()
+    (site,) = attach(model, {"layers.1": DropBlock2d(0.5, 2)}).sites
+    a, b = (
+        checkpoint(model, torch.randn(2, 3, *size, requires_grad=True), use_reentrant=False)
+        for size in ((64, 64), (32, 128))
+    )
+    a.sum().backward()
+    assert site.form.grid == (4, 4)
+    b.sum().backward()
+    assert site.form.grid == (2, 8)
+
+
+def test_plan_reads_the_grid_of_the_example():
+    for size in ((64, 64), (32, 128)):
+        shown = plan(Vit(), {"layers.1": DropBlock2d(0.2, 2)}, torch.randn(2, 3, *size))
+        assert shown.problems == ()
+        assert shown.rows[0].map_size == (size[0] // 16, size[1] // 16)
+
+
+def test_copies_and_loaded_models_watch_for_themselves():
+    model = Vit()
+    attached = attach(model, {"layers.1": DropBlock2d(0.2, 2)})
+    model.train()(torch.randn(2, 3, 64, 64))
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        (site,) = attachments(other)[0].sites
+        other(torch.randn(2, 3, 32, 128))
+        assert site.form.grid == (2, 8)
+        attachments(other)[0].remove()
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in other.modules())
+    assert attached.sites[0].form.grid == (4, 4)
+    attached.remove()
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_only_where_tokens_may_have_to_be_read():
+    for regularizer in (Dropout1d(0.2), DropBlock2d(0.2, 2, grid=(4, 4))):
+        model = Vit()
+        attach(model, {"layers.1": regularizer})
+        assert not model.embeddings.patch_embeddings.projection._forward_hooks
+
+
+def test_a_map_that_was_flattened_in_the_same_forward():
+    class Hybrid(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1))
+            self.layer = Layer(8)
+
+        def forward(self, x):
+            return self.layer(self.stem(x).flatten(2).transpose(1, 2))
+
+    model = Hybrid().train()
+    (site,) = attach(model, {"layer": DropBlock2d(0.2, 2)}).sites
+    for size in ((16, 16), (8, 32), (12, 20)):
+        model(torch.randn(2, 3, *size))
+        assert site.form == Form("NLC", (size[0] // 4, size[1] // 4), 0)
+
+
+def shapes(member, size):
+    """The shapes of the 4-D outputs of all layers, for an image of this size, without values."""
+    timm = pytest.importorskip("timm", reason="the models are timm's")
+    with torch.device("meta"):
+        model = timm.create_model(member.model, **({"img_size": size} if member.sized else {}))
+    seen = {}
+    for name, module in model.named_modules():
+
+        def keep(module, args, output, name=name):
+            if isinstance(output, torch.Tensor) and output.ndim == 4:
+                seen.setdefault(name, []).append(output.shape)
+
+        module.register_forward_hook(keep)
+    with torch.no_grad():
+        model.eval()(torch.empty(2, 3, *size, device="meta"))
+    return seen
+
+
+def truth(member):
+    """Of each layer, "NCHW" or "NHWC": the axes that follow the height and width of the image."""
+    edge = member.size
+    square, tall, wide = (
+        shapes(member, size) for size in ((edge, edge), (2 * edge, edge), (edge, 2 * edge))
+    )
+    found = {}
+    for name in square.keys() & tall.keys() & wide.keys():
+        for a, b, c in zip(square[name], tall[name], wide[name], strict=False):
+            follow = [axis for axis in range(4) if not a[axis] == b[axis] == c[axis]]
+            layout = {(2, 3): "NCHW", (1, 2): "NHWC"}.get(tuple(follow))
+            found.setdefault(name, set()).add(layout)
+    return {name: seen.pop() for name, seen in found.items() if len(seen) == 1 and None not in seen}
+
+
+PLAIN = {"mambaout", "convnext", "resnet"}
+SQUARE_ONLY = {"convit", "efficientformer", "nest"}  # and no truth by this method
+CASES = [
+    pytest.param(m, id=m.family, marks=() if m.family in PLAIN else pytest.mark.slow)
+    for m in MEMBERS
+    if m.family not in SQUARE_ONLY
+]
+
+
+@pytest.mark.parametrize("member", CASES)
+def test_a_family_is_read_rightly_or_refused(member):
+    known = truth(member)
+    model = member.build().train()
+    index = Index(model)
+    witness = Witness(index, stage_channels(index), stage_ratios(index))
+    right, refused, wrong = [], [], []
+
+    def look(name, evidence):
+        def hook(module, args, output):
+            if not isinstance(output, torch.Tensor) or output.ndim != 4 or name not in known:
+                return
+            for x in (output, output.detach()):
+                site = Site(name, name, "", Dropout2d(0.1), Control(), (), evidence)
+                try:
+                    layout = site.form_of(x, (*args, output)).layout
+                except SiteError:
+                    refused.append(name)
+                    continue
+                (right if layout == known[name] else wrong).append((name, tuple(x.shape)))
+
+        return hook
+
+    for name, target in index.modules.items():
+        target.module.register_forward_hook(look(name, witness.of(target, "output")))
+    with torch.enable_grad():
+        model(torch.randn(2, 3, member.size, member.size))
+    assert not wrong
+    assert len(right) >= 2 * len(refused)
