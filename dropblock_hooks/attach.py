@@ -10,11 +10,11 @@ from .attachment import Attachment, checked_scaler
 from .cautions import FAULTS
 from .compiled import refuse_compiled
 from .control import Control
+from .draft import Draft, SpecError
 from .hooks import SiteHook, hooks_on
 from .install import install
 from .placement import place
 from .plan import plan_placements
-from .spec import Draft, SpecError
 from .warn import warn
 from .wrappers import find_module, submodule, unwrap
 

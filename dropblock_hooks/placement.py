@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from .draft import Draft, Entry, SpecError
 from .evidence import Evidence, Witness
 from .hooks import hooks_on
 from .matching import Select, Selector, match
 from .names import Index, NoMatchError, Target
 from .regularizer import Regularizer
 from .schedules import spread_rate
-from .spec import Draft, Entry, SpecError
 from .stages import stage_channels, stage_ratios
 from .wrappers import shard_refusal
 

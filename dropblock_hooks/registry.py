@@ -90,8 +90,11 @@ def closest(word: str, known: Iterable[str], n: int = 3) -> str:
 
 def brief(obj: Any) -> str:
     """A one-line repr of a dataclass: `stated_fields` with their values."""
-    arguments = ", ".join(f"{name}={text(value)}" for name, value in stated_fields(obj).items())
-    return f"{name_of(type(obj))}({arguments})"
+    arguments = [
+        f"{name}={text(value)}" if name else text(value)
+        for name, value in stated_fields(obj).items()
+    ]
+    return f"{name_of(type(obj))}({', '.join(arguments)})"
 
 
 def text(value: Any) -> str:
@@ -104,8 +107,12 @@ def text(value: Any) -> str:
 def stated_fields(obj: Any) -> dict[str, Any]:
     """The fields of a dataclass that differ from their defaults, keywords last.
 
-    A number other than 0 is said even where it is the default: a block of 7 is worth reading.
+    A number other than 0 is said even where it is the default: a block of 7 is worth reading. A
+    class may say them itself, by a method ``_stated``; the name "" is for what needs none.
     """
+    if hasattr(type(obj), "_stated"):
+        own: dict[str, Any] = obj._stated()
+        return own
     own_first = sorted((f for f in fields(obj) if f.init), key=lambda f: bool(f.kw_only))
     values = {f.name: (getattr(obj, f.name), f.default) for f in own_first}
     return {
