@@ -18,6 +18,7 @@ from .hooks import ParameterHook, SiteHook, keepers_on, take_off
 from .matching import Select, match
 from .names import Index, NoMatchError
 from .proof import prove, take_off_proof
+from .quoting import quote
 from .ranks import check_group, compare, summed_sites, world_size
 from .registry import closest
 from .report import SiteRow, site_table
@@ -83,7 +84,7 @@ class Attachment:
 
     def _selected(self, which: str | Select) -> tuple[Site, ...]:
         if not isinstance(which, str | Select):
-            raise TypeError(f"a site is found by its key or a selector, got {which!r}")
+            raise TypeError(f"a site is found by its key or a selector, got {quote(which)}")
         sites = [site for site in self.sites if site.key == which]
         if not sites:
             try:
@@ -97,7 +98,7 @@ class Attachment:
         if not sites:
             keys = [site.key for site in self.sites]
             hint = closest(str(which), keys) or f" (keys: {', '.join(keys[:5])})"
-            raise KeyError(f"no site is {which!r}{hint}")
+            raise KeyError(f"no site is {quote(which)}{hint}")
         return tuple(sites)
 
     @property

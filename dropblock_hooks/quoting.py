@@ -22,7 +22,7 @@ LIMIT = 200
 _DEEP = 5
 _CUT = "..."
 _PACKAGE = __name__.partition(".")[0]
-_BRACKETS: dict[type, str] = {list: "[]", tuple: "()", set: "{}"}
+_BRACKETS: dict[type, tuple[str, str]] = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}")}
 _LARGE = 256  # bits of an integer that is written out
 
 
@@ -114,7 +114,7 @@ def _container(value: Any, room: int, depth: int) -> str:
         body = _joined(value.items(), room, lambda pair, left: _pair(pair, left, depth))
         return f"{name}({{{body}}})" if name else f"{{{body}}}"
     if isinstance(value, Sequence | Set) and not isinstance(value, range | memoryview):
-        left, right = _BRACKETS.get(kind, "[]")
+        left, right = _BRACKETS.get(kind, ("[", "]"))
         name = "" if kind in (list, tuple, set) else kind_of(value)
         if depth == _DEEP:
             return f"{name}{left}{_CUT}{right}"
@@ -154,7 +154,7 @@ def _other(value: Any, room: int, depth: int) -> str:
 
 
 def _dataclass(value: Any, room: int, depth: int) -> str:
-    """Of our own the fields that are stated, of others all, unless they have a repr of their own."""
+    """Of ours the fields that are stated, of others all, unless they have a repr of their own."""
     writer = type(value).__repr__
     if getattr(writer, "__module__", "").partition(".")[0] == _PACKAGE:
         return _fields(name_of(type(value)), stated_fields(value), room, depth)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import heapq
 import inspect
 import re
 from collections.abc import Callable, Iterable
@@ -12,6 +13,8 @@ from typing import Any, TypeVar, dataclass_transform, overload
 _T = TypeVar("_T")
 _CLASSES: dict[str, type] = {}
 _NAMES: dict[type, str] = {}
+_ALIKE = 0.55
+_LONGEST = 120  # characters of a word that is compared with others
 
 
 @overload
@@ -84,8 +87,23 @@ def name_of(cls: type) -> str:
 
 def closest(word: str, known: Iterable[str], n: int = 3) -> str:
     """`" (closest: a, b)"`, or nothing where no known name resembles `word`."""
-    near = difflib.get_close_matches(word, list(known), n=n, cutoff=0.55)
+    near = difflib.get_close_matches(word, _alike(word, known), n=n, cutoff=_ALIKE)
     return f" (closest: {', '.join(near)})" if near else ""
+
+
+def _alike(word: str, known: Iterable[str]) -> list[str]:
+    """The names that have most letters in common with `word`: few, since it takes long to rank."""
+    if not word or len(word) > _LONGEST:
+        return []
+    matcher = difflib.SequenceMatcher(b=word)
+    rough = []
+    for name in known:
+        if len(name) <= _LONGEST:
+            matcher.set_seq1(name)
+            if matcher.real_quick_ratio() >= _ALIKE and matcher.quick_ratio() >= _ALIKE:
+                rough.append((matcher.quick_ratio(), name))
+    few = 20 + 60_000 // len(word) ** 2
+    return [name for _, name in heapq.nlargest(few, rough, key=lambda pair: pair[0])]
 
 
 def brief(obj: Any) -> str:
