@@ -19,6 +19,7 @@ from .regularizer import Regularizer
 from .schedules import Schedule
 
 Path = tuple[str, ...]
+_PLAIN = (dict, list, tuple)
 _SCALARS = (str, int, float, bool, type(None))
 _EXACT: dict[type, Callable[[Any], Any]] = {
     str: str.__str__,
@@ -74,6 +75,7 @@ class Copier:
     def __init__(self) -> None:
         self._left = MOST_NODES
         self._open: set[int] = set()
+        self._known: dict[int, tuple[Any, Any, int]] = {}
 
     @property
     def full(self) -> bool:
@@ -84,33 +86,42 @@ class Copier:
         """`value` with dicts, lists, tuples and scalars in place of their kin.
 
         Raises:
-            PlainError: for what is too large or too deep, holds itself, or raises.
+            PlainError: for what is too large or too deep, or holds itself.
         """
-        self._left -= 1
-        if self.full:
+        self._spend(1, path)
+        return value if type(value) in _SCALARS else self._copied(value, path)
+
+    def _spend(self, n: int, path: Path) -> None:
+        self._left -= n
+        if self._left < 0:
             raise PlainError(path, f"the spec has more than {MOST_NODES:,} values")
-        if type(value) in _SCALARS:
-            return value
-        with explained(path):
-            return self._copied(value, path)
 
     def _copied(self, value: Any, path: Path) -> Any:
         kind = type(value)
-        for base, exact in _EXACT.items():
-            if issubclass(kind, base):
-                return exact(value)
-        if isinstance(value, _WHOLE) or not (isinstance(value, Mapping) or is_list(value)):
-            return value
+        is_mapping = kind is dict
+        if kind not in _PLAIN:
+            for base, exact in _EXACT.items():
+                if issubclass(kind, base):
+                    return exact(value)
+            is_mapping = isinstance(value, Mapping)
+            if isinstance(value, _WHOLE) or not (is_mapping or is_list(value)):
+                return value
+        if id(value) in self._known:  # it stands here again, and counts again
+            _, copy, size = self._known[id(value)]
+            self._spend(size, path)
+            return copy
         if id(value) in self._open:
             raise PlainError(path, "holds itself")
         if len(self._open) == MOST_LEVELS:
             raise PlainError(path, f"is nested too deeply, more than {MOST_LEVELS} levels")
         self._open.add(id(value))
+        left = self._left
         try:
-            is_mapping = isinstance(value, Mapping)
-            return self._mapping(value, path) if is_mapping else self._list(value, path)
+            copy = self._mapping(value, path) if is_mapping else self._list(value, path)
         finally:
             self._open.remove(id(value))
+        self._known[id(value)] = value, copy, left - self._left
+        return copy
 
     def _mapping(self, value: Mapping[Any, Any], path: Path) -> dict[Any, Any]:
         found: dict[Any, Any] = {}
