@@ -31,6 +31,7 @@ from .activations import (
 )
 from .attach import attach, attachments, detach_all
 from .attachment import Attachment
+from .draft import SpecError
 from .findings import Finding
 from .foreign import Foreign
 from .gradients import ClampGrad, ClipGradNorm, ScaleGrad, ZeroGrad
@@ -59,7 +60,7 @@ from .schedules import (
     WindowSchedule,
 )
 from .site import Site, SiteError
-from .spec import Spec, SpecError
+from .spec import Spec
 from .warn import HookWarning
 
 __version__ = "0.1.0"

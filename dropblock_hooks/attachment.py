@@ -18,6 +18,7 @@ from .hooks import ParameterHook, SiteHook, keepers_on, take_off
 from .matching import Select, match
 from .names import Index, NoMatchError
 from .proof import look_back, take_off_proof
+from .quoting import quote
 from .ranks import (
     check_group,
     compare,
@@ -100,7 +101,7 @@ class Attachment:
         if not isinstance(which, str | Select):
             raise TypeError(
                 "a site is found by its key or a selector, and sites by a class of "
-                f"regularizers, got {which!r}"
+                f"regularizers, got {quote(which)}"
             )
         sites = [site for site in self.sites if site.key == which]
         if not sites:
@@ -115,7 +116,7 @@ class Attachment:
         if not sites:
             keys = [site.key for site in self.sites]
             hint = closest(str(which), keys) or f" (keys: {', '.join(keys[:5])})"
-            raise KeyError(f"no site is {which!r}{hint}")
+            raise KeyError(f"no site is {quote(which)}{hint}")
         return tuple(sites)
 
     def _of_class(self, kind: type[Regularizer]) -> tuple[Site, ...]:

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from .draft import SpecError
 from .inventory import layers
 from .matching import match
 from .names import Index, NoMatchError
 from .plan import own_input, plan
 from .registry import closest
-from .spec import SpecError
 
 
 class CommandError(Exception):

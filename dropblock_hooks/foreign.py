@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from .registry import text
+from .quoting import described, kind_of, label, quote
 from .regularizer import Applied, Now, Range, RateLike, Regularizer
 from .schedules import Schedule
 
@@ -74,7 +74,7 @@ class Foreign(Regularizer):
             )
         if not callable(self.target):
             raise TypeError(
-                f"Foreign takes a module class, a module or a function, got {self.target!r}"
+                f"Foreign takes a module class, a module or a function, got {quote(self.target)}"
             )
         module = self._build()
         if module is None:
@@ -97,8 +97,8 @@ class Foreign(Regularizer):
         try:
             build: Any = self.target
             module: nn.Module = build(**{**dict(self.kwargs), **self.values(0.0)})
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{self.label} can't be built: {error}") from error
+        except Exception as error:  # somebody's constructor may raise anything
+            raise ValueError(f"{self.label} can't be built: {described(error)}") from error
         return module
 
     def bind(self) -> Callable[[Tensor, Now], Applied]:
@@ -117,15 +117,16 @@ class Foreign(Regularizer):
 
     @property
     def kind(self) -> object:
-        return type(self.target) if isinstance(self.target, nn.Module) else self.target
+        own = inspect.isroutine(self.target) or inspect.isclass(self.target)
+        return self.target if own else type(self.target)
 
     def __hash__(self) -> int:
         return hash((self.label, tuple(name for name, _ in self.kwargs)))
 
     @property
     def label(self) -> str:
-        name = getattr(self.target, "__name__", type(self.target).__name__)
-        return f"Foreign({name})"
+        name = getattr(self.target, "__name__", None)
+        return f"Foreign({label(name) if isinstance(name, str) else kind_of(self.target)})"
 
     @property
     def rates(self) -> dict[str, RateLike]:
@@ -138,16 +139,27 @@ class Foreign(Regularizer):
         kwargs = dict(self.kwargs)
         for name in rates:
             if name not in kwargs:
-                raise ValueError(f"{self.label} has no argument {name!r}; it has {list(kwargs)}")
+                raise ValueError(
+                    f"{self.label} has no argument {name!r}; it has {quote(list(kwargs))}"
+                )
         options = {name: getattr(self, name) for name in _OPTIONS}
         return Foreign(self.target, **{**kwargs, **rates}, **options)
 
+    def _stated(self) -> dict[str, Any]:
+        """What the repr says: the target, its arguments, and the options that are set."""
+        options = {name: getattr(self, name) for name in _OPTIONS}
+        said = {k: v for k, v in options.items() if v != getattr(Regularizer, k)}
+        return {"": _Named(self.label[len("Foreign(") : -1]), **dict(self.kwargs), **said}
+
+
+class _Named:
+    """A name that the repr holds as it is."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
     def __repr__(self) -> str:
-        parts = [self.label[len("Foreign(") : -1], *(f"{k}={text(v)}" for k, v in self.kwargs)]
-        for name in _OPTIONS:
-            if getattr(self, name) != getattr(Regularizer, name):
-                parts.append(f"{name}={getattr(self, name)!r}")
-        return f"Foreign({', '.join(parts)})"
+        return self.name
 
 
 class _Function:

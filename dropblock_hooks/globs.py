@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 _ANY = "**"
+_TOKEN = re.compile(r"\[(!?)([^\]]+)\]|.", re.DOTALL)
 _WILD = re.compile(r"[*?\[]")
 
 
@@ -91,6 +92,8 @@ def _step(root: _Node, parts: list[str]) -> list[_Node]:
     """The nodes that components lead to, one level each."""
     nodes = [root]
     for part in parts:
+        if not nodes:
+            break
         if _WILD.search(part):
             pattern = _component(part)
             nodes = [
@@ -107,10 +110,26 @@ def _step(root: _Node, parts: list[str]) -> list[_Node]:
 @functools.lru_cache(maxsize=256)
 def glob_pattern(text: str) -> re.Pattern[str]:
     """A glob over name components, to be matched against ``"." + name``."""
-    parts: list[str] = []
-    for component in re.sub(r"(?<![^.])(\*\*\.)+(?=\*\*(?![^.]))", "", text).split("."):
-        parts.append(r"(?:\.[^.]+)*" if component == _ANY else r"\." + _translated(component))
-    return re.compile("".join(parts))
+    groups = [""]
+    for component in text.split("."):
+        if component == _ANY:
+            groups.append("")
+        else:
+            groups[-1] += rf"\.{_translated(component)}(?![^.])"
+    return re.compile(_anchored(groups, r"(?:\.[^.]+)*"))
+
+
+def _anchored(fixed: list[str], between: str) -> str:
+    """Fixed parts with anything between them: all but the last one are found once, never again.
+
+    A part of fixed length that is found early leaves the most to the ones behind it, so there is
+    nothing to come back for; a search that does would take the more time the more parts there are.
+    """
+    if len(fixed) == 1:
+        return fixed[0]
+    first, *middle, last = fixed
+    found = [f"(?>{between}?{part})" for part in middle if part]
+    return "".join((first, *found, between, last))
 
 
 @functools.lru_cache(maxsize=256)
@@ -119,13 +138,16 @@ def _component(text: str) -> re.Pattern[str]:
 
 
 def _translated(component: str) -> str:
-    def translate(token: re.Match[str]) -> str:
+    fixed = [""]
+    for token in _TOKEN.finditer(component):
         found = token.group()
-        if found in ("*", "?"):
-            return "[^.]*" if found == "*" else "[^.]"
-        if not token[2]:
-            return re.escape(found)
-        inside = re.escape(token[2]).replace("\\-", "-")
-        return f"[{'^' if token[1] else ''}{inside}]"
-
-    return re.sub(r"\[(!?)([^\]]+)\]|.", translate, re.sub(r"\*+", "*", component))
+        if found == "*":
+            fixed.append("")
+        elif found == "?":
+            fixed[-1] += "[^.]"
+        elif not token[2]:
+            fixed[-1] += re.escape(found)
+        else:
+            inside = re.escape(token[2]).replace("\\-", "-")
+            fixed[-1] += f"[{'^' if token[1] else ''}{inside}]"
+    return _anchored(fixed, "[^.]*")

@@ -11,12 +11,15 @@ from typing import Any
 from torch import nn
 
 from .names import Index, NoMatchError, Target
-from .registry import brief, closest
+from .patterns import PatternError, matching
+from .quoting import class_name, described, kind_of, label, quote
+from .registry import brief
 from .schedules import as_count
 from .stages import stage_module, stage_target
 from .wrappers import bare_type
 
 ROOT = "."
+_LONGEST = 2_000
 FORMS = ("param", "re", "type", "stage", "stride")
 
 
@@ -60,10 +63,10 @@ class Select:
                 object.__setattr__(self, name, tuple(value))
             for item in several(getattr(self, name)):
                 if not isinstance(item, kinds) or isinstance(item, bool):
-                    raise TypeError(f"Select: {name} can't be {item!r} ({type(item).__name__})")
+                    raise TypeError(f"Select: {name} can't be {quote(item)} ({kind_of(item)})")
         if self.where is not None and not callable(self.where):
             raise TypeError(
-                f"Select: where must be callable as where(name, module), got {self.where!r}"
+                f"Select: where must be callable as where(name, module), got {quote(self.where)}"
             )
         if self.expect is not None:
             as_count("Select: expect", self.expect)
@@ -98,7 +101,9 @@ def _match_text(text: str, index: Index) -> list[Target]:
     if not colon or kind not in FORMS:
         kind, rest = "", text
     if not rest.strip():
-        raise NoMatchError(f"the selector {text!r} is empty")
+        raise NoMatchError(f"the selector {quote(text)} is empty")
+    if len(text) > _LONGEST and rest not in index.modules and rest not in index.parameters:
+        raise NoMatchError(f"the selector has {len(text)} characters; at most {_LONGEST}")
     if kind == "type":
         return _match_types((rest,), index)
     if kind in ("stage", "stride"):
@@ -110,8 +115,8 @@ def _match_text(text: str, index: Index) -> list[Target]:
     callable_ones = [target for target in found if target.parameter or _has_forward(target.module)]
     if found and not callable_ones:
         raise NoMatchError(
-            f"{rest!r} is a {bare_type(found[0].module).__name__}, which is never called itself; "
-            f"did you mean '{rest}.*'?"
+            f"{quote(rest)} is a {bare_type(found[0].module).__name__}, which is never called "
+            f"itself; did you mean {quote(rest + '.*')}?"
         )
     if not found:
         raise NoMatchError(_nothing(rest, table, index))
@@ -121,10 +126,9 @@ def _match_text(text: str, index: Index) -> list[Target]:
 def _match_names(text: str, is_regex: bool, table: dict[str, Target], index: Index) -> list[Target]:
     if is_regex:
         try:
-            pattern = re.compile(text)
-        except re.error as error:
-            raise NoMatchError(f"{text!r} is not a regular expression: {error}") from None
-        return [target for name, target in table.items() if name and pattern.fullmatch(name)]
+            return [table[n] for n in matching(text, [n for n in table if n], index.effort)]
+        except PatternError as error:
+            raise NoMatchError(f"{quote(text)} {error}") from None
     if text == ROOT:
         return [table[""]] if "" in table else []
     if text in table:
@@ -132,7 +136,7 @@ def _match_names(text: str, is_regex: bool, table: dict[str, Target], index: Ind
     try:
         return [table[name] for name in index.tree(table).match(text)]
     except re.error as error:
-        raise NoMatchError(f"{text!r} is not a glob: {error}") from None
+        raise NoMatchError(f"{quote(text)} is not a glob: {error}") from None
 
 
 def _match_types(types: Iterable[Any], index: Index) -> list[Target]:
@@ -142,9 +146,9 @@ def _match_types(types: Iterable[Any], index: Index) -> list[Target]:
             t for t in index.modules.values() if _is_a(t.module, wanted) and _has_forward(t.module)
         ]
         if not some:
-            name = wanted if isinstance(wanted, str) else wanted.__name__
+            name = wanted if isinstance(wanted, str) else class_name(wanted)
             known = {bare_type(t.module).__name__ for t in index.modules.values()}
-            raise NoMatchError(f"no layer is a {name}{closest(name, known)}")
+            raise NoMatchError(f"no layer is a {label(name, 200)}{index.closest(name, known)}")
         found += some
     return found
 
@@ -166,23 +170,26 @@ def _has_forward(module: nn.Module) -> bool:
 def _nothing(text: str, table: dict[str, Target], index: Index) -> str:
     form, colon, _ = text.partition(":")
     if colon:
-        return f"{form}: is not a form of selector{closest(form, FORMS)}; forms: {', '.join(FORMS)}"
+        hint = index.closest(form, FORMS)
+        return f"{label(form)}: is not a form of selector{hint}; forms: {', '.join(FORMS)}"
     if text in {bare_type(target.module).__name__ for target in index.modules.values()}:
-        return f"{text!r} matches no name; it is a type: did you mean 'type:{text}'?"
+        return f"{quote(text)} matches no name; it is a type: did you mean {quote('type:' + text)}?"
     if table is index.modules and text in index.parameters:
-        return f"{text!r} is a parameter: did you mean 'param:{text}'?"
-    below = index.tree(table).parents(text)
+        return f"{quote(text)} is a parameter: did you mean {quote('param:' + text)}?"
+    below = index.tree(table).parents(text) if index.hints else []
     if below:
-        meant = " or ".join(repr(f"{prefix}.{text}") for prefix in below[:3])
-        return f"{text!r} matches nothing here; did you mean {meant}? (or attach(..., root=...))"
-    return f"{text!r} matches nothing{closest(text, [name for name in table if name])}"
+        meant = " or ".join(quote(f"{prefix}.{text}", 100) for prefix in below[:3])
+        return (
+            f"{quote(text)} matches nothing here; did you mean {meant}? (or attach(..., root=...))"
+        )
+    return f"{quote(text)} matches nothing{index.closest(text, [name for name in table if name])}"
 
 
 def _match_select(select: Select, index: Index) -> list[Target]:
     found = index.order(_candidates(select, index))
     if select.where is not None:
         where = select.where
-        found = [target for target in found if where(target.name, target.module)]
+        found = [target for target in found if _satisfies(where, target)]
         if not found:
             raise NoMatchError("no layer satisfies where")
     kept = found
@@ -190,11 +197,21 @@ def _match_select(select: Select, index: Index) -> list[Target]:
         out = {target.name for target in match(excluded, index)}
         kept = [target for target in kept if target.name not in out]
     if not kept:
-        raise NoMatchError(f"all {len(found)} matches are excluded by exclude={select.exclude!r}")
+        raise NoMatchError(
+            f"all {len(found)} matches are excluded by exclude={quote(select.exclude)}"
+        )
     if select.expect is not None and len(kept) != select.expect:
-        names = ", ".join(target.name for target in kept[:5]) + (", ..." if len(kept) > 5 else "")
-        raise NoMatchError(f"expected {select.expect} layers, got {len(kept)}: {names}")
+        names = ", ".join(label(t.name) for t in kept[:5]) + (", ..." if len(kept) > 5 else "")
+        raise NoMatchError(f"expected {quote(select.expect)} layers, got {len(kept)}: {names}")
     return kept
+
+
+def _satisfies(where: Callable[[str, nn.Module], bool], target: Target) -> bool:
+    try:
+        return bool(where(target.name, target.module))
+    except Exception as error:
+        problem = f"where raised {described(error)} at {label(target.name) or ROOT}"
+        raise NoMatchError(problem) from error
 
 
 def _candidates(select: Select, index: Index) -> list[Target]:
@@ -203,7 +220,7 @@ def _candidates(select: Select, index: Index) -> list[Target]:
         groups.append([t for name in several(select.names) for t in _match_text(name, index)])
     if several(select.types):
         groups.append(_match_types(several(select.types), index))
-    stages = [stage_target(index, "stage", str(stage)) for stage in several(select.stages)]
+    stages = [stage_target(index, "stage", quote(stage)) for stage in several(select.stages)]
     if not groups:
         return stages or [t for t in index.modules.values() if _has_forward(t.module)]
     if stages:
@@ -213,7 +230,7 @@ def _candidates(select: Select, index: Index) -> list[Target]:
         groups.append(inside)
     shared = set.intersection(*({t.name for t in group} for group in groups))
     if not shared:
-        raise NoMatchError(f"{select!r}: no layer is meant by all of its forms")
+        raise NoMatchError(f"{quote(select)}: no layer is meant by all of its forms")
     return [target for target in groups[0] if target.name in shared]
 
 

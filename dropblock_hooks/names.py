@@ -7,10 +7,14 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from .automata import Effort
 from .globs import NameTree
+from .patterns import MOST_STEPS
+from .registry import closest
 from .wrappers import named_modules
 
 _PARAMETER = "param:"
+_HINTS = 11  # as many problems as an error shows, and one
 
 
 class NoMatchError(ValueError):
@@ -39,6 +43,8 @@ class Index:
         self.model = model
         self.modules: dict[str, Target] = {}
         self.parameters: dict[str, Target] = {}
+        self.hints = _HINTS
+        self.effort = Effort(MOST_STEPS)
         self._trees: dict[str, NameTree] = {}
         by_identity: dict[int, list[str]] = {}
         for name, module in named_modules(model):
@@ -66,6 +72,11 @@ class Index:
         if kind not in self._trees:
             self._trees[kind] = NameTree(table)
         return self._trees[kind]
+
+    def closest(self, word: str, known: Iterable[str]) -> str:
+        """The names that resemble a word; for the first problems only, since it takes long."""
+        self.hints = max(self.hints - 1, 0)
+        return closest(word, known) if self.hints else ""
 
     def order(self, targets: Iterable[Target]) -> list[Target]:
         """The targets without repetition, in model order."""

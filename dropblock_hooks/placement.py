@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from .draft import Draft, Entry, SpecError
 from .evidence import Evidence, Witness
 from .hooks import hooks_on
 from .matching import Select, Selector, match
 from .names import Index, NoMatchError, Target
-from .regularizer import Regularizer
+from .quoting import described, label, message_of, quote, shorten
+from .regularizer import RateLike, Regularizer
 from .schedules import spread_rate
-from .spec import Draft, Entry, SpecError
 from .stages import stage_channels, stage_ratios
 from .wrappers import shard_refusal
 
@@ -46,6 +47,7 @@ def place(model: nn.Module, draft: Draft) -> tuple[list[Placement], list[str]]:
             targets = match(entry.selector, index)
         except NoMatchError as error:
             problems.append(f"{shown(entry.selector)}: {error}")
+            draft.cause = draft.cause or error.__cause__
             continue
         if entry.regularizers is None:
             names = {target.name for target in targets}
@@ -60,7 +62,7 @@ def place(model: nn.Module, draft: Draft) -> tuple[list[Placement], list[str]]:
             placements += [Placement(entry, (i, j), target, regularizer) for target in targets]
     problems += [*_refused(placements), *_twice(placements), *_twice_live(placements)]
     if problems:
-        raise SpecError(problems, draft.source)
+        raise draft.error(problems)
     return _with_evidence(_by_depth(placements), index), warnings + _nested(placements, index)
 
 
@@ -75,24 +77,28 @@ def _with_evidence(placements: list[Placement], index: Index) -> list[Placement]
 
 def shown(selector: Selector) -> str:
     """A selector as errors name it."""
-    return repr(selector)
+    return quote(selector)
 
 
 def _some(names: Iterable[str]) -> str:
-    names = list(dict.fromkeys(name or "." for name in names))
+    names = list(dict.fromkeys(label(name) or "." for name in names))
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
 
 
 def _refused(placements: list[Placement]) -> list[str]:
     """What can't work where it was put, the same reason once for each entry."""
-    reasons: dict[str, list[str]] = defaultdict(list)
+    reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
     for p in placements:
-        reason = _refusal(p.regularizer, p.target)
+        try:
+            reason = _refusal(p.regularizer, p.target)
+            hash((p.regularizer.kind, p.regularizer.label, *p.regularizer.rates))
+        except Exception as error:  # somebody's class may raise anything
+            reason = f"asking it raised {described(error)}"
         if reason:
-            text = f"{shown(p.entry.selector)}: {p.regularizer!r} can't work on {{}}: {reason}"
-            reasons[text].append(p.target.name)
-    return [text.replace("{}", _some(names)) for text, names in reasons.items()]
+            about = f"{shown(p.entry.selector)}: {quote(p.regularizer)} can't work on"
+            reasons[about, shorten(reason, 500)].append(p.target.name)
+    return [f"{about} {_some(names)}: {why}" for (about, why), names in reasons.items()]
 
 
 def _refusal(regularizer: Regularizer, target: Target) -> str | None:
@@ -163,9 +169,18 @@ def _by_depth(placements: list[Placement]) -> list[Placement]:
         for i, p in enumerate(group):
             rates = p.regularizer.rates
             changed = {name: spread_rate(rate, i, len(group)) for name, rate in rates.items()}
-            if changed != rates:
-                spread[id(p)] = replace(p, regularizer=p.regularizer.with_rates(**changed))
+            if any(changed[name] is not rate for name, rate in rates.items()):
+                spread[id(p)] = replace(p, regularizer=_with_rates(p, changed))
     return [spread.get(id(p), p) for p in placements]
+
+
+def _with_rates(p: Placement, rates: dict[str, RateLike]) -> Regularizer:
+    try:
+        return p.regularizer.with_rates(**rates)
+    except Exception as error:  # a schedule may be anybody's
+        at = label(p.target.name)
+        problem = f"{shown(p.entry.selector)}: {quote(p.regularizer)} at {at}: {message_of(error)}"
+        raise SpecError([problem]) from error
 
 
 def _nested(placements: list[Placement], index: Index) -> list[str]:
@@ -175,14 +190,14 @@ def _nested(placements: list[Placement], index: Index) -> list[str]:
         if p.target.parameter is None:
             by_label[p.regularizer.label].append(p)
     warnings = []
-    for label, group in by_label.items():
+    for name, group in by_label.items():
         names = {p.target.name for p in group}
         inner = [p for p in group if _ancestors(p.target.name) & names]
         if inner:
             selectors = dict.fromkeys(shown(p.entry.selector) for p in group)
             some = _some(p.target.name for p in inner)
             warnings.append(
-                f"{', '.join(selectors)}: {label} is put on {len(names)} layers of which "
+                f"{', '.join(selectors)}: {name} is put on {len(names)} layers of which "
                 f"{len(inner)} lie inside others ({some}), and applies again in each"
                 f"{_likelier(inner[0].entry.selector, index)}"
             )
@@ -202,4 +217,4 @@ def _likelier(selector: Selector, index: Index) -> str:
         n = len(match(likelier, index))
     except NoMatchError:
         return ""
-    return f"; did you mean {likelier!r} ({n} layers)?"
+    return f"; did you mean {quote(likelier)} ({n} layers)?"

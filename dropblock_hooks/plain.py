@@ -7,53 +7,42 @@ A regularizer or schedule is ``{Name: {field: value}}``, ``Name``, or the text o
 from __future__ import annotations
 
 import ast
-import inspect
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeVar, get_args
 
 from torch import nn
 
+from .copying import Path, PlainError, is_list, key_text
 from .foreign import Foreign, is_foreign
 from .matching import Select
+from .quoting import class_name, message_of, quote, shown
 from .registry import closest, name_of, registered, stated_fields
 from .regularizer import Regularizer, hints_of
-from .schedules import Schedule, shown
+from .schedules import Schedule, as_float
 
 _T = TypeVar("_T", Regularizer, Schedule, Select)
-Path = tuple[str, ...]
-
-
-class PlainError(ValueError):
-    """Plain data that means nothing; `faults` are what is wrong, and the keys that lead there."""
-
-    def __init__(self, path: Path, message: str) -> None:
-        super().__init__(message)
-        self.faults: tuple[tuple[Path, str], ...] = ((path, message),)
-
-    @classmethod
-    def of(cls, errors: Sequence[PlainError]) -> PlainError:
-        """Several in one."""
-        joined = cls(*errors[0].faults[0])
-        joined.faults = tuple(fault for error in errors for fault in error.faults)
-        return joined
+_LONGEST_CALL = 10_000
 
 
 def regularizer_from(value: Any, path: Path = ()) -> Regularizer:
     """A regularizer from an object of ours or somebody else's, or from plain data."""
-    if isinstance(value, Regularizer):
-        return value
-    if isinstance(value, Schedule):
-        raise PlainError(path, f"{value!r} is a schedule, not a regularizer")
-    if inspect.isclass(value):
-        foreign = issubclass(value, nn.Module)
-        call = f"Foreign({value.__name__}, ...)" if foreign else f"{value.__name__}(...)"
-        raise PlainError(path, f"got the class {value.__name__}: write {call}")
+    kind = type(value)  # not isinstance, which asks the value
+    if issubclass(kind, Regularizer):
+        found: Regularizer = value
+        return found
+    if issubclass(kind, Schedule):
+        raise PlainError(path, f"{quote(value)} is a schedule, not a regularizer")
+    if issubclass(kind, type):
+        name = class_name(value)
+        call = f"Foreign({name}, ...)" if issubclass(value, nn.Module) else f"{name}(...)"
+        raise PlainError(path, f"got the class {name}: write {call}")
     if is_foreign(value):
         try:
             return Foreign(value)
         except (TypeError, ValueError) as error:
-            raise PlainError(path, str(error)) from error
+            raise PlainError(path, message_of(error)) from error
     return _build(Regularizer, value, path)
 
 
@@ -64,12 +53,12 @@ def _build(base: type[_T], value: Any, path: Path) -> _T:
         name, given = _parse_call(value, path)
     elif isinstance(value, Mapping) and len(value) == 1:
         name, given = next(iter(value.items()))
-        path = (*path, str(name))
+        path = (*path, key_text(name))
     else:
         raise PlainError(path, f"a {kind} is {{Name: {{field: value}}}}, got {shown(value)}")
     known = registered(base)
     if name not in known:
-        raise PlainError(path, _unknown(kind, str(name), known))
+        raise PlainError(path, _unknown(kind, key_text(name), known))
     if given is None:
         given = {}
     if not isinstance(given, Mapping):
@@ -86,7 +75,7 @@ def _unknown(kind: str, name: str, known: Mapping[str, type]) -> str:
         actual = "schedule" if issubclass(other[name], Schedule) else "regularizer"
         return f"{name} is a {actual}, not a {kind}"
     hint = closest(name, known) or f" (known: {', '.join(known)})"
-    return f"unknown {kind} {name!r}{hint}"
+    return f"unknown {kind} {quote(name)}{hint}"
 
 
 def construct(cls: Any, given: Mapping[Any, Any], path: Path) -> Any:
@@ -97,19 +86,21 @@ def construct(cls: Any, given: Mapping[Any, Any], path: Path) -> Any:
     for key, value in given.items():
         try:
             if key not in names:
-                hint = closest(str(key), names) or f" (fields: {', '.join(names)})"
-                problem = f"{cls.__name__} has no field {str(key)!r}{hint}"
-                raise PlainError((*path, str(key)), problem)
-            arguments[key] = _field(value, (*path, str(key)), key in with_schedules)
+                word = key_text(key)
+                hint = closest(word, names) or f" (fields: {', '.join(names)})"
+                problem = f"{cls.__name__} has no field {quote(word)}{hint}"
+                raise PlainError((*path, word), problem)
+            arguments[key] = _field(value, (*path, key), key in with_schedules)
         except PlainError as error:
             faults.append(error)
     try:
         built = cls(**arguments)
     except (TypeError, ValueError) as error:
-        if not faults or "missing" not in str(error):
-            first = str(error).split(" ", 1)[0]
+        message = message_of(error)
+        if not faults or "missing" not in message:
+            first = message.split(" ", 1)[0]
             where = (*path, first) if first in given else path
-            faults.append(PlainError(where, str(error).removeprefix(f"{cls.__name__}.__init__() ")))
+            faults.append(PlainError(where, message.removeprefix(f"{cls.__name__}.__init__() ")))
     if faults:
         raise PlainError.of(faults)
     return built
@@ -128,7 +119,8 @@ def _field(value: Any, path: Path, may_be_schedule: bool) -> Any:
     if may_be_schedule and (isinstance(value, Mapping) or _names_schedule(value)):
         return _build(Schedule, value, path)
     if isinstance(value, Mapping) and value and all(_is_number(key) for key in value):
-        return [(float(key), item) for key, item in value.items()]  # JSON's keys are text
+        # JSON's keys are text
+        return [(as_float(float(k) if type(k) is str else k), v) for k, v in value.items()]
     return tuple(value) if is_list(value) else value
 
 
@@ -138,16 +130,13 @@ def _names_schedule(value: Any) -> bool:
     return "(" in value or value in registered(Schedule)
 
 
-def is_list(value: Any) -> bool:
-    """Whether it is a list, a tuple, or a configuration library's list."""
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
-
-
 def _is_number(text: Any) -> bool:
     try:
         float(text)
     except (TypeError, ValueError):
         return False
+    except OverflowError:
+        return True
     return True
 
 
@@ -156,9 +145,13 @@ def _parse_call(text: str, path: Path) -> tuple[str, dict[str, Any]]:
     if text.isidentifier():
         return text, {}
     try:
-        call = ast.parse(text.strip(), mode="eval").body
+        if len(text) > _LONGEST_CALL:
+            raise ValueError
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # of an unknown escape in quotes
+            call = ast.parse(text.strip(), mode="eval").body
         name, given = _call(call)
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError, Warning):
         hint = "; inside { } it needs quotes" if text.count("(") > text.count(")") else ""
         problem = f"can't read {shown(text)}: expected Name(field=value, ...){hint}"
         raise PlainError(path, problem) from None
@@ -197,7 +190,9 @@ def to_plain(obj: Any) -> Any:
         ValueError: for what holds code: a function, a `Foreign`, a class that is not registered.
     """
     if isinstance(obj, Foreign) or type(obj) not in registered(object).values():
-        raise ValueError(f"{obj!r} can't be written to a file: it holds code, or is not registered")
+        raise ValueError(
+            f"{quote(obj)} can't be written to a file: it holds code, or is not registered"
+        )
     return {name_of(type(obj)): plain_fields(obj)}
 
 
@@ -218,5 +213,7 @@ def _plain(value: Any, name: str, owner: Any) -> Any:
     if isinstance(value, type):
         return value.__name__
     if callable(value):
-        raise ValueError(f"{name} of {owner!r} is a function, which can't be written to a file")
+        raise ValueError(
+            f"{name} of {quote(owner)} is a function, which can't be written to a file"
+        )
     return value

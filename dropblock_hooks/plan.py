@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from .cautions import Caution, cautions_of, problems_of
 from .compiled import compiled_part
+from .draft import Draft
 from .install import site_keys
 from .placement import Placement, place
 from .planned import Plan, plan_row
 from .rehearsal import RehearsalError, clear_away, first_success
-from .spec import Draft
 from .table import counted
 from .trial import Trial, try_spec
 from .wrappers import bare_type, submodule, unwrap

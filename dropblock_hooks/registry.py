@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import heapq
 import inspect
 import re
 from collections.abc import Callable, Iterable
@@ -12,6 +13,8 @@ from typing import Any, TypeVar, dataclass_transform, overload
 _T = TypeVar("_T")
 _CLASSES: dict[str, type] = {}
 _NAMES: dict[type, str] = {}
+_ALIKE = 0.55
+_LONGEST = 120  # characters of a word that is compared with others
 
 
 @overload
@@ -84,14 +87,32 @@ def name_of(cls: type) -> str:
 
 def closest(word: str, known: Iterable[str], n: int = 3) -> str:
     """`" (closest: a, b)"`, or nothing where no known name resembles `word`."""
-    near = difflib.get_close_matches(word, list(known), n=n, cutoff=0.55)
+    near = difflib.get_close_matches(word, _alike(word, known), n=n, cutoff=_ALIKE)
     return f" (closest: {', '.join(near)})" if near else ""
+
+
+def _alike(word: str, known: Iterable[str]) -> list[str]:
+    """The names that have most letters in common with `word`: few, since it takes long to rank."""
+    if not word or len(word) > _LONGEST:
+        return []
+    matcher = difflib.SequenceMatcher(b=word)
+    rough = []
+    for name in known:
+        if len(name) <= _LONGEST:
+            matcher.set_seq1(name)
+            if matcher.real_quick_ratio() >= _ALIKE and matcher.quick_ratio() >= _ALIKE:
+                rough.append((matcher.quick_ratio(), name))
+    few = 20 + 60_000 // len(word) ** 2
+    return [name for _, name in heapq.nlargest(few, rough, key=lambda pair: pair[0])]
 
 
 def brief(obj: Any) -> str:
     """A one-line repr of a dataclass: `stated_fields` with their values."""
-    arguments = ", ".join(f"{name}={text(value)}" for name, value in stated_fields(obj).items())
-    return f"{name_of(type(obj))}({arguments})"
+    arguments = [
+        f"{name}={text(value)}" if name else text(value)
+        for name, value in stated_fields(obj).items()
+    ]
+    return f"{name_of(type(obj))}({', '.join(arguments)})"
 
 
 def text(value: Any) -> str:
@@ -104,8 +125,12 @@ def text(value: Any) -> str:
 def stated_fields(obj: Any) -> dict[str, Any]:
     """The fields of a dataclass that differ from their defaults, keywords last.
 
-    A number other than 0 is said even where it is the default: a block of 7 is worth reading.
+    A number other than 0 is said even where it is the default: a block of 7 is worth reading. A
+    class may say them itself, by a method ``_stated``; the name "" is for what needs none.
     """
+    if hasattr(type(obj), "_stated"):
+        own: dict[str, Any] = obj._stated()
+        return own
     own_first = sorted((f for f in fields(obj) if f.init), key=lambda f: bool(f.kw_only))
     values = {f.name: (getattr(obj, f.name), f.default) for f in own_first}
     return {

@@ -21,8 +21,9 @@ from typing import (
 from torch import Tensor, nn
 
 from . import layouts
+from .quoting import class_name, label, quote, shown
 from .registry import brief, closest, name_of
-from .schedules import Schedule, as_number, is_moving, shown, span_of, value_at
+from .schedules import LARGEST, Schedule, as_float, as_number, is_moving, span_of, value_at
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,9 @@ class Regularizer:
         _check_option("active", self.active, ("train", "always"))
         _check_option("layout", self.layout, ("auto", *layouts.accepted(self.spatial)))
         if isinstance(self.index, bool) or not isinstance(self.index, int | str | None):
-            raise TypeError(f"index must be an integer or a key, got {self.index!r}")
+            raise TypeError(f"index must be an integer or a key, got {quote(self.index)}")
+        if isinstance(self.index, int) and abs(self.index) > LARGEST:
+            raise ValueError(f"index must be an integer or a key, got {quote(self.index)}")
         self._check_grid()
         self._check_rates()
         self._check_others()
@@ -160,12 +163,14 @@ class Regularizer:
         if grid is not None:
             edges = tuple(grid) if isinstance(grid, tuple | list) else ()
             if not edges or not all(_is_count(edge) and edge > 0 for edge in edges):
-                raise ValueError(f"grid must be integers above 0, (height, width), got {grid!r}")
+                raise ValueError(
+                    f"grid must be integers above 0, (height, width), got {quote(grid)}"
+                )
             if self.spatial is None or self.spatial < 2 or len(edges) != self.spatial:
                 axes = f"of {self.spatial} axes" if (self.spatial or 0) > 1 else "nowhere"
                 raise ValueError(f"grid is for tokens of a map; {self.label} takes one {axes}")
         if prefix is not None and not (_is_count(prefix) and prefix >= 0):
-            raise ValueError(f"prefix_tokens must be an integer >= 0, got {prefix!r}")
+            raise ValueError(f"prefix_tokens must be an integer >= 0, got {quote(prefix)}")
         if prefix is not None and self.spatial is None:
             raise ValueError(f"prefix_tokens is for tokens of a map; {self.label} takes none")
         if layouts.is_tokens(self.layout, self.spatial) or self.layout == "auto":
@@ -266,7 +271,7 @@ class Regularizer:
         for name in rates:
             if name not in self.ranges():
                 known = ", ".join(self.ranges()) or "none"
-                raise ValueError(f"{self.label} has no rate {name!r}; its rates: {known}")
+                raise ValueError(f"{self.label} has no rate {label(name)!r}; its rates: {known}")
         return replace(self, **rates)
 
     def __repr__(self) -> str:
@@ -285,31 +290,34 @@ def _check_class(cls: Any) -> None:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and value <= LARGEST
 
 
 def _check_option(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    if value not in allowed:
-        shown = ", ".join(repr(option) for option in allowed)
+    if not isinstance(value, str | None) or value not in allowed:
+        options = ", ".join(repr(option) for option in allowed)
         hint = closest(value, [o for o in allowed if o]) if isinstance(value, str) else ""
-        raise ValueError(f"{name} must be one of {shown}, got {value!r}{hint}")
+        raise ValueError(f"{name} must be one of {options}, got {quote(value)}{hint}")
 
 
 def _checked(name: str, rate: Any, allowed: Range) -> RateLike:
     if inspect.isclass(rate):
-        raise TypeError(f"{name} got the class {rate.__name__}: write {rate.__name__}(...)")
+        cls = class_name(rate)
+        raise TypeError(f"{name} got the class {cls}: write {cls}(...)")
     if not callable(rate):
         try:
             number = as_number(name, rate, "a number or a schedule")
         except ValueError:
-            raise ValueError(f"{name} must be {allowed}, got {float(rate)}") from None
+            raise ValueError(f"{name} must be {allowed}, got {as_float(rate)}") from None
         if number not in allowed:
             raise ValueError(f"{name} must be {allowed}, got {number:g}")
         return number
     known = [end for end in span_of(rate) if math.isfinite(end)]
     outside = [end for end in known if end not in allowed]
     if outside:
-        raise ValueError(f"{name} must be {allowed}, got {rate!r}, which reaches {outside[0]:g}")
+        raise ValueError(
+            f"{name} must be {allowed}, got {quote(rate)}, which reaches {outside[0]:g}"
+        )
     checked: RateLike = rate
     return checked
 

@@ -7,29 +7,38 @@ plain function of one number is a schedule too; it can only not be written to a 
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import math
 import operator
-import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from numbers import Real
 from typing import Any
 
+from .quoting import quote, shown
 from .registry import brief, register
+
+_MOST_STEPS = 100_000
+LARGEST = 10**100
+"""The largest count, which a float can hold."""
 
 
 def as_number(name: str, value: Any, kind: str = "a number") -> float:
     """`value` as a finite float, or one clear error that names the field."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be {kind}, got {shown(value)}")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
+    number = as_float(value)
     if number - number != 0.0:  # not finite; the compiler knows no isfinite of a number
         raise ValueError(f"{name} must be a finite number, got {number}")
     return number
+
+
+def as_float(value: Any) -> float:
+    """A number as a float, infinite where it is too large for one."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def as_count(name: str, value: Any, minimum: int = 1) -> int:
@@ -40,19 +49,9 @@ def as_count(name: str, value: Any, minimum: int = 1) -> int:
         count = minimum - 1
     if isinstance(value, bool) or count < minimum:
         raise ValueError(f"{name} must be an integer >= {minimum}, got {shown(value)}")
+    if count > LARGEST:
+        raise ValueError(f"{name} must be an integer <= {LARGEST:g}, got {shown(value)}")
     return count
-
-
-def shown(value: Any) -> str:
-    """`value` and its type, cut short, for error messages."""
-    short = reprlib.Repr()
-    short.maxstring = short.maxother = 60
-    hint = ""
-    if isinstance(value, str):
-        with contextlib.suppress(ValueError):
-            number = float(value)
-            hint = f"; that is text, write {int(number) if value.strip().isdigit() else number!r}"
-    return f"{' '.join(short.repr(value).split())} ({type(value).__name__}{hint})"
 
 
 class Schedule:
@@ -97,7 +96,8 @@ def _progress(t: float, epochs: int, delay: float) -> float:
 def _between(start: float, stop: float, share: float) -> float:
     if share >= 1.0:
         return stop
-    value = start + (stop - start) * share
+    way = stop - start
+    value = start + way * share if math.isfinite(way) else start * (1 - share) + stop * share
     return min(max(value, min(start, stop)), max(start, stop))
 
 
@@ -208,15 +208,21 @@ class StepSchedule(Schedule):
     def __post_init__(self) -> None:
         pairs = self.values.items() if isinstance(self.values, Mapping) else self.values
         try:
-            steps = [(as_number("time", t), as_number("value", v)) for t, v in pairs]
+            steps = [
+                (as_number("time", t), as_number("value", v))
+                for t, v in itertools.islice(pairs, _MOST_STEPS + 1)
+            ]
         except (TypeError, ValueError) as error:
             raise ValueError(f"StepSchedule takes a mapping of time to value: {error}") from error
+        if len(steps) > _MOST_STEPS:
+            raise ValueError(f"StepSchedule takes at most {_MOST_STEPS} times")
         steps.sort()
         times = [t for t, _ in steps]
         if not times or times[0] != 0:
-            raise ValueError(f"StepSchedule must begin with the value at time 0, got times {times}")
+            got = quote(times)
+            raise ValueError(f"StepSchedule must begin with the value at time 0, got times {got}")
         if len(set(times)) < len(times):
-            raise ValueError(f"StepSchedule has a time twice: {times}")
+            raise ValueError(f"StepSchedule has a time twice: {quote(times)}")
         _set(self, "values", _Steps(tuple(steps)))
 
     def __call__(self, t: float) -> float:

@@ -4,49 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from . import files
-from .matching import Select, Selector
-from .plain import PlainError, construct, is_list, plain_fields, regularizer_from, to_plain
+from .draft import Draft, Entries, Entry
+from .plain import plain_fields, to_plain
 from .regularizer import Regularizer
-from .schedules import shown
 
 
-class SpecError(ValueError):
-    """All that is wrong with a spec, in one message; `problems` lists it."""
-
-    def __init__(self, problems: Iterable[str], source: str = "") -> None:
-        self.problems = tuple(problems)
-        n = len(self.problems)
-        where = f" in {source}" if source else ""
-        lines = [f"{n} problem{'s' if n > 1 else ''} in the spec{where}:"]
-        super().__init__("\n".join([*lines, *(f"  - {problem}" for problem in self.problems)]))
-
-    def __reduce__(self) -> Any:
-        return _restore_error, (self.problems, str(self))
-
-
-def _restore_error(problems: tuple[str, ...], message: str) -> SpecError:
-    error = SpecError(problems)
-    error.args = (message,)
-    return error
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One line of a spec: what is put on the layers of a selector; None clears earlier entries'."""
-
-    selector: Selector
-    regularizers: tuple[Regularizer, ...] | None
-
-
-class Spec:
+class Spec(Entries):
     """An ordered mapping selector → regularizer(s), checked as far as it can be without a model.
 
     Takes a mapping, a list of pairs, or another Spec; values are regularizers, lists of them,
@@ -68,12 +38,12 @@ class Spec:
     """
 
     def __init__(self, spec: Any) -> None:
-        self.entries: tuple[Entry, ...] = Draft.of(spec).checked()
+        self.entries = Draft.of(spec).checked()
 
     @classmethod
     def of(cls, spec: Any) -> Spec:
         """A Spec from all that ``attach`` takes: also the path of a YAML or JSON file."""
-        return cls.load(spec) if isinstance(spec, str | os.PathLike) else cls(spec)
+        return cls.load(spec) if issubclass(type(spec), str | os.PathLike) else cls(spec)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Spec:
@@ -120,8 +90,9 @@ class Spec:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a file: JSON where the name ends in ``.json``, else YAML."""
-        is_json = Path(path).suffix.lower() == ".json"
-        Path(path).write_text(self.to_json() if is_json else self.to_yaml(), encoding="utf-8")
+        name = Path(path)
+        text = self.to_json() if name.suffix.lower() == ".json" else self.to_yaml()
+        name.write_text(text, encoding="utf-8")
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
@@ -151,135 +122,3 @@ def _plain_value(entry: Entry) -> Any:
         return None
     plain = [to_plain(regularizer) for regularizer in entry.regularizers]
     return plain[0] if len(plain) == 1 else plain
-
-
-class Draft:
-    """A spec that may have faults: what could be read of it, and what could not.
-
-    ``attach`` resolves on the model what could be read, so that all faults come in one error.
-    """
-
-    def __init__(self, data: Any, source: files.Source) -> None:
-        self.source = source.name
-        self.problems: list[str] = []
-        self.entries: list[Entry] = []
-        for path, selector, value in _pairs(data, source, self.problems):
-            try:
-                regularizers = _regularizers(value, path, source, self.problems)
-            except PlainError as error:
-                self.problems += _located(error, source)
-                regularizers = ()
-            try:
-                self.entries.append(Entry(_selector(selector, path), regularizers))
-            except PlainError as error:
-                self.problems += _located(error, source)
-
-    @classmethod
-    def of(cls, spec: Any) -> Draft:
-        """From all that ``attach`` takes."""
-        if isinstance(spec, str | os.PathLike):
-            return cls.load(spec)
-        return cls(spec.entries if isinstance(spec, Spec) else spec, files.Source())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Draft:
-        """From a file."""
-        try:
-            text = Path(path).read_text(encoding="utf-8-sig")
-        except FileNotFoundError:
-            raise SpecError(
-                [f"there is no file {os.fspath(path)!r}; a spec is a mapping or the path of a file"]
-            ) from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise SpecError([f"can't read it: {error}"], os.fspath(path)) from error
-        read = files.read_json if Path(path).suffix.lower() == ".json" else files.read_yaml
-        return cls.read(read, text, os.fspath(path))
-
-    @classmethod
-    def read(cls, read: files.Reader, text: str, source: str) -> Draft:
-        """From text."""
-        try:
-            return cls(*read(text, source))
-        except files.FileError as error:
-            raise SpecError([str(error)], source) from error
-
-    def checked(self) -> tuple[Entry, ...]:
-        """The entries, or a SpecError with all faults."""
-        if self.problems:
-            raise SpecError(self.problems, self.source)
-        return tuple(self.entries)
-
-
-def _located(error: PlainError, source: files.Source) -> list[str]:
-    return [source.located(path, message) for path, message in error.faults]
-
-
-def _pairs(
-    data: Any, source: files.Source, problems: list[str]
-) -> list[tuple[tuple[str, ...], Any, Any]]:
-    """Key path, selector and value of each entry; what is no entry goes to the problems."""
-    pairs: list[tuple[tuple[str, ...], Any, Any]] = []
-    if isinstance(data, Mapping):
-        pairs = [((_label(key),), key, value) for key, value in data.items()]
-    elif is_list(data):
-        for i, item in enumerate(data):
-            try:
-                pairs.append(_pair(str(i), item))
-            except PlainError as error:
-                problems += _located(error, source)
-    else:
-        raise SpecError(
-            [f"a spec is a mapping from selectors to regularizers, got {shown(data)}"], source.name
-        )
-    if not pairs and not problems:
-        raise SpecError(["it is empty"], source.name)
-    return pairs
-
-
-def _pair(i: str, item: Any) -> tuple[tuple[str, ...], Any, Any]:
-    if isinstance(item, Entry):
-        return (_label(item.selector),), item.selector, item.regularizers
-    if isinstance(item, Mapping) and set(item) == {"select", "apply"}:
-        return (i, "apply"), item["select"], item["apply"]
-    if is_list(item) and len(item) == 2:
-        return (i, "1"), item[0], item[1]
-    raise PlainError(
-        (i,),
-        "an entry of a list is a pair (selector, regularizers) or {select: ..., apply: ...}, "
-        f"got {shown(item)}",
-    )
-
-
-def _label(selector: Any) -> str:
-    return selector if isinstance(selector, str) else repr(selector)
-
-
-def _selector(value: Any, path: tuple[str, ...]) -> Selector:
-    if isinstance(value, str | Select):
-        return value
-    if isinstance(value, Mapping):
-        select: Select = construct(Select, value, (*path[:-1], "select"))
-        return select
-    raise PlainError(path, f"a selector is text or a Select, got {shown(value)}: quote it")
-
-
-def _regularizers(
-    value: Any, path: tuple[str, ...], source: files.Source, problems: list[str]
-) -> tuple[Regularizer, ...] | None:
-    if value is None:
-        return None
-    if isinstance(value, Mapping) and len(value) > 1:
-        items = [(path, {name: given}) for name, given in value.items()]
-    elif is_list(value):
-        items = [((*path, str(i)), item) for i, item in enumerate(value)]
-    else:
-        items = [(path, value)]
-    if not items:
-        raise PlainError(path, "has no regularizer: write None (null) to clear earlier entries'")
-    found = []
-    for where, item in items:
-        try:
-            found.append(regularizer_from(item, where))
-        except PlainError as error:
-            problems += _located(error, source)
-    return tuple(found)

@@ -10,8 +10,10 @@ from typing import Any
 from torch import nn
 
 from .names import Index, NoMatchError, Target
+from .quoting import quote, shorten
 from .wrappers import bare_type
 
+_DIGITS = 20
 _CONTAINERS = ("stages", "layers", "blocks", "levels")
 
 
@@ -27,9 +29,11 @@ class Stage:
 def stage_target(index: Index, kind: str, text: str) -> Target:
     """The last layer called in a stage, by number (``"stage"``) or reduction (``"stride"``)."""
     try:
-        number = int(text)
+        number = int(text) if len(text) < _DIGITS else None
     except ValueError:
-        raise NoMatchError(f"{kind}: takes an integer, got {text!r}") from None
+        number = None
+    if number is None:
+        raise NoMatchError(f"{kind}: takes an integer, got {quote(text)}")
     stages = stages_of(index)
     if number < 0:  # timm prunes what no output of features_only needs
         stages = _kept(index, stages)
@@ -82,7 +86,7 @@ def _kept(index: Index, stages: list[Stage]) -> list[Stage]:
 
 def _numbered(stages: list[Stage], number: int) -> Stage:
     if not -len(stages) <= number < len(stages):
-        listed = ", ".join(f"{i}: {stage.name}" for i, stage in enumerate(stages))
+        listed = shorten(", ".join(f"{i}: {stage.name}" for i, stage in enumerate(stages)))
         raise NoMatchError(f"stage {number} is not among the {len(stages)} stages ({listed})")
     return stages[number]
 
@@ -90,7 +94,7 @@ def _numbered(stages: list[Stage], number: int) -> Stage:
 def _strided(stages: list[Stage], stride: int) -> Stage:
     found = [stage for stage in stages if stage.stride == stride]
     if not found:
-        listed = ", ".join(f"{stage.stride}: {stage.name}" for stage in stages)
+        listed = shorten(", ".join(f"{stage.stride}: {stage.name}" for stage in stages))
         raise NoMatchError(f"no stage has stride {stride} ({listed})")
     return found[-1]
 
@@ -137,8 +141,8 @@ def _existing(index: Index, stages: list[Stage], stage: Stage) -> str:
                 return f"{inner}{container}.{number}"
     near = [name for name, _ in index.modules[host.rstrip(".")].module.named_children()]
     raise NoMatchError(
-        f"feature_info names {stage.name!r}, which the model does not have; name a layer "
-        f"(it has {', '.join(near[:12])})"
+        f"feature_info names {quote(stage.name)}, which the model does not have; name a layer "
+        f"(it has {shorten(', '.join(near[:12]))})"
     )
 
 
@@ -176,13 +180,13 @@ def _host(index: Index) -> str:
         )
     raise NoMatchError(
         "stages come from timm's feature_info, and several submodules have it: "
-        f"{', '.join(outer)}; name the layers, or root="
+        f"{shorten(', '.join(outer))}; name the layers, or root="
     )
 
 
 def _layers(index: Index) -> str:
     names = [name for name, _ in index.model.named_children()]
-    return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+    return shorten(", ".join(names[:12]) + (", ..." if len(names) > 12 else ""))
 
 
 def stages_of(index: Index) -> list[Stage]:

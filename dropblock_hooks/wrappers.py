@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from .quoting import quote
 from .registry import closest
 
 # where the class is defined, its name, the attribute that holds what is wrapped
@@ -128,11 +129,13 @@ def submodule(model: nn.Module, root: str) -> nn.Module:
         TypeError, ValueError: for a root that is no name, or of no submodule, with the closest.
     """
     if not isinstance(root, str):
-        raise TypeError(f"root must be the name of a submodule, got {root!r}")
+        raise TypeError(f"root must be the name of a submodule, got {quote(root)}")
     if not root:
         return model
     found = find_module(model, root)
     if found is None:
         names = [name for name, _ in named_modules(model)]
-        raise ValueError(f"root={root!r} is not a submodule of the model{closest(root, names)}")
+        raise ValueError(
+            f"root={quote(root)} is not a submodule of the model{closest(root, names)}"
+        )
     return found

@@ -230,7 +230,7 @@ def test_repr():
         ),
         ("a: {Dropout: {p: !!timestamp foo}}", ["can't be read"]),
         (f"a: {{Dropout: {{p: {'9' * 5000}}}}}", ["can't be read"]),
-        ("a: {Dropout: {p: &x [*x]}}", ["p must be a number or a schedule"]),
+        ("a: {Dropout: {p: &x [*x]}}", ["line 1", "a → Dropout → p → 0", "stands for itself"]),
         (
             "a: {Dropout: {p: &x {LinearSchedule: {start: *x, stop: 1, epochs: 2}}}}",
             ["a → Dropout → p"],

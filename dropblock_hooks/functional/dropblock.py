@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..quoting import quote
 from ..schedules import as_number
 from .blocks import Blocks, drop_drawn, takes
 from .gamma import (
@@ -44,7 +45,7 @@ def check_normalize(normalize: str | None) -> None:
     """Raise ValueError unless kept values can be normalized in this way."""
     if normalize not in ("batch", "sample", "expected", None):
         raise ValueError(
-            f"normalize must be 'batch', 'sample', 'expected' or None, got {normalize!r}"
+            f"normalize must be 'batch', 'sample', 'expected' or None, got {quote(normalize)}"
         )
 
 

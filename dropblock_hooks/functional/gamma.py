@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from ..quoting import quote
 from ..schedules import as_count, as_number
 from .masks import check_probability
 
@@ -29,7 +30,7 @@ def check_block_size(block_size: int | Sequence[int], spatial: int) -> tuple[int
         if len(block_size) != spatial:
             raise ValueError(
                 f"block_size must be an integer or {spatial} of them (one per spatial axis), "
-                f"got {tuple(block_size)}"
+                f"got {quote(tuple(block_size))}"
             )
         return tuple(as_count("block_size", b) for b in block_size)
     return (as_count("block_size", block_size),) * spatial
@@ -38,7 +39,7 @@ def check_block_size(block_size: int | Sequence[int], spatial: int) -> tuple[int
 def check_calibration(calibration: str) -> None:
     """Raise ValueError unless γ can be found in this way."""
     if calibration not in ("exact", "paper"):
-        raise ValueError(f"calibration must be 'exact' or 'paper', got {calibration!r}")
+        raise ValueError(f"calibration must be 'exact' or 'paper', got {quote(calibration)}")
 
 
 def clipped_block(size: Sequence[int], block: Sequence[int]) -> tuple[int, ...]:

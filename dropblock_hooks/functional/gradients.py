@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from ..quoting import quote
 from ..schedules import as_number
 
 Bound: TypeAlias = float | Tensor
@@ -113,7 +114,7 @@ def check_norm(norm_type: float, per: str) -> float:
     if norm_type != float("inf") and as_number("norm_type", norm_type) <= 0:
         raise ValueError(f"norm_type must be > 0 or inf, got {norm_type}")
     if per not in ("tensor", "sample", "channel"):
-        raise ValueError(f"per must be 'tensor', 'sample' or 'channel', got {per!r}")
+        raise ValueError(f"per must be 'tensor', 'sample' or 'channel', got {quote(per)}")
     return float(norm_type)
 
 

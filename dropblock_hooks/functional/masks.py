@@ -12,6 +12,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from ..quoting import quote
+
 Rate: TypeAlias = float | Tensor
 _GRAINS = 2.0**24  # of a float32 draw
 _COARSE = 2.0**-10  # below this rate the 24 bits of a float32 draw are off by more than 6e-5 of it
@@ -36,7 +38,7 @@ def check_spatial(input: Tensor, spatial: int) -> None:
 def check_mode(mode: str) -> None:
     """Raise ValueError unless samples are dropped by ``"row"`` or by ``"batch"``."""
     if mode not in ("row", "batch"):
-        raise ValueError(f"mode must be 'row' or 'batch', got {mode!r}")
+        raise ValueError(f"mode must be 'row' or 'batch', got {quote(mode)}")
 
 
 def check_floating(input: Tensor) -> None:

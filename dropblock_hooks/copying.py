@@ -1,0 +1,138 @@
+"""The mappings, lists and scalars of a spec, read once into plain ones of limited size.
+
+What is behind a mapping or a list of somebody's can be endless, hold itself, or raise; what comes
+after this module meets dicts, lists, tuples and scalars only. Other objects are handed on.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from .files import MOST_LEVELS, MOST_NODES
+from .quoting import described, quote
+from .regularizer import Regularizer
+from .schedules import Schedule
+
+Path = tuple[str, ...]
+_PLAIN = (dict, list, tuple)
+_SCALARS = (str, int, float, bool, type(None))
+_EXACT: dict[type, Callable[[Any], Any]] = {
+    str: str.__str__,
+    int: int.__int__,
+    float: float.__float__,
+}
+_WHOLE = (enum.Enum, type, nn.Module, Regularizer, Schedule)  # one thing, also where they are lists
+
+
+class PlainError(ValueError):
+    """Plain data that means nothing; `faults` are what is wrong, and the keys that lead there."""
+
+    def __init__(self, path: Path, message: str) -> None:
+        super().__init__(message)
+        self.faults: tuple[tuple[Path, str], ...] = ((path, message),)
+
+    @classmethod
+    def of(cls, errors: Sequence[PlainError]) -> PlainError:
+        """Several in one."""
+        joined = cls(*errors[0].faults[0])
+        joined.faults = tuple(fault for error in errors for fault in error.faults)
+        return joined
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Whatever somebody's code raises while a value is read, as a `PlainError`."""
+    try:
+        yield
+    except PlainError:
+        raise
+    except RecursionError as error:
+        raise PlainError(path, "is nested too deeply") from error
+    except Exception as error:
+        raise PlainError(path, f"reading it raised {described(error)}") from error
+
+
+def is_list(value: Any) -> bool:
+    """Whether it is a list, a tuple, or a configuration library's list."""
+    return isinstance(value, Sequence) and not isinstance(
+        value, str | bytes | bytearray | memoryview
+    )
+
+
+def key_text(key: Any) -> str:
+    """A key as a part of a path."""
+    return key if type(key) is str else quote(key)
+
+
+class Copier:
+    """Copies the values of one spec; they share the limit of its size."""
+
+    def __init__(self) -> None:
+        self._left = MOST_NODES
+        self._open: set[int] = set()
+        self._known: dict[int, tuple[Any, Any, int]] = {}
+
+    @property
+    def full(self) -> bool:
+        """Whether the limit is reached."""
+        return self._left < 0
+
+    def copy(self, value: Any, path: Path) -> Any:
+        """`value` with dicts, lists, tuples and scalars in place of their kin.
+
+        Raises:
+            PlainError: for what is too large or too deep, or holds itself.
+        """
+        self._spend(1, path)
+        return value if type(value) in _SCALARS else self._copied(value, path)
+
+    def _spend(self, n: int, path: Path) -> None:
+        self._left -= n
+        if self._left < 0:
+            raise PlainError(path, f"the spec has more than {MOST_NODES:,} values")
+
+    def _copied(self, value: Any, path: Path) -> Any:
+        kind = type(value)
+        is_mapping = kind is dict
+        if kind not in _PLAIN:
+            for base, exact in _EXACT.items():
+                if issubclass(kind, base):
+                    return exact(value)
+            is_mapping = isinstance(value, Mapping)
+            if isinstance(value, _WHOLE) or not (is_mapping or is_list(value)):
+                return value
+        if id(value) in self._known:  # it stands here again, and counts again
+            _, copy, size = self._known[id(value)]
+            self._spend(size, path)
+            return copy
+        if id(value) in self._open:
+            raise PlainError(path, "holds itself")
+        if len(self._open) == MOST_LEVELS:
+            raise PlainError(path, f"is nested too deeply, more than {MOST_LEVELS} levels")
+        self._open.add(id(value))
+        left = self._left
+        try:
+            copy = self._mapping(value, path) if is_mapping else self._list(value, path)
+        finally:
+            self._open.remove(id(value))
+        self._known[id(value)] = value, copy, left - self._left
+        return copy
+
+    def _mapping(self, value: Mapping[Any, Any], path: Path) -> dict[Any, Any]:
+        found: dict[Any, Any] = {}
+        for key, item in value.items():
+            key = self.copy(key, path)
+            below = (*path, key_text(key))
+            if key in found:
+                raise PlainError(below, "stands twice")
+            found[key] = self.copy(item, below)
+        return found
+
+    def _list(self, value: Sequence[Any], path: Path) -> Any:
+        items = [self.copy(item, (*path, str(i))) for i, item in enumerate(value)]
+        return tuple(items) if isinstance(value, tuple) else items

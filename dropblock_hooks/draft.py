@@ -1,0 +1,231 @@
+"""A spec as it was given, read as far as it can be: its entries, and all that is wrong with it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from . import files
+from .copying import Copier, Path, PlainError, explained, is_list
+from .matching import Select, Selector
+from .plain import construct, regularizer_from
+from .quoting import described, label, quote, shorten, shown
+from .regularizer import Regularizer
+
+_SHOWN = 10  # problems in the text of an error
+_LONGEST_PROBLEM = 1_000
+_LONGEST_TEXT = 3_500
+_END = object()
+
+
+class SpecError(ValueError):
+    """What is wrong with a spec: the first problems in the message, all of them in `problems`."""
+
+    def __init__(self, problems: Iterable[str], source: str = "") -> None:
+        self.problems = tuple(shorten(problem, _LONGEST_PROBLEM) for problem in problems)
+        n = len(self.problems)
+        where = f" in {label(source, 200)}" if source else ""
+        first = self.problems[:_SHOWN]
+        if sum(map(len, first)) > _LONGEST_TEXT:
+            first = tuple(shorten(problem, _LONGEST_TEXT // len(first)) for problem in first)
+        lines = [f"{n} problem{'s' if n > 1 else ''} in the spec{where}:"]
+        lines += [f"  - {problem}" for problem in first]
+        if n > _SHOWN:
+            lines.append(f"  and {n - _SHOWN} more, in the problems of this error")
+        super().__init__("\n".join(lines))
+
+    def __reduce__(self) -> Any:
+        return _restore_error, (self.problems, str(self))
+
+
+def _restore_error(problems: tuple[str, ...], message: str) -> SpecError:
+    error = SpecError(problems)
+    error.args = (message,)
+    return error
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a spec: what is put on the layers of a selector; None clears earlier entries'."""
+
+    selector: Selector
+    regularizers: tuple[Regularizer, ...] | None
+
+
+class Entries:
+    """What holds entries that were checked: a Spec."""
+
+    entries: tuple[Entry, ...]
+
+
+class Draft:
+    """A spec that may have faults: what could be read of it, and what could not.
+
+    ``attach`` resolves on the model what could be read, so that all faults come in one error.
+    """
+
+    def __init__(self, data: Any, source: files.Source) -> None:
+        self.problems: list[str] = []
+        self.entries: list[Entry] = []
+        self.cause: BaseException | None = None
+        """What somebody's code raised, if it did."""
+        self._source = source
+        copier = Copier()
+        try:
+            for path, selector, value in self._pairs(data):
+                self._read(path, selector, value, copier)
+                if copier.full:
+                    break
+        except PlainError as error:
+            self._note(error)
+        if not self.entries and not self.problems:
+            self.problems.append("it is empty")
+
+    @property
+    def source(self) -> str:
+        """The name of the file, or nothing."""
+        return self._source.name
+
+    @classmethod
+    def of(cls, spec: Any) -> Draft:
+        """From all that ``attach`` takes."""
+        if issubclass(type(spec), str | os.PathLike):
+            return cls.load(spec)
+        is_spec = issubclass(type(spec), Entries)
+        return cls(spec.entries if is_spec else spec, files.Source())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Draft:
+        """From a file."""
+        name = ""
+        try:
+            name = os.fsdecode(os.fspath(path))
+            with open(name, "rb") as file:
+                data = file.read(files.MOST_BYTES + 1)
+        except FileNotFoundError:
+            problem = f"there is no file {quote(name)}; a spec is a mapping or the path of a file"
+            raise SpecError([problem]) from None
+        except OSError as error:
+            raise SpecError([f"can't read it: {error.strerror}"], name) from error
+        except Exception as error:  # ValueError for a NUL; a path of somebody's may raise anything
+            raise SpecError([f"can't read it: {described(error)}"], name) from error
+        is_json = os.path.splitext(name)[1].lower() == ".json"
+        return cls.read(files.read_json if is_json else files.read_yaml, data, name)
+
+    @classmethod
+    def read(cls, read: files.Reader, text: str | bytes, source: str) -> Draft:
+        """From text."""
+        try:
+            return cls(*read(files.decoded(text), source))
+        except files.FileError as error:
+            raise SpecError([str(error)], source) from error.__cause__
+
+    def checked(self) -> tuple[Entry, ...]:
+        """The entries, or a SpecError with all faults."""
+        if self.problems:
+            raise self.error(self.problems)
+        return tuple(self.entries)
+
+    def error(self, problems: Iterable[str]) -> SpecError:
+        """An error to raise, with these problems."""
+        error = SpecError(problems, self.source)
+        error.__cause__ = self.cause
+        return error
+
+    def _note(self, error: PlainError) -> None:
+        self.problems += [self._source.located(path, message) for path, message in error.faults]
+        self.cause = self.cause or error.__cause__
+
+    def _pairs(self, data: Any) -> Iterator[tuple[Path, Any, Any]]:
+        """Key path, selector and value of each entry; what is no entry goes to the problems."""
+        with explained(()):
+            is_mapping = isinstance(data, Mapping)
+            if not is_mapping and not is_list(data):
+                problem = f"a spec is a mapping from selectors to regularizers, got {shown(data)}"
+                raise PlainError((), problem)
+            items = iter(data.items() if is_mapping else data)
+        for i in itertools.count():
+            with explained(()):
+                item = next(items, _END)
+                if i == files.MOST_NODES:
+                    raise PlainError((), f"it has more than {files.MOST_NODES:,} entries")
+            if item is _END:
+                return
+            try:
+                with explained((str(i),)):
+                    pair = _keyed(item) if is_mapping else _listed(str(i), item)
+            except PlainError as error:
+                self._note(error)
+            else:
+                yield pair
+
+    def _read(self, path: Path, selector: Any, value: Any, copier: Copier) -> None:
+        regularizers: tuple[Regularizer, ...] | None = ()
+        try:
+            with explained(path):
+                regularizers = self._regularizers(copier.copy(value, path), path)
+        except PlainError as error:
+            self._note(error)
+        try:
+            with explained(path):
+                found = _selector(copier.copy(selector, path), path)
+                self.entries.append(Entry(found, regularizers))
+        except PlainError as error:
+            self._note(error)
+
+    def _regularizers(self, value: Any, path: Path) -> tuple[Regularizer, ...] | None:
+        if value is None:
+            return None
+        if isinstance(value, dict) and len(value) > 1:
+            items = [(path, {name: given}) for name, given in value.items()]
+        elif is_list(value):
+            items = [((*path, str(i)), item) for i, item in enumerate(value)]
+        else:
+            items = [(path, value)]
+        if not items:
+            problem = "has no regularizer: write None (null) to clear earlier entries'"
+            raise PlainError(path, problem)
+        found = []
+        for where, item in items:
+            try:
+                with explained(where):
+                    found.append(regularizer_from(item, where))
+            except PlainError as error:
+                self._note(error)
+        return tuple(found)
+
+
+def _keyed(item: Any) -> tuple[Path, Any, Any]:
+    selector, value = item
+    return (_label(selector),), selector, value
+
+
+def _listed(i: str, item: Any) -> tuple[Path, Any, Any]:
+    if issubclass(type(item), Entry):
+        return (_label(item.selector),), item.selector, item.regularizers
+    if isinstance(item, Mapping) and set(item) == {"select", "apply"}:
+        return (i, "apply"), item["select"], item["apply"]
+    if is_list(item) and len(item) == 2:
+        return (i, "1"), item[0], item[1]
+    raise PlainError(
+        (i,),
+        "an entry of a list is a pair (selector, regularizers) or {select: ..., apply: ...}, "
+        f"got {shown(item)}",
+    )
+
+
+def _label(selector: Any) -> str:
+    return str.__str__(selector) if issubclass(type(selector), str) else quote(selector)
+
+
+def _selector(value: Any, path: Path) -> Selector:
+    if issubclass(type(value), str | Select):
+        found: Selector = value
+        return found
+    if isinstance(value, Mapping):
+        select: Select = construct(Select, value, (*path[:-1], "select"))
+        return select
+    raise PlainError(path, f"a selector is text or a Select, got {shown(value)}: quote it")

@@ -1,0 +1,71 @@
+"""Regular expressions over names: matched by ``re`` where that is sure to be quick.
+
+``re`` tries one way after another. Where a pattern may have too many, it is matched by `Automaton`;
+what that does not read, or can't do in time, is refused. Nothing here depends on a clock: the same
+spec gives the same result on a busy machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from .automata import Automaton, Effort, NotReadError, TooLongError, parse, ways
+from .quoting import message_of
+
+MOST_STEPS = 300_000  # of all patterns of a spec that re is not trusted with; at most .5 s
+_LONGEST = 2_000
+_SURE = 3_000_000  # steps of re, about 50 ms
+_WIDE = re.compile(r"-(?:[^\x00-\x7f]|\\[uUN])")
+_WIDE_STEPS = 25_000  # re.compile takes 8 ms for each range of characters beyond ASCII
+_TOO_LONG = (
+    "takes too long to match: use fewer repeats (*, +, {}), above all of groups that repeat inside"
+)
+
+
+class PatternError(ValueError):
+    """What is no regular expression, or one that can't be matched in time."""
+
+
+def matching(text: str, names: Sequence[str], effort: Effort) -> list[str]:
+    """The names that a regular expression means as a whole.
+
+    Raises:
+        PatternError: for what is none, or takes too long.
+    """
+    if len(text) > _LONGEST:
+        raise PatternError(f"has {len(text)} characters; at most {_LONGEST}")
+    try:
+        effort.spend(_WIDE_STEPS * len(_WIDE.findall(text)) + 10 * max(0, len(text) - 200))
+        pattern = re.compile(text)
+        return _matching(pattern, names, effort)
+    except TooLongError:
+        raise PatternError(_TOO_LONG) from None
+    except RecursionError:
+        raise PatternError("is not a regular expression: it is nested too deeply") from None
+    except (re.error, OverflowError, Warning) as error:
+        raise PatternError(f"is not a regular expression: {message_of(error)}") from None
+
+
+def _matching(pattern: re.Pattern[str], names: Sequence[str], effort: Effort) -> list[str]:
+    longest, total = max(map(len, names), default=0), sum(map(len, names))
+    try:
+        flags, node = parse(pattern.pattern)
+    except NotReadError:
+        steps = total * _most_ways(pattern.pattern, longest)
+        effort.spend(int(min(steps / 100, MOST_STEPS + 1)))
+        return [name for name in names if pattern.fullmatch(name)]
+    if total * ways(node, longest) <= _SURE:
+        return [name for name in names if pattern.fullmatch(name)]
+    automaton = Automaton(flags, node, effort)
+    return [name for name in names if automaton.fullmatch(name)]
+
+
+def _most_ways(text: str, n: int) -> float:
+    """As `ways`, from the characters alone: at least as many."""
+    bare = re.sub(r"\\.", "_", text, flags=re.DOTALL).replace("(?", "(")
+    if re.search(r"\)[*+{]", bare):
+        return float("inf")
+    repeats = sum(map(bare.count, "*+{"))
+    choices = sum(map(bare.count, "?|"))
+    return float(n + 1) ** min(repeats, 50) * 2.0 ** min(choices, 50)
