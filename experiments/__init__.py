@@ -6,7 +6,8 @@ Read in this order:
 - `data`: digits, CIFAR, folders of images, paired by seed (`datasets`, `seeds`)
 - `train`: `train(Config(...)) -> Result`, one readable loop (`models`, `optimization`,
   `checkpoint`, `log`)
-- `study`: a YAML file of conditions and seeds (`grid`); `running`: working on it, anywhere
+- `study`: a YAML file of conditions and seeds (`grid`), and of what is compared (`contrasts`);
+  `running`: working on it, anywhere
 - `report`: what came of it, with paired statistics, as text, tables and pictures (`reporting`)
 
 What attaching costs is another matter: `overhead` times works against `peers`, with their
