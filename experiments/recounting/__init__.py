@@ -14,8 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from experiments.recounting.numbers import Fault, read_study
-
-# from experiments.recounting.prose import recount_prose
+from experiments.recounting.prose import recount_prose
 from experiments.recounting.reports import recount_report
 
 __all__ = ["Fault", "recount"]

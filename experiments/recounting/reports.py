@@ -106,7 +106,7 @@ def _key(line: str, within: str) -> tuple[Key, str]:
 
 def _expected(study: Study) -> dict[Key, str]:
     """Key -> what a report of these runs says."""
-    families = _families(study)
+    families = families_of(study)
     lines: dict[Key, str] = {("", "", _extent(study).split(" ")[0]): _extent(study)}
     for split in SPLITS:
         title = "Clean accuracy" if split == "clean" else "Robustness"
@@ -133,7 +133,7 @@ def _expected(study: Study) -> dict[Key, str]:
     return lines | _rates(study) | _costs(study)
 
 
-def _families(study: Study) -> dict[str, Family]:
+def families_of(study: Study) -> dict[str, Family]:
     """The families that the report has a table of; a title that is none is a fault."""
     text = plain((study.folder / "report.md").read_text(encoding="utf-8"))
     titles = re.findall(r"^### (Pairs .+)$", text, re.MULTILINE)
@@ -162,6 +162,11 @@ def _against(study: Study, split: str, families: dict[str, Family]) -> dict[str,
             numbers = {**vars(alone), "holm": elsewhere[pairs[name]]}
             found[name] = Test(**numbers)
     return found
+
+
+def score_of(study: Study, split: str = "clean") -> dict[str, Test]:
+    """Each other condition minus the baseline, with the p that the study's report gives."""
+    return _against(study, split, families_of(study) if split == "clean" else {})
 
 
 def _extent(study: Study) -> str:
