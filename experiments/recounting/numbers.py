@@ -64,7 +64,7 @@ class Family:
     single: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Study:
     """The runs of a study.
 
@@ -74,6 +74,7 @@ class Study:
         repeats: condition -> the one that it repeats, with another `replica`.
         baseline: that the others are compared to.
         epochs: of each condition.
+        titles: of the families of comparisons that the report has tables of.
     """
 
     folder: Path
@@ -81,6 +82,7 @@ class Study:
     repeats: dict[str, str]
     baseline: str
     epochs: dict[str, int]
+    titles: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -242,6 +244,7 @@ def read_study(folder: Path) -> Study:
             name: int(found[1]) if (found := asked.get(name)) else base
             for name in dict.fromkeys(line["condition"] for line in lines)
         },
+        tuple(re.findall(r"^### (Pairs .+)$", text, re.MULTILINE)),
     )
 
 

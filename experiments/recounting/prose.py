@@ -46,7 +46,8 @@ _FORMS = {
 }
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _LOOSE = re.compile(  # what claims something outside of the forms
-    r"(?<![\w.])[+-]\d*\.?\d+|\bp [<=≤.]|no difference|none shown|\bbeats?\b|may be hidden|(?:higher|lower) than|drops \."
+    r"(?<![\w.])[+-]\d*\.?\d+|\bp [<=≤.]|no difference|none shown|\bbeats?\b|may be hidden|"
+    r"(?:higher|lower) than|drops \."
 )
 _LINK = re.compile(r"results/(\w+)/report\.md")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 
@@ -104,6 +105,7 @@ def _key(line: str, within: str) -> tuple[Key, str]:
     return (line.split(" ")[0],), within
 
 
+@cache
 def _expected(study: Study) -> dict[Key, str]:
     """Key -> what a report of these runs says."""
     families = families_of(study)
@@ -133,11 +135,11 @@ def _expected(study: Study) -> dict[Key, str]:
     return lines | _rates(study) | _costs(study)
 
 
+@cache
 def families_of(study: Study) -> dict[str, Family]:
-    """The families that the report has a table of; a title that is none is a fault."""
-    text = plain((study.folder / "report.md").read_text(encoding="utf-8"))
-    titles = re.findall(r"^### (Pairs .+)$", text, re.MULTILINE)
-    return {title: found for title in titles if (found := family(study, title)) is not None}
+    """The families that the report has a table of; what has another title is a fault."""
+    found = {title: family(study, title) for title in study.titles}
+    return {title: one for title, one in found.items() if one is not None}
 
 
 def _against(study: Study, split: str, families: dict[str, Family]) -> dict[str, Test]:
@@ -164,6 +166,7 @@ def _against(study: Study, split: str, families: dict[str, Family]) -> dict[str,
     return found
 
 
+@cache
 def score_of(study: Study, split: str = "clean") -> dict[str, Test]:
     """Each other condition minus the baseline, with the p that the study's report gives."""
     return _against(study, split, families_of(study) if split == "clean" else {})
