@@ -6,6 +6,7 @@ import csv
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 
@@ -117,11 +118,7 @@ class Study:
 
     def own(self, condition: str, column: str) -> Values:
         """Seed -> a number of the runs of one condition."""
-        return {
-            int(line["seed"]): float(line[column])
-            for line in self.lines
-            if line["condition"] == condition and line[column]
-        }
+        return _own(self, condition, column)
 
     def values(self, condition: str, split: str = "clean") -> Values:
         """Seed -> score, averaged over what repeats the condition."""
@@ -132,6 +129,15 @@ class Study:
         """Over the seeds."""
         numbers = list(self.own(condition, column).values())
         return float(np.mean(numbers)) if numbers else None
+
+
+@cache
+def _own(study: Study, condition: str, column: str) -> Values:
+    return {
+        int(line["seed"]): float(line[column])
+        for line in study.lines
+        if line["condition"] == condition and line[column]
+    }
 
 
 def mean_of(replicas: Sequence[Values]) -> Values:

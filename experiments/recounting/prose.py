@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -239,7 +238,7 @@ def _correlation(said: dict[str, str], _: object, studies: Mapping[str, Study]) 
     means = {}
     for name, study in studies.items():
         values = [list(study.own(one, "clean").values()) for one in study.conditions]
-        means[name] = np.mean([np.corrcoef(a, b)[0, 1] for a, b in combinations(values, 2)])
+        means[name] = np.mean(np.corrcoef(values)[np.triu_indices(len(values), 1)])
     quick = means.pop("quick")
     low, high = min(means.values()), max(means.values())
     so = [_rounds(said[key], v) for key, v in (("low", low), ("high", high), ("quick", quick))]
@@ -277,7 +276,7 @@ def _rounds(said: str, number: float) -> bool:
 def _p_rounds(said: str, p: float) -> bool:
     """The same of a p, that must keep its side of .05."""
     if said.startswith("<"):
-        return p < float(said[1:])
+        return said == p_says(p)
     return _rounds(said, p) and (float(said) < 0.05) == (p < 0.05) and float(said) > 0
 
 
