@@ -6,12 +6,14 @@ Read in this order:
 - `data`: digits, CIFAR, folders of images, paired by seed (`datasets`, `seeds`)
 - `train`: `train(Config(...)) -> Result`, one readable loop (`models`, `optimization`,
   `checkpoint`, `log`)
-- `study`: a YAML file of conditions and seeds (`grid`); `running`: working on it, anywhere
+- `study`: a YAML file of conditions and seeds (`grid`), and of what is compared (`contrasts`);
+  `running`: working on it, anywhere
 - `report`: what came of it, with paired statistics, as text, tables and pictures (`reporting`)
+- `recounting`: whether what is said of it, in reports and READMEs, is what the runs tell
 
 What attaching costs is another matter: `overhead` times works against `peers`, with their
 `memory`. `families` tries every timm family.
 
-The commands are in `scripts`: `train.py`, `ablate.py`, `report.py`, `bench_overhead.py`,
-`families.py`.
+The commands are in `scripts`: `train.py`, `ablate.py`, `report.py`, `recount.py`,
+`bench_overhead.py`, `families.py`.
 """

@@ -7,33 +7,40 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from experiments.reporting.cost import cost
-from experiments.reporting.findings import alarms, answer, counted, escape, listed, overview
+from experiments.reporting.findings import answer, counted, escape, listed
 from experiments.reporting.plots import draw
+from experiments.reporting.reported import read_reported, sections
+from experiments.reporting.score_tables import (
+    contrast_tables,
+    reading,
+    robustness,
+    score_table,
+    tested,
+)
 from experiments.reporting.setting import setting
-from experiments.reporting.summary import Row, is_tested, summarize
+from experiments.reporting.summary import Row, compared, summarize
 from experiments.reporting.tables import (
-    accuracy_text,
-    difference_text,
-    holm_text,
     markdown,
     table,
     write_runs,
     write_summary,
 )
 from experiments.running.records import Run, StudyRecord, read_runs
+from experiments.study import Study
 
-__all__ = ["make_report", "summarize", "table", "write_report"]
+__all__ = ["make_report", "rewrite_report", "summarize", "table", "write_report"]
 
 CAPTIONS = {
     "scores": "Each seed is a point. On the left are the accuracies; on the right, the paired "
     "differences.",
     "factors": "Means; the points are the seeds. The dashed line is the baseline; other conditions "
     "that are not in the grid are left out. Differences are paired by seed, which is not shown "
-    "here: see the table.",
+    "here: see the tables.",
     "robustness": "Differences to the baseline on the changed test images; marks as above.",
     "learning": "Means over the seeds, while training: with the regularizers on, and on the labels "
     "trained with.",
@@ -61,47 +68,89 @@ def write_report(directory: Path, out: Path | None = None) -> Path:
     rows = summarize(record, runs)
     out = directory / "report" if out is None else out
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out, prefix=".new-") as name:
-        new = Path(name)
+    with _replacing(out) as new:
         pictures = draw(rows, new)
         (new / "report.md").write_text(make_report(record, rows, pictures), encoding="utf-8")
         write_runs(rows, new / "runs.csv")
         write_summary(rows, new / "summary.csv")
-        for path in sorted(new.iterdir()):
-            os.replace(path, out / path.name)
     for name in CAPTIONS.keys() - pictures.keys():
         (out / f"{name}.png").unlink(missing_ok=True)  # of an earlier state of the study
     return out / "report.md"
 
 
-def make_report(record: StudyRecord, rows: Sequence[Row], pictures: Iterable[str] = ()) -> str:
+def rewrite_report(folder: Path, study: Study) -> Path:
+    """Make a report again from its own `runs.csv`, where the runs themselves are gone.
+
+    Tables, sentences, `summary.csv` and the pictures of scores are new. What was run, what it cost
+    and the pictures over the epochs are not in `runs.csv`: they stay as they were.
+
+    Args:
+        folder: of the report.
+        study: that it reports; it may ask for other contrasts than before.
+
+    Raises:
+        ValueError: if the runs are not those of the study.
+        OSError: if a file can't be read or written.
+    """
+    old = (folder / "report.md").read_text(encoding="utf-8")
+    record, runs = read_reported(folder / "runs.csv", study)
+    rows = summarize(record, runs)
+    with _replacing(folder) as new:
+        pictures = {*draw(rows, new, ("scores", "factors", "robustness"))}
+        pictures |= {name for name in ("learning", "rates") if (folder / f"{name}.png").is_file()}
+        text = make_report(record, rows, pictures, sections(old))
+        (new / "report.md").write_text(text, encoding="utf-8")
+        write_summary(rows, new / "summary.csv")
+    return folder / "report.md"
+
+
+@contextmanager
+def _replacing(folder: Path) -> Iterator[Path]:
+    """A folder whose files take the place of those of another one, if nothing fails."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as name:
+        yield Path(name)
+        for path in sorted(Path(name).iterdir()):
+            os.replace(path, folder / path.name)
+
+
+def make_report(
+    record: StudyRecord,
+    rows: Sequence[Row],
+    pictures: Iterable[str] = (),
+    kept: Mapping[str, str] | None = None,
+) -> str:
     """The report as Markdown.
 
     Args:
         record: of the study.
         rows: its summary.
         pictures: names of those that lie beside it.
+        kept: title -> text of sections of an earlier report: what runs.csv does not tell.
     """
     pictures = list(pictures)
     splits = list(rows[0].scores) if rows else []
     parts = [f"# {escape(record.name)}", f"**Question.** {' '.join(record.question.split())}"]
     parts += [_extent(record, rows)]
     if splits:
-        parts += ["## Answer", *answer(rows), _equal_epochs(rows)]
-        parts += ["## Clean accuracy", _score_table(rows, "clean"), _reading(rows)]
+        contrasts = compared(record, rows)
+        parts += ["## Answer", *answer(rows, contrasts), _equal_epochs(rows)]
+        parts += ["## Clean accuracy", score_table(rows, "clean"), reading(rows, contrasts)]
         for name in ("scores", "factors"):
-            parts += _picture(name, pictures, INTERVALS[name] if _tested(rows, "clean") else "")
+            parts += _picture(name, pictures, INTERVALS[name] if tested(rows, "clean") else "")
+        parts += contrast_tables(contrasts)
     others = [split for split in splits if split != "clean"]
     if others:
-        parts += ["## Robustness", *_robustness(rows, others), *_picture("robustness", pictures)]
+        parts += ["## Robustness", *robustness(rows, others), *_picture("robustness", pictures)]
     if "learning" in pictures:
         parts += ["## Training", *_picture("learning", pictures)]
     if any(row.nominal is not None for row in rows):
         parts += ["## Rates", _rate_table(rows), *_picture("rates", pictures)]
     parts += _absent(rows)
-    parts += ["## What was run", *setting(record, rows)]
+    last: dict[str, Callable[[], list[str]]] = {"What was run": lambda: setting(record, rows)}
     if splits:
-        parts += ["## Cost", *cost(rows)]
+        last["Cost"] = lambda: cost(rows)
+    for title, make in last.items():
+        parts += [f"## {title}", *([kept[title]] if kept and title in kept else make())]
     return "\n\n".join(parts) + "\n"
 
 
@@ -125,63 +174,6 @@ def _equal_epochs(rows: Sequence[Row]) -> str:
     if not unlike:
         return text
     return text.replace(f", {base};", f", {base} but for {listed(unlike)};")
-
-
-def _reading(rows: Sequence[Row]) -> str:
-    """How the table is to be read."""
-    others = len(rows) - 1
-    spread = any(row.n > 1 for row in rows)
-    text = "Means ± standard deviations over n seeds." if spread else "Each is of one seed."
-    if not others:
-        return text
-    text += " Differences are in percentage points, paired by seed"
-    if not _tested(rows, "clean"):
-        return text + _untested(rows)
-    corrected = f", corrected after Holm over the {others} comparisons of this table"
-    return (
-        f"{text}, with the 95 % interval of the paired t-test; there is none below three pairs. "
-        f"p is that of the two-sided test{corrected if others > 1 else ''}; the intervals are not "
-        "corrected, nor is anything over several tables. “No difference shown” is not “no "
-        "difference”: the interval says how large one may be."
-    )
-
-
-def _untested(rows: Sequence[Row]) -> str:
-    """Why there is no test."""
-    pairs = [found.n for row in rows if (found := row.scores["clean"].difference)]
-    if max(pairs, default=0) < 3:
-        return "; with fewer than three pairs, there is no interval and no test."
-    return "; where they have no spread, or fewer than three pairs, there is no test."
-
-
-def _tested(rows: Sequence[Row], split: str) -> bool:
-    """Whether anything is."""
-    return any(is_tested(row.scores[split]) for row in rows)
-
-
-def _score_table(rows: Sequence[Row], split: str) -> str:
-    base = escape(rows[0].baseline)
-    lines = []
-    for row in rows:
-        score = row.scores[split]
-        found = score.difference
-        text = difference_text(found)
-        if found is not None and found.n not in (row.n, 0):
-            text += f" ({counted(found.n, 'pair')})"
-        lines.append((escape(row.condition), row.n, accuracy_text(score), text, holm_text(found)))
-    return markdown(("condition", "n", "accuracy, %", f"minus {base} [95 %]", "Holm p"), lines)
-
-
-def _robustness(rows: Sequence[Row], splits: Sequence[str]) -> list[str]:
-    """For each split of changed test images a table, and what it shows in a sentence."""
-    corrected = len(rows) > 2 and any(_tested(rows, split) for split in splits)
-    note = "; each table is corrected for itself" if corrected else ""
-    parts = [f"The same networks on changed test images{note}."]
-    for split in splits:
-        parts.append(f"### {escape(split.capitalize())}")
-        parts += [text for text in [*alarms(rows, split), overview(rows, split)] if text]
-        parts.append(_score_table(rows, split))
-    return parts
 
 
 def _rate_table(rows: Sequence[Row]) -> str:
@@ -213,6 +205,8 @@ def _absent(rows: Sequence[Row]) -> list[str]:
 
 
 def _reason(run: Run) -> str:
+    if run.status == "diverged" and run.result is None:
+        return "diverged (the loss was no longer finite)"
     if run.status == "diverged":
         after = len(run.result.epochs) if run.result else 0
         return f"diverged after {counted(after, 'whole epoch')} (the loss was no longer finite)"

@@ -10,6 +10,7 @@ A study file is YAML; its header comment says the question, the command and the 
     conditions:                            # name -> the fields that make it different, or both
       none: {}
     baseline: none                         # what the others are compared to
+    contrasts: [{pairs: rate}]             # further comparisons (see `contrasts`)
     seeds: [1, 2, 3]
 """
 
@@ -24,12 +25,13 @@ from typing import Any
 
 from dropblock_hooks.files import FileError, read_yaml
 from experiments.config import Config, Runtime, make_config, resolve, run_hash
+from experiments.contrasts import Pairs, plain_contrasts, read_contrasts
 from experiments.data import fingerprint, load_data
 from experiments.grid import Cell, expand, fill_numbers, name_problems, texts, unknown
 from experiments.models import prepare
 from experiments.optimization import LearningRate, Targets, make_optimizer
 
-_FIELDS = ["question", "base", "grid", "conditions", "baseline", "seeds"]
+_FIELDS = ["question", "base", "grid", "conditions", "baseline", "contrasts", "seeds"]
 
 
 class StudyError(ValueError):
@@ -61,6 +63,7 @@ class Study:
         baseline: the condition that the others are compared to.
         seeds: run with every condition.
         fingerprints: name of a condition -> fingerprint of its data.
+        contrasts: what is compared besides.
     """
 
     name: str
@@ -70,6 +73,7 @@ class Study:
     baseline: str
     seeds: tuple[int, ...]
     fingerprints: dict[str, str] = field(repr=False)
+    contrasts: tuple[Pairs, ...] = ()
 
     def runs(self) -> list[Planned]:
         """All runs in order, seed by seed: an interrupted study has whole comparisons."""
@@ -93,6 +97,7 @@ class Study:
             "question": self.question,
             "command": command,
             "baseline": self.baseline,
+            "contrasts": plain_contrasts(self.contrasts),
             "seeds": list(self.seeds),
             "conditions": {
                 name: {
@@ -143,6 +148,9 @@ def read_study(
     if not problems:
         problems += _data_problems(plain, data)
         cells = _cells(plain, problems)
+        factors = {cell.name: cell.factors for cell in cells}
+        if not problems:
+            contrasts, problems = read_contrasts(plain.get("contrasts"), factors)
     if problems:
         raise StudyError(path, problems)
     configs = _configs(cells, shared, problems)
@@ -154,10 +162,11 @@ def read_study(
         name="-".join([Path(path).stem, *_other(data, base, marks)]),
         question=plain.get("question") or "",
         conditions=configs,
-        factors={cell.name: cell.factors for cell in cells},
+        factors=factors,
         baseline=plain["baseline"],
         seeds=tuple(plain["seeds"]),
         fingerprints=marks,
+        contrasts=contrasts,
     )
 
 

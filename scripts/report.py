@@ -1,6 +1,9 @@
 """Write the report of a study from its run directories, finished or not.
 
 Example: scripts/report.py runs/quick
+
+With --study, a report is made again from its own runs.csv, say with other contrasts:
+scripts/report.py experiments/results/quick --study experiments/configs/quick.yaml
 """
 
 import sys
@@ -11,19 +14,31 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from jsonargparse import auto_cli
 from rich.console import Console
 
-from experiments.report import summarize, table, write_report
+from experiments.report import rewrite_report, summarize, table, write_report
+from experiments.reporting.reported import read_reported
+from experiments.reporting.summary import Row
 from experiments.running.records import read_runs
+from experiments.study import read_study
 
 
-def report(run_dir: Path, out: Path | None = None) -> int:
+def report(run_dir: Path, out: Path | None = None, study: Path | None = None) -> int:
     """Write the report of a study from its run directories, finished or not.
 
     Args:
-        run_dir: the study's directory, such as runs/quick.
+        run_dir: the study's directory, such as runs/quick; with --study, the folder of a report.
         out: a folder for report.md, runs.csv, summary.csv and the pictures; RUN_DIR/report by
             default.
+        study: the study's file: make the report again, in its place, from its own runs.csv. What
+            was run, the cost and the pictures over the epochs stay as they are.
     """
     try:
+        if study is not None:
+            if out is not None:
+                raise ValueError("--out does not go with --study: the report is made in its place")
+            plan = read_study(study)
+            path = rewrite_report(run_dir, plan)
+            show(summarize(*read_reported(run_dir / "runs.csv", plan)), path)
+            return 0
         if not (run_dir / "study.json").is_file():
             raise ValueError(f"{run_dir} is not a study's directory: it has no study.json")
         rows = summarize(*read_runs(run_dir))
@@ -31,9 +46,14 @@ def report(run_dir: Path, out: Path | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    show(rows, path)
+    return 0
+
+
+def show(rows: list[Row], path: Path) -> None:
+    """Print the table, and where the report is."""
     Console(width=None if sys.stdout.isatty() else 120).print(table(rows))
     print(path)
-    return 0
 
 
 def main() -> int:

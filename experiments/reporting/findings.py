@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from experiments.reporting.comparisons import Family
 from experiments.reporting.statistics import Difference
-from experiments.reporting.summary import Row, is_replica
+from experiments.reporting.summary import Row
 from experiments.reporting.tables import difference_text, one_line, p_text
 
 MOST_NAMES = 4  # of conditions about which there is little to say
@@ -33,11 +34,13 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def answer(rows: Sequence[Row], split: str = "clean") -> list[str]:
-    """The answer in paragraphs: warnings, what is shown, each condition, and the A/A check."""
+def answer(
+    rows: Sequence[Row], contrasts: Sequence[Family] = (), split: str = "clean"
+) -> list[str]:
+    """The answer in paragraphs: warnings, what is shown, each condition, and the A/A checks."""
     others, checks = _others(rows), _checks(rows)
     warnings = alarms(rows, split)
-    quiet = [check(row, split) for row in checks if not _is_alarm(row, split)]
+    quiet = [check(row, rows, split) for row in checks if not _is_alarm(row, split)]
     if not others:
         return [*warnings, "Nothing is compared.", *quiet]
     lines = "\n".join(f"- {finding(row, split)}" for row in others)
@@ -46,12 +49,13 @@ def answer(rows: Sequence[Row], split: str = "clean") -> list[str]:
             f"There is no A/A condition, which would differ from {escape(rows[0].baseline)} only "
             "in its `replica` and show how large a difference chance alone makes."
         ]
-    return [*warnings, overview(rows, split), lines, *quiet]
+    families = [text for family in contrasts for text in family_findings(family)]
+    return [*warnings, overview(rows, split), lines, *families, *quiet]
 
 
 def alarms(rows: Sequence[Row], split: str) -> list[str]:
     """A warning for each A/A condition that passes for a difference."""
-    return [check(row, split) for row in _checks(rows) if _is_alarm(row, split)]
+    return [check(row, rows, split) for row in _checks(rows) if _is_alarm(row, split)]
 
 
 def overview(rows: Sequence[Row], split: str) -> str:
@@ -68,55 +72,87 @@ def overview(rows: Sequence[Row], split: str) -> str:
     }
     sentences = []
     for verdict, title in titles.items():
-        names = [row.condition for row in others if _difference(row, split).verdict == verdict]
-        if names:
-            many = len(names) > MOST_NAMES and verdict not in ("higher", "lower")
-            shown = f"{len(names)} conditions" if many else listed(names)
+        found = [row for row in others if _difference(row, split).verdict == verdict]
+        if found:
+            many = len(found) > MOST_NAMES and verdict not in ("higher", "lower")
+            names = listed([row.condition for row in found])
+            shown = f"{len(found)} conditions" if many else names
+            if verdict == "not shown":
+                shown += f" ({_hidden([_difference(row, split) for row in found])})"
             sentences.append(f"**{title}:** {shown}.")
     return " ".join(sentences)
 
 
 def finding(row: Row, split: str) -> str:
     """A condition's difference to the baseline, in a sentence."""
-    found, base = _difference(row, split), escape(row.baseline)
-    name, text = f"**{escape(row.condition)}**", _points(found)
-    pairs = counted(found.n, "seed")
-    tested = "" if found.holm is None else f", Holm p {p_text(found.holm)}"
+    return sentence(row.condition, row.baseline, _difference(row, split))
+
+
+def sentence(left: str, right: str, found: Difference) -> str:
+    """A difference in a sentence that names the comparison, n and p."""
+    name, base = f"**{escape(left)}** minus {escape(right)}", escape(right)
+    text, pairs = _points(found), counted(found.n, "seed")
+    tested = f"{text}, n {found.n}"
+    tested += "" if found.holm is None else f", Holm p {p_text(found.holm)}"
     return {
-        "higher": f"{name}: {text}{tested}: higher than {base}.",
-        "lower": f"{name}: {text}{tested}: lower than {base}.",
-        "not shown": f"{name}: {text}{tested}: no difference shown.",
-        "identical": f"{name}: the same scores as {base} ({pairs}).",
+        "higher": f"{name}: {tested}: higher.",
+        "lower": f"{name}: {tested}: lower.",
+        "not shown": f"{name}: {tested}: no difference shown; {_hidden([found])}.",
+        "identical": f"{name}: the same scores ({pairs}).",
         "constant": f"{name}: {text} with each of {pairs}; without any spread, there is no test.",
         "too few": f"{name}: {text} over {pairs}: too few for an interval or a test.",
         "no pairs": f"{name}: no finished run has a seed in common with one of {base}.",
     }[found.verdict]
 
 
-def check(row: Row, split: str) -> str:
+def family_findings(family: Family) -> list[str]:
+    """What a family of comparisons shows; all of them are in its table."""
+    shown = [c for c in family.comparisons if c.difference.verdict in ("higher", "lower")]
+    rest = [c.difference for c in family.comparisons if c.difference.verdict == "not shown"]
+    untested = len(family.comparisons) - len(shown) - len(rest)
+    text = f"**{escape(family.title)}** ({counted(len(family.comparisons), 'comparison')}):"
+    text += f" {len(shown) or 'no'} shown to differ"
+    text += f", {len(rest)} not ({_hidden(rest)})" if rest else ""
+    text += f", {untested} without a test" if untested else ""
+    lines = "\n".join(f"- {sentence(c.left, c.right, c.difference)}" for c in shown)
+    return [f"{text}{':' if shown else '.'}", *([lines] if shown else [])]
+
+
+def check(row: Row, rows: Sequence[Row], split: str) -> str:
     """How much chance alone does: the A/A condition; a warning where it passes for more."""
     found = _difference(row, split)
+    first = next(other for other in rows if other.condition == row.repeats)
     title = "Warning: a false alarm." if _is_alarm(row, split) else "Check."
     start = (
-        f"**{title}** {escape(row.condition)} differs from {escape(row.baseline)} only in its "
+        f"**{title}** {escape(row.condition)} differs from {escape(first.condition)} only in its "
         "`replica`, that is by chance (initial weights, order, augmentation, masks)"
     )
+    end = f" *{escape(first.condition)}* is the mean of both everywhere else."
+    if len(first.replicas) > 1:
+        end = f" *{escape(first.condition)}* is the mean of all its replicas everywhere else."
     if found.verdict == "no pairs":
         return f"{start}; no pair of its runs is finished."
     if found.verdict == "identical":
-        return f"{start}, and its scores are the same."
+        return f"{start}, and its scores are the same.{end}"
     text = f"{start}. It differed by {_points(found)}"
     if found.verdict == "too few":
-        return f"{text} over {counted(found.n, 'seed')}: too few seeds to test."
+        return f"{text} over {counted(found.n, 'seed')}: too few seeds to test.{end}"
     if found.verdict == "constant":
-        return f"{text} with each of {counted(found.n, 'seed')}; without any spread, no test."
+        return f"{text} with each of {counted(found.n, 'seed')}; without any spread, no test.{end}"
+    p = "" if found.p is None else f", p {p_text(found.p)}"
+    text = f"{text}, n {found.n}{p}"
     if found.verdict == "not shown":
-        return f"{text}: a difference of that size can be chance."
-    p = "" if found.holm is None else f" (Holm p {p_text(found.holm)})"
+        return f"{text}: no difference shown; {_hidden([found])}.{end}"
     return (
-        f"{text}, which passes for a difference{p} though there is none. Trust what is "
-        "said of the other conditions less."
+        f"{text}, which passes for a difference though there is none. Trust what is "
+        f"said of the other conditions less.{end}"
     )
+
+
+def _hidden(differences: Sequence[Difference]) -> str:
+    """How large a difference may be where none is shown."""
+    most = max(found.hidden or 0.0 for found in differences)
+    return f"up to {100 * most:.2f} points may be hidden"
 
 
 def _is_alarm(row: Row, split: str) -> bool:
@@ -125,14 +161,12 @@ def _is_alarm(row: Row, split: str) -> bool:
 
 def _checks(rows: Sequence[Row]) -> list[Row]:
     """The A/A conditions."""
-    base = next(row for row in rows if row.is_baseline)
-    return [row for row in rows if is_replica(row, base)]
+    return [row for row in rows if row.repeats is not None]
 
 
 def _others(rows: Sequence[Row]) -> list[Row]:
     """What is neither the baseline nor an A/A condition."""
-    base = next(row for row in rows if row.is_baseline)
-    return [row for row in rows if row is not base and not is_replica(row, base)]
+    return [row for row in rows if not row.is_baseline and row.repeats is None]
 
 
 def _points(difference: Difference) -> str:

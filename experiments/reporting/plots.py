@@ -6,7 +6,7 @@ equal rows give equal bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -18,22 +18,26 @@ from experiments.reporting.plot_style import own_settings, save
 from experiments.reporting.summary import Row
 
 
-def draw(rows: Sequence[Row], folder: Path) -> dict[str, Path]:
-    """All pictures that there are data for, in a folder that exists; name -> file."""
+def draw(rows: Sequence[Row], folder: Path, only: Collection[str] | None = None) -> dict[str, Path]:
+    """All pictures that there are data for, in a folder that exists; name -> file.
+
+    Replicas are part of the scores of what they repeat, and have curves of their own.
+    """
     if not any(row.n for row in rows):
         return {}
+    heads = [row for row in rows if row.repeats is None]
     splits = [split for split in rows[0].scores if split != "clean"]
     figures: dict[str, tuple[bool, Callable[[], Figure]]] = {
-        "scores": ("clean" in rows[0].scores, lambda: plot_scores(rows, "clean")),
-        "factors": (any(row.factors for row in rows), lambda: plot_factors(rows)),
-        "robustness": (bool(splits) and len(rows) > 1, lambda: plot_differences(rows, splits)),
+        "scores": ("clean" in rows[0].scores, lambda: plot_scores(heads, "clean")),
+        "factors": (any(row.factors for row in rows), lambda: plot_factors(heads)),
+        "robustness": (bool(splits) and len(heads) > 1, lambda: plot_differences(heads, splits)),
         "learning": (True, lambda: plot_learning(rows)),
         "rates": (any(row.nominal is not None for row in rows), lambda: plot_rates(rows)),
     }
     paths = {}
     with own_settings():
         for name, (has_data, make) in figures.items():
-            if has_data:
+            if has_data and (only is None or name in only):
                 paths[name] = folder / f"{name}.png"
                 save(make(), paths[name])
     return paths

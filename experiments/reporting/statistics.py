@@ -7,6 +7,9 @@ order of batches, and what the seed does cancels.
     >>> difference = compare(scores, "none")["drop"]
     >>> round(difference.mean, 3), round(difference.p, 4), difference.verdict
     (0.12, 0.0091, 'higher')
+
+"No difference shown" is not "no difference": `Difference.hidden` says how large one may still be,
+and `equivalence_p` tests whether it is below a bound.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ ROUNDING = 1e-9  # below what any two shares of images can differ by, and above 
 
 @dataclass(frozen=True)
 class Difference:
-    """A condition minus the baseline, over the seeds that both have.
+    """One condition minus another, over the seeds that both have.
 
     Args:
         n: pairs.
@@ -42,6 +45,15 @@ class Difference:
     p: float | None = None
     holm: float | None = None
     equal: bool = False
+
+    @property
+    def hidden(self) -> float | None:
+        """The end of the interval that is farther from zero: how large a difference may be.
+
+        It is the least bound at which two one-sided tests at 2.5 % show that the difference is
+        smaller (see `equivalence_p`).
+        """
+        return None if self.interval is None else max(map(abs, self.interval))
 
     @property
     def verdict(self) -> str:
@@ -80,6 +92,39 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Dif
     return Difference(n, mean, (mean - half, mean + half), p)
 
 
+def equivalence_p(values: Sequence[float], baseline: Sequence[float], bound: float) -> float | None:
+    """The p of two one-sided paired t-tests (TOST): is the difference between -bound and +bound?
+
+    A small p shows that the two are equal up to the bound; None where there is no t-test.
+
+    Example:
+        >>> round(equivalence_p([0.61, 0.70, 0.66], [0.60, 0.71, 0.65], bound=0.05), 3)
+        0.01
+
+    Raises:
+        ValueError: if the bound is not positive.
+    """
+    if not bound > 0:
+        raise ValueError(f"bound must be positive, got {bound}")
+    found = paired_difference(values, baseline)
+    if found.mean is None or found.interval is None:
+        return None
+    differences = [value - base for value, base in zip(values, baseline, strict=True)]
+    error = statistics.stdev(differences) / math.sqrt(found.n)
+    return float(stdtr(found.n - 1, (abs(found.mean) - bound) / error))
+
+
+def average(replicas: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """Seed -> the mean of what one condition scored in its replicas, of those that have the seed.
+
+    Example:
+        >>> average([{1: 0.50, 2: 0.60}, {1: 0.54}])
+        {1: 0.52, 2: 0.6}
+    """
+    seeds = dict.fromkeys(seed for replica in replicas for seed in replica)
+    return {seed: statistics.fmean(r[seed] for r in replicas if seed in r) for seed in seeds}
+
+
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """The t interval of a mean, 95 %; None below three values and where they have no spread."""
     difference = paired_difference(values, [0.0] * len(values))
@@ -114,22 +159,37 @@ def compare(scores: Mapping[str, Mapping[int, float]], baseline: str) -> dict[st
     Raises:
         ValueError: for a score that is not finite.
     """
+    others = [condition for condition in scores if condition != baseline]
+    found = compare_pairs(scores, [(condition, baseline) for condition in others])
+    return dict(zip(others, found, strict=True))
+
+
+def compare_pairs(
+    scores: Mapping[str, Mapping[int, float]], pairs: Sequence[tuple[str, str]]
+) -> list[Difference]:
+    """The first of each pair minus the second, paired by seed, corrected over all of the pairs.
+
+    Example:
+        >>> scores = {"a": {1: 0.5, 2: 0.6, 3: 0.5}, "b": {1: 0.6, 2: 0.72, 3: 0.64}}
+        >>> round(compare_pairs(scores, [("b", "a")])[0].mean, 3)
+        0.12
+
+    Raises:
+        ValueError: for a score that is not finite.
+    """
     for condition, by_seed in scores.items():
         for seed, score in by_seed.items():
             if not math.isfinite(score):
                 raise ValueError(
                     f"a score must be finite, got {score} of {condition!r} with seed {seed}"
                 )
-    base = scores[baseline]
-    differences = {}
-    for condition, by_seed in scores.items():
-        if condition != baseline:
-            common = [seed for seed in by_seed if seed in base]
-            differences[condition] = paired_difference(
-                [by_seed[seed] for seed in common], [base[seed] for seed in common]
+    found = []
+    for one, other in pairs:
+        common = [seed for seed in scores[one] if seed in scores[other]]
+        found.append(
+            paired_difference(
+                [scores[one][seed] for seed in common], [scores[other][seed] for seed in common]
             )
-    corrected = holm([difference.p for difference in differences.values()])
-    return {
-        condition: replace(difference, holm=p)
-        for (condition, difference), p in zip(differences.items(), corrected, strict=True)
-    }
+        )
+    corrected = holm([difference.p for difference in found])
+    return [replace(one, holm=p) for one, p in zip(found, corrected, strict=True)]

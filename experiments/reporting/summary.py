@@ -1,5 +1,9 @@
 """From the runs of a study to a row per condition: scores, differences, rates, cost.
 
+Conditions that differ in their `replica` alone are one condition, run several times: its scores
+are averaged over them, seed by seed, before it is compared. How far they are apart is what chance
+alone does: an A/A check.
+
 rows = summarize(*read_runs(directory))
 rows[1].scores["clean"].difference.verdict    # "higher", say
 """
@@ -7,13 +11,15 @@ rows[1].scores["clean"].difference.verdict    # "higher", say
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
 from dropblock_hooks import Regularizer
 from dropblock_hooks.registry import registered
 from experiments.config import Config, Result
-from experiments.reporting.statistics import Difference, compare, mean_interval
+from experiments.reporting.comparisons import Family, against_baseline, families
+from experiments.reporting.statistics import Difference, average, compare, mean_interval
 from experiments.running.records import Run, StudyRecord
 
 
@@ -22,11 +28,12 @@ class Score:
     """One score of one condition over its seeds.
 
     Args:
-        values: seed -> share of the test images classified right.
+        values: seed -> share of the test images classified right, averaged over replicas.
         mean: None without a value.
         std: over the seeds (n - 1); None below two.
         interval: of the mean, 95 %, by t; None below three.
-        difference: to the baseline; None for the baseline itself.
+        difference: to the baseline; None for the baseline itself. That of a replica is to the run
+            that it repeats, and not corrected.
     """
 
     values: dict[int, float]
@@ -46,7 +53,9 @@ class Row:
         factors: factor -> level; empty for a condition of its own.
         config: of its first run.
         runs: all of them, also those that have no result.
-        scores: test split -> its score.
+        scores: test split -> its score; of a condition with replicas, the mean over them.
+        replicas: names of the conditions that repeat this one, and are part of its scores.
+        repeats: the name of the condition that this one repeats.
         nominal: the rate asked for, mean over seeds, epochs and sites; None without one.
         realized: the share dropped (Disout: changed), likewise.
         seconds: of a run, on average; None if no run is finished.
@@ -67,6 +76,8 @@ class Row:
     memory: float | None
     seconds_ratio: float | None
     memory_ratio: float | None
+    replicas: tuple[str, ...] = ()
+    repeats: str | None = None
 
     @property
     def results(self) -> dict[int, Result]:
@@ -93,25 +104,76 @@ def summarize(record: StudyRecord, runs: Sequence[Run]) -> list[Row]:
     if record.baseline not in record.conditions:
         raise ValueError(f"the baseline {record.baseline!r} is none of the study's conditions")
     names = dict.fromkeys([record.baseline, *record.conditions])
-    by_condition = {name: tuple(run for run in runs if run.condition == name) for name in names}
+    of_names = {name: tuple(run for run in runs if run.condition == name) for name in names}
+    by_condition = {name: of_one for name, of_one in of_names.items() if of_one}
     results = {name: _results(of_one) for name, of_one in by_condition.items()}
     every = [result for of_one in results.values() for result in of_one.values()]
     found = dict.fromkeys(split for result in every for split in result.scores)
-    splits = sorted(found, key=lambda split: split != "clean")
+    repeats = _repeats(by_condition)
     scores: dict[str, dict[str, Score]] = {name: {} for name in by_condition}
-    for split in splits:
+    for split in sorted(found, key=lambda split: split != "clean"):
         of_split = {
             name: {seed: r.scores[split] for seed, r in of_one.items() if split in r.scores}
             for name, of_one in results.items()
         }
-        differences = compare(of_split, record.baseline)
-        for name, values in of_split.items():
-            scores[name][split] = _score(values, differences.get(name))
-    return [
-        _row(record.baseline, of_one, scores[name], results[record.baseline])
+        contrasts = record.contrasts if split == "clean" else ()
+        families_of = partial(families, factors=record.conditions, contrasts=contrasts)
+        for name, score in _scores(record.baseline, of_split, repeats, families_of).items():
+            scores[name][split] = score
+    rows = [
+        _row(record.baseline, of_one, scores[name], results.get(record.baseline, {}))
         for name, of_one in by_condition.items()
-        if of_one
     ]
+    return [
+        replace(
+            row,
+            repeats=repeats.get(row.condition),
+            replicas=tuple(name for name, first in repeats.items() if first == row.condition),
+        )
+        for row in rows
+    ]
+
+
+def _repeats(by_condition: Mapping[str, tuple[Run, ...]]) -> dict[str, str]:
+    """Name of a condition -> that of the first one with the same config but for `replica`."""
+    firsts: list[tuple[Config, str]] = []
+    repeats = {}
+    for name, runs in by_condition.items():
+        config = runs[0].config
+        first = next((first for other, first in firsts if is_replica(config, other)), None)
+        if first is None:
+            firsts.append((config, name))
+        else:
+            repeats[name] = first
+    return repeats
+
+
+def _scores(
+    baseline: str,
+    values: dict[str, dict[int, float]],
+    repeats: Mapping[str, str],
+    families_of: Callable[[Mapping[str, Mapping[int, float]]], list[Family]],
+) -> dict[str, Score]:
+    """A score for each condition: of replicas their own, of what they repeat the mean."""
+    averaged = {
+        name: average([of_one, *(values[other] for other in repeats if repeats[other] == name)])
+        for name, of_one in values.items()
+        if name not in repeats
+    }
+    differences = against_baseline(averaged, baseline, families_of(averaged))
+    for name, first in repeats.items():
+        differences[name] = compare({name: values[name], first: values[first]}, first)[name]
+    return {
+        name: _score(averaged.get(name, of_one), differences.get(name))
+        for name, of_one in values.items()
+    }
+
+
+def compared(record: StudyRecord, rows: Sequence[Row]) -> list[Family]:
+    """The families of the study's contrasts, on clean accuracy."""
+    heads = [row for row in rows if row.repeats is None and "clean" in row.scores]
+    values = {row.condition: row.scores["clean"].values for row in heads}
+    return families(values, record.conditions, record.contrasts)
 
 
 def _row(
@@ -165,10 +227,14 @@ def is_tested(score: Score) -> bool:
     return score.difference is not None and score.difference.p is not None
 
 
-def is_replica(row: Row, base: Row) -> bool:
-    """Whether a condition is the baseline but for its `replica`: an A/A check."""
-    same = replace(row.config, seed=base.config.seed, replica=base.config.replica)
-    return row.config.replica != base.config.replica and same == base.config
+def is_replica(config: Config, of: Config) -> bool:
+    """Whether a config is another one but for its `replica` and seed: an A/A check.
+
+    Example:
+        >>> is_replica(Config(replica=1), Config()), is_replica(Config(epochs=2), Config())
+        (True, False)
+    """
+    return config.replica != of.replica and replace(config, seed=of.seed, replica=of.replica) == of
 
 
 def drops(site: str) -> bool:

@@ -75,7 +75,14 @@ def holm_text(difference: Difference | None) -> str:
 
 def table(rows: Sequence[Row], split: str = "clean") -> Table:
     """The rows as text: accuracies in percent, differences in percentage points, seconds a run."""
-    view = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    view = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        collapse_padding=True,
+        caption=Text("; ".join(_repeated(row, split) for row in rows if row.repeats)) or None,
+        caption_justify="left",
+    )
     baseline = one_line(rows[0].baseline) if rows else "baseline"
     view.add_column("condition", overflow="fold")
     view.add_column("n", justify="right")
@@ -85,11 +92,13 @@ def table(rows: Sequence[Row], split: str = "clean") -> Table:
     for name in ("rate", "realized", "s"):
         view.add_column(name, justify="right")
     for row in rows:
+        if row.repeats is not None:
+            continue
         score = row.scores.get(split)
         found = None if score is None else score.difference
         view.add_row(
             Text(one_line(row.condition)),  # not markup: names may have brackets
-            str(row.n),
+            str(row.n if score is None else len(score.values)),
             "" if score is None else accuracy_text(score),
             Text(difference_text(found)),
             holm_text(found),
@@ -98,6 +107,16 @@ def table(rows: Sequence[Row], split: str = "clean") -> Table:
             "" if row.seconds is None else f"{row.seconds:.1f}",
         )
     return view
+
+
+def _repeated(row: Row, split: str) -> str:
+    """What an A/A check says, in a line below the table."""
+    score = row.scores.get(split)
+    found = None if score is None else score.difference
+    text = difference_text(found) or "not run"
+    p = "" if found is None or found.p is None else f", p {p_text(found.p)}"
+    first = one_line(row.repeats or "")
+    return f"{one_line(row.condition)} minus {first}, by chance: {text}{p} ({first}: their mean)"
 
 
 def write_runs(rows: Sequence[Row], path: Path) -> None:
@@ -124,19 +143,24 @@ def write_runs(rows: Sequence[Row], path: Path) -> None:
 
 
 def write_summary(rows: Sequence[Row], path: Path) -> None:
-    """One line per condition: of each split mean, std, difference, interval and p; rates, cost."""
+    """One line per condition: of each split mean, std, difference, interval and p; rates, cost.
+
+    A condition that others repeat has the mean over all of them; its replicas have their own.
+    """
     parts = ("mean", "std", "pairs", "difference", "low", "high", "p", "holm_p")
-    names = ["condition", *_factors(rows), "n"]
+    names = ["condition", *_factors(rows), "repeats", "n"]
     names += [f"{split}_{part}" for split in _splits(rows) for part in parts]
     names += ["nominal", "realized", "seconds", "seconds_ratio", "memory", "memory_ratio"]
     lines = []
     for row in rows:
-        line: dict[str, object] = {"condition": row.condition, **_factor_cells(row), "n": row.n}
+        line: dict[str, object] = {"condition": row.condition, **_factor_cells(row)}
+        line |= {"repeats": row.repeats, "n": row.n}
         for split, score in row.scores.items():
             cells: list[object] = [score.mean, score.std]
             if (found := score.difference) is not None:
                 ends = found.interval or (None, None)
-                cells += [found.n, found.mean, *ends, found.p, found.holm]
+                corrected = None if row.repeats else found.holm
+                cells += [found.n, found.mean, *ends, found.p, corrected]
             line |= {f"{split}_{part}": cell for part, cell in zip(parts, cells, strict=False)}
         line |= {name: getattr(row, name) for name in names[-6:]}
         lines.append(line)

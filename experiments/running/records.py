@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from experiments.config import Config, Result, make_config
+from experiments.contrasts import Pairs, read_contrasts
 from experiments.running.directories import (
     Damaged,
     describe,
@@ -30,6 +31,7 @@ class StudyRecord:
         baseline: the condition that the others are compared to.
         seeds: of every condition.
         conditions: name -> its factors (factor -> name of its level), in the file's order.
+        contrasts: what is compared besides; older records have none.
     """
 
     name: str
@@ -38,6 +40,7 @@ class StudyRecord:
     baseline: str
     seeds: tuple[int, ...]
     conditions: dict[str, dict[str, str]]
+    contrasts: tuple[Pairs, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,15 +77,20 @@ def read_runs(directory: Path) -> tuple[StudyRecord, list[Run]]:
     path = directory / "study.json"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
+        factors = {name: condition["factors"] for name, condition in data["conditions"].items()}
         record = StudyRecord(
             data["name"],
             data["question"],
             data["command"],
             data["baseline"],
             tuple(data["seeds"]),
-            {name: condition["factors"] for name, condition in data["conditions"].items()},
+            factors,
         )
         _check(record)
+        contrasts, problems = read_contrasts(data.get("contrasts"), factors)
+        if problems:
+            raise ValueError("; ".join(problems))
+        record = replace(record, contrasts=contrasts)
         planned = [
             (
                 directory / condition["runs"][str(seed)],

@@ -134,7 +134,50 @@ def test_an_a_a_condition_differs_in_its_replica_alone():
         make_run("early", 1, fields={"epochs": 2}),
     ]
     rows = rows_of(runs)
-    assert [is_replica(row, rows[0]) for row in rows] == [False, True, False, False]
+    assert [row.repeats for row in rows] == [None, "none", None, "both"]
+    assert [row.replicas for row in rows] == [("A/A",), (), ("early",), ()]
+    assert is_replica(rows[1].config, rows[0].config)
+
+
+def test_replicas_are_averaged_before_they_are_compared():
+    scores = {"none": [0.50, 0.60, 0.55], "again": [0.54, 0.60, 0.51], "drop": [0.60, 0.72, 0.69]}
+    runs = make_study(none=scores["none"], drop=scores["drop"])
+    runs += [
+        make_run("again", seed, value, fields={"replica": 1})
+        for seed, value in enumerate(scores["again"], start=1)
+    ]
+    rows = {row.condition: row for row in rows_of(runs)}
+    mean = [0.52, 0.60, 0.53]
+    assert list(rows["none"].scores["clean"].values.values()) == pytest.approx(mean)
+    expected = paired_difference(scores["drop"], mean)
+    found = rows["drop"].scores["clean"].difference
+    assert (found.mean, found.p) == (pytest.approx(expected.mean), pytest.approx(expected.p))
+    assert found.holm == found.p  # the replica is no comparison
+    chance = rows["again"].scores["clean"].difference
+    assert chance.mean == pytest.approx(paired_difference(scores["again"], scores["none"]).mean)
+    document = section(markdown(runs), "Clean accuracy")
+    assert "| again" not in document
+    assert "none is, seed by seed, the mean of its replicas: *none*; *again*." in document
+
+
+def test_a_condition_that_is_not_the_baseline_may_have_replicas():
+    runs = make_study(none=[0.50, 0.60, 0.55])
+    for name, replica, values in (("drop", 0, [0.6, 0.7, 0.7]), ("drop 2", 3, [0.7, 0.7, 0.6])):
+        runs += [
+            make_run(name, seed, value, fields={"epochs": 2, "replica": replica})
+            for seed, value in enumerate(values, start=1)
+        ]
+    rows = rows_of(runs)
+    assert [row.repeats for row in rows] == [None, None, "drop"]
+    assert list(rows[1].scores["clean"].values.values()) == pytest.approx([0.65, 0.7, 0.65])
+    assert "drop 2 differs from drop only in its `replica`" in answer(rows)[-1]
+
+
+def test_replicas_count_where_the_other_is_missing():
+    runs = [make_run("none", 1, 0.5), failed("none", 2), make_run("drop", 1, 0.6)]
+    runs += [make_run("again", seed, 0.7, fields={"replica": 1}) for seed in (1, 2)]
+    none = rows_of(runs)[0].scores["clean"]
+    assert none.values == {1: pytest.approx(0.6), 2: 0.7}
 
 
 def test_table_shows_percent_difference_interval_and_rates():
@@ -197,11 +240,15 @@ def test_p_is_never_rounded_over_the_level(p):
 FINDINGS = {
     "higher": (
         [0.60, 0.72, 0.69],
-        r"+12.00 points [+7.03, +16.97], Holm p .0091: higher than none",
+        r"+12.00 points [+7.03, +16.97], n 3, Holm p .0091: higher.",
     ),
-    "lower": ([0.40, 0.48, 0.41], r"-12.00 points [-16.97, -7.03], Holm p .0091: lower than none"),
-    "not shown": ([0.60, 0.60, 0.50], r"+1.67 points [-17.31, +20.64], Holm p .74: no difference"),
-    "identical": ([0.50, 0.60, 0.55], "the same scores as none (3 seeds)."),
+    "lower": ([0.40, 0.48, 0.41], r"-12.00 points [-16.97, -7.03], n 3, Holm p .0091: lower."),
+    "not shown": (
+        [0.60, 0.60, 0.50],
+        "+1.67 points [-17.31, +20.64], n 3, Holm p .74: no difference shown; up to 20.64 points "
+        "may be hidden.",
+    ),
+    "identical": ([0.50, 0.60, 0.55], "the same scores (3 seeds)."),
     "constant": ([0.55, 0.65, 0.60], "+5.00 points with each of 3 seeds; without any spread"),
     "too few": ([None, 0.70, None], "+10.00 points over 1 seed: too few for an interval"),
     "no pairs": ([None] * 3, "no finished run has a seed in common with one of none."),
@@ -214,7 +261,7 @@ def test_a_finding_says_what_is_shown_and_no_more(verdict):
     _, row = rows_of(make_study(none=[0.50, 0.60, 0.55], drop=values))
     assert row.scores["clean"].difference.verdict == verdict
     said = finding(row, "clean")
-    assert said.startswith("**drop**: ")
+    assert said.startswith("**drop** minus none: ")
     assert sentence in said
     assert "  " not in said
 
@@ -243,7 +290,8 @@ def test_the_a_a_row_is_a_check_not_a_finding():
     assert "A/A" not in "".join(findings)
     assert last.startswith("**Check.** A/A differs from none only in its `replica`")
     assert (
-        "differed by +0.33 points [-2.54, +3.20]: a difference of that size can be chance" in last
+        "differed by +0.33 points [-2.54, +3.20], n 3, p .67: no difference shown; up to 3.20 "
+        "points may be hidden. *none* is the mean of both everywhere else." in last
     )
     assert "There is no A/A condition" in answer(rows_of(runs[:6]))[-1]
 
@@ -254,10 +302,11 @@ def test_an_a_a_row_that_passes_for_a_difference_is_a_false_alarm():
         make_run("A/A", seed, value, fields={"replica": 1})
         for seed, value in zip((1, 2, 3), (0.60, 0.72, 0.69), strict=True)
     ]
-    said = check(rows_of(runs)[1], "clean")
+    rows = rows_of(runs)
+    said = check(rows[1], rows, "clean")
     assert "false alarm" in said
-    assert "Holm p .0091" in said
-    assert "can be chance" not in said
+    assert "n 3, p .0091, which passes for a difference though there is none" in said
+    assert "hidden" not in said
     assert said.startswith(
         "**Warning: a false alarm.** A/A differs from none only in its `replica`"
     )
@@ -279,7 +328,11 @@ def test_an_a_a_row_that_was_not_tested_is_not_said_to_be(values, end):
     runs += [make_run("A/A", i + 1, value, fields={"replica": 1}) for i, value in enumerate(values)]
     if not values:
         runs.append(replace(failed("A/A", 1), config=replace(CONFIG, seed=1, replica=1)))
-    assert check(rows_of(runs)[1], "clean").endswith(end)
+    rows = rows_of(runs)
+    said = check(rows[1], rows, "clean").removesuffix(
+        " *none* is the mean of both everywhere else."
+    )
+    assert said.endswith(end)
 
 
 def schedules(a_a=(0.51, 0.59, 0.56), splits=("clean",)):
@@ -302,7 +355,7 @@ def test_a_baseline_that_is_not_none_is_named_throughout():
     document = markdown(schedules(), baseline="fixed")
     found = section(document, "Answer")
     assert "**Higher than fixed:** *linear*. **Lower than fixed:** *none*." in found
-    assert "lower than fixed.\n\n**Check.** fixed again differs from fixed only in its" in found
+    assert "lower.\n\n**Check.** fixed again differs from fixed only in its" in found
     assert "- **fixed again**" not in found
     assert "| condition | n | accuracy, % | minus fixed [95 %] | Holm p |" in document
     assert "The baseline, *fixed*, has these settings" in document
@@ -319,7 +372,7 @@ def test_a_false_alarm_comes_first_on_every_split():
     for title in ("Answer", "Noisy"):
         found = section(document, title).strip()
         assert found.startswith("**Warning: a false alarm.** fixed again differs from fixed only")
-        assert "which passes for a difference (Holm p .027) though there is none." in found
+        assert "n 3, p .0091, which passes for a difference though there is none." in found
         assert found.index("Warning") < found.index("**Higher than fixed:** *linear*.")
     assert "Warning" not in markdown(schedules(splits=("clean", "noisy")), baseline="fixed")
 

@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from scipy import stats
 
 from experiments.reporting.statistics import (
     Difference,
+    average,
     compare,
+    equivalence_p,
     holm,
     mean_interval,
     paired_difference,
@@ -188,3 +191,36 @@ def test_family_wise_error_rate_on_2000_null_tables():
         found = compare(scores, "0").values()
         alarms += any(difference.holm < 0.05 for difference in found)
     assert 0.035 <= alarms / 2000 <= 0.065
+
+
+def test_two_one_sided_tests_are_scipys():
+    generator = np.random.default_rng(5)
+    for _ in range(50):
+        n, bound = int(generator.integers(3, 12)), float(generator.uniform(0.005, 0.1))
+        one, other = generator.normal(0.7, 0.02, (2, n)).tolist()
+        differences = np.subtract(one, other)
+        above = stats.ttest_1samp(differences, -bound, alternative="greater").pvalue
+        below = stats.ttest_1samp(differences, bound, alternative="less").pvalue
+        assert equivalence_p(one, other, bound) == pytest.approx(max(above, below), abs=1e-12)
+
+
+def test_what_may_be_hidden_is_what_equivalence_can_not_exclude():
+    found = paired_difference(DRUG_2, DRUG_1)
+    assert found.hidden == pytest.approx(2.4598858, rel=1e-6)
+    assert equivalence_p(DRUG_2, DRUG_1, found.hidden) == pytest.approx(0.025)
+    assert equivalence_p(DRUG_1, DRUG_2, found.hidden) == pytest.approx(0.025)
+    assert equivalence_p(DRUG_2, DRUG_1, found.hidden + 0.1) < 0.025
+
+
+def test_equivalence_needs_a_bound_and_a_test():
+    with pytest.raises(ValueError, match="bound must be positive, got 0"):
+        equivalence_p([0.1, 0.2, 0.4], [0.1, 0.1, 0.1], 0)
+    assert equivalence_p([0.1, 0.2], [0.1, 0.1], 0.1) is None
+    assert equivalence_p([], [], 0.1) is None
+    assert paired_difference([0.1, 0.2], [0.1, 0.1]).hidden is None
+
+
+def test_replicas_are_averaged_seed_by_seed():
+    found = average([{1: 0.5, 2: 0.6}, {1: 0.7, 3: 0.1}, {1: 0.6}])
+    assert found == {1: pytest.approx(0.6), 2: 0.6, 3: 0.1}
+    assert average([]) == {}

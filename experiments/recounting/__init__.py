@@ -1,0 +1,46 @@
+"""What committed reports and prose say, recounted from their `runs.csv`, with formulas of its own.
+
+- `numbers`: a `runs.csv` and its statistics, by numpy and scipy; nothing of `reporting` is used
+- `reports`: each table and sentence of a `report.md`
+- `prose`: the numbers that a README says about studies
+
+    faults = recount(Path("."))    # [] if all is so
+
+A line that can't be recounted is a fault as well: what is said here has to be recountable.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from experiments.recounting.numbers import Fault, read_study
+from experiments.recounting.prose import recount_prose
+from experiments.recounting.reports import recount_report
+
+__all__ = ["Fault", "recount"]
+
+PROSE = {
+    "README.md": ("Results",),
+    "experiments/README.md": ("What was found", "The regime", "What this does not show"),
+}
+RESULTS = Path("experiments/results")
+
+
+def recount(root: Path) -> list[Fault]:
+    """Everything in the reports below a root, and in its READMEs, that is not so.
+
+    Args:
+        root: of the repository.
+
+    Raises:
+        OSError: if a file can't be read.
+        ValueError: if there is no report, or a runs.csv has no runs.
+    """
+    folders = sorted(path.parent for path in (root / RESULTS).glob("*/runs.csv"))
+    if not folders:
+        raise ValueError(f"there is no runs.csv below {root / RESULTS}")
+    studies = {folder.name: read_study(folder) for folder in folders}
+    faults = [fault for study in studies.values() for fault in recount_report(study)]
+    for name, titles in PROSE.items():
+        faults += recount_prose(root / name, titles, studies)
+    return faults

@@ -1,0 +1,316 @@
+"""The numbers that a README says about studies: claims in a few forms, each of them recounted.
+
+    *stage 2* minus *stage 3*: +5.7 [+4.1, +7.3], n 6, Holm p .0033
+    *Pairs of placement*: 5 of 15 shown to differ, in the others up to 7.4 points may be hidden
+    no difference from *none* shown for *a*, *b* (up to 3.4 points may be hidden)
+    higher than *none*: *c*, *d*
+    *timm* drops .467 where .25 is asked for
+
+The study is the last one that was linked in the paragraph or line of a table, or is named: `*none*
+of [rate](...)`. "Holm p" is that of the report's family of comparisons, "p" that of the test alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from experiments.recounting.numbers import Fault, Study, Test, p_says, tests
+from experiments.recounting.reports import families_of, score_of
+
+_NUMBER = r"[+-]?\d*\.?\d+"
+_SIDE = r"\*(?P<{0}>[^*]+)\*(?: of \[(?P<{0}_study>\w+)\]\([^)]*\))?"
+_HIDDEN = rf"up to (?P<hidden>{_NUMBER}) points may be hidden"
+_FORMS = {
+    "claim": rf"{_SIDE.format('left')} minus {_SIDE.format('right')}: "
+    rf"(?P<mean>{_NUMBER})(?: points)? \[(?P<low>{_NUMBER}), (?P<high>{_NUMBER})\]"
+    r"(?:, n (?P<n>\d+))?, (?P<holm>Holm )?p (?P<p><?\.?\d+)(?P<verdict>: no difference shown)?",
+    "family": r"\*(?P<title>Pairs [^*]+)\*: (?P<shown>\d+) of (?P<all>\d+) shown to differ"
+    rf"(?:, in the others {_HIDDEN})?",
+    "same": r"no difference from \*(?P<base>[^*]+)\* shown for "
+    rf"(?P<names>\*[^*]+\*(?:, \*[^*]+\*)*) \({_HIDDEN}\)",
+    "differ": r"(?P<verdict>higher|lower) than \*(?P<base>[^*]+)\*: "
+    r"(?P<names>\*[^*]+\*(?:, \*[^*]+\*)*)",
+    "rate": rf"\*(?P<name>[^*]+)\* drops (?P<realized>{_NUMBER}) where "
+    rf"(?P<nominal>{_NUMBER}) is asked for",
+    "distinct": r"(?P<runs>\d+) runs of (?P<studies>\w+) studies are "
+    r"(?P<distinct>\d+) distinct ones",
+    "shared": r"(?P<studies>\w+) studies share the same (?P<runs>\w+) runs of \*none\*",
+    "checks": rf"(?P<checks>\w+) different A/A checks, of which the smallest p is (?P<p>{_NUMBER})",
+    "correlation": rf"mean correlation between the conditions of a study is (?P<low>{_NUMBER}) to "
+    rf"(?P<high>{_NUMBER}) \(quick: (?P<quick>{_NUMBER})\)",
+}
+_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_LOOSE = re.compile(  # what claims something outside of the forms
+    r"(?<![\w.])[+-]\d*\.?\d+|\bp [<=≤.]|no difference|none shown|\bbeats?\b|may be hidden|"
+    r"(?:higher|lower) than|drops \."
+)
+_LINK = re.compile(r"results/(\w+)/report\.md")
+
+
+def recount_prose(path: Path, titles: tuple[str, ...], studies: Mapping[str, Study]) -> list[Fault]:
+    """Everything in some sections of a document that is not so.
+
+    Args:
+        path: of the document.
+        titles: of its second-level sections that are about studies.
+        studies: name -> study.
+
+    Raises:
+        OSError: if the document can't be read.
+    """
+    found: set[str] = set()
+    faults: list[Fault] = []
+    linked: list[str] = []
+    for title, number, text, is_code in _paragraphs(path.read_text(encoding="utf-8")):
+        if title not in found:
+            linked = []
+        found.add(title)
+        if title not in titles:
+            continue
+        if not is_code:  # code is about what was linked before it
+            linked = _LINK.findall(text)
+        for place, said, recounted in _faults(text, linked, is_code, studies):
+            line = number + text[:place].count("\n")
+            faults.append(Fault(path, line, " ".join(said.split()), recounted))
+    faults += [Fault(path, 1, "nothing", f"## {title}") for title in titles if title not in found]
+    return faults
+
+
+def _paragraphs(text: str) -> Iterator[tuple[str, int, str, bool]]:
+    """Section, first line, text, and whether it is code; each line of a table for itself."""
+    title, start, block, code = "", 1, list[str](), False
+    for number, line in enumerate([*text.splitlines(), ""], start=1):
+        fence = line.startswith("```")
+        table = line.startswith("|") and not code
+        if (
+            block
+            and (fence or table or line.startswith(("- ", "#")) or not line)
+            and not (code and not fence)
+        ):
+            yield title, start, "\n".join(block), code
+            block = []
+        if fence:
+            code = not code
+        elif table:
+            yield title, number, line, False
+        elif line.startswith("## ") and not code:
+            title = line[3:]
+        elif line or code:
+            start = start if block else number
+            block.append(line)
+
+
+def _faults(
+    text: str, linked: list[str], is_code: bool, studies: Mapping[str, Study]
+) -> Iterator[tuple[int, str, str]]:
+    """Where, what is said, what is so."""
+    if is_code:
+        if linked and text.startswith("condition "):
+            yield from _table_faults(text, studies[linked[-1]])
+        return
+    rest = text
+    for form, pattern in _FORMS.items():
+        for match in re.finditer(pattern.replace(" ", r"\s+"), text):
+            before = _LINK.findall(text[: match.start()])
+            study = studies.get(before[-1] if before else linked[0] if linked else "")
+            said = {name: value for name, value in match.groupdict().items() if value is not None}
+            said = {name: " ".join(value.split()) for name, value in said.items()}
+            so = _RECOUNT[form](said, study, studies)
+            if so is not None:
+                yield match.start(), match[0], so
+            rest = rest.replace(match[0], re.sub(r"[^\n]", "_", match[0]))
+    for match in _LOOSE.finditer(rest):
+        yield match.start(), rest[match.start() :].split("\n")[0][:80], "a claim in no known form"
+
+
+def _claim(said: dict[str, str], study: Study | None, studies: Mapping[str, Study]) -> str | None:
+    sides = []
+    for side in ("left", "right"):
+        of = studies.get(said[f"{side}_study"]) if f"{side}_study" in said else study
+        if of is None:
+            return "no study is linked"
+        sides.append((of, said[side]))
+    if "holm" in said:
+        test = _of_report(sides[0][0], said["left"], said["right"])
+    elif any(name not in of.heads for of, name in sides):
+        return "no such condition"
+    else:
+        test = tests([tuple(of.values(name) for of, name in sides)])[0]  # type: ignore[misc]
+    if test is None:
+        return "no comparison of the report"
+    p = test.holm if "holm" in said else test.p
+    so = all(_rounds(said[key], 100 * getattr(test, key)) for key in ("mean", "low", "high"))
+    so &= int(said.get("n", test.n)) == test.n and _p_rounds(said["p"], p)
+    so &= "verdict" not in said or p >= 0.05
+    return None if so else f"{test.points}, n {test.n}, p {p_says(p)}"
+
+
+def _of_report(study: Study, left: str, right: str) -> Test | None:
+    """A comparison of the study's report, whichever way round it stands there."""
+    found = {pair: t for family in families_of(study).values() for pair, t in family.tests.items()}
+    found |= {(name, study.baseline): test for name, test in score_of(study).items()}
+    if (left, right) in found:
+        return found[left, right]
+    test = found.get((right, left))
+    return test and Test(test.n, -test.mean, -test.high, -test.low, test.p, test.holm)
+
+
+def _family(said: dict[str, str], study: Study | None, _: object) -> str | None:
+    families = {} if study is None else families_of(study)
+    if said["title"] not in families:
+        return f"one of {', '.join(families) or 'no families'}"
+    found = list(families[said["title"]].tests.values())
+    rest = [test.hidden for test in found if test.holm >= 0.05]
+    so = (int(said["shown"]), int(said["all"])) == (len(found) - len(rest), len(found))
+    so &= ("hidden" in said) == bool(rest)
+    so &= not rest or _rounds(said.get("hidden", ""), 100 * max(rest))
+    most = f", up to {100 * max(rest):.2f}" if rest else ""
+    return None if so else f"{len(found) - len(rest)} of {len(found)}{most}"
+
+
+def _same(said: dict[str, str], study: Study | None, _: object) -> str | None:
+    names = re.findall(r"\*([^*]+)\*", said["names"])
+    found = [study and _of_report(study, name, said["base"]) for name in names]
+    known = [test for test in found if test]
+    if len(known) < len(names):
+        return "no comparison of the report"
+    differ = [name for name, test in zip(names, known, strict=True) if test.holm < 0.05]
+    if differ:
+        return f"{', '.join(differ)} shown to differ"
+    most = 100 * max(test.hidden for test in known)
+    return None if _rounds(said["hidden"], most) else f"up to {most:.2f}"
+
+
+def _differ(said: dict[str, str], study: Study | None, _: object) -> str | None:
+    names = re.findall(r"\*([^*]+)\*", said["names"])
+    found = {name: study and _of_report(study, name, said["base"]) for name in names}
+    sign = 1 if said["verdict"] == "higher" else -1
+    wrong = [
+        n for n, test in found.items() if not test or test.holm >= 0.05 or test.mean * sign < 0
+    ]
+    return f"{', '.join(wrong)} not shown to be {said['verdict']}" if wrong else None
+
+
+def _rate(said: dict[str, str], study: Study | None, _: object) -> str | None:
+    if study is None or said["name"] not in study.conditions:
+        return "no such condition"
+    for column in ("realized", "nominal"):
+        rate = study.mean(said["name"], column)
+        if rate is None or not _rounds(said[column], rate):
+            return f"{column} {rate}"
+    return None
+
+
+def _distinct(said: dict[str, str], _: object, studies: Mapping[str, Study]) -> str | None:
+    columns = ("seed", "clean", "test_loss", "train_loss", "nominal", "realized")
+    lines = [line for study in studies.values() for line in study.lines]
+    distinct = {tuple(line[name] for name in columns) for line in lines}
+    numbers = {"runs": len(lines), "studies": len(studies), "distinct": len(distinct)}
+    return _counts(said, numbers)
+
+
+def _shared(said: dict[str, str], _: object, studies: Mapping[str, Study]) -> str | None:
+    groups: dict[str, list[str]] = {}
+    for name, study in studies.items():
+        groups.setdefault(repr(study.own("none", "clean")), []).append(name)
+    most = max(groups.values(), key=len)
+    runs = len(studies[most[0]].own("none", "clean"))
+    return _counts(said, {"studies": len(most), "runs": runs})
+
+
+def _checks(said: dict[str, str], _: object, studies: Mapping[str, Study]) -> str | None:
+    found = {}
+    for study in studies.values():
+        for name, first in study.repeats.items():
+            pair = (study.own(name, "clean"), study.own(first, "clean"))
+            found[repr(pair)] = tests([pair])[0].p
+    least = min(found.values(), default=1.0)
+    if not _p_rounds(said["p"], least):
+        return f"the smallest p is {p_says(least)}"
+    return _counts(said, {"checks": len(found)})
+
+
+def _correlation(said: dict[str, str], _: object, studies: Mapping[str, Study]) -> str | None:
+    means = {}
+    for name, study in studies.items():
+        values = [list(study.own(one, "clean").values()) for one in study.conditions]
+        means[name] = np.mean(np.corrcoef(values)[np.triu_indices(len(values), 1)])
+    quick = means.pop("quick")
+    low, high = min(means.values()), max(means.values())
+    so = [_rounds(said[key], v) for key, v in (("low", low), ("high", high), ("quick", quick))]
+    return None if all(so) else f"{low:.3f} to {high:.3f} (quick: {quick:.3f})"
+
+
+_RECOUNT = {
+    "claim": _claim,
+    "family": _family,
+    "same": _same,
+    "differ": _differ,
+    "rate": _rate,
+    "distinct": _distinct,
+    "shared": _shared,
+    "checks": _checks,
+    "correlation": _correlation,
+}
+
+
+def _counts(said: Mapping[str, str], so: Mapping[str, int]) -> str | None:
+    """None if all numbers, in digits or words, are so."""
+    for name, number in so.items():
+        text = said[name].lower()
+        if text != str(number) and text not in _WORDS[number : number + 1]:
+            return f"{number} {name}"
+    return None
+
+
+def _rounds(said: str, number: float) -> bool:
+    """Whether a number, rounded to the digits that are said, is what is said."""
+    digits = len(said.partition(".")[2])
+    return bool(said) and abs(float(said) - number) <= 0.5 * 10**-digits * (1 + 1e-9)
+
+
+def _p_rounds(said: str, p: float) -> bool:
+    """The same of a p, that must keep its side of .05."""
+    if said.startswith("<"):
+        return said == p_says(p)
+    return _rounds(said, p) and (float(said) < 0.05) == (p < 0.05) and float(said) > 0
+
+
+def _table_faults(text: str, study: Study) -> Iterator[tuple[int, str, str]]:
+    """What is wrong with a table as the terminal shows it."""
+    so = dict(_table_lines(study))
+    place, seen = 0, set()
+    for line in text.splitlines():
+        key = re.split(r" {2,}|, by chance: ", line)[0]
+        cells = " | ".join(re.split(r" {2,}", line.strip()))
+        if key in so:
+            seen.add(key)
+            if cells != so[key]:
+                yield place, cells, so[key]
+        elif key.strip("─"):
+            yield place, cells, "no condition of the study"
+        place += len(line) + 1
+    yield from ((0, "nothing", line) for key, line in so.items() if key not in seen)
+
+
+def _table_lines(study: Study) -> Iterator[tuple[str, str]]:
+    head = ("condition", "n", "accuracy, %", f"minus {study.baseline} [95 %]", "Holm p")
+    yield "condition", " | ".join([*head, "rate", "realized", "s"])
+    found = score_of(study)
+    for name in study.heads:
+        values = 100 * np.array(list(study.values(name).values()))
+        cells = [name, str(len(values)), f"{values.mean():.2f} ± {values.std(ddof=1):.2f}"]
+        if test := found.get(name):
+            cells += [test.points, p_says(test.holm)]
+        for column in ("nominal", "realized"):
+            if (rate := study.mean(name, column)) is not None:
+                cells.append(f"{rate:.4f}")
+        yield name, " | ".join([*cells, f"{study.mean(name, 'seconds'):.1f}"])
+    for name, first in study.repeats.items():
+        test = tests([(study.own(name, "clean"), study.own(first, "clean"))])[0]
+        text = f"{name} minus {first}, by chance: {test.points}, p {p_says(test.p)} "
+        yield f"{name} minus {first}", f"{text}({first}: their mean)"
