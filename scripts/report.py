@@ -7,12 +7,10 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from experiments.running.signals import end_on_signals, leave
 
-from jsonargparse import auto_cli
-from rich.console import Console
-
-from experiments.report import summarize, table, write_report
-from experiments.running.records import read_runs
+if __name__ == "__main__":
+    end_on_signals()  # before the imports: torch's, where there is work, take seconds
 
 
 def report(run_dir: Path, out: Path | None = None) -> int:
@@ -26,6 +24,11 @@ def report(run_dir: Path, out: Path | None = None) -> int:
     try:
         if not (run_dir / "study.json").is_file():
             raise ValueError(f"{run_dir} is not a study's directory: it has no study.json")
+        from rich.console import Console
+
+        from experiments.report import summarize, table, write_report
+        from experiments.running.records import read_runs
+
         rows = summarize(*read_runs(run_dir))
         path = write_report(run_dir, out)
     except (ValueError, OSError) as error:
@@ -37,7 +40,9 @@ def report(run_dir: Path, out: Path | None = None) -> int:
 
 
 def main() -> int:
-    """Return 0 if the report is written, 2 for bad input, 130 for Ctrl-C."""
+    """0: the report is written; 2: bad input; 130: Ctrl-C; 75: another signal."""
+    from jsonargparse import auto_cli
+
     try:
         return int(auto_cli(report, description=__doc__, allow_abbrev=False))
     except KeyboardInterrupt:
@@ -46,4 +51,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -65,15 +65,20 @@ def make_directory(path: Path) -> None:
 
 
 def begin(directory: Path, config: Config, environment: dict[str, Any]) -> None:
-    """Write down what is about to be run, and where; drop drafts of writers that were killed."""
-    for name in os.listdir(directory):
-        if is_draft(name):
-            (directory / name).unlink(missing_ok=True)
+    """Write down what is about to be run, and where; the claim must be held."""
+    drop_drafts(directory)
     if not (directory / "config.yaml").exists():
         text = yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True)
         write_text(directory / "config.yaml", text)
     attempts = [*read_environment(directory).get("attempts", []), environment.pop("attempt")]
     write_json(directory / "environment.json", {**environment, "attempts": attempts})
+
+
+def drop_drafts(directory: Path) -> None:
+    """Remove what writers that were killed have left; the claim must be held."""
+    for name in os.listdir(directory):
+        if is_draft(name):
+            (directory / name).unlink(missing_ok=True)
 
 
 def seal(directory: Path, run: str, result: Result) -> None:
