@@ -132,14 +132,15 @@ def read_study(
     if _recursive(plain):
         raise StudyError(path, ["an alias stands within what it names, or data are too deep"])
     problems = _overrides_problems(base, "--base")
-    if not problems and isinstance(plain, dict) and isinstance(plain.get("base"), dict | None):
-        shared = {**(plain.get("base") or {}), **(base or {})}
-        shared |= {} if data is None else {"data": data}
+    filled = False
+    if isinstance(plain, dict):
+        parts = (plain.get("base"), base, None if data is None else {"data": data})
+        shared = {name: value for part in parts for name, value in _mapping(part).items()}
         try:
-            plain = _filled(plain, shared)
+            plain, filled = _filled(plain, shared), True
         except ValueError as error:
             problems.append(str(error))
-    problems += _shape_problems(plain)
+    problems += _shape_problems(plain, filled)
     if not problems:
         problems += _data_problems(plain, data)
         cells = _cells(plain, problems)
@@ -161,15 +162,27 @@ def read_study(
     )
 
 
+def _mapping(part: object) -> dict[Any, Any]:
+    return part if isinstance(part, dict) else {}
+
+
 def _filled(plain: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
-    """The file with the numbers of its base, such as ``${epochs}``, put in their places."""
-    known = {field.name: getattr(Config(), field.name) for field in fields(Config)} | dict(base)
+    """The file with the numbers of its base, such as ``${epochs}``, put in their places.
+
+    For a number that the base has wrong, and that is told elsewhere, the default stands in.
+    """
+    default = {field.name: getattr(Config(), field.name) for field in fields(Config)}
+    known = default | {
+        name: value
+        for name, value in base.items()
+        if type(value) in (int, float) or type(default.get(name)) not in (int, float)
+    }
     grid = plain.get("grid")
     factors = (grid.get("factors") if isinstance(grid, dict) else None) or {}
     numbers = {
         name: number
         for name, number in known.items()
-        if type(number) in (int, float) and name not in factors
+        if isinstance(name, str) and type(number) in (int, float) and name not in factors
     }
     parts = {part: plain[part] for part in ("grid", "conditions") if part in plain}
     return {**plain, **fill_numbers(parts, numbers)}
@@ -182,7 +195,8 @@ def _other(data: str | None, base: Mapping[str, Any] | None, marks: Mapping[str,
     return [*named, hashlib.sha256(text.encode()).hexdigest()[:6]] if base else named
 
 
-def _shape_problems(data: object) -> list[str]:
+def _shape_problems(data: object, filled: bool) -> list[str]:
+    """What is wrong with a file's parts, whose numbers of the base are put in, if `filled`."""
     if not isinstance(data, dict):
         return [f"it must be a mapping of conditions, baseline and seeds, got {data!r}"]
     problems = unknown(data, _FIELDS, "field")
@@ -195,7 +209,7 @@ def _shape_problems(data: object) -> list[str]:
         conditions = None
     for name, overrides in (conditions or {}).items():
         problems += name_problems(name, "conditions: a name")
-        problems += _overrides_problems(overrides, f"conditions.{name}")
+        problems += _overrides_problems(overrides, f"conditions.{name}", placeholders=not filled)
     if isinstance(data.get("grid"), dict):
         problems += _overrides_problems(data["grid"].get("fields"), "grid.fields")
     if data.get("baseline") is None:
@@ -203,7 +217,10 @@ def _shape_problems(data: object) -> list[str]:
     return problems + _seeds_problems(data.get("seeds"))
 
 
-def _overrides_problems(overrides: object, where: str) -> list[str]:
+def _overrides_problems(
+    overrides: object, where: str, placeholders: bool = False
+) -> list[str]:
+    """What is wrong with fields of Config; `placeholders` may be left in grid.fields, or if so."""
     if overrides is None:
         return []
     if not isinstance(overrides, dict):
@@ -211,7 +228,7 @@ def _overrides_problems(overrides: object, where: str) -> list[str]:
     if "seed" in overrides:
         return [f"{where}: seed does not belong here: all conditions share those of `seeds`"]
     problems = unknown(overrides, [field.name for field in fields(Config)], f"{where}: field")
-    if where != "grid.fields":
+    if where != "grid.fields" and not placeholders:
         strays = [text for text in texts(overrides) if "${" in text]
         problems += [f"{where}: {text!r}: placeholders stand in grid.fields" for text in strays]
     return problems

@@ -172,6 +172,22 @@ def read_environment(directory: Path) -> dict[str, Any]:
     return found
 
 
+def environments(environment: dict[str, Any]) -> list[dict[str, Any]]:
+    """Where a run was made, attempt by attempt.
+
+    Example:
+        >>> attempts = [{"pid": 1}, {"pid": 2, "host": "other"}]
+        >>> [each["host"] for each in environments({"host": "one", "attempts": attempts})]
+        ['one', 'other']
+
+    Args:
+        environment: as `read_environment` gives it; attempts that do not say it themselves are
+            taken to have been made as the last one. Empty, if nothing is known.
+    """
+    attempts = environment.get("attempts") or [{}] * bool(environment)
+    return [{**environment, **attempt} for attempt in attempts]
+
+
 def read_error(directory: Path) -> dict[str, Any] | None:
     """The error of the last attempt, if it failed."""
     return read_mapping(directory / "error.json") or None
