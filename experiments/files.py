@@ -6,10 +6,14 @@ Nothing here imports torch: the commands answer `--help` without it.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 _MARK = b"sha256:"
 _NOTE = len(_MARK) + 64
@@ -53,6 +57,54 @@ def flush(path: Path) -> None:
 def is_draft(name: str) -> bool:
     """Whether a file of this name is one that `write_atomically` had not finished."""
     return name.startswith(".") and name.endswith(".part")
+
+
+@contextmanager
+def draft_folder(folder: Path) -> Iterator[Path]:
+    """A new folder `.new-…` in a folder, gone in the end; those of writers that were killed, too.
+
+    Example:
+        >>> home = Path(tempfile.mkdtemp())
+        >>> (home / ".new-left").mkdir()
+        >>> with draft_folder(home) as new:
+        ...     new.parent == home, (home / ".new-left").exists()
+        (True, False)
+    """
+    with (
+        among_writers(folder, ".new-*"),
+        tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as name,
+    ):
+        yield Path(name)
+
+
+@contextmanager
+def among_writers(folder: Path, *drafts: str) -> Iterator[None]:
+    """While something is written in a folder: first, who is alone there clears up.
+
+    All who write such drafts hold a shared lock of the operating system on the folder. Who can
+    have it alone knows that the drafts that are there have no writer any more. Where there are
+    no such locks, nothing is cleared up.
+
+    Args:
+        folder: that exists.
+        drafts: globs of the names of drafts.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # another writes there, or the file system has no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for path in [path for draft in drafts for path in folder.glob(draft)]:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def free_name(path: Path) -> Path:
@@ -113,3 +165,14 @@ def fault(path: Path) -> str | None:
     if note[len(_MARK) :] != digest.hexdigest().encode():
         return "its digest does not match: bits of it were changed"
     return None
+
+
+def record_digest(record: Mapping[str, Any]) -> str:
+    """A digest of plain data, but for their own `sha256`; equal after a way through JSON.
+
+    Example:
+        >>> record_digest({"a": (1, 2)}) == record_digest({"a": [1, 2], "sha256": "0"})
+        True
+    """
+    rest = {name: value for name, value in record.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(rest).encode()).hexdigest()

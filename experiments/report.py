@@ -6,10 +6,10 @@ write_report(Path("runs/quick"))    # runs/quick/report/report.md, and what it s
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from experiments.files import draft_folder
 from experiments.reporting.cost import cost
 from experiments.reporting.findings import alarms, answer, counted, escape, listed, overview
 from experiments.reporting.plots import draw
@@ -61,8 +61,7 @@ def write_report(directory: Path, out: Path | None = None) -> Path:
     rows = summarize(record, runs)
     out = directory / "report" if out is None else out
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out, prefix=".new-") as name:
-        new = Path(name)
+    with draft_folder(out) as new:
         pictures = draw(rows, new)
         (new / "report.md").write_text(make_report(record, rows, pictures), encoding="utf-8")
         write_runs(rows, new / "runs.csv")

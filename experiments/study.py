@@ -25,6 +25,7 @@ from typing import Any
 from dropblock_hooks.files import FileError, read_yaml
 from experiments.config import Config, Runtime, make_config, resolve, run_hash
 from experiments.data import fingerprint, load_data
+from experiments.files import record_digest
 from experiments.grid import Cell, expand, fill_numbers, name_problems, texts, unknown
 from experiments.models import prepare
 from experiments.optimization import LearningRate, Targets, make_optimizer
@@ -88,7 +89,7 @@ class Study:
         hashes: dict[str, dict[str, str]] = {name: {} for name in self.conditions}
         for run in self.runs():
             hashes[run.condition][str(run.config.seed)] = run.hash
-        return {
+        record = {
             "name": self.name,
             "question": self.question,
             "command": command,
@@ -103,6 +104,7 @@ class Study:
                 for name, config in self.conditions.items()
             },
         }
+        return {**record, "sha256": record_digest(record)}
 
 
 def read_study(
@@ -217,9 +219,7 @@ def _shape_problems(data: object, filled: bool) -> list[str]:
     return problems + _seeds_problems(data.get("seeds"))
 
 
-def _overrides_problems(
-    overrides: object, where: str, placeholders: bool = False
-) -> list[str]:
+def _overrides_problems(overrides: object, where: str, placeholders: bool = False) -> list[str]:
     """What is wrong with fields of Config; `placeholders` may be left in grid.fields, or if so."""
     if overrides is None:
         return []

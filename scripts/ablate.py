@@ -63,6 +63,7 @@ def ablate(
         part = None if shard is None else parse_shard(shard)
         study.open().close()
         check_paths(data=data, data_dir=data_dir)
+        from experiments.files import among_writers
         from experiments.running.directories import write_json
         from experiments.running.launch import launch
         from experiments.study import read_study
@@ -74,7 +75,8 @@ def ablate(
         directory = out / plan.name
         directory.mkdir(parents=True, exist_ok=True)
         command = shlex.join(["python", "scripts/ablate.py", *sys.argv[1:]])
-        write_json(directory / "study.json", plan.record(command))
+        with among_writers(directory, ".study.json.*.part"):
+            write_json(directory / "study.json", plan.record(command))
         ended = launch(
             plan,
             directory,

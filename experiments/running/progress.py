@@ -74,7 +74,9 @@ class Shown:
         if grown:
             self._count()
         if (begun or grown) and not first:
-            self.attempt = next(reversed(read_environment(self.directory).get("attempts", [])), None)
+            self.attempt = next(
+                reversed(read_environment(self.directory).get("attempts", [])), None
+            )
         return None
 
     def _changed(self, name: str) -> bool:

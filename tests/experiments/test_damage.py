@@ -3,6 +3,7 @@
 import json
 import random
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ import torch
 from experiments.checkpoint import CheckpointDamaged, set_aside_if_damaged
 from experiments.config import Runtime
 from experiments.files import fault, sign_zip
-from experiments.running.directories import Damaged, read_result
+from experiments.running.directories import Damaged, read_result, write_json
+from experiments.running.records import read_runs
 from experiments.running.runs import execute
 from experiments.train import Stopped, train
 
-from .launches import TINY
+from .launches import DROP, TINY, make_study
 
 
 @pytest.fixture(scope="module")
@@ -169,3 +171,32 @@ def test_a_record_with_a_flipped_bit_is_not_believed(finished, name):
     finally:
         path.write_bytes(content)
     assert believed == []
+
+
+def test_a_studys_record_with_a_flipped_bit_is_not_believed(tmp_path):
+    study = make_study(drop=replace(TINY, spec=DROP), none=TINY)
+    write_json(tmp_path / "study.json", study.record("python scripts/ablate.py"))
+    record, runs = read_runs(tmp_path)
+    content, chance = (tmp_path / "study.json").read_bytes(), random.Random(4)
+    refused = 0
+    for at in range(0, len(content), 7):
+        flipped = bytearray(content)
+        flipped[at] ^= 1 << chance.randrange(8)
+        (tmp_path / "study.json").write_bytes(flipped)
+        try:  # a blank may become another one
+            assert read_runs(tmp_path) == (record, runs), at
+        except ValueError:
+            refused += 1
+    assert refused > len(content) / 14
+
+
+def test_a_studys_record_without_a_digest_is_read(tmp_path):
+    record = make_study().record("python scripts/ablate.py")
+    del record["sha256"]
+    write_json(tmp_path / "study.json", record)
+    assert len(read_runs(tmp_path)[1]) == 4
+    write_json(tmp_path / "study.json", {**record, "sha256": "0"})
+    with pytest.raises(
+        ValueError, match=r"study\.json is not .*: it was changed since it was written"
+    ):
+        read_runs(tmp_path)
