@@ -43,7 +43,8 @@ def ablate(
         base: further fields of the base config, as YAML: '{train_images: null, epochs: 90}'.
         backend: loky (processes on this machine), sequential (this process) or ray (a cluster).
         address: of the Ray cluster: HOST:PORT, ray://HOST:PORT, or auto for that of this host;
-            without it, one is started on this machine.
+            without it, one is started on this machine. The token of a cluster that asks for one
+            is read from ~/.ray/auth_token or RAY_AUTH_TOKEN.
         jobs: runs at once; as many as the cores allow by default.
         shard: i/n runs every n-th of the runs only, from the i-th (from 0); auto takes i and n
             from SLURM's job array.
