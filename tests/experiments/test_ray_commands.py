@@ -93,7 +93,10 @@ def test_the_documented_commands_run_a_study(cluster):
     commands = documented()
     assert len(commands) == 4
     for command in commands:
-        done = cluster.run(command)
+        for _ in range(3):
+            done = cluster.run(command)
+            if "timed out during startup" not in done.stdout:  # of Ray, on a busy machine
+                break
         assert done.returncode == 0, f"{command}\n{done.stdout}"
     check(cluster)
 
