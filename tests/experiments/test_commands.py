@@ -186,12 +186,15 @@ ANSWERS = {
 }
 
 
+AT_ONCE = [f"{name}.py --help" for name in ("ablate", "train", "report")] + [
+    "ablate.py missing.yaml",
+    "train.py --spec missing.yaml",
+]
+
+
 @pytest.mark.parametrize(
     "line",
-    [
-        pytest.param(line, marks=() if "help" in line or "missing" in line else pytest.mark.slow)
-        for line in ANSWERS
-    ],
+    [pytest.param(line, marks=() if line in AT_ONCE else pytest.mark.slow) for line in ANSWERS],
 )
 def test_help_and_what_is_not_there_take_no_torch(start, line):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

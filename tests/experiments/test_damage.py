@@ -111,7 +111,13 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(name, marks=() if name in ("weights", "directory") else pytest.mark.slow)
+        for name in DAMAGES
+    ],
+)
 def test_a_damaged_checkpoint_is_never_loaded(whole, tmp_path, damage):
     path = tmp_path / "checkpoint.pt"
     content = DAMAGES[damage](whole)
@@ -151,15 +157,16 @@ def finished(tmp_path_factory):
 RECORDS = ["config.yaml", "metrics.jsonl", "result.json", "done.json", "environment.json"]
 
 
+@pytest.mark.parametrize("every", [29, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", RECORDS)
-def test_a_record_with_a_flipped_bit_is_not_believed(finished, name):
+def test_a_record_with_a_flipped_bit_is_not_believed(finished, name, every):
     run = json.loads((finished / "done.json").read_text())["run"]
     assert read_result(finished, run) is not None
     path, chance = Path(finished / name), random.Random(3)
     content = path.read_bytes()
     believed = []
     try:
-        for at in range(0, len(content), 3):
+        for at in range(0, len(content), every):
             flipped = bytearray(content)
             flipped[at] ^= 1 << chance.randrange(8)
             path.write_bytes(flipped)
@@ -173,13 +180,14 @@ def test_a_record_with_a_flipped_bit_is_not_believed(finished, name):
     assert believed == []
 
 
-def test_a_studys_record_with_a_flipped_bit_is_not_believed(tmp_path):
+@pytest.mark.parametrize("every", [149, pytest.param(7, marks=pytest.mark.slow)])
+def test_a_studys_record_with_a_flipped_bit_is_not_believed(tmp_path, every):
     study = make_study(drop=replace(TINY, spec=DROP), none=TINY)
     write_json(tmp_path / "study.json", study.record("python scripts/ablate.py"))
     record, runs = read_runs(tmp_path)
     content, chance = (tmp_path / "study.json").read_bytes(), random.Random(4)
     refused = 0
-    for at in range(0, len(content), 7):
+    for at in range(0, len(content), every):
         flipped = bytearray(content)
         flipped[at] ^= 1 << chance.randrange(8)
         (tmp_path / "study.json").write_bytes(flipped)
@@ -187,7 +195,7 @@ def test_a_studys_record_with_a_flipped_bit_is_not_believed(tmp_path):
             assert read_runs(tmp_path) == (record, runs), at
         except ValueError:
             refused += 1
-    assert refused > len(content) / 14
+    assert refused > len(content) / every / 2
 
 
 def test_a_studys_record_without_a_digest_is_read(tmp_path):

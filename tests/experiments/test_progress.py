@@ -54,7 +54,13 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(name, marks=() if name in ("result", "done") else pytest.mark.slow)
+        for name in DAMAGES
+    ],
+)
 def test_a_damaged_run_that_is_run_again_has_not_ended(home, damage):
     seen = Shown("none, seed 1", home, 1)
     assert seen.look() == "finished"
