@@ -7,6 +7,7 @@ Read in this order:
 - `train`: `train(Config(...)) -> Result`, one readable loop (`models`, `optimization`,
   `checkpoint`, `log`)
 - `study`: a YAML file of conditions and seeds (`grid`); `running`: working on it, anywhere
+- `files`: written whole or not at all, telling when they were changed
 - `report`: what came of it, with paired statistics, as text, tables and pictures (`reporting`)
 
 What attaching costs is another matter: `overhead` times works against `peers`, with their

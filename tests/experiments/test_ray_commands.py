@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -61,6 +62,24 @@ class Cluster:
             self.host = found[1]
         return subprocess.CompletedProcess(command, code, text)
 
+    def run_patiently(self, command: str) -> subprocess.CompletedProcess[str]:
+        """The same, again where Ray has given up: it waits for 30 s, on a busy machine too."""
+        before = self.processes()
+        done = self.run(command)
+        for _ in range(3):
+            if "timed out during startup" not in done.stdout:
+                break
+            self.kill(set(self.processes()) - set(before))
+            done = self.run(command)
+        return done
+
+    def kill(self, pids: Iterable[int]) -> None:
+        pids = set(pids)
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        until(lambda: not pids & set(self.processes()), 60)
+
     def processes(self) -> list[int]:
         """Those that this cluster has left."""
         mark, found = f"MARK={self.home}".encode(), []
@@ -75,10 +94,7 @@ class Cluster:
 def cluster(tmp_path):
     cluster = Cluster(tmp_path)
     yield cluster
-    for pid in cluster.processes():
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    until(lambda: not cluster.processes(), 60)
+    cluster.kill(cluster.processes())
 
 
 def check(cluster: Cluster) -> None:
@@ -93,10 +109,7 @@ def test_the_documented_commands_run_a_study(cluster):
     commands = documented()
     assert len(commands) == 4
     for command in commands:
-        for _ in range(3):
-            done = cluster.run(command)
-            if "timed out during startup" not in done.stdout:  # of Ray, on a busy machine
-                break
+        done = cluster.run_patiently(command)
         assert done.returncode == 0, f"{command}\n{done.stdout}"
     check(cluster)
 
@@ -104,7 +117,7 @@ def test_the_documented_commands_run_a_study(cluster):
 def test_a_token_left_by_a_local_run_does_not_shut_the_client_out(cluster):
     """`ray start` asks for it then, without a word in its command."""
     assert cluster.run("ray get-auth-token --generate").returncode == 0
-    started = cluster.run("ray start --head --port 6380 --num-cpus 1")
+    started = cluster.run_patiently("ray start --head --port 6380 --num-cpus 1")
     assert started.returncode == 0, started.stdout
     ablate = "python scripts/ablate.py STUDY.yaml --backend ray --address"
     done = cluster.run(f"RAY_AUTH_TOKEN=wrong {ablate} HOST:6380")
@@ -117,7 +130,7 @@ def test_a_token_left_by_a_local_run_does_not_shut_the_client_out(cluster):
 
 
 def test_a_cluster_without_tokens_takes_clients_with_one(cluster):
-    started = cluster.run("ray start --head --port 6381 --num-cpus 1")
+    started = cluster.run_patiently("ray start --head --port 6381 --num-cpus 1")
     assert started.returncode == 0, started.stdout
     assert cluster.run("ray get-auth-token --generate").returncode == 0
     ablate = "python scripts/ablate.py STUDY.yaml --backend ray --address"
