@@ -98,8 +98,13 @@ def test_nothing_missing_added_or_blank_goes_unseen(whole, tmp_path):
         assert fault(path) is not None, name
 
 
+def flipped(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+
+
 DAMAGES = {
-    "weights": lambda content: content[:9000] + bytes([content[9000] ^ 1]) + content[9001:],
+    "weights": lambda content: flipped(content, len(content) // 2),
+    "pickle": lambda content: flipped(content, 9000),
     "padding": lambda content: content.replace(b"FB", b"FC", 1),
     "directory": lambda content: content.replace(b"PK\x01\x02", b"PK\x01\x03", 1),
     "digest": lambda content: content[:-1] + bytes([content[-1] ^ 2]),

@@ -166,14 +166,14 @@ def test_a_signal_leaves_a_checkpoint_to_go_on_from(tmp_path, name, status):
         preexec_fn=heed,
     ) as process:
         try:
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 300
             metrics = tmp_path / "metrics.jsonl"
             while not metrics.exists() or not metrics.read_text():
                 assert process.poll() is None, process.stderr.read()
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
             process.send_signal(getattr(signal, name))
-            _, stderr = process.communicate(timeout=60)
+            _, stderr = process.communicate(timeout=120)
         finally:
             process.kill()
     assert process.returncode == status, stderr
