@@ -268,9 +268,9 @@ def make_config(values: Mapping[str, Any]) -> Config:
 
     for name in values:
         _known(name, [field.name for field in fields(Config)], "field")
-    for field in fields(Config):  # which the parser lets through
-        null = field.name in values and values[field.name] is None
-        _require("None" in str(field.type) or not null, field.name, str(field.type), None)
+    for each in fields(Config):  # which the parser lets through
+        null = each.name in values and values[each.name] is None
+        _require("None" in str(each.type) or not null, each.name, str(each.type), None)
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Config)
     try:
