@@ -8,6 +8,7 @@ Read in this order:
   `checkpoint`, `log`)
 - `study`: a YAML file of conditions and seeds (`grid`), and of what is compared (`contrasts`);
   `running`: working on it, anywhere
+- `files`: written whole or not at all, telling when they were changed
 - `report`: what came of it, with paired statistics, as text, tables and pictures (`reporting`)
 - `recounting`: whether what is said of it, in reports and READMEs, is what the runs tell
 

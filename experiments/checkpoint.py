@@ -1,10 +1,8 @@
-"""Files that are there whole or not at all, and checkpoints among them."""
+"""Checkpoints: one file, written whole, signed with a digest of all its bytes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +13,7 @@ from torch import nn
 
 from experiments.config import Config, Epoch, in_order
 from experiments.data import derive_seed
+from experiments.files import fault, flush, free_name, sign_zip, write_atomically
 
 if TYPE_CHECKING:
     from experiments.train import Training
@@ -23,46 +22,24 @@ if TYPE_CHECKING:
 MAY_DIFFER = ("accelerator", "devices", "num_nodes", "strategy")
 
 
+__all__ = [
+    "AnotherRun",
+    "CheckpointDamaged",
+    "gather",
+    "restore",
+    "save",
+    "set_aside_if_damaged",
+    "share_buffers",
+    "write_atomically",
+]
+
+
 class CheckpointDamaged(ValueError):
-    """A checkpoint that can't be read."""
+    """A checkpoint that can't be read, or is not what was written."""
 
 
 class AnotherRun(ValueError):
     """A checkpoint of another config."""
-
-
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Have `write` make a file beside `path`, and put it in the place of `path` when it is whole.
-
-    What was there stays there if anything fails; a crash leaves either file, never a half of one.
-
-    Example:
-        >>> from tempfile import mkdtemp
-        >>> path = Path(mkdtemp()) / "note.txt"
-        >>> write_atomically(path, lambda part: part.write_text("all of it"))
-        >>> path.read_text()
-        'all of it'
-    """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        write(part)
-        flush(part)
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    flush(path.parent)
-
-
-def flush(path: Path) -> None:
-    """Have the operating system write a file, or a folder's entries, to the disk."""
-    # some file systems, and Windows, have no such thing for folders
-    with suppress(OSError) if path.is_dir() else nullcontext():
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def save(training: Training, path: Path) -> None:
@@ -84,6 +61,7 @@ def save(training: Training, path: Path) -> None:
     try:
         fabric.save(part, state)  # gathers what is spread; the first process writes
         if fabric.is_global_zero:
+            sign_zip(part)
             flush(part)
             os.replace(part, path)
             flush(path.parent)
@@ -98,12 +76,15 @@ def restore(training: Training, path: Path) -> None:
     """Bring a run to where its checkpoint was written, if there is one; the folder is made.
 
     Raises:
-        CheckpointDamaged: if the file is not a checkpoint of this program.
-        ValueError: if it is of another run.
+        CheckpointDamaged: if a bit of the file was changed, or it is no checkpoint of this program.
+        AnotherRun: if it is of another run.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         return
+    problem = next(filter(None, gather(training.fabric, fault(path))), None)
+    if problem is not None:  # all processes say so, whichever of them has read it
+        raise CheckpointDamaged(_unreadable(path, problem))
     try:
         plain = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         _check_same(path, plain["config"], training.config)
@@ -112,7 +93,26 @@ def restore(training: Training, path: Path) -> None:
     except (OSError, MemoryError, AnotherRun):
         raise
     except Exception as error:  # whatever unpickling damaged bytes, or other weights, raises
-        raise CheckpointDamaged(f"{path} can't be read as a checkpoint: {error!r}") from error
+        raise CheckpointDamaged(_unreadable(path, repr(error))) from error
+
+
+def set_aside_if_damaged(path: Path) -> str | None:
+    """Rename a checkpoint that is not as it was written, and say so in a line; None if it is right.
+
+    Raises:
+        OSError: if it can't be read or renamed.
+    """
+    problem = fault(path) if path.exists() else None
+    if problem is None:
+        return None
+    aside = free_name(path)
+    os.replace(path, aside)
+    flush(path.parent)
+    return f"{_unreadable(path, problem)}; set aside as {aside}, the run begins anew"
+
+
+def _unreadable(path: Path, problem: str) -> str:
+    return f"{path} can't be read as a checkpoint: {problem}"
 
 
 def gather(fabric: Fabric, own: Any) -> list[Any]:

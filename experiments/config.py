@@ -1,7 +1,8 @@
 """What a run does (`Config`), where and how it does it (`Runtime`), and what came of it (`Result`).
 
 Everything that changes a result stands in `Config`, and its hash names the run; nothing in
-`Runtime` changes a result.
+`Runtime` changes a result. What takes seconds to import is imported where it is needed: the
+commands read their options from these classes, and answer `--help` at once.
 """
 
 from __future__ import annotations
@@ -14,17 +15,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
-
-import timm
-import torch
-import torchvision
-from jsonargparse import ArgumentError, ArgumentParser
-from lightning.fabric.strategies import STRATEGY_REGISTRY
-from timm.optim import get_optimizer_info, list_optimizers
-
-import experiments.peers  # noqa: F401 - makes PeerDropBlock2d known to specs
-from dropblock_hooks import Spec
-from dropblock_hooks.registry import closest
 
 DATA = ("digits", "cifar10", "cifar100", "imagefolder:PATH", "fake")
 SCHEDULES = ("onecycle", "cosine", "tanh", "step", "multistep", "poly", "wsd", "rsqrt", "constant")
@@ -147,9 +137,14 @@ class Config:
         )
         _require(self.spec != "", "spec", "a mapping, the path of a file, or null", self.spec)
         if isinstance(self.spec, dict):
-            Spec(self.spec)
+            read_spec(self.spec)
 
     def _check_names(self) -> None:
+        import timm
+        import torchvision
+        from lightning.fabric.strategies import STRATEGY_REGISTRY
+        from timm.optim import get_optimizer_info, list_optimizers
+
         kind, _, path = self.data.partition(":")
         kinds = [name.partition(":")[0] for name in DATA]
         _known(kind, kinds, "data", shown=", ".join(DATA))
@@ -269,14 +264,55 @@ def make_config(values: Mapping[str, Any]) -> Config:
     Raises:
         ValueError: naming the field.
     """
+    from jsonargparse import ArgumentError, ArgumentParser
+
     for name in values:
         _known(name, [field.name for field in fields(Config)], "field")
+    for each in fields(Config):  # which the parser lets through
+        null = each.name in values and values[each.name] is None
+        _require("None" in str(each.type) or not null, each.name, str(each.type), None)
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Config)
     try:
         return Config(**parser.parse_object(dict(values)).as_dict())
     except ArgumentError as error:
         raise ValueError(" ".join(str(error).split())) from error
+
+
+def read_spec(spec: dict[str, Any] | str) -> Any:
+    """A `Spec` from plain data, or from the file at a path.
+
+    Raises:
+        ValueError: if it can't be read.
+    """
+    import experiments.peers  # noqa: F401 - makes PeerDropBlock2d known to specs
+    from dropblock_hooks import Spec
+
+    if not isinstance(spec, str):
+        return Spec(spec)
+    try:
+        return Spec.load(spec)
+    except OSError as error:
+        raise ValueError(f"spec: {error}") from error
+
+
+def check_paths(
+    *, spec: object = None, data: str | None = None, data_dir: Path | None = None
+) -> None:
+    """Look for the files and folders that a command was given: its imports may take seconds.
+
+    Raises:
+        ValueError: for one that is not there.
+    """
+    if isinstance(spec, str) and spec and not Path(spec).exists():
+        raise ValueError(f"spec: no such file: {spec!r}")
+    kind, _, path = (data or "").partition(":")
+    if kind == "imagefolder" and path:
+        for folder in (Path(path) / "train", Path(path) / "val"):
+            if not folder.is_dir():
+                raise ValueError(f"data {data}: no such folder: {str(folder)!r}")
+    if kind.startswith("cifar") and data_dir is not None and not data_dir.is_dir():
+        raise ValueError(f"data {data}: no such folder: {str(data_dir)!r}; data_dir says where")
 
 
 def resolve(config: Config) -> Config:
@@ -287,12 +323,9 @@ def resolve(config: Config) -> Config:
     Raises:
         ValueError: for a spec that can't be read.
     """
-    spec: Any = config.spec
-    if isinstance(spec, str):
-        try:
-            spec = Spec.load(spec)
-        except OSError as error:
-            raise ValueError(f"spec: {error}") from error
+    import torch
+
+    spec = None if not config.spec else read_spec(config.spec)
     accelerator = config.accelerator
     if accelerator == "auto":
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
@@ -302,7 +335,7 @@ def resolve(config: Config) -> Config:
     if torch.distributed.is_torchelastic_launched():
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
         started = {"devices": devices, "num_nodes": int(os.environ["WORLD_SIZE"]) // devices}
-    plain = Spec(spec).to_plain() if spec else None
+    plain = spec.to_plain() if spec else None
     return replace(config, spec=plain, accelerator=accelerator, **started)
 
 
@@ -345,5 +378,7 @@ def _is_plain(data: object) -> bool:
 def _known(word: str, known: Iterable[str], what: str, shown: str | None = None) -> None:
     known = list(known)
     if word not in known:
+        from dropblock_hooks.registry import closest
+
         hint = closest(word, known) or f"; known: {shown or ', '.join(known)}"
         raise ValueError(f"unknown {what} {word!r}{hint}")

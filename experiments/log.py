@@ -6,10 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dropblock_hooks import Attachment
-from experiments.checkpoint import write_atomically
 from experiments.config import Epoch
+from experiments.files import write_atomically
+
+if TYPE_CHECKING:
+    from dropblock_hooks import Attachment
 
 
 class Log:

@@ -6,11 +6,11 @@ write_report(Path("runs/quick"))    # runs/quick/report/report.md, and what it s
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from experiments.files import draft_folder
 from experiments.reporting.cost import cost
 from experiments.reporting.findings import answer, counted, escape, listed
 from experiments.reporting.plots import draw
@@ -107,9 +107,9 @@ def rewrite_report(folder: Path, study: Study) -> Path:
 @contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
     """A folder whose files take the place of those of another one, if nothing fails."""
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as name:
-        yield Path(name)
-        for path in sorted(Path(name).iterdir()):
+    with draft_folder(folder) as draft:
+        yield draft
+        for path in sorted(draft.iterdir()):
             os.replace(path, folder / path.name)
 
 

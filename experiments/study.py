@@ -27,6 +27,7 @@ from dropblock_hooks.files import FileError, read_yaml
 from experiments.config import Config, Runtime, make_config, resolve, run_hash
 from experiments.contrasts import Pairs, plain_contrasts, read_contrasts
 from experiments.data import fingerprint, load_data
+from experiments.files import record_digest
 from experiments.grid import Cell, expand, fill_numbers, name_problems, texts, unknown
 from experiments.models import prepare
 from experiments.optimization import LearningRate, Targets, make_optimizer
@@ -92,7 +93,7 @@ class Study:
         hashes: dict[str, dict[str, str]] = {name: {} for name in self.conditions}
         for run in self.runs():
             hashes[run.condition][str(run.config.seed)] = run.hash
-        return {
+        record = {
             "name": self.name,
             "question": self.question,
             "command": command,
@@ -108,6 +109,7 @@ class Study:
                 for name, config in self.conditions.items()
             },
         }
+        return {**record, "sha256": record_digest(record)}
 
 
 def read_study(
@@ -137,14 +139,15 @@ def read_study(
     if _recursive(plain):
         raise StudyError(path, ["an alias stands within what it names, or data are too deep"])
     problems = _overrides_problems(base, "--base")
-    if not problems and isinstance(plain, dict) and isinstance(plain.get("base"), dict | None):
-        shared = {**(plain.get("base") or {}), **(base or {})}
-        shared |= {} if data is None else {"data": data}
+    filled = False
+    if isinstance(plain, dict):
+        parts = (plain.get("base"), base, None if data is None else {"data": data})
+        shared = {name: value for part in parts for name, value in _mapping(part).items()}
         try:
-            plain = _filled(plain, shared)
+            plain, filled = _filled(plain, shared), True
         except ValueError as error:
             problems.append(str(error))
-    problems += _shape_problems(plain)
+    problems += _shape_problems(plain, filled)
     if not problems:
         problems += _data_problems(plain, data)
         cells = _cells(plain, problems)
@@ -170,15 +173,27 @@ def read_study(
     )
 
 
+def _mapping(part: object) -> dict[Any, Any]:
+    return part if isinstance(part, dict) else {}
+
+
 def _filled(plain: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
-    """The file with the numbers of its base, such as ``${epochs}``, put in their places."""
-    known = {field.name: getattr(Config(), field.name) for field in fields(Config)} | dict(base)
+    """The file with the numbers of its base, such as ``${epochs}``, put in their places.
+
+    For a number that the base has wrong, and that is told elsewhere, the default stands in.
+    """
+    default = {field.name: getattr(Config(), field.name) for field in fields(Config)}
+    known = default | {
+        name: value
+        for name, value in base.items()
+        if type(value) in (int, float) or type(default.get(name)) not in (int, float)
+    }
     grid = plain.get("grid")
     factors = (grid.get("factors") if isinstance(grid, dict) else None) or {}
     numbers = {
         name: number
         for name, number in known.items()
-        if type(number) in (int, float) and name not in factors
+        if isinstance(name, str) and type(number) in (int, float) and name not in factors
     }
     parts = {part: plain[part] for part in ("grid", "conditions") if part in plain}
     return {**plain, **fill_numbers(parts, numbers)}
@@ -191,7 +206,8 @@ def _other(data: str | None, base: Mapping[str, Any] | None, marks: Mapping[str,
     return [*named, hashlib.sha256(text.encode()).hexdigest()[:6]] if base else named
 
 
-def _shape_problems(data: object) -> list[str]:
+def _shape_problems(data: object, filled: bool) -> list[str]:
+    """What is wrong with a file's parts, whose numbers of the base are put in, if `filled`."""
     if not isinstance(data, dict):
         return [f"it must be a mapping of conditions, baseline and seeds, got {data!r}"]
     problems = unknown(data, _FIELDS, "field")
@@ -204,7 +220,7 @@ def _shape_problems(data: object) -> list[str]:
         conditions = None
     for name, overrides in (conditions or {}).items():
         problems += name_problems(name, "conditions: a name")
-        problems += _overrides_problems(overrides, f"conditions.{name}")
+        problems += _overrides_problems(overrides, f"conditions.{name}", placeholders=not filled)
     if isinstance(data.get("grid"), dict):
         problems += _overrides_problems(data["grid"].get("fields"), "grid.fields")
     if data.get("baseline") is None:
@@ -212,7 +228,8 @@ def _shape_problems(data: object) -> list[str]:
     return problems + _seeds_problems(data.get("seeds"))
 
 
-def _overrides_problems(overrides: object, where: str) -> list[str]:
+def _overrides_problems(overrides: object, where: str, placeholders: bool = False) -> list[str]:
+    """What is wrong with fields of Config; `placeholders` may be left in grid.fields, or if so."""
     if overrides is None:
         return []
     if not isinstance(overrides, dict):
@@ -220,7 +237,7 @@ def _overrides_problems(overrides: object, where: str) -> list[str]:
     if "seed" in overrides:
         return [f"{where}: seed does not belong here: all conditions share those of `seeds`"]
     problems = unknown(overrides, [field.name for field in fields(Config)], f"{where}: field")
-    if where != "grid.fields":
+    if where != "grid.fields" and not placeholders:
         strays = [text for text in texts(overrides) if "${" in text]
         problems += [f"{where}: {text!r}: placeholders stand in grid.fields" for text in strays]
     return problems

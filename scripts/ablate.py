@@ -4,25 +4,18 @@ Example: scripts/ablate.py experiments/configs/quick.yaml
 """
 
 import os
-import shlex
 import sys
 from pathlib import Path
-from typing import Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # threads that spin starve when a core is busy
+from experiments.running.signals import end_on_signals, leave
 
-from jsonargparse import auto_cli
-from rich.console import Console
+if __name__ == "__main__":
+    end_on_signals()  # before the imports: torch's, where there is work, take seconds
 
-from experiments.config import Runtime
-from experiments.report import summarize, table, write_report
-from experiments.reporting.tables import write_runs
-from experiments.running.directories import write_json
-from experiments.running.launch import launch
-from experiments.running.records import read_runs
-from experiments.running.shards import parse_shard
-from experiments.study import read_study
+import shlex
+from typing import Any, Literal
 
 
 def ablate(
@@ -50,7 +43,8 @@ def ablate(
         base: further fields of the base config, as YAML: '{train_images: null, epochs: 90}'.
         backend: loky (processes on this machine), sequential (this process) or ray (a cluster).
         address: of the Ray cluster: HOST:PORT, ray://HOST:PORT, or auto for that of this host;
-            without it, one is started on this machine.
+            without it, one is started on this machine. The token of a cluster that asks for one
+            is read from ~/.ray/auth_token or RAY_AUTH_TOKEN.
         jobs: runs at once; as many as the cores allow by default.
         shard: i/n runs every n-th of the runs only, from the i-th (from 0); auto takes i and n
             from SLURM's job array.
@@ -62,9 +56,19 @@ def ablate(
         checkpoint_seconds: least time between two checkpoints of a run.
         tensorboard: whether scalars are also written for TensorBoard.
     """
+    from experiments.config import Runtime, check_paths
+    from experiments.running.shards import parse_shard
+
     try:
         _require(jobs is None or jobs >= 1, f"jobs must be at least 1, got {jobs}")
         part = None if shard is None else parse_shard(shard)
+        study.open().close()
+        check_paths(data=data, data_dir=data_dir)
+        from experiments.files import among_writers
+        from experiments.running.directories import write_json
+        from experiments.running.launch import launch
+        from experiments.study import read_study
+
         runtime = Runtime(data_dir, loader_workers, checkpoint_seconds, tensorboard)
         plan = read_study(study, data, base, runtime)
         if csv is not None:
@@ -72,7 +76,8 @@ def ablate(
         directory = out / plan.name
         directory.mkdir(parents=True, exist_ok=True)
         command = shlex.join(["python", "scripts/ablate.py", *sys.argv[1:]])
-        write_json(directory / "study.json", plan.record(command))
+        with among_writers(directory, ".study.json.*.part"):
+            write_json(directory / "study.json", plan.record(command))
         ended = launch(
             plan,
             directory,
@@ -100,6 +105,12 @@ def ablate(
 
 def show(directory: Path, csv: Path | None) -> None:
     """Print the table, and write the report when all runs are there."""
+    from rich.console import Console
+
+    from experiments.report import summarize, table, write_report
+    from experiments.reporting.tables import write_runs
+    from experiments.running.records import read_runs
+
     record, runs = read_runs(directory)
     rows = summarize(record, runs)
     console = Console(width=None if sys.stdout.isatty() else 120)
@@ -119,9 +130,11 @@ def _require(valid: bool, problem: str) -> None:
 
 
 def main() -> int:
-    """0: all went well; 1: a run failed; 2: bad input; 130: Ctrl-C; 75: SIGTERM or SIGUSR1."""
+    """0: all went well; 1: a run failed; 2: bad input; 130: Ctrl-C; 75: another signal."""
+    from jsonargparse import auto_cli
+
     return int(auto_cli(ablate, description=__doc__, allow_abbrev=False))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

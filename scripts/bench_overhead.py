@@ -5,33 +5,23 @@ Example: scripts/bench_overhead.py --model resnet50 --spec '{"layer4.*": "DropBl
 
 import os
 import sys
-from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
-from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # threads that spin starve when a core is busy
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler, which counts memory, is talkative
+from experiments.running.signals import end_on_signals, leave
 
-import torch
-from jsonargparse import auto_cli
-from rich.console import Console
-from rich.progress import track
+if __name__ == "__main__":
+    end_on_signals()  # before the imports: torch's, where there is work, take seconds
 
-from experiments.overhead import Row, kernels, measure, models, others, sites
-from experiments.overhead.report import epochs, machine, plot, table, write_csv
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal
 
-TENSORS = {
-    "kernels": kernels.kernels,
-    "formats": kernels.formats,
-    "others": others.others,
-    "sites": sites.sites,
-    "sweep": kernels.sweep,
-    "attach": sites.attaching,
-    "compiled": kernels.compiled_kernels,
-}
-MODELS = {"models": models.models, "compiled": models.compiled}
+if TYPE_CHECKING:
+    from experiments.overhead import Row
+
 Set = Literal[
     "kernels", "formats", "others", "sites", "models", "sweep", "attach", "compiled", "all"
 ]  # fmt: skip
@@ -65,19 +55,23 @@ def bench(
         image_size: of the models, in pixels.
         images: of an epoch, with --model.
     """
+    if (model is None) != (spec is None):
+        raise ValueError("--model and --spec go together")
+    import torch
+    from rich.progress import track
+
+    from experiments.overhead import kernels, measure, models
+    from experiments.overhead.report import epochs, machine, write_csv
+
     torch.set_num_threads(threads)
     fed = models.Images(batch_size, image_size, torch.device(device))
     place = kernels.Place.of(fed.device, shape)
-    if (model is None) != (spec is None):
-        raise ValueError("--model and --spec go together")
     out.mkdir(parents=True, exist_ok=True)
     print(machine(fed.device))
     if model is not None and spec is not None:
-        works = models.own_model(model, spec, fed)
+        works: Iterable[Any] = models.own_model(model, spec, fed)
     else:
-        of_tensors = [make(place) for name, make in TENSORS.items() if set in (name, "all")]
-        of_models = [make(fed) for name, make in MODELS.items() if set in (name, "all")]
-        works = chain(*of_tensors, *of_models)
+        works = _works(set, place, fed)
     rows: list[Row] = []
     for work in track(works, "works"):
         rows += measure(work, rounds)
@@ -88,8 +82,32 @@ def bench(
     return 0
 
 
-def show(rows: list[Row], out: Path) -> None:
+def _works(named: Set, place: Any, fed: Any) -> Iterator[Any]:
+    """The works of a set, each made when the one before it is done."""
+    from experiments.overhead import kernels, models, others, sites
+
+    makers = {
+        "kernels": (kernels.kernels, place),
+        "formats": (kernels.formats, place),
+        "others": (others.others, place),
+        "sites": (sites.sites, place),
+        "sweep": (kernels.sweep, place),
+        "attach": (sites.attaching, place),
+        "compiled": (kernels.compiled_kernels, place),
+        "models": (models.models, fed),
+        "compiled models": (models.compiled, fed),
+    }
+    for name, (make, given) in makers.items():
+        if named == "all" or name.partition(" ")[0] == named:
+            yield from make(given)
+
+
+def show(rows: "list[Row]", out: Path) -> None:
     """Print the table, and draw the pictures."""
+    from rich.console import Console
+
+    from experiments.overhead.report import plot, table
+
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(table(rows))
     if find_spec("matplotlib") is None:
@@ -99,7 +117,9 @@ def show(rows: list[Row], out: Path) -> None:
 
 
 def main() -> int:
-    """Return 0 if all went well, 2 for bad input, 130 for Ctrl-C."""
+    """0: all went well; 2: bad input; 130: Ctrl-C; 75: another signal."""
+    from jsonargparse import auto_cli
+
     try:
         return int(auto_cli(bench, description=__doc__, allow_abbrev=False))
     except KeyboardInterrupt:
@@ -111,4 +131,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -5,40 +5,32 @@ Example: scripts/families.py docs/families.md
 
 import os
 import sys
-import time
-from importlib.metadata import version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # threads that spin starve when a core is busy
+from experiments.running.signals import end_on_signals, leave
 
-import torch
-from jsonargparse import auto_cli
-from rich.progress import track
+if __name__ == "__main__":
+    end_on_signals()  # before the imports: torch's, where there is work, take seconds
 
-from experiments.families import (
-    BATCH,
-    BLOCK,
-    MEMBERS,
-    REPEATS,
-    Member,
-    Outcome,
-    P,
-    StageResult,
-    has_checkpointing,
-    observe,
-)
+import time
+from importlib.metadata import version
+from typing import TYPE_CHECKING
 
-HEADER = f"""# The timm families
+if TYPE_CHECKING:
+    from experiments.families import Member, Outcome, StageResult
 
-`DropBlock2d(p={P}, block_size={BLOCK})` at `stage:-2` and `stage:-1` of the smallest model of each
-family (random weights, batch {BATCH}, CPU), after one training step, one evaluation and {REPEATS}
+HEADER = """# The timm families
+
+`DropBlock2d(p={p}, block_size={block})` at `stage:-2` and `stage:-1` of the smallest model of each
+family (random weights, batch {batch}, CPU), after one training step, one evaluation and {repeats}
 more runs of the layer's own hook on what the layer gave. A row is *ok* when
 
 - each site ran once in the training forward, also under `set_grad_checkpointing`, and recomputation
   was not counted;
 - the axis that was taken for the channels has the channels of the stage, and the share dropped of
-  the map is {P}, |z| <= 4;
+  the map is {p}, |z| <= 4;
 - all gradients are finite, evaluation is bit-identical to the bare model's, and after `remove()` no
   hook is left.
 
@@ -55,6 +47,11 @@ def families(out: Path, only: str | None = None) -> int:
         out: a Markdown file, which is replaced.
         only: one family, for a look.
     """
+    import torch
+    from rich.progress import track
+
+    from experiments.families import BATCH, BLOCK, MEMBERS, REPEATS, P
+
     members = [member for member in MEMBERS if only in (None, member.family)]
     if not members:
         print(f"error: {only!r} is none of the {len(MEMBERS)} families", file=sys.stderr)
@@ -65,7 +62,7 @@ def families(out: Path, only: str | None = None) -> int:
     works = sum(row.endswith("| ok |") for row in rows)
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "timm"))
     text = [
-        HEADER,
+        HEADER.format(p=P, block=BLOCK, batch=BATCH, repeats=REPEATS),
         f"**{works} of {len(rows)}** families. Written by `python scripts/families.py {out}` with "
         f"{versions}, in {time.perf_counter() - began:.0f} s.\n",
         "| family | model | input | stages | layout | map (tokens before it) | realized | options "
@@ -77,7 +74,9 @@ def families(out: Path, only: str | None = None) -> int:
     return 0 if works == len(rows) else 1
 
 
-def _row(member: Member) -> str:
+def _row(member: "Member") -> str:
+    from experiments.families import has_checkpointing, observe
+
     try:
         plain = observe(member)
     except (RuntimeError, ValueError) as error:
@@ -110,12 +109,12 @@ def _each(outcome, show) -> str:
     return ", ".join(dict.fromkeys(show(stage) for stage in outcome.stages))
 
 
-def _map(stage: StageResult) -> str:
+def _map(stage: "StageResult") -> str:
     size = "x".join(map(str, stage.map_size))
     return f"{size} ({stage.prefix})" if stage.layout in ("NLC", "NCL") else size
 
 
-def _options(member: Member) -> str:
+def _options(member: "Member") -> str:
     shown = (
         ", ".join(f"{name}={value}" for name, value in options.items()) or "none"
         for options in member.options
@@ -123,7 +122,7 @@ def _options(member: Member) -> str:
     return "; ".join(dict.fromkeys(shown))
 
 
-def _faults(outcome: Outcome) -> list[str]:
+def _faults(outcome: "Outcome") -> list[str]:
     """What is not as it should be."""
     faults = []
     for stage in outcome.stages:
@@ -143,7 +142,9 @@ def _faults(outcome: Outcome) -> list[str]:
 
 
 def main() -> int:
-    """Return 0 if all families work, 1 if one does not, 2 for bad input, 130 for Ctrl-C."""
+    """0: all families work; 1: one does not; 2: bad input; 130: Ctrl-C; 75: another signal."""
+    from jsonargparse import auto_cli
+
     try:
         return int(auto_cli(families, description=__doc__, allow_abbrev=False))
     except KeyboardInterrupt:
@@ -152,4 +153,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

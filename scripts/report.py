@@ -10,15 +10,10 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from experiments.running.signals import end_on_signals, leave
 
-from jsonargparse import auto_cli
-from rich.console import Console
-
-from experiments.report import rewrite_report, summarize, table, write_report
-from experiments.reporting.reported import read_reported
-from experiments.reporting.summary import Row
-from experiments.running.records import read_runs
-from experiments.study import read_study
+if __name__ == "__main__":
+    end_on_signals()  # before the imports: torch's, where there is work, take seconds
 
 
 def report(run_dir: Path, out: Path | None = None, study: Path | None = None) -> int:
@@ -35,12 +30,12 @@ def report(run_dir: Path, out: Path | None = None, study: Path | None = None) ->
         if study is not None:
             if out is not None:
                 raise ValueError("--out does not go with --study: the report is made in its place")
-            plan = read_study(study)
-            path = rewrite_report(run_dir, plan)
-            show(summarize(*read_reported(run_dir / "runs.csv", plan)), path)
-            return 0
+            return report_again(run_dir, study)
         if not (run_dir / "study.json").is_file():
             raise ValueError(f"{run_dir} is not a study's directory: it has no study.json")
+        from experiments.report import summarize, write_report
+        from experiments.running.records import read_runs
+
         rows = summarize(*read_runs(run_dir))
         path = write_report(run_dir, out)
     except (ValueError, OSError) as error:
@@ -50,14 +45,32 @@ def report(run_dir: Path, out: Path | None = None, study: Path | None = None) ->
     return 0
 
 
-def show(rows: list[Row], path: Path) -> None:
+def report_again(folder: Path, study: Path) -> int:
+    """Make a report again from its own `runs.csv`."""
+    from experiments.report import rewrite_report, summarize
+    from experiments.reporting.reported import read_reported
+    from experiments.study import read_study
+
+    plan = read_study(study)
+    path = rewrite_report(folder, plan)
+    show(summarize(*read_reported(folder / "runs.csv", plan)), path)
+    return 0
+
+
+def show(rows: list, path: Path) -> None:
     """Print the table, and where the report is."""
+    from rich.console import Console
+
+    from experiments.report import table
+
     Console(width=None if sys.stdout.isatty() else 120).print(table(rows))
     print(path)
 
 
 def main() -> int:
-    """Return 0 if the report is written, 2 for bad input, 130 for Ctrl-C."""
+    """0: the report is written; 2: bad input; 130: Ctrl-C; 75: another signal."""
+    from jsonargparse import auto_cli
+
     try:
         return int(auto_cli(report, description=__doc__, allow_abbrev=False))
     except KeyboardInterrupt:
@@ -66,4 +79,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

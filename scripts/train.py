@@ -3,37 +3,37 @@
 Example: scripts/train.py --epochs 10 --spec '{"layer4.0": "DropBlock2d(p=0.1, block_size=3)"}'
 
 A run with --out goes on from its last checkpoint when it is started again. Exit status: 0 if all
-went well, 1 if the loss diverged, 2 for bad input, 75 after SIGTERM or SIGUSR1 and 130 after
-Ctrl-C, both with the checkpoint written.
+went well, 1 if the loss diverged, 2 for bad input. After Ctrl-C (130) and SIGTERM, SIGUSR1 or
+SIGHUP (75), the checkpoint is written.
 """
 
-import json
 import os
-import statistics
 import sys
-from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # threads that spin starve when a core is busy
+from experiments.running.signals import Watch, caught, end_on_signals, leave
 
-from jsonargparse import ArgumentParser
-from lightning.fabric.utilities.rank_zero import rank_zero_only
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+if __name__ == "__main__":
+    end_on_signals()  # before the imports: torch's, where there is work, take seconds
 
-from experiments.checkpoint import write_atomically
-from experiments.config import Config, Epoch, Result, Runtime
-from experiments.running.claims import Claim
-from experiments.running.signals import Watch, caught
-from experiments.train import Stopped, train
+import json
+import statistics
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
-FIRST = rank_zero_only.rank == 0  # of the processes that train together
+if TYPE_CHECKING:
+    from experiments.config import Config, Epoch, Result, Runtime
 
 
-def make_parser() -> ArgumentParser:
+def make_parser() -> Any:
     """Every field of Config and Runtime is an option; --config reads many from a YAML file."""
+    from jsonargparse import ArgumentParser
+
+    from experiments.config import Config, Runtime
+
     parser = ArgumentParser(prog="scripts/train.py", description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "--config", action="config", help="YAML file of options; given again, the later one wins"
@@ -50,54 +50,104 @@ def make_parser() -> ArgumentParser:
 
 def main() -> int:
     """Return the exit status."""
-    parser = make_parser()
-    options = parser.parse_args()
-    given = vars(options)
+    given = vars(make_parser().parse_args())
+    from experiments.config import Config, Runtime, check_paths
+
     try:
+        check_paths(spec=given["spec"], data=given["data"], data_dir=given["data_dir"])
         config = Config(**{name: given[name] for name in Config.__dataclass_fields__})
         runtime = Runtime(**{name: given[name] for name in Runtime.__dataclass_fields__})
-        with caught() as signals:
-            try:
-                result = run(config, runtime, options.out, Watch(signals))
-            except Stopped as stopped:
-                kept = f"; to go on, start it again with --out {options.out}" if options.out else ""
-                print(f"{stopped}{kept}", file=sys.stderr)
-                return signals.exit_code or 1
+        code, result = run(config, runtime, given["out"])
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if FIRST:
+    if result is not None and is_first():
         show(result)
-    return 0 if result.status == "finished" else 1
+    return code
 
 
-def run(config: Config, runtime: Runtime, out: Path | None, stop: Watch) -> Result:
+def is_first() -> bool:
+    """Whether this is the first of the processes that train together."""
+    from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+    return bool(rank_zero_only.rank == 0)
+
+
+def run(config: "Config", runtime: "Runtime", out: Path | None) -> "tuple[int, Result | None]":
+    """Train until it is over or a signal comes; the exit status."""
+    from experiments.train import Stopped
+
+    with caught() as signals:
+        try:
+            result = train_here(config, runtime, out, Watch(signals))
+        except Stopped as stopped:
+            kept = f"; to go on, start it again with --out {out}" if out else ""
+            print(f"{stopped}{kept}", file=sys.stderr)
+            return signals.exit_code or 1, None
+    return 0 if result.status == "finished" else 1, result
+
+
+def train_here(config: "Config", runtime: "Runtime", out: Path | None, stop: Watch) -> "Result":
     """Train with a progress bar; with `out`, no other process trains there meanwhile."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from experiments.files import write_atomically
+    from experiments.train import train
+
+    first = is_first()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with ExitStack() as stack:
-        if out and FIRST:
-            out.mkdir(parents=True, exist_ok=True)
-            claim = Claim(out)
-            if not claim.acquire():
-                raise ValueError(f"another process trains in {out}")
-            stack.callback(claim.release)
+        if out and first:
+            stack.callback(prepare(out).release)
         bar = stack.enter_context(
-            Progress(*columns, disable=not FIRST, console=Console(stderr=True))
+            Progress(*columns, disable=not first, console=Console(stderr=True))
         )
         task = bar.add_task("training", total=config.epochs)
 
-        def advance(epoch: Epoch) -> None:
+        def advance(epoch: "Epoch") -> None:
             text = f"epoch {epoch.epoch + 1}/{config.epochs}, loss {epoch.loss:.3f}"
             bar.update(task, completed=epoch.epoch + 1, description=text)
 
         result = train(config, runtime, out, stop=stop, on_epoch=advance)
-        if out and FIRST:
+        if out and first:
             text = json.dumps(asdict(result) | {"epochs": len(result.epochs)}, indent=1) + "\n"
             write_atomically(out / "result.json", lambda part: part.write_text(text))
     return result
 
 
-def show(result: Result) -> None:
+def prepare(out: Path) -> Any:
+    """Claim a folder; what a kill, or a bad disk, has left there is put aside before it is used.
+
+    The other processes look for a checkpoint after this one: they wait for it to join them.
+    """
+    from experiments.checkpoint import set_aside_if_damaged
+    from experiments.running.claims import Claim
+    from experiments.running.directories import drop_drafts
+
+    out.mkdir(parents=True, exist_ok=True)
+    claim = Claim(out)
+    if not claim.acquire():
+        raise ValueError(f"another process trains in {out}")
+    drop_drafts(out)
+    told = set_aside_if_damaged(out / "checkpoint.pt")
+    if told is not None:
+        print(told, file=sys.stderr)
+    return claim
+
+
+def show(result: "Result") -> None:
     """Print accuracies, and each site's rates as means over the epochs."""
     if result.status == "diverged":
         print(
@@ -123,4 +173,4 @@ def mean(rates: list[float | None]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -11,6 +11,7 @@ import yaml
 from experiments.config import Config
 from experiments.reporting.findings import escape, listed
 from experiments.reporting.summary import Row
+from experiments.running.directories import environments
 from experiments.running.records import StudyRecord
 
 
@@ -34,7 +35,9 @@ def setting(record: StudyRecord, rows: Sequence[Row]) -> list[str]:
         f"```yaml\n{block or '{}'}\n```",
         *(["The conditions change:", "\n".join(changes)] if changes else []),
         f"```bash\n{record.command}\n```",
-        *_environment([run.environment for row in rows for run in row.runs if run.environment]),
+        *_environment(
+            [made for row in rows for run in row.runs for made in environments(run.environment)]
+        ),
     ]
 
 

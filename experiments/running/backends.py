@@ -24,6 +24,9 @@ from experiments.running.signals import serve
 Backend = Literal["loky", "sequential", "ray"]
 Work = Callable[[Any], Any]
 SECONDS = 5.0  # for a cluster to answer
+TOKEN_HINT = (
+    "if it asks for a token, it must be here too: ~/.ray/auth_token of its head, or RAY_AUTH_TOKEN"
+)
 RunAll = Callable[[Work, Sequence[Any], int], list[Any]]
 
 
@@ -104,6 +107,7 @@ def _cluster(address: str | None) -> Iterator[dict[str, float]]:
     """Connect to a cluster whose workers get this code; the resources that it has."""
     if address not in (None, "auto"):
         _answers(str(address))
+        _use_token()
     try:
         import ray
         from ray.util.joblib import register_ray
@@ -126,8 +130,10 @@ def _cluster(address: str | None) -> Iterator[dict[str, float]]:
             log_to_driver=False,
             logging_level="warning",
         )
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise Unreachable(f"no Ray cluster answers at {address or 'local'}: {error}") from error
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        hint = "" if address is None else f"; {TOKEN_HINT}"
+        text = f"no Ray cluster answers at {address or 'local'}: {error}{hint}"
+        raise Unreachable(text) from error
     register_ray()
     # of joblib's arguments, it says with each pool that it has no use for one
     logging.getLogger("ray.util.multiprocessing.pool").setLevel(logging.ERROR)
@@ -135,6 +141,16 @@ def _cluster(address: str | None) -> Iterator[dict[str, float]]:
         yield ray.cluster_resources()
     finally:
         ray.shutdown()
+
+
+def _use_token() -> None:
+    """Have Ray show a token that this host has: to an address it does not by itself.
+
+    A cluster that asks for none takes no notice. Ray reads this when it is imported.
+    """
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    if os.environ.get("RAY_AUTH_TOKEN") or file.is_file():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 def _answers(address: str) -> None:

@@ -17,6 +17,8 @@ from typing import Literal
 
 from filelock import FileLock, SoftFileLease, Timeout
 
+from experiments.files import among_writers
+
 Kind = Literal["lock", "lease"]
 LEASE_SECONDS = 30.0
 # what flock answers on file systems (or mounts) that have no locks
@@ -115,17 +117,8 @@ def agree(directory: Path, asked: Kind | None) -> Kind:
     """
     file = directory / "claims"
     if not file.exists():
-        choice = asked or ("lock" if locks_hold(directory) else "lease")
-        draft = directory / f".claims.{os.getpid()}.{time.monotonic_ns()}.part"
-        draft.write_text(f"{choice}\n", encoding="utf-8")
-        try:
-            os.link(draft, file)  # whole or not at all, and only the first
-        except FileExistsError:
-            pass
-        except OSError:  # a file system without links
-            os.replace(draft, file)
-        finally:
-            draft.unlink(missing_ok=True)
+        with among_writers(directory, ".claims.*.part", ".probe.*.part"):
+            _choose(file, asked)
     chosen = file.read_text(encoding="utf-8").strip()
     if chosen not in ("lock", "lease"):
         raise ValueError(f"{file} must hold 'lock' or 'lease', got {chosen!r}")
@@ -135,3 +128,18 @@ def agree(directory: Path, asked: Kind | None) -> Kind:
             f"; when none is under way, remove {file} to choose again"
         )
     return "lock" if chosen == "lock" else "lease"
+
+
+def _choose(file: Path, asked: Kind | None) -> None:
+    """Write down a kind of claim, unless another launch is faster."""
+    choice = asked or ("lock" if locks_hold(file.parent) else "lease")
+    draft = file.with_name(f".claims.{os.getpid()}.{time.monotonic_ns()}.part")
+    draft.write_text(f"{choice}\n", encoding="utf-8")
+    try:
+        os.link(draft, file)  # whole or not at all, and only the first
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without links
+        os.replace(draft, file)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -5,7 +5,7 @@
     metrics.jsonl     an `Epoch` per line; checkpoint.pt: where the training is (`train` keeps both)
     result.json       the `Result`, without its epochs
     error.json        of a failed run: type, message, traceback
-    done.json         written last: digests of config, metrics and result
+    done.json         written last: digests of config, environment, metrics and result
     lock or lease     the claim
 
 A run is finished when `done.json` is there and its digests match.
@@ -24,12 +24,13 @@ from typing import Any
 
 import yaml
 
-from experiments.checkpoint import flush, write_atomically
 from experiments.config import Config, Epoch, Result, make_config, run_hash
+from experiments.files import flush, free_name, is_draft, write_atomically
 from experiments.log import line, read_metrics
 
-SEALED = ("config.yaml", "metrics.jsonl", "result.json")
-FILES = (*SEALED, "checkpoint.pt", "done.json")  # that only a run that was begun has
+RESULTS = ("config.yaml", "metrics.jsonl", "result.json")
+SEALED = (*RESULTS, "environment.json")
+FILES = (*RESULTS, "checkpoint.pt", "done.json")  # that only a run that was begun has
 CLAIMS = ("lock", "lease")
 
 
@@ -54,7 +55,7 @@ def write_json(path: Path, data: object) -> None:
 def make_directory(path: Path) -> None:
     """Make it, and its parents; a file in its place is set aside."""
     if path.exists() and not path.is_dir():
-        aside = _vacant(path)
+        aside = free_name(path)
         aside.mkdir()
         with suppress(FileNotFoundError):  # another launch was faster
             os.rename(path, aside / path.name)
@@ -64,10 +65,8 @@ def make_directory(path: Path) -> None:
 
 
 def begin(directory: Path, config: Config, environment: dict[str, Any]) -> None:
-    """Write down what is about to be run, and where; drop drafts of writers that were killed."""
-    for name in os.listdir(directory):
-        if _is_draft(name):
-            (directory / name).unlink(missing_ok=True)
+    """Write down what is about to be run, and where; the claim must be held."""
+    drop_drafts(directory)
     if not (directory / "config.yaml").exists():
         text = yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True)
         write_text(directory / "config.yaml", text)
@@ -75,8 +74,11 @@ def begin(directory: Path, config: Config, environment: dict[str, Any]) -> None:
     write_json(directory / "environment.json", {**environment, "attempts": attempts})
 
 
-def _is_draft(name: str) -> bool:
-    return name.startswith(".") and name.endswith(".part")
+def drop_drafts(directory: Path) -> None:
+    """Remove what writers that were killed have left; the claim must be held."""
+    for name in os.listdir(directory):
+        if is_draft(name):
+            (directory / name).unlink(missing_ok=True)
 
 
 def seal(directory: Path, run: str, result: Result) -> None:
@@ -120,11 +122,11 @@ def read_result(directory: Path, run: str) -> Result | None:
         raise Damaged(f"done.json can't be read: {error!r}") from error
     if of != run:
         raise OtherRun(f"it holds the run {of}, not {run}")
-    for name in SEALED:
+    for name in dict.fromkeys((*RESULTS, *sealed)):
         try:
             now = digest(directory / name)
-        except OSError as error:
-            raise Damaged(f"{name} can't be read: {error.strerror}") from None
+        except (OSError, ValueError) as error:
+            raise Damaged(f"{name} can't be read: {error}") from None
         if now != sealed.get(name):
             raise Damaged(f"{name} was changed since the run was finished")
     try:
@@ -170,6 +172,22 @@ def read_environment(directory: Path) -> dict[str, Any]:
     return found
 
 
+def environments(environment: dict[str, Any]) -> list[dict[str, Any]]:
+    """Where a run was made, attempt by attempt.
+
+    Example:
+        >>> attempts = [{"pid": 1}, {"pid": 2, "host": "other"}]
+        >>> [each["host"] for each in environments({"host": "one", "attempts": attempts})]
+        ['one', 'other']
+
+    Args:
+        environment: as `read_environment` gives it; attempts that do not say it themselves are
+            taken to have been made as the last one. Empty, if nothing is known.
+    """
+    attempts = environment.get("attempts") or [{}] * bool(environment)
+    return [{**environment, **attempt} for attempt in attempts]
+
+
 def read_error(directory: Path) -> dict[str, Any] | None:
     """The error of the last attempt, if it failed."""
     return read_mapping(directory / "error.json") or None
@@ -197,7 +215,7 @@ def examine(directory: Path, config: Config, fingerprint: str) -> None:
     """
     contents = sorted(os.listdir(directory))
     for name in contents:
-        known = name in (*FILES, "environment.json", "error.json") or _is_draft(name)
+        known = name in (*FILES, "environment.json", "error.json") or is_draft(name)
         if known and (directory / name).is_dir():
             raise Damaged(f"{name} is a directory")
     if not set(contents) & set(FILES):
@@ -210,20 +228,13 @@ def examine(directory: Path, config: Config, fingerprint: str) -> None:
 
 def set_aside(directory: Path, reason: str) -> Path:
     """Move all but the claim to a directory beside it, where `damage.txt` says why."""
-    aside = _vacant(directory)
+    aside = free_name(directory)
     aside.mkdir()
     write_text(aside / "damage.txt", reason + "\n")
     names = sorted(os.listdir(directory), key=lambda name: name != "config.yaml")
     for name in names:  # without its config, what a kill leaves behind is damaged, too
-        stray = _is_draft(name) and (directory / name).is_dir()
+        stray = is_draft(name) and (directory / name).is_dir()
         if stray or (name not in CLAIMS and not name.startswith(".")):
             shutil.move(directory / name, aside / name)
     flush(directory)
-    return aside
-
-
-def _vacant(directory: Path) -> Path:
-    number = 1
-    while (aside := directory.with_name(f"{directory.name}.damaged-{number}")).exists():
-        number += 1
     return aside

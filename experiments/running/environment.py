@@ -1,4 +1,4 @@
-"""Where a run was made: versions, commit, host."""
+"""Where a run was made: versions, commit, host, of each attempt at it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ COMMIT = "DROPBLOCK_HOOKS_COMMIT"  # tells a copy of the code, as on a cluster, 
 
 
 def environment(launch: str | None) -> dict[str, Any]:
-    """What `environment.json` says of an attempt at a run that begins now."""
-    host = socket.gethostname()
-    return {
+    """What `environment.json` says of an attempt at a run that begins now.
+
+    Its `attempt` has all of it, too: a run may go on elsewhere, with other versions.
+    """
+    made = {
         "versions": _versions(),
         **commit(),
-        "host": host,
+        "host": socket.gethostname(),
         "platform": platform.platform(),
         "started": now(),
-        "attempt": {"started": now(), "host": host, "pid": os.getpid(), "launch": launch},
     }
+    return {**made, "attempt": {**made, "pid": os.getpid(), "launch": launch}}
 
 
 @cache

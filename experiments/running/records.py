@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from experiments.config import Config, Result, make_config
 from experiments.contrasts import Pairs, read_contrasts
+from experiments.files import record_digest
 from experiments.running.directories import (
     Damaged,
     describe,
@@ -100,6 +101,7 @@ def read_runs(directory: Path) -> tuple[StudyRecord, list[Run]]:
             for seed in record.seeds
             for name, condition in data["conditions"].items()
         ]
+        _check_unchanged(data)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = error if isinstance(error, ValueError) else repr(error)
         raise ValueError(f"{path} is not the record of a study: {reason}") from error
@@ -117,6 +119,15 @@ def _check(record: StudyRecord) -> None:
     for name, factors in record.conditions.items():
         if not isinstance(factors, dict) or any(type(f) is not str for f in factors.values()):
             raise ValueError(f"conditions.{name}.factors must map names to names, got {factors!r}")
+
+
+def _check_unchanged(data: dict[str, Any]) -> None:
+    """Raise ValueError if the record is not as it was written; those without a digest are older."""
+    names = [field.name for field in fields(StudyRecord)]
+    unknown = [name for name in data if name not in (*names, "sha256")]
+    digest = record_digest(data)
+    if unknown or data.get("sha256", digest) != digest:
+        raise ValueError("it was changed since it was written; scripts/ablate.py writes it again")
 
 
 def _read_run(directory: Path, name: str, config: Config, factors: dict[str, str]) -> Run:

@@ -1,14 +1,18 @@
 """Being asked to stop: by a signal, by the launcher's stop file, or by the launcher's death.
 
-A launcher that gets SIGTERM, SIGUSR1 (SLURM's warnings) or Ctrl-C leaves a file in the study's
-directory; its workers, on whatever host, look for it once a second, write their checkpoints, and
-end. The file bears the launch's name: one left behind stops nobody else.
+A command that has no work yet, or no more, ends at once (`end_on_signals`). A launcher that gets
+SIGTERM, SIGUSR1 (SLURM's warnings), SIGHUP (a closed terminal) or Ctrl-C leaves a file in the
+study's directory; its workers, on whatever host, look for it once a second, write their
+checkpoints, and end. The file bears the launch's name: one left behind stops nobody else.
+
+Nothing here takes long to import: the commands begin with it.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,10 +20,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
-_SIGNALS = tuple(
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
-)
+_NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")
 
 
 class Caught:
@@ -30,12 +33,54 @@ class Caught:
     @property
     def exit_code(self) -> int | None:
         """130 for Ctrl-C, 75 ("try again later") for the others; None if there was none."""
-        if self.number is None:
-            return None
-        return 130 if self.number == signal.SIGINT else 75
+        return None if self.number is None else _exit_code(self.number)
 
 
 _active: Caught | None = None
+
+
+def _exit_code(number: int) -> int:
+    return 130 if number == signal.SIGINT else 75
+
+
+def _signals() -> list[int]:
+    """Those that ask to stop, but for SIGHUP where `nohup` has it ignored."""
+    numbers = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
+    kept = getattr(signal, "SIGHUP", None)
+    return [n for n in numbers if n != kept or signal.getsignal(n) is not signal.SIG_IGN]
+
+
+def end_on_signals() -> None:
+    """Have the signals that ask to stop end this command, with their exit status, until `caught`.
+
+    For the first line of a command: its imports take seconds.
+    """
+    for number in _signals():
+        signal.signal(number, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    name, code = signal.Signals(number).name, _exit_code(number)
+    os.write(2, f"stopped by {name}; start the same command again\n".encode())
+    if _importing(frame):  # libraries have their own idea of what an exception in an import means
+        os._exit(code)
+    raise SystemExit(code)
+
+
+def _importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def leave(code: int) -> NoReturn:
+    """End this command; its work is done, and a signal that comes now changes nothing."""
+    if threading.current_thread() is threading.main_thread():
+        for number in _signals():
+            signal.signal(number, signal.SIG_IGN)
+    sys.exit(code)
 
 
 @contextmanager
@@ -61,7 +106,7 @@ def caught(stop_file: Path | None = None) -> Iterator[Caught]:
     if threading.current_thread() is not threading.main_thread():
         yield found  # only there can signals be caught
         return
-    former = {number: signal.signal(number, catch) for number in _SIGNALS}
+    former = {number: signal.signal(number, catch) for number in _signals()}
     _active = found
     try:
         yield found
@@ -80,10 +125,12 @@ def touch(path: Path) -> None:
 def serve(launcher: int) -> None:
     """Prepare a worker that is a child of its launcher.
 
-    Between runs it ignores Ctrl-C, which a terminal sends to all its processes; and without its
-    launcher it ends, once the run it has is stopped.
+    Between runs it ignores Ctrl-C and SIGHUP, which a terminal sends to all its processes; and
+    without its launcher it ends, once the run it has is stopped.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in ("SIGINT", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
 
     def watch() -> None:
         while os.getppid() == launcher or _active is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from signal import SIGKILL
+from signal import SIG_DFL, SIGHUP, SIGKILL, signal
 from typing import Any
 
 from experiments.config import Config, Result, Runtime
@@ -64,6 +64,7 @@ def start(study: Study, directory: Path, **how: Any) -> int:
         return pid
     code = 99
     try:
+        signal(SIGHUP, SIG_DFL)  # nohup has its children ignore it
         handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(handle, 1)
         os.dup2(handle, 2)

@@ -222,7 +222,13 @@ def test_a_stop_file_of_another_launch_stops_nobody(home):
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)]
+    ("number", "code"),
+    [
+        (signal.SIGTERM, 75),
+        pytest.param(signal.SIGUSR1, 75, marks=pytest.mark.slow),
+        (signal.SIGHUP, 75),
+        (signal.SIGINT, 130),
+    ],
 )
 def test_signals_leave_a_state_that_is_resumed(home, whole, number, code):
     study = make_study(epochs=10, seeds=(1,))
@@ -491,8 +497,8 @@ def test_a_server_that_is_not_ray_is_told_within_seconds(home, answer, monkeypat
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_a_ray_cluster_of_two_workers_gives_the_metrics_of_sequential(home, whole, monkeypatch):
     cluster_utils = pytest.importorskip("ray.cluster_utils")
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("HOME", str(home.parent))  # where there is no token
     study = make_study()
     cluster = cluster_utils.Cluster(
         initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}

@@ -470,6 +470,14 @@ def test_report_says_when_runs_differ_in_their_versions():
     assert "The runs differ" not in markdown(runs[:1])
 
 
+def test_report_says_with_which_versions_a_run_went_on():
+    attempts = [{"versions": {"torch": "2.13.0"}, "pid": 1}, {"pid": 2}]
+    run = make_run("none", 1, environment={**ENVIRONMENT, "attempts": attempts})
+    setting = section(markdown([run]), "What was run")
+    assert "torch 2.13.0; python 3.12.1, torch 2.15.0" in setting
+    assert "**The runs differ in *versions***" in setting
+
+
 def test_seconds_and_memory_stand_in_the_cost_section_only():
     runs = make_study(none=[0.5, 0.6, 0.55], drop=[0.6, 0.72, 0.69])
     other = [

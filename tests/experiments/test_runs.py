@@ -16,6 +16,7 @@ import yaml
 
 from experiments.config import Runtime, make_config, resolve, run_hash
 from experiments.running import claims, directories, runs
+from experiments.running import environment as environments
 from experiments.running.claims import Claim, ClaimLost, agree
 from experiments.running.directories import Damaged, read_result
 from experiments.running.records import look
@@ -81,6 +82,8 @@ DAMAGES = {
     "another's, finished": lambda home: put_another(home),
     "another's, not finished": lambda home: (put_another(home), (home / "done.json").unlink()),
     "checkpoint cut": lambda home: (unfinish(home), cut(home / "checkpoint.pt")),
+    "checkpoint, a bit": lambda home: (unfinish(home), flip(home / "checkpoint.pt")),
+    "environment changed": lambda home: append(home / "environment.json", "\n"),
     "checkpoint of another": lambda home: (
         unfinish(home),
         shutil.copy(put_another(home.parent / "other") / "checkpoint.pt", home),
@@ -122,6 +125,12 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:1000])
 
 
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
 def put_another(home: Path) -> Path:
     shutil.rmtree(home, ignore_errors=True)
     other = home.with_name("elsewhere")
@@ -155,6 +164,23 @@ def test_a_record_of_attempts_that_is_none_is_healed(home, text):
     environment = json.loads((home / "environment.json").read_text())
     assert [attempt["launch"] for attempt in environment["attempts"]] == ["next"]
     assert not list(home.parent.glob("*.damaged-*"))
+
+
+def test_each_attempt_has_its_versions(home, monkeypatch):
+    asked = iter([False, False, True])
+    assert execute(ONE, Runtime(), home, lambda: next(asked)).status == "stopped"
+    known = environments._versions()
+    monkeypatch.setattr(environments, "_versions", lambda: {**known, "torch": "9.9"})
+    monkeypatch.setattr(environments, "commit", lambda: {"commit": "abc", "dirty": True})
+    assert run(home).status == "finished"
+    recorded = directories.read_environment(home)
+    first, second = directories.environments(recorded)
+    assert first["versions"] == known
+    assert (second["versions"]["torch"], second["commit"]) == ("9.9", "abc")
+    assert first["commit"] != "abc"
+    assert recorded["versions"]["torch"] == "9.9"
+    made = ["started", "host", "pid", "launch", "versions", "commit", "dirty", "platform"]
+    assert [attempt.keys() >= set(made) for attempt in recorded["attempts"]] == [True, True]
 
 
 def test_a_kill_right_after_done_leaves_no_failure(home, monkeypatch):

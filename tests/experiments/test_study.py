@@ -238,6 +238,66 @@ def test_a_record_tells_conditions_factors_and_runs(study_file):
     assert asdict(config)["train_images"] == 20
 
 
+NUMBERS = (
+    GRID.replace('p: "${rate}"', 'p: "${rate}", block_size: "${threads * 3}"').replace(
+        ", block_size: 3}", "}"
+    )
+    + """
+  shorter: {epochs: "${epochs * 0.3}", lr: "${lr / 2}"}
+""".replace("\n", "", 1)
+)
+NUMBERS = NUMBERS.replace("baseline: none\nseeds: [1]\n", "") + "baseline: none\nseeds: [1]\n"
+
+
+@pytest.mark.parametrize(
+    ("base", "problem"),
+    [
+        ({"epoch": 3}, "--base: field 'epoch' is unknown (closest: epochs"),
+        pytest.param({"epochs": "many"}, "epochs", marks=pytest.mark.slow),
+        ({"epochs": None}, "epochs must be int, got None"),
+        pytest.param({"lr": [0.1]}, "lr", marks=pytest.mark.slow),
+        pytest.param({"threads": True}, "threads", marks=pytest.mark.slow),
+        ({"seed": 3}, "--base: seed does not belong here"),
+        ({"lr": "${epochs}"}, "--base: '${epochs}': placeholders stand in grid.fields"),
+        ({3: 4}, "--base: field 3 is unknown"),
+        ([3], "--base must map fields of Config to values, got [3]"),
+    ],
+)
+def test_a_bad_base_is_told_without_false_errors_about_placeholders(study_file, base, problem):
+    with pytest.raises(StudyError) as error:
+        read_study(study_file(NUMBERS), base=base)
+    text = str(error.value)
+    assert problem in text
+    assert "placeholder" not in text.replace(problem, "")
+    told = [line for line in text.splitlines()[1:] if line.startswith("  - ")]
+    assert all(problem.partition(":")[0] in line for line in told)
+
+
+@pytest.mark.slow
+def test_the_study_of_these_bases_is_right_without_them(study_file):
+    study = read_study(study_file(NUMBERS))
+    assert (study.conditions["shorter"].epochs, study.conditions["shorter"].lr) == (3, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("base:\n", "base:\n  epoch: 3\n", "base: field 'epoch' is unknown"),
+        ("baseline: none", "baseline: nobody", "baseline: condition 'nobody' is unknown"),
+        ("A/A: {replica: 1}", "A/A: {replicas: 1}", "conditions.A/A: field 'replicas' is unknown"),
+        ("A/A: {replica: 1}", "A/A: {lr: {1: 2, '1': 3}}", "conditions.A/A"),
+    ],
+)
+def test_what_is_wrong_elsewhere_brings_no_false_errors_about_placeholders(
+    study_file, old, new, problem
+):
+    assert old in NUMBERS
+    with pytest.raises(StudyError) as error:
+        read_study(study_file(NUMBERS.replace(old, new, 1)))
+    assert problem in str(error.value)
+    assert "placeholder" not in str(error.value)
+
+
 def test_another_data_set_or_base_is_another_study(study_file):
     study = read_study(study_file(TINY), data="fake")
     assert study.name == "study-fake"

@@ -101,6 +101,28 @@ def test_another_run_is_not_written_over(call, capsys):
     assert Path("out/checkpoint.pt").read_bytes() == before
 
 
+def test_a_damaged_checkpoint_is_set_aside_and_the_run_begins_anew(call, capsys):
+    assert call(*TINY, "--out", "out") == 0
+    path = Path("out/checkpoint.pt")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 16
+    path.write_bytes(content)
+    Path("out/.metrics.jsonl.1.part").write_text("left by a kill")
+    first = capsys.readouterr().out.splitlines()[:4]
+    assert call(*TINY, "--out", "out") == 0
+    output = capsys.readouterr()
+    assert output.err.count("checkpoint") == 2 + 1
+    assert (
+        "out/checkpoint.pt can't be read as a checkpoint: its digest does not match: bits of it "
+        "were changed; set aside as out/checkpoint.pt.damaged-1, the run begins anew\n"
+    ) in output.err
+    assert output.out.splitlines()[:4] == first
+    assert Path("out/checkpoint.pt.damaged-1").read_bytes() == content
+    assert not list(Path("out").glob("*.part"))
+    assert call(*TINY, "--out", "out") == 0
+    assert "damaged" not in capsys.readouterr().err
+
+
 def test_two_processes_do_not_train_in_one_folder(call, capsys):
     Path("out").mkdir()
     claim = Claim(Path("out"))
@@ -118,12 +140,19 @@ def test_help_is_of_the_docstrings(call, capsys):
     assert "share of the training labels that are wrong, in [0, 1]" in text
 
 
+def heed():
+    """Undo what a shell in the background, or nohup, has its children ignore."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.mark.skipif(os.name != "posix", reason="sends signals")
 @pytest.mark.parametrize(
     ("name", "status"),
     [
         ("SIGTERM", 75),
         pytest.param("SIGUSR1", 75, marks=pytest.mark.slow),
+        pytest.param("SIGHUP", 75, marks=pytest.mark.slow),
         pytest.param("SIGINT", 130, marks=pytest.mark.slow),
     ],
 )
@@ -134,18 +163,17 @@ def test_a_signal_leaves_a_checkpoint_to_go_on_from(tmp_path, name, status):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # a shell that runs the tests in the background has its children ignore it
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=heed,
     ) as process:
         try:
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 300
             metrics = tmp_path / "metrics.jsonl"
             while not metrics.exists() or not metrics.read_text():
                 assert process.poll() is None, process.stderr.read()
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
             process.send_signal(getattr(signal, name))
-            _, stderr = process.communicate(timeout=60)
+            _, stderr = process.communicate(timeout=120)
         finally:
             process.kill()
     assert process.returncode == status, stderr
