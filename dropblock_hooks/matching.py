@@ -169,6 +169,9 @@ def _nothing(text: str, table: dict[str, Target], index: Index) -> str:
         return f"{form}: is not a form of selector{closest(form, FORMS)}; forms: {', '.join(FORMS)}"
     if text in {bare_type(target.module).__name__ for target in index.modules.values()}:
         return f"{text!r} matches no name; it is a type: did you mean 'type:{text}'?"
+    if table is index.parameters and text in index.modules:
+        inside = f"{text}.*" if index.modules[text].module._parameters else f"{text}.**"
+        return f"{text!r} is a layer: did you mean its parameters, 'param:{inside}'?"
     if table is index.modules and text in index.parameters:
         return f"{text!r} is a parameter: did you mean 'param:{text}'?"
     below = index.tree(table).parents(text)

@@ -14,9 +14,9 @@ import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from numbers import Real
-from typing import Any
+from typing import Any, Self
 
-from .registry import brief, register
+from .registry import brief, check_fields, register
 
 
 def as_number(name: str, value: Any, kind: str = "a number") -> float:
@@ -56,7 +56,15 @@ def shown(value: Any) -> str:
 
 
 class Schedule:
-    """Base of the schedules: a frozen dataclass that is called with the epoch."""
+    """Base of the schedules: a frozen dataclass that is called with the epoch.
+
+    One of your own has fields, ``__call__`` (and ``span``, where the values have bounds), and
+    ``@register`` above it.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        check_fields(cls)
+        return super().__new__(cls)
 
     def __call__(self, t: float) -> float:
         """The value at time `t`."""

@@ -16,7 +16,6 @@ from dropblock_hooks import (
     Dropout2d,
     Foreign,
     HookWarning,
-    LinearSchedule,
     attach,
     attachments,
 )

@@ -588,7 +588,7 @@ def test_compiled_code_that_counts_modes_is_not_compiled_anew(net):
 def test_set_by_class_and_by_depth_of_each_class(net):
     names = ["layer2.0", "layer1.0", "layer1.1"]
     both = [DropBlock2d(0.1, 3), Dropout2d(0.1), Dropout2d(0.2, at="input")]
-    attached = attach(net, {name: both for name in names} | {"fc": ClipGradNorm(1.0)})
+    attached = attach(net, dict.fromkeys(names, both) | {"fc": ClipGradNorm(1.0)})
 
     def rates(label):
         return {s.name: s.rate for s in attached if s.regularizer.label == label}
