@@ -174,6 +174,10 @@ def _nothing(text: str, table: dict[str, Target], index: Index) -> str:
         return f"{label(form)}: is not a form of selector{hint}; forms: {', '.join(FORMS)}"
     if text in {bare_type(target.module).__name__ for target in index.modules.values()}:
         return f"{quote(text)} matches no name; it is a type: did you mean {quote('type:' + text)}?"
+    if table is index.parameters and text in index.modules:
+        inside = f"{text}.*" if index.modules[text].module._parameters else f"{text}.**"
+        meant = quote(f"param:{inside}")
+        return f"{quote(text)} is a layer: did you mean its parameters, {meant}?"
     if table is index.modules and text in index.parameters:
         return f"{quote(text)} is a parameter: did you mean {quote('param:' + text)}?"
     below = index.tree(table).parents(text) if index.hints else []

@@ -19,7 +19,7 @@ from .names import Index, NoMatchError
 from .plan import own_input
 from .regularizer import RateLike, Regularizer
 from .rehearsal import RehearsalError, clear_away, first_success, rehearsing
-from .schedules import ByDepth, Schedule, StepSchedule
+from .schedules import ByDepth, Schedule, StepSchedule, as_number, shown
 from .spec import Spec
 from .wrappers import named_modules, unwrap
 
@@ -53,6 +53,7 @@ def drop_block_resnet(
     Reference:
         Ghiasi, Lin and Le, 2018, section 4.1 (https://arxiv.org/abs/1810.12890).
     """
+    _check("drop_block_resnet", model, p)
     index = Index(unwrap(model))
     entries: list[tuple[str, Regularizer]] = []
     for group, factor in (("layer3", 0.25), ("layer4", 1.0)):
@@ -86,6 +87,10 @@ def by_stage(
         stages: by number, negative from the end.
         first: the share of the rate that the first stage has.
     """
+    _check_regularizer(regularizer)
+    if isinstance(stages, str | bytes) or not isinstance(stages, Sequence):
+        raise TypeError(f"stages must be numbers of stages, as (-2, -1), got {shown(stages)}")
+    first = as_number("first", first)
     if not regularizer.rates:
         raise ValueError(f"{regularizer!r} has no rate that could rise with depth")
     name, rate = next(iter(regularizer.rates.items()))
@@ -116,6 +121,7 @@ def stochastic_depth(
     Reference:
         Huang et al., 2016, the linear decay rule (https://arxiv.org/abs/1603.09382).
     """
+    _check("stochastic_depth", model, p)
     names = residual_blocks(model, example_input)
     if not names:
         raise ValueError(
@@ -144,6 +150,7 @@ def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) ->
     Raises:
         ValueError: for a model without them, or one that drops paths itself already.
     """
+    _check("drop_path", model, p)
     bare = unwrap(model)
     found = [t for t in _matches("**.drop_path*", Index(bare)) if not t.module._modules]
     active = [t.name for t in found if getattr(t.module, "drop_prob", 0.0)]
@@ -160,6 +167,29 @@ def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) ->
             "or name the layers"
         )
     return Spec([(Select(names=names), DropPath(ByDepth(0.0, p)))])
+
+
+def _check_regularizer(given: object) -> None:
+    if not isinstance(given, Regularizer):
+        got = f"the model ({type(given).__name__})" if _is_model(given) else shown(given)
+        raise TypeError(
+            "by_stage takes a regularizer first and no model, as in "
+            f"by_stage(DropBlock2d(p=0.1), stages=(-2, -1)): got {got}"
+        )
+
+
+def _is_model(value: object) -> bool:
+    return isinstance(value, nn.Module)
+
+
+def _check(preset: str, model: object, p: object) -> None:
+    """Raise TypeError unless a preset was given a model and a rate, in this order."""
+    if not _is_model(model):
+        raise TypeError(
+            f"{preset} takes the model first, as in {preset}(model, p=0.1): got {shown(model)}"
+        )
+    if not callable(p) or _is_model(p) or isinstance(p, type):
+        as_number("p", p, "a number or a schedule")
 
 
 def residual_blocks(model: nn.Module, example_input: Any = None) -> tuple[str, ...]:

@@ -75,6 +75,17 @@ def _origin(cls: type) -> tuple[str, str]:
     return cls.__module__, cls.__qualname__
 
 
+def check_fields(cls: Any) -> None:
+    """Raise TypeError for fields without the decorator that makes them fields."""
+    own = {
+        name for name, hint in inspect.get_annotations(cls).items() if "ClassVar" not in str(hint)
+    }
+    if own and "__dataclass_params__" not in vars(cls):
+        raise TypeError(
+            f"{cls.__name__} has fields ({', '.join(sorted(own))}): put @register above it"
+        )
+
+
 def registered(base: type[_T]) -> dict[str, type[_T]]:
     """The registered subclasses of `base` by name."""
     return {name: cls for name, cls in _CLASSES.items() if issubclass(cls, base)}

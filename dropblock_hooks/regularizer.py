@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from . import layouts
 from .quoting import class_name, label, quote, shown
-from .registry import brief, closest, name_of
+from .registry import brief, check_fields, closest, name_of
 from .schedules import LARGEST, Schedule, as_float, as_number, is_moving, span_of, value_at
 
 
@@ -145,7 +145,7 @@ class Regularizer:
     """Whether torch.compile can trace ``apply``; else it breaks the graph, run as in eager mode."""
 
     def __post_init__(self) -> None:
-        _check_class(type(self))
+        check_fields(type(self))
         _check_option("at", self.at, ("output", "input"))
         _check_option("active", self.active, ("train", "always"))
         _check_option("layout", self.layout, ("auto", *layouts.accepted(self.spatial)))
@@ -276,17 +276,6 @@ class Regularizer:
 
     def __repr__(self) -> str:
         return brief(self)
-
-
-def _check_class(cls: Any) -> None:
-    """Raise TypeError for fields without the decorator that makes them fields."""
-    own = {
-        name for name, hint in inspect.get_annotations(cls).items() if "ClassVar" not in str(hint)
-    }
-    if own and "__dataclass_params__" not in vars(cls):
-        raise TypeError(
-            f"{cls.__name__} has fields ({', '.join(sorted(own))}): put @register above it"
-        )
 
 
 def _is_count(value: Any) -> bool:

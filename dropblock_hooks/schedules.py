@@ -13,10 +13,10 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from numbers import Real
-from typing import Any
+from typing import Any, Self
 
 from .quoting import quote, shown
-from .registry import brief, register
+from .registry import brief, check_fields, register
 
 _MOST_STEPS = 100_000
 LARGEST = 10**100
@@ -55,7 +55,15 @@ def as_count(name: str, value: Any, minimum: int = 1) -> int:
 
 
 class Schedule:
-    """Base of the schedules: a frozen dataclass that is called with the epoch."""
+    """Base of the schedules: a frozen dataclass that is called with the epoch.
+
+    One of your own has fields, ``__call__`` (and ``span``, where the values have bounds), and
+    ``@register`` above it.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        check_fields(cls)
+        return super().__new__(cls)
 
     def __call__(self, t: float) -> float:
         """The value at time `t`."""

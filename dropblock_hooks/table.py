@@ -140,11 +140,6 @@ def counted(n: int, noun: str) -> str:
     return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
-def times(n: int) -> str:
-    """``once``, ``2 times``."""
-    return "once" if n == 1 else f"{n} times"
-
-
 def shown(value: Any) -> str:
     """A cell: ``-`` for None, four digits of a float, ``14x14`` or ``7..14x7..14`` for a size."""
     if value is None:

@@ -2,6 +2,7 @@
 
 import copy
 import fnmatch
+import re
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from dropblock_hooks import Select
+from dropblock_hooks import ClipGradNorm, Select, SpecError, attach
 from dropblock_hooks.globs import NameTree
 from dropblock_hooks.matching import match
 from dropblock_hooks.names import Index, NoMatchError
@@ -162,3 +163,13 @@ def test_stages_of_features_only():
     model = timm.create_model("test_convnext", features_only=True)
     (last,) = names(model, "stage:-1")
     assert last.startswith("stages_")
+
+
+@pytest.mark.parametrize(
+    ("selector", "meant"),
+    [("fc", "fc.*"), ("layer1.0.conv", "layer1.0.conv.*"), ("layer1", "layer1.**")],
+)
+def test_a_layer_where_a_parameter_is_meant(net, selector, meant):
+    with pytest.raises(SpecError, match=f"did you mean its parameters, 'param:{re.escape(meant)}'"):
+        attach(net, {f"param:{selector}": ClipGradNorm(1.0)})
+    assert len(attach(net, {f"param:{meant}": ClipGradNorm(1.0)})) > 1

@@ -16,6 +16,7 @@ from dropblock_hooks import (
     ByDepth,
     ConstantSchedule,
     CosineSchedule,
+    Dropout,
     LinearSchedule,
     Schedule,
     StepSchedule,
@@ -460,3 +461,21 @@ def test_messages_are_short():
         as_number("p", "x" * 10_000)
     assert len(str(caught.value)) < 200
     assert "\n" not in str(caught.value)
+
+
+def test_a_schedule_of_ones_own_without_register():
+    class Halved(Schedule):
+        start: float = 0.2
+
+        def __call__(self, t):
+            return self.start * 0.5**t
+
+    for make in (Halved, lambda: Halved(0.1), lambda: Halved(start=0.1)):
+        with pytest.raises(TypeError, match=r"Halved has fields \(start\): put @register above it"):
+            make()
+
+    class Fixed(Schedule):
+        def __call__(self, t):
+            return 0.1
+
+    assert Dropout(Fixed()).values(3.0) == {"p": 0.1}
