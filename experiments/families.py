@@ -206,7 +206,9 @@ class Outcome:
 class _Kept:
     """Forward hook: keeps what a layer took and gave, to be regularized again and again."""
 
-    def __init__(self) -> None:
+    def __init__(self, attached: Attachment) -> None:
+        self.sizes = attached.sites[0].control.sizes
+        self.found: list[Any] = []
         self.args: tuple[Any, ...] = ()
         self.kwargs: dict[str, Any] = {}
         self.output: Any = None
@@ -214,6 +216,12 @@ class _Kept:
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         self.args, self.kwargs = _detached(args), _detached(kwargs)
         self.output = _detached(output)
+        self.found = [hook.found for hook in self.sizes.hooks]
+
+    def put_back_sizes(self) -> None:
+        """Let the sizes be met that this forward has met: they are forgotten at its end."""
+        for hook, found in zip(self.sizes.hooks, self.found, strict=True):
+            hook.found = found
 
 
 def _detached(value: Any) -> Any:
@@ -243,7 +251,7 @@ def observe(member: Member, checkpointing: bool = False) -> Outcome:
     with torch.no_grad():
         equal = all(map(torch.equal, bare, _flat(model.eval()(x))))
     modules = [model.get_submodule(site.name) for site in attached.sites]
-    kept = [_Kept() for _ in modules]
+    kept = [_Kept(attached) for _ in modules]
     handles = [
         module.register_forward_hook(keep, with_kwargs=True, prepend=True)
         for module, keep in zip(modules, kept, strict=True)
@@ -298,6 +306,7 @@ def _shares(attached: Attachment, site: Site, module: nn.Module, kept: _Kept) ->
     extra = (kept.kwargs,) if site.reads_sizes else ()
     for _ in range(REPEATS):
         attached.step()
+        kept.put_back_sizes()
         hook(module, kept.args, *extra, kept.output)
         yield site.realized_rate or 0.0
 

