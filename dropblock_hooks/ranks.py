@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -19,8 +18,8 @@ from .site import Site
 from .tallies import Reading
 from .warn import warn
 
-_EXCHANGES = itertools.count()  # of this process: the nth is compared with the nth of others
-_PATIENCE, _PAUSE = 1.0, 0.01  # seconds
+_EXCHANGES: dict[str, int] = {}  # by sites: the nth of this process meets the nth of others
+_PATIENCE, _PAUSE = 5.0, 0.01  # seconds
 
 
 def check_group(asked: str) -> None:
@@ -159,7 +158,7 @@ def tell_equal_generators(base: nn.Module, control: Control, sites: Sequence[Sit
 
     Each rank leaves a digest of its random state in the store of the process group, and looks at
     those of others. No rank waits for one that does not call this: those that are not there after
-    a second are not compared.
+    some seconds are not compared.
     """
     if control.compared or not control.installed or not any(map(_draws, sites)):
         return
@@ -167,7 +166,7 @@ def tell_equal_generators(base: nn.Module, control: Control, sites: Sequence[Sit
         return
     control.compared = True
     try:
-        found = _exchanged(_generators(base))
+        found = _exchanged(_generators(base), " ".join(site.key for site in sites))
     except RuntimeError as error:  # of the store: no reason to end a training
         warn(f"the random states of the ranks could not be compared: {error}")
         return
@@ -178,10 +177,12 @@ def tell_equal_generators(base: nn.Module, control: Control, sites: Sequence[Sit
             warn(_equal(kind, ranks))
 
 
-def _exchanged(mine: dict[str, str]) -> dict[int, dict[str, str]]:
-    """What this rank gives, and what others have given within a second, by rank."""
-    store = distributed.distributed_c10d._get_default_store()
-    name, me = f"dropblock_hooks/generators/{next(_EXCHANGES)}", distributed.get_rank()
+def _exchanged(mine: dict[str, str], topic: str) -> dict[int, dict[str, str]]:
+    """What this rank gives, and what others have given within some seconds, by rank."""
+    store, me = distributed.distributed_c10d._get_default_store(), distributed.get_rank()
+    topic = hashlib.sha256(topic.encode()).hexdigest()
+    _EXCHANGES[topic] = n = _EXCHANGES.get(topic, 0) + 1
+    name = f"dropblock_hooks/generators/{topic}/{n}"
     found = {me: mine}
     store.set(f"{name}/{me}", json.dumps(mine))
     missing = [rank for rank in range(world_size()) if rank != me]

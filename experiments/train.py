@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Literal
@@ -113,8 +113,13 @@ def make_average(config: Config, model: nn.Module) -> ModelEmaV3 | None:
 
 @dataclass
 class Totals:
-    """Sums over the batches of an epoch: of losses, right answers and norms of the gradient."""
+    """Sums over the batches of an epoch: of losses, right answers and norms of the gradient.
 
+    `before` holds what each site had counted when the epoch began, dropped and in all: a resumed
+    Attachment begins a new window, and an epoch may have begun before.
+    """
+
+    before: dict[str, list[int]] = field(default_factory=dict)
     batches: int = 0
     images: int = 0
     seconds: float = 0.0
@@ -178,7 +183,7 @@ class Training:
             if self.batch == 0:
                 if self.attached:
                     self.attached.step(self.epoch)
-                self.totals = Totals()
+                self.totals = Totals(self._counts())
             self._train_epoch(stop)
             epoch = self._close_epoch()
             if not math.isfinite(epoch.loss):
@@ -225,7 +230,10 @@ class Training:
         """The epoch's means, over all processes."""
         totals, sites = self.totals, self.attached.sites if self.attached else ()
         assert totals.sums is not None
-        dropped = {site.key: site.realized_rate for site in sites}
+        dropped = {
+            key: _share([now - then for now, then in zip(counts, totals.before[key], strict=True)])
+            for key, counts in self._counts().items()
+        }
         found = checkpoint.gather(self.fabric, (totals.sums.tolist(), totals.images, dropped))
         sums, images, realized = zip(*found, strict=True)
         loss, right, norm, clipped = (sum(column) for column in zip(*sums, strict=True))
@@ -241,6 +249,11 @@ class Training:
             realized={site.key: _mean([each[site.key] for each in realized]) for site in sites},
             seconds=totals.seconds,
         )
+
+    def _counts(self) -> dict[str, list[int]]:
+        """What each site has counted so far: elements dropped or changed, and all."""
+        saved = self.attached.state_dict()["sites"] if self.attached else {}
+        return {key: [site["affected"], site["total"]] for key, site in saved.items()}
 
     def result(self, status: Literal["finished", "diverged"]) -> Result:
         """Test the model, or its average, and close the run."""
@@ -316,6 +329,11 @@ def _probability(site: Site) -> float | None:
     main = next(iter(site.regularizer.rates), None)
     is_one = isinstance(site.regularizer, Foreign) or ranges.get(main) == Range(0, 1)
     return site.rate if is_one else None
+
+
+def _share(counts: list[int]) -> float | None:
+    affected, total = counts
+    return affected / total if total else None
 
 
 def _mean(rates: list[float | None]) -> float | None:

@@ -14,6 +14,7 @@ from dropblock_hooks import (
     ClipGradNorm,
     DropBlock2d,
     Dropout2d,
+    HookWarning,
     SiteError,
     SpecError,
     attach,
@@ -147,6 +148,27 @@ def ddp_equal_states_do_not_matter_without_a_draw(rank):
     torch.manual_seed(5)
     net(net.example()).sum().backward()
     assert attached.verify(distributed=True) == []
+
+
+def ddp_equal_states_are_told_at_the_first_step(rank):
+    def attached_to():
+        return attach(parallelized(make_net(Dropout2d()), DDP), {"body.*": regularizer})
+
+    regularizer = Dropout2d(0.5)
+    torch.manual_seed(5)
+    attached = attached_to()
+    with pytest.warns(HookWarning, match="the CPU is the same on ranks 0, 1.*manual_seed") as told:
+        attached.step(0)
+    attached.step(0.5)
+    assert len(told) == 1
+    torch.manual_seed(rank)
+    attached_to().step(0)
+    torch.manual_seed(5)
+    regularizer = ClipGradNorm(0.1)
+    attached_to().step(0)  # draws nothing
+    if rank == 0:
+        regularizer = Dropout2d(0.4)
+        attached_to().step(0)  # waits for no other rank
 
 
 def ddp_report_over_ranks(rank):

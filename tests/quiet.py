@@ -1,0 +1,96 @@
+"""A check for false alarms: healthy training in many shapes, of which nothing may be told.
+
+``train_quietly(model, x)`` attaches regularizers of every kind to layers that the model is seen to
+call, and trains it as users do; any warning of this package is an error.
+"""
+
+import contextlib
+import warnings
+
+import torch
+from torch import nn
+
+from dropblock_hooks import (
+    ClipGradNorm,
+    Dropout,
+    Dropout2d,
+    HookWarning,
+    LinearSchedule,
+    attach,
+    layers,
+)
+
+USES = ("start", "end", "fractions", "middle", "resumed", "paused", "part", "checkpointed")
+
+
+def spec_of(model, x):
+    """A scheduled dropout, a clip and a bound of a parameter, on layers that are called once."""
+    kinds = {nn.Conv2d: Dropout2d, nn.Linear: Dropout}
+    names = [
+        row.name
+        for row in layers(model, x)
+        if row.calls == 1 and type(model.get_submodule(row.name)) in kinds
+    ]
+    early, late = names[len(names) // 4], names[-2]
+    first, second = (kinds[type(model.get_submodule(name))] for name in (early, late))
+    return {
+        early: first(LinearSchedule(0.0, 0.1, epochs=4)),
+        late: [second(0.1), ClipGradNorm(1e6)],
+        f"param:{early}.weight": ClipGradNorm(1e6),
+    }
+
+
+def train_quietly(model, x, use, epochs=4, steps=5):
+    """Train for some epochs; an error where anything is told, or a site did nothing.
+
+    Args:
+        model: one of timm's.
+        x: what it takes.
+        use: one of `USES`: where `step` is called, and what is done besides.
+        epochs: at least 3.
+        steps: of each epoch.
+    """
+    spec = spec_of(model, x)
+    if use == "checkpointed":
+        model.set_grad_checkpointing(True)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", HookWarning)
+        attached = attach(model, spec)
+        for epoch in range(epochs):
+            if use == "resumed" and epoch == 2:
+                state = attached.state_dict()
+                attached.remove()
+                attached = attach(model, spec)
+                attached.load_state_dict(state)
+            if use not in ("end", "middle"):
+                attached.step(epoch)
+            for i in range(steps):
+                if use == "fractions":
+                    attached.step(epoch + i / steps)
+                if use == "middle" and i == steps // 2:
+                    _evaluate(model, x)
+                _step(model, x, optimizer, use == "part")
+            assert attached.verify() == [], epoch
+            with attached.paused() if use == "paused" else contextlib.nullcontext():
+                _evaluate(model, x)
+            assert attached.verify() == [], epoch
+            assert attached.report()[0].realized_rate is not None
+            if use in ("end", "middle"):
+                attached.step()
+            attached.scalars()
+        assert [site.active_calls for site in attached] == [epochs * steps] * len(attached)
+        attached.remove()
+
+
+def _step(model, x, optimizer, part):
+    optimizer.zero_grad()
+    y = model.train().forward_features(x) if part else model.train()(x)
+    y = y[0] if isinstance(y, tuple | list) else y
+    y.square().mean().backward()
+    optimizer.step()
+
+
+@torch.no_grad()
+def _evaluate(model, x):
+    model.eval()(x)
