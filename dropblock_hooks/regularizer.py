@@ -202,7 +202,8 @@ class Regularizer:
     def bind(self) -> Callable[[Tensor, Now], Applied]:
         """The callable of one site; an ``apply`` with a state of its own, where one is needed.
 
-        A class that has one is not `traceable`.
+        A class that has one is not `traceable`. A callable with ``state_dict`` and
+        ``load_state_dict`` (tensors by name, as a module has them) is saved with the Attachment.
         """
         return self.apply
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -72,16 +73,24 @@ class Site:
         self._drawn_with: dict[str, float] = {}
         self._forms = ShapeMemory[Form]()  # where nothing but the shape decides
         self._passed = ShapeMemory[tuple[Form, int]]()  # elements to count at a rate of 0
+        self._apply: Any = None  # what the regularizer binds for this site
         self.set_regularizer(regularizer)
 
     def set_regularizer(self, regularizer: Regularizer) -> None:
         """Put another one of the same class in place, with the values of the present epoch."""
         values = regularizer.values(self.control.epoch)
         self.regularizer = copy.copy(regularizer)  # compiled code guards what sites share
-        self._apply = self.regularizer.bind()
+        before, self._apply = self._apply, self.regularizer.bind()
+        if hasattr(before, "state_dict") and hasattr(self._apply, "load_state_dict"):
+            self._apply.load_state_dict(before.state_dict())
         self.move(values)
         self._waiting = regularizer.moving
         self._beyond_training = regularizer.active == "always" or regularizer.follows_host
+
+    @property
+    def bound(self) -> Any:
+        """What the regularizer has bound for this site, with a state of its own perhaps."""
+        return self._apply
 
     def move(self, values: dict[str, float], device: torch.device | None = None) -> None:
         """Put other values in place; new tensors, since a pending backward may hold the old.
@@ -256,7 +265,8 @@ class Site:
         return y
 
     def _count(self, affected: Tensor | int | None, total: int, rate: float) -> None:
-        self.record.add_active(None if _transformed(affected) else affected, total, rate)
+        told = _is_number(affected) and type(total) is int  # else symbolic, as in make_fx
+        self.record.add_active(affected if told else None, total, rate)
 
     def run(
         self, x: Tensor, form: Form, values: Mapping[str, Any], **state: Any
@@ -333,10 +343,21 @@ def _as_tensors(values: Mapping[str, float], device: torch.device) -> dict[str, 
         return {name: torch.full((), v, dtype=dtype, device=device) for name, v in values.items()}
 
 
-def _transformed(affected: Tensor | int | None) -> bool:
-    """Whether a count lives inside a function transform (vmap), which it must not outlive."""
-    return isinstance(affected, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(
-        affected
+def _is_number(count: Tensor | int | None) -> bool:
+    """Whether a count is, or holds, one number.
+
+    Not so inside a function transform or batched gradients, which it must not outlive, and where
+    there is no data: on the meta device, in fake tensors.
+    """
+    if not isinstance(count, Tensor):
+        return True
+    fake = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", ())
+    functorch = torch._C._functorch
+    return not (
+        count.is_meta
+        or functorch.is_functorch_wrapped_tensor(count)
+        or functorch.is_legacy_batchedtensor(count)
+        or isinstance(count, fake)
     )
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from .control import Control
 from .schedules import as_number
@@ -37,7 +41,34 @@ def site_state(site: Site) -> dict[str, Any]:
         _TALLIES, (record.open_window(), record.closed, record.before), strict=True
     ):
         state[name] = [int(tally.affected), tally.total, tally.expected]
+    buffers = _buffers(site)
+    if buffers:
+        state["buffers"] = buffers
     return state
+
+
+def _buffers(site: Site) -> dict[str, dict[str, Any]]:
+    """The tensors that a regularizer keeps at its site, as plain numbers."""
+    if not hasattr(site.bound, "state_dict"):
+        return {}
+    return {
+        name: {
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "shape": list(tensor.shape),
+            "values": tensor.detach().flatten().tolist(),
+        }
+        for name, tensor in site.bound.state_dict().items()
+    }
+
+
+def _tensors(buffers: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
+    """The inverse of `_buffers`."""
+    return {
+        name: torch.tensor(
+            saved["values"], dtype=getattr(torch, saved["dtype"]), device="cpu"
+        ).reshape(saved["shape"])
+        for name, saved in buffers.items()
+    }
 
 
 def load(state: Mapping[str, Any], sites: Sequence[Site], strict: bool) -> float:
@@ -64,7 +95,21 @@ def load(state: Mapping[str, Any], sites: Sequence[Site], strict: bool) -> float
         raise ValueError(
             f"the state is of another spec (strict=False takes what fits):\n{differences}"
         )
+    for site in sites:
+        misfit = _misfit(site, saved.get(site.key, {}))
+        if strict and misfit is not None:
+            raise ValueError(f"the buffers in the state of {site.key} don't fit: {misfit}")
     return as_number("epoch", state["epoch"])
+
+
+def _misfit(site: Site, saved: Mapping[str, Any]) -> Exception | None:
+    """Why this site can't take its buffers over, tried on a copy; None where it can."""
+    try:
+        if "buffers" in saved:
+            copy.deepcopy(site.bound).load_state_dict(_tensors(saved["buffers"]))
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        return error
+    return None
 
 
 def _is_whole(site: Any) -> bool:
@@ -89,3 +134,5 @@ def restore(state: Mapping[str, Any], sites: Sequence[Site], control: Control) -
         if saved is not None:
             window, closed, before = (Tally(*saved[name]) for name in _TALLIES)
             site.record.restore(saved["calls"], saved["active_calls"], window, closed, before)
+            if "buffers" in saved and _misfit(site, saved) is None:
+                site.bound.load_state_dict(_tensors(saved["buffers"]))

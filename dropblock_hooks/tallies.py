@@ -64,12 +64,13 @@ class Meter:
         self.spatial = spatial or 0
         counts = [0.0] * _LOW + [math.inf] * self.spatial + [0.0] * self.spatial
         with torch.inference_mode(False):
-            self.counts = torch.tensor(counts, dtype=wide_dtype(device)).to(device)
+            # not where `with torch.device(...)` says: from meta nothing comes back
+            self.counts = torch.tensor(counts, dtype=wide_dtype(device), device=device)
 
     def to(self, device: torch.device) -> None:
         """Follow the activations to their device."""
-        if self.counts.device == device:
-            return
+        if self.counts.device == device or device.type == "meta":
+            return  # on meta, what was counted would be lost
         moved = self.counts.to(device, wide_dtype(device), non_blocking=True)
         if moved.is_inference():
             with torch.inference_mode(False):
@@ -88,7 +89,7 @@ class Meter:
     def add_active(self, affected: Tensor | int | None, total: int, rate: Tensor | float) -> None:
         """One more call in which the regularizer was on, and what it did."""
         self.counts[_ACTIVE].add_(1)
-        if affected is not None:
+        if affected is not None and not (isinstance(affected, Tensor) and affected.is_meta):
             self.counts[_AFFECTED].add_(affected)
             self.counts[_TOTAL].add_(total)
             self.counts[_EXPECTED].add_(rate * total)
@@ -148,7 +149,7 @@ class Record:
 
     def see_map(self, size: tuple[int, ...]) -> None:
         """Widen the range of map sizes."""
-        if self._maps != (size, size):
+        if self._maps != (size, size) and all(isinstance(edge, int) for edge in size):
             self._maps = _union(self._maps, (size, size))
 
     @property
