@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -23,16 +24,25 @@ class Control:
         self.forwards = 0
         self.proved = False
         self.told: frozenset[str] = frozenset()
+        self.keys: tuple[str, ...] = ()
+        self.origin: weakref.ref[Control] | None = None
+        self.copied_at = 0.0
         self.expects_scaler = grad_scaler is not None
         self.grad_scaler = grad_scaler
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Control:
         copied = Control.__new__(Control)
         copied.__dict__.update(self.__dict__)  # the scaler stays the one of the training loop
+        copied.origin, copied.copied_at = weakref.ref(self), self.epoch
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "grad_scaler": None}  # belongs to the training loop
+        return {**self.__dict__, "grad_scaler": None, "origin": None}  # of the training loop
+
+    def falls_behind(self) -> bool:
+        """Whether this belongs to a copy (an EMA) that stands still while its original moves on."""
+        origin = self.origin() if self.origin is not None else None
+        return origin is not None and origin.epoch != self.epoch == self.copied_at
 
     def grad_scale(self, device: torch.device) -> float | Tensor:
         """What the loss is multiplied by, read without waiting for the device."""

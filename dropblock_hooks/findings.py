@@ -26,6 +26,12 @@ class Finding:
         return f"{self.key}: {self.message}"
 
 
+_GONE = (
+    "it was replaced, or written out, as torch.fx.symbolic_trace does with containers; attach to "
+    "the model that is here"
+)
+
+
 def find_faults(
     base: nn.Module, control: Control, installed: list[tuple[nn.Module, SiteHook]]
 ) -> list[Finding]:
@@ -42,6 +48,11 @@ def find_faults(
         message = "no layer was called since it was attached: run a training step first"
         found.append(Finding(".", "not_run", message))
     calls = {hook.site.name: hook.site.calls for _, hook in installed}
+    here = {hook.site.key for _, hook in installed}
+    for key in control.keys:
+        if key not in here:
+            message = f"its layer is none of this {type(base).__name__}: {_GONE}"
+            found.append(Finding(key, "gone", message))
     for module, hook in installed:
         for kind, message in _faults(base, module, hook, calls if ran else None, compiled):
             found.append(Finding(hook.site.key, kind, message))
@@ -53,14 +64,16 @@ def _faults(
 ) -> Iterator[tuple[str, str]]:
     site, owner = hook.site, hook.owner_name
     current = find_module(base, owner)
-    if current is not module:
+    if isinstance(hook, ParameterHook) and current is not None and hook.follows(current):
+        pass  # also where another layer has taken the place of the one that was attached to
+    elif current is not module:
         now = "is gone" if current is None else f"is another {bare_type(current).__name__}"
         yield "replaced", f"the layer '{owner}' {now} since it was attached: attach again"
     elif isinstance(hook, ParameterHook) and shard_refusal(module) is not None:
         yield "sharded", str(shard_refusal(module))
     elif hook.lost(module):
         yield "lost", _why_lost(module, hook)
-    if calls is not None and not site.calls and site.at != "parameter":
+    if calls is not None and not site.calls and site.at != "parameter" and current is module:
         cause = why_not_called(base, owner, calls, compiled)
         yield "never_called", f"the layer '{owner}' ({site.module_type}) was never called: {cause}"
     elif site.calls and not site.active_calls:

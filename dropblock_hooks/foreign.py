@@ -112,6 +112,11 @@ class Foreign(Regularizer):
         return None if self.grid is None else len(self.grid)
 
     @property
+    def samplewise(self) -> bool:
+        """Whether it is a peer's layer that drops samples, which are its axis 0."""
+        return self.label in ("Foreign(DropPath)", "Foreign(StochasticDepth)")
+
+    @property
     def follows_host(self) -> bool:  # type: ignore[override]  # a constant elsewhere
         """Whether it runs in evaluation too: a module decides by its own mode."""
         return isinstance(self.target, nn.Module) or inspect.isclass(self.target)

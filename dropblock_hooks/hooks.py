@@ -17,6 +17,7 @@ from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
 from . import elements
+from .entry import EntryHook
 from .layouts import Form
 from .site import Site
 from .tracing import trace, trace_grad
@@ -117,10 +118,21 @@ class SiteHook:
 class OutputHook(SiteHook):
     """Forward hook: regularizes what the layer returns, or watches its gradient."""
 
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self.entry = EntryHook() if site.regularizer.needs_input else None
+
     def install(self, module: nn.Module) -> None:
         # dearer, so not for all
         with_kwargs = self.site.regularizer.acts_on == "gradient" or self.site.reads_sizes
+        if self.entry is not None:
+            module.register_forward_pre_hook(self.entry)
         module.register_forward_hook(self, with_kwargs=with_kwargs)
+
+    def remove(self, module: nn.Module) -> None:
+        super().remove(module)
+        if self.entry is not None:
+            take_off(self.entry, module)
 
     def _act(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         *kwargs, output = rest
@@ -130,6 +142,11 @@ class OutputHook(SiteHook):
             x = elements.get(output, index)
         except ValueError as error:
             raise site.error(f"the output {error}") from None
+        if self.entry and args and self.entry.gives_back_changed(module, args[0], x):
+            raise site.error(
+                f"the layer gives its input back, changed in place, and {site.regularizer.label} "
+                "needs it as it was: work out of place there (x = x + y for x += y)"
+            )
         taken = (*args, *kwargs[0].values()) if kwargs else args
         y = self._treat(x, args[0] if args else None, taken, module.training, (*taken, output))
         return None if y is x else elements.put(output, index, y)
@@ -189,6 +206,13 @@ class ParameterHook(SiteHook):
         parameter = module._parameters.get(self.parameter)
         return super().lost(module) or not self._is_hooked(parameter)
 
+    def follows(self, module: nn.Module) -> bool:
+        """Whether the parameter that this module has now is hooked, and will stay so."""
+        here = module._parameters.get(self.parameter)
+        if here is None or not here.requires_grad or not self._is_hooked(here):
+            return False
+        return shard_refusal(module) is None and not self.site.record.eager_calls
+
     def _is_hooked(self, parameter: Tensor | None) -> bool:
         for reference, _ in self._hooked:  # at every forward, so no generator
             hooked = reference()
@@ -207,6 +231,8 @@ class ParameterHook(SiteHook):
     def _compile(self, module: nn.Module, *given: Any) -> None:
         if not torch.compiler.is_exporting():
             self.take_mode(module)  # what was hooked stays hooked; `step` looks after it
+            if self.site.acts(module.training):
+                self.site.record.meter.add_call()
         elif self.site.acts(module.training):
             _refuse_tracing(self.site, module.training)
 

@@ -33,8 +33,23 @@ class ProofHook:
         if not control.installed or torch._C._current_graph_task_id() != -1:
             return  # a recomputation of checkpointing is no other forward
         control.forwards += 1
+        if control.origin is not None and control.falls_behind():
+            _tell_of_copy(model, control, self.sites)
         if model.training and not control.proved:
             prove(model, control, self.sites)
+
+
+def _tell_of_copy(model: nn.Module, control: Control, sites: Sequence[Site]) -> None:
+    """Warn, once, of rates that stand still in a copy."""
+    moving = [s.key for s in sites if s.regularizer.moving and s.acts(model.training)]
+    if not moving:
+        return
+    control.origin = None
+    warn(
+        f"{', '.join(moving[:3])}{' and others' if len(moving) > 3 else ''} of a copied model: its "
+        f"rates are still those of epoch {control.epoch:g}, which its original has left: call "
+        "attachments(copy)[0].step(epoch) beside attached.step(epoch)"
+    )
 
 
 def prove(base: nn.Module, control: Control, sites: Sequence[Site]) -> None:

@@ -134,6 +134,8 @@ class Regularizer:
     idle_at_zero: ClassVar[bool] = False
     """Whether ``apply`` gives the very same tensor back, and counts 0 or None, where its first rate
     is 0: in eager mode it is then not run again on a shape that it has seen."""
+    needs_input: ClassVar[bool] = False
+    """Whether ``apply`` uses ``now.input``, which a layer may then not give back changed."""
     traceable: ClassVar[bool] = True
     """Whether torch.compile can trace ``apply``; else it breaks the graph, run as in eager mode."""
 
@@ -225,6 +227,11 @@ class Regularizer:
     @property
     def channelwise(self) -> bool:
         """Whether ``apply`` asks ``now.layout`` for the channels without a need of a map."""
+        return False
+
+    @property
+    def samplewise(self) -> bool:
+        """Whether ``apply`` takes axis 0 for the samples without a need of a map."""
         return False
 
     @property

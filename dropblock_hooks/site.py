@@ -18,7 +18,14 @@ from .forms import form_of
 from .functional.masks import wide_dtype
 from .layouts import Form
 from .memory import ShapeMemory
-from .recomputation import NO_TASK, graph_task, loses_random_state, recomputing
+from .recomputation import (
+    NO_TASK,
+    checkpointed,
+    graph_task,
+    loses_random_state,
+    may_be_recomputed,
+    recomputing,
+)
 from .regularizer import Now, Regularizer
 from .tallies import Record
 from .warn import warn
@@ -71,6 +78,9 @@ class Site:
         self._waiting = self._evaluated = self._recomputed = False
         self._acted: dict[bool, bool] = {}  # in the last forward, by the layer's mode
         self._drawn_with: dict[str, float] = {}
+        # the same in the last forward that a checkpoint may run again
+        self._pending: dict[bool, bool] = {}
+        self._pending_values: dict[str, float] | None = None
         self._forms = ShapeMemory[Form]()  # where nothing but the shape decides
         self._passed = ShapeMemory[tuple[Form, int]]()  # elements to count at a rate of 0
         self._apply: Any = None  # what the regularizer binds for this site
@@ -120,7 +130,10 @@ class Site:
 
     @property
     def calls(self) -> int:
-        """Forward calls of the layer since it was attached."""
+        """Forward calls of the layer since it was attached; for a parameter, of its owner.
+
+        Compiled code counts those in which the site is on.
+        """
         return self.record.calls
 
     @property
@@ -171,7 +184,7 @@ class Site:
     def enter(self, training: bool) -> bool:
         """Count a forward call in this mode; whether the regularizer is to be run in it."""
         if graph_task() != NO_TASK:  # recomputing, whatever was switched since the forward
-            return self._acted.get(training, False)
+            return self._acted_before(training)
         control = self.control
         if control.installed:
             self.record.eager_calls += 1
@@ -181,7 +194,15 @@ class Site:
             return False
         acts = control.installed and control.enabled and (training or self.acts(training))
         self._acted[training] = acts
+        if self._pending.get(training) is not acts and may_be_recomputed():
+            self._pending[training] = acts
         return acts
+
+    def _acted_before(self, training: bool) -> bool:
+        """Whether it was run in the forward that runs again: the last one in a checkpoint."""
+        last = self._acted.get(training, False)
+        pending = self._pending.get(training, last)
+        return pending if pending is last or checkpointed() else last
 
     def acts(self, training: bool) -> bool:
         """Whether the regularizer is to be run in this mode of its layer."""
@@ -231,18 +252,26 @@ class Site:
         on, again = self.is_on(training), recomputing()
         if on and again:
             self._watch_recomputation()  # first: it may be stopped early, inside the call
+            values = self._values_before()
         else:
-            self._drawn_with = self.values
+            values = self._drawn_with = self.values
+            if self._pending_values is not values and may_be_recomputed():
+                self._pending_values = values
             if self._idle and self._pass_by(x):
                 return x
         form = self.form_of(x, told)
         state = {"input": layer_input, "training": on, "grad_scale": 1.0}
-        y, affected, total = self.run(x, form, self._drawn_with, **state)
+        y, affected, total = self.run(x, form, values, **state)
         if on and not again:
             self._count(affected, total, self.rate or 0.0)
             if self._idle and y is x and form.grid is None:
                 self._passed.put(x.shape, (form, 0 if affected is None else total))
         return y
+
+    def _values_before(self) -> dict[str, float]:
+        """The values in the forward that runs again: the last one in a checkpoint."""
+        last, pending = self._drawn_with, self._pending_values
+        return last if pending is None or pending is last or not checkpointed() else pending
 
     def _pass_by(self, x: Tensor) -> bool:
         """At a rate of 0, count what a whole call with this shape has counted, if there was one."""
