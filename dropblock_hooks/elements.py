@@ -61,8 +61,9 @@ def _put_in_record(value: Any, name: str, new: Tensor) -> Any:
     """A copy of a dataclass; not made anew, which would set again what its constructor sets."""
     if is_compiling():  # which can't trace copy
         changed = object.__new__(type(value))
-        for key, item in vars(value).items():
-            object.__setattr__(changed, key, item)
+        names = [f.name for f in dataclasses.fields(value) if hasattr(value, f.name)]
+        for key in dict.fromkeys((*names, *getattr(value, "__dict__", ()))):
+            object.__setattr__(changed, key, getattr(value, key))
     else:
         changed = copy.copy(value)
     object.__setattr__(changed, name, new)  # also where it is frozen

@@ -876,20 +876,23 @@ class WorksInPlaceInside(AddsInPlace):
         return torch.relu_(x + torch.relu_(self.conv(x)))
 
 
-@pytest.mark.parametrize("mode", ["train", "always", "inference", "compiled"])
-@pytest.mark.parametrize("block", [AddsInPlace, HandsOnAView])
+@pytest.mark.parametrize(
+    ("block", "mode"),
+    [
+        *((AddsInPlace, mode) for mode in ("train", "always", "inference", "compiled")),
+        *((HandsOnAView, mode) for mode in ("train", "always")),  # nothing counts elsewhere
+    ],
+)
 def test_a_block_that_gives_its_input_back_changed_is_refused(block, mode):
-    if (block, mode) in ((HandsOnAView, "inference"), (HandsOnAView, "compiled")):
-        pytest.skip("nothing counts the changes there")
     model = nn.Sequential(nn.Conv2d(3, 4, 3), block())
     options = {"active": "always"} if mode in ("always", "inference") else {}
     attached = attach(model, {"1": StochasticDepth(0.5, **options)})
     model.train("active" not in options)
     call = torch.compile(model, backend="eager", fullgraph=True) if mode == "compiled" else model
     x = torch.randn(2, 3, 8, 8)
-    with torch.inference_mode(mode == "inference"):
-        with pytest.raises(Exception, match=r"changed in place|Observed exception"):
-            call(x)
+    refused = pytest.raises(Exception, match=r"changed in place|Observed exception")
+    with torch.inference_mode(mode == "inference"), refused:
+        call(x)
     torch._dynamo.reset()
     attached.remove()
     assert not model[1]._forward_hooks
