@@ -42,7 +42,9 @@ class Control:
     def falls_behind(self) -> bool:
         """Whether this belongs to a copy (an EMA) that stands still while its original moves on."""
         origin = self.origin() if self.origin is not None else None
-        return origin is not None and origin.epoch != self.epoch == self.copied_at
+        if origin is None or not origin.installed:
+            return False
+        return origin.epoch != self.epoch == self.copied_at
 
     def grad_scale(self, device: torch.device) -> float | Tensor:
         """What the loss is multiplied by, read without waiting for the device."""

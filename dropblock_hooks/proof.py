@@ -33,7 +33,8 @@ class ProofHook:
         if not control.installed or torch._C._current_graph_task_id() != -1:
             return  # a recomputation of checkpointing is no other forward
         control.forwards += 1
-        if control.origin is not None and control.falls_behind():
+        # in training, a copy may well go its own way
+        if control.origin is not None and not model.training and control.falls_behind():
             _tell_of_copy(model, control, self.sites)
         if model.training and not control.proved:
             prove(model, control, self.sites)
@@ -41,7 +42,7 @@ class ProofHook:
 
 def _tell_of_copy(model: nn.Module, control: Control, sites: Sequence[Site]) -> None:
     """Warn, once, of rates that stand still in a copy."""
-    moving = [s.key for s in sites if s.regularizer.moving and s.acts(model.training)]
+    moving = [s.key for s in sites if s.regularizer.moving and s.acts(False)]
     if not moving:
         return
     control.origin = None
