@@ -261,6 +261,10 @@ class DropPath(Regularizer):
     scale_by_keep: bool = True
     idle_at_zero: ClassVar[bool] = True
 
+    @property
+    def samplewise(self) -> bool:
+        return True
+
     def apply(self, x: Tensor, now: Now) -> Applied:
         return drop_samples(x, now.p, rescale=self.scale_by_keep)
 
@@ -288,6 +292,11 @@ class StochasticDepth(Regularizer):
 
     p: Probability
     mode: Literal["row", "batch"] = "row"
+    needs_input: ClassVar[bool] = True
+
+    @property
+    def samplewise(self) -> bool:
+        return self.mode == "row"
 
     def check(self, values: Mapping[str, float]) -> None:
         check_mode(self.mode)

@@ -120,16 +120,24 @@ def _class_of(module: nn.Module) -> Any:  # Any: mypy takes no class as hashable
 
 @functools.lru_cache(maxsize=1024)
 def _codes(kind: Any) -> tuple[types.CodeType, ...]:
-    """The code of the methods of a class, up to those of ``nn.Module``."""
-    found: list[types.CodeType] = []
+    """The code of the methods of a class that its forward can reach by their names."""
+    methods: dict[str, list[types.CodeType]] = {}
     for cls in kind.__mro__:
         if cls in (nn.Module, torch.jit.ScriptModule):
             break
-        for method in vars(cls).values():
-            code = getattr(getattr(method, "__wrapped__", method), "__code__", None)
-            if isinstance(code, types.CodeType) and code.co_name != "__init__":
-                found.append(code)
-    return tuple(found)
+        for name, method in vars(cls).items():
+            function = getattr(method, "fget", None) or getattr(method, "__wrapped__", method)
+            code = getattr(function, "__code__", None)
+            if isinstance(code, types.CodeType):
+                methods.setdefault(name, []).append(code)  # more than one: by super()
+    reached: dict[types.CodeType, None] = {}
+    waiting = list(methods.get("forward", ()))
+    while waiting:
+        code = waiting.pop()
+        if code not in reached:
+            reached[code] = None
+            waiting += [below for name in code.co_names for below in methods.get(name, ())]
+    return tuple(reached)
 
 
 def _use(kind: Any, local: str) -> str | None:

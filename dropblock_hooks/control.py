@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from typing import Any
 
 import torch
@@ -46,6 +47,9 @@ class Control:
         self.graphs = graphs_built()
         self.told: set[tuple[str, str]] = set()
         self.compared = False
+        self.keys: tuple[str, ...] = ()
+        self.origin: weakref.ref[Control] | None = None
+        self.copied_at = 0.0
         self.expects_scaler = grad_scaler is not None
         self.grad_scaler = grad_scaler
         self.scaler_sought = False
@@ -57,10 +61,18 @@ class Control:
         memo[id(self)] = copied  # which what was met leads back to
         copied.record, copied.told = copy.deepcopy(self.record, memo), set(self.told)
         copied.sizes = copy.deepcopy(self.sizes, memo)
+        copied.origin, copied.copied_at = weakref.ref(self), self.epoch
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "grad_scaler": None}  # belongs to the training loop
+        return {**self.__dict__, "grad_scaler": None, "origin": None}  # of the training loop
+
+    def falls_behind(self) -> bool:
+        """Whether this belongs to a copy (an EMA) that stands still while its original moves on."""
+        origin = self.origin() if self.origin is not None else None
+        if origin is None or not origin.installed:
+            return False
+        return origin.epoch != self.epoch == self.copied_at
 
     def switch(self, on: bool) -> None:
         """Switch the regularizers on or off."""

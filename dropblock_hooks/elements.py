@@ -9,6 +9,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from torch import Tensor
+from torch.compiler import is_compiling
 
 Index = int | str | None
 
@@ -49,10 +50,23 @@ def put(value: Any, index: Index, new: Tensor) -> Any:
         items[index] = new  # type: ignore[index]  # `get` has indexed it
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if _is_record(value):
-        return dataclasses.replace(value, **{str(index): new})
+        return _put_in_record(value, str(index), new)
     # torch.compile can't trace copy
     changed = type(value)(value) if type(value) in (dict, list) else copy.copy(value)
     changed[index] = new
+    return changed
+
+
+def _put_in_record(value: Any, name: str, new: Tensor) -> Any:
+    """A copy of a dataclass; not made anew, which would set again what its constructor sets."""
+    if is_compiling():  # which can't trace copy
+        changed = object.__new__(type(value))
+        names = [f.name for f in dataclasses.fields(value) if hasattr(value, f.name)]
+        for key in dict.fromkeys((*names, *getattr(value, "__dict__", ()))):
+            object.__setattr__(changed, key, getattr(value, key))
+    else:
+        changed = copy.copy(value)
+    object.__setattr__(changed, name, new)  # also where it is frozen
     return changed
 
 

@@ -35,6 +35,8 @@ class Evidence:
         heads: the number of heads of the attention that it belongs to.
         partition: class name of the surrounding layer that cuts maps into windows.
         sequence_first: class name of a layer of the model with ``batch_first=False``.
+        batched: how many axes a batch has, where the layer's type tells; else 0.
+        recurrent: whether it is a recurrent layer, which also gives its state.
         grids: sizes of maps that tokens may form.
         windows: sizes of maps, or of windows of maps, that attentions in the model are made for.
         loose: grids of models that take images of any size.
@@ -54,6 +56,8 @@ class Evidence:
     heads: int | None = None
     partition: str = ""
     sequence_first: str = ""
+    batched: int = 0
+    recurrent: bool = False
     grids: tuple[Grid, ...] = ()
     windows: tuple[Grid, ...] = ()
     loose: tuple[Grid, ...] = ()
@@ -107,6 +111,8 @@ class Witness:
             turns=own is None and widths.turns,
             heads=_heads(lineage),
             partition=_partition(lineage[1:]),
+            batched=_batched(lineage),
+            recurrent=isinstance(module, nn.RNNBase),
         )
 
     def _widths_in(self, module: nn.Module) -> _Widths:
@@ -215,6 +221,29 @@ def _heads(lineage: list[nn.Module]) -> int | None:
 def _partition(ancestors: list[nn.Module]) -> str:
     names = (type(module).__name__ for module in ancestors)
     return next((name for name in names if "Partition" in name), "")
+
+
+_SEQUENCES = (
+    nn.RNNBase,
+    nn.MultiheadAttention,
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+)
+_UNBATCHED = re.compile(r"(Conv|ConvTranspose|InstanceNorm|Pool)([123])d$")
+
+
+def _batched(lineage: list[nn.Module]) -> int:
+    """The axes of a batch of a layer whose type takes a single sample, too; else 0."""
+    for module in lineage:
+        inside = module is lineage[0] or type(module).__module__.startswith("torch.nn.")
+        if inside and isinstance(module, _SEQUENCES):
+            return 3
+    of_maps = _UNBATCHED.search(type(lineage[0]).__name__)
+    own = type(lineage[0]).__module__.startswith("torch.nn.")
+    return int(of_maps.group(2)) + 2 if of_maps and own else 0
 
 
 def _sequence_first(modules: list[nn.Module]) -> str:

@@ -15,6 +15,11 @@ from .site import Site
 from .tallies import Counts
 from .wrappers import bare_type, find_module, shard_refusal
 
+_GONE = (
+    "it was replaced, or written out, as torch.fx.symbolic_trace does with containers; attach to "
+    "the model that is here"
+)
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -105,6 +110,11 @@ def find_faults(
             "training step first"
         )
         found.append(Finding(".", "not_run", message))
+    here = {hook.site.key for _, hook in installed}
+    for key in control.keys:
+        if key not in here:
+            message = f"its layer is none of this {type(base).__name__}: {_GONE}"
+            found.append(Finding(key, "gone", message))
     for module, hook in installed:
         site = hook.site
         for kind, cause in faults(base, hook, window, module):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from .quoting import described, kind_of, label, quote
 from .regularizer import Applied, Now, Range, RateLike, Regularizer
@@ -111,6 +112,11 @@ class Foreign(Regularizer):
         return None if self.grid is None else len(self.grid)
 
     @property
+    def samplewise(self) -> bool:
+        """Whether it is a peer's layer that drops samples, which are its axis 0."""
+        return self.label in ("Foreign(DropPath)", "Foreign(StochasticDepth)")
+
+    @property
     def follows_host(self) -> bool:  # type: ignore[override]  # a constant elsewhere
         """Whether it runs in evaluation too: a module decides by its own mode."""
         return isinstance(self.target, nn.Module) or inspect.isclass(self.target)
@@ -185,11 +191,31 @@ class _Hosted:
         for name in self.rates:
             if getattr(self.module, name, None) != getattr(now, name):
                 setattr(self.module, name, getattr(now, name))
-        if any(buffer.device != x.device for buffer in self.module.buffers()):
-            self.module.to(x.device)
+        module = self.module
+        if any(buffer.device != x.device for buffer in module.buffers()):
+            if x.is_meta:  # from where no number comes back
+                module = copy.deepcopy(module)
+            module.to(x.device)
         if not now.training:
-            return self.module(x), None
-        return _counted(self.module, x)
+            return module(x), None
+        return _counted(module, x)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The buffers of the module: statistics, say, that a training run has gathered."""
+        return {
+            name: buffer
+            for name, buffer in self.module.state_dict().items()
+            if isinstance(buffer, Tensor) and not is_lazy(buffer)
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take buffers over, also where there is none yet, or one of another shape."""
+        owners = dict(self.module.named_modules())
+        for name, tensor in state.items():
+            path, _, local = name.rpartition(".")
+            if path not in owners or local not in owners[path]._buffers:
+                raise ValueError(f"{type(self.module).__name__} has no buffer {name!r}")
+            owners[path]._buffers[local] = tensor.detach().clone()  # a call moves it
 
 
 def _counted(function: Callable[[Tensor], Tensor], x: Tensor) -> Applied:

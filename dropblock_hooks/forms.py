@@ -40,6 +40,8 @@ def form_of(
         ValueError: where it can't be known, or what is known contradicts the options.
     """
     spatial, layout = regularizer.spatial, regularizer.layout
+    if layout == "auto" and (spatial or regularizer.samplewise or regularizer.channelwise):
+        _check_samples(evidence, shape, regularizer.index)
     if spatial is None:
         if not regularizer.channelwise or (layout == "auto" and not 3 <= len(shape) <= 5):
             return _NAMELESS if layout == "auto" else Form(layout)
@@ -74,12 +76,6 @@ def _decide(
 ) -> str:
     """The layout that the evidence speaks for."""
     first, last = both
-    takes_first = evidence.own and evidence.first is not None  # a convolution, say
-    if evidence.sequence_first and len(shape) == 3 and not takes_first:
-        raise ValueError(
-            f"shape {tuple(shape)} can't be read: the model has a {evidence.sequence_first} with "
-            "batch_first=False, whose samples are axis 1; say layout= if they are axis 0"
-        )
     if evidence.own or not seen:
         found = _by_type(evidence, shape, first, last, tokens)
         found = found or _by_width(evidence, shape, first, last)
@@ -93,6 +89,26 @@ def _decide(
     if len(shape) > 3:
         _check_axes(evidence, shape, found)
     return found
+
+
+def _check_samples(evidence: Evidence, shape: Shape, index: int | str | None) -> None:
+    """Raise ValueError where axis 0 may be another one than that of the samples."""
+    takes_first = evidence.own and evidence.first is not None  # a convolution, say
+    if evidence.sequence_first and len(shape) == 3 and not takes_first:
+        raise ValueError(
+            f"shape {tuple(shape)} can't be read: the model has a {evidence.sequence_first} with "
+            "batch_first=False, whose samples are axis 1; say layout= if they are axis 0"
+        )
+    if evidence.batched > len(shape):
+        raise ValueError(
+            f"shape {tuple(shape)} has no axis of samples: a batch of this layer has "
+            f"{evidence.batched} axes; add one of length 1, or say layout= if axis 0 is it"
+        )
+    if evidence.recurrent and index in (1, -1) and len(shape) == 3:
+        raise ValueError(
+            f"shape {tuple(shape)} can't be read: the state of a recurrent layer has its layers "
+            "on axis 0, and the samples on axis 1"
+        )
 
 
 def _by_type(evidence: Evidence, shape: Shape, first: str, last: str, tokens: bool) -> str:

@@ -88,6 +88,10 @@ class ClipGradNorm(Regularizer):
     def channelwise(self) -> bool:
         return self.per == "channel"
 
+    @property
+    def samplewise(self) -> bool:
+        return self.per == "sample"
+
     def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
         if parameter is not None and self.per == "sample":
             return "a parameter has no samples: per must be 'tensor' or 'channel'"

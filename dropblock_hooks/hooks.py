@@ -17,6 +17,7 @@ from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
 from . import elements
+from .entry import EntryHook
 from .identity import may_get_gradient, watch_grad
 from .layouts import Form
 from .site import Site
@@ -124,11 +125,22 @@ class SiteHook:
 class OutputHook(SiteHook):
     """Forward hook: regularizes what the layer returns, or watches its gradient."""
 
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self.entry = EntryHook() if site.regularizer.needs_input else None
+
     def install(self, module: nn.Module) -> None:
+        if self.entry is not None:
+            module.register_forward_pre_hook(self.entry)
         self._put_on(
             module._forward_hooks,
             lambda: module.register_forward_hook(self, with_kwargs=self.site.reads_sizes),
         )
+
+    def remove(self, module: nn.Module) -> None:
+        super().remove(module)
+        if self.entry is not None:
+            take_off(self.entry, module)
 
     def _act(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         *kwargs, output = rest
@@ -138,6 +150,11 @@ class OutputHook(SiteHook):
             x = elements.get(output, index)
         except ValueError as error:
             raise site.error(f"the output {error}") from None
+        if self.entry and args and self.entry.gives_back_changed(module, args[0], x):
+            raise site.error(
+                f"the layer gives its input back, changed in place, and {site.regularizer.label} "
+                "needs it as it was: work out of place there (x = x + y for x += y)"
+            )
         taken = (*args, *kwargs[0].values()) if kwargs else args
         y = self._treat(x, args[0] if args else None, module.training, (*taken, output))
         return None if y is x else elements.put(output, index, y)
@@ -237,6 +254,7 @@ class ParameterHook(SiteHook):
             return
         if self.site.acts(module.training):
             _refuse_transforms(self.site)
+            self.site.record.meter.add_call()
         if torch.is_grad_enabled():
             # what was hooked stays hooked; `step` looks after it. The keeper has told the mode: to
             # write it again is a side effect, which a checkpoint in the graph does not allow

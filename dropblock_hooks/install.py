@@ -19,6 +19,7 @@ def install(base: nn.Module, placements: list[Placement], control: Control) -> A
     """Put the hooks of all placements on a model; where one fails, take out what was put on."""
     hooks = _hooks(placements, control)
     installed = [(p.target.module, hook) for p, hook in zip(placements, hooks, strict=True)]
+    control.keys = tuple(hook.site.key for hook in hooks)
     attachment = Attachment(base, control, installed)
     try:
         model_at = device_of(base)

@@ -104,7 +104,10 @@ def _refused(placements: list[Placement]) -> list[str]:
 def _refusal(regularizer: Regularizer, target: Target) -> str | None:
     parameter = target.module._parameters[target.parameter] if target.parameter else None
     if isinstance(target.module, torch.jit.ScriptModule):
-        return "it is a ScriptModule, which takes no hooks: attach before scripting"
+        return (
+            "it is a ScriptModule, which takes no hooks: attach to the module that it was made "
+            "from, and script that after remove(); or put it on a layer around it"
+        )
     if parameter is not None:
         if regularizer.acts_on != "gradient":
             return "param: takes regularizers of gradients"

@@ -17,9 +17,10 @@ from .bypass import carries_stream
 from .matching import Select, match
 from .names import Index, NoMatchError
 from .plan import own_input
+from .quoting import shown
 from .regularizer import RateLike, Regularizer
 from .rehearsal import RehearsalError, clear_away, first_success, rehearsing
-from .schedules import ByDepth, Schedule, StepSchedule, as_number, shown
+from .schedules import ByDepth, Schedule, StepSchedule, as_number
 from .spec import Spec
 from .wrappers import named_modules, unwrap
 

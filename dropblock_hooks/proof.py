@@ -17,6 +17,7 @@ from .compiled import has_compiled
 from .control import Control, graphs_built
 from .findings import Window, faults, windows
 from .hooks import ParameterHook, SiteHook, take_off
+from .site import Site
 from .tallies import Counts
 from .warn import warn
 from .wrappers import bare_type
@@ -40,9 +41,25 @@ class ProofHook:
             return  # a recomputation of checkpointing is no other forward
         record = control.record
         next(record.trained if model.training else record.evaluated)
+        # in training, a copy may well go its own way
+        if control.origin is not None and not model.training and control.falls_behind():
+            _tell_of_copy(control, [hook.site for hook in self.hooks])
         if model.training and control.enabled and not control.looked:
             control.looked = True
             look_at_forward(model, control, self.hooks)
+
+
+def _tell_of_copy(control: Control, sites: Sequence[Site]) -> None:
+    """Warn, once, of rates that stand still in a copy."""
+    moving = [s.key for s in sites if s.regularizer.moving and s.acts(False)]
+    if not moving:
+        return
+    control.origin = None
+    warn(
+        f"{', '.join(moving[:3])}{' and others' if len(moving) > 3 else ''} of a copied model: its "
+        f"rates are still those of epoch {control.epoch:g}, which its original has left: call "
+        "attachments(copy)[0].step(epoch) beside attached.step(epoch)"
+    )
 
 
 def look_at_forward(base: nn.Module, control: Control, hooks: Sequence[SiteHook]) -> None:

@@ -24,6 +24,25 @@ def plainly_run() -> bool:
     return not transformed and not torch._C._len_torch_dispatch_stack()
 
 
+def checkpointed() -> bool:
+    """Whether a function of ``torch.utils.checkpoint`` is on the stack."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == _CHECKPOINT:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def may_be_recomputed() -> bool:
+    """Whether a checkpoint may run this forward again: one under way keeps tensors in its own way,
+    or, of the reentrant kind, runs without gradients.
+    """
+    if torch.is_grad_enabled():
+        return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    return checkpointed()
+
+
 def loses_random_state() -> bool:
     """Whether the checkpoint around this recomputation has not restored the random state.
 

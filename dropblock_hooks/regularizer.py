@@ -141,6 +141,8 @@ class Regularizer:
     reads_grad_scale: ClassVar[bool] = False
     """Whether ``apply`` multiplies a bound by ``now.grad_scale``: a GradScaler in use that
     ``attach`` was not given is then told."""
+    needs_input: ClassVar[bool] = False
+    """Whether ``apply`` uses ``now.input``, which a layer may then not give back changed."""
     traceable: ClassVar[bool] = True
     """Whether torch.compile can trace ``apply``; else it breaks the graph, run as in eager mode."""
 
@@ -213,7 +215,8 @@ class Regularizer:
     def bind(self) -> Callable[[Tensor, Now], Applied]:
         """The callable of one site; an ``apply`` with a state of its own, where one is needed.
 
-        A class that has one is not `traceable`.
+        A class that has one is not `traceable`. A callable with ``state_dict`` and
+        ``load_state_dict`` (tensors by name, as a module has them) is saved with the Attachment.
         """
         return self.apply
 
@@ -235,6 +238,11 @@ class Regularizer:
     @property
     def channelwise(self) -> bool:
         """Whether ``apply`` asks ``now.layout`` for the channels without a need of a map."""
+        return False
+
+    @property
+    def samplewise(self) -> bool:
+        """Whether ``apply`` takes axis 0 for the samples without a need of a map."""
         return False
 
     @property

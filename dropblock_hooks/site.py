@@ -22,8 +22,10 @@ from .memory import ShapeMemory
 from .origins import channels_of
 from .recomputation import (
     NO_TASK,
+    checkpointed,
     graph_task,
     loses_random_state,
+    may_be_recomputed,
     plainly_run,
     recomputing,
 )
@@ -82,19 +84,30 @@ class Site:
         self._resumed = 0  # how often training went on after an evaluation
         self._acted: dict[bool, bool] = {}  # in the last forward, by the layer's mode
         self._drawn_with: Mapping[str, float] = {}
+        # the same in the last forward that a checkpoint may run again
+        self._pending: dict[bool, bool] = {}
+        self._pending_values: Mapping[str, float] | None = None
         self._forms = ShapeMemory[Form]()  # where nothing but the shape decides
         self._turned: dict[int, str] = {}  # where the channels were, by rank
         self._passed = ShapeMemory[tuple[Form, int]]()  # elements to count at a rate of 0
+        self._apply: Any = None  # what the regularizer binds for this site
         self.set_regularizer(regularizer)
 
     def set_regularizer(self, regularizer: Regularizer) -> None:
         """Put another one of the same class in place, with the values of the present epoch."""
         values = regularizer.values(self.control.epoch)
         self.regularizer = copy.copy(regularizer)  # compiled code guards what sites share
-        self._apply = self.regularizer.bind()
+        before, self._apply = self._apply, self.regularizer.bind()
+        if hasattr(before, "state_dict") and hasattr(self._apply, "load_state_dict"):
+            self._apply.load_state_dict(before.state_dict())
         self.move(values)
         self._waiting = regularizer.moving
         self._beyond_training = regularizer.active == "always" or regularizer.follows_host
+
+    @property
+    def bound(self) -> Any:
+        """What the regularizer has bound for this site, with a state of its own perhaps."""
+        return self._apply
 
     def move(self, values: dict[str, float], device: torch.device | None = None) -> None:
         """Put other values in place; new tensors, since a pending backward may hold the old.
@@ -124,7 +137,10 @@ class Site:
 
     @property
     def calls(self) -> int:
-        """Forward calls of the layer since it was attached."""
+        """Forward calls of the layer since it was attached; for a parameter, of its owner.
+
+        Compiled code counts those in which the site is on.
+        """
         return self.record.calls().calls
 
     @property
@@ -179,7 +195,7 @@ class Site:
     def enter(self, training: bool) -> bool:
         """Count a forward call in this mode; whether the regularizer is to be run in it."""
         if graph_task() != NO_TASK:  # recomputing, whatever was switched since the forward
-            return self._acted.get(training, False)
+            return self._acted_before(training)
         record, control = self.record, self.control
         next(record.trained if training else record.evaluated)
         if self._waiting and not control.stepped:
@@ -190,7 +206,15 @@ class Site:
         self._acted[training] = acts
         if training and not acts:
             control.idled = True
+        if self._pending.get(training) is not acts and may_be_recomputed():
+            self._pending[training] = acts
         return acts
+
+    def _acted_before(self, training: bool) -> bool:
+        """Whether it was run in the forward that runs again: the last one in a checkpoint."""
+        last = self._acted.get(training, False)
+        pending = self._pending.get(training, last)
+        return pending if pending is last or checkpointed() else last
 
     def acts(self, training: bool) -> bool:
         """Whether the regularizer is to be run in this mode of its layer."""
@@ -261,18 +285,27 @@ class Site:
         on, again = self.is_on(training), recomputing()
         if on and again:
             self._watch_recomputation()  # first: it may be stopped early, inside the call
-        else:
-            self._drawn_with = self.values
-            if self._idle and self._pass_by(x):
-                return x
+        values = self._values_of_the_forward(on and again)
+        if not (on and again) and self._idle and self._pass_by(x):
+            return x
         form = self.form_of(x, told)
         state = {"input": layer_input, "training": on, "grad_scale": 1.0}
-        y, affected, total = self.run(x, form, self._drawn_with, **state)
+        y, affected, total = self.run(x, form, values, **state)
         if on and not again:
             self._count(affected, total, self.rate or 0.0)
             if self._idle and y is x and form.grid is None:
                 self._passed.put(x.shape, (form, 0 if affected is None else total))
         return y
+
+    def _values_of_the_forward(self, again: bool) -> Mapping[str, float]:
+        """The values now; in a forward that runs again, those of the last one in a checkpoint."""
+        if not again or not self._drawn_with:
+            self._drawn_with = self.values
+            if self._pending_values is not self.values and may_be_recomputed():
+                self._pending_values = self.values
+            return self.values
+        last, pending = self._drawn_with, self._pending_values
+        return last if pending is None or pending is last or not checkpointed() else pending
 
     def _pass_by(self, x: Tensor) -> bool:
         """At a rate of 0, count what a whole call with this shape has counted, if there was one."""
@@ -285,9 +318,7 @@ class Site:
 
     def values_of_the_forward(self) -> Mapping[str, float]:
         """The values now; in a recomputation, those of the forward that is computed again."""
-        if not recomputing() or not self._drawn_with:
-            self._drawn_with = self.values
-        return self._drawn_with
+        return self._values_of_the_forward(recomputing())
 
     def regularize_grad(self, grad: Tensor, form: Form, values: Mapping[str, float]) -> Tensor:
         """The gradient, regularized and counted."""
@@ -303,7 +334,8 @@ class Site:
         return y
 
     def _count(self, affected: Counted, total: int, rate: float) -> None:
-        self.record.add_active(None if _transformed(affected) else affected, total, rate)
+        told = _is_number(affected) and type(total) is int  # else symbolic, as in make_fx
+        self.record.add_active(affected if told else None, total, rate)
 
     def run(
         self, x: Tensor, form: Form, values: Mapping[str, Any], **state: Any
@@ -414,11 +446,22 @@ def _as_tensors(values: Mapping[str, float], device: torch.device) -> dict[str, 
         return {name: torch.full((), v, dtype=dtype, device=device) for name, v in values.items()}
 
 
-def _transformed(affected: Counted) -> bool:
-    """Whether a count lives inside a function transform (vmap), which it must not outlive."""
-    affected = affected.changed if isinstance(affected, Clipped) else affected
-    return isinstance(affected, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(
-        affected
+def _is_number(count: Counted) -> bool:
+    """Whether a count is, or holds, one number.
+
+    Not so inside a function transform or batched gradients, which it must not outlive, and where
+    there is no data: on the meta device, in fake tensors.
+    """
+    count = count.changed if isinstance(count, Clipped) else count
+    if not isinstance(count, Tensor):
+        return True
+    fake = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", ())
+    functorch = torch._C._functorch
+    return not (
+        count.is_meta
+        or functorch.is_functorch_wrapped_tensor(count)
+        or functorch.is_legacy_batchedtensor(count)
+        or isinstance(count, fake)
     )
 
 

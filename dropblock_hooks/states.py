@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from .control import Control
 from .schedules import as_number
@@ -29,11 +33,37 @@ def save(sites: Sequence[Site], control: Control) -> dict[str, Any]:
 def site_state(site: Site) -> dict[str, Any]:
     """The statistics of one site."""
     life = site.record.read().life
-    return {
+    state = {
         "regularizer": repr(site.regularizer),
         "calls": life.calls,
         "active_calls": life.active,
         **{name: getattr(life, name) for name in _ELEMENTS},
+    }
+    buffers = _buffers(site)
+    return {**state, "buffers": buffers} if buffers else state
+
+
+def _buffers(site: Site) -> dict[str, dict[str, Any]]:
+    """The tensors that a regularizer keeps at its site, as plain numbers."""
+    if not hasattr(site.bound, "state_dict"):
+        return {}
+    return {
+        name: {
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "shape": list(tensor.shape),
+            "values": tensor.detach().flatten().tolist(),
+        }
+        for name, tensor in site.bound.state_dict().items()
+    }
+
+
+def _tensors(buffers: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
+    """The inverse of `_buffers`."""
+    return {
+        name: torch.tensor(
+            saved["values"], dtype=getattr(torch, saved["dtype"]), device="cpu"
+        ).reshape(saved["shape"])
+        for name, saved in buffers.items()
     }
 
 
@@ -61,7 +91,21 @@ def load(state: Mapping[str, Any], sites: Sequence[Site], strict: bool) -> float
         raise ValueError(
             f"the state is of another spec (strict=False takes what fits):\n{differences}"
         )
+    for site in sites:
+        misfit = _misfit(site, saved.get(site.key, {}))
+        if strict and misfit is not None:
+            raise ValueError(f"the buffers in the state of {site.key} don't fit: {misfit}")
     return as_number("epoch", state["epoch"])
+
+
+def _misfit(site: Site, saved: Mapping[str, Any]) -> Exception | None:
+    """Why this site can't take its buffers over, tried on a copy; None where it can."""
+    try:
+        if "buffers" in saved:
+            copy.deepcopy(site.bound).load_state_dict(_tensors(saved["buffers"]))
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        return error
+    return None
 
 
 def _is_whole(site: Any) -> bool:
@@ -79,8 +123,10 @@ def restore(state: Mapping[str, Any], sites: Sequence[Site], control: Control) -
         saved = state["sites"].get(site.key)
         if saved is None:
             site.record.restore(site.record.read().life)
-        else:
-            site.record.restore(restored(saved))
+            continue
+        site.record.restore(restored(saved))
+        if "buffers" in saved and _misfit(site, saved) is None:
+            site.bound.load_state_dict(_tensors(saved["buffers"]))
     control.open_window()
     control.fresh = True
 

@@ -94,12 +94,13 @@ class Meter:
         self.spatial = spatial or 0
         counts = [0.0] * _LOW + [math.inf] * self.spatial + [0.0] * self.spatial
         with torch.inference_mode(False):
-            self.counts = torch.tensor(counts, dtype=wide_dtype(device)).to(device)
+            # not where `with torch.device(...)` says: from meta nothing comes back
+            self.counts = torch.tensor(counts, dtype=wide_dtype(device), device=device)
 
     def to(self, device: torch.device) -> None:
         """Follow the activations to their device."""
-        if self.counts.device == device:
-            return
+        if self.counts.device == device or device.type == "meta":
+            return  # on meta, what was counted would be lost
         moved = self.counts.to(device, wide_dtype(device), non_blocking=True)
         if moved.is_inference():
             with torch.inference_mode(False):
@@ -118,14 +119,15 @@ class Meter:
     def add_active(self, affected: Counted, total: int, rate: Tensor | float) -> None:
         """One more call in which the regularizer was on, and what it did."""
         self.counts[_ACTIVE].add_(1)
+        changed = affected.changed if isinstance(affected, Clipped) else affected
+        if changed is None or (isinstance(changed, Tensor) and changed.is_meta):
+            return
         if isinstance(affected, Clipped):
             self.counts[_NORM].add_(affected.norm)
             self.counts[_NORMS].add_(affected.norms)
-            affected = affected.changed
-        if affected is not None:
-            self.counts[_AFFECTED].add_(affected)
-            self.counts[_TOTAL].add_(total)
-            self.counts[_EXPECTED].add_(rate * total)
+        self.counts[_AFFECTED].add_(changed)
+        self.counts[_TOTAL].add_(total)
+        self.counts[_EXPECTED].add_(rate * total)
 
     def see_map(self, size: tuple[int, ...]) -> None:
         """Widen the range of map sizes."""
@@ -333,7 +335,7 @@ class Record:
 
     def see_map(self, size: tuple[int, ...]) -> None:
         """Widen the range of map sizes."""
-        if self._maps != (size, size):
+        if self._maps != (size, size) and all(isinstance(edge, int) for edge in size):
             self._maps = _union(self._maps, (size, size))
 
     def eager_window(self) -> Counts:

@@ -201,3 +201,17 @@ def test_mode_and_padding_of_a_transformer_layer():
         kept = ~padding
         assert torch.allclose(there[kept], padded[kept], atol=2e-6)
         assert torch.equal(layer(x), bare)
+
+
+@pytest.mark.parametrize("spec", [{"body.*": Dropout2d(0.5)}, {"body.1": ClipGradNorm(1.0)}])
+def test_sites_of_containers_that_a_trace_wrote_out_are_told(spec):
+    net = make_net(Dropout2d()).eval()
+    attached = attach(net, {**spec, "body.0.conv": Dropout(0.1)})
+    traced = torch.fx.symbolic_trace(net).train()
+    traced(net.example()).sum().backward()
+    (found,) = attachments(traced)
+    gone = [fault for fault in found.verify() if fault.kind == "gone"]
+    assert [fault.key for fault in gone] == [s.key for s in attached if "conv" not in s.name]
+    assert all("symbolic_trace" in fault.message for fault in gone)
+    net.train()(net.example()).sum().backward()
+    assert attached.verify() == []

@@ -1,6 +1,9 @@
 """Peers' layers, modules and functions in the place of a regularizer."""
 
 import copy
+import io
+import json
+import pickle
 
 import pytest
 import torch
@@ -172,3 +175,111 @@ def test_dropblock_of_the_peers(peer):
     )
     model(x)
     assert attached.sites[1].realized_rate == 0.0
+
+
+class Running(nn.Module):
+    """Keeps statistics of several kinds, one of them in a child, one not before the first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(4, affine=False)
+        self.register_buffer("seen", torch.tensor(False))
+        self.register_buffer("peak", None)
+        self.register_buffer("low", torch.zeros(2, dtype=torch.bfloat16))
+        self.register_buffer("scratch", torch.zeros(3), persistent=False)
+
+    def forward(self, x):
+        if self.training:
+            self.seen.fill_(True)
+            self.low += 1
+            self.peak = x.detach().amax() if self.peak is None else self.peak.max(x.detach().amax())
+        return self.norm(x) + self.seen + self.low.sum() + (0 if self.peak is None else self.peak)
+
+
+def by_pickle(model, attached):
+    return pickle.loads(pickle.dumps(model))
+
+
+def by_torch_save(model, attached):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def by_deepcopy(model, attached):
+    return copy.deepcopy(model)
+
+
+def by_state(model, attached):
+    fresh = nn.Sequential(nn.Identity())
+    state = json.loads(json.dumps(attached.state_dict()))
+    attach(fresh, STATISTICS).load_state_dict(state)
+    return fresh
+
+
+def by_saved_state(model, attached):
+    fresh, file = nn.Sequential(nn.Identity()), io.BytesIO()
+    torch.save(attached.state_dict(), file)
+    file.seek(0)
+    attach(fresh, STATISTICS).load_state_dict(torch.load(file))
+    return fresh
+
+
+def by_set(model, attached):
+    attached.set("0", momentum=0.2)
+    return model
+
+
+STATISTICS = {
+    "0": [
+        Foreign(nn.BatchNorm2d, num_features=4, momentum=0.1, affine=False),
+        Foreign(nn.InstanceNorm2d, num_features=4, momentum=0.1, track_running_stats=True),
+    ],
+    ".": Running(),
+}
+
+
+@pytest.mark.parametrize(
+    "how", [by_pickle, by_torch_save, by_deepcopy, by_state, by_saved_state, by_set]
+)
+def test_statistics_that_a_module_gathers_are_kept(how):
+    spec = {"0": STATISTICS["0"]} if how is by_set else STATISTICS
+    model = nn.Sequential(nn.Identity())
+    attached = attach(model, spec)
+    x = torch.randn(8, 4, 3, 3) * 2 + 3
+    fresh = model.eval()(x)
+    for _ in range(3):
+        model.train()(x)
+    told = model.eval()(x)
+    assert not torch.equal(fresh, told)
+    again = how(model, attached).eval()
+    assert torch.equal(again(x), told)
+    assert torch.equal(again.train()(x), model.train()(x))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"x": 3}, 3, {"other": {"dtype": "float32", "shape": [1], "values": [0.0]}}, {"seen": {}}],
+)
+def test_buffers_that_do_not_fit_change_nothing(damage):
+    model = nn.Sequential(nn.Identity())
+    attached = attach(model, {"0": Running()})
+    model(torch.randn(8, 4, 3, 3))
+    before, state = attached.state_dict(), attached.state_dict()
+    state["sites"]["0/Foreign(Running)"]["buffers"] = damage
+    with pytest.raises(ValueError, match=r"buffers in the state of 0/Foreign\(Running\)"):
+        attached.load_state_dict(state)
+    assert attached.state_dict() == before
+    attached.load_state_dict(state, strict=False)
+    assert attached.state_dict() == before
+
+
+def test_a_state_without_buffers_is_still_read():
+    model = nn.Sequential(nn.Identity())
+    attached = attach(model, {"0": Running()})
+    model(torch.randn(8, 4, 3, 3))
+    state = attached.state_dict()
+    buffers = state["sites"]["0/Foreign(Running)"].pop("buffers")
+    attached.load_state_dict(state)
+    assert attached.state_dict()["sites"]["0/Foreign(Running)"]["buffers"] == buffers

@@ -1,6 +1,7 @@
 """What the hooks do in a forward and a backward: modes, elements, gradients, AMP, checkpointing."""
 
 import contextlib
+import dataclasses
 from collections import OrderedDict, namedtuple
 
 import pytest
@@ -791,3 +792,118 @@ def test_an_export_in_evaluation_is_that_of_the_bare_model():
     attach(model, {"1": [DropBlock2d(0.3), ClampGrad(-1, 1)], "0": Dropout(0.1, at="input")})
     assert str(torch.export.export(model, (x,), strict=True).graph) == bare
     torch._dynamo.reset()
+
+
+@dataclasses.dataclass
+class Plain:
+    hidden: torch.Tensor
+    scores: torch.Tensor = dataclasses.field(init=False, default=None)
+    steps: list = dataclasses.field(init=False, default_factory=list)
+
+
+@dataclasses.dataclass
+class Derived:
+    hidden: torch.Tensor
+    made: int = dataclasses.field(init=False, default=0)
+
+    def __post_init__(self):
+        self.made += 1
+        self.steps = []
+        self.scores = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    hidden: torch.Tensor
+    scores: torch.Tensor = dataclasses.field(init=False, default=None)
+    steps: list = dataclasses.field(init=False, default_factory=list)
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    hidden: torch.Tensor
+    scores: torch.Tensor = dataclasses.field(init=False, default=None)
+    steps: list = dataclasses.field(init=False, default_factory=list)
+
+
+class Records(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.linear(x)
+        record = self.kind(y)
+        object.__setattr__(record, "scores", y * 2)
+        object.__setattr__(record, "steps", [1, 2])
+        return record
+
+
+@pytest.mark.parametrize("backend", [None, "eager"])
+@pytest.mark.parametrize("regularizer", [Dropout(1.0), ZeroGrad()], ids=str)
+@pytest.mark.parametrize("kind", [Plain, Derived, Frozen, Slotted])
+def test_a_dataclass_keeps_what_its_constructor_does_not_take(kind, regularizer, backend):
+    model = nn.Sequential(Records(kind))
+    attach(model, {"0": dataclasses.replace(regularizer, index="hidden")})
+    call = model if backend is None else torch.compile(model, backend=backend)
+    found = call(torch.ones(2, 4))
+    torch._dynamo.reset()
+    assert type(found) is kind
+    assert found.steps == [1, 2]
+    assert torch.equal(found.scores, model[0].linear(torch.ones(2, 4)) * 2)
+    assert getattr(found, "made", 1) == 1
+    assert (found.hidden == 0).all() == (regularizer == Dropout(1.0))
+
+
+class AddsInPlace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x):
+        x += self.conv(x)
+        return x
+
+
+class HandsOnAView(AddsInPlace):
+    def forward(self, x):
+        return super().forward(x).view_as(x)
+
+
+class WorksInPlaceInside(AddsInPlace):
+    def forward(self, x):
+        return torch.relu_(x + torch.relu_(self.conv(x)))
+
+
+@pytest.mark.parametrize(
+    ("block", "mode"),
+    [
+        *((AddsInPlace, mode) for mode in ("train", "always", "inference", "compiled")),
+        *((HandsOnAView, mode) for mode in ("train", "always")),  # nothing counts elsewhere
+    ],
+)
+def test_a_block_that_gives_its_input_back_changed_is_refused(block, mode):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), block())
+    options = {"active": "always"} if mode in ("always", "inference") else {}
+    attached = attach(model, {"1": StochasticDepth(0.5, **options)})
+    model.train("active" not in options)
+    call = torch.compile(model, backend="eager", fullgraph=True) if mode == "compiled" else model
+    x = torch.randn(2, 3, 8, 8)
+    refused = pytest.raises(Exception, match=r"changed in place|Observed exception")
+    with torch.inference_mode(mode == "inference"), refused:
+        call(x)
+    torch._dynamo.reset()
+    attached.remove()
+    assert not model[1]._forward_hooks
+    assert not model[1]._forward_pre_hooks
+
+
+@pytest.mark.parametrize("block", [WorksInPlaceInside, nn.Identity])
+def test_a_block_that_gives_another_tensor_is_not_refused(block):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), block())
+    attached = attach(model, {"2": StochasticDepth(1.0)})
+    x = torch.randn(2, 3, 8, 8)
+    y = model(x)
+    attached.remove()
+    assert torch.equal(y, model[:2](x))

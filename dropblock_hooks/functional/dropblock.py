@@ -24,7 +24,7 @@ from .gamma import (
     clipped_block,
     solve_gamma,
 )
-from .graph import block_mask_in_graph, ends, grow
+from .graph import block_mask_in_graph, block_mask_of_any_size, ends, grow
 from .masks import (
     Rate,
     bernoulli,
@@ -109,7 +109,7 @@ def draw_blocks(
     generator: torch.Generator | None = None,
 ) -> Tensor | tuple[Blocks, Tensor]:
     """Blocks that cover a share p: a mask as of `block_mask`, or places and which are drawn."""
-    if isinstance(p, Tensor) or (generator is None and _compiles()):
+    if isinstance(p, Tensor) or (generator is None and torch.compiler.is_compiling()):
         return _mask_in_graph(x, p, edges, calibration, share_channels)
     block = clipped_block(x.shape[2:], edges)
     chance = block_gamma(p, x.shape[2:], block, calibration)
@@ -119,16 +119,14 @@ def draw_blocks(
     return block_mask(x, chance, block, share_channels, generator)
 
 
-def _compiles() -> bool:
-    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
-
-
 def _mask_in_graph(
     x: Tensor, p: Rate, edges: Sequence[int], calibration: Calibration, share_channels: bool
 ) -> Tensor:
     if not isinstance(p, Tensor):
         p = torch.full((), p, dtype=wide_dtype(x.device), device=x.device)
     gamma = solve_gamma(p.to(x.device), x.shape[2:], edges, calibration)
+    if torch.compiler.is_exporting():  # where a bound on a size would be an error
+        return block_mask_of_any_size(x, gamma, edges, share_channels)
     return block_mask_in_graph(x, gamma, edges, share_channels)
 
 

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .masks import bernoulli
+
 _PLANES = 64  # in a word
 _PLACES = 16  # binary places of a draw that are a plane's own
 _LOW, _HIGH = -(2**63), 2**63 - 1
@@ -39,6 +41,19 @@ def block_mask_in_graph(
     # makes inductor write the words down: it would grow them anew for each of 64 planes
     words = words.as_strided(words.shape, words.stride())
     return _spread(words)[:planes].view(x.shape[0], channels, *x.shape[2:])
+
+
+def block_mask_of_any_size(
+    x: Tensor, gamma: Tensor, block_size: Sequence[int], share_channels: bool
+) -> Tensor:
+    """The same without words: nothing in it asks how large the symbolic sizes are."""
+    channels = 1 if share_channels else x.shape[1]
+    mask = bernoulli((x.shape[0], channels, *x.shape[2:]), gamma, x.device)
+    for axis, edge in enumerate(block_size, start=2):
+        size = x.shape[axis]
+        first = torch.arange(size, device=x.device).view(-1, *[1] * (x.ndim - 1 - axis))
+        mask = grow(mask & ((first <= size - edge) | (first == 0)), axis, edge)
+    return mask
 
 
 def seed_words(shape: Sequence[int], gamma: Tensor, device: torch.device) -> Tensor:

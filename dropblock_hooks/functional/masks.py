@@ -72,6 +72,8 @@ def bernoulli(
     if isinstance(p, Tensor):
         return _dithered(tuple(shape), p, device)
     dtype = torch.float32 if p >= _COARSE else wide_dtype(device)
+    if generator is None:  # with the argument, torch picks an overload without symbolic sizes
+        return torch.rand(tuple(shape), device=device, dtype=dtype) < p
     return torch.rand(tuple(shape), device=device, dtype=dtype, generator=generator) < p
 
 

@@ -45,7 +45,7 @@ def drop_shape(
     if is_zero(p) or x.numel() == 0:
         return x, 0
     scale = keep_scale(p) if rescale else None
-    if not isinstance(p, Tensor):
+    if not isinstance(p, Tensor) and not torch.compiler.is_compiling():
         edges = [whole // part for whole, part in zip(x.shape, shape, strict=True)]
         area = math.prod(edges)
         if area >= _LARGE and takes(x, "units"):

@@ -1,0 +1,182 @@
+"""Forwards and backwards whose counts are no numbers: the record holds what came before and after.
+
+Batched gradients, function transforms, tensors without data: each may run through an attached
+model, and nothing of theirs may be left in what is reported, saved or copied.
+"""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call, grad, jacrev, vjp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dropblock_hooks import Dropout2d, Foreign, LinearSchedule, attach
+from tests.stacks import make_net, put_on, regularizers
+
+# torch's own use of what it has deprecated, in its forward mode
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")
+
+
+def units(y):
+    return torch.eye(y.numel()).view(-1, *y.shape)
+
+
+def batched_gradients(net, x):
+    x = x.clone().requires_grad_()
+    y = net(x)
+    torch.autograd.grad(y, x, units(y), is_grads_batched=True)
+
+
+def batched_gradients_of_parameters(net, x):
+    y = net(x)
+    torch.autograd.grad(y, list(net.parameters()), units(y), is_grads_batched=True)
+
+
+def vectorized_jacobian(net, x):
+    torch.autograd.functional.jacobian(net, x, vectorize=True)
+
+
+def vectorized_products(net, x):
+    y, pull = vjp(net, x)
+    vmap(pull, randomness="different")(units(y))
+
+
+def reverse_jacobian(net, x):
+    jacrev(net)(x)
+
+
+def gradient_in_a_gradient(net, x):
+    grad(lambda x: grad(lambda x: net(x).square().sum())(x).square().sum())(x)
+
+
+def samples(net, x):
+    vmap(net, randomness="different")(x[:, None])
+
+
+def on_meta(net, x):
+    net.to("meta")
+    net(x.to("meta")).sum().backward()
+    net.to_empty(device="cpu")
+    for parameter in net.parameters():
+        parameter.grad = None
+        nn.init.normal_(parameter)
+
+
+def parameters_on_meta(net, x):
+    there = {name: p.to("meta") for name, p in net.named_parameters()}
+    functional_call(net, there, (x.to("meta"),)).sum()
+
+
+def fake(net, x):
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        net(mode.from_tensor(x)).sum().backward()
+    for parameter in net.parameters():
+        parameter.grad = None
+
+
+def symbolic_sizes(net, x):
+    make_fx(net, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x)
+
+
+RUNS = [
+    batched_gradients,
+    batched_gradients_of_parameters,
+    vectorized_jacobian,
+    vectorized_products,
+    reverse_jacobian,
+    gradient_in_a_gradient,
+    samples,
+    on_meta,
+    parameters_on_meta,
+    fake,
+    symbolic_sizes,
+]
+
+
+def look(attached, net):
+    """Everything that reads what was counted."""
+    str(attached)
+    attached.verify()
+    attached.scalars()
+    pickle.dumps(net)
+    for copied in (copy.deepcopy(net), net):
+        copied.zero_grad()
+    state = attached.state_dict()
+    attached.load_state_dict(state)
+    assert attached.state_dict() == state
+    sizes = [site.map_size for site in attached]
+    assert all(isinstance(edge, int | tuple) for size in sizes for edge in size or ())
+
+
+OFTEN = ["ClampGrad", "DropBlock2d", "Foreign", "StochasticDepth"]
+NAMES = [n if n in OFTEN else pytest.param(n, marks=pytest.mark.slow) for n in regularizers()]
+
+
+@pytest.mark.parametrize("before", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("name", NAMES)
+def test_what_can_not_be_counted_leaves_no_trace(name, run, before):
+    regularizer = regularizers()[name]
+    net = make_net(regularizer)
+    attached = put_on(net, regularizer)
+    x = net.example()
+    if before:
+        net(x).sum().backward()
+    run(net, x)
+    look(attached, net)
+    attached.step(1)
+    net(x).sum().backward()
+    look(attached, net)
+    realized = attached.sites[0].realized_rate
+    assert realized is None or 0 <= realized <= 1
+    assert attached.sites[0].active_calls >= 1
+
+
+@pytest.mark.parametrize("run", [on_meta, fake, symbolic_sizes])
+@pytest.mark.parametrize("name", ["DropBlock2d", "StochasticDepth"])
+def test_the_counts_are_those_of_the_other_forwards(name, run):
+    def counts(between):
+        torch.manual_seed(0)
+        net = make_net(regularizers()[name])
+        attached = put_on(net, regularizers()[name])
+        net(net.example())
+        if between:
+            run(net, net.example())
+        torch.manual_seed(1)
+        net(net.example())
+        site = attached.sites[0]
+        return site.realized_rate, site.total_realized_rate, site.record.all().total
+
+    assert counts(True)[2] == counts(False)[2]
+    assert counts(True) == counts(False)
+
+
+def test_attached_where_no_tensor_has_data():
+    """To a model that is built on meta, and to one whose default device is meta."""
+    with torch.device("meta"):
+        net = nn.Sequential(nn.Conv2d(3, 4, 3))
+        attached = attach(net, {"0": Dropout2d(LinearSchedule(0.5, 1.0, epochs=2))})
+        net(torch.empty(2, 3, 8, 8))
+        attached.step(0.5)
+        look(attached, net)
+    net.to_empty(device="cpu")
+    attached.step(1)
+    net(torch.ones(2, 3, 8, 8))
+    assert attached.sites[0].realized_rate == 1.0
+    assert torch.equal(net(torch.ones(2, 3, 8, 8)), torch.zeros(2, 4, 6, 6))
+
+
+def test_a_meta_forward_leaves_the_buffers_of_others():
+    net = nn.Sequential(nn.Identity())
+    attach(net, {"0": Foreign(nn.BatchNorm2d, num_features=4, affine=False)})
+    x = torch.randn(8, 4, 3, 3) + 5
+    net(x)
+    before = copy.deepcopy(net)
+    net(x.to("meta"))
+    net.eval(), before.eval()
+    assert torch.equal(net(x), before(x))
+    assert not torch.equal(net(x), x)

@@ -1,0 +1,164 @@
+"""What is said of layers that were replaced, scripted, copied or compiled: true, or nothing."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from dropblock_hooks import (
+    ClampGrad,
+    ClipGradNorm,
+    Dropout2d,
+    HookWarning,
+    LinearSchedule,
+    SpecError,
+    attach,
+    attachments,
+)
+from dropblock_hooks.causes import why_not_called
+
+
+class Block(nn.Module):
+    """Reads the weight of its norm outside of its forward, as torchvision's and timm's do."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.reset()
+
+    def reset(self):
+        nn.init.zeros_(self.norm.weight)
+
+    def forward(self, x):
+        return x + self.norm(self.conv(x))
+
+
+class TakesWeight(Block):
+    """Does read it in its forward, by way of a method."""
+
+    def forward(self, x):
+        return self.scaled(x)
+
+    def scaled(self, x):
+        return x * self.norm.weight.view(-1, 1, 1)
+
+
+def frozen(model):
+    ops = pytest.importorskip("torchvision.ops", reason="the layer is torchvision's")
+
+    def convert(module):
+        for name, child in module.named_children():
+            if isinstance(child, nn.BatchNorm2d):
+                new = ops.FrozenBatchNorm2d(child.num_features)
+                new.load_state_dict(child.state_dict())
+                setattr(module, name, new)
+            convert(child)
+
+    convert(model)
+    return model
+
+
+@pytest.mark.parametrize("convert", [nn.SyncBatchNorm.convert_sync_batchnorm, frozen])
+@pytest.mark.parametrize("selector", ["0.norm", "type:BatchNorm2d"])
+def test_a_converted_norm_was_replaced(convert, selector):
+    model = nn.Sequential(Block(), nn.ReLU())
+    attached = attach(model, {selector: Dropout2d(0.1)})
+    convert(model).eval()
+    model.train()
+    for module in model.modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            module.eval()  # which trains on a GPU only
+    with pytest.warns(HookWarning, match="replaced since it was attached") as told:
+        model(torch.randn(2, 4, 5, 5)).sum().backward()
+    messages = [str(warning.message) for warning in told] + list(map(str, attached.verify()))
+    assert not any("takes its weight" in message for message in messages)
+    assert [fault.kind for fault in attached.verify()] == ["replaced"]
+
+
+def test_weights_that_the_forward_takes_are_told_from_others():
+    calls = {"": 1, "0": 1}
+    assert "takes its weight" in why_not_called(nn.Sequential(TakesWeight()), "0.norm", calls)
+    assert "takes its weight" not in why_not_called(nn.Sequential(Block()), "0.norm", calls)
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_parameters_of_a_head_that_was_reset(trains):
+    """What works is no fault; what does not is told."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    attached = attach(model, {"param:1.*": ClampGrad(-1e-4, 1e-4), "param:0.*": ClipGradNorm(1.0)})
+    if trains:
+        model(torch.randn(2, 4)).sum().backward()
+    model[1] = nn.Linear(4, 5)
+    model(torch.randn(2, 4)).sum().backward()
+    works = bool(model[1].weight.grad.abs().max() <= 1e-4)
+    faults = attached.verify()
+    assert works == (faults == [])
+    assert works != trains
+    assert {fault.key for fault in faults} <= {"1.weight/ClampGrad", "1.bias/ClampGrad"}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_what_is_said_of_a_script_module_works():
+    source = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    x = torch.randn(2, 3, 6, 6)
+    scripted = torch.jit.script(source)
+    with pytest.raises(SpecError, match=r"made from, and script that after remove\(\); or.*around"):
+        attach(scripted, {"0": Dropout2d(0.5)})
+    attached = attach(source, {"0": Dropout2d(0.5)})
+    source(x).sum().backward()
+    attached.remove()
+    assert torch.equal(torch.jit.script(source)(x), source(x))
+
+    class Around(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(scripted)
+
+        def forward(self, x):
+            return self.inner(x)
+
+    model = Around()
+    around = attach(model, {"inner": Dropout2d(1.0)})
+    assert (model(x) == 0).all()
+    assert around.sites[0].active_calls == 1
+
+
+@pytest.mark.parametrize("active", ["train", "always"])
+@pytest.mark.parametrize("steps_copy", [True, False])
+@pytest.mark.parametrize("moving", [True, False])
+def test_a_copy_that_stays_at_the_rate_of_its_epoch_is_told(active, steps_copy, moving):
+    rate = LinearSchedule(0.1, 0.5, epochs=3) if moving else 0.3
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    attached = attach(model, {"1": Dropout2d(rate, active=active)})
+    averaged, x = copy.deepcopy(model).eval(), torch.randn(2, 3, 6, 6)
+    told = []
+    for epoch in range(3):
+        attached.step(epoch)
+        if steps_copy:
+            attachments(averaged)[0].step(epoch)
+        model(x).sum().backward()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            averaged(x)
+        told += [str(warning.message) for warning in caught]
+    if active == "always" and moving and not steps_copy:
+        assert len(told) == 1
+        assert "1/Dropout2d of a copied model" in told[0]
+        assert "attachments(copy)[0].step(epoch)" in told[0]
+    else:
+        assert told == []
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_calls_of_a_parameter_are_those_of_its_owner(backend):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    attached = attach(model, {"param:1.weight": ClampGrad(-1e-4, 1e-4)})
+    call = model if backend is None else torch.compile(model, backend=backend, fullgraph=True)
+    for _ in range(6):
+        call(torch.randn(2, 4)).sum().backward()
+    torch._dynamo.reset()
+    site = attached.sites[0]
+    assert (site.calls, site.active_calls) == (6, 6)
+    assert attached.verify() == []
