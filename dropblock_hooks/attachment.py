@@ -16,6 +16,7 @@ from .control import Control
 from .findings import Finding, find_faults
 from .hooks import ParameterHook, SiteHook, keepers_on, take_off
 from .matching import Select, match
+from .meter import device_of
 from .names import Index, NoMatchError
 from .proof import look_back, take_off_proof
 from .ranks import (
@@ -32,7 +33,6 @@ from .report import SiteRow, site_table
 from .schedules import as_number, spread_rate
 from .site import Site
 from .table import Table
-from .tallies import device_of
 from .warn import warn
 from .wrappers import named_modules
 
