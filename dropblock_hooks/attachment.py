@@ -16,6 +16,7 @@ from .control import Control
 from .findings import Finding, find_faults
 from .hooks import ParameterHook, SiteHook, keepers_on, take_off
 from .matching import Select, match
+from .meter import device_of
 from .names import Index, NoMatchError
 from .proof import look_back, take_off_proof
 from .quoting import quote
@@ -35,7 +36,6 @@ from .schedules import as_number, spread_rate
 from .site import Site
 from .sizes import size_hooks_on
 from .table import Table, counted
-from .tallies import device_of
 from .warn import warn
 from .wrappers import named_modules
 

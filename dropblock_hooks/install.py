@@ -7,11 +7,11 @@ from torch import nn
 from .attachment import Attachment
 from .control import Control
 from .hooks import KeeperHook, ParameterHook, SiteHook, make_hook
+from .meter import device_of
 from .placement import Placement
 from .proof import ProofHook
 from .site import Site
 from .sizes import watch_sizes
-from .tallies import device_of
 from .wrappers import bare_type
 
 

@@ -19,6 +19,7 @@ from .functional.gradients import Clipped
 from .functional.masks import wide_dtype
 from .layouts import Form
 from .memory import ShapeMemory
+from .meter import Counted
 from .origins import channels_of
 from .recomputation import (
     NO_TASK,
@@ -31,7 +32,7 @@ from .recomputation import (
 )
 from .regularizer import Now, Regularizer
 from .scalers import seek
-from .tallies import Counted, Reading, Record
+from .tallies import Reading, Record
 from .warn import warn
 
 _EVALUATIONS = 2

@@ -7,23 +7,29 @@ two marks: nothing is ever set back, and no device is waited for until someone a
 from __future__ import annotations
 
 import itertools
-import math
-import sys
 import threading
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .functional.gradients import Clipped
-from .functional.masks import wide_dtype
-
-Counted = Clipped | Tensor | int | None
-"""How many elements were dropped or changed; of a gradient clipped by its norm, that norm too."""
-Sizes = tuple[tuple[int, ...], tuple[int, ...]]
-"""The smallest and the largest map seen, per axis."""
+from .meter import (
+    ACTIVE,
+    AFFECTED,
+    CALLS,
+    EXPECTED,
+    MODE,
+    NORM,
+    NORMS,
+    NOTHING,
+    RESUMED,
+    TOTAL,
+    Counted,
+    Meter,
+    Sizes,
+)
 
 _COUNTING = threading.Lock()  # one for all: a lock of its own could be neither copied nor pickled
 
@@ -77,100 +83,6 @@ class Counts(NamedTuple):
         return self.norm / self.norms if self.norms else None
 
 
-_CALLS, _ACTIVE, _AFFECTED, _TOTAL, _EXPECTED, _NORM, _NORMS, _MODE, _RESUMED, _LOW = range(10)
-_TRAINED, _EVALUATED = 1, 2  # what the cell of the mode holds; 0 before any training
-_NOTHING = [0.0] * _LOW
-
-
-class Meter:
-    """What compiled code counts into: one tensor, allocated before, so that nothing is guarded.
-
-    Its numbers only grow, and are read when someone asks; where nothing was compiled, never. In
-    float64 they are exact up to 2**53. A flag that says whether it was used would be a side effect,
-    which the compiler does not allow inside a checkpoint.
-    """
-
-    def __init__(self, spatial: int | None, device: torch.device) -> None:
-        self.spatial = spatial or 0
-        counts = [0.0] * _LOW + [math.inf] * self.spatial + [0.0] * self.spatial
-        with torch.inference_mode(False):
-            # not where `with torch.device(...)` says: from meta nothing comes back
-            self.counts = torch.tensor(counts, dtype=wide_dtype(device), device=device)
-
-    def to(self, device: torch.device) -> None:
-        """Follow the activations to their device."""
-        if self.counts.device == device or device.type == "meta":
-            return  # on meta, what was counted would be lost
-        moved = self.counts.to(device, wide_dtype(device), non_blocking=True)
-        if moved.is_inference():
-            with torch.inference_mode(False):
-                moved = moved.clone()
-        self.counts = moved
-
-    def home(self, layer: nn.Module, model_at: torch.device | None) -> torch.device | None:
-        """Where a layer is; one without tensors is where the model is, until compiled code ran."""
-        own = device_of(layer)
-        return model_at if own is None and self.counts.device.type == "cpu" else own
-
-    def add_call(self) -> None:
-        """One more call of the layer."""
-        self.counts[_CALLS].add_(1)
-
-    def add_active(self, affected: Counted, total: int, rate: Tensor | float) -> None:
-        """One more call in which the regularizer was on, and what it did."""
-        self.counts[_ACTIVE].add_(1)
-        changed = affected.changed if isinstance(affected, Clipped) else affected
-        if changed is None or (isinstance(changed, Tensor) and changed.is_meta):
-            return
-        if isinstance(affected, Clipped):
-            self.counts[_NORM].add_(affected.norm)
-            self.counts[_NORMS].add_(affected.norms)
-        self.counts[_AFFECTED].add_(changed)
-        self.counts[_TOTAL].add_(total)
-        self.counts[_EXPECTED].add_(rate * total)
-
-    def see_map(self, size: tuple[int, ...]) -> None:
-        """Widen the range of map sizes."""
-        for axis, edge in enumerate(size):
-            self.counts[_LOW + axis].clamp_(max=edge)
-            self.counts[_LOW + self.spatial + axis].clamp_(min=edge)
-
-    @staticmethod
-    def maps(numbers: list[float]) -> Sizes | None:
-        """The smallest and the largest map in what the meter has shown."""
-        half = (len(numbers) - _LOW) // 2
-        low, high = numbers[_LOW : _LOW + half], numbers[_LOW + half :]
-        return (tuple(map(int, low)), tuple(map(int, high))) if high and high[0] else None
-
-    def see_mode(self, training: bool) -> None:
-        """Count how often training has resumed after an evaluation."""
-        mode = self.counts[_MODE]
-        if training:
-            self.counts[_RESUMED].add_(mode == _EVALUATED)
-            mode.fill_(_TRAINED)
-        else:
-            mode.add_(mode == _TRAINED)
-
-    @property
-    def is_used(self) -> bool:
-        """Whether there may be something to read; without waiting for the device."""
-        real = type(self.counts) is Tensor and not self.counts.is_meta  # no fake one
-        return real and "torch._dynamo" in sys.modules
-
-    def copied(self) -> Tensor | None:
-        """The numbers of now, to be read later."""
-        if not self.is_used:
-            return None
-        with torch.inference_mode(False):
-            return self.counts.clone()
-
-
-def device_of(module: nn.Module) -> torch.device | None:
-    """Where the first tensor of a module is."""
-    first = next(chain(module.parameters(), module.buffers()), None)
-    return None if first is None else first.device
-
-
 Lying = tuple[Tensor | int, Tensor | float, Tensor | int]
 """Elements affected, the sum of norms and their number, as tensors that nobody has read yet."""
 
@@ -202,30 +114,30 @@ class Mark:
 
     def calls(self) -> Counts:
         """The calls alone, without a look at the elements."""
-        numbers = self.numbers() or _NOTHING
+        numbers = self.numbers() or NOTHING
         return Counts(
             self.eager.evaluated,
-            self.eager.trained + int(numbers[_CALLS]),
-            self.eager.active + int(numbers[_ACTIVE]),
+            self.eager.trained + int(numbers[CALLS]),
+            self.eager.active + int(numbers[ACTIVE]),
         )
 
     def counts(self) -> Counts:
         """All counts. Waits for the device, the first time."""
         affected, norm, norms = self._lying
         self._lying = affected, norm, norms = int(affected), float(norm), int(norms)
-        numbers = self.numbers() or _NOTHING
+        numbers = self.numbers() or NOTHING
         return self.calls()._replace(
-            affected=affected + int(numbers[_AFFECTED]),
-            total=self.eager.total + int(numbers[_TOTAL]),
-            expected=self.eager.expected + numbers[_EXPECTED],
-            norm=norm + numbers[_NORM],
-            norms=norms + int(numbers[_NORMS]),
+            affected=affected + int(numbers[AFFECTED]),
+            total=self.eager.total + int(numbers[TOTAL]),
+            expected=self.eager.expected + numbers[EXPECTED],
+            norm=norm + numbers[NORM],
+            norms=norms + int(numbers[NORMS]),
         )
 
     def with_elements_of(self, other: Mark) -> Mark:
         """The calls of this moment, and the elements of another."""
-        mine, theirs = self.numbers() or _NOTHING, other.numbers() or _NOTHING
-        numbers = [*mine[:_AFFECTED], *theirs[_AFFECTED:_MODE], *mine[_MODE:]]
+        mine, theirs = self.numbers() or NOTHING, other.numbers() or NOTHING
+        numbers = [*mine[:AFFECTED], *theirs[AFFECTED:MODE], *mine[MODE:]]
         eager = other.eager._replace(
             evaluated=self.eager.evaluated, trained=self.eager.trained, active=self.eager.active
         )
@@ -361,7 +273,7 @@ class Record:
             window=counts.since(begun),
             closed=begun.since(self._before.counts()),
             maps=_union(self._maps, Meter.maps(numbers) if numbers else None),
-            compiled=int(numbers[_CALLS]) if numbers else 0,
+            compiled=int(numbers[CALLS]) if numbers else 0,
         )
 
     def calls(self) -> Counts:
@@ -376,12 +288,12 @@ class Record:
     def compiled_calls(self) -> int:
         """Calls that compiled code has counted. Waits for the device, where there may be any."""
         numbers = self._now().numbers()
-        return int(numbers[_CALLS]) if numbers else 0
+        return int(numbers[CALLS]) if numbers else 0
 
     def resumed(self) -> int:
         """How often training has resumed after an evaluation, as compiled code has seen it."""
         numbers = self._now().numbers()
-        return int(numbers[_RESUMED]) if numbers else 0
+        return int(numbers[RESUMED]) if numbers else 0
 
     def _now(self) -> Mark:
         evaluated, trained = self._ticked()
