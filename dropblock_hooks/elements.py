@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 Index = int | str | None
@@ -47,12 +48,23 @@ def put(value: Any, index: Index, new: Tensor) -> Any:
     if isinstance(value, tuple):
         items = list(value)
         items[index] = new  # type: ignore[index]  # `get` has indexed it
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        if not hasattr(value, "_fields"):
+            return type(value)(items)
+        return type(value)._make(items)  # a constructor of its own may take other arguments
     if _is_record(value):
-        return dataclasses.replace(value, **{str(index): new})
+        return _put_in_record(value, str(index), new)
     # torch.compile can't trace copy
     changed = type(value)(value) if type(value) in (dict, list) else copy.copy(value)
     changed[index] = new
+    return changed
+
+
+def _put_in_record(value: Any, name: str, new: Tensor) -> Any:
+    """A copy with another field, made without ``__init__``, which may set or take others."""
+    if torch.compiler.is_compiling():  # which can't trace copy
+        return dataclasses.replace(value, **{name: new})
+    changed = copy.copy(value)
+    object.__setattr__(changed, name, new)  # it may be frozen
     return changed
 
 
