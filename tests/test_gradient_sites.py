@@ -225,5 +225,24 @@ def test_changes_between_forward_and_backward(name, at, change):
     assert same(gradients(model, changing), gradients(made(name, at, names)))
 
 
+COMPILED = [
+    "InstanceNorm1d", "MultiheadAttention", "Flatten", "permute", "slice", "chunk", "unbind",
+    "expand", "used in the layer too", "same twice", "list", "dict", "namedtuple", "dataclass",
+    "nested", "its input", "of its list", "parameter", "no gradient inside",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "at"), [s for s in SITES if s[0] in COMPILED], ids=str)
+def test_compiled(name, at):
+    names = ("clip", "double", "scale")
+    model, reference = made(name, at), made(name, at, names)
+    put_on(model, names, at)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager")
+    assert same(gradients(model, lambda _, x: compiled(x)), gradients(reference))
+    torch._dynamo.reset()
+
+
 def test_the_generator_is_large():
     assert len(KINDS) >= 30
