@@ -48,7 +48,9 @@ def put(value: Any, index: Index, new: Tensor) -> Any:
     if isinstance(value, tuple):
         items = list(value)
         items[index] = new  # type: ignore[index]  # `get` has indexed it
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        kind: Any = type(value)
+        # a constructor of a named one may take other arguments
+        return kind._make(items) if hasattr(kind, "_fields") else kind(items)
     if _is_record(value):
         return _put_in_record(value, str(index), new)
     # torch.compile can't trace copy

@@ -4,6 +4,21 @@ A gradient passes from the loss backward: what is put on a layer's output change
 this layer and all before it receive. Bounds are in the unit of the unscaled loss when ``attach``
 was given the ``grad_scaler``; values that are not finite pass.
 
+At a layer, a list acts in written order on the gradient of what leaves its last regularizer of
+activations, whatever stands between; a later Attachment follows. Across layers the order is that
+of the backward: a container before its last child. A gradient is that of what the layer hands on,
+not of the layer's own uses of the tensor; to that end it is handed on as a copy, so an in-place
+operation behind the layer does not reach what the layer returned a view of. The values of a
+schedule are those of the forward; for a parameter, which outlives its graphs, those of the
+backward.
+
+A gradient of a parameter does not tell which forward it is of. It is regularized where any forward
+with gradients since the last one was in training: an evaluation between a training forward and its
+backward does not switch the site off.
+
+Inside ``torch.func.vmap`` each sample has a gradient of its own, as in a loop over the samples.
+Compiled, such a transform breaks the graph.
+
 Under DistributedDataParallel a hook on a parameter sees the gradient of its own process, before the
 mean over all; FSDP shards the parameters, and hooks on them are refused. Forward-mode derivatives
 (``torch.func.jvp``) have no gradient that could be changed, and pass by.

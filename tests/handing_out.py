@@ -6,12 +6,12 @@ gradient sites.
 """
 
 from collections import OrderedDict, namedtuple
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import relu_, scaled_dot_product_attention
+from torch.nn.functional import relu_
 
 from dropblock_hooks import (
     ClampGrad,
@@ -82,8 +82,6 @@ SOME = [("scale", "clamp"), ("clamp", "scale"), ("clip", "double", "scale"), ("z
 
 def spec_of(names, **options):
     """The regularizers of these names, in this order."""
-    from dataclasses import replace
-
     return [replace(WRITTEN[name][0], **options) for name in names]
 
 
@@ -238,8 +236,8 @@ def _multihead(layer, h):
 
 def _attention(layer, h):
     q, k, v = layer.inner(h).chunk(3, 2)
-    q, k, v = (t.unflatten(1, (2, 2)) for t in (q, k, v))
-    return scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(1)
+    q, k, v = (t.unflatten(2, (2, -1)).transpose(1, 2) for t in (q, k, v))
+    return ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2)
 
 
 def _remembers(layer, h):

@@ -39,7 +39,7 @@ def made(name, at, names=None, after="in place"):
     """The model; with names, the reference, which does the same by hand."""
     model = copy.deepcopy(prototype(name)[0])
     model.after, model.copies = after, at == "input"
-    model.reference = names and (names, at)
+    model.reference = None if names is None else (names, at)
     return model
 
 
@@ -98,17 +98,13 @@ def check(name, at, lists):
 
 
 @each_site
-def test_every_regularizer_and_mixed_lists(name, at):
-    check(name, at, [*[(one,) for one in SINGLE], *SOME, *MIXED])
+@pytest.mark.slow
+def test_all_pairs(name, at):
+    check(name, at, [*[(one,) for one in SINGLE], *PAIRS, *MIXED])
 
 
 @each_site
 @pytest.mark.slow
-def test_all_pairs(name, at):
-    check(name, at, PAIRS)
-
-
-@each_site
 def test_what_is_done_with_it(name, at):
     names = ("scale", "clamp")
     for after in AFTER:
@@ -155,41 +151,30 @@ class Scaler:
         return self._scale.item()
 
 
-MODES = [("scale", "clamp"), ("clip", "double", "scale")]
+MODES = {
+    "reentrant": checkpointed(reentrant=True),
+    "not reentrant": checkpointed(reentrant=False),
+    "accumulated": in_two_parts,
+    "twice": twice_through_the_graph,
+    "double": of_its_gradient,
+}
 
 
-@each_site
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointed(name, at, reentrant):
-    for names in MODES:
-        model = made(name, at)
-        attached = put_on(model, names, at)
-        wanted = gradients(made(name, at, names))
-        assert same(gradients(model, checkpointed(reentrant)), wanted), names
-        assert {site.calls for site in attached} == {1}
+def check_mode(name, at, mode, names):
+    model, reference = made(name, at), made(name, at, names)
+    attached = put_on(model, names, at)
+    by_its_own = None if "reentrant" in mode else MODES[mode]  # a checkpoint changes nothing
+    assert same(gradients(model, MODES[mode]), gradients(reference, by_its_own)), (names, mode)
+    assert {site.calls for site in attached} == {2 if mode == "accumulated" else 1}
 
 
-@each_site
-@pytest.mark.parametrize("run", [in_two_parts, twice_through_the_graph, of_its_gradient])
-def test_several_backwards(name, at, run):
-    names = ("clip", "double", "scale") if run is of_its_gradient else ("scale", "clamp")
+def check_scaled(name, at, names):
     model = made(name, at)
-    put_on(model, names, at)
-    assert same(gradients(model, run), gradients(made(name, at, names), run))
+    put_on(model, names, at, grad_scaler=Scaler(1024.0))
+    assert same(gradients(model, scale=1024.0), gradients(made(name, at, names))), names
 
 
-@each_site
-def test_with_a_loss_scale(name, at):
-    for names in MODES:
-        model = made(name, at)
-        put_on(model, names, at, grad_scaler=Scaler(1024.0))
-        wanted = gradients(made(name, at, names))
-        assert same(gradients(model, scale=1024.0), wanted), names
-
-
-@each_site
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_without_gradients(name, at, mode):
+def check_without_gradients(name, at, mode):
     model, bare = made(name, at), made(name, at)
     attached = put_on(model, ("scale", "clamp"), at)
     with mode():
@@ -198,7 +183,28 @@ def test_without_gradients(name, at, mode):
 
 
 @each_site
+def test_every_mode(name, at):
+    check(name, at, SOME)
+    for mode in MODES:
+        check_mode(name, at, mode, ("clip", "double", "scale"))
+    check_scaled(name, at, ("clamp", "scale"))
+    for mode in (torch.no_grad, torch.inference_mode):
+        check_without_gradients(name, at, mode)
+
+
+@each_site
+@pytest.mark.slow
+def test_every_mode_of_every_regularizer(name, at):
+    for names in [*[(one,) for one in SINGLE], *MIXED]:
+        if not without_samples(name, names, at):
+            for mode in MODES:
+                check_mode(name, at, mode, names)
+            check_scaled(name, at, names)
+
+
 @pytest.mark.parametrize("change", ["enabled", "remove", "step"])
+@each_site
+@pytest.mark.slow
 def test_changes_between_forward_and_backward(name, at, change):
     """Switched off in eager mode; a rate is the one of the forward."""
     model = made(name, at)
@@ -217,6 +223,25 @@ def test_changes_between_forward_and_backward(name, at, change):
 
     names = ("scale",) if change == "step" else ()
     assert same(gradients(model, changing), gradients(made(name, at, names)))
+
+
+COMPILED = [
+    "InstanceNorm1d", "MultiheadAttention", "Flatten", "permute", "slice", "chunk", "unbind",
+    "expand", "used in the layer too", "same twice", "list", "dict", "namedtuple", "dataclass",
+    "nested", "its input", "of its list", "parameter", "no gradient inside",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "at"), [s for s in SITES if s[0] in COMPILED], ids=str)
+def test_compiled(name, at):
+    names = ("clip", "double", "scale")
+    model, reference = made(name, at), made(name, at, names)
+    put_on(model, names, at)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager")
+    assert same(gradients(model, lambda _, x: compiled(x)), gradients(reference))
+    torch._dynamo.reset()
 
 
 def test_the_generator_is_large():

@@ -117,6 +117,113 @@ def test_parameters_that_stand_in_for_one_call_do_not_take_the_hook_along():
         assert 0 < model[1].weight.grad.abs().max() <= 1e-3
 
 
+def by_samples(model, x):
+    return sum(model(sample) for sample in x)
+
+
+VECTORIZED = {
+    "backward of vmap": lambda model, x: backward(model, vmap(model)(x)),
+    "grad of vmap": lambda model, x: grad(lambda p: vmap(call(model, p))(x).sum())(detached(model)),
+    "vmap of grad": lambda model, x: {
+        name: g.sum(0)
+        for name, g in vmap(grad(lambda p, x: call(model, p)(x)), (None, 0))(
+            detached(model), x
+        ).items()
+    },
+    "vjp of vmap": lambda model, x: torch.func.vjp(
+        lambda p: vmap(call(model, p))(x).sum(), detached(model)
+    )[1](torch.tensor(1.0))[0],
+    "jacrev of vmap": lambda model, x: jacrev(lambda p: vmap(call(model, p))(x).sum())(
+        detached(model)
+    ),
+    "vmap in vmap": lambda model, x: backward(model, vmap(vmap(model))(x[:, None])),
+    "backward of vmap, batched": lambda model, x: dict(
+        zip(
+            detached(model),
+            [
+                g[0]
+                for g in torch.autograd.grad(
+                    vmap(model)(x).sum(),
+                    list(model.parameters()),
+                    torch.ones(1),
+                    is_grads_batched=True,
+                )
+            ],
+            strict=True,
+        )
+    ),
+}
+
+
+def call(model, parameters):
+    return lambda x: functional_call(model, parameters, (x,))
+
+
+def backward(model, y):
+    model.zero_grad()
+    y.sum().backward()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+def summed():
+    class Summed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 2))
+
+        def forward(self, x):
+            return self.layers(x).square().sum()
+
+    return Summed()
+
+
+@pytest.mark.parametrize("at", ["output", "input"])
+@pytest.mark.parametrize("how", VECTORIZED)
+def test_each_sample_of_a_vectorized_map_has_a_gradient_of_its_own(how, at):
+    spec = [ScaleGrad(-10.0, at=at), ClipGradNorm(0.5, at=at), ClampGrad(-0.3, 0.3, at=at)]
+    model, x = summed(), torch.randn(5, 3)
+    bare = backward(model, by_samples(model, x))
+    attached = attach(model, {"layers.2": spec})
+    wanted = backward(model, by_samples(model, x))
+    assert not torch.allclose(wanted["layers.0.weight"], bare["layers.0.weight"])
+    found = VECTORIZED[how](model, x)
+    for name, each in wanted.items():
+        assert torch.allclose(found[name], each, rtol=1e-4, atol=1e-6), name
+    assert {site.active_calls for site in attached} == {6}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["backward of vmap", "grad of vmap", "vmap of grad"])
+def test_compiled_a_transform_breaks_the_graph_or_is_refused(how):
+    model, x = summed(), torch.randn(5, 3)
+    attach(model, {"layers.2": [ScaleGrad(-10.0), ClampGrad(-0.3, 0.3)]})
+    wanted = backward(model, by_samples(model, x))
+    for fullgraph in (False, True):
+        torch._dynamo.reset()
+        compiled = torch.compile(
+            lambda x: VECTORIZED[how](model, x) if "grad" in how else vmap(model)(x),
+            backend="aot_eager",
+            fullgraph=fullgraph,
+        )
+        if fullgraph:
+            with pytest.raises(RuntimeError, match="can't trace what acts on gradients inside"):
+                compiled(x)
+            continue
+        found = compiled(x) if "grad" in how else backward(model, compiled(x))
+        for name, each in wanted.items():
+            assert torch.allclose(found[name], each, rtol=1e-4, atol=1e-6), name
+    torch._dynamo.reset()
+
+
+def test_the_gradient_of_a_gradient():
+    """Forward over reverse and reverse over reverse: as without a transform."""
+    model, x = summed(), torch.randn(3)
+    attach(model, {"layers.0": [ScaleGrad(-2.0), ClipGradNorm(1e-2)]})
+    found = torch.func.hessian(model)(x)
+    assert torch.allclose(found, jacrev(jacrev(model))(x), rtol=1e-4, atol=1e-6)
+    assert torch.allclose(found, torch.autograd.functional.hessian(model, x), rtol=1e-4, atol=1e-6)
+
+
 def test_make_fx_with_symbolic_sizes():
     model, x = nn.Sequential(nn.Conv2d(3, 4, 3)), torch.ones(2, 3, 8, 8)
     bare = model(x)

@@ -1,0 +1,113 @@
+"""One element of a structure: found, and put back in a copy of the same type."""
+
+from collections import OrderedDict, namedtuple
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+from dropblock_hooks import elements
+
+Point = namedtuple("Point", ["x", "y"])
+
+
+class Doubled(Point):
+    """Takes other arguments than it has fields."""
+
+    def __new__(cls, x):
+        return super().__new__(cls, x, 2 * x)
+
+
+@dataclass
+class Counted:
+    """Counts what its constructor does, and has fields that it does not take."""
+
+    out: torch.Tensor
+    made: int = field(default=0, init=False)
+    note: str = field(default="fresh", init=False)
+
+    def __post_init__(self):
+        self.made += 1
+
+
+@dataclass(frozen=True)
+class Frozen:
+    out: torch.Tensor
+    other: int = 3
+
+
+@dataclass(slots=True)
+class Slotted:
+    out: torch.Tensor
+    other: int = 3
+
+
+class Named(dict):
+    """A mapping of its own."""
+
+
+class Numbers(list):
+    """A list of its own, with an attribute."""
+
+
+def x():
+    return torch.arange(3.0)
+
+
+def counted():
+    record = Counted(x())
+    record.note = "used"
+    return record
+
+
+STRUCTURES = {
+    "tuple": ((x(), x() + 1), 1),
+    "from the end": ((x(), x() + 1), -2),
+    "list": ([x(), None], 0),
+    "list of its own": (Numbers([x(), None]), 0),
+    "dict": ({"a": x(), "b": 1}, "a"),
+    "OrderedDict": (OrderedDict(b=1, a=x()), "a"),
+    "mapping of its own": (Named(a=x()), "a"),
+    "namedtuple": (Point(x(), 1), 0),
+    "namedtuple with a constructor": (Doubled(x()), 1),
+    "return type": (torch.stack([x(), x()]).max(1), 0),
+    "nested": (((x(), x()), x(), {"c": x()}), 1),
+    "same twice": ((lambda t: (t, t))(x()), 0),
+    "dataclass": (counted(), "out"),
+    "frozen": (Frozen(x(), 5), "out"),
+    "slots": (Slotted(x(), 5), "out"),
+    "packed": (pack_sequence([x(), x()]), 0),
+}
+
+
+def parts(value):
+    if isinstance(value, dict):
+        return dict(value)
+    if isinstance(value, tuple | list):
+        return dict(enumerate(value))
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_only_that_element_is_another(name):
+    value, index = STRUCTURES[name]
+    before = parts(value)
+    new = torch.zeros(7)
+    changed = elements.put(value, index, new)
+    assert type(changed) is type(value)
+    assert changed is not value
+    assert elements.get(changed, index) is new
+    after = parts(changed)
+    assert after.keys() == before.keys()
+    different = [key for key in before if after[key] is not before[key]]
+    key = index % len(value) if isinstance(index, int) else index
+    assert different == [key]
+    assert all(parts(value)[k] is before[k] for k in before), "the layer's own is left alone"
+
+
+def test_a_packed_sequence_keeps_what_goes_with_it():
+    packed = pack_sequence([x(), x()[:2]], enforce_sorted=False)
+    changed = elements.put(packed, 0, packed.data * 2)
+    assert isinstance(changed, PackedSequence)
+    assert changed.sorted_indices is packed.sorted_indices

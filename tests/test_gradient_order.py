@@ -1,0 +1,319 @@
+"""The order in which what acts on gradients acts: as written, eager and compiled alike."""
+
+import copy
+import dataclasses
+import io
+import itertools
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from dropblock_hooks import (
+    ClampGrad,
+    ClipGradNorm,
+    Dropout,
+    GaussianNoise,
+    Regularizer,
+    ScaleGrad,
+    ZeroGrad,
+    attach,
+    attachments,
+    plan,
+)
+from tests.handing_out import SINGLE, by_hand, spec_of
+
+EAGER = [name for name in SINGLE if name != "by sample"]
+COMPILED = ["clamp", "clip", "scale", "zero"]  # compiled code is slow to make
+
+
+class Branches(nn.Module):
+    """Many layers side by side, so that no gradient has passed another's regularizer."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(n)])
+
+    def forward(self, x):
+        return sum(layer(x.sin()).tanh().square().sum() for layer in self.layers)
+
+
+class ByHand(nn.Module):
+    def __init__(self, layer, names, at):
+        super().__init__()
+        self.layer, self.names, self.at = layer, names, at
+
+    def forward(self, x):
+        if self.at == "input":
+            return self.layer(by_hand(x, self.names))
+        return by_hand(self.layer(x), self.names)
+
+
+def branches(pairs, at):
+    torch.manual_seed(0)
+    model = Branches(len(pairs)).double()
+    reference = copy.deepcopy(model)
+    for i, names in enumerate(pairs):
+        reference.layers[i] = ByHand(reference.layers[i], names, at)
+    attached = attach(
+        model, {f"layers.{i}": spec_of(names, at=at) for i, names in enumerate(pairs)}
+    )
+    return model, reference, attached
+
+
+def of_input(call, factor=3.0):
+    torch.manual_seed(1)
+    x = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    (call(x) * factor).backward()
+    return x.grad
+
+
+def of_parameters(model):
+    return [p.grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize("at", ["output", "input"])
+def test_all_pairs(at):
+    model, reference, attached = branches([*itertools.product(EAGER, repeat=2)], at)
+    assert torch.allclose(of_input(model), of_input(reference), rtol=1e-9)
+    for a, b in zip(of_parameters(model), of_parameters(reference), strict=True):
+        assert torch.allclose(a, b, rtol=1e-9)
+    assert {site.active_calls for site in attached} == {1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["output", "input"])
+def test_all_pairs_compiled(at):
+    model, reference, attached = branches([*itertools.product(COMPILED, repeat=2)], at)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    assert torch.allclose(of_input(compiled), of_input(reference), rtol=1e-9)
+    for a, b in zip(of_parameters(model), of_parameters(reference), strict=True):
+        assert torch.allclose(a, b, rtol=1e-9)
+    assert {site.active_calls for site in attached} == {1}
+    torch._dynamo.reset()
+
+
+SCALE, CLAMP = ScaleGrad(10.0), ClampGrad(-1.0, 1.0)
+BOTH = [((SCALE, CLAMP), 1.0), ((CLAMP, SCALE), 10.0)]
+each_order = pytest.mark.parametrize(("pair", "wanted"), BOTH, ids=["scale first", "clamp first"])
+each_at = pytest.mark.parametrize("at", ["output", "input"])
+
+
+class Double(Regularizer):
+    """Acts on the activation: a gradient that passes it is doubled."""
+
+    def apply(self, x, now):
+        return x * 2, None
+
+
+def at_of(regularizer, at, index=None):
+    return dataclasses.replace(regularizer, at=at, index=index)
+
+
+def gradient(model, value=1.0):
+    """What arrives at the input where `value` arrives at the output."""
+    x = torch.ones(2, 3, requires_grad=True)
+    (value * model(x)).sum().backward()
+    (found,) = set(x.grad.flatten().tolist())
+    return found
+
+
+@pytest.fixture(params=["eager", pytest.param("compiled", marks=pytest.mark.slow)])
+def arrives(request):
+    """`gradient`, of the model as it is, or compiled."""
+    if request.param == "eager":
+        yield gradient
+        return
+    torch._dynamo.reset()
+    yield lambda model, value=1.0: gradient(
+        torch.compile(model, backend="aot_eager", fullgraph=True), value
+    )
+    torch._dynamo.reset()
+
+
+def identity():
+    return nn.Sequential(nn.Identity())
+
+
+@each_at
+@each_order
+def test_later_attachments_follow(pair, wanted, at, arrives):
+    model = identity()
+    for regularizer, idle in zip(pair, (Dropout(0.0), GaussianNoise(0.0)), strict=True):
+        attach(model, {"0": [at_of(idle, at), at_of(regularizer, at)]})
+        model[0].register_forward_hook(lambda module, args, output: None)
+    assert arrives(model) == wanted
+
+
+@each_at
+def test_one_that_comes_again_follows(at):
+    model = identity()
+    first = attach(model, {"0": at_of(CLAMP, at)})
+    attach(model, {"0": at_of(SCALE, at)})
+    assert gradient(model) == 10.0
+    first.remove()
+    assert gradient(model, 5.0) == 50.0
+    attach(model, {"0": at_of(CLAMP, at)})
+    assert gradient(model) == 1.0
+
+
+@each_at
+def test_what_acts_on_activations_comes_before_also_when_it_comes_later(at, arrives):
+    model = identity()
+    attach(model, {"0": at_of(CLAMP, at)})
+    attach(model, {"0": Double(at=at)})
+    assert arrives(model, 5.0) == 2.0
+
+
+@each_at
+@each_order
+def test_mixed_lists(pair, wanted, at, arrives):
+    model = identity()
+    first, second = (at_of(regularizer, at) for regularizer in pair)
+    attach(model, {"0": [first, Double(at=at), second]})
+    assert arrives(model) == 2 * wanted
+
+
+@each_order
+def test_a_container_comes_before_its_last_child(pair, wanted, arrives):
+    """Whatever the order of the entries: the backward meets it first."""
+    outer, inner = pair
+    for spec in ({"0": outer, "0.0": inner}, {"0.0": inner, "0": outer}):
+        model = nn.Sequential(identity())
+        attach(model, spec)
+        assert arrives(model) == wanted
+
+
+@each_order
+def test_the_first_child_comes_before_the_input_of_its_container(pair, wanted, arrives):
+    inner, outer = (at_of(regularizer, "input") for regularizer in pair)
+    for spec in ({"0": outer, "0.0": inner}, {"0.0": inner, "0": outer}):
+        model = nn.Sequential(identity())
+        attach(model, spec)
+        assert arrives(model) == wanted
+
+
+class Pair(nn.Module):
+    def forward(self, x):
+        return x * 0, x * 1
+
+
+class Last(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.pair = Pair()
+
+    def forward(self, x):
+        return self.pair(x)[-1]
+
+
+@each_order
+@pytest.mark.parametrize("indices", [(1, -1), (-1, 1)], ids=str)
+def test_two_names_of_one_element(pair, wanted, indices, arrives):
+    model = Last()
+    attach(model, {"pair": [at_of(r, "output", i) for r, i in zip(pair, indices, strict=True)]})
+    assert arrives(model) == wanted
+
+
+@each_order
+@pytest.mark.parametrize("indices", [(None, 0), (0, None)], ids=str)
+def test_two_names_of_one_input(pair, wanted, indices, arrives):
+    model = identity()
+    attach(model, {"0": [at_of(r, "input", i) for r, i in zip(pair, indices, strict=True)]})
+    assert arrives(model) == wanted
+
+
+def saved(model):
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+def pickled(model):
+    return pickle.loads(pickle.dumps(model))
+
+
+def assigned(model):
+    model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
+    return model
+
+
+COPIES = {"deepcopy": copy.deepcopy, "pickle": pickled, "torch.save": saved, "assign": assigned}
+each_copy = pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+
+
+@each_at
+@each_order
+@each_copy
+def test_copies_keep_the_order(copied, pair, wanted, at):
+    model = identity()
+    attach(model, {"0": [Double(at=at), at_of(pair[0], at)]})
+    other = copied(model)
+    attach(other, {"0": [at_of(pair[1], at)]})
+    assert gradient(other) == 2 * wanted
+    assert len(attachments(other)) == 2
+
+
+def weight_gradient(model):
+    model.zero_grad()
+    model(torch.ones(1, 1)).sum().backward()
+    return model[0].weight.grad.item()
+
+
+def one_weight():
+    return nn.Sequential(nn.Linear(1, 1))
+
+
+@each_order
+@each_copy
+@pytest.mark.parametrize("calls_before", [False, True])
+def test_parameters(copied, pair, wanted, calls_before):
+    model = one_weight()
+    attach(model, {"param:0.weight": list(pair)})
+    if calls_before:
+        assert weight_gradient(model) == wanted
+    assert weight_gradient(copied(model)) == wanted
+
+
+@each_order
+@each_copy
+@pytest.mark.parametrize("steps", ["first", "second", "neither"])
+def test_parameters_of_two_attachments(copied, pair, wanted, steps):
+    """Whichever of them follows the new parameter first."""
+    model = one_weight()
+    attach(model, {"param:0.weight": pair[0]})
+    assert weight_gradient(model) in (1.0, 10.0)
+    attach(model, {"param:0.weight": pair[1]})
+    other = copied(model)
+    other[0].weight = nn.Parameter(other[0].weight.detach().clone())
+    if steps != "neither":
+        found = {a.sites[0].regularizer: a for a in attachments(other)}
+        found[pair[steps == "second"]].step(1)
+    assert weight_gradient(other) == wanted
+
+
+def test_removing_one_leaves_the_others_in_order():
+    model = one_weight()
+    made = [attach(model, {"param:0.weight": r}) for r in (ScaleGrad(10.0), CLAMP, ZeroGrad())]
+    made[2].remove()
+    assert weight_gradient(model) == 1.0
+    attach(model, {"param:0.weight": ClipGradNorm(0.5)})
+    assert weight_gradient(model) == 0.5
+    made[1].remove()
+    model[0].weight = nn.Parameter(model[0].weight.detach().clone())
+    assert weight_gradient(model) == 0.5
+    assert len(model[0].weight._backward_hooks) == 2
+
+
+@each_order
+def test_plan_says_the_same_sites(pair, wanted):
+    model = identity()
+    planned = plan(model, {"0": [Double(), *pair]}, torch.ones(2, 3))
+    assert not planned.problems
+    assert [row.site for row in planned] == [
+        "0/Double",
+        *[f"0/{type(r).__name__}" for r in pair],
+    ]
