@@ -114,6 +114,8 @@ class Copier:
             raise PlainError(path, "holds itself")
         if len(self._open) == MOST_LEVELS:
             raise PlainError(path, f"is nested too deeply, more than {MOST_LEVELS} levels")
+        if len(value) > self._left:  # before it is begun
+            self._spend(len(value), path)
         self._open.add(id(value))
         left = self._left
         try:
