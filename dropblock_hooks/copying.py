@@ -19,6 +19,8 @@ from .regularizer import Regularizer
 from .schedules import Schedule
 
 Path = tuple[str, ...]
+MOST_PROBLEMS = 200
+"""Problems after which reading stops: each takes time to explain."""
 _PLAIN = (dict, list, tuple)
 _SCALARS = (str, int, float, bool, type(None))
 _EXACT: dict[type, Callable[[Any], Any]] = {

@@ -163,3 +163,18 @@ def test_what_where_raises_is_the_cause(net):
     with pytest.raises(SpecError, match="where raised AttributeError") as caught:
         attach(net, [(Select(where=lambda name, module: module.nothing), Dropout(0.1))])
     assert isinstance(caught.value.__cause__, AttributeError)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        range(10**9),
+        {f"x{i}": "Dropuot" for i in range(30_000)},
+        {"fc": ["Dropuot"] * 30_000},
+        {"fc": {"Dropout": {f"x{i}": 1 for i in range(30_000)}}},
+    ],
+    ids=["entries", "values", "list", "fields"],
+)
+def test_reading_stops_after_many_problems(net, spec):
+    text = outcome(net, spec)
+    assert " more, in the problems of this error" in text
