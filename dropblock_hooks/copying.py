@@ -19,6 +19,8 @@ from .regularizer import Regularizer
 from .schedules import Schedule
 
 Path = tuple[str, ...]
+MOST_PROBLEMS = 200
+"""Problems after which reading stops: each takes time to explain."""
 _PLAIN = (dict, list, tuple)
 _SCALARS = (str, int, float, bool, type(None))
 _EXACT: dict[type, Callable[[Any], Any]] = {
@@ -114,6 +116,8 @@ class Copier:
             raise PlainError(path, "holds itself")
         if len(self._open) == MOST_LEVELS:
             raise PlainError(path, f"is nested too deeply, more than {MOST_LEVELS} levels")
+        if len(value) > self._left:  # before it is begun
+            self._spend(len(value), path)
         self._open.add(id(value))
         left = self._left
         try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import files
-from .copying import Copier, Path, PlainError, explained, is_list
+from .copying import MOST_PROBLEMS, Copier, Path, PlainError, explained, is_list
 from .matching import Select, Selector
 from .plain import construct, regularizer_from
 from .quoting import described, label, quote, shorten, shown
@@ -148,6 +148,9 @@ class Draft:
                 raise PlainError((), problem)
             items = iter(data.items() if is_mapping else data)
         for i in itertools.count():
+            if len(self.problems) >= MOST_PROBLEMS:
+                self.problems.append("what comes behind was not read")
+                return
             with explained(()):
                 item = next(items, _END)
                 if i == files.MOST_NODES:
@@ -190,6 +193,8 @@ class Draft:
             raise PlainError(path, problem)
         found = []
         for where, item in items:
+            if len(self.problems) >= MOST_PROBLEMS:
+                break
             try:
                 with explained(where):
                     found.append(regularizer_from(item, where))

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_args
 
 from torch import nn
 
-from .copying import Path, PlainError, is_list, key_text
+from .copying import MOST_PROBLEMS, Path, PlainError, is_list, key_text
 from .foreign import Foreign, is_foreign
 from .matching import Select
 from .quoting import class_name, message_of, quote, shown
@@ -82,8 +82,11 @@ def construct(cls: Any, given: Mapping[Any, Any], path: Path) -> Any:
     """An instance of a class from its fields as plain data."""
     names = [f.name for f in fields(cls) if f.init]
     with_schedules = _schedule_fields(cls)
-    arguments, faults = {}, []
+    arguments: dict[Any, Any] = {}
+    faults: list[PlainError] = []
     for key, value in given.items():
+        if len(faults) >= MOST_PROBLEMS:
+            break
         try:
             if key not in names:
                 word = key_text(key)

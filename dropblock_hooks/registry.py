@@ -98,7 +98,8 @@ def name_of(cls: type) -> str:
 
 def closest(word: str, known: Iterable[str], n: int = 3) -> str:
     """`" (closest: a, b)"`, or nothing where no known name resembles `word`."""
-    near = difflib.get_close_matches(word, _alike(word, known), n=n, cutoff=_ALIKE)
+    alike = _alike(word, known)
+    near = difflib.get_close_matches(word, alike, n=n, cutoff=_ALIKE) if alike else []
     return f" (closest: {', '.join(near)})" if near else ""
 
 

@@ -18,7 +18,7 @@ from typing import Any, Self
 from .quoting import quote, shown
 from .registry import brief, check_fields, register
 
-_MOST_STEPS = 100_000
+_MOST_STEPS = 10_000
 LARGEST = 10**100
 """The largest count, which a float can hold."""
 
