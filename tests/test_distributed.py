@@ -152,7 +152,7 @@ def ddp_equal_states_do_not_matter_without_a_draw(rank):
 
 def ddp_equal_states_are_told_at_the_first_step(rank):
     def attached_to():
-        return attach(parallelized(make_net(Dropout2d()), DDP), {"body.*": regularizer})
+        return attach(make_net(Dropout2d()), {"body.*": regularizer})
 
     regularizer = Dropout2d(0.5)
     torch.manual_seed(5)
