@@ -28,7 +28,7 @@ def test_a_warning_inside_a_forward_names_the_line_that_called_the_model(depth):
     x = torch.ones(1, 2)
     model(x)
     model.eval()(x)
-    model.train()
+    model.train()(x)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model.eval()(x)

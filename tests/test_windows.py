@@ -511,16 +511,18 @@ LOOKS = {
 }
 
 
+SLOW = pytest.mark.slow  # compiling takes a second
 GRADIENT = ClipGradNorm(LinearSchedule(1, 2, 9))
 
 
 @pytest.mark.parametrize(
     ("look", "mode", "regularizer"),
     [
-        *((look, "compiled", Dropout2d(RAMP)) for look in LOOKS),
+        ("report", "compiled", Dropout2d(RAMP)),
+        *(pytest.param(look, "compiled", Dropout2d(RAMP), marks=SLOW) for look in [*LOOKS][1:]),
         ("report", "training compiled", Dropout2d(RAMP)),
-        ("report", "evaluation compiled", Dropout2d(RAMP)),
-        ("report", "compiled", GRADIENT),
+        pytest.param("report", "evaluation compiled", Dropout2d(RAMP), marks=SLOW),
+        pytest.param("report", "compiled", GRADIENT, marks=SLOW),
     ],
 )
 def test_a_forgotten_step_in_compiled_code(net, look, mode, regularizer):
@@ -540,8 +542,18 @@ def test_a_forgotten_step_in_compiled_code(net, look, mode, regularizer):
     attached.report()
 
 
-@pytest.mark.parametrize("mode", ["eager", "compiled", "training compiled", "evaluation compiled"])
-@pytest.mark.parametrize("how", ["end", "middle", "sanity", "step(0)", "constant"])
+HOWS = ("end", "middle", "sanity", "step(0)", "constant")
+MIXED = ("compiled", "training compiled", "evaluation compiled")
+
+
+@pytest.mark.parametrize(
+    ("mode", "how"),
+    [
+        *(("eager", how) for how in HOWS),
+        ("compiled", "middle"),
+        *(pytest.param(mode, how, marks=SLOW) for mode in MIXED for how in HOWS),
+    ],
+)
 def test_who_steps_is_not_told(net, mode, how):
     rate = 0.1 if how == "constant" else RAMP
     attached = attach(net, {"layer1.*": Dropout2d(rate)})
