@@ -108,7 +108,8 @@ def _container(value: Any, room: int, depth: int) -> str:
     """Text of what holds other things."""
     kind = type(value)
     if isinstance(value, Mapping):
-        name = "" if kind is dict else kind_of(value)
+        ours = kind.__module__.partition(".")[0] == _PACKAGE  # they are written as dicts
+        name = "" if kind is dict or ours else kind_of(value)
         if depth == _DEEP:
             return f"{name}{{{_CUT}}}"
         body = _joined(value.items(), room, lambda pair, left: _pair(pair, left, depth))
