@@ -14,6 +14,7 @@ import tempfile
 from typing import Any
 
 import torch
+from jsonargparse import auto_cli
 
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -80,5 +81,19 @@ def page(shown: dict[tuple[str, ...], dict[str, Any]]) -> str:
     )
 
 
+def write(out: pathlib.Path = ROOT / "docs" / "matrix.md") -> int:
+    """Run the matrix, and write its page.
+
+    Args:
+        out: the page.
+    """
+    shown = run()
+    if not shown:
+        print("error: no row has run: see what pytest said", file=sys.stderr)
+        return 1
+    out.write_text(page(shown), encoding="utf-8")
+    return 0
+
+
 if __name__ == "__main__":
-    (ROOT / "docs" / "matrix.md").write_text(page(run()))
+    sys.exit(auto_cli(write, description=__doc__, allow_abbrev=False))

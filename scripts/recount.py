@@ -1,4 +1,6 @@
-"""Recount each table and sentence of the committed reports, and what READMEs say of them.
+"""Recount the tables and claims of the committed reports, and the claims of both READMEs.
+
+Claims are scores, differences, intervals, p values and their words; settings are not recounted.
 
 Example: scripts/recount.py
 """
@@ -28,7 +30,8 @@ def report(root: Path = ROOT) -> int:
         return 2
     for fault in faults:
         print(fault)
-    print(f"{len(faults)} faults" if faults else "all is as the runs tell")
+    n = len(faults)
+    print(f"{n} fault{'s' if n > 1 else ''}" if faults else "all is as the runs tell")
     return 1 if faults else 0
 
 
