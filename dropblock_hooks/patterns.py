@@ -49,6 +49,8 @@ def matching(text: str, names: Sequence[str], effort: Effort) -> list[str]:
 
 def _matching(pattern: re.Pattern[str], names: Sequence[str], effort: Effort) -> list[str]:
     longest, total = max(map(len, names), default=0), sum(map(len, names))
+    if not total:  # a number of ways that is infinite can't be multiplied by it
+        return []
     try:
         flags, node = parse(pattern.pattern)
     except NotReadError:

@@ -1,6 +1,7 @@
 """Any spec ends in an attachment or in a SpecError: soon, and with a message that can be read."""
 
 import pickle
+import re
 import time
 import warnings
 
@@ -84,6 +85,30 @@ def many_modules():
     stages = [nn.Sequential(*(block() for _ in range(10))) for _ in range(10)]
     named = {f"a_rather_long_name_of_a_stage_{i}": stage for i, stage in enumerate(stages)}
     return nn.ModuleDict({"encoder" * 8: nn.ModuleDict(named)})
+
+
+REGEXES = [r"(a)*\1", "(?<=a)(b)*", "(?>a+)*b", "(a+)+", "a", "", ".*", "[", "(?i)A"]
+
+
+@pytest.mark.parametrize("model", [nn.ReLU(), nn.Linear(2, 2), nn.Sequential()], ids=repr)
+def test_models_without_children(model):
+    for text in ["**", "*", "a.*", "type:Conv2d", "stage:1", *(f"re:{r}" for r in REGEXES)]:
+        for selector in (text, f"param:{text}"):
+            outcome(model, {selector: Dropout(0.1)})
+    assert all(outcome(model, {f"re:{r}": Dropout(0.1)}) for r in REGEXES)  # there is no name
+    try_objects(model, 3, 100)
+
+
+@pytest.mark.parametrize("text", ["[[f]c", "(?:[[f]c?)*", "[f&&]c", "[f||c~~]*"])
+def test_what_re_warns_of_is_matched_as_re_does(net, text):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        names = [name for name, _ in net.named_modules() if name and re.fullmatch(text, name)]
+        re.purge()
+        del told[:]
+        with attach(net, {f"re:{text}": Dropout(0.1)}) as attached:
+            assert [site.name for site in attached] == names == ["fc"]
+    assert told == []
 
 
 @pytest.mark.slow
