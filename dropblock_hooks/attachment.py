@@ -32,7 +32,7 @@ from .registry import closest
 from .regularizer import Regularizer
 from .report import SiteRow, site_table
 from .scalers import checked_scaler, tell_missing
-from .schedules import as_number, spread_rate
+from .schedules import as_number, same_kind, spread_rate
 from .site import Site
 from .sizes import size_hooks_on
 from .table import Table, counted
@@ -166,11 +166,7 @@ class Attachment:
             raise ValueError(f"t must be >= 0, got {t:g}")
         values = []
         for site in self.sites:
-            values.append(site.regularizer.values(t))
-            try:
-                site.regularizer.check(values[-1])
-            except ValueError as error:
-                raise ValueError(f"{site.key} at t={t:g}: {error}") from error
+            values.append(_values_of(site, site.regularizer, t))
         return _Moment(t, values)
 
     def _move(self, moved: _Moment) -> None:
@@ -237,13 +233,11 @@ class Attachment:
         if not rates:
             raise ValueError("set takes at least one rate: set(which, p=0.2)")
         changed = [
-            site.regularizer.with_rates(
-                **{name: spread_rate(rate, i, n) for name, rate in rates.items()}
-            )
+            _with_rates(site, {name: spread_rate(rate, i, n) for name, rate in rates.items()})
             for site, (i, n) in zip(sites, _depths(sites), strict=True)
         ]
-        for regularizer in changed:
-            regularizer.check(regularizer.values(self.epoch))
+        for site, regularizer in zip(sites, changed, strict=True):
+            _values_of(site, regularizer, self.epoch)
         for site, regularizer in zip(sites, changed, strict=True):
             site.set_regularizer(regularizer)
             site.record.forget_elements()
@@ -418,6 +412,27 @@ class _Moment:
 
     t: float
     values: list[dict[str, float]]
+
+
+def _with_rates(site: Site, rates: dict[str, Any]) -> Regularizer:
+    """The regularizer of a site with other rates; errors name the site."""
+    try:
+        return site.regularizer.with_rates(**rates)
+    except (TypeError, ValueError) as error:
+        raise same_kind(error, f"{site.key}: {error}") from error
+
+
+def _values_of(site: Site, regularizer: Regularizer, t: float) -> dict[str, float]:
+    """The values at a time of what is, or is to be, at a site; errors name the site."""
+    try:
+        values = regularizer.values(t)
+    except (TypeError, ValueError) as error:  # which tells the time
+        raise same_kind(error, f"{site.key}: {error}") from error
+    try:
+        regularizer.check(values)
+    except (TypeError, ValueError) as error:
+        raise same_kind(error, f"{site.key} at t={t:g}: {error}") from error
+    return values
 
 
 def _depths(sites: Sequence[Site]) -> list[tuple[int, int]]:
