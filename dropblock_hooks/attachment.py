@@ -19,7 +19,7 @@ from .matching import Select, match
 from .meter import device_of
 from .names import Index, NoMatchError
 from .proof import look_back, take_off_proof
-from .quoting import quote
+from .quoting import listed, quote
 from .ranks import (
     check_group,
     compare,
@@ -87,7 +87,7 @@ class Attachment:
         """One site by its key; a tuple of sites by a selector, or by a class of regularizers.
 
         Raises:
-            KeyError: for what is neither, with the closest keys.
+            KeyError: for what is neither, with the reason or the closest keys.
         """
         for site in self.sites:
             if site.key == which:
@@ -106,18 +106,24 @@ class Attachment:
         sites = [site for site in self.sites if site.key == which]
         if not sites:
             try:
-                found = [target.name for target in match(which, Index(self._base))]
-            except NoMatchError:
-                found = []
+                found, reason = [t.name for t in match(which, Index(self._base))], ""
+            except NoMatchError as error:
+                found, reason = [], str(error)
             by_name: dict[str, list[Site]] = {}
             for site in self.sites:
                 by_name.setdefault(site.name, []).append(site)
             sites = [site for name in found for site in by_name.get(name, ())]
         if not sites:
-            keys = [site.key for site in self.sites]
-            hint = closest(str(which), keys) or f" (keys: {', '.join(keys[:5])})"
-            raise KeyError(f"no site is {quote(which)}{hint}")
+            reason = reason or f"it means layers that have none: {listed(found, 3)}"
+            raise KeyError(self._nothing(which, reason))
         return tuple(sites)
+
+    def _nothing(self, which: str | Select, reason: str) -> str:
+        """Why nothing is meant: by a key that is mistyped, or a selector."""
+        keys = [site.key for site in self.sites]
+        word = which if isinstance(which, str) else ""
+        hint = closest(word, dict.fromkeys([*keys, *(site.name for site in self.sites)]))
+        return f"no site is {quote(which)}: {reason}; sites{hint or f': {listed(keys, 5)}'}"
 
     def _of_class(self, kind: type[Regularizer]) -> tuple[Site, ...]:
         order = {name: i for i, (name, _) in enumerate(named_modules(self._base))}
@@ -226,9 +232,14 @@ class Attachment:
                 of each class of regularizers for itself.
 
         Raises:
-            KeyError: where no site is meant.
+            KeyError: where no site is meant, with the reason.
+            RuntimeError: after `remove`.
             TypeError, ValueError: for a field that is no rate of theirs, or a bad value.
         """
+        if not self._control.installed:
+            raise RuntimeError(
+                "the attachment was removed, so there is nothing to set: attach again"
+            )
         sites = self._selected(which)
         if not rates:
             raise ValueError("set takes at least one rate: set(which, p=0.2)")

@@ -40,6 +40,13 @@ def label(name: str, limit: int = 100) -> str:
     return short if short.isprintable() else shorten(repr(short)[1:-1], limit)
 
 
+def listed(names: Iterable[str], most: int) -> str:
+    """Names without repetition, up to so many, and how many more; the root is a dot."""
+    different = list(dict.fromkeys(names))
+    more = f" and {len(different) - most} more" if len(different) > most else ""
+    return ", ".join(label(name) or "." for name in different[:most]) + more
+
+
 def kind_of(value: Any) -> str:
     """The name of the class of a value."""
     return class_name(type(value))

@@ -349,9 +349,7 @@ def value_at(rate: Any, t: float) -> float:
     """The number that a rate (a number, a schedule or a function) has at time `t`."""
     if not callable(rate):
         return float(rate)
-    value = (
-        rate(t) if isinstance(rate, ByDepth) else _called(rate, t)
-    )  # which names its ends' faults
+    value = rate(t) if isinstance(rate, ByDepth) else _called(rate, t)  # its ends are called so
     return as_number("the schedule's value", value)
 
 
@@ -362,9 +360,7 @@ def _called(schedule: Callable[[float], Any], t: float) -> Any:
     except Exception as error:  # somebody's function may raise anything
         text = f"its schedule raised {described(error)}"
         if not _takes_time(schedule):
-            text = (
-                f"its schedule is called with one number, the epoch, and raised {message_of(error)}"
-            )
+            text = f"a schedule is called with one number, the epoch: {message_of(error)}"
         raise same_kind(error, text) from error
 
 
