@@ -80,7 +80,9 @@ def shown(value: Any) -> str:
     if isinstance(value, str) and len(value) < 40:
         with contextlib.suppress(ValueError, OverflowError):
             number = float(value)
-            hint = f"; that is text, write {int(number) if value.strip().isdigit() else number!r}"
+            if math.isfinite(number):  # others are taken nowhere
+                written = int(number) if value.strip().isdigit() else number
+                hint = f"; that is text, write {written!r}"
     return f"{quote(value, 60 if isinstance(value, str) else 120)} ({kind_of(value)}{hint})"
 
 

@@ -26,7 +26,7 @@ from .registry import brief, check_fields, closest, name_of
 from .schedules import (
     LARGEST,
     Schedule,
-    as_float,
+    as_given,
     as_number,
     is_moving,
     same_kind,
@@ -317,7 +317,7 @@ def _checked(name: str, rate: Any, allowed: Range) -> RateLike:
         try:
             number = as_number(name, rate, "a number or a schedule")
         except ValueError:
-            raise ValueError(f"{name} must be {allowed}, got {as_float(rate)}") from None
+            raise ValueError(f"{name} must be {allowed}, got {as_given(rate)}") from None
         if number not in allowed:
             raise ValueError(f"{name} must be {allowed}, got {number:g}")
         return number

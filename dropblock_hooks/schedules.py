@@ -30,8 +30,13 @@ def as_number(name: str, value: Any, kind: str = "a number") -> float:
         raise TypeError(f"{name} must be {kind}, got {shown(value)}")
     number = as_float(value)
     if number - number != 0.0:  # not finite; the compiler knows no isfinite of a number
-        raise ValueError(f"{name} must be a finite number, got {number}")
+        raise ValueError(f"{name} must be a finite number, got {as_given(value)}")
     return number
+
+
+def as_given(value: Any) -> str:
+    """A number as messages quote it: what was given, not the infinity that it may be as a float."""
+    return str(float(value)) if isinstance(value, float) else quote(value, 120)
 
 
 def as_float(value: Any) -> float:
