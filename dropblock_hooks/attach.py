@@ -60,7 +60,7 @@ def attach(
         RuntimeError: for a compiled model, where torch would ignore new hooks, and DataParallel.
         TypeError: for a model that is none.
     """
-    base = submodule(unwrap(model), root)
+    base = submodule(unwrap(model, spec), root)
     refuse_compiled(model)
     draft = Draft.of(spec)
     placements, cautions = place(base, draft)

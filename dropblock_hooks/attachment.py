@@ -19,7 +19,7 @@ from .matching import Select, match
 from .meter import device_of
 from .names import Index, NoMatchError
 from .proof import look_back, take_off_proof
-from .quoting import quote
+from .quoting import listed, quote
 from .ranks import (
     check_group,
     compare,
@@ -32,7 +32,7 @@ from .registry import closest
 from .regularizer import Regularizer
 from .report import SiteRow, site_table
 from .scalers import checked_scaler, tell_missing
-from .schedules import as_number, spread_rate
+from .schedules import as_number, same_kind, spread_rate
 from .site import Site
 from .sizes import size_hooks_on
 from .table import Table, counted
@@ -87,7 +87,7 @@ class Attachment:
         """One site by its key; a tuple of sites by a selector, or by a class of regularizers.
 
         Raises:
-            KeyError: for what is neither, with the closest keys.
+            KeyError: for what is neither, with the reason or the closest keys.
         """
         for site in self.sites:
             if site.key == which:
@@ -106,18 +106,24 @@ class Attachment:
         sites = [site for site in self.sites if site.key == which]
         if not sites:
             try:
-                found = [target.name for target in match(which, Index(self._base))]
-            except NoMatchError:
-                found = []
+                found, reason = [t.name for t in match(which, Index(self._base))], ""
+            except NoMatchError as error:
+                found, reason = [], str(error)
             by_name: dict[str, list[Site]] = {}
             for site in self.sites:
                 by_name.setdefault(site.name, []).append(site)
             sites = [site for name in found for site in by_name.get(name, ())]
         if not sites:
-            keys = [site.key for site in self.sites]
-            hint = closest(str(which), keys) or f" (keys: {', '.join(keys[:5])})"
-            raise KeyError(f"no site is {quote(which)}{hint}")
+            reason = reason or f"it means layers that have none: {listed(found, 3)}"
+            raise KeyError(self._nothing(which, reason))
         return tuple(sites)
+
+    def _nothing(self, which: str | Select, reason: str) -> str:
+        """Why nothing is meant: by a key that is mistyped, or a selector."""
+        keys = [site.key for site in self.sites]
+        word = which if isinstance(which, str) else ""
+        hint = closest(word, dict.fromkeys([*keys, *(site.name for site in self.sites)]))
+        return f"no site is {quote(which)}: {reason}; sites{hint or f': {listed(keys, 5)}'}"
 
     def _of_class(self, kind: type[Regularizer]) -> tuple[Site, ...]:
         order = {name: i for i, (name, _) in enumerate(named_modules(self._base))}
@@ -166,11 +172,7 @@ class Attachment:
             raise ValueError(f"t must be >= 0, got {t:g}")
         values = []
         for site in self.sites:
-            values.append(site.regularizer.values(t))
-            try:
-                site.regularizer.check(values[-1])
-            except ValueError as error:
-                raise ValueError(f"{site.key} at t={t:g}: {error}") from error
+            values.append(_values_of(site, site.regularizer, t))
         return _Moment(t, values)
 
     def _move(self, moved: _Moment) -> None:
@@ -230,20 +232,23 @@ class Attachment:
                 of each class of regularizers for itself.
 
         Raises:
-            KeyError: where no site is meant.
+            KeyError: where no site is meant, with the reason.
+            RuntimeError: after `remove`.
             TypeError, ValueError: for a field that is no rate of theirs, or a bad value.
         """
+        if not self._control.installed:
+            raise RuntimeError(
+                "the attachment was removed, so there is nothing to set: attach again"
+            )
         sites = self._selected(which)
         if not rates:
             raise ValueError("set takes at least one rate: set(which, p=0.2)")
         changed = [
-            site.regularizer.with_rates(
-                **{name: spread_rate(rate, i, n) for name, rate in rates.items()}
-            )
+            _with_rates(site, {name: spread_rate(rate, i, n) for name, rate in rates.items()})
             for site, (i, n) in zip(sites, _depths(sites), strict=True)
         ]
-        for regularizer in changed:
-            regularizer.check(regularizer.values(self.epoch))
+        for site, regularizer in zip(sites, changed, strict=True):
+            _values_of(site, regularizer, self.epoch)
         for site, regularizer in zip(sites, changed, strict=True):
             site.set_regularizer(regularizer)
             site.record.forget_elements()
@@ -418,6 +423,27 @@ class _Moment:
 
     t: float
     values: list[dict[str, float]]
+
+
+def _with_rates(site: Site, rates: dict[str, Any]) -> Regularizer:
+    """The regularizer of a site with other rates; errors name the site."""
+    try:
+        return site.regularizer.with_rates(**rates)
+    except (TypeError, ValueError) as error:
+        raise same_kind(error, f"{site.key}: {error}") from error
+
+
+def _values_of(site: Site, regularizer: Regularizer, t: float) -> dict[str, float]:
+    """The values at a time of what is, or is to be, at a site; errors name the site."""
+    try:
+        values = regularizer.values(t)
+    except (TypeError, ValueError) as error:  # which tells the time
+        raise same_kind(error, f"{site.key}: {error}") from error
+    try:
+        regularizer.check(values)
+    except (TypeError, ValueError) as error:
+        raise same_kind(error, f"{site.key} at t={t:g}: {error}") from error
+    return values
 
 
 def _depths(sites: Sequence[Site]) -> list[tuple[int, int]]:

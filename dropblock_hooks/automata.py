@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
@@ -50,6 +51,13 @@ class Effort:
         self._left -= steps
         if self._left < 0:
             raise TooLongError
+
+
+def compiled(text: str) -> re.Pattern[str]:
+    """A pattern as ``re`` reads it today, without its warnings of what may change."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return re.compile(text)
 
 
 def parse(text: str) -> tuple[str, Node]:
@@ -193,7 +201,7 @@ class Automaton:
     def _fit(self, i: int, character: str) -> bool:
         key = self._code[i][1], character
         if key not in self._fits:
-            found = re.fullmatch(self._flags + self._code[i][1], character)
+            found = compiled(self._flags + self._code[i][1]).fullmatch(character)
             self._fits[key] = found is not None
         return self._fits[key]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,10 +11,12 @@ from torch import nn
 from .causes import why_inactive, why_not_called
 from .doubles import find_doubled
 from .placement import Placement, shown
+from .quoting import listed
 from .report import is_clipped
 from .table import shown as cell
 from .trial import SiteTrial, Trial
 
+_MOST = 8  # names in one line of a plan
 Kind = Literal[
     "spec",
     "left",
@@ -53,13 +55,6 @@ class Caution:
     keys: tuple[str, ...] = ()
 
 
-def listed(names: Iterable[str]) -> str:
-    """Up to eight names, and how many more."""
-    names = list(dict.fromkeys(names))
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return ", ".join(names[:8]) + more
-
-
 def problems_of(trials: list[SiteTrial]) -> list[str]:
     """Why sites can't work, the same reason once for each entry."""
     groups: dict[tuple[str, str, str], list[str]] = {}
@@ -70,7 +65,7 @@ def problems_of(trials: list[SiteTrial]) -> list[str]:
             group = shown(p.entry.selector), p.regularizer.label + at, trial.error
             groups.setdefault(group, []).append(_name(p))
     return [
-        f"{selector}: {label} can't work on {listed(names)}: {error}"
+        f"{selector}: {label} can't work on {listed(names, _MOST)}: {error}"
         for (selector, label, error), names in groups.items()
     ]
 
@@ -91,7 +86,7 @@ def cautions_of(
     ]
     if trial and trial.left_out:
         text = "hooks of yours were left out of the trial, which they could have reached out of"
-        cautions.append(Caution("left_out", f"{text}: {listed(trial.left_out)}"))
+        cautions.append(Caution("left_out", f"{text}: {listed(trial.left_out, _MOST)}"))
     cautions += doubled(base, placements, keys, trial)
     return sorted(cautions, key=lambda caution: caution.kind not in FAULTS)
 
@@ -106,7 +101,7 @@ def doubled(
 
 
 def _named(kind: Kind, names: list[str]) -> str:
-    return ", ".join(dict.fromkeys(names)) if kind in FAULTS else listed(names)
+    return ", ".join(dict.fromkeys(names)) if kind in FAULTS else listed(names, _MOST)
 
 
 def _name(p: Placement) -> str:

@@ -18,6 +18,7 @@ from torch import nn
 from .matching import Select
 from .names import Target
 from .placement import Placement
+from .quoting import listed
 from .regularizer import Regularizer
 from .schedules import ByDepth, span_of
 from .wrappers import bare_type, find_module, named_modules
@@ -169,7 +170,7 @@ def _told(sites: list[_Site]) -> Doubled:
         f"{_span(in_all)} in all; set the model's own rate to 0 (model.{first.name}."
         f"{first.attribute} = 0.0{others}{_argument(first)}) or use one of the two: "
     )
-    names = _some(site.placement.target.name for site in sites)
+    names = listed((site.placement.target.name for site in sites), 3)
     return Doubled(text + names, tuple(key for site in sites for key in site.keys))
 
 
@@ -208,7 +209,7 @@ def _of_lists(
             f"{' and '.join(f'{rate:.3g}' for rate in rates)} make {both(*rates):.3g} in all; "
             "write one of them with the rate that is meant: "
         )
-        names = _some(placements[some[0]].target.name for some in group)
+        names = listed((placements[some[0]].target.name for some in group), 3)
         yield Doubled(text + names, tuple(keys[i] for some in group for i in some))
 
 
@@ -219,12 +220,6 @@ def _composes(p: Placement) -> bool:
 def _span(values: list[float]) -> str:
     low, high = f"{min(values):.3g}", f"{max(values):.3g}"
     return low if low == high else f"{low} to {high}"
-
-
-def _some(names: Iterator[str]) -> str:
-    listed = [name or "." for name in names]
-    more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
-    return ", ".join(listed[:3]) + more
 
 
 def _meets(

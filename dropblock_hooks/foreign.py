@@ -175,7 +175,7 @@ class _Function:
         self.function = function
 
     def __call__(self, x: Tensor, now: Now) -> Applied:
-        return _counted(self.function, x)
+        return _counted(self.function, x, "function")
 
 
 class _Hosted:
@@ -197,8 +197,8 @@ class _Hosted:
                 module = copy.deepcopy(module)
             module.to(x.device)
         if not now.training:
-            return module(x), None
-        return _counted(module, x)
+            return _tensor(module(x), "module"), None
+        return _counted(module, x, "module")
 
     def state_dict(self) -> dict[str, Tensor]:
         """The buffers of the module: statistics, say, that a training run has gathered."""
@@ -218,10 +218,16 @@ class _Hosted:
             owners[path]._buffers[local] = tensor.detach().clone()  # a call moves it
 
 
-def _counted(function: Callable[[Tensor], Tensor], x: Tensor) -> Applied:
+def _tensor(y: object, kind: str) -> Tensor:
+    if not isinstance(y, Tensor):
+        raise TypeError(f"the {kind} must return a tensor, got {None if y is None else kind_of(y)}")
+    return y
+
+
+def _counted(function: Callable[[Tensor], Tensor], x: Tensor, kind: str) -> Applied:
     nonzero = x.detach() != 0  # before the call, which may work in place
-    y = function(x)
-    if not isinstance(y, Tensor) or y.shape != nonzero.shape:
+    y = _tensor(function(x), kind)
+    if y.shape != nonzero.shape:
         return y, None
     zeroed = ((y.detach() == 0) & nonzero).sum()
     share = zeroed / nonzero.sum().clamp_min(1)

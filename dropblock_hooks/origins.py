@@ -7,6 +7,7 @@ sizes that are equal by chance mislead nobody. What the walk does not know ends 
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 from collections.abc import Iterator
@@ -137,18 +138,11 @@ def _signed(axis: int) -> int:
 
 def _place(shape: _Shape, axis: int, other: _Shape) -> int | None:
     """The axis of another shape of as many elements that is this very axis, if there is one."""
-    before = _product(shape[:axis])
+    before = math.prod(shape[:axis])
     for place, edge in enumerate(other):
-        if edge == shape[axis] and _product(other[:place]) == before:
+        if edge == shape[axis] and math.prod(other[:place]) == before:
             return place
     return None
-
-
-def _product(edges: _Shape) -> int:
-    product = 1
-    for edge in edges:
-        product *= edge
-    return product
 
 
 def _is_ours(node: Any) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from .automata import Automaton, Effort, NotReadError, TooLongError, parse, ways
+from .automata import Automaton, Effort, NotReadError, TooLongError, compiled, parse, ways
 from .quoting import message_of
 
 MOST_STEPS = 300_000  # of all patterns of a spec that re is not trusted with; at most .5 s
@@ -37,18 +37,20 @@ def matching(text: str, names: Sequence[str], effort: Effort) -> list[str]:
         raise PatternError(f"has {len(text)} characters; at most {_LONGEST}")
     try:
         effort.spend(_WIDE_STEPS * len(_WIDE.findall(text)) + 10 * max(0, len(text) - 200))
-        pattern = re.compile(text)
+        pattern = compiled(text)
         return _matching(pattern, names, effort)
     except TooLongError:
         raise PatternError(_TOO_LONG) from None
     except RecursionError:
         raise PatternError("is not a regular expression: it is nested too deeply") from None
-    except (re.error, OverflowError, Warning) as error:
+    except (re.error, OverflowError) as error:
         raise PatternError(f"is not a regular expression: {message_of(error)}") from None
 
 
 def _matching(pattern: re.Pattern[str], names: Sequence[str], effort: Effort) -> list[str]:
     longest, total = max(map(len, names), default=0), sum(map(len, names))
+    if not total:  # a number of ways that is infinite can't be multiplied by it
+        return []
     try:
         flags, node = parse(pattern.pattern)
     except NotReadError:

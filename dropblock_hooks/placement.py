@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,7 +13,7 @@ from .evidence import Evidence, Witness
 from .hooks import hooks_on
 from .matching import Select, Selector, match
 from .names import Index, NoMatchError, Target
-from .quoting import described, label, message_of, quote, shorten
+from .quoting import described, label, listed, message_of, quote, shorten
 from .regularizer import RateLike, Regularizer
 from .schedules import spread_rate
 from .stages import stage_channels, stage_ratios
@@ -80,12 +79,6 @@ def shown(selector: Selector) -> str:
     return quote(selector)
 
 
-def _some(names: Iterable[str]) -> str:
-    names = list(dict.fromkeys(label(name) or "." for name in names))
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
-
-
 def _refused(placements: list[Placement]) -> list[str]:
     """What can't work where it was put, the same reason once for each entry."""
     reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -98,7 +91,7 @@ def _refused(placements: list[Placement]) -> list[str]:
         if reason:
             about = f"{shown(p.entry.selector)}: {quote(p.regularizer)} can't work on"
             reasons[about, shorten(reason, 500)].append(p.target.name)
-    return [f"{about} {_some(names)}: {why}" for (about, why), names in reasons.items()]
+    return [f"{about} {listed(names, 3)}: {why}" for (about, why), names in reasons.items()]
 
 
 def _refusal(regularizer: Regularizer, target: Target) -> str | None:
@@ -137,7 +130,7 @@ def _twice(placements: list[Placement]) -> list[str]:
             pair = shown(there.entry.selector), shown(p.entry.selector), p.regularizer.label
             clashes[pair].append(p.target.name)
     return [
-        f"{a} and {b}: both put {label} on {_some(names)}; put them in one list, "
+        f"{a} and {b}: both put {label} on {listed(names, 3)}; put them in one list, "
         "or allow it with Select(..., compose=True)"
         for (a, b, label), names in clashes.items()
     ]
@@ -156,7 +149,7 @@ def _twice_live(placements: list[Placement]) -> list[str]:
             ):
                 clashes[shown(p.entry.selector), p.regularizer.label].append(hook.site.key)
     return [
-        f"{selector}: {label} is already on, as {_some(keys)} of a live Attachment; call its "
+        f"{selector}: {label} is already on, as {listed(keys, 3)} of a live Attachment; call its "
         "remove(), or detach_all(model), or allow it with Select(..., compose=True)"
         for (selector, label), keys in clashes.items()
     ]
@@ -198,7 +191,7 @@ def _nested(placements: list[Placement], index: Index) -> list[str]:
         inner = [p for p in group if _ancestors(p.target.name) & names]
         if inner:
             selectors = dict.fromkeys(shown(p.entry.selector) for p in group)
-            some = _some(p.target.name for p in inner)
+            some = listed((p.target.name for p in inner), 3)
             warnings.append(
                 f"{', '.join(selectors)}: {name} is put on {len(names)} layers of which "
                 f"{len(inner)} lie inside others ({some}), and applies again in each"

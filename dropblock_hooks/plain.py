@@ -62,9 +62,18 @@ def _build(base: type[_T], value: Any, path: Path) -> _T:
     if given is None:
         given = {}
     if not isinstance(given, Mapping):
-        raise PlainError(path, f"the fields of {name} are a mapping, got {shown(given)}")
+        problem = f"the fields of {name} are a mapping, got {shown(given)}"
+        raise PlainError(path, problem + _as_fields(known[name], name, given))
     built: _T = construct(known[name], given, path)
     return built
+
+
+def _as_fields(cls: Any, name: str, value: Any) -> str:
+    """How a bare number is written as the first field."""
+    names = [f.name for f in fields(cls) if f.init and not f.kw_only]
+    if not names or isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    return f": write {{{name}: {{{names[0]}: {quote(value)}}}}}"
 
 
 def _unknown(kind: str, name: str, known: Mapping[str, type]) -> str:

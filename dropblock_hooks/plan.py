@@ -51,7 +51,7 @@ def plan(model: nn.Module, spec: Any, example_input: Any = None, *, root: str = 
     Raises:
         SpecError: for what ``attach`` finds wrong with the spec on this model.
     """
-    base = submodule(unwrap(model), root)
+    base = submodule(unwrap(model, spec), root)
     placements, told = place(base, Draft.of(spec))
     planned = plan_placements(unwrap(model), base, placements, example_input)
     compiled = compiled_part(model)

@@ -40,6 +40,13 @@ def label(name: str, limit: int = 100) -> str:
     return short if short.isprintable() else shorten(repr(short)[1:-1], limit)
 
 
+def listed(names: Iterable[str], most: int) -> str:
+    """Names without repetition, up to so many, and how many more; the root is a dot."""
+    different = list(dict.fromkeys(names))
+    more = f" and {len(different) - most} more" if len(different) > most else ""
+    return ", ".join(label(name) or "." for name in different[:most]) + more
+
+
 def kind_of(value: Any) -> str:
     """The name of the class of a value."""
     return class_name(type(value))
@@ -73,7 +80,9 @@ def shown(value: Any) -> str:
     if isinstance(value, str) and len(value) < 40:
         with contextlib.suppress(ValueError, OverflowError):
             number = float(value)
-            hint = f"; that is text, write {int(number) if value.strip().isdigit() else number!r}"
+            if math.isfinite(number):  # others are taken nowhere
+                written = int(number) if value.strip().isdigit() else number
+                hint = f"; that is text, write {written!r}"
     return f"{quote(value, 60 if isinstance(value, str) else 120)} ({kind_of(value)}{hint})"
 
 

@@ -23,7 +23,16 @@ from torch import Tensor, nn
 from . import layouts
 from .quoting import class_name, label, quote, shown
 from .registry import brief, check_fields, closest, name_of
-from .schedules import LARGEST, Schedule, as_float, as_number, is_moving, span_of, value_at
+from .schedules import (
+    LARGEST,
+    Schedule,
+    as_given,
+    as_number,
+    is_moving,
+    same_kind,
+    span_of,
+    value_at,
+)
 
 
 @dataclass(frozen=True)
@@ -269,7 +278,10 @@ class Regularizer:
         """The values of the rate fields at time `t`, each checked against its range."""
         ranges, values = self.ranges(), {}
         for name, rate in self.rates.items():
-            values[name] = value_at(rate, t)
+            try:
+                values[name] = value_at(rate, t)
+            except (TypeError, ValueError) as error:
+                raise same_kind(error, f"{name}: {error} at t={t:g}") from error
             if values[name] not in ranges[name]:
                 raise ValueError(f"{name} must be {ranges[name]}, got {values[name]} at t={t:g}")
         return values
@@ -305,7 +317,7 @@ def _checked(name: str, rate: Any, allowed: Range) -> RateLike:
         try:
             number = as_number(name, rate, "a number or a schedule")
         except ValueError:
-            raise ValueError(f"{name} must be {allowed}, got {as_float(rate)}") from None
+            raise ValueError(f"{name} must be {allowed}, got {as_given(rate)}") from None
         if number not in allowed:
             raise ValueError(f"{name} must be {allowed}, got {number:g}")
         return number

@@ -7,6 +7,7 @@ plain function of one number is a schedule too; it can only not be written to a 
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import operator
@@ -15,7 +16,7 @@ from dataclasses import replace
 from numbers import Real
 from typing import Any, Self
 
-from .quoting import quote, shown
+from .quoting import described, message_of, quote, shown
 from .registry import brief, check_fields, register
 
 _MOST_STEPS = 10_000
@@ -29,8 +30,13 @@ def as_number(name: str, value: Any, kind: str = "a number") -> float:
         raise TypeError(f"{name} must be {kind}, got {shown(value)}")
     number = as_float(value)
     if number - number != 0.0:  # not finite; the compiler knows no isfinite of a number
-        raise ValueError(f"{name} must be a finite number, got {number}")
+        raise ValueError(f"{name} must be a finite number, got {as_given(value)}")
     return number
+
+
+def as_given(value: Any) -> str:
+    """A number as messages quote it: what was given, not the infinity that it may be as a float."""
+    return str(float(value)) if isinstance(value, float) else quote(value, 120)
 
 
 def as_float(value: Any) -> float:
@@ -346,7 +352,36 @@ def spread_rate(rate: Any, i: int, n: int) -> Any:
 
 def value_at(rate: Any, t: float) -> float:
     """The number that a rate (a number, a schedule or a function) has at time `t`."""
-    return as_number("the schedule's value", rate(t)) if callable(rate) else float(rate)
+    if not callable(rate):
+        return float(rate)
+    value = rate(t) if isinstance(rate, ByDepth) else _called(rate, t)  # its ends are called so
+    return as_number("the schedule's value", value)
+
+
+def _called(schedule: Callable[[float], Any], t: float) -> Any:
+    """What a schedule gives; TypeError or ValueError for all that it raises."""
+    try:
+        return schedule(t)
+    except Exception as error:  # somebody's function may raise anything
+        text = f"its schedule raised {described(error)}"
+        if not _takes_time(schedule):
+            text = f"a schedule is called with one number, the epoch: {message_of(error)}"
+        raise same_kind(error, text) from error
+
+
+def _takes_time(schedule: Callable[[float], Any]) -> bool:
+    try:
+        inspect.signature(schedule).bind(0.0)
+    except TypeError:
+        return False
+    except ValueError:  # it does not tell its signature
+        return True
+    return True
+
+
+def same_kind(error: Exception, text: str) -> TypeError | ValueError:
+    """An error of the kind of another one, with more text: TypeError, else ValueError."""
+    return TypeError(text) if isinstance(error, TypeError) else ValueError(text)
 
 
 def span_of(rate: Any) -> tuple[float, float]:

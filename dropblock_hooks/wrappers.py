@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from .quoting import quote
+from .quoting import class_name, kind_of, quote
 from .registry import closest
 
 # where the class is defined, its name, the attribute that holds what is wrapped
@@ -56,15 +56,15 @@ def _innermost(module: nn.Module, kinds: list[tuple[type, str]]) -> nn.Module:
         module = inner
 
 
-def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside its wrappers.
+def unwrap(model: nn.Module, spec: object = None) -> nn.Module:
+    """The model inside its wrappers; `spec` is what was given beside it.
 
     Raises:
         TypeError: for what is no module.
         RuntimeError: for ``nn.DataParallel``, anywhere in the model.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        raise TypeError(f"model must be a torch.nn.Module, got {_no_model(model, spec)}")
     for name, module in model.named_modules():
         if isinstance(module, nn.DataParallel):
             where = f"its submodule '{name}' is" if name else "the model is"
@@ -73,6 +73,14 @@ def unwrap(model: nn.Module) -> nn.Module:
                 "DistributedDataParallel, or attach to a model without it"
             )
     return _innermost(model, _kinds())
+
+
+def _no_model(given: object, spec: object) -> str:
+    if isinstance(given, type) and issubclass(given, nn.Module):
+        name = class_name(given)
+        return f"the class {name}: write {name}()"
+    swapped = isinstance(spec, nn.Module)
+    return kind_of(given) + ("; the model comes first: attach(model, spec)" if swapped else "")
 
 
 def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

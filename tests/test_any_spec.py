@@ -1,13 +1,23 @@
 """Any spec ends in an attachment or in a SpecError: soon, and with a message that can be read."""
 
 import pickle
+import re
 import time
 import warnings
+from fractions import Fraction
 
 import pytest
 from torch import nn
 
-from dropblock_hooks import Dropout, Select, Spec, SpecError, attach
+from dropblock_hooks import (
+    Dropout,
+    GaussianNoise,
+    LinearSchedule,
+    Select,
+    Spec,
+    SpecError,
+    attach,
+)
 from tests.bad_specs import files, objects
 
 LONGEST = 4_000
@@ -84,6 +94,30 @@ def many_modules():
     stages = [nn.Sequential(*(block() for _ in range(10))) for _ in range(10)]
     named = {f"a_rather_long_name_of_a_stage_{i}": stage for i, stage in enumerate(stages)}
     return nn.ModuleDict({"encoder" * 8: nn.ModuleDict(named)})
+
+
+REGEXES = [r"(a)*\1", "(?<=a)(b)*", "(?>a+)*b", "(a+)+", "a", "", ".*", "[", "(?i)A"]
+
+
+@pytest.mark.parametrize("model", [nn.ReLU(), nn.Linear(2, 2), nn.Sequential()], ids=repr)
+def test_models_without_children(model):
+    for text in ["**", "*", "a.*", "type:Conv2d", "stage:1", *(f"re:{r}" for r in REGEXES)]:
+        for selector in (text, f"param:{text}"):
+            outcome(model, {selector: Dropout(0.1)})
+    assert all(outcome(model, {f"re:{r}": Dropout(0.1)}) for r in REGEXES)  # there is no name
+    try_objects(model, 3, 100)
+
+
+@pytest.mark.parametrize("text", ["[[f]c", "(?:[[f]c?)*", "[f&&]c", "[f||c~~]*"])
+def test_what_re_warns_of_is_matched_as_re_does(net, text):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        names = [name for name, _ in net.named_modules() if name and re.fullmatch(text, name)]
+        re.purge()
+        del told[:]
+        with attach(net, {f"re:{text}": Dropout(0.1)}) as attached:
+            assert [site.name for site in attached] == names == ["fc"]
+    assert told == []
 
 
 @pytest.mark.slow
@@ -178,3 +212,26 @@ def test_what_where_raises_is_the_cause(net):
 def test_reading_stops_after_many_problems(net, spec):
     text = outcome(net, spec)
     assert " more, in the problems of this error" in text
+
+
+@pytest.mark.parametrize("value", ["1e400", "nan", "-inf", "Infinity", "9" * 39])
+def test_no_text_is_to_be_written_as_a_number_that_is_refused(net, value):
+    text = outcome(net, {"fc": {"Dropout": {"p": value}}})
+    assert repr(value) in text
+    assert ("write" in text) == (value == "9" * 39)
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), Fraction(10**400)], ids=list("abc"))
+def test_a_number_too_large_is_quoted_itself(value):
+    for make in (Dropout, lambda p: LinearSchedule(p, 0.1, 3), GaussianNoise):
+        with pytest.raises(ValueError, match="must be") as caught:
+            make(value)
+        assert "inf" not in str(caught.value)
+        assert "integer of about 401 digits" in str(caught.value) or "000" in str(caught.value)
+
+
+def test_fields_that_are_a_number_are_told_how_to_be_written(net):
+    text = outcome(net, {"fc": {"Dropout": 0.1}})
+    assert text.endswith("got 0.1 (float): write {Dropout: {p: 0.1}}")
+    assert "write {ClipGradNorm: {max_norm: 2}}" in outcome(net, {"fc": {"ClipGradNorm": 2}})
+    assert "write" not in outcome(net, {"fc": {"Dropout": [0.1]}})

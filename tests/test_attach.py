@@ -24,6 +24,7 @@ from dropblock_hooks import (
     attach,
     attachments,
     detach_all,
+    plan,
 )
 from dropblock_hooks.names import Index
 
@@ -429,3 +430,20 @@ def test_names_that_only_look_like_a_wrappers():
     model.forward = lambda x: model["_orig_mod"](model["module"](x))
     attached = attach(model, {"module.0": Dropout(0.5), "_orig_mod": Dropout(0.5)})
     assert [site.key for site in attached] == ["module.0/Dropout", "_orig_mod/Dropout"]
+
+
+class Untouched(nn.Module):
+    """A class that is given in the place of a model."""
+
+
+@pytest.mark.parametrize("put", [attach, plan], ids=["attach", "plan"])
+@pytest.mark.parametrize("spec", [{"fc": Dropout(0.1)}, [("fc", Dropout(0.1))], "spec.yaml"])
+def test_what_is_no_model_is_told(net, put, spec):
+    with pytest.raises(TypeError, match=r"the model comes first: attach\(model, spec\)"):
+        put(spec, net)
+    with pytest.raises(TypeError, match=r"got the class Untouched: write Untouched\(\)"):
+        put(Untouched, spec)
+    with pytest.raises(TypeError, match=r"must be a torch.nn.Module, got NoneType$"):
+        put(None, spec)
+    with pytest.raises(TypeError, match=r"must be a torch.nn.Module, got type$"):
+        put(int, spec)

@@ -1,6 +1,7 @@
 """The handle: time, switches, table, statistics, state."""
 
 import copy
+import math
 import re
 import warnings
 
@@ -487,3 +488,86 @@ def test_a_schedule_that_is_an_object_can_be_resumed(net):
     resumed = attach(net, {"fc": Dropout(Warm())})
     resumed.load_state_dict(state)
     assert resumed.sites[0].rate == 0.3
+
+
+@pytest.mark.parametrize(
+    ("which", "part"),
+    [
+        ("re:layer[", "not a regular expression"),
+        ("stage:1", "stage"),
+        ("type:Conv2", "no layer is a Conv2 (closest: Conv2d)"),
+        ("param:layer1", "'layer1' is a layer: did you mean its parameters"),
+        ("fc.weight", "'fc.weight' is a parameter"),
+        ("Layer1.0", "closest: layer1.0"),
+        ("layer1.0/Dropot2d", "closest: layer1.0/Dropout2d"),
+        ("layer[", "'layer[' matches nothing"),
+        ("fc", "it means layers that have none: fc"),
+        ("layer2.*.conv", "layers that have none: layer2.0.conv, layer2.1.conv"),
+    ],
+)
+def test_a_lookup_of_nothing_says_why(net, which, part):
+    spec = {"layer?.*": [Dropout2d(0.1), GaussianNoise(0.1)]}
+    attached = attach(net, spec)
+    for look in (lambda: attached[which], lambda: attached.set(which, p=0.2)):
+        with pytest.raises(KeyError) as caught:
+            look()
+        assert part in caught.value.args[0]
+        assert re.search(r"; sites(: .* and 3 more| \(closest: .*\))$", caught.value.args[0])
+
+
+def test_set_after_remove_is_refused(net):
+    attached = attach(net, {"layer1.*": Dropout2d(0.1)})
+    attached.remove()
+    for which in ("layer1.0/Dropout2d", Dropout2d, "nothing"):
+        with pytest.raises(RuntimeError, match="was removed.*attach again"):
+            attached.set(which, p=0.2)
+    attached.remove()
+
+
+def _later(value):
+    """A schedule that goes wrong after time 0."""
+    return lambda t: value(t) if t else 0.1
+
+
+@pytest.mark.parametrize(
+    ("schedule", "error", "part"),
+    [
+        (_later(lambda t: 0.1 + t), ValueError, "p must be in [0, 1], got 3.1"),
+        (_later(lambda t: None), TypeError, "must be a number, got None"),
+        (_later(lambda t: math.nan), ValueError, "must be a finite number, got nan"),
+        (_later(lambda t: t / 0), ValueError, "raised ZeroDivisionError"),
+        (_later(lambda t: {}[t]), ValueError, "raised KeyError"),
+        (_later(lambda t: ByDepth(lambda t: None, 0.1)(t)), TypeError, "got None"),
+    ],
+)
+@pytest.mark.parametrize("how", ["step", "set", "load"])
+def test_faults_of_schedules_name_site_and_field(net, schedule, error, part, how):
+    attached = attach(net, {"fc": GaussianNoise(0.1), "layer1.*": Dropout2d(p=0.2)})
+    if how == "step":
+        attached.set("layer1.1", p=schedule)
+    else:
+        attached.step(3)
+    before, state = (attached.epoch, attached.rates), attached.state_dict()
+    if how == "load":
+        attached.step(0)
+        attached.set("layer1.1", p=schedule)
+        before = (attached.epoch, attached.rates)
+    acts = {
+        "step": lambda: attached.step(3),
+        "set": lambda: attached.set("layer1.1", p=schedule),
+        "load": lambda: attached.load_state_dict(state, strict=False),
+    }
+    with pytest.raises(error) as caught:
+        acts[how]()
+    text = str(caught.value)
+    assert part in text
+    assert text.startswith("layer1.1/Dropout2d: p")
+    assert text.endswith(" at t=3")
+    assert (attached.epoch, attached.rates) == before
+
+
+def test_a_bad_value_names_the_site_that_is_set(net):
+    attached = attach(net, {"layer1.*": Dropout2d(p=0.2)})
+    for rates in ({"p": 1.2}, {"q": 0.1}, {"p": "x"}):
+        with pytest.raises((TypeError, ValueError), match=r"^layer1\.0/Dropout2d: "):
+            attached.set("layer1.*", **rates)

@@ -9,7 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from dropblock_hooks import DropBlock2d, Foreign, LinearSchedule, SpecError, attach, attachments
+from dropblock_hooks import (
+    DropBlock2d,
+    Foreign,
+    LinearSchedule,
+    SiteError,
+    SpecError,
+    attach,
+    attachments,
+)
 
 X = torch.ones(8, 4, 12, 12)
 
@@ -283,3 +291,23 @@ def test_a_state_without_buffers_is_still_read():
     buffers = state["sites"]["0/Foreign(Running)"].pop("buffers")
     attached.load_state_dict(state)
     assert attached.state_dict()["sites"]["0/Foreign(Running)"]["buffers"] == buffers
+
+
+class Nothing(nn.Module):
+    """Returns nothing."""
+
+    def forward(self, x):
+        return None if x.ndim == 4 else (x, x)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [(Nothing(), "module"), (Nothing, "module"), (Nothing().forward, "function")],
+)
+def test_what_returns_no_tensor_is_told(target, kind, training):
+    for shape, got in [((2, 4, 3, 3), "None"), ((2, 4, 3), "tuple")]:
+        model = nn.Sequential(nn.Identity()).train(training)
+        attach(model, {"0": Foreign(target, active="always")})
+        with pytest.raises(SiteError, match=f"the {kind} must return a tensor, got {got}$"):
+            model(torch.ones(shape))

@@ -479,3 +479,20 @@ def test_a_schedule_of_ones_own_without_register():
             return 0.1
 
     assert Dropout(Fixed()).values(3.0) == {"p": 0.1}
+
+
+@pytest.mark.parametrize("schedule", [lambda: 0.3, lambda t, n: 0.3, lambda *, t: 0.3], ids="abc")
+def test_a_function_of_another_signature_is_told(schedule):
+    for build in (lambda: Dropout(p=schedule), lambda: Dropout(p=ByDepth(schedule, 0.1))):
+        with pytest.raises(
+            TypeError, match=r"^p: .*is called with one number, the epoch"
+        ) as caught:
+            build()
+        assert "argument" in str(caught.value)
+
+
+def test_what_a_schedule_raises_is_told_with_its_field():
+    with pytest.raises(TypeError, match="^p: its schedule raised TypeError: .* at t=0$"):
+        Dropout(p=lambda t: t + "x")
+    with pytest.raises(ValueError, match="^p: its schedule raised KeyError: 0.0 at t=0$"):
+        Dropout(p=lambda t: {}[t])
