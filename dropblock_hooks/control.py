@@ -29,6 +29,7 @@ class Control:
         idled: whether a training forward met them switched off in this window.
         idled_before: the same of the window before.
         graphs: how much autograd had built when this window began.
+        evaluated_with_grad: whether an evaluation of this window kept what a backward needs.
         told: what was told already: keys of sites, each with a kind of fault.
         compared: whether the random states of ranks were compared.
     """
@@ -45,6 +46,7 @@ class Control:
         self.looked = False
         self.was_off = self.idled = self.idled_before = False
         self.graphs = graphs_built()
+        self.evaluated_with_grad = False
         self.told: set[tuple[str, str]] = set()
         self.compared = False
         self.keys: tuple[str, ...] = ()
@@ -81,7 +83,7 @@ class Control:
 
     def open_window(self) -> None:
         """Begin a new window; its first training forward will be looked at."""
-        self.looked, self.graphs = False, graphs_built()
+        self.looked, self.graphs, self.evaluated_with_grad = False, graphs_built(), False
         self.idled_before, self.idled, self.was_off = self.idled, False, not self.enabled
 
     def grad_scale(self, device: torch.device) -> float | Tensor:
