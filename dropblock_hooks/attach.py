@@ -50,7 +50,8 @@ def attach(
         root: name of the submodule where names begin, for example ``"backbone.body"``.
         grad_scaler: the GradScaler of the training loop, or what wraps it (timm's NativeScaler):
             bounds of gradient regularizers are then in the unit of the unscaled loss. One that is
-            made later can be set as ``attached.grad_scaler``.
+            made later can be set as ``attached.grad_scaler``. False: the loss is not scaled, and
+            a GradScaler elsewhere in the process is another model's.
         example_input: what the model is called with (a tensor, or a tuple of arguments or a
             mapping of keywords): it is planned first, see `plan`, and what can't work is refused;
             otherwise the first forward shows it.

@@ -276,14 +276,14 @@ class Attachment:
         """The GradScaler whose scale multiplies gradient bounds; set it on a loaded model.
 
         What wraps one can be given as well: timm's NativeScaler, Lightning's precision plugin,
-        accelerate's Accelerator.
+        accelerate's Accelerator. False says that the loss is not scaled, and that a GradScaler
+        elsewhere in the process is another model's.
         """
         return self._control.grad_scaler
 
     @grad_scaler.setter
     def grad_scaler(self, scaler: Any) -> None:
-        self._control.grad_scaler = checked_scaler(scaler)
-        self._control.expects_scaler = self._control.grad_scaler is not None
+        self._control.use_scaler(checked_scaler(scaler))
 
     def remove(self) -> None:
         """Take every hook out; the model is what it was. Safe to repeat, also before a backward.

@@ -29,8 +29,12 @@ class Control:
         idled: whether a training forward met them switched off in this window.
         idled_before: the same of the window before.
         graphs: how much autograd had built when this window began.
+        evaluated_with_grad: whether an evaluation of this window kept what a backward needs.
         told: what was told already: keys of sites, each with a kind of fault.
         compared: whether the random states of ranks were compared.
+        grad_scaler: what scales the loss; False where nothing does, None where nobody said.
+        expects_scaler: whether one was given, which a loaded model has lost.
+        scaler_sought: whether one was given, ruled out, or looked for.
     """
 
     def __init__(self, root: str = "", grad_scaler: Any = None) -> None:
@@ -45,14 +49,14 @@ class Control:
         self.looked = False
         self.was_off = self.idled = self.idled_before = False
         self.graphs = graphs_built()
+        self.evaluated_with_grad = False
         self.told: set[tuple[str, str]] = set()
         self.compared = False
         self.keys: tuple[str, ...] = ()
         self.origin: weakref.ref[Control] | None = None
         self.copied_at = 0.0
-        self.expects_scaler = grad_scaler is not None
-        self.grad_scaler = grad_scaler
         self.scaler_sought = False
+        self.use_scaler(grad_scaler)
         self.sizes = MapSizes()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Control:
@@ -65,7 +69,15 @@ class Control:
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "grad_scaler": None, "origin": None}  # of the training loop
+        told_none = self.grad_scaler is False  # a scaler is of the training loop
+        of_loop = {"grad_scaler": False if told_none else None, "scaler_sought": told_none}
+        return {**self.__dict__, **of_loop, "origin": None}
+
+    def use_scaler(self, scaler: Any) -> None:
+        """Take the GradScaler; False says that there is none, None says nothing."""
+        self.grad_scaler = scaler
+        self.expects_scaler = scaler is not None and scaler is not False
+        self.scaler_sought |= scaler is not None
 
     def falls_behind(self) -> bool:
         """Whether this belongs to a copy (an EMA) that stands still while its original moves on."""
@@ -81,13 +93,13 @@ class Control:
 
     def open_window(self) -> None:
         """Begin a new window; its first training forward will be looked at."""
-        self.looked, self.graphs = False, graphs_built()
+        self.looked, self.graphs, self.evaluated_with_grad = False, graphs_built(), False
         self.idled_before, self.idled, self.was_off = self.idled, False, not self.enabled
 
     def grad_scale(self, device: torch.device) -> float | Tensor:
         """What the loss is multiplied by, read without waiting for the device."""
         scaler = self.grad_scaler
-        if scaler is None or not is_enabled(scaler):
+        if scaler is None or scaler is False or not is_enabled(scaler):
             return 1.0
         # torch.compile refuses the methods of torch's scaler, and a number would be compiled in
         scale = getattr(scaler, "_scale", None)

@@ -8,10 +8,12 @@ from __future__ import annotations
 import dis
 import functools
 import math
+import re
+import types
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -299,15 +301,51 @@ def _in_block(
 
 @functools.lru_cache(maxsize=1024)
 def _returned_child(kind: Any) -> str | None:
-    """The child whose output a forward returns as it is: ``x = self.drop(x); return x``."""
+    """The child whose output a forward returns as it is: ``x = self.drop(x); return x``.
+
+    Read from the end: a call of a child of `self` with one local name, which is returned at once,
+    or under the name it was given, with no other way to get there.
+    """
     code = getattr(kind.forward, "__code__", None)
-    if code is None:
+    if code is None or not code.co_argcount:
         return None
-    passed = ("LOAD_FAST", "STORE_FAST", "CACHE", "NOP", "PRECALL", "PUSH_NULL", "NOT_TAKEN")
-    ops = [i for i in dis.get_instructions(code) if not i.opname.startswith(passed)]
-    if [op.opname for op in ops].count("RETURN_VALUE") != 1 or len(ops) < 3:
+    steps = list(_steps(code))
+    if sum(step.op.startswith("RETURN") for step in steps) != 1:
         return None
-    loaded, called, returned = ops[-3:]
-    is_call = called.opname.startswith("CALL") and returned.opname == "RETURN_VALUE"
-    is_child = loaded.opname in ("LOAD_ATTR", "LOAD_METHOD") and called.arg == 1
-    return str(loaded.argval) if is_call and is_child else None
+    tail = steps[-5:]
+    if [step.op for step in tail[-3:]] == ["STORE_FAST", "LOAD_FAST", "RETURN_VALUE"]:
+        if tail[-3].value != tail[-2].value:
+            return None  # it returns something else
+        tail = [*steps[-7:-3], steps[-1]]
+        joined = steps[-6:]
+    else:
+        joined = steps[-4:]
+    ops = ("LOAD_FAST", "LOAD_ATTR", "LOAD_FAST", "CALL", "RETURN_VALUE")
+    if tuple(step.op for step in tail) != ops or any(step.joins for step in joined):
+        return None
+    of_self, call = tail[0].value == code.co_varnames[0], tail[3]
+    return str(tail[1].value) if of_self and call.value == 1 else None
+
+
+class _Step(NamedTuple):
+    """One step of a function, named as in CPython 3.11; `joins` where a jump leads to it."""
+
+    op: str
+    value: Any
+    joins: bool
+
+
+def _steps(code: types.CodeType) -> Iterator[_Step]:
+    """The steps of a function, those that CPython has joined since 3.13 one by one."""
+    for i in dis.get_instructions(code):
+        if i.opname in ("CACHE", "NOP", "PRECALL", "PUSH_NULL", "NOT_TAKEN", "RESUME"):
+            continue
+        names = i.argval if isinstance(i.argval, tuple) else (i.argval,)
+        locals_ = re.findall("(?:LOAD|STORE)_FAST", i.opname)
+        if len(locals_) == len(names):
+            for op, name in zip(locals_, names, strict=True):
+                yield _Step(op, name, i.is_jump_target)
+        elif i.opname == "LOAD_METHOD":
+            yield _Step("LOAD_ATTR", i.argval, i.is_jump_target)
+        else:
+            yield _Step(i.opname, i.arg if i.opname == "CALL" else i.argval, i.is_jump_target)

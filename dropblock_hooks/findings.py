@@ -10,8 +10,7 @@ from torch import nn
 from .causes import why_inactive, why_not_called
 from .control import Control
 from .hooks import ParameterHook, SiteHook, hooks_on
-from .scalers import MISSING, in_use
-from .site import Site
+from .scalers import MISSING, in_use, key_of_bounded
 from .tallies import Counts
 from .wrappers import bare_type, find_module, shard_refusal
 
@@ -101,7 +100,11 @@ def find_faults(
     if control.expects_scaler and control.grad_scaler is None:
         message = "gradient bounds are not scaled: set attached.grad_scaler again after loading"
         found.append(Finding(".", "grad_scaler", message))
-    elif control.grad_scaler is None and _bounds_scaled(hook.site for _, hook in installed):
+    elif (
+        control.grad_scaler is None
+        and key_of_bounded(hook.site for _, hook in installed) is not None
+        and in_use()
+    ):
         found.append(Finding(".", "grad_scaler", MISSING))
     window = last_window(control, [hook for _, hook in installed])
     if not window.ran:
@@ -123,12 +126,6 @@ def find_faults(
         if site.resumed():
             found.append(Finding(site.key, "not_stepped", site.waiting()))
     return found
-
-
-def _bounds_scaled(sites: Iterable[Site]) -> bool:
-    """Whether a bound has met gradients while a GradScaler was in use."""
-    bounded = [site for site in sites if site.regularizer.reads_grad_scale]
-    return any(site.active_calls for site in bounded) and in_use()
 
 
 def _message(kind: str, cause: str, hook: SiteHook, calls: int) -> str:

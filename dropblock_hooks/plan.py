@@ -15,7 +15,7 @@ from .draft import Draft
 from .install import site_keys
 from .placement import Placement, place
 from .planned import Plan, plan_row
-from .rehearsal import RehearsalError, clear_away, first_success
+from .rehearsal import RehearsalError, clear_away, first_success, no_forward
 from .table import counted
 from .trial import Trial, try_spec
 from .wrappers import bare_type, submodule, unwrap
@@ -117,7 +117,7 @@ def _trial(
     try:
         name, trial, reasons = first_success(attempts)
     except RehearsalError as error:
-        cautions.append(Caution("no_pass", f"no shapes, since no forward of a copy ran: {error}"))
+        cautions.append(Caution("no_pass", f"no shapes, since {no_forward(example, error)}"))
         return None
     if reasons:
         cautions.append(Caution("fallback", f"planned by a {name}, since {'; '.join(reasons)}"))

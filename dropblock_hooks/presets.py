@@ -19,7 +19,7 @@ from .names import Index, NoMatchError
 from .plan import own_input
 from .quoting import shown
 from .regularizer import RateLike, Regularizer
-from .rehearsal import RehearsalError, clear_away, first_success, rehearsing
+from .rehearsal import RehearsalError, clear_away, first_success, no_forward, rehearsing
 from .schedules import ByDepth, Schedule, StepSchedule, as_number
 from .spec import Spec
 from .wrappers import named_modules, unwrap
@@ -211,7 +211,7 @@ def _called(host: nn.Module, example_input: Any) -> dict[str, bool]:
         }
         return first_success(attempts)[1]
     except RehearsalError as error:
-        raise ValueError(f"no forward of a copy ran: {error}") from error
+        raise ValueError(no_forward(example, error)) from error
     finally:
         clear_away()
 

@@ -18,6 +18,7 @@ from .control import Control, graphs_built
 from .findings import Window, faults, windows
 from .hooks import ParameterHook, SiteHook, take_off
 from .site import Site
+from .table import counted
 from .tallies import Counts
 from .warn import warn
 from .wrappers import bare_type
@@ -41,6 +42,8 @@ class ProofHook:
             return  # a recomputation of checkpointing is no other forward
         record = control.record
         next(record.trained if model.training else record.evaluated)
+        if not model.training and torch.is_grad_enabled():
+            control.evaluated_with_grad = True
         # in training, a copy may well go its own way
         if control.origin is not None and not model.training and control.falls_behind():
             _tell_of_copy(control, [hook.site for hook in self.hooks])
@@ -130,8 +133,14 @@ def _backward_ran(base: nn.Module, hooks: Sequence[SiteHook], window: Window) ->
 def _of_no_training(
     base: nn.Module, control: Control, hooks: Sequence[SiteHook], window: Window
 ) -> str:
-    """Another model is trained; or compiled code calls none of the layers, and can't tell."""
+    """Why no training forward was seen: compiled code that calls none of the layers can't tell."""
     control.told.add((".", "not_trained"))
+    if control.evaluated_with_grad:  # without gradients, it was but validated
+        forwards = counted(window.model.evaluated, "forward")
+        return (
+            f"an epoch has ended in which this {bare_type(base).__name__} ran {forwards}, all in "
+            "evaluation mode: call model.train() before training"
+        )
     text = (
         f"an epoch has ended in which autograd worked, and this {bare_type(base).__name__} ran no "
         "training forward: if another model is trained (a copy, or one that a trainer has made "

@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from . import leaks
 from .hooks import KeeperHook, SiteHook
 from .proof import ProofHook
+from .recording import shape_of
 from .sizes import SizeHook, StartHook
 from .wrappers import named_modules
 
@@ -116,13 +117,47 @@ def first_success(attempts: Mapping[str, Callable[[], _T]]) -> tuple[str, _T, li
     Raises:
         RehearsalError: where all fail.
     """
-    reasons: list[str] = []
+    reasons: dict[str, str] = {}
     for name, attempt in attempts.items():
         try:
-            return name, attempt(), reasons
+            return name, attempt(), [f"{failed}: {why}" for failed, why in reasons.items()]
         except Exception as error:  # a model may fail in any way on tensors it isn't made for
-            reasons.append(f"{name}: {reason_of(error)}")
-    raise RehearsalError("; ".join(dict.fromkeys(reasons)))
+            reasons[name] = reason_of(error)
+    raise RehearsalError(_each_once(reasons))
+
+
+def _each_once(reasons: Mapping[str, str]) -> str:
+    """Why all attempts failed: a real forward is the proof, of which fake ones are a likeness."""
+    real = {name: why for name, why in reasons.items() if name.startswith("real ")} or reasons
+    attempts: dict[str, list[str]] = {}
+    for name, why in real.items():
+        attempts.setdefault(why, []).append(name)
+    if len(attempts) == 1:
+        return next(iter(attempts))
+    return "; ".join(f"{' and '.join(names)}: {why}" for why, names in attempts.items())
+
+
+def no_forward(example: Any, error: RehearsalError) -> str:
+    """That no forward succeeded with this input, and why."""
+    return f"no forward of a copy ran with {_shown(example)}: {error}"
+
+
+def _is_shape(example: Any) -> bool:
+    plain = isinstance(example, tuple | list) and len(example) > 0
+    return plain and all(type(n) is int or _is_shape(n) for n in example)
+
+
+def _shown(example: Any) -> str:
+    """What a model is called with, in words."""
+    if _is_shape(example):
+        return f"example_input={example!r} (give a tensor, not a shape)"
+    if isinstance(example, Tensor):
+        return f"example_input of shape {shape_of(example)}"
+    if isinstance(example, Mapping):
+        return f"example_input { {name: shape_of(value) for name, value in example.items()} }"
+    if isinstance(example, tuple):
+        return f"example_input of {', '.join(map(str, map(shape_of, example)))}"
+    return f"example_input of type {type(example).__name__}"
 
 
 def reason_of(error: BaseException) -> str:

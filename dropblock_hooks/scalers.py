@@ -22,16 +22,19 @@ and optimizers, Fabric and Transformers' Trainer keep theirs."""
 def checked_scaler(given: Any) -> Any:
     """The GradScaler (anything with ``get_scale``) that is given, or that is inside; or None.
 
-    A wrapper that holds None scales nothing.
+    A wrapper that holds None scales nothing. False, that there is none, is given back.
 
     Raises:
         TypeError: for what is no scaler and holds none.
     """
+    if given is False:
+        return False
     found, scaler = _unwrapped(given, depth=3)
     if not found:
         raise TypeError(
             f"grad_scaler must have get_scale(), got {type(given).__name__}: give the "
-            "torch.amp.GradScaler itself, or what holds it as .scaler or ._scaler"
+            "torch.amp.GradScaler itself, or what holds it as .scaler or ._scaler; or False, "
+            "where the loss is not scaled"
         )
     return scaler
 
@@ -54,24 +57,29 @@ def tell_missing(control: Control, sites: Iterable[Site]) -> None:
     It is looked for at the first gradient that a bound has met, or when someone looks at the
     Attachment after it, since compiled code can't warn.
     """
-    if control.scaler_sought or control.grad_scaler is not None or not control.installed:
-        return
-    bounded = [site for site in sites if site.regularizer.reads_grad_scale]
-    if any(site.active_calls for site in bounded):
-        seek(control, bounded[0].key)
+    if control.installed and not control.scaler_sought:
+        key = key_of_bounded(sites)
+        if key is not None:
+            seek(control, key)
 
 
 def seek(control: Control, key: str) -> None:
     """Look for a GradScaler in use, once, and warn if there is one."""
     control.scaler_sought = True
-    if control.grad_scaler is None and in_use():
+    if in_use():
         warn(f"{key}: {MISSING}")
 
 
+def key_of_bounded(sites: Iterable[Site]) -> str | None:
+    """The first site whose bound, in the unit of the loss, has met a gradient."""
+    bounded = [site for site in sites if site.regularizer.reads_grad_scale]
+    return bounded[0].key if any(site.active_calls for site in bounded) else None
+
+
 MISSING = (
-    "a GradScaler is in use that attach was not given, so the bounds of gradients are compared "
-    "with gradients of the scaled loss: attach(..., grad_scaler=scaler), or "
-    "attached.grad_scaler = scaler"
+    "a GradScaler is in use in this process: if it scales this model's loss, pass it, "
+    "attach(..., grad_scaler=scaler) or attached.grad_scaler = scaler, since the bounds are "
+    "compared with gradients of the scaled loss; else pass grad_scaler=False"
 )
 
 
@@ -80,13 +88,6 @@ def in_use() -> bool:
 
     One that a live Attachment was given scales the loss of that one's model.
     """
-    if not _is_there():
-        return False
-    gc.collect()  # it may be one that nobody holds any more
-    return _is_there()
-
-
-def _is_there() -> bool:
     scalers, given = [], set()
     for thing in gc.get_objects():
         kind = type(thing)  # isinstance would ask proxies for their class

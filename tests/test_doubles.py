@@ -154,6 +154,102 @@ def test_it_is_told_with_the_rate_that_results(build, name, regularizer, shape, 
     assert own.text in told_by_attach(model, spec, example_input=torch.randn(shape))
 
 
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin, self.drop, self.flag = nn.Linear(6, 6), nn.Dropout(0.5), True
+        self.inner = nn.ModuleDict({"drop": nn.Identity()})
+
+
+class Kept(Small):
+    def forward(self, x):
+        x = self.lin(x)
+        self.aux = self.drop(x)
+        return x
+
+
+class Aside(Small):
+    def forward(self, x):
+        x = self.lin(x)
+        aux = self.drop(x)  # noqa: F841
+        return x
+
+
+class Renamed(Small):
+    def forward(self, x):
+        y = self.lin(x)
+        x = self.drop(y)
+        return y
+
+
+class Skipped(Small):
+    def forward(self, x):
+        if not self.flag:
+            x = self.drop(x)
+        return x
+
+
+class Deeper(Small):
+    def forward(self, x):
+        return self.inner.drop(x)
+
+
+class Both(Small):
+    def forward(self, x):
+        y = self.drop(x)
+        return self.lin(x), y
+
+
+class AtOnce(Small):
+    def forward(self, x):
+        x = self.lin(x)
+        return self.drop(x)
+
+
+class ByName(Small):
+    def forward(self, x):
+        x = self.lin(x)
+        x = self.drop(x)
+        return x  # noqa: RET504
+
+
+class OtherName(Small):
+    def forward(self, x):
+        hidden = self.lin(x).relu()
+        out = self.drop(hidden)
+        return out  # noqa: RET504
+
+
+class AfterBranch(Small):
+    def forward(self, images, scale=1.0):
+        if self.flag:
+            images = self.lin(images) * scale
+        return self.drop(images)
+
+
+class AfterLoop(Small):
+    def forward(self, x):
+        for _ in range(2):
+            x = self.lin(x)
+        x = self.drop(x)
+        return x  # noqa: RET504
+
+
+@pytest.mark.parametrize("kind", [Kept, Aside, Renamed, Skipped, Deeper, Both])
+def test_what_drops_and_is_not_returned(kind):
+    model, spec = nn.Sequential(kind()), {"0": Dropout(0.2, index=0 if kind is Both else None)}
+    assert told_by_attach(model, spec) == []
+    assert told_by_plan(model, spec, ROW) == []
+
+
+@pytest.mark.parametrize("kind", [AtOnce, ByName, OtherName, AfterBranch, AfterLoop])
+def test_what_drops_and_is_returned(kind):
+    model, spec = nn.Sequential(kind()), {"0": Dropout(0.2)}
+    (told,) = told_by_attach(model, spec)
+    assert "0.6 in all" in told
+    assert [c.text for c in told_by_plan(model, spec, ROW)] == [told]
+
+
 @pytest.mark.parametrize("name", ["act", "drop"])
 def test_what_ran_tells_plan_more_than_the_modules_do(name):
     class Hidden(Mlp):

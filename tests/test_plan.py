@@ -283,6 +283,40 @@ def test_where_all_fails_there_are_no_shapes():
         attach(Reads("raise"), {"fc": Dropout(0.1)}, example_input=torch.ones(2, 3))
 
 
+X23 = torch.ones(2, 3)
+NO_INPUTS = {
+    "another width": (X23, "example_input of shape (2, 3): RuntimeError"),
+    "in a tuple": ((X23, 4), "example_input of (2, 3), int: TypeError"),
+    "by name": ({"input": X23}, "example_input {'input': (2, 3)}: RuntimeError"),
+    "a name that is none": ({"y": X23}, "example_input {'y': (2, 3)}: TypeError"),
+    "a type": ("x", "example_input of type str: TypeError"),
+    "a shape": ((2, 6), "example_input=(2, 6) (give a tensor, not a shape): TypeError"),
+    "a list": ([2, 6], "example_input=[2, 6] (give a tensor, not a shape): TypeError"),
+    "a size": (torch.Size((2, 6)), "=torch.Size([2, 6]) (give a tensor, not a shape): TypeError"),
+    "shapes": (((2, 6),), "example_input=((2, 6),) (give a tensor, not a shape): TypeError"),
+}
+
+
+@pytest.mark.parametrize("root", [False, True])
+@pytest.mark.parametrize(("example", "said"), NO_INPUTS.values(), ids=NO_INPUTS)
+def test_what_the_model_does_not_take_is_said_once(example, said, root):
+    layer = nn.Linear(6, 6)
+    planned = plan(layer, {".": Dropout(0.1)}, example)
+    assert said in line(planned, "no_pass")
+    assert line(planned, "no_pass").count("Error") == 1
+    if root:
+        host = nn.ModuleDict({"model": layer})  # it has no forward: another reason
+        text = line(plan(host, {".": Dropout(0.1)}, example, root="model"), "no_pass")
+        assert "real training forward of the root alone and real evaluation forward of the" in text
+        assert text.count("Error") == 2
+
+
+def test_what_the_model_does_not_take_with_numbers_alone():
+    text = line(plan(Reads("item"), {"fc": Dropout(0.1)}, torch.ones(2, 4)), "no_pass")
+    assert "shape (2, 4): RuntimeError: " in text  # not why fake tensors fail
+    assert text.count("Error") == 1
+
+
 def test_what_fails_in_training_only_runs_in_evaluation():
     model = nn.Sequential(nn.Flatten(), nn.Linear(768, 4), nn.BatchNorm1d(4))
     spec = {"1": Dropout2d(0.1), "2": Foreign(nn.Dropout, p=0.1)}

@@ -1,6 +1,7 @@
 """The GradScaler of the training loop: looked for in what wraps it, told where it is missing."""
 
 import copy
+import pickle
 import warnings
 
 import pytest
@@ -18,6 +19,7 @@ from dropblock_hooks import (
     ScaleGrad,
     attach,
     attachments,
+    detach_all,
     register,
 )
 
@@ -66,6 +68,8 @@ def test_one_that_was_not_given_is_told_once(kind, regularizer, selector):
     assert text.startswith(attached.sites[0].key)
     assert "attach(..., grad_scaler=scaler)" in text
     assert "attached.grad_scaler = scaler" in text
+    assert "if it scales this model's loss" in text
+    assert "else pass grad_scaler=False" in text
     assert warnings_of(lambda: backward(model, scaler)) == []
     assert [(f.key, f.kind) for f in attached.verify()] == [(".", "grad_scaler")]
     attached.grad_scaler = scaler
@@ -106,9 +110,7 @@ def test_silent_where_all_is_well(case):
         attached.grad_scaler = scaler
     elif case == "gone":
         backward(nn.Linear(6, 3), scaler)
-        cycle = [scaler]
-        cycle.append(cycle)
-        scaler = cycle = None
+        scaler = None
     elif case == "other's":
         other = make({"2": ClampGrad(-1, 1)}, grad_scaler=scaler)
         backward(other[0], scaler)
@@ -125,6 +127,66 @@ def test_silent_where_all_is_well(case):
 
     assert warnings_of(train) == []
     assert "grad_scaler" not in [finding.kind for finding in attached.verify()]
+
+
+RULED_OUT = {
+    "by attach": lambda: make({"2": ClampGrad(-1, 1)}, grad_scaler=False),
+    "set": lambda: _ruled_out(make({"2": ClampGrad(-1, 1)})),
+    "set after one": lambda: _ruled_out(make({"2": ClampGrad(-1, 1)}, grad_scaler=SCALER)),
+    "copied": lambda: _again(copy.deepcopy, make({"2": ClampGrad(-1, 1)}, grad_scaler=False)[0]),
+    "pickled": lambda: _again(
+        lambda model: pickle.loads(pickle.dumps(model)),
+        make({"2": ClampGrad(-1, 1)}, grad_scaler=False)[0],
+    ),
+}
+SCALER = GradScaler("cpu")
+
+
+def _ruled_out(made):
+    made[1].grad_scaler = False
+    return made
+
+
+def _again(copying, model):
+    copied = copying(model)
+    return copied, attachments(copied)[0]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("case", RULED_OUT)
+def test_silent_where_it_was_ruled_out(case, compiled):
+    torch._dynamo.reset()
+    scaler = GradScaler("cpu")
+    backward(nn.Linear(6, 3), scaler)  # another model's
+    model, attached = RULED_OUT[case]()
+    call = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+
+    def train():
+        for step in range(2):
+            backward(call)
+            attached.step(step + 1)
+        attached.report()
+
+    assert warnings_of(train) == []
+    assert attached.grad_scaler is False
+    assert attached.verify() == []
+    attached.grad_scaler = None  # nothing is said
+    assert [finding.kind for finding in attached.verify()] == ["grad_scaler"]
+
+
+def test_a_bound_without_a_scale_is_the_same_where_one_was_ruled_out():
+    model, _ = make({"param:0.weight": ClampGrad(-1e-3, 1e-3)}, grad_scaler=False)
+    backward(model)
+    assert model[0].weight.grad.abs().max() == pytest.approx(1e-3)
+
+
+def test_a_loaded_model_is_told_again():
+    scaler = GradScaler("cpu")
+    model, _ = make({"2": ClampGrad(-1, 1)}, grad_scaler=scaler)
+    backward(model, scaler)
+    loaded = pickle.loads(pickle.dumps(model))
+    detach_all(model)
+    assert len(warnings_of(lambda: backward(loaded, scaler))) == 1
 
 
 def test_compiled_it_is_told_at_the_next_look():
@@ -196,7 +258,9 @@ def test_lightning_s_own():
     assert attached.grad_scaler is None
 
 
-@pytest.mark.parametrize("given", [object(), 65536.0, Holder(scaler=3), Holder(scaling=1), "x"])
+@pytest.mark.parametrize(
+    "given", [object(), 65536.0, True, 0, Holder(scaler=3), Holder(scaling=1), "x"]
+)
 def test_what_holds_none_is_refused(given):
     _, attached = make({"2": ClampGrad(-1, 1)})
     with pytest.raises(TypeError, match=r"get_scale\(\), got .*GradScaler itself, or what holds"):

@@ -426,6 +426,39 @@ def test_an_epoch_in_which_another_model_is_trained(net, evaluated, at):
     epoch(2)
 
 
+@pytest.mark.parametrize("at", ["start", "end"])
+@pytest.mark.parametrize("validated", [False, True])
+def test_epochs_trained_in_evaluation_mode(net, validated, at):
+    attached = attach(net, {"layer1.*": Dropout2d(0.1)})
+
+    def epoch(i):
+        if at == "start":
+            attached.step(i)
+        net.eval()
+        train(net)
+        if validated:
+            with torch.no_grad():
+                net(IMAGE)
+        if at == "end":
+            attached.step()
+
+    epoch(0)
+    forwards = 3 if validated else 2
+    with pytest.warns(HookWarning) as told:
+        epoch(1)
+    (text,) = [str(w.message) for w in told]
+    assert f"Net ran {forwards} forwards, all in evaluation mode: call model.train()" in text
+    assert "attach to that one" not in text
+    epoch(2)
+
+
+def test_epochs_of_evaluation_alone_are_silent(net):
+    attached = attach(net, {"layer1.*": Dropout2d(0.1)})
+    for i in range(4):
+        attached.step(i)
+        evaluate(net)
+
+
 def resume(attached, other):
     attached.step(7)
     attached.step(8)
