@@ -13,7 +13,7 @@ from torch import nn
 
 from . import states
 from .control import Control
-from .findings import Finding, find_faults
+from .findings import Finding, find_faults, windows
 from .hooks import ParameterHook, SiteHook, keepers_on, take_off
 from .matching import Select, match
 from .meter import device_of
@@ -397,14 +397,16 @@ class Attachment:
         """Rates and realized rates by tag, for ``log_dict``, ``wandb.log`` and the like.
 
         Tags are ``<prefix><site key>/<field>`` and ``<prefix><site key>/realized_rate``, which is
-        left out where nothing was counted.
+        left out where nothing was counted, also of a site that was off in this epoch's training.
         """
         self._tell_waiting()
+        window, _ = windows(self._control, [hook for _, hook in self._installed])
         found = {}
         for site in self.sites:
             for name, value in site.values.items():
                 found[f"{prefix}{site.key}/{name}"] = value
-            realized = site.realized_rate  # read once: it waits for the device
+            off = window.trained and not window.sites[site.key].total
+            realized = None if off else site.realized_rate  # read once: it waits for the device
             if realized is not None:
                 found[f"{prefix}{site.key}/realized_rate"] = realized
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
@@ -53,10 +54,20 @@ def put(value: Any, index: Index, new: Tensor) -> Any:
         return kind._make(items) if hasattr(kind, "_fields") else kind(items)
     if _is_record(value):
         return _put_in_record(value, str(index), new)
-    # torch.compile can't trace copy
-    changed = type(value)(value) if type(value) in (dict, list) else copy.copy(value)
+    changed = _copied(value)
     changed[index] = new
     return changed
+
+
+def _copied(value: Any) -> Any:
+    """A copy of a list or a mapping; torch.compile can't trace ``copy.copy``."""
+    if not is_compiling():
+        return copy.copy(value)
+    if isinstance(value, defaultdict):
+        return defaultdict(value.default_factory, value)
+    if dataclasses.is_dataclass(value):  # also a mapping, as outputs of Hugging Face's models are
+        return dataclasses.replace(value)  # type: ignore[type-var]
+    return type(value)(value)
 
 
 def _put_in_record(value: Any, name: str, new: Tensor) -> Any:

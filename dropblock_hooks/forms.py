@@ -9,7 +9,7 @@ from typing import Any
 
 from .evidence import Evidence
 from .layouts import CHANNELS_FIRST, CHANNELS_LAST, Form, channel_axis, is_last, is_tokens
-from .origins import FIRST, LAST
+from .origins import FIRST, LAST, UNTOLD
 from .regularizer import Regularizer
 from .sizes import MapSizes
 from .tokens import Shape, has, shown, stage_sizes, token_form
@@ -76,9 +76,10 @@ def _decide(
 ) -> str:
     """The layout that the evidence speaks for."""
     first, last = both
-    if evidence.own or not seen:
-        found = _by_type(evidence, shape, first, last, tokens)
-        found = found or _by_width(evidence, shape, first, last)
+    if evidence.own or seen in ("", UNTOLD):
+        unsure = _is_unsure(evidence, shape, seen)
+        found = _by_type(evidence, shape, first, last, tokens, unsure)
+        found = found or _by_width(evidence, shape, first, last, unsure)
     else:
         found = {FIRST: first, LAST: last}.get(seen, "")
     if not found:
@@ -111,7 +112,18 @@ def _check_samples(evidence: Evidence, shape: Shape, index: int | str | None) ->
         )
 
 
-def _by_type(evidence: Evidence, shape: Shape, first: str, last: str, tokens: bool) -> str:
+def _is_unsure(evidence: Evidence, shape: Shape, seen: str) -> bool:
+    """Whether nothing but clear widths may decide: the axes of a map may have been reordered."""
+    if evidence.own or len(shape) == 3:
+        return False
+    widths, front, back = evidence.first or (), shape[1], shape[-1]
+    contradicted = evidence.last is None and has(widths, back) and not has(widths, front)
+    return evidence.turns or contradicted or (seen == UNTOLD and bool(widths))
+
+
+def _by_type(
+    evidence: Evidence, shape: Shape, first: str, last: str, tokens: bool, unsure: bool
+) -> str:
     """The layout where all that is in the layer is of one kind; "" where that is open."""
     front, back = shape[1], shape[-1]
     if evidence.stage is not None and (front == evidence.stage) != (back == evidence.stage):
@@ -126,7 +138,7 @@ def _by_type(evidence: Evidence, shape: Shape, first: str, last: str, tokens: bo
     if evidence.first is not None and evidence.last is not None:
         return ""
     if kind == first and len(shape) > 3 and not evidence.own:
-        return "" if evidence.turns else first
+        return "" if unsure else first
     if widths is None:  # nothing in the model speaks of another order than torch's
         return first
     own, other = (front, back) if kind == first else (back, front)
@@ -141,11 +153,11 @@ def _by_type(evidence: Evidence, shape: Shape, first: str, last: str, tokens: bo
     return "" if turned and not tokens else last if turned else first
 
 
-def _by_width(evidence: Evidence, shape: Shape, first: str, last: str) -> str:
+def _by_width(evidence: Evidence, shape: Shape, first: str, last: str, unsure: bool) -> str:
     """The layout whose channel axis has a width that the layer has; "" where that is open."""
     front, back = shape[1], shape[-1]
     of_first, of_last = evidence.first or (), evidence.last or ()
-    if evidence.turns and len(shape) > 3:  # then any width may be that of either axis
+    if unsure:  # then any width may be that of either axis
         # at the back alone, one of convolutions may as well be the width of concatenated maps
         fits_front, fits_back = (has((*of_first, *of_last), edge) for edge in (front, back))
         alone = evidence.last is None and not fits_front

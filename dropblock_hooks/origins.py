@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-FIRST, LAST, MIXED = "first", "last", "mixed"
+FIRST, LAST, MIXED, UNTOLD = "first", "last", "mixed", "untold"
 
 _MOST = 600  # nodes; the residual stream of a deep model is long
 _FIRST = re.compile(r"Convolution|Conv\w*[123]d|BatchNorm|GroupNorm|PixelShuffle|PixelUnshuffle")
@@ -35,7 +35,7 @@ _Shape = tuple[int, ...]
 def channels_of(x: Tensor) -> str:
     """Whether the channels of a tensor are the "first" axis after the samples, or the "last" one.
 
-    "" where the graph does not tell, or there is none; "mixed" where it tells both.
+    "" where there is no graph, "untold" where it does not tell, "mixed" where it tells both.
 
     Example:
         >>> x = torch.nn.Conv2d(3, 4, 1)(torch.ones(2, 3, 4, 4))
@@ -58,6 +58,8 @@ def channels_of(x: Tensor) -> str:
             found.add(verdict)
         else:
             queue.extend(_behind(node, shape, axes))
+    if not found:
+        return UNTOLD if seen else ""
     return MIXED if len(found) > 1 else "".join(found)
 
 

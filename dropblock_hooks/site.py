@@ -20,7 +20,7 @@ from .functional.masks import wide_dtype
 from .layouts import Form
 from .memory import ShapeMemory
 from .meter import Counted
-from .origins import channels_of
+from .origins import UNTOLD, channels_of
 from .recomputation import (
     NO_TASK,
     checkpointed,
@@ -270,10 +270,11 @@ class Site:
         known = self._turned.get(x.ndim, "")
         if known and x.ndim == 3:
             return known
-        known = channels_of(x) or known
-        if known:
-            self._turned[x.ndim] = known
-        return known
+        seen = channels_of(x)
+        if seen in ("", UNTOLD):
+            return known or seen
+        self._turned[x.ndim] = seen
+        return seen
 
     def _read(self, evidence: Evidence, shape: torch.Size, told: Any, seen: str) -> Form:
         try:

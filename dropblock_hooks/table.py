@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any, Generic, TypeVar, overload
 
-from .textwidth import elide, fit, padded, width_of
+from .textwidth import apart, elide, fit, padded, width_of
 
 Row = TypeVar("Row")
 Columns = dict[str, Callable[[Row], Any]]
@@ -105,7 +105,10 @@ def _lines(section: Section[Row]) -> list[str]:
             break
     if len(widths) < len(heads):  # not even the headings of all have room
         lines = [[*line[: len(widths) - 1], "…"] for line in lines]
-    text = ["  ".join(map(padded, line, widths)).rstrip() for line in lines]
+    narrow = [
+        apart(list(c), width) for c, width in zip(zip(*lines, strict=True), widths, strict=True)
+    ]
+    text = ["  ".join(map(padded, line, widths)).rstrip() for line in zip(*narrow, strict=True)]
     rule = "  ".join("-" * width for width in widths)
     note = [elide(section.note)] if section.note else []
     return [*note, text[0], rule, *text[1:]]

@@ -32,6 +32,26 @@ def elide(text: str, width: int = WIDTH) -> str:
     return f"{head}…{tail}"
 
 
+def apart(texts: list[str], width: int) -> list[str]:
+    """The texts elided to a width; where that makes different ones equal, what differs is kept.
+
+    Example:
+        >>> apart(["encoder.blocks.0.attention", "encoder.blocks.1.attention"], 16)
+        ['…0.attention', '…1.attention']
+    """
+    short = [elide(text, width) for text in texts]
+    if len(set(short)) == len(set(texts)):
+        return short
+    wide = [text for text in texts if width_of(text) > width]
+    pairs = zip(min(wide), max(wide), strict=False)  # what these two share, all share
+    common = next((i for i, (a, b) in enumerate(pairs) if a != b), 0)
+    kept = [f"…{text[common:]}" if text in wide else text for text in texts]
+    for i, text in enumerate(kept):
+        if width_of(text) > width:
+            kept[i] = _start(text, width - 1) + "…"
+    return kept if len(set(kept)) > len(set(short)) else short
+
+
 def _start(text: str, width: int) -> str:
     """As much of the beginning as has room."""
     taken = 0

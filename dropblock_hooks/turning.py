@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from torch import nn
 
 _TURNS = {
     "permute", "transpose", "movedim", "moveaxis", "swapaxes", "swapdims", "adjoint", "mT", "T",
-    "mH", "H", "einsum", "tensordot", "rearrange", "as_strided",
+    "mH", "H", "einsum", "tensordot", "rearrange", "as_strided", "stack", "unbind",
 }  # fmt: skip
 _DEEPEST = 4
 
@@ -24,15 +25,22 @@ def may_turn(module: nn.Module) -> bool:
     """
     if isinstance(module, torch.jit.ScriptModule):
         return True
-    own = (value for value in vars(module).values() if callable(value))
     kind: Any = type(module)
-    return _class_turns(kind) or any(_turns(function, 0) for function in own)
+    own = (value for value in vars(module).values() if not isinstance(value, nn.Module))
+    return _class_turns(kind) or any(_turns(value, 0) or _object_turns(value) for value in own)
+
+
+def _object_turns(value: Any) -> bool:
+    """Whether a method of a helper object, which is no module, can."""
+    kind: Any = type(value)
+    theirs = (kind.__module__ or "").partition(".")[0] in ("builtins", "torch", "collections")
+    return not theirs and not callable(getattr(value, "__code__", None)) and _class_turns(kind)
 
 
 @functools.cache
 def _class_turns(kind: Any) -> bool:
     for parent in kind.__mro__:
-        if parent is nn.Module:
+        if parent in (nn.Module, object):
             return False
         for name, value in vars(parent).items():
             if name != "__init__" and _turns(value, 0):
@@ -45,6 +53,7 @@ def _turns(value: Any, depth: int) -> bool:
     if isinstance(value, functools.partial):
         value = value.func
     value = getattr(value, "__func__", value)  # of methods, static and bound
+    value = getattr(value, "fget", value)  # of properties
     if getattr(value, "__name__", None) in _TURNS:
         return True
     if not isinstance(value, types.FunctionType) or depth > _DEEPEST:
@@ -52,8 +61,20 @@ def _turns(value: Any, depth: int) -> bool:
     names = set(_names(value.__code__))
     if names & _TURNS:
         return True
-    called = (value.__globals__.get(name) for name in names)
-    return any(_is_users(function) and _turns(function, depth + 1) for function in called)
+    used = _used_by(value, names)
+    return any(_is_users(each) and _turns(each, depth + 1) for each in used)
+
+
+def _used_by(function: types.FunctionType, names: set[str]) -> Iterator[Any]:
+    """What a function can reach by these names: globals, what modules hold, what it encloses."""
+    for cell in function.__closure__ or ():  # a decorator encloses the function that it wraps
+        with contextlib.suppress(ValueError):  # not assigned yet
+            yield cell.cell_contents
+    for name in names:
+        value = function.__globals__.get(name)
+        yield value
+        if isinstance(value, types.ModuleType) and _is_users(value):
+            yield from (getattr(value, attribute, None) for attribute in names)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
@@ -65,5 +86,8 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def _is_users(value: Any) -> bool:
+    """Whether a function, or a module of code, is none of torch's."""
+    if isinstance(value, types.ModuleType):
+        return value.__name__.partition(".")[0] != "torch"
     module = getattr(value, "__module__", None) or ""
     return callable(value) and not isinstance(value, type) and not module.startswith("torch.")

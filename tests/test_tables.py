@@ -1,5 +1,6 @@
 """Tables: at most 100 columns of a terminal, whole in rows, dicts and notebooks."""
 
+import copy
 import random
 from dataclasses import dataclass
 from html.parser import HTMLParser
@@ -16,6 +17,7 @@ from dropblock_hooks import (
     DropBlock2d,
     Dropout,
     Dropout2d,
+    DropPath,
     Foreign,
     LinearSchedule,
     ScaleGrad,
@@ -236,3 +238,17 @@ def test_rows_of_gradients_have_headings_of_their_own():
 def test_one_site_is_no_plural():
     attached = attach(nn.Sequential(nn.ReLU()), {"0": Dropout()})
     assert repr(attached) == "<Attachment: 1 site on Sequential, epoch 0>"
+
+
+def test_shortened_names_of_different_layers_stay_different():
+    block = nn.ModuleDict({"multi_head_self_attention_projection": nn.Linear(4, 4)})
+    blocks = nn.ModuleList([block])
+    blocks.extend(copy.deepcopy(blocks[0]) for _ in range(11))
+    model = nn.ModuleDict({"vision_tower": nn.ModuleDict({"transformer_encoder_blocks": blocks})})
+    rate, bound = LinearSchedule(0, 0.1, epochs=3), CosineSchedule(1, 2, epochs=5)
+    both = [DropPath(rate), ClipGradNorm(bound, per="sample")]
+    attached = attach(model, {"**.multi_head*": both})
+    lines = [line for line in str(attached).splitlines() if "…" in line]
+    first_cells = [line.split("  ")[0] for line in lines]
+    assert len(set(first_cells)) == len(first_cells) == 24
+    assert max(map(len, str(attached).splitlines())) <= 100
