@@ -405,7 +405,7 @@ class Attachment:
         for site in self.sites:
             for name, value in site.values.items():
                 found[f"{prefix}{site.key}/{name}"] = value
-            off = window.trained and not window.sites[site.key].total
+            off = window.trained and not window.sites[site.key].active
             realized = None if off else site.realized_rate  # read once: it waits for the device
             if realized is not None:
                 found[f"{prefix}{site.key}/realized_rate"] = realized

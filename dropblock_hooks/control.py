@@ -79,6 +79,11 @@ class Control:
         self.expects_scaler = scaler is not None and scaler is not False
         self.scaler_sought |= scaler is not None
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether it belongs to a copy (an EMA) of a model that is still there, and trained."""
+        return self.origin is not None and self.origin() is not None
+
     def falls_behind(self) -> bool:
         """Whether this belongs to a copy (an EMA) that stands still while its original moves on."""
         origin = self.origin() if self.origin is not None else None

@@ -155,7 +155,8 @@ def faults(
     if there is None or (module is not None and there is not module):
         now = "is gone" if there is None else f"is another {bare_type(there).__name__}"
         yield "replaced", f"the layer '{hook.owner_name}' {now} since it was attached: attach again"
-    elif hook.lost(there):
+        return  # which is why it was not called
+    if hook.lost(there):
         if module is None:  # then a layer with another hook is another layer, most likely
             yield "replaced", "the layer was replaced since it was attached: attach again"
         yield "lost", f"its hook is no longer on '{hook.owner_name}': attach again"

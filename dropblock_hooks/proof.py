@@ -107,7 +107,7 @@ def look_back(
     if not window.trained:
         something = graphs_built() != control.graphs  # else nobody trains: a look at the rates
         news = (".", "not_trained") not in control.told
-        if ended and something and news and not control.was_off:
+        if ended and something and news and not control.was_off and not control.is_copy:
             return [_of_no_training(base, control, hooks, window)]
         return []
     if window.off:
