@@ -66,6 +66,7 @@ def _forget_graphs():
     torch._dynamo.reset()
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("strict", [pytest.param(True, marks=pytest.mark.slow), False])
 @pytest.mark.parametrize("spatial", [True, False])
 @pytest.mark.parametrize(

@@ -98,12 +98,14 @@ def check(name, at, lists):
 
 
 @each_site
+@pytest.mark.every(5)
 @pytest.mark.slow
 def test_all_pairs(name, at):
     check(name, at, [*[(one,) for one in SINGLE], *PAIRS, *MIXED])
 
 
 @each_site
+@pytest.mark.every(5)
 @pytest.mark.slow
 def test_what_is_done_with_it(name, at):
     names = ("scale", "clamp")
@@ -193,6 +195,7 @@ def test_every_mode(name, at):
 
 
 @each_site
+@pytest.mark.every(7)
 @pytest.mark.slow
 def test_every_mode_of_every_regularizer(name, at):
     for names in [*[(one,) for one in SINGLE], *MIXED]:
@@ -204,6 +207,7 @@ def test_every_mode_of_every_regularizer(name, at):
 
 @pytest.mark.parametrize("change", ["enabled", "remove", "step"])
 @each_site
+@pytest.mark.every(7)
 @pytest.mark.slow
 def test_changes_between_forward_and_backward(name, at, change):
     """Switched off in eager mode; a rate is the one of the forward."""
@@ -234,6 +238,7 @@ COMPILED = [
 
 # torch's own, where a graph is broken between layers
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.every(5)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "at"), [s for s in SITES if s[0] in COMPILED], ids=str)
 def test_compiled(name, at):

@@ -116,6 +116,7 @@ OFTEN = ["ClampGrad", "DropBlock2d", "Foreign", "StochasticDepth"]
 NAMES = [n if n in OFTEN else pytest.param(n, marks=pytest.mark.slow) for n in regularizers()]
 
 
+@pytest.mark.every(7)
 @pytest.mark.parametrize("before", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("name", NAMES)
@@ -136,6 +137,7 @@ def test_what_can_not_be_counted_leaves_no_trace(name, run, before):
     assert attached.sites[0].active_calls >= 1
 
 
+@pytest.mark.every(7)
 @pytest.mark.parametrize("run", [on_meta, fake, symbolic_sizes])
 @pytest.mark.parametrize("name", ["DropBlock2d", "StochasticDepth"])
 def test_the_counts_are_those_of_the_other_forwards(name, run):

@@ -125,6 +125,7 @@ QUICK = [
 ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("script", "moment", "name"),
     [
