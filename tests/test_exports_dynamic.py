@@ -45,7 +45,7 @@ def exported(net, x, *, spatial, strict):
     free = {0: torch.export.Dim("batch", min=2, max=4096)}
     if spatial:
         for axis in range(2, x.ndim):
-            free[axis] = torch.export.Dim(f"edge{axis}", min=2, max=4096)
+            free[axis] = torch.export.Dim(f"edge{axis}", min=3, max=4096)  # torch 2.13 guards 2
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch: of a module exported in training mode
         return torch.export.export(net, (x,), dynamic_shapes=(free,), strict=strict).module()
