@@ -6,7 +6,6 @@ import sys
 from types import FrameType
 
 import torch
-from torch.compiler import is_compiling
 
 graph_task = torch._C._current_graph_task_id  # of the backward that runs now
 NO_TASK = -1
@@ -39,8 +38,6 @@ def may_be_recomputed() -> bool:
     """Whether a checkpoint may run this forward again: one under way keeps tensors in its own way,
     or, of the reentrant kind, runs without gradients.
     """
-    if is_compiling():
-        return False  # such code remembers nothing of a forward
     if torch.is_grad_enabled():
         return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
     return checkpointed()

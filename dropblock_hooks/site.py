@@ -86,13 +86,14 @@ class Site:
         self._acted: dict[bool, bool] = {}  # in the last forward, by the layer's mode
         self._drawn_with: Mapping[str, float] = {}
         # the same in the last forward that a checkpoint may run again
-        self._pending: dict[bool, bool] = {}
+        self._pending: dict[bool, bool | None] = {True: None, False: None}
         self._pending_values: Mapping[str, float] | None = None
         self._forms = ShapeMemory[Form]()  # where nothing but the shape decides
         self._turned: dict[int, str] = {}  # where the channels were, by rank
         self._passed = ShapeMemory[tuple[Form, int]]()  # elements to count at a rate of 0
         self._apply: Any = None  # what the regularizer binds for this site
         self.set_regularizer(regularizer)
+        self._notes_modes = self._waiting  # for good: `set` compiles nothing anew
 
     def set_regularizer(self, regularizer: Regularizer) -> None:
         """Put another one of the same class in place, with the values of the present epoch."""
@@ -207,15 +208,15 @@ class Site:
         self._acted[training] = acts
         if training and not acts:
             control.idled = True
-        if self._pending.get(training) is not acts and may_be_recomputed():
+        if self._pending[training] is not acts and may_be_recomputed():
             self._pending[training] = acts
         return acts
 
     def _acted_before(self, training: bool) -> bool:
         """Whether it was run in the forward that runs again: the last one in a checkpoint."""
         last = self._acted.get(training, False)
-        pending = self._pending.get(training, last)
-        return pending if pending is last or checkpointed() else last
+        pending = self._pending[training]
+        return last if pending is None or pending is last or not checkpointed() else pending
 
     def acts(self, training: bool) -> bool:
         """Whether the regularizer is to be run in this mode of its layer."""
@@ -399,7 +400,7 @@ class Site:
 
     def trace_mode(self, training: bool) -> None:
         """Let compiled code note a mode, where the schedule moves: it can't warn."""
-        if self._waiting and not torch.compiler.is_exporting():
+        if self._notes_modes and not torch.compiler.is_exporting():
             self.record.meter.see_mode(training)
 
     def resumed(self) -> int:

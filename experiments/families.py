@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from dropblock_hooks import Attachment, DropBlock2d, Site, attach
 from dropblock_hooks.hooks import hooks_on
+from dropblock_hooks.recomputation import recomputing
 
 P, BLOCK, BATCH, REPEATS = 0.2, 3, 2, 40
 STAGES = ("stage:-2", "stage:-1")
@@ -214,6 +215,8 @@ class _Kept:
         self.output: Any = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if recomputing():
+            return
         self.args, self.kwargs = _detached(args), _detached(kwargs)
         self.output = _detached(output)
         self.found = [hook.found for hook in self.sizes.hooks]
@@ -305,7 +308,7 @@ def _shares(attached: Attachment, site: Site, module: nn.Module, kept: _Kept) ->
     hook: Any = next(hook for hook in hooks_on(module) if hook.site is site)
     extra = (kept.kwargs,) if site.reads_sizes else ()
     for _ in range(REPEATS):
-        attached.step()
+        attached.set(site.key, p=P)  # which begins a window
         kept.put_back_sizes()
         hook(module, kept.args, *extra, kept.output)
         yield site.realized_rate or 0.0

@@ -19,6 +19,7 @@ from experiments.reporting.findings import answer, check, finding, overview
 from experiments.reporting.statistics import paired_difference
 from experiments.reporting.summary import is_replica, mean_rates, summarize
 from experiments.reporting.tables import p_text, table, write_runs, write_summary
+from experiments.running import records
 from tests.experiments.synthetic import (
     CONFIG,
     ENVIRONMENT,
@@ -657,7 +658,7 @@ def test_script_prints_the_table_and_the_path(script, study, tmp_path, monkeypat
     runs = make_study(none=[0.5], drop=[0.6])
     study(runs)
     (tmp_path / "study.json").touch()
-    monkeypatch.setattr(script.module, "read_runs", report.read_runs)
+    monkeypatch.setattr(records, "read_runs", report.read_runs)  # which the script imports late
     assert script(tmp_path, "--out", tmp_path / "here") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("condition ")
