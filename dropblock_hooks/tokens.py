@@ -61,10 +61,16 @@ def _candidates(
         for met in sizes.met():
             yield [grid for n, grid in met if n == shape[0] and len(grid) == spatial]
         embedded = [grid for _, grid in sizes.embedded()]
-        if embedded and not any(grid in embedded for grid in evidence.grids):
+        if embedded and not any(_is_part(g, e) for g in evidence.grids for e in embedded):
             return  # another image than that which the model is made for
     yield evidence.grids
     yield stage_sizes(evidence)
+
+
+def _is_part(grid: Grid, embedded: Grid) -> bool:
+    """Whether a map may be an embedded one, made smaller by one factor on all axes."""
+    factor = embedded[0] // grid[0]
+    return len(grid) == len(embedded) and embedded == tuple(factor * edge for edge in grid)
 
 
 def _matching(

@@ -38,7 +38,7 @@ def test_families_writes_a_row(call, tmp_path):
     assert call("families.py", "table.md", "--only", "vision_transformer") == 0
     row = (tmp_path / "table.md").read_text().splitlines()[-1]
     assert row.startswith("| vision_transformer | test_vit | 96 | `blocks.4`, `blocks.5` | NLC |")
-    assert row.endswith("| grid=(6, 6) | ok | ok |")
+    assert row.endswith("| none | ok | ok |")
 
 
 def test_families_knows_its_families(call, capsys):
