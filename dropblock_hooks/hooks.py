@@ -20,6 +20,7 @@ from . import elements
 from .entry import EntryHook
 from .identity import may_get_gradient, watch_grad
 from .layouts import Form
+from .recomputation import recomputing
 from .site import Site
 from .tracing import trace, trace_grad
 from .wrappers import find_module, shard_refusal
@@ -118,7 +119,7 @@ class SiteHook:
         if compiling:
             _refuse_transforms(site)
             return trace_grad(site, x, told) if may_get_gradient(x) else x
-        values = site.values_of_the_forward()
+        values = site.values_of_the_forward(recomputing())
         return watch_grad(site, x, values, told) if may_get_gradient(x) else x
 
 
@@ -176,9 +177,8 @@ class InputHook(SiteHook):
         try:
             x = elements.get(values, index)
         except ValueError as error:
-            raise site.error(
-                f"{error} (arguments: {len(args)}, keywords: {list(kwargs)})"
-            ) from None
+            given = f"(arguments: {len(args)}, keywords: {list(kwargs)})"
+            raise site.error(f"what the layer is given {error} {given}") from None
         y = self._treat(x, x, module.training, (*args, *kwargs.values()))
         if y is x:
             return None

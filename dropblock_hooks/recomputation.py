@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sys
 from types import FrameType
+from typing import Generic, TypeVar
 
 import torch
+from torch.compiler import is_compiling
 
 graph_task = torch._C._current_graph_task_id  # of the backward that runs now
 NO_TASK = -1
 
 _CHECKPOINT = "torch.utils.checkpoint"
+
+T = TypeVar("T")
 
 
 def recomputing() -> bool:
@@ -37,7 +41,11 @@ def checkpointed() -> bool:
 def may_be_recomputed() -> bool:
     """Whether a checkpoint may run this forward again: one under way keeps tensors in its own way,
     or, of the reentrant kind, runs without gradients.
+
+    After an error in compiled code dynamo meets this function alone, and can't trace the question.
     """
+    if is_compiling():
+        return True
     if torch.is_grad_enabled():
         return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
     return checkpointed()
@@ -60,3 +68,30 @@ def loses_random_state() -> bool:
                 return not preserve
         frame = frame.f_back
     return False
+
+
+class Past(Generic[T]):
+    """What the last forwards did, for one that is run again.
+
+    Attributes:
+        last: of the last forward; None before the first.
+        kept: of the last one in a checkpoint; None while all forwards did the same.
+    """
+
+    def __init__(self) -> None:
+        self.last: T | None = None
+        self.kept: T | None = None
+
+    def note(self, now: T) -> None:
+        """A forward does this."""
+        if self.kept is None and self.last is not now:
+            self.kept = self.last  # whether that one was in a checkpoint is not known: it may be
+        self.last = now
+        if self.kept is not None and self.kept is not now and may_be_recomputed():
+            self.kept = now
+
+    def again(self) -> T | None:
+        """What is to be done by the forward that runs again now."""
+        if self.kept is None or self.kept is self.last or not checkpointed():
+            return self.last
+        return self.kept

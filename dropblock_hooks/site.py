@@ -23,10 +23,9 @@ from .meter import Counted
 from .origins import UNTOLD, channels_of
 from .recomputation import (
     NO_TASK,
-    checkpointed,
+    Past,
     graph_task,
     loses_random_state,
-    may_be_recomputed,
     plainly_run,
     recomputing,
 )
@@ -83,11 +82,8 @@ class Site:
         self._waiting = self._recomputed = False
         self._mode: bool | None = None  # of the last call, while nobody has stepped a schedule
         self._resumed = 0  # how often training went on after an evaluation
-        self._acted: dict[bool, bool] = {}  # in the last forward, by the layer's mode
-        self._drawn_with: Mapping[str, float] = {}
-        # the same in the last forward that a checkpoint may run again
-        self._pending: dict[bool, bool | None] = {True: None, False: None}
-        self._pending_values: Mapping[str, float] | None = None
+        self._acted = (Past[bool](), Past[bool]())  # in evaluation, in training
+        self._drawn_with = Past[Mapping[str, float]]()
         self._forms = ShapeMemory[Form]()  # where nothing but the shape decides
         self._turned: dict[int, str] = {}  # where the channels were, by rank
         self._passed = ShapeMemory[tuple[Form, int]]()  # elements to count at a rate of 0
@@ -197,7 +193,7 @@ class Site:
     def enter(self, training: bool) -> bool:
         """Count a forward call in this mode; whether the regularizer is to be run in it."""
         if graph_task() != NO_TASK:  # recomputing, whatever was switched since the forward
-            return self._acted_before(training)
+            return bool(self._acted[training].again())
         record, control = self.record, self.control
         next(record.trained if training else record.evaluated)
         if self._waiting and not control.stepped:
@@ -205,18 +201,12 @@ class Site:
         if not (training or self._beyond_training):
             return False
         acts = control.installed and control.enabled and (training or self.acts(training))
-        self._acted[training] = acts
+        past = self._acted[training]
+        if past.last is not acts or (past.kept is not None and past.kept is not acts):
+            past.note(acts)
         if training and not acts:
             control.idled = True
-        if self._pending[training] is not acts and may_be_recomputed():
-            self._pending[training] = acts
         return acts
-
-    def _acted_before(self, training: bool) -> bool:
-        """Whether it was run in the forward that runs again: the last one in a checkpoint."""
-        last = self._acted.get(training, False)
-        pending = self._pending[training]
-        return last if pending is None or pending is last or not checkpointed() else pending
 
     def acts(self, training: bool) -> bool:
         """Whether the regularizer is to be run in this mode of its layer."""
@@ -288,7 +278,7 @@ class Site:
         on, again = self.is_on(training), recomputing()
         if on and again:
             self._watch_recomputation()  # first: it may be stopped early, inside the call
-        values = self._values_of_the_forward(on and again)
+        values = self.values_of_the_forward(on and again)
         if not (on and again) and self._idle and self._pass_by(x):
             return x
         form = self.form_of(x, told)
@@ -300,15 +290,13 @@ class Site:
                 self._passed.put(x.shape, (form, 0 if affected is None else total))
         return y
 
-    def _values_of_the_forward(self, again: bool) -> Mapping[str, float]:
-        """The values now; in a forward that runs again, those of the last one in a checkpoint."""
-        if not again or not self._drawn_with:
-            self._drawn_with = self.values
-            if self._pending_values is not self.values and may_be_recomputed():
-                self._pending_values = self.values
-            return self.values
-        last, pending = self._drawn_with, self._pending_values
-        return last if pending is None or pending is last or not checkpointed() else pending
+    def values_of_the_forward(self, again: bool) -> Mapping[str, float]:
+        """The values now; in a forward that runs again, those of the one that it repeats."""
+        before = self._drawn_with.again() if again else None
+        if before is not None:
+            return before
+        self._drawn_with.note(self.values)
+        return self.values
 
     def _pass_by(self, x: Tensor) -> bool:
         """At a rate of 0, count what a whole call with this shape has counted, if there was one."""
@@ -318,10 +306,6 @@ class Site:
         self.form, total = seen
         self.record.add_idle(total)
         return True
-
-    def values_of_the_forward(self) -> Mapping[str, float]:
-        """The values now; in a recomputation, those of the forward that is computed again."""
-        return self._values_of_the_forward(recomputing())
 
     def regularize_grad(self, grad: Tensor, form: Form, values: Mapping[str, float]) -> Tensor:
         """The gradient, regularized and counted."""

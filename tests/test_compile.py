@@ -573,11 +573,50 @@ def test_checkpointing_in_the_graph_counts_once():
     assert graphs() == 1
 
 
-def test_what_a_layer_returns_wrongly_is_told(net):
-    attach(net, {"fc": DropBlock2d(0.5)})
+@pytest.mark.parametrize(
+    ("regularizer", "message"),
+    [
+        (DropBlock2d(0.5), "needs a 4-D tensor"),
+        (Dropout(0.5, index=1), "the output is .* no element 1"),
+        (
+            Dropout(0.5, at="input", index="mask"),
+            "given is a dict with no keys: .* no element 'mask'",
+        ),
+        (ClampGrad(-1, 1, index="mask"), "the output is .* no element 'mask'"),
+        (StochasticDepth(0.5), "shape"),
+    ],
+    ids=lambda value: getattr(value, "label", ""),
+)
+def test_what_a_layer_returns_wrongly_is_told(net, regularizer, message):
+    """Dynamo gives the frame up and takes those below it one by one: no warning of its own."""
+    attach(net, {"layer1.0": ScaleGrad(0.5), "fc": regularizer})
     call = compiled(net, fullgraph=False)
-    with pytest.raises(ValueError, match=r"fc/DropBlock2d on Linear 'fc': needs a 4-D tensor"):
+    with pytest.raises(ValueError, match=rf"fc/{regularizer.label} on Linear 'fc'.*: .*{message}"):
         call(torch.randn(2, 3, 16, 16))
+
+
+@pytest.mark.parametrize("regularizer", [Dropout(0.5), ClampGrad(-1e-9, 1e-9)], ids=str)
+def test_where_dynamo_gives_the_frame_up_hooks_run_all_the_same(net, regularizer):
+    class Refused(nn.Module):
+        def __init__(self, body):
+            super().__init__()
+            self.body = body
+
+        def forward(self, x):
+            try:
+                torch._dynamo.graph_break()
+                return self.body(x)
+            finally:
+                torch._dynamo.graph_break()
+
+    attached = attach(net, {"layer*.*": regularizer})
+    call = compiled(Refused(net), fullgraph=False)
+    for _ in range(3):
+        call(torch.randn(2, 3, 16, 16)).sum().backward()
+    assert [(site.calls, site.active_calls) for site in attached] == [(3, 3)] * 4
+    attached.enabled = False
+    call(torch.randn(2, 3, 16, 16)).sum().backward()
+    assert [site.active_calls for site in attached] == [3] * 4
 
 
 def live_module(net):
