@@ -1,5 +1,6 @@
 """What all tests and doctests share."""
 
+import gc
 from collections import Counter
 
 import numpy as np
@@ -53,6 +54,16 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=left_out)
         gone = set(map(id, left_out))
         items[:] = [item for item in items if id(item) not in gone]
+
+
+def pytest_collection_finish():
+    """What has been imported and collected stays: searches through all objects leave it out."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
