@@ -56,10 +56,12 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if id(item) not in gone]
 
 
-def pytest_collection_finish():
-    """What has been imported and collected stays: searches through all objects leave it out."""
-    gc.collect()
-    gc.freeze()
+@pytest.fixture(autouse=True, scope="module")
+def _what_was_loaded_is_not_searched():
+    """Searches through all objects leave out what is there already: much, once torch compiles."""
+    if len(gc.get_objects()) > 100_000:
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_unconfigure():

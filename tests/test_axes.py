@@ -385,7 +385,7 @@ def test_two_images_of_one_forward_are_not_mixed_up():
         model(torch.randn(2, 3, 64, 64), torch.randn(2, 3, 32, 128))
 
 
-@pytest.mark.parametrize("flatten", [False, True])
+@pytest.mark.parametrize("flatten", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_compiled_tokens_form_the_grid_of_this_image(flatten):
     model = Vit(flatten=flatten).train()
     (site,) = attach(model, {"layers.1": Dropout2d(0.5, active="always")}).sites
@@ -407,6 +407,7 @@ def test_compiled_tokens_form_the_grid_of_this_image(flatten):
     assert len(graphs) <= 3, "sizes are dynamic"
 
 
+@pytest.mark.slow
 def test_a_compiled_checkpoint_reads_the_grid_of_its_forward():
     model = Vit(checkpointed=True).train()
     (site,) = attach(model, {"layers.1": DropBlock2d(0.2, 2)}).sites

@@ -38,8 +38,6 @@ from dropblock_hooks import (
 )
 from dropblock_hooks.registry import registered
 
-# torch's own, where a graph is broken between layers
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
 EPOCHS = 300
 
@@ -135,18 +133,17 @@ def test_every_regularizer_is_here():
     assert ours - UNTRACEABLE == tested
 
 
-QUICK = ("Dropout2d", "DropBlock2d", "ClampGrad")
-# blocks take seconds to trace: plain pytest traces the two that are most used
-LONG = [case for case in CASES if case.startswith(("DropBlock", "Disout"))]
-LONG = [case for case in LONG if case not in ("DropBlock2d", "Disout-shared")]
+# each takes seconds to compile: plain pytest compiles one of a kind
+QUICK = ("Dropout2d", "ClampGrad-max", "GaussianNoise")
 
 
-def long_ones_slow(cases):
-    return [pytest.param(case, marks=pytest.mark.slow if case in LONG else ()) for case in cases]
+def others_slow(cases, quick=QUICK):
+    return [pytest.param(case, marks=() if case in quick else pytest.mark.slow) for case in cases]
 
 
 AT_OUTPUT = [
-    pytest.param(case, "output", marks=() if case in QUICK else pytest.mark.slow) for case in CASES
+    pytest.param(case, "output", marks=() if case == "Dropout2d" else pytest.mark.slow)
+    for case in CASES
 ]
 AT_INPUT = [
     pytest.param(case, "input", marks=pytest.mark.slow)
@@ -194,7 +191,7 @@ def test_inductor(case):
     assert attached.sites[0].active_calls == EPOCHS / 10
 
 
-@pytest.mark.parametrize("case", long_ones_slow(CASES))
+@pytest.mark.parametrize("case", others_slow(CASES, ("DropBlock2d", "ClampGrad-max")))
 def test_no_compilation_after_the_first(case):
     regularizer = CASES[case]
     spatial = regularizer.spatial or 2
@@ -228,7 +225,12 @@ DROPS = [case for case in CASES if isinstance(CASES[case].rates.get("p"), Linear
 
 @pytest.mark.parametrize(
     ("case", "p"),
-    [("DropBlock2d", 0.3), ("Disout-shared", 0.3), ("Dropout2d", 0.01), ("StochasticDepth", 0.97)],
+    [
+        pytest.param("DropBlock2d", 0.3, marks=pytest.mark.slow),
+        pytest.param("Disout-shared", 0.3, marks=pytest.mark.slow),
+        ("Dropout2d", 0.01),
+        pytest.param("StochasticDepth", 0.97, marks=pytest.mark.slow),
+    ],
 )
 def test_realized_rate(case, p):
     """|z| <= 4 over independent batches, with the standard error that they show."""
@@ -246,7 +248,7 @@ def test_realized_rate(case, p):
     assert attached.sites[0].expected_rate == pytest.approx(p)
 
 
-@pytest.mark.parametrize("case", long_ones_slow([*DROPS, "GaussianNoise"]))
+@pytest.mark.parametrize("case", others_slow([*DROPS, "GaussianNoise"]))
 def test_rate_0_changes_nothing(case):
     field = "std" if case == "GaussianNoise" else "p"
     regularizer = CASES[case].with_rates(**{field: 0.0})
@@ -259,13 +261,7 @@ def test_rate_0_changes_nothing(case):
 
 
 @pytest.mark.parametrize(
-    "case",
-    [
-        "DropBlock2d",
-        pytest.param("Disout-shared", marks=pytest.mark.slow),
-        "Dropout2d",
-        pytest.param("DropPath", marks=pytest.mark.slow),
-    ],
+    "case", others_slow(["DropBlock2d", "Disout-shared", "Dropout2d", "DropPath"])
 )
 def test_rate_1_drops_all(case):
     model = Small()
@@ -276,7 +272,9 @@ def test_rate_1_drops_all(case):
     assert y.isfinite().all()
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if CASES[case].acts_on == "gradient"])
+@pytest.mark.parametrize(
+    "case", others_slow(case for case in CASES if CASES[case].acts_on == "gradient")
+)
 def test_gradients_equal_those_of_eager_mode(case):
     model = Small()
     x = images()
@@ -324,6 +322,7 @@ def test_always_active_is_active_in_evaluation():
     assert graphs() == 1
 
 
+@pytest.mark.slow
 def test_a_step_between_forward_and_backward():
     """The backward has the rates of its forward: the graph holds them."""
     model = Small()
@@ -362,6 +361,7 @@ def test_paused_and_enabled_cost_one_compilation():
     assert [site.active_calls for site in attached.sites] == [3, 3]
 
 
+@pytest.mark.slow
 def test_set_compiles_nothing_anew():
     model = Small()
     attached = attach(model, {"block*": Dropout2d(0.1), "block.*": DropBlock2d(0.1, 3)})
@@ -424,6 +424,7 @@ def test_a_scaler_that_comes_late():
     torch.testing.assert_close(in_graph, eager.stem.weight.grad)
 
 
+@pytest.mark.slow
 def test_whole_and_regional_compile_in_place(net):
     for part in (net, net.layer1[0]):
         torch._dynamo.reset()
@@ -441,6 +442,7 @@ def test_whole_and_regional_compile_in_place(net):
         assert [site.active_calls for site in attached.sites] == [20] * 4
 
 
+@pytest.mark.slow
 def test_twelve_regions_share_their_graphs():
     model = nn.Sequential(*[Residual(4) for _ in range(12)])
     attached = attach(model, {"*": DropBlock2d(ByDepth(0, 0.3), 3), "*.conv": ClampGrad(-1, 1)})
@@ -538,6 +540,7 @@ class OfPairs(nn.Module):
         return y["map"].mean((2, 3)) + y["mean"]
 
 
+@pytest.mark.slow
 def test_elements_and_keywords_in_the_graph():
     model = OfPairs()
     attached = attach(
@@ -555,6 +558,7 @@ def test_elements_and_keywords_in_the_graph():
     assert [site.active_calls for site in attached.sites] == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_checkpointing_in_the_graph_counts_once():
     class Checkpointed(Small):
         def forward(self, x):
@@ -577,13 +581,20 @@ def test_checkpointing_in_the_graph_counts_once():
     ("regularizer", "message"),
     [
         (DropBlock2d(0.5), "needs a 4-D tensor"),
-        (Dropout(0.5, index=1), "the output is .* no element 1"),
-        (
+        pytest.param(
+            Dropout(0.5, index=1), "the output is .* no element 1", marks=pytest.mark.slow
+        ),
+        pytest.param(
             Dropout(0.5, at="input", index="mask"),
             "given is a dict with no keys: .* no element 'mask'",
+            marks=pytest.mark.slow,
         ),
-        (ClampGrad(-1, 1, index="mask"), "the output is .* no element 'mask'"),
-        (StochasticDepth(0.5), "shape"),
+        pytest.param(
+            ClampGrad(-1, 1, index="mask"),
+            "the output is .* no element 'mask'",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(StochasticDepth(0.5), "shape", marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "label", ""),
 )
@@ -595,7 +606,11 @@ def test_what_a_layer_returns_wrongly_is_told(net, regularizer, message):
         call(torch.randn(2, 3, 16, 16))
 
 
-@pytest.mark.parametrize("regularizer", [Dropout(0.5), ClampGrad(-1e-9, 1e-9)], ids=str)
+@pytest.mark.parametrize(
+    "regularizer",
+    [Dropout(0.5), pytest.param(ClampGrad(-1e-9, 1e-9), marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_where_dynamo_gives_the_frame_up_hooks_run_all_the_same(net, regularizer):
     class Refused(nn.Module):
         def __init__(self, body):
@@ -654,6 +669,7 @@ def test_a_model_that_came_as_an_argument_sees_a_late_hook(net):
     assert [site.active_calls for site in attached] == [1, 1]
 
 
+@pytest.mark.slow
 def test_time_moves_in_inference_mode():
     model = Small()
     attached = attach(model, {"block": [DropBlock2d(ramp(0, 0.5), 3), ClampGrad(-1, 1)]})
@@ -724,6 +740,7 @@ def test_compiled_code_that_nobody_holds_is_forgotten(net):
     assert [site.calls for site in attached.sites] == [1, 1]
 
 
+@pytest.mark.slow
 def test_state_and_report_know_what_was_compiled():
     model = Small()
     attached = attach(model, {"block": DropBlock2d(0.5, 3)})

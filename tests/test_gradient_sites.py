@@ -236,8 +236,6 @@ COMPILED = [
 ]  # fmt: skip
 
 
-# torch's own, where a graph is broken between layers
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.every(5)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "at"), [s for s in SITES if s[0] in COMPILED], ids=str)

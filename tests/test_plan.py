@@ -439,7 +439,7 @@ class Checkpointed(nn.Module):
         return checkpoint(self.inner, x, use_reentrant=self.reentrant)
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("reentrant", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_checkpointing(net, reentrant):
     model = nn.Sequential(Checkpointed(net, reentrant))
     planned = plan(model, {"0.inner.layer1.*": [Dropout2d(0.1), ClipGradNorm(1.0)]}, IMAGE)

@@ -9,7 +9,7 @@ from dropblock_hooks import Dropout, Select, attach, plan
 pytest.importorskip("timm", reason="the models are timm's")
 families = pytest.importorskip("experiments.families", reason="the models are listed there")
 
-QUICK = ("resnet", "vision_transformer", "swin_transformer", "efficientnet", "coat", "levit")
+QUICK = ("resnet", "vision_transformer", "efficientnet", "levit")
 
 
 def leaf(name, module):

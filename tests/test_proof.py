@@ -247,7 +247,6 @@ def test_a_foreign_module_in_a_frozen_layer_is_told():
         model(torch.ones(2, 4))
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_compiled_training_is_proved_at_the_next_step():
     model = nn.Sequential(Branch(), nn.Linear(4, 4))
     attached = attach(model, {"0.never.0": Dropout(0.1), "1": Dropout(0.1)})

@@ -61,8 +61,8 @@ MODELS = [  # and the edge of the input, smaller than the default where the mode
     ("xception41p", 96),
 ]
 
-EACH = [  # half of them, plain pytest's time being short
-    pytest.param(*model, marks=pytest.mark.slow if i % 2 else ()) for i, model in enumerate(MODELS)
+EACH = [  # a quarter of them, plain pytest's time being short
+    pytest.param(*model, marks=pytest.mark.slow if i % 4 else ()) for i, model in enumerate(MODELS)
 ]
 
 

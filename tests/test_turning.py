@@ -147,7 +147,6 @@ def test_what_turns_nothing_is_still_read(make, mode):
     assert layout_of(model, torch.randn(2, 8, 5, 7)) == "NCHW"
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's own tracing
 @pytest.mark.usefixtures("_helpers")
 @pytest.mark.parametrize("make", [Decorated, OfAModule, OfAnObject])
 def test_compiled_from_the_start_they_are_read_or_refused(make):

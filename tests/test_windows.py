@@ -24,8 +24,6 @@ from dropblock_hooks import (
     plan,
 )
 
-# torch's own, where a graph is broken between layers
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 IMAGE = torch.ones(2, 3, 16, 16)
 RAMP = LinearSchedule(0.0, 0.4, epochs=5)
 
@@ -618,6 +616,7 @@ def test_a_long_epoch_is_not_told():
     assert attached.verify() == []
 
 
+@pytest.mark.slow
 def test_compiled_code_that_counts_modes_is_not_compiled_anew(net):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

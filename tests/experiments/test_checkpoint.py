@@ -71,9 +71,7 @@ RUNS = {
 @pytest.mark.parametrize(
     "fields",
     [
-        pytest.param(
-            fields, id=name, marks=pytest.mark.slow if name in ("gradients", "drop path") else ()
-        )
+        pytest.param(fields, id=name, marks=() if name == "dropblock" else pytest.mark.slow)
         for name, fields in RUNS.items()
     ],
 )
@@ -95,6 +93,7 @@ def test_resumed_in_the_middle_of_an_epoch_equals_uninterrupted(tmp_path, fields
     assert strip[0] == strip[1] == timeless(whole).epochs
 
 
+@pytest.mark.slow
 def test_resumed_with_loader_processes_equals_uninterrupted(tmp_path):
     config = replace(TINY, augmentation="resized-crop-flip", spec=SPECS["dropout"])
     parts, _ = in_parts(config, tmp_path, 4, Runtime(loader_workers=1))
@@ -114,6 +113,7 @@ def test_a_process_that_was_killed_goes_on_from_its_last_checkpoint(tmp_path, mo
     assert not (tmp_path / ".checkpoint.pt.part").exists()
 
 
+@pytest.mark.slow
 def test_checkpoints_are_written_as_often_as_asked(tmp_path, monkeypatch):
     import experiments.checkpoint
 
@@ -153,7 +153,15 @@ def test_the_checkpoint_of_another_run_is_refused_and_kept(tmp_path):
     assert (tmp_path / "checkpoint.pt").read_bytes() == before
 
 
-@pytest.mark.parametrize("keep", [0, 10, 0.5, 0.99])
+@pytest.mark.parametrize(
+    "keep",
+    [
+        pytest.param(0, marks=pytest.mark.slow),
+        pytest.param(10, marks=pytest.mark.slow),
+        0.5,
+        pytest.param(0.99, marks=pytest.mark.slow),
+    ],
+)
 def test_a_damaged_checkpoint_is_told(tmp_path, keep):
     train(TINY, out=tmp_path)
     path = tmp_path / "checkpoint.pt"
@@ -170,6 +178,7 @@ def test_a_file_that_is_no_checkpoint_is_told(tmp_path, content):
         train(TINY, out=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_former_checkpoint(tmp_path, monkeypatch):
     with pytest.raises(Stopped):
         train(TINY, out=tmp_path, stop=iter([False, True]).__next__)

@@ -202,7 +202,7 @@ def test_a_launch_that_cannot_write_ends_at_once(home, monkeypatch):
     assert not list(home.glob("*/error.json"))
 
 
-@pytest.mark.parametrize("claim", ["lock", "lease"])
+@pytest.mark.parametrize("claim", [pytest.param("lock", marks=pytest.mark.slow), "lease"])
 def test_two_launches_never_run_a_run_twice(home, whole, claim):
     study = make_study(epochs=4)
     with started(study, home, backend="sequential", claim=claim) as one:
@@ -224,9 +224,9 @@ def test_a_stop_file_of_another_launch_stops_nobody(home):
 @pytest.mark.parametrize(
     ("number", "code"),
     [
-        (signal.SIGTERM, 75),
+        pytest.param(signal.SIGTERM, 75, marks=pytest.mark.slow),
         pytest.param(signal.SIGUSR1, 75, marks=pytest.mark.slow),
-        (signal.SIGHUP, 75),
+        pytest.param(signal.SIGHUP, 75, marks=pytest.mark.slow),
         (signal.SIGINT, 130),
     ],
 )
@@ -243,6 +243,7 @@ def test_signals_leave_a_state_that_is_resumed(home, whole, number, code):
     assert summary(home) == whole(study)
 
 
+@pytest.mark.slow
 def test_a_study_that_was_killed_three_times_ends_the_same(home, whole):
     study = make_study(epochs=5)
     moments = random.Random(1)
@@ -383,6 +384,7 @@ def test_workers_that_die_before_any_run_end_the_launch(home, monkeypatch):
     assert len(rounds) == IDLE
 
 
+@pytest.mark.slow
 def test_workers_that_die_but_get_on_do_not_end_the_launch(home, monkeypatch):
     workers, rounds = dying(lambda number: number % IDLE == 0)
     monkeypatch.setattr(launches, "workers", workers)
@@ -390,6 +392,7 @@ def test_workers_that_die_but_get_on_do_not_end_the_launch(home, monkeypatch):
     assert len(rounds) == 4 * IDLE
 
 
+@pytest.mark.slow
 def test_loky_gives_the_metrics_of_sequential(home, whole):
     study = make_study()
     with started(study, home, backend="loky", jobs=2) as pid:
@@ -399,6 +402,7 @@ def test_loky_gives_the_metrics_of_sequential(home, whole):
     assert summary(home) == whole(study)
 
 
+@pytest.mark.slow
 def test_shards_are_a_partition_and_do_not_wait(home, whole):
     study = make_study(epochs=1, seeds=(1, 2, 3))
     for i in range(4):

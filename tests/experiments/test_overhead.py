@@ -151,6 +151,7 @@ def test_a_row_misses_what_is_above_its_bar():
     assert not replace(ROW, ratio=100.0, saved=1.0, work="Dropout3d").missed
 
 
+@pytest.mark.slow
 def test_every_bar_is_that_of_a_row(monkeypatch, rough_calibration):
     monkeypatch.setattr("experiments.overhead.peak_bytes", lambda step, device: 0)
     monkeypatch.setattr("experiments.overhead.saved_bytes", lambda step, known: 0)
@@ -294,8 +295,10 @@ def test_attaching_leaves_the_model_as_it_was(hook_count):
 @pytest.mark.parametrize(
     "name",
     [
-        "kernels",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("formats", "others", "sweep")),
+        *(
+            pytest.param(n, marks=pytest.mark.slow)
+            for n in ("kernels", "formats", "others", "sweep")
+        ),
         "sites",
     ],
 )

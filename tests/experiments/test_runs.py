@@ -110,6 +110,10 @@ DAMAGES = {
         (home / "config.yaml").write_text("["),
     ),
 }
+PLAIN = (
+    "result changed", "metrics missing", "done cut", "no directory", "another's, finished",
+    "checkpoint, a bit", "checkpoint of another", "unfinished, config changed",
+)  # fmt: skip
 
 
 def append(path: Path, text: str) -> None:
@@ -139,7 +143,9 @@ def put_another(home: Path) -> Path:
     return home
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    "damage", [pytest.param(d, marks=() if d in PLAIN else pytest.mark.slow) for d in DAMAGES]
+)
 def test_a_damaged_directory_is_set_aside_and_run_again(home, trained, damage):
     before = timeless(run(home).result)
     DAMAGES[damage](home)
@@ -363,6 +369,7 @@ def test_a_run_that_another_finishes_meanwhile_is_not_waited_for_any_longer(home
     other.release()
 
 
+@pytest.mark.slow
 def test_a_stale_lease_is_taken_over_and_its_former_holder_writes_no_more(home, monkeypatch):
     """The first holder is put to sleep in the middle; awake again, it ends as busy."""
     whole = execute(ONE, OFTEN, home.parent / "whole").result

@@ -51,8 +51,10 @@ def watched(config: Config) -> tuple[Inputs, list[float]]:
         handle.remove()
 
 
-@pytest.mark.parametrize("augmentation", ["none", "crop-flip"])
-@pytest.mark.parametrize("name", ["dropout", "dropblock"])
+@pytest.mark.parametrize(
+    "augmentation", ["none", pytest.param("crop-flip", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("name", ["dropout", pytest.param("dropblock", marks=pytest.mark.slow)])
 def test_conditions_of_one_seed_are_paired(name, augmentation):
     tiny = replace(TINY, augmentation=augmentation)
     bare, bare_loss = watched(tiny)
@@ -67,6 +69,7 @@ def test_conditions_of_one_seed_are_paired(name, augmentation):
     assert (bare_loss[0] == other_loss[0]) == (name == "dropblock")
 
 
+@pytest.mark.slow
 def test_mixup_mixes_all_conditions_of_a_seed_alike():
     tiny = replace(TINY, mixup=0.4, label_smoothing=0.1)
     bare, bare_loss = watched(tiny)
@@ -165,6 +168,7 @@ def test_the_loop_is_the_one_that_torch_users_write():
     assert list(result.scores) == ["clean", "occluded", "noisy"]
 
 
+@pytest.mark.slow
 def test_masks_follow_from_seed_and_replica_alone():
     def dropped(**fields):
         spec = {"layer[34].0": {"DropBlock2d": {"p": 0.25, "block_size": 3}}}
@@ -175,6 +179,7 @@ def test_masks_follow_from_seed_and_replica_alone():
     assert dropped() != dropped(replica=1)
 
 
+@pytest.mark.slow
 def test_the_average_of_the_weights_is_what_is_tested():
     learning = replace(TINY, label_noise=0.0, train_images=200, epochs=8)
     untrained, _ = prepare(learning, data := load_data(learning, Path("data")))
@@ -189,7 +194,14 @@ def test_the_average_of_the_weights_is_what_is_tested():
     assert train(replace(learning, ema=0.0)).test_loss == last
 
 
-@pytest.mark.parametrize("precision", ["64-true", "bf16-true", "bf16-mixed"])
+@pytest.mark.parametrize(
+    "precision",
+    [
+        pytest.param("64-true", marks=pytest.mark.slow),
+        pytest.param("bf16-true", marks=pytest.mark.slow),
+        "bf16-mixed",
+    ],
+)
 def test_the_average_is_tested_in_the_precision_of_the_training(precision):
     config = replace(TINY, precision=precision, epochs=2)
     assert train(replace(config, ema=0.0)).test_loss == train(config).test_loss
@@ -201,7 +213,10 @@ def test_the_average_is_tested_in_the_precision_of_the_training(precision):
         {"optimizer": "adamw", "lr": 1e-3, "lr_schedule": "cosine", "warmup_epochs": 1},
         {"lr_schedule": "step", "lr_schedule_args": {"decay_epochs": 1, "decay_rate": 0.5}},
         {"precision": "bf16-mixed", "spec": SPECS["dropblock"]},
-        {"model": "torchvision:squeezenet1_1", "model_args": {}, "lr": 0.01, "image_size": 40},
+        pytest.param(
+            {"model": "torchvision:squeezenet1_1", "model_args": {}, "lr": 0.01, "image_size": 40},
+            marks=pytest.mark.slow,
+        ),
         {"model": "vit_tiny_patch16_224", "model_args": {"img_size": 32, "depth": 1}, "lr": 0.01},
         {"data": "fake", "train_images": 40},
         {"train_images": 41},  # a batch of one image: its maps have more than one value

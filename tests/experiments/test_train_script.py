@@ -101,6 +101,7 @@ def test_another_run_is_not_written_over(call, capsys):
     assert Path("out/checkpoint.pt").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_set_aside_and_the_run_begins_anew(call, capsys):
     assert call(*TINY, "--out", "out") == 0
     path = Path("out/checkpoint.pt")
@@ -150,7 +151,7 @@ def heed():
 @pytest.mark.parametrize(
     ("name", "status"),
     [
-        ("SIGTERM", 75),
+        pytest.param("SIGTERM", 75, marks=pytest.mark.slow),
         pytest.param("SIGUSR1", 75, marks=pytest.mark.slow),
         pytest.param("SIGHUP", 75, marks=pytest.mark.slow),
         pytest.param("SIGINT", 130, marks=pytest.mark.slow),

@@ -141,7 +141,9 @@ def test_values_and_dtype(dtype, normalize):
     assert dropped == (~kept).sum()
 
 
-@pytest.mark.parametrize("normalize", ["batch", "sample", "expected", None])
+@pytest.mark.parametrize(
+    "normalize", [pytest.param("batch", marks=pytest.mark.slow), "sample", "expected", None]
+)
 def test_a_number_is_compiled_without_a_break(normalize):
     """The functions themselves in compiled code: the same form as that of the sites."""
     compiled = torch.compile(
