@@ -38,7 +38,6 @@ from dropblock_hooks import (
 )
 from dropblock_hooks.registry import registered
 
-
 EPOCHS = 300
 
 
