@@ -605,6 +605,7 @@ def test_what_a_layer_returns_wrongly_is_told(net, regularizer, message):
         call(torch.randn(2, 3, 16, 16))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "regularizer",
     [Dropout(0.5), pytest.param(ClampGrad(-1e-9, 1e-9), marks=pytest.mark.slow)],

@@ -281,7 +281,8 @@ def named(*prefixes):
     return [name for name in globals() if name.startswith(prefixes)]
 
 
-@pytest.mark.parametrize("wrapper", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp2"])
+@pytest.mark.slow
 def test_two_processes(tmp_path, wrapper):
     names = named(f"{wrapper}_")
     assert names

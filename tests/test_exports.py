@@ -78,7 +78,9 @@ def _forget_graphs():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("export", EXPORTS)
+@pytest.mark.parametrize(
+    "export", [pytest.param(e, marks=pytest.mark.slow if e == "onnx" else ()) for e in EXPORTS]
+)
 def test_in_evaluation_it_is_the_graph_of_the_bare_model(export):
     bare = export(make_net(Dropout2d()).eval())
     assert len(bare) > 5

@@ -178,6 +178,7 @@ def test_no_tensor_of_a_graph_is_kept(net):
     assert len(attached) == 6
 
 
+@pytest.mark.slow
 def test_two_thousand_steps_in_constant_memory():
     model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(inplace=True))
     spec = {

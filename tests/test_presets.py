@@ -67,10 +67,10 @@ def test_by_stage():
 @pytest.mark.parametrize(
     ("name", "edge", "blocks", "some"),
     [
-        ("resnet50", 64, 12, "layer1.1"),
+        pytest.param("resnet50", 64, 12, "layer1.1", marks=pytest.mark.slow),
         ("vit_tiny_patch16_224", 224, 12, "blocks.11"),
         ("convnext_atto", 64, 12, "stages.3.blocks.1"),
-        ("efficientnet_b0", 64, 9, "blocks.5.3"),
+        pytest.param("efficientnet_b0", 64, 9, "blocks.5.3", marks=pytest.mark.slow),
     ],
 )
 def test_stochastic_depth(name, edge, blocks, some):
@@ -104,7 +104,8 @@ def test_stochastic_depth_of_a_model_of_ones_own(net):
 
 
 @pytest.mark.parametrize(
-    ("name", "branches"), [("vit_tiny_patch16_224", 24), ("efficientnet_b0", 9)]
+    ("name", "branches"),
+    [("vit_tiny_patch16_224", 24), pytest.param("efficientnet_b0", 9, marks=pytest.mark.slow)],
 )
 def test_drop_path(name, branches):
     timm = pytest.importorskip("timm", reason="the models are timm's")

@@ -23,7 +23,7 @@ WAYS = {
     "parameters": lambda n: [f"param:{i}.0.weight" for i in range(n)],
     "globs of parameters": lambda n: [f"param:{i}.0.w*" for i in range(n)],
 }
-SMALL, LARGE = 40, 160
+SMALL, LARGE = 25, 100
 
 
 def pairs(n, first=nn.Linear):

@@ -71,6 +71,7 @@ def test_a_study_ends_with_a_table_a_report_and_a_csv(ablate, capsys):
     assert capsys.readouterr().out == output.out
 
 
+@pytest.mark.slow
 def test_shards_leave_the_report_to_the_last(ablate, capsys):
     assert ablate("--shard", "0/2") == 0
     assert "3 of 6 runs are still to come" in capsys.readouterr().out

@@ -136,6 +136,7 @@ def test_checkpoints_are_written_as_often_as_asked(tmp_path, monkeypatch):
     assert written == [(1, 0), (2, 0), (3, 0), (3, 0)]
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_trained_again(tmp_path):
     first = train(TINY, out=tmp_path)
     heard = []
@@ -229,6 +230,7 @@ def test_images_that_were_moved_are_the_same():
         checkpoint._check_same(Path("checkpoint.pt"), saved, replace(config, data="fake"))
 
 
+@pytest.mark.slow
 def test_a_run_killed_after_its_last_checkpoint_tests_with_the_same_masks(tmp_path):
     config = replace(TINY, spec={"layer4.0": "Dropout2d(p=0.5, active='always')"})
     whole = train(config, out=tmp_path)

@@ -227,7 +227,7 @@ def test_a_stop_file_of_another_launch_stops_nobody(home):
         pytest.param(signal.SIGTERM, 75, marks=pytest.mark.slow),
         pytest.param(signal.SIGUSR1, 75, marks=pytest.mark.slow),
         pytest.param(signal.SIGHUP, 75, marks=pytest.mark.slow),
-        (signal.SIGINT, 130),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
     ],
 )
 def test_signals_leave_a_state_that_is_resumed(home, whole, number, code):

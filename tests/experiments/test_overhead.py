@@ -242,7 +242,9 @@ def test_an_epoch_is_so_many_steps():
     assert text == ("resnet50, evaluation, functional: 1.5 s an epoch, peak 12 MB, 3.000 of floor")
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n == "resnet50" else ()) for n in SPECS]
+)
 def test_attached_and_hand_edited_models_compute_the_same(name, rough_calibration):
     images = Images(2, 128)  # maps larger than blocks
     models = variants(name, images)

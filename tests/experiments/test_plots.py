@@ -101,7 +101,10 @@ def lines_of(axes, **properties):
     ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=pytest.mark.slow if k in ("grid", "many") else ()) for k in KINDS],
+)
 def test_all_pictures_that_there_are_data_for(kind, tmp_path):
     rows = rows_of(KINDS[kind]())
     found = draw(rows, tmp_path)

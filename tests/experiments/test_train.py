@@ -94,6 +94,7 @@ def test_a_replica_has_the_same_split_and_noise_and_another_beginning_order_and_
     assert one_loss != other_loss
 
 
+@pytest.mark.slow
 def test_seeds_differ_in_everything():
     one, _ = watched(TINY)
     other, _ = watched(replace(TINY, seed=6))
