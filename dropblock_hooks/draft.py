@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from . import files
 from .copying import MOST_PROBLEMS, Copier, Path, PlainError, explained, is_list
@@ -19,6 +19,8 @@ _SHOWN = 10  # problems in the text of an error
 _LONGEST_PROBLEM = 1_000
 _LONGEST_TEXT = 3_500
 _END = object()
+_Item: TypeAlias = tuple[Path, Any, Any]
+"""Key path, selector and value of an entry; a PlainError in the place of what can't be copied."""
 
 
 class SpecError(ValueError):
@@ -73,14 +75,20 @@ class Draft:
         self.cause: BaseException | None = None
         """What somebody's code raised, if it did."""
         self._source = source
-        copier = Copier()
+        self._known: dict[str, Regularizer] = {}  # many layers, one text
+        copier, items = Copier(), []
         try:
-            for path, selector, value in self._pairs(data):
-                self._read(path, selector, value, copier)
-                if copier.full:
-                    break
+            for item in self._items(data, copier):
+                items.append(item)
         except PlainError as error:
-            self._note(error)
+            if copier.full:  # refused before anything is built
+                items = []
+            items.append(error)
+        for item in items:
+            if len(self.problems) >= MOST_PROBLEMS:
+                self.problems.append("what comes behind was not read")
+                break
+            self._note(item) if isinstance(item, PlainError) else self._read(*item)
         if not self.entries and not self.problems:
             self.problems.append("it is empty")
 
@@ -139,8 +147,9 @@ class Draft:
         self.problems += [self._source.located(path, message) for path, message in error.faults]
         self.cause = self.cause or error.__cause__
 
-    def _pairs(self, data: Any) -> Iterator[tuple[Path, Any, Any]]:
-        """Key path, selector and value of each entry; what is no entry goes to the problems."""
+    def _items(self, data: Any, copier: Copier) -> Iterator[_Item | PlainError]:
+        """The entries, or why they are none; more than `MOST_PROBLEMS` of the latter end it."""
+        faulty = 0
         with explained(()):
             is_mapping = isinstance(data, Mapping)
             if not is_mapping and not is_list(data):
@@ -148,9 +157,6 @@ class Draft:
                 raise PlainError((), problem)
             items = iter(data.items() if is_mapping else data)
         for i in itertools.count():
-            if len(self.problems) >= MOST_PROBLEMS:
-                self.problems.append("what comes behind was not read")
-                return
             with explained(()):
                 item = next(items, _END)
                 if i == files.MOST_NODES:
@@ -159,22 +165,28 @@ class Draft:
                 return
             try:
                 with explained((str(i),)):
-                    pair = _keyed(item) if is_mapping else _listed(str(i), item)
+                    path, selector, value = _keyed(item) if is_mapping else _listed(str(i), item)
             except PlainError as error:
-                self._note(error)
+                yield error
+                faulty += 1
+                if faulty > MOST_PROBLEMS:
+                    return
             else:
-                yield pair
+                copies = _tried(copier, value, path), _tried(copier, selector, path)
+                if copier.full:
+                    raise next(copy for copy in copies if isinstance(copy, PlainError))
+                yield path, copies[1], copies[0]
 
-    def _read(self, path: Path, selector: Any, value: Any, copier: Copier) -> None:
+    def _read(self, path: Path, selector: Any, value: Any) -> None:
         regularizers: tuple[Regularizer, ...] | None = ()
         try:
             with explained(path):
-                regularizers = self._regularizers(copier.copy(value, path), path)
+                regularizers = self._regularizers(_given(value), path)
         except PlainError as error:
             self._note(error)
         try:
             with explained(path):
-                found = _selector(copier.copy(selector, path), path)
+                found = _selector(_given(selector), path)
                 self.entries.append(Entry(found, regularizers))
         except PlainError as error:
             self._note(error)
@@ -197,10 +209,33 @@ class Draft:
                 break
             try:
                 with explained(where):
-                    found.append(regularizer_from(item, where))
+                    found.append(self._regularizer(item, where))
             except PlainError as error:
                 self._note(error)
         return tuple(found)
+
+    def _regularizer(self, item: Any, where: Path) -> Regularizer:
+        known = self._known.get(item) if type(item) is str else None
+        if known is None:
+            known = regularizer_from(item, where)
+            if type(item) is str:
+                self._known[item] = known
+        return known
+
+
+def _tried(copier: Copier, value: Any, path: Path) -> Any:
+    """A copy, or the PlainError why there is none."""
+    try:
+        with explained(path):
+            return copier.copy(value, path)
+    except PlainError as error:
+        return error
+
+
+def _given(copy: Any) -> Any:
+    if isinstance(copy, PlainError):
+        raise copy
+    return copy
 
 
 def _keyed(item: Any) -> tuple[Path, Any, Any]:
