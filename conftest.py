@@ -17,22 +17,8 @@ def pytest_addoption(parser):
     parser.addoption(
         "--exhaustive",
         action="store_true",
-        help="all slow cases: of tests marked every(n), and of those unseen",
+        help="all slow cases of tests marked every(n)",
     )
-
-
-# whose slow cases have not all been seen to pass in one run yet: only with --exhaustive
-UNSEEN = (
-    "test_any_spec",
-    "test_axes",
-    "test_exports_dynamic",
-    "test_gradient_order",
-    "test_quiet",
-    "test_ray_commands",
-    "test_uncounted",
-    "test_windows",
-    "test_zero_families",
-)
 
 
 def pytest_collection_modifyitems(config, items):
@@ -43,9 +29,7 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         mark = item.get_closest_marker("every")
         slow = item.get_closest_marker("slow") is not None
-        if slow and item.path.stem in UNSEEN:
-            left_out.append(item)
-        elif slow and mark is not None:
+        if slow and mark is not None:
             test = item.nodeid.partition("[")[0]
             if seen[test] % mark.args[0]:
                 left_out.append(item)

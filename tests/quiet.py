@@ -29,7 +29,9 @@ def spec_of(model, x):
     names = [
         row.name
         for row in layers(model, x)
-        if row.calls == 1 and type(model.get_submodule(row.name)) in kinds
+        if row.calls == 1
+        and type(model.get_submodule(row.name)) in kinds
+        and not row.name.startswith(("head", "fc", "classifier"))  # not called by forward_features
     ]
     early, late = names[len(names) // 4], names[-2]
     first, second = (kinds[type(model.get_submodule(name))] for name in (early, late))

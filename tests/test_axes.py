@@ -227,10 +227,13 @@ def test_compiled_a_block_is_read_rightly_or_refused(how):
     else:
         with pytest.raises(Exception, match=r"say .*layout="):
             compiled((C, C))
+    if how == "in place":  # its history is lost: refused in eager mode, too
+        with pytest.raises(SiteError, match="say which with layout="):
+            model(before(taken, (5, 7)))
+        return
     model(before(taken, (5, 7)))  # one step in eager mode tells for good
-    assert site.layout == given or how == "in place"
-    if how != "in place":
-        assert not compiled((C, C)).any()
+    assert site.layout == given
+    assert not compiled((C, C)).any()
 
 
 def test_the_form_is_learnt_for_what_is_run_without_a_graph():
@@ -512,7 +515,10 @@ def shapes(member, size):
 
 
 def truth(member):
-    """Of each layer, "NCHW" or "NHWC": the axes that follow the height and width of the image."""
+    """Of each layer, "NCHW" or "NHWC": the axes that follow the height and width of the image.
+
+    Tables without a batch, and maps of attention, where an axis follows both, are none.
+    """
     edge = member.size
     square, tall, wide = (
         shapes(member, size) for size in ((edge, edge), (2 * edge, edge), (edge, 2 * edge))
@@ -520,8 +526,9 @@ def truth(member):
     found = {}
     for name in square.keys() & tall.keys() & wide.keys():
         for a, b, c in zip(square[name], tall[name], wide[name], strict=False):
-            follow = [axis for axis in range(4) if not a[axis] == b[axis] == c[axis]]
-            layout = {(2, 3): "NCHW", (1, 2): "NHWC"}.get(tuple(follow))
+            height = [axis for axis in range(4) if a[axis] != b[axis]]
+            width = [axis for axis in range(4) if a[axis] != c[axis]]
+            layout = {(2, 3): "NCHW", (1, 2): "NHWC"}.get((*height, *width)) if a[0] == 2 else None
             found.setdefault(name, set()).add(layout)
     return {name: seen.pop() for name, seen in found.items() if len(seen) == 1 and None not in seen}
 
@@ -535,6 +542,7 @@ CASES = [
 ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("member", CASES)
 def test_a_family_is_read_rightly_or_refused(member):
     known = truth(member)

@@ -151,6 +151,7 @@ AT_INPUT = [
 ]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("case", "at"), AT_OUTPUT + AT_INPUT)
 def test_one_graph_for_300_rates(case, at):
     regularizer = CASES[case]
@@ -172,6 +173,7 @@ def test_one_graph_for_300_rates(case, at):
     assert site.map_size == (None if regularizer.spatial is None else (9,) * spatial)
 
 
+@pytest.mark.every(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_inductor(case):

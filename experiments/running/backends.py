@@ -146,7 +146,8 @@ def _cluster(address: str | None) -> Iterator[dict[str, float]]:
 def _use_token() -> None:
     """Have Ray show a token that this host has: to an address it does not by itself.
 
-    A cluster that asks for none takes no notice. Ray reads this when it is imported.
+    The workers of a cluster that asks for none can't be started so: RAY_AUTH_MODE=disabled leaves
+    the token out. Ray reads this when it is imported.
     """
     file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     if os.environ.get("RAY_AUTH_TOKEN") or file.is_file():
