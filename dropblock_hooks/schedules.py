@@ -227,7 +227,10 @@ class StepSchedule(Schedule):
                 for t, v in itertools.islice(pairs, _MOST_STEPS + 1)
             ]
         except (TypeError, ValueError) as error:
-            raise ValueError(f"StepSchedule takes a mapping of time to value: {error}") from error
+            raise ValueError(
+                "StepSchedule takes a mapping of time to value, such as {0: 0.0, 30: 0.1}, "
+                f"got {quote(self.values)}: {error}"
+            ) from error
         if len(steps) > _MOST_STEPS:
             raise ValueError(f"StepSchedule takes at most {_MOST_STEPS} times")
         steps.sort()

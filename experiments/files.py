@@ -20,6 +20,19 @@ _NOTE = len(_MARK) + 64
 _ZIP_END = b"PK\x05\x06"  # and 18 more bytes, of which the last two are the comment's length
 
 
+def reason(error: Exception) -> str:
+    """What an error says to a user, without the number that the system gives it.
+
+    Example:
+        >>> reason(FileNotFoundError(2, "No such file or directory", "study.yaml"))
+        'study.yaml: No such file or directory'
+    """
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+    return f"{where}{error.strerror}"
+
+
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Have `write` make a file beside `path`, and put it in the place of `path` when it is whole.
 

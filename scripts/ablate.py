@@ -9,6 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # threads that spin starve when a core is busy
+from experiments.files import reason
 from experiments.running.signals import end_on_signals, leave
 
 if __name__ == "__main__":
@@ -98,7 +99,7 @@ def ablate(
         print("interrupted; the same command goes on", file=sys.stderr)
         return 130
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {reason(error)}", file=sys.stderr)
         return 2
     return 1 if ended.failed else 0
 

@@ -10,6 +10,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # threads that spin starve when a core is busy
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler, which counts memory, is talkative
+from experiments.files import reason
 from experiments.running.signals import end_on_signals, leave
 
 if __name__ == "__main__":
@@ -126,7 +127,7 @@ def main() -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {reason(error)}", file=sys.stderr)
         return 2
 
 

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from jsonargparse import auto_cli
 
+from experiments.files import reason
 from experiments.recounting import recount
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,7 +27,7 @@ def report(root: Path = ROOT) -> int:
     try:
         faults = recount(root)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {reason(error)}", file=sys.stderr)
         return 2
     for fault in faults:
         print(fault)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from experiments.files import reason
 from experiments.running.signals import end_on_signals, leave
 
 if __name__ == "__main__":
@@ -39,7 +40,7 @@ def report(run_dir: Path, out: Path | None = None, study: Path | None = None) ->
         rows = summarize(*read_runs(run_dir))
         path = write_report(run_dir, out)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {reason(error)}", file=sys.stderr)
         return 2
     show(rows, path)
     return 0

@@ -13,6 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # threads that spin starve when a core is busy
+from experiments.files import reason
 from experiments.running.signals import Watch, caught, end_on_signals, leave
 
 if __name__ == "__main__":
@@ -59,7 +60,7 @@ def main() -> int:
         runtime = Runtime(**{name: given[name] for name in Runtime.__dataclass_fields__})
         code, result = run(config, runtime, given["out"])
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {reason(error)}", file=sys.stderr)
         return 2
     if result is not None and is_first():
         show(result)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from experiments.config import Config, Runtime
+from experiments.files import reason
 from experiments.running.backends import RunAll, WorkersDied
 from experiments.running.claims import Claim
 from experiments.running.directories import (
@@ -65,7 +66,7 @@ def work(job: Job) -> Outcome | str:
                 return execute(job.config, runtime, job.directory, watch, job.terms)
             except Unwritable as error:
                 touch(job.stop_file)  # the other workers end with what they could write
-                return f"{error.filename}: {error.strerror}"
+                return reason(error)
 
 
 @dataclass

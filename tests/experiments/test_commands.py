@@ -169,8 +169,8 @@ def test_a_hangup_that_nohup_has_ignored_stays_ignored(start, tmp_path):
 
 ANSWERS = {
     **{f"{script} --help": (0, "Example: scripts/") for script in COMMANDS},
-    "ablate.py missing.yaml": (2, "No such file or directory: 'missing.yaml'"),
-    "ablate.py watch": (2, "Is a directory: 'watch'"),
+    "ablate.py missing.yaml": (2, "missing.yaml: No such file or directory"),
+    "ablate.py watch": (2, "watch: Is a directory"),
     "ablate.py study.yaml --jobs 0": (2, "jobs must be at least 1, got 0"),
     "ablate.py study.yaml --shard 3/3": (2, "got 3/3"),
     "ablate.py study.yaml --backend dask": (2, "dask"),
