@@ -7,8 +7,7 @@ after this module meets dicts, lists, tuples and scalars only. Other objects are
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -46,17 +45,24 @@ class PlainError(ValueError):
         return joined
 
 
-@contextmanager
-def explained(path: Path) -> Iterator[None]:
+class explained:  # noqa: N801 - a context manager, called like a function
     """Whatever somebody's code raises while a value is read, as a `PlainError`."""
-    try:
-        yield
-    except PlainError:
-        raise
-    except RecursionError as error:
-        raise PlainError(path, "is nested too deeply") from error
-    except Exception as error:
-        raise PlainError(path, f"reading it raised {described(error)}") from error
+
+    __slots__ = ("path",)  # entered for every value of a spec
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, PlainError):
+            return
+        if isinstance(error, RecursionError):
+            raise PlainError(self.path, "is nested too deeply") from error
+        if isinstance(error, Exception):
+            raise PlainError(self.path, f"reading it raised {described(error)}") from error
 
 
 def is_list(value: Any) -> bool:

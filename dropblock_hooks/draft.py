@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from .regularizer import Regularizer
 _SHOWN = 10  # problems in the text of an error
 _LONGEST_PROBLEM = 1_000
 _LONGEST_TEXT = 3_500
-_END = object()
 _Item: TypeAlias = tuple[Path, Any, Any]
 """Key path, selector and value of an entry; a PlainError in the place of what can't be copied."""
 
@@ -155,23 +153,19 @@ class Draft:
             if not is_mapping and not is_list(data):
                 problem = f"a spec is a mapping from selectors to regularizers, got {shown(data)}"
                 raise PlainError((), problem)
-            items = iter(data.items() if is_mapping else data)
-        for i in itertools.count():
-            with explained(()):
-                item = next(items, _END)
+            for i, item in enumerate(data.items() if is_mapping else data):
                 if i == files.MOST_NODES:
                     raise PlainError((), f"it has more than {files.MOST_NODES:,} entries")
-            if item is _END:
-                return
-            try:
-                with explained((str(i),)):
-                    path, selector, value = _keyed(item) if is_mapping else _listed(str(i), item)
-            except PlainError as error:
-                yield error
-                faulty += 1
-                if faulty > MOST_PROBLEMS:
-                    return
-            else:
+                try:
+                    with explained((str(i),)):
+                        read = _keyed(item) if is_mapping else _listed(str(i), item)
+                except PlainError as error:
+                    yield error
+                    faulty += 1
+                    if faulty > MOST_PROBLEMS:
+                        return
+                    continue
+                path, selector, value = read
                 copies = _tried(copier, value, path), _tried(copier, selector, path)
                 if copier.full:
                     raise next(copy for copy in copies if isinstance(copy, PlainError))
