@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeAlias
 
 from . import files
@@ -73,6 +74,7 @@ class Draft:
         self.cause: BaseException | None = None
         """What somebody's code raised, if it did."""
         self._source = source
+        self._cut = False  # whether something was not read, so many problems there are
         self._known: dict[str, Regularizer] = {}  # many layers, one text
         copier, items = Copier(), []
         try:
@@ -83,10 +85,11 @@ class Draft:
                 items = []
             items.append(error)
         for item in items:
-            if len(self.problems) >= MOST_PROBLEMS:
-                self.problems.append("what comes behind was not read")
+            if self._is_full():
                 break
             self._note(item) if isinstance(item, PlainError) else self._read(*item)
+        if self._cut:
+            self.problems.append("what comes behind was not read")
         if not self.entries and not self.problems:
             self.problems.append("it is empty")
 
@@ -140,6 +143,11 @@ class Draft:
         error = SpecError(problems, self.source)
         error.__cause__ = self.cause
         return error
+
+    def _is_full(self) -> bool:
+        """Whether there are so many problems that what comes now is not read."""
+        self._cut |= len(self.problems) >= MOST_PROBLEMS
+        return self._cut
 
     def _note(self, error: PlainError) -> None:
         self.problems += [self._source.located(path, message) for path, message in error.faults]
@@ -199,7 +207,7 @@ class Draft:
             raise PlainError(path, problem)
         found = []
         for where, item in items:
-            if len(self.problems) >= MOST_PROBLEMS:
+            if self._is_full():
                 break
             try:
                 with explained(where):
@@ -240,7 +248,7 @@ def _keyed(item: Any) -> tuple[Path, Any, Any]:
 def _listed(i: str, item: Any) -> tuple[Path, Any, Any]:
     if issubclass(type(item), Entry):
         return (_label(item.selector),), item.selector, item.regularizers
-    if isinstance(item, Mapping) and set(item) == {"select", "apply"}:
+    if isinstance(item, Mapping) and set(islice(item, 3)) == {"select", "apply"}:
         return (i, "apply"), item["select"], item["apply"]
     if is_list(item) and len(item) == 2:
         return (i, "1"), item[0], item[1]

@@ -111,8 +111,8 @@ def _shown(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
     if isinstance(value, Mapping):
-        keys = f"the keys {', '.join(map(repr, value))}" if value else "no keys"
-        return f"a {name} with {keys}"
+        keys = ", ".join(map(repr, value))
+        return f"a {name} with {f'the keys {keys}' if keys else 'no keys'}"
     if _is_record(value):
         return f"a {name} with the fields {', '.join(f.name for f in dataclasses.fields(value))}"
     if isinstance(value, tuple | list):

@@ -84,10 +84,13 @@ class Past(Generic[T]):
 
     def note(self, now: T) -> None:
         """A forward does this."""
-        if self.kept is None and self.last is not now:
+        changed = self.last is not now
+        if changed and self.kept is None:
             self.kept = self.last  # whether that one was in a checkpoint is not known: it may be
         self.last = now
-        if self.kept is not None and self.kept is not now and may_be_recomputed():
+        if self.kept is None or self.kept is now:
+            return
+        if may_be_recomputed() or (changed and checkpointed()):  # which takes longer to know
             self.kept = now
 
     def again(self) -> T | None:

@@ -94,8 +94,8 @@ def in_use() -> bool:
         kind = type(thing)  # isinstance would ask proxies for their class
         if kind is Control and thing.installed:
             given.add(id(thing.grad_scaler))
-        elif issubclass(kind, GradScaler) and is_enabled(thing) and thing._scale is not None:
-            scalers.append(thing)
+        elif issubclass(kind, GradScaler) and getattr(thing, "_scale", None) is not None:
+            scalers += [thing] if is_enabled(thing) else []
     return any(id(scaler) not in given for scaler in scalers)
 
 

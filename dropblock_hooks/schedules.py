@@ -220,8 +220,8 @@ class StepSchedule(Schedule):
     values: Mapping[float, float]
 
     def __post_init__(self) -> None:
-        pairs = self.values.items() if isinstance(self.values, Mapping) else self.values
         try:
+            pairs = self.values.items() if isinstance(self.values, Mapping) else self.values
             steps = [
                 (as_number("time", t), as_number("value", v))
                 for t, v in itertools.islice(pairs, _MOST_STEPS + 1)

@@ -82,7 +82,7 @@ class Site:
         self._waiting = self._recomputed = False
         self._mode: bool | None = None  # of the last call, while nobody has stepped a schedule
         self._resumed = 0  # how often training went on after an evaluation
-        self._acted = (Past[bool](), Past[bool]())  # in evaluation, in training
+        self._acted = {True: Past[bool](), False: Past[bool]()}  # by the layer's mode
         self._drawn_with = Past[Mapping[str, float]]()
         self._forms = ShapeMemory[Form]()  # where nothing but the shape decides
         self._turned: dict[int, str] = {}  # where the channels were, by rank

@@ -27,10 +27,11 @@ def reason(error: Exception) -> str:
         >>> reason(FileNotFoundError(2, "No such file or directory", "study.yaml"))
         'study.yaml: No such file or directory'
     """
-    if not isinstance(error, OSError) or error.strerror is None:
+    if not isinstance(error, OSError) or not isinstance(error.errno, int):
         return str(error)
-    where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
-    return f"{where}{error.strerror}"
+    names = [name for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+    where, told = " -> ".join(map(os.fsdecode, names)), error.strerror or str(error)
+    return f"{where}: {told}" if where else told
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:

@@ -255,6 +255,13 @@ class Endless(collections.abc.Mapping):
         return 3
 
 
+class EndlessKeys(Endless):
+    """Says that it has two keys, which an entry of a list may have."""
+
+    def __len__(self):
+        return 2
+
+
 class EndlessList(collections.abc.Sequence):
     def __getitem__(self, i):
         return "Dropout"

@@ -18,7 +18,7 @@ from dropblock_hooks import (
     SpecError,
     attach,
 )
-from tests.bad_specs import files, objects
+from tests.bad_specs import EndlessKeys, files, objects
 
 LONGEST = 4_000
 SECONDS = 1.0
@@ -206,12 +206,24 @@ def test_what_where_raises_is_the_cause(net):
         {f"x{i}": "Dropuot" for i in range(30_000)},
         {"fc": ["Dropuot"] * 30_000},
         {"fc": {"Dropout": {f"x{i}": 1 for i in range(30_000)}}},
+        {"fc": ["Dropuot"] * 300},
+        [EndlessKeys()] * 300,
     ],
-    ids=["entries", "values", "list", "fields"],
+    ids=["entries", "values", "list", "fields", "last list", "endless keys"],
 )
 def test_reading_stops_after_many_problems(net, spec):
     text = outcome(net, spec)
     assert " more, in the problems of this error" in text
+
+
+@pytest.mark.parametrize(
+    "spec", [range(10**9), {"fc": ["Dropuot"] * 300}, [*range(199), ("fc", ["Dropuot"] * 5)]]
+)
+def test_what_was_not_read_is_told(spec):
+    with pytest.raises(SpecError) as caught:
+        Spec(spec)
+    assert len(caught.value.problems) == 201
+    assert caught.value.problems[-1] == "what comes behind was not read"
 
 
 @pytest.mark.parametrize("value", ["1e400", "nan", "-inf", "Infinity", "9" * 39])

@@ -394,3 +394,28 @@ def test_a_checkpoint_after_a_forward_that_was_paused(reentrant):
         return [p.grad for p in model.parameters()]
 
     torch.testing.assert_close(gradients(True), gradients(False), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("change", ["paused", "step"])
+def test_a_checkpoint_that_turns_gradients_on_inside(change):
+    """As models of forces do: nothing but the frames tells that it is a checkpoint."""
+
+    def gradient(checkpoints):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+        attached = attach(model, {"1": Dropout(StepSchedule({0: 0.1, 1: 0.9}))})
+        x = torch.randn(4, 8, requires_grad=True)
+        with attached.paused() if change == "paused" else contextlib.nullcontext():
+            model(x)
+        attached.step(1)
+        torch.manual_seed(1)
+
+        def run(h):
+            with torch.enable_grad():
+                return model(h)
+
+        y = checkpoint(run, x, use_reentrant=True) if checkpoints else run(x)
+        y.square().sum().backward()
+        return x.grad
+
+    torch.testing.assert_close(gradient(True), gradient(False), rtol=0, atol=0)

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 from collections import OrderedDict, namedtuple
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -100,11 +101,20 @@ def test_elements_of_outputs(make, index):
         assert (leaf.grad == 0).all()
 
 
+class Unsure(dict):
+    """As a mapping of tensors may be: neither true nor false."""
+
+    def __bool__(self):
+        raise RuntimeError("ambiguous")
+
+
 @pytest.mark.parametrize(
     ("make", "index", "text"),
     [
         (lambda x: (x, x), None, "tuple of 2 elements.*index="),
         (lambda x: {"out": x}, None, "dict with the keys 'out'.*index="),
+        (lambda x: Unsure(out=x), None, "Unsure with the keys 'out'.*index="),
+        (lambda x: {}, None, "dict with no keys.*index="),
         (lambda x: (x, x), 2, "no element 2"),
         (lambda x: {"out": x}, "aux", "no element 'aux'"),
         (lambda x: x, "aux", "no element 'aux'"),
@@ -905,3 +915,11 @@ def test_a_block_that_gives_another_tensor_is_not_refused(block):
     y = model(x)
     attached.remove()
     assert torch.equal(y, model[:2](x))
+
+
+def test_a_mode_that_is_a_bool_of_numpy():
+    model = nn.Sequential(nn.Identity())
+    (site,) = attach(model, {"0": Dropout(0.5)}).sites
+    model[0].training = np.bool_(True)
+    model(torch.ones(3))
+    assert (site.calls, site.active_calls) == (1, 1)

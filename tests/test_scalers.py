@@ -275,3 +275,10 @@ def test_a_wrapper_that_holds_itself():
     _, attached = make({"2": ClampGrad(-1, 1)})
     with pytest.raises(TypeError, match="get_scale"):
         attached.grad_scaler = wrapper
+
+
+def test_a_scaler_that_was_never_made_is_none_in_use():
+    unmade = GradScaler.__new__(GradScaler)
+    model, _ = make({"0": ClampGrad(-1, 1)})
+    assert warnings_of(lambda: backward(model)) == []
+    del unmade
