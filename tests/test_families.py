@@ -48,11 +48,13 @@ def check(outcome):
         assert abs(stage.realized - P) < 0.02
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("member", CASES)
 def test_a_family(member):
     check(observe(member))
 
 
+@pytest.mark.every(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("member", CASES)
 def test_a_family_with_checkpointing(member):

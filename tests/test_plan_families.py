@@ -35,6 +35,7 @@ class Shapes:
 
 
 @pytest.mark.filterwarnings("ignore::dropblock_hooks.HookWarning")
+@pytest.mark.every(2)
 @pytest.mark.parametrize("member", CASES)
 def test_prediction_is_reality(member):
     model = member.build().train()

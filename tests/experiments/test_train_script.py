@@ -148,6 +148,7 @@ def heed():
 
 
 @pytest.mark.skipif(os.name != "posix", reason="sends signals")
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "status"),
     [
