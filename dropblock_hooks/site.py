@@ -292,11 +292,13 @@ class Site:
 
     def values_of_the_forward(self, again: bool) -> Mapping[str, float]:
         """The values now; in a forward that runs again, those of the one that it repeats."""
-        before = self._drawn_with.again() if again else None
+        past, now = self._drawn_with, self.values
+        before = past.again() if again else None
         if before is not None:
             return before
-        self._drawn_with.note(self.values)
-        return self.values
+        if past.last is not now or (past.kept is not None and past.kept is not now):
+            past.note(now)
+        return now
 
     def _pass_by(self, x: Tensor) -> bool:
         """At a rate of 0, count what a whole call with this shape has counted, if there was one."""
