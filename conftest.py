@@ -15,9 +15,7 @@ torch.set_num_threads(1)  # the tensors are tiny, and a worker per core would on
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--exhaustive",
-        action="store_true",
-        help="all slow cases of tests marked every(n)",
+        "--exhaustive", action="store_true", help="of slow tests marked every(n), run all cases"
     )
 
 
@@ -28,8 +26,7 @@ def pytest_collection_modifyitems(config, items):
     seen, left_out = Counter(), []
     for item in items:
         mark = item.get_closest_marker("every")
-        slow = item.get_closest_marker("slow") is not None
-        if slow and mark is not None:
+        if mark is not None and item.get_closest_marker("slow") is not None:
             test = item.nodeid.partition("[")[0]
             if seen[test] % mark.args[0]:
                 left_out.append(item)

@@ -125,5 +125,4 @@ def create_model(name: str) -> nn.Module:
         nothing = {key: None for key in ("weights", "weights_backbone") if key in takes}
         found: nn.Module = builder(**nothing)
         return found
-    models = {*timm.list_models(), *known}
-    raise CommandError(f"unknown model {name!r}{closest(name, sorted(models))}")
+    raise CommandError(f"unknown model {name!r}{closest(name, [*timm.list_models(), *known])}")

@@ -217,12 +217,11 @@ class Draft:
         return tuple(found)
 
     def _regularizer(self, item: Any, where: Path) -> Regularizer:
-        known = self._known.get(item) if type(item) is str else None
-        if known is None:
-            known = regularizer_from(item, where)
-            if type(item) is str:
-                self._known[item] = known
-        return known
+        if type(item) is not str:
+            return regularizer_from(item, where)
+        if item not in self._known:
+            self._known[item] = regularizer_from(item, where)
+        return self._known[item]
 
 
 def _tried(copier: Copier, value: Any, path: Path) -> Any:

@@ -76,11 +76,14 @@ class Past(Generic[T]):
     Attributes:
         last: of the last forward; None before the first.
         kept: of the last one in a checkpoint; None while all forwards did the same.
+        settled: what a forward may do without a `note`, since nothing would change; None if all
+            are to be noted.
     """
 
     def __init__(self) -> None:
         self.last: T | None = None
         self.kept: T | None = None
+        self.settled: T | None = None
 
     def note(self, now: T) -> None:
         """A forward does this."""
@@ -88,10 +91,11 @@ class Past(Generic[T]):
         if changed and self.kept is None:
             self.kept = self.last  # whether that one was in a checkpoint is not known: it may be
         self.last = now
-        if self.kept is None or self.kept is now:
-            return
-        if may_be_recomputed() or (changed and checkpointed()):  # which takes longer to know
-            self.kept = now
+        agrees = self.kept is None or self.kept is now
+        # the frames come last: they take longer to look at
+        if not agrees and (may_be_recomputed() or (changed and checkpointed())):
+            self.kept, agrees = now, True
+        self.settled = now if agrees else None
 
     def again(self) -> T | None:
         """What is to be done by the forward that runs again now."""

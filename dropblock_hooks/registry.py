@@ -109,7 +109,7 @@ def _alike(word: str, known: Iterable[str]) -> list[str]:
         return []
     matcher = difflib.SequenceMatcher(b=word)
     rough = []
-    for name in known:
+    for name in dict.fromkeys(known):
         if len(name) <= _LONGEST:
             matcher.set_seq1(name)
             if matcher.real_quick_ratio() >= _ALIKE and matcher.quick_ratio() >= _ALIKE:

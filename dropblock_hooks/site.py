@@ -202,7 +202,7 @@ class Site:
             return False
         acts = control.installed and control.enabled and (training or self.acts(training))
         past = self._acted[training]
-        if past.last is not acts or (past.kept is not None and past.kept is not acts):
+        if past.settled is not acts:
             past.note(acts)
         if training and not acts:
             control.idled = True
@@ -296,7 +296,7 @@ class Site:
         before = past.again() if again else None
         if before is not None:
             return before
-        if past.last is not now or (past.kept is not None and past.kept is not now):
+        if past.settled is not now:
             past.note(now)
         return now
 
