@@ -36,6 +36,8 @@ from .warn import warn
 
 _EVALUATIONS = 2
 _PARAMETER = Form(layouts.PARAMETER)
+_is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
+_is_batched = torch._C._functorch.is_legacy_batchedtensor  # batched gradients
 
 
 class SiteError(ValueError):
@@ -240,8 +242,6 @@ class Site:
         """
         if self.evidence is None:
             return _PARAMETER
-        if is_compiling():  # no side effects, and no hash of a traced size
-            return self._read(self.evidence, x.shape, told, self._turned.get(x.ndim, ""))
         shape = x.shape
         form = self._forms.get(shape)
         if form is None:
@@ -250,6 +250,12 @@ class Site:
                 self._forms.put(shape, form)
         self.form = form
         return form
+
+    def traced_form_of(self, x: Tensor, told: Any = ()) -> Form:
+        """The same in compiled code: no side effects, and no hash of a traced size."""
+        if self.evidence is None:
+            return _PARAMETER
+        return self._read(self.evidence, x.shape, told, self._turned.get(x.ndim, ""))
 
     def _seen(self, x: Tensor) -> str:
         """What the graph says of the channels, or has said of a tensor of this rank.
@@ -275,15 +281,15 @@ class Site:
 
     def regularize(self, x: Tensor, layer_input: Any, training: bool, told: Any = ()) -> Tensor:
         """The activation, regularized and counted."""
-        on, again = self.is_on(training), recomputing()
+        on, again = training or self.is_on(training), recomputing()
         if on and again:
             self._watch_recomputation()  # first: it may be stopped early, inside the call
         values = self.values_of_the_forward(on and again)
         if not (on and again) and self._idle and self._pass_by(x):
             return x
         form = self.form_of(x, told)
-        state = {"input": layer_input, "training": on, "grad_scale": 1.0}
-        y, affected, total = self.run(x, form, values, **state)
+        now = Now(input=layer_input, layout=form.layout, training=on, grad_scale=1.0, **values)
+        y, affected, total = self.run(x, form, now)
         if on and not again:
             self._count(affected, total, self.rate or 0.0)
             if self._idle and y is x and form.grid is None:
@@ -313,12 +319,9 @@ class Site:
         """The gradient, regularized and counted."""
         if self.regularizer.reads_grad_scale and not self.control.scaler_sought:
             seek(self.control, self.key)
-        state = {
-            "input": None,
-            "training": True,
-            "grad_scale": self.control.grad_scale(grad.device),
-        }
-        y, affected, total = self.run(grad, form, values, **state)
+        scale = self.control.grad_scale(grad.device)
+        now = Now(input=None, layout=form.layout, training=True, grad_scale=scale, **values)
+        y, affected, total = self.run(grad, form, now)
         self._count(affected, total, 0.0)
         return y
 
@@ -326,35 +329,22 @@ class Site:
         told = _is_number(affected) and type(total) is int  # else symbolic, as in make_fx
         self.record.add_active(affected if told else None, total, rate)
 
-    def run(
-        self, x: Tensor, form: Form, values: Mapping[str, Any], **state: Any
-    ) -> tuple[Tensor, Counted, int]:
+    def run(self, x: Tensor, form: Form, now: Now) -> tuple[Tensor, Counted, int]:
         """The tensor regularized, how much of it was affected, and out of how many elements."""
-        now = Now(layout=form.layout, **state, **values)
+        compiling = is_compiling()
+        traced = compiling and self.regularizer.traceable
+        apply = self.regularizer.apply if traced else self._apply
         try:
             if self.regularizer.spatial is None:
-                return *self._call(x, now), x.numel()
+                return *_applied(apply, x, now), x.numel()
             inner = layouts.as_map(x, form)
-            metered = is_compiling() and not torch.compiler.is_exporting()
+            metered = compiling and not torch.compiler.is_exporting()
             seen = self.record.meter if metered else self.record
-            seen.see_map(tuple(inner.shape[2:]))
-            y, affected = self._call(inner, now)
+            seen.see_map(inner.shape[2:])
+            y, affected = _applied(apply, inner, now)
             return (x if y is inner else layouts.put_back(y, x, form)), affected, inner.numel()
         except (TypeError, ValueError) as error:
             raise self.error(error) from error
-
-    def _call(self, x: Tensor, now: Now) -> tuple[Tensor, Counted]:
-        traced = self.regularizer.traceable and is_compiling()
-        apply = self.regularizer.apply if traced else self._apply
-        result = apply(x, now)
-        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], Tensor):
-            raise TypeError(f"apply must return (tensor, count or None), got {_shown(result)}")
-        if result[0].shape != x.shape:
-            raise ValueError(f"must keep the shape {tuple(x.shape)}, got {tuple(result[0].shape)}")
-        y, changed = result
-        if now.norms is not None and isinstance(changed, Tensor):
-            return y, Clipped(changed, *now.norms)
-        return y, changed
 
     def error(self, cause: object) -> SiteError:
         """An error that names the site."""
@@ -423,6 +413,19 @@ class Site:
         return shown
 
 
+def _applied(apply: Any, x: Tensor, now: Now) -> tuple[Tensor, Counted]:
+    """What ``apply`` returns, if it is what it must be."""
+    result = apply(x, now)
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], Tensor):
+        raise TypeError(f"apply must return (tensor, count or None), got {_shown(result)}")
+    y, changed = result
+    if y.shape != x.shape:
+        raise ValueError(f"must keep the shape {tuple(x.shape)}, got {tuple(y.shape)}")
+    if now.norms is not None and isinstance(changed, Tensor):
+        return y, Clipped(changed, *now.norms)
+    return y, changed
+
+
 def _exporting() -> bool:
     """Whether the graph is for deployment, where a peer's module in evaluation has no place."""
     tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
@@ -444,14 +447,11 @@ def _is_number(count: Counted) -> bool:
     count = count.changed if isinstance(count, Clipped) else count
     if not isinstance(count, Tensor):
         return True
-    fake = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", ())
-    functorch = torch._C._functorch
-    return not (
-        count.is_meta
-        or functorch.is_functorch_wrapped_tensor(count)
-        or functorch.is_legacy_batchedtensor(count)
-        or isinstance(count, fake)
-    )
+    if type(count) is not Tensor:
+        fake = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", ())
+        if isinstance(count, fake):
+            return False
+    return not (count.is_meta or _is_transformed(count) or _is_batched(count))
 
 
 def _shown(result: object) -> str:

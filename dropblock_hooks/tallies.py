@@ -248,7 +248,7 @@ class Record:
     def see_map(self, size: tuple[int, ...]) -> None:
         """Widen the range of map sizes."""
         if self._maps != (size, size) and all(isinstance(edge, int) for edge in size):
-            self._maps = _union(self._maps, (size, size))
+            self._maps = _union(self._maps, (tuple(size), tuple(size)))
 
     def eager_window(self) -> Counts:
         """Calls of the open window in eager mode alone; does not wait for the device."""

@@ -6,6 +6,7 @@ graph serves all rates, also inside a checkpoint.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,18 +15,26 @@ from torch import Tensor
 from .functional.masks import wide_dtype
 from .identity import GradIdentityTraced
 from .layouts import Form
+from .regularizer import Now
 from .site import Site
 
 
 def trace(site: Site, x: Tensor, layer_input: Any, training: bool, told: Any = ()) -> Tensor:
     """The activation, regularized and counted."""
-    form = site.form_of(x, told)
-    state = {"input": layer_input, "training": site.is_on(training), "grad_scale": 1.0}
-    if torch.compiler.is_exporting():  # nothing to count into; the rates of now are kept
-        return site.run(x, form, site.values, **state)[0]
-    values = _values_on(site, x.device)
+    form = site.traced_form_of(x, told)
+    exporting = torch.compiler.is_exporting()  # nothing to count into; the rates of now are kept
+    values: Mapping[str, Any] = site.values if exporting else _values_on(site, x.device)
+    now = Now(
+        input=layer_input,
+        layout=form.layout,
+        training=site.is_on(training),
+        grad_scale=1.0,
+        **values,
+    )
+    if exporting:
+        return site.run(x, form, now)[0]
     site.record.meter.add_call()
-    y, affected, total = site.run(x, form, values, **state)
+    y, affected, total = site.run(x, form, now)
     site.record.meter.add_active(affected, total, next(iter(values.values()), 0.0))
     return y
 
@@ -35,7 +44,7 @@ def trace_grad(site: Site, x: Tensor, told: Any = ()) -> Tensor:
 
     The values are those of the forward, whatever ``step`` does before the backward.
     """
-    form, values = site.form_of(x, told), _values_on(site, x.device)
+    form, values = site.traced_form_of(x, told), _values_on(site, x.device)
     site.record.meter.add_call()
     scale = site.control.grad_scale(x.device)
     if not isinstance(scale, Tensor):  # no scaler, or one that has not scaled anything yet
@@ -58,7 +67,8 @@ class _TracedWatch:
         self.site, self.form, self.names = site, form, names
 
     def __call__(self, grad: Tensor, *values: Tensor) -> Tensor:
-        state = {"input": None, "training": True, **dict(zip(self.names, values, strict=True))}
-        y, affected, total = self.site.run(grad, self.form, {}, **state)
+        told = dict(zip(self.names, values, strict=True))
+        now = Now(input=None, layout=self.form.layout, training=True, **told)
+        y, affected, total = self.site.run(grad, self.form, now)
         self.site.record.meter.add_active(affected, total, 0.0)
         return y
