@@ -147,8 +147,9 @@ def _match_types(types: Iterable[Any], index: Index) -> list[Target]:
         ]
         if not some:
             name = wanted if isinstance(wanted, str) else class_name(wanted)
-            known = {bare_type(t.module).__name__ for t in index.modules.values()}
-            raise NoMatchError(f"no layer is a {label(name, 200)}{index.closest(name, known)}")
+            raise NoMatchError(
+                f"no layer is a {label(name, 200)}{index.closest(name, index.types)}"
+            )
         found += some
     return found
 
@@ -172,7 +173,7 @@ def _nothing(text: str, table: dict[str, Target], index: Index) -> str:
     if colon:
         hint = index.closest(form, FORMS)
         return f"{label(form)}: is not a form of selector{hint}; forms: {', '.join(FORMS)}"
-    if text in {bare_type(target.module).__name__ for target in index.modules.values()}:
+    if text in index.types:
         return f"{quote(text)} matches no name; it is a type: did you mean {quote('type:' + text)}?"
     if table is index.parameters and text in index.modules:
         inside = f"{text}.*" if index.modules[text].module._parameters else f"{text}.**"
@@ -186,7 +187,7 @@ def _nothing(text: str, table: dict[str, Target], index: Index) -> str:
         return (
             f"{quote(text)} matches nothing here; did you mean {meant}? (or attach(..., root=...))"
         )
-    return f"{quote(text)} matches nothing{index.closest(text, [name for name in table if name])}"
+    return f"{quote(text)} matches nothing{index.closest(text, filter(None, table))}"
 
 
 def _match_select(select: Select, index: Index) -> list[Target]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import nn
 
@@ -11,7 +12,7 @@ from .automata import Effort
 from .globs import NameTree
 from .patterns import MOST_STEPS
 from .registry import closest
-from .wrappers import named_modules
+from .wrappers import bare_type, named_modules
 
 _PARAMETER = "param:"
 _HINTS = 11  # as many problems as an error shows, and one
@@ -72,6 +73,11 @@ class Index:
         if kind not in self._trees:
             self._trees[kind] = NameTree(table)
         return self._trees[kind]
+
+    @cached_property
+    def types(self) -> frozenset[str]:
+        """The names of the layers' classes."""
+        return frozenset(bare_type(target.module).__name__ for target in self.modules.values())
 
     def closest(self, word: str, known: Iterable[str]) -> str:
         """The names that resemble a word; for the first problems only, since it takes long."""

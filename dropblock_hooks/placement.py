@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from .copying import MOST_PROBLEMS
 from .draft import Draft, Entry, SpecError
 from .evidence import Evidence, Witness
 from .hooks import hooks_on
@@ -47,6 +48,9 @@ def place(model: nn.Module, draft: Draft) -> tuple[list[Placement], list[str]]:
         except NoMatchError as error:
             problems.append(f"{shown(entry.selector)}: {error}")
             draft.cause = draft.cause or error.__cause__
+            if len(problems) >= MOST_PROBLEMS:
+                problems.append("further entries were not looked up")
+                break
             continue
         if entry.regularizers is None:
             names = {target.name for target in targets}

@@ -7,6 +7,7 @@ A regularizer or schedule is ``{Name: {field: value}}``, ``Name``, or the text o
 from __future__ import annotations
 
 import ast
+import functools
 import warnings
 from collections.abc import Mapping
 from dataclasses import fields
@@ -118,9 +119,10 @@ def construct(cls: Any, given: Mapping[Any, Any], path: Path) -> Any:
     return built
 
 
-def _schedule_fields(cls: Any) -> set[str]:
+@functools.cache
+def _schedule_fields(cls: Any) -> frozenset[str]:
     """The fields that may hold a schedule."""
-    return {name for name, hint in hints_of(cls).items() if _mentions_schedule(hint)}
+    return frozenset(name for name, hint in hints_of(cls).items() if _mentions_schedule(hint))
 
 
 def _mentions_schedule(hint: Any) -> bool:

@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
 from typing import (
     Annotated,
     Any,
@@ -196,7 +197,7 @@ class Regularizer:
                 object.__setattr__(self, name, _checked(name, rate, allowed))
 
     def _check_others(self) -> None:
-        hints, rates = hints_of(type(self)), self.ranges()
+        hints, rates = hints_of(_class_of(self)), self.ranges()
         for name, value in vars(self).items():
             if isinstance(value, list):
                 object.__setattr__(self, name, tuple(value))
@@ -353,7 +354,8 @@ def _optional(cls: Any, name: str) -> bool:
     return type(None) in get_args(hints_of(cls)[name])
 
 
-def hints_of(cls: Any) -> dict[str, Any]:
+@functools.cache
+def hints_of(cls: Any) -> Mapping[str, Any]:
     """The annotations of the fields; those that can't be evaluated are no rates."""
     scope = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
     found = {}
@@ -362,7 +364,7 @@ def hints_of(cls: Any) -> dict[str, Any]:
             found[f.name] = eval(f.type, scope, _ALIASES) if isinstance(f.type, str) else f.type
         except NameError:
             continue
-    return found
+    return MappingProxyType(found)
 
 
 _ALIASES = {

@@ -2,6 +2,7 @@
 
 import pickle
 import re
+import sys
 import time
 import warnings
 from fractions import Fraction
@@ -21,7 +22,7 @@ from dropblock_hooks import (
 from tests.bad_specs import EndlessKeys, files, objects
 
 LONGEST = 4_000
-SECONDS = 1.0
+SECONDS = 1.0 if sys.gettrace() is None else 5.0  # coverage looks at every line
 
 
 @pytest.fixture(autouse=True)
@@ -33,12 +34,10 @@ def _no_warnings():
 
 def outcome(model, spec):
     """The text of the error, or None; whatever else comes is a fault."""
-    begin, caught = time.process_time(), None
-    try:
-        attach(model, spec).remove()
-    except SpecError as error:
-        caught = error
-    taken = time.process_time() - begin
+    taken, caught = tried(model, spec)
+    if taken > SECONDS:  # others may have had the machine
+        taken = min(taken, tried(model, spec)[0])
+    assert taken < SECONDS
     if caught is None:
         return None
     text = str(caught)
@@ -47,8 +46,17 @@ def outcome(model, spec):
     text.encode()  # it can be printed
     again = pickle.loads(pickle.dumps(caught))
     assert (str(again), again.problems) == (text, caught.problems)
-    assert taken < SECONDS
     return text
+
+
+def tried(model, spec):
+    """The seconds of the processor that it takes, and its SpecError, if there is one."""
+    begin, caught = time.process_time(), None
+    try:
+        attach(model, spec).remove()
+    except SpecError as error:
+        caught = error
+    return time.process_time() - begin, caught
 
 
 def try_files(model, path, seed, n):
@@ -214,6 +222,17 @@ def test_what_where_raises_is_the_cause(net):
 def test_reading_stops_after_many_problems(net, spec):
     text = outcome(net, spec)
     assert " more, in the problems of this error" in text
+
+
+@pytest.mark.parametrize(
+    "form", ["x{}", "type:X{}", "stage:{}", "**.*{}*", "re:.*{}", "type:{}.Conv2d", "param:**.w{}"]
+)
+def test_looking_up_stops_after_many_problems(form):
+    spec = {form.format(f"q{i}"): "Dropout" for i in range(3_000)}
+    with pytest.raises(SpecError) as caught:
+        attach(many_modules(), spec)
+    assert len(caught.value.problems) == 201
+    assert caught.value.problems[-1] == "further entries were not looked up"
 
 
 @pytest.mark.parametrize(
