@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
 from torch._dynamo.utils import counters
 
-from dropblock_hooks import ClipGradNorm, DropBlock2d, DropBlock3d, SpecError, attach
+from dropblock_hooks import ClipGradNorm, DropBlock2d, DropBlock3d, Dropout2d, SpecError, attach
 
 torchvision = pytest.importorskip("torchvision", reason="the models are torchvision's")
 
@@ -150,10 +151,15 @@ SIZES = [(64, 96), (96, 96), (128, 160), (80, 112), (112, 64), (160, 192)]
 
 @pytest.mark.slow
 def test_a_compiled_segmenter_takes_maps_of_any_size_in_three_graphs():
-    model = torchvision.models.segmentation.lraspp_mobilenet_v3_large(
-        weights=None, weights_backbone=None
-    )
-    spec = {"backbone.1[0-6]": DropBlock2d(0.2, 5), "backbone.16.0": ClipGradNorm(1.0)}
+    features = torchvision.models.mobilenet_v3_small(weights=None, dilated=True).features
+    layers = {"3": "low", "12": "high"}
+    backbone = torchvision.models._utils.IntermediateLayerGetter(features, layers)
+    model = torchvision.models.segmentation.LRASPP(backbone, 24, 576, num_classes=4)
+    spec = {
+        "backbone.9": DropBlock2d(0.2, 5),
+        "backbone.[68]": Dropout2d(0.1),
+        "backbone.12.0": ClipGradNorm(1.0),
+    }
     attached = attach(model, spec)
     torch._dynamo.reset()
     counters.clear()
@@ -161,16 +167,17 @@ def test_a_compiled_segmenter_takes_maps_of_any_size_in_three_graphs():
     for height, width in SIZES:
         call(torch.randn(2, 3, height, width))["out"].square().mean().backward()
     assert counters["stats"]["unique_graphs"] <= 3
-    assert attached["backbone.16/DropBlock2d"].map_size == ((4, 10), (4, 12))
+    assert attached["backbone.9/DropBlock2d"].map_size == ((4, 10), (4, 12))
     assert all(site.active_calls == len(SIZES) for site in attached)
 
 
 @pytest.mark.slow
 def test_a_detector_with_a_compiled_backbone():
-    model = torchvision.models.detection.fasterrcnn_mobilenet_v3_large_320_fpn(
-        weights=None, weights_backbone=None, num_classes=3, min_size=96, max_size=200
+    backbone = torchvision.models.detection.backbone_utils.resnet_fpn_backbone(
+        backbone_name="resnet18", weights=None, norm_layer=nn.BatchNorm2d, trainable_layers=5
     )
-    attached = attach(model, {"1[0-6]": DropBlock2d(0.2, 5)}, root="backbone.body")
+    model = torchvision.models.detection.FasterRCNN(backbone, 3, min_size=96, max_size=200)
+    attached = attach(model, {"layer3.1": DropBlock2d(0.2, 5)}, root="backbone.body")
     torch._dynamo.reset()
     counters.clear()
     model.backbone.body.compile(backend="aot_eager", fullgraph=True)

@@ -281,7 +281,9 @@ def test_workers_that_outlive_their_launcher_hand_over_to_the_next(home, whole):
 
 
 @pytest.mark.slow
-def test_a_study_killed_25_times_ends_with_the_same_table(home, whole):
+@pytest.mark.every(2)
+@pytest.mark.parametrize("times", [10, 25])
+def test_a_study_killed_many_times_ends_with_the_same_table(home, whole, times):
     study = make_study(
         epochs=30,
         none=TINY,
@@ -292,7 +294,7 @@ def test_a_study_killed_25_times_ends_with_the_same_table(home, whole):
     moments = random.Random(4)
     kills = {"launcher": 0, "worker": 0}
     pid = None
-    while sum(kills.values()) < 25:
+    while sum(kills.values()) < times:
         if pid is None:
             begun = len(attempts(home)) if home.exists() else 0
             pid = start(study, home, backend="loky", jobs=2)
