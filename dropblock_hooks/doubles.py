@@ -57,6 +57,7 @@ class Doubled:
     keys: tuple[str, ...]
 
 
+@functools.cache
 def unit_of(name: str) -> str | None:
     """What a class of this name drops at once: ``"samples"``, ``"elements"``; None if nothing."""
     plain = name.lower().replace("_", "")
@@ -71,8 +72,8 @@ def droppers(base: nn.Module) -> dict[str, Dropper]:
 
 
 def _dropper(base: nn.Module, name: str, module: nn.Module) -> Dropper | None:
-    kind = bare_type(module).__name__
-    unit = unit_of(kind) if not module._modules else None
+    kind = "" if module._modules else bare_type(module).__name__
+    unit = unit_of(kind)
     if unit is None or (base.training and not module.training):
         return None
     for attribute in _RATES:

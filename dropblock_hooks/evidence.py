@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from .grids import Grid, patch_grids, prefixes, unrolled, windows
 from .names import Index, Target
 from .turning import may_turn
+from .wrappers import attribute_of
 
 _FIRST = re.compile(r"(Conv|Norm|Pool)\w*[123]d")
 _REORDER = re.compile(r"Permute|Transpose|Rearrange")
@@ -77,7 +78,10 @@ class Witness:
         before = prefixes(modules)
         grids, loose = patch_grids(modules, before)
         self._model = Evidence(
-            norms_last=any(hasattr(m, "normalized_shape") and _kind(m) == "last" for m in modules),
+            norms_last=any(
+                attribute_of(m, "normalized_shape") is not None and _kind(m) == "last"
+                for m in modules
+            ),
             grids=grids,
             windows=windows(modules),
             loose=loose,
@@ -211,7 +215,7 @@ def _format(module: nn.Module) -> str:
 def _heads(lineage: list[nn.Module]) -> int | None:
     """The heads of the attention that a layer is, or lies in."""
     for module in lineage:
-        heads = getattr(module, "num_heads", None)
+        heads = attribute_of(module, "num_heads")
         inside = module is lineage[0] or _ATTENTION.search(type(module).__name__)
         if inside and isinstance(heads, int):
             return heads
@@ -247,5 +251,5 @@ def _batched(lineage: list[nn.Module]) -> int:
 
 
 def _sequence_first(modules: list[nn.Module]) -> str:
-    names = (type(m).__name__ for m in modules if getattr(m, "batch_first", None) is False)
+    names = (type(m).__name__ for m in modules if attribute_of(m, "batch_first") is False)
     return next(names, "")

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from .wrappers import attribute_of
+
 Grid = tuple[int, ...]
 
 _CLASS_TOKEN = re.compile(r"(cls|class)_token")
@@ -51,7 +53,7 @@ def _is_table(shape: tuple[int, ...], grid: Grid, prefixes: tuple[int, ...]) -> 
 def windows(modules: list[nn.Module]) -> tuple[Grid, ...]:
     """The sizes of maps, or of windows of maps, that attentions are made for."""
     stated = (
-        getattr(module, name, None)
+        attribute_of(module, name)
         for module in modules
         for name in ("resolution", "input_resolution")
     )
@@ -61,7 +63,7 @@ def windows(modules: list[nn.Module]) -> tuple[Grid, ...]:
 
 def _patch_grid(module: nn.Module) -> Grid | None:
     """The grid of a patch embedding, stated or the image's size by the patch's."""
-    patch = _pair(getattr(module, "patch_size", None))
+    patch = _pair(attribute_of(module, "patch_size"))
     if patch is None:
         return None
     stated = getattr(module, "grid_size", None)
@@ -80,7 +82,7 @@ def prefixes(modules: list[nn.Module]) -> tuple[int, ...]:
     """How many class and register tokens the model, or a part of it, has; and none."""
     found = {0}
     for module in modules:
-        stated = getattr(module, "num_prefix_tokens", None)
+        stated = attribute_of(module, "num_prefix_tokens")
         if isinstance(stated, int):
             found.add(stated)
             continue

@@ -11,7 +11,7 @@ from torch import nn
 
 from .names import Index, NoMatchError, Target
 from .quoting import quote, shorten
-from .wrappers import bare_type
+from .wrappers import attribute_of, bare_type
 
 _DIGITS = 20
 _CONTAINERS = ("stages", "layers", "blocks", "levels")
@@ -209,6 +209,6 @@ def stages_of(index: Index) -> list[Stage]:
 
 def _entries(module: nn.Module) -> list[dict[str, Any]] | None:
     """The entries of ``feature_info``; timm's blocks have a method of that name."""
-    info: Any = getattr(module, "feature_info", None)
+    info = attribute_of(module, "feature_info")
     info = getattr(info, "info", info)
     return info if isinstance(info, list) else None

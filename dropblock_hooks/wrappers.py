@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 
@@ -48,12 +49,13 @@ def _kinds() -> list[tuple[type, str]]:
 
 
 def _innermost(module: nn.Module, kinds: list[tuple[type, str]]) -> nn.Module:
-    while True:
+    while kinds:
         attribute = next((name for kind, name in kinds if isinstance(module, kind)), None)
         if attribute is None:
-            return module
+            break
         inner: nn.Module = getattr(module, attribute)
         module = inner
+    return module
 
 
 def unwrap(model: nn.Module, spec: object = None) -> nn.Module:
@@ -108,6 +110,16 @@ def find_module(model: nn.Module, name: str) -> nn.Module | None:
             return None
         module = _innermost(child, kinds)
     return module
+
+
+def attribute_of(module: nn.Module, name: str) -> Any:
+    """An attribute, or None: soon where there is none, for which torch prepares an error."""
+    kind = type(module)
+    tables = module.__dict__, module._modules, module._buffers, module._parameters
+    ordinary = kind.__getattr__ is nn.Module.__getattr__
+    if ordinary and not hasattr(kind, name) and not any(name in table for table in tables):
+        return None
+    return getattr(module, name, None)
 
 
 def bare_type(module: nn.Module) -> type[nn.Module]:
