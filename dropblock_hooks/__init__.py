@@ -4,7 +4,7 @@ The map:
 
 ==========================  ========================================================================
 `attach`                    put a spec on a model; returns an `Attachment`, the list of its sites
-`DropBlock2d`, `ClampGrad`  regularizers: ``activations``, ``gradients``, `Foreign` for peers'
+`DropBlock2d`, `ClampGrad`  regularizers: ``regularizers``, `Foreign` for peers' layers
 `LinearSchedule`            schedules: functions of the epoch, wherever a rate or bound is taken
 `Select`, `Spec`            selectors, and the spec that maps them to regularizers; YAML and JSON
 `plan`                      what a spec will do on a model, before anything is put on
@@ -15,7 +15,18 @@ The map:
 """
 
 from . import functional, presets
-from .activations import (
+from .attach import attach, attachments, detach_all
+from .attachment import Attachment
+from .draft import SpecError
+from .findings import Finding
+from .inventory import layers
+from .matching import Select
+from .plan import plan
+from .planned import Plan
+from .registry import register
+from .regularizers import (
+    ClampGrad,
+    ClipGradNorm,
     Disout,
     DropBlock1d,
     DropBlock2d,
@@ -25,31 +36,16 @@ from .activations import (
     Dropout2d,
     Dropout3d,
     DropPath,
+    Foreign,
     GaussianDropout,
     GaussianNoise,
-    StochasticDepth,
-)
-from .attach import attach, attachments, detach_all
-from .attachment import Attachment
-from .draft import SpecError
-from .findings import Finding
-from .foreign import Foreign
-from .gradients import ClampGrad, ClipGradNorm, ScaleGrad, ZeroGrad
-from .inventory import layers
-from .matching import Select
-from .plan import plan
-from .planned import Plan
-from .registry import register
-from .regularizer import (
-    Applied,
-    NonNegative,
-    Now,
-    Positive,
-    Probability,
-    Range,
-    Rate,
     Regularizer,
+    ScaleGrad,
+    StochasticDepth,
+    ZeroGrad,
 )
+from .regularizers.base import Applied, Now
+from .regularizers.rates import NonNegative, Positive, Probability, Range, Rate
 from .schedules import (
     ByDepth,
     ConstantSchedule,

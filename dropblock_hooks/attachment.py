@@ -29,7 +29,7 @@ from .ranks import (
     world_size,
 )
 from .registry import closest
-from .regularizer import Regularizer
+from .regularizers.base import Regularizer
 from .report import SiteRow, site_table
 from .scalers import checked_scaler, tell_missing
 from .schedules import as_number, same_kind, spread_rate

@@ -14,7 +14,7 @@ from torch import nn
 
 from .files import MOST_LEVELS, MOST_NODES
 from .quoting import described, quote
-from .regularizer import Regularizer
+from .regularizers.base import Regularizer
 from .schedules import Schedule
 
 Path = tuple[str, ...]

@@ -21,7 +21,7 @@ from .matching import Select
 from .names import Target
 from .placement import Placement
 from .quoting import listed
-from .regularizer import Regularizer
+from .regularizers.base import Regularizer
 from .schedules import ByDepth, span_of
 from .wrappers import bare_type, find_module, named_modules
 

@@ -10,7 +10,7 @@ from typing import Any
 from .evidence import Evidence
 from .layouts import CHANNELS_FIRST, CHANNELS_LAST, Form, channel_axis, is_last, is_tokens
 from .origins import FIRST, LAST, UNTOLD
-from .regularizer import Regularizer
+from .regularizers.base import Regularizer
 from .sizes import MapSizes
 from .tokens import Shape, has, shown, stage_sizes, token_form
 

@@ -15,7 +15,8 @@ from .hooks import hooks_on
 from .matching import Select, Selector, match
 from .names import Index, NoMatchError, Target
 from .quoting import described, label, listed, message_of, quote, shorten
-from .regularizer import RateLike, Regularizer
+from .regularizers.base import Regularizer
+from .regularizers.rates import RateLike
 from .schedules import spread_rate
 from .stages import stage_channels, stage_ratios
 from .wrappers import shard_refusal

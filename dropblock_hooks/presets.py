@@ -12,13 +12,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .activations import DropBlock2d, DropPath, StochasticDepth
 from .bypass import carries_stream
 from .matching import Select, match
 from .names import Index, NoMatchError
 from .plan import own_input
 from .quoting import shown
-from .regularizer import RateLike, Regularizer
+from .regularizers import DropBlock2d, DropPath, StochasticDepth
+from .regularizers.base import Regularizer
+from .regularizers.rates import RateLike
 from .rehearsal import RehearsalError, clear_away, first_success, no_forward, rehearsing
 from .schedules import ByDepth, Schedule, StepSchedule, as_number
 from .spec import Spec

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .registry import name_of, text
-from .regularizer import RateLike, Regularizer
+from .regularizers.base import Regularizer
+from .regularizers.rates import RateLike
 from .schedules import Schedule, span_of
 from .site import Site
 from .table import Columns, Forms, Section, Table

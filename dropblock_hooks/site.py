@@ -29,7 +29,7 @@ from .recomputation import (
     plainly_run,
     recomputing,
 )
-from .regularizer import Now, Regularizer
+from .regularizers.base import Now, Regularizer
 from .scalers import seek
 from .tallies import Reading, Record
 from .warn import warn

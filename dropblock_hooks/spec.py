@@ -13,7 +13,7 @@ import yaml
 from . import files
 from .draft import Draft, Entries, Entry
 from .plain import plain_fields, to_plain
-from .regularizer import Regularizer
+from .regularizers.base import Regularizer
 
 
 class Spec(Entries):

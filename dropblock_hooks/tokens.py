@@ -11,7 +11,7 @@ import torch
 from .evidence import Evidence
 from .grids import Grid
 from .layouts import Form, channel_axis
-from .regularizer import Regularizer
+from .regularizers.base import Regularizer
 from .sizes import MapSizes
 
 Shape = tuple[int, ...]

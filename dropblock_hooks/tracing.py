@@ -15,7 +15,7 @@ from torch import Tensor
 from .functional.masks import wide_dtype
 from .identity import GradIdentityTraced
 from .layouts import Form
-from .regularizer import Now
+from .regularizers.base import Now
 from .site import Site
 
 

@@ -20,7 +20,7 @@ from .install import install
 from .placement import Placement
 from .proof import take_off_proof
 from .recording import record, shape_of
-from .regularizer import Regularizer
+from .regularizers.base import Regularizer
 from .rehearsal import Rehearsal, rehearsing
 from .site import Site, SiteError
 from .wrappers import named_modules

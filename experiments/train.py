@@ -29,7 +29,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
 from dropblock_hooks import Foreign
-from dropblock_hooks.regularizer import Range
+from dropblock_hooks.regularizers.rates import Range
 from dropblock_hooks.site import Site
 from experiments import checkpoint
 from experiments.config import Config, Epoch, Result, Runtime, resolve

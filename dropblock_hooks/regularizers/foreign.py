@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from .quoting import described, kind_of, label, quote
-from .regularizer import Applied, Now, Range, RateLike, Regularizer
-from .schedules import Schedule
+from ..quoting import described, kind_of, label, quote
+from ..schedules import Schedule
+from .base import Applied, Now, Regularizer
+from .rates import Range, RateLike
 
 _OPTIONS = ("at", "index", "layout", "grid", "prefix_tokens", "active")
 

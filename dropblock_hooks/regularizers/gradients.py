@@ -32,16 +32,17 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from . import layouts
-from .functional.gradients import (
+from .. import layouts
+from ..functional.gradients import (
     Per,
     check_bounds,
     check_norm,
     clamp_counted,
     clip_norm_counted,
 )
-from .registry import register
-from .regularizer import Applied, Now, Positive, Rate, Regularizer
+from ..registry import register
+from .base import Applied, Now, Regularizer
+from .rates import Positive, Rate
 
 
 @register

@@ -1,0 +1,41 @@
+"""What is done at a layer: one family a file. All take the options of `Regularizer` as keywords.
+
+base        the regularizer: fields, rates, options, one method ``apply``
+dropout     Dropout, Dropout1d, Dropout2d, Dropout3d
+dropblock   DropBlock1d, DropBlock2d, DropBlock3d
+disout      Disout
+drop_path   DropPath, StochasticDepth
+noise       GaussianNoise, GaussianDropout
+gradients   what acts on gradients: ClampGrad, ClipGradNorm, ScaleGrad, ZeroGrad
+foreign     layers of others, wrapped
+"""
+
+from .base import Regularizer
+from .disout import Disout
+from .drop_path import DropPath, StochasticDepth
+from .dropblock import DropBlock1d, DropBlock2d, DropBlock3d
+from .dropout import Dropout, Dropout1d, Dropout2d, Dropout3d
+from .foreign import Foreign
+from .gradients import ClampGrad, ClipGradNorm, ScaleGrad, ZeroGrad
+from .noise import GaussianDropout, GaussianNoise
+
+__all__ = [
+    "ClampGrad",
+    "ClipGradNorm",
+    "Disout",
+    "DropBlock1d",
+    "DropBlock2d",
+    "DropBlock3d",
+    "DropPath",
+    "Dropout",
+    "Dropout1d",
+    "Dropout2d",
+    "Dropout3d",
+    "Foreign",
+    "GaussianDropout",
+    "GaussianNoise",
+    "Regularizer",
+    "ScaleGrad",
+    "StochasticDepth",
+    "ZeroGrad",
+]

@@ -1,0 +1,115 @@
+"""DropBlock: squares of the map that are dropped together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..functional.dropblock import Normalize, check_normalize, drop_blocks
+from ..functional.gamma import (
+    Calibration,
+    check_block_size,
+    check_calibration,
+    clipped_block,
+    expected_share,
+)
+from ..registry import register
+from .base import Applied, Now, Regularizer
+from .rates import Probability
+
+
+@dataclass(frozen=True, repr=False)
+class Blocks:
+    """What acts in blocks: a share p of the map, in blocks that are clipped to it."""
+
+    p: Probability = 0.1
+    block_size: int | tuple[int, ...] = 7
+    idle_at_zero: ClassVar[bool] = True
+    spatial: ClassVar[int]
+
+    def check(self, values: Mapping[str, float]) -> None:
+        edges = check_block_size(self.block_size, self.spatial)
+        object.__setattr__(self, "block_size", edges if len(set(edges)) > 1 else edges[0])
+
+    def block_in_force(self, map_size: tuple[int, ...]) -> tuple[int, ...]:
+        return clipped_block(map_size, check_block_size(self.block_size, self.spatial))
+
+
+@dataclass(frozen=True, repr=False)
+class _DropBlocks(Blocks):
+    """What DropBlock1d, 2d and 3d share: all but the number of axes."""
+
+    calibration: Calibration = "exact"
+    normalize: Normalize = "batch"
+    share_channels: bool = False
+
+    def check(self, values: Mapping[str, float]) -> None:
+        super().check(values)
+        check_calibration(self.calibration)
+        check_normalize(self.normalize)
+
+    def apply(self, x: Tensor, now: Now) -> Applied:
+        return drop_blocks(
+            x,
+            now.p,
+            self.block_size,
+            calibration=self.calibration,
+            normalize=self.normalize,
+            share_channels=self.share_channels,
+        )
+
+    def expected_share(
+        self, values: Mapping[str, float], map_size: tuple[int, ...] | None
+    ) -> float | None:
+        if self.calibration == "exact":
+            return values["p"]
+        if map_size is None:
+            return None
+        return expected_share(values["p"], map_size, self.block_size, self.calibration)
+
+
+@register
+class DropBlock1d(_DropBlocks, Regularizer):
+    """Drops runs of sequences (N, C, L); see `functional.drop_block1d`.
+
+    Example:
+        >>> DropBlock1d(p=0.1, block_size=5)
+        DropBlock1d(p=0.1, block_size=5)
+    """
+
+    spatial: ClassVar[int] = 1
+
+
+@register
+class DropBlock2d(_DropBlocks, Regularizer):
+    """Drops blocks of feature maps (N, C, H, W); see `functional.drop_block2d`.
+
+    Example:
+        >>> DropBlock2d(p=0.2, block_size=(3, 5), normalize="sample")
+        DropBlock2d(p=0.2, block_size=(3, 5), normalize='sample')
+
+    Args:
+        p: share of the elements to drop, in [0, 1], on average exactly this.
+        block_size: edge of the block in elements, or (height, width); larger than the map is
+            clipped, and the report says so.
+        calibration: ``"exact"``, or ``"paper"`` for the γ of Ghiasi et al., 2018.
+        normalize: ``"batch"``, ``"sample"``, ``"expected"`` or None.
+        share_channels: one mask for all channels of a sample.
+    """
+
+    spatial: ClassVar[int] = 2
+
+
+@register
+class DropBlock3d(_DropBlocks, Regularizer):
+    """Drops blocks of volumes (N, C, D, H, W); see `functional.drop_block3d`.
+
+    Example:
+        >>> DropBlock3d(p=0.2, block_size=3)
+        DropBlock3d(p=0.2, block_size=3)
+    """
+
+    spatial: ClassVar[int] = 3

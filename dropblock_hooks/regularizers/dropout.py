@@ -1,0 +1,100 @@
+"""Dropout: of elements, and of the channels of sequences, maps and volumes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..functional.units import drop_channels, drop_shape
+from ..registry import register
+from .base import Applied, Now, Regularizer
+from .rates import Probability
+
+
+@register
+class Dropout(Regularizer):
+    """Zeroes elements, each with chance p; see `functional.dropout`.
+
+    Example:
+        >>> Dropout(0.2, active="always")
+        Dropout(p=0.2, active='always')
+    """
+
+    p: Probability = 0.5
+    idle_at_zero: ClassVar[bool] = True
+
+    def apply(self, x: Tensor, now: Now) -> Applied:
+        return drop_shape(x, now.p, x.shape)
+
+    def expected_share(
+        self, values: Mapping[str, float], map_size: tuple[int, ...] | None
+    ) -> float | None:
+        return values["p"]
+
+
+@register
+class Dropout1d(Regularizer):
+    """Zeroes channels of sequences (N, C, L), each with chance p; see `functional.dropout1d`.
+
+    Example:
+        >>> Dropout1d(0.2, layout="NLC")
+        Dropout1d(p=0.2, layout='NLC')
+    """
+
+    p: Probability = 0.5
+    idle_at_zero: ClassVar[bool] = True
+    spatial: ClassVar[int] = 1
+
+    def apply(self, x: Tensor, now: Now) -> Applied:
+        return drop_channels(x, now.p)
+
+    def expected_share(
+        self, values: Mapping[str, float], map_size: tuple[int, ...] | None
+    ) -> float | None:
+        return values["p"]
+
+
+@register
+class Dropout2d(Regularizer):
+    """Zeroes channels of feature maps (N, C, H, W), each with chance p; see `functional.dropout2d`.
+
+    Example:
+        >>> Dropout2d(0.2, layout="NHWC")
+        Dropout2d(p=0.2, layout='NHWC')
+    """
+
+    p: Probability = 0.5
+    idle_at_zero: ClassVar[bool] = True
+    spatial: ClassVar[int] = 2
+
+    def apply(self, x: Tensor, now: Now) -> Applied:
+        return drop_channels(x, now.p)
+
+    def expected_share(
+        self, values: Mapping[str, float], map_size: tuple[int, ...] | None
+    ) -> float | None:
+        return values["p"]
+
+
+@register
+class Dropout3d(Regularizer):
+    """Zeroes channels of volumes (N, C, D, H, W), each with chance p; see `functional.dropout3d`.
+
+    Example:
+        >>> Dropout3d(0.2)
+        Dropout3d(p=0.2)
+    """
+
+    p: Probability = 0.5
+    idle_at_zero: ClassVar[bool] = True
+    spatial: ClassVar[int] = 3
+
+    def apply(self, x: Tensor, now: Now) -> Applied:
+        return drop_channels(x, now.p)
+
+    def expected_share(
+        self, values: Mapping[str, float], map_size: tuple[int, ...] | None
+    ) -> float | None:
+        return values["p"]

@@ -1,0 +1,120 @@
+"""Rates: the fields that take a number or a schedule, and the values that they may take."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import (
+    Annotated,
+    Any,
+    TypeAlias,
+    get_args,
+    get_origin,
+)
+
+from ..quoting import class_name, quote
+from ..schedules import (
+    Schedule,
+    as_given,
+    as_number,
+    span_of,
+)
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values a rate field may take."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        above = value > self.low if self.open_low else value >= self.low
+        below = value < self.high if self.open_high else value <= self.high
+        return above and below
+
+    def __str__(self) -> str:
+        if self.low == -math.inf and self.high == math.inf:
+            return "a finite number"
+        if self.high == math.inf:
+            return f"{'>' if self.open_low else '>='} {self.low:g}"
+        left, right = "(" if self.open_low else "[", ")" if self.open_high else "]"
+        return f"in {left}{self.low:g}, {self.high:g}{right}"
+
+
+RateLike: TypeAlias = float | Schedule | Callable[[float], float]
+Rate: TypeAlias = Annotated[RateLike, Range()]
+"""Any number, or a schedule of it."""
+Probability: TypeAlias = Annotated[RateLike, Range(0, 1)]
+"""A number in [0, 1], or a schedule of it."""
+NonNegative: TypeAlias = Annotated[RateLike, Range(0)]
+"""A number >= 0, or a schedule of it."""
+Positive: TypeAlias = Annotated[RateLike, Range(0, open_low=True)]
+"""A number > 0, or a schedule of it."""
+
+
+def checked_rate(name: str, rate: Any, allowed: Range) -> RateLike:
+    """A rate, if it may take this value, or all values of this schedule."""
+    if inspect.isclass(rate):
+        cls = class_name(rate)
+        raise TypeError(f"{name} got the class {cls}: write {cls}(...)")
+    if not callable(rate):
+        try:
+            number = as_number(name, rate, "a number or a schedule")
+        except ValueError:
+            raise ValueError(f"{name} must be {allowed}, got {as_given(rate)}") from None
+        if number not in allowed:
+            raise ValueError(f"{name} must be {allowed}, got {number:g}")
+        return number
+    known = [end for end in span_of(rate) if math.isfinite(end)]
+    outside = [end for end in known if end not in allowed]
+    if outside:
+        raise ValueError(
+            f"{name} must be {allowed}, got {quote(rate)}, which reaches {outside[0]:g}"
+        )
+    checked: RateLike = rate
+    return checked
+
+
+def ranges_of(cls: Any) -> dict[str, Range]:
+    """The rate fields of a class, and the values they may take."""
+    found: dict[str, Range] = {}
+    for name, hint in hints_of(cls).items():
+        for part in (hint, *get_args(hint)):
+            if get_origin(part) is Annotated:
+                found.update((name, m) for m in part.__metadata__ if isinstance(m, Range))
+    return found
+
+
+@functools.cache
+def is_optional(cls: Any, name: str) -> bool:
+    """Whether a field may be None."""
+    return type(None) in get_args(hints_of(cls)[name])
+
+
+@functools.cache
+def hints_of(cls: Any) -> Mapping[str, Any]:
+    """The annotations of the fields; those that can't be evaluated are no rates."""
+    scope = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
+    found = {}
+    for f in fields(cls):
+        try:
+            found[f.name] = eval(f.type, scope, _ALIASES) if isinstance(f.type, str) else f.type
+        except NameError:
+            continue
+    return MappingProxyType(found)
+
+
+_ALIASES = {
+    "Rate": Rate,
+    "Probability": Probability,
+    "NonNegative": NonNegative,
+    "Positive": Positive,
+}
