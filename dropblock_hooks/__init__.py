@@ -20,7 +20,6 @@ from .attachment import Attachment
 from .draft import SpecError
 from .findings import Finding
 from .inventory import layers
-from .matching import Select
 from .plan import plan
 from .planned import Plan
 from .registry import register
@@ -55,6 +54,7 @@ from .schedules import (
     StepSchedule,
     WindowSchedule,
 )
+from .selectors.select import Select
 from .site import Site, SiteError
 from .spec import Spec
 from .warn import HookWarning

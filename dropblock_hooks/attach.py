@@ -16,8 +16,8 @@ from .install import install, site_keys
 from .placement import place
 from .plan import plan_placements
 from .scalers import checked_scaler
+from .selectors.wrappers import find_module, submodule, unwrap
 from .warn import warn
-from .wrappers import find_module, submodule, unwrap
 
 
 def attach(

@@ -15,9 +15,7 @@ from . import states
 from .control import Control
 from .findings import Finding, find_faults, windows
 from .hooks import ParameterHook, SiteHook, keepers_on, take_off
-from .matching import Select, match
 from .meter import device_of
-from .names import Index, NoMatchError
 from .proof import look_back, take_off_proof
 from .quoting import listed, quote
 from .ranks import (
@@ -33,11 +31,13 @@ from .regularizers.base import Regularizer
 from .report import SiteRow, site_table
 from .scalers import checked_scaler, tell_missing
 from .schedules import as_number, same_kind, spread_rate
+from .selectors.index import Index, NoMatchError
+from .selectors.select import Select, match
+from .selectors.wrappers import named_modules
 from .site import Site
 from .sizes import size_hooks_on
 from .table import Table, counted
 from .warn import warn
-from .wrappers import named_modules
 
 
 class Attachment:

@@ -12,10 +12,10 @@ from torch import nn
 
 from .draft import SpecError
 from .inventory import layers
-from .matching import match
-from .names import Index, NoMatchError
 from .plan import own_input, plan
 from .registry import closest
+from .selectors.index import Index, NoMatchError
+from .selectors.select import match
 
 
 class CommandError(Exception):

@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 
 from . import files
 from .copying import MOST_PROBLEMS, Copier, Path, PlainError, explained, is_list
-from .matching import Select, Selector
 from .plain import construct, regularizer_from
 from .quoting import described, label, quote, shorten, shown
 from .regularizers.base import Regularizer
+from .selectors.select import Select, Selector
 
 _SHOWN = 10  # problems in the text of an error
 _LONGEST_PROBLEM = 1_000

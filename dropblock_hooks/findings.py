@@ -11,8 +11,8 @@ from .causes import why_inactive, why_not_called
 from .control import Control
 from .hooks import ParameterHook, SiteHook, hooks_on
 from .scalers import MISSING, in_use, key_of_bounded
+from .selectors.wrappers import bare_type, find_module, shard_refusal
 from .tallies import Counts
-from .wrappers import bare_type, find_module, shard_refusal
 
 _GONE = (
     "it was replaced, or written out, as torch.fx.symbolic_trace does with containers; attach to "

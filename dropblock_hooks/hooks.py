@@ -21,9 +21,9 @@ from .entry import EntryHook
 from .identity import may_get_gradient, watch_grad
 from .layouts import Form
 from .recomputation import recomputing
+from .selectors.wrappers import find_module, shard_refusal
 from .site import Site
 from .tracing import trace, trace_grad
-from .wrappers import find_module, shard_refusal
 
 _disabled: list[Any] = []
 

@@ -10,9 +10,9 @@ from .hooks import KeeperHook, ParameterHook, SiteHook, make_hook
 from .meter import device_of
 from .placement import Placement
 from .proof import ProofHook
+from .selectors.wrappers import bare_type
 from .site import Site
 from .sizes import watch_sizes
-from .wrappers import bare_type
 
 
 def install(base: nn.Module, placements: list[Placement], control: Control) -> Attachment:

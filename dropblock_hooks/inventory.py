@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from .names import Index
 from .recording import Seen, record
 from .rehearsal import clear_away, rehearsing
+from .selectors.index import Index
+from .selectors.wrappers import bare_type, unwrap
 from .table import Table
-from .wrappers import bare_type, unwrap
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ from .copying import MOST_PROBLEMS
 from .draft import Draft, Entry, SpecError
 from .evidence import Evidence, Witness
 from .hooks import hooks_on
-from .matching import Select, Selector, match
-from .names import Index, NoMatchError, Target
 from .quoting import described, label, listed, message_of, quote, shorten
 from .regularizers.base import Regularizer
 from .regularizers.rates import RateLike
 from .schedules import spread_rate
-from .stages import stage_channels, stage_ratios
-from .wrappers import shard_refusal
+from .selectors.index import Index, NoMatchError, Target
+from .selectors.select import Select, Selector, match
+from .selectors.stages import stage_channels, stage_ratios
+from .selectors.wrappers import shard_refusal
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from .install import site_keys
 from .placement import Placement, place
 from .planned import Plan, plan_row
 from .rehearsal import RehearsalError, clear_away, first_success, no_forward
+from .selectors.wrappers import bare_type, submodule, unwrap
 from .table import counted
 from .trial import Trial, try_spec
-from .wrappers import bare_type, submodule, unwrap
 
 
 def plan(model: nn.Module, spec: Any, example_input: Any = None, *, root: str = "") -> Plan:

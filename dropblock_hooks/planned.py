@@ -11,10 +11,10 @@ from .cautions import Caution
 from .placement import Placement
 from .report import is_clipped
 from .schedules import span_of
+from .selectors.wrappers import bare_type
 from .table import Table, html_list, shown
 from .textwidth import wrapped
 from .trial import SiteTrial
-from .wrappers import bare_type
 
 Range = tuple[float, float]
 Size = tuple[int | tuple[int, int], ...]

@@ -13,8 +13,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from .bypass import carries_stream
-from .matching import Select, match
-from .names import Index, NoMatchError
 from .plan import own_input
 from .quoting import shown
 from .regularizers import DropBlock2d, DropPath, StochasticDepth
@@ -22,8 +20,10 @@ from .regularizers.base import Regularizer
 from .regularizers.rates import RateLike
 from .rehearsal import RehearsalError, clear_away, first_success, no_forward, rehearsing
 from .schedules import ByDepth, Schedule, StepSchedule, as_number
+from .selectors.index import Index, NoMatchError
+from .selectors.select import Select, match
+from .selectors.wrappers import named_modules, unwrap
 from .spec import Spec
-from .wrappers import named_modules, unwrap
 
 
 def drop_block_resnet(

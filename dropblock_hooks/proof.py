@@ -17,11 +17,11 @@ from .compiled import has_compiled
 from .control import Control, graphs_built
 from .findings import Window, faults, windows
 from .hooks import ParameterHook, SiteHook, take_off
+from .selectors.wrappers import bare_type
 from .site import Site
 from .table import counted
 from .tallies import Counts
 from .warn import warn
-from .wrappers import bare_type
 
 
 class ProofHook:

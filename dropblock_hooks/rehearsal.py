@@ -26,8 +26,8 @@ from . import leaks
 from .hooks import KeeperHook, SiteHook
 from .proof import ProofHook
 from .recording import shape_of
+from .selectors.wrappers import named_modules
 from .sizes import SizeHook, StartHook
-from .wrappers import named_modules
 
 _T = TypeVar("_T")
 

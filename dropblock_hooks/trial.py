@@ -22,8 +22,8 @@ from .proof import take_off_proof
 from .recording import record, shape_of
 from .regularizers.base import Regularizer
 from .rehearsal import Rehearsal, rehearsing
+from .selectors.wrappers import named_modules
 from .site import Site, SiteError
-from .wrappers import named_modules
 
 
 @dataclass

@@ -26,7 +26,7 @@ from dropblock_hooks import (
     detach_all,
     plan,
 )
-from dropblock_hooks.names import Index
+from dropblock_hooks.selectors.index import Index
 
 
 def step(model, seed=0):

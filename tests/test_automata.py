@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from dropblock_hooks.automata import Automaton, Effort, parse
-from dropblock_hooks.patterns import MOST_STEPS, PatternError, matching
+from dropblock_hooks.selectors.automata import Automaton, Effort, parse
+from dropblock_hooks.selectors.patterns import MOST_STEPS, PatternError, matching
 
 _ATOMS = ["a", "b", "c", ".", r"\d", r"\w", "[ab]", "[^a]", r"\.", r"\x61", "[]a]", "{", "]"]
 _TIMES = ["*", "+", "?", "{2}", "{1,3}", "{,2}", "{2,}", "*?", "+?", "??", "{,}"]

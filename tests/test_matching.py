@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dropblock_hooks import ClipGradNorm, Select, SpecError, attach
-from dropblock_hooks.globs import NameTree
-from dropblock_hooks.matching import match
-from dropblock_hooks.names import Index, NoMatchError
+from dropblock_hooks.selectors.globs import NameTree
+from dropblock_hooks.selectors.index import Index, NoMatchError
+from dropblock_hooks.selectors.select import match
 
 
 def names(model, selector):

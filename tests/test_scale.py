@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from dropblock_hooks import ClipGradNorm, Dropout, LinearSchedule, attach, attachments
-from dropblock_hooks.globs import glob_pattern
+from dropblock_hooks.selectors.globs import glob_pattern
 
 WAYS = {
     "one glob": lambda n: ["*.1"],

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from dropblock_hooks import DropBlock2d, Dropout, SpecError, attach
-from dropblock_hooks.names import Index
-from dropblock_hooks.stages import stage_channels, stage_target
+from dropblock_hooks.selectors.index import Index
+from dropblock_hooks.selectors.stages import stage_channels, stage_target
 
 timm = pytest.importorskip("timm", reason="stages are timm's")
 

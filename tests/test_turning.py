@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-import dropblock_hooks.wrappers as some_module
+import dropblock_hooks.selectors.wrappers as some_module
 from dropblock_hooks import DropBlock2d, Dropout2d, SiteError, attach
 
 

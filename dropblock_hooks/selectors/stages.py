@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from .names import Index, NoMatchError, Target
-from .quoting import quote, shorten
+from ..quoting import quote, shorten
+from .index import Index, NoMatchError, Target
 from .wrappers import attribute_of, bare_type
 
 _DIGITS = 20

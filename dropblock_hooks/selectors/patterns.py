@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from ..quoting import message_of
 from .automata import Automaton, Effort, NotReadError, TooLongError, compiled, parse, ways
-from .quoting import message_of
 
 MOST_STEPS = 300_000  # of all patterns of a spec that re is not trusted with; at most .5 s
 _LONGEST = 2_000

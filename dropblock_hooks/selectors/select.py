@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import nn
 
-from .names import Index, NoMatchError, Target
+from ..quoting import class_name, described, kind_of, label, quote
+from ..registry import brief
+from ..schedules import as_count
+from .index import Index, NoMatchError, Target
 from .patterns import PatternError, matching
-from .quoting import class_name, described, kind_of, label, quote
-from .registry import brief
-from .schedules import as_count
 from .stages import stage_module, stage_target
 from .wrappers import bare_type
 

@@ -8,10 +8,10 @@ from functools import cached_property
 
 from torch import nn
 
+from ..registry import closest
 from .automata import Effort
 from .globs import NameTree
 from .patterns import MOST_STEPS
-from .registry import closest
 from .wrappers import bare_type, named_modules
 
 _PARAMETER = "param:"

@@ -1,0 +1,10 @@
+"""Which layers are meant: selectors, matched against the names of the bare model.
+
+select      `Select` and the selectors as text: globs, ``re:``, ``type:``, ``stage:``, ``param:``
+index       the modules and parameters of a model by name
+globs       globs over a tree of names
+patterns    regular expressions, matched by ``re`` where that is sure to be quick
+automata    the others, matched by sets of states
+stages      stages, as timm's ``feature_info`` tells them
+wrappers    the model inside DDP, FSDP, ``torch.compile`` and the like
+"""
