@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from .evidence import Evidence
-from .layouts import CHANNELS_FIRST, CHANNELS_LAST, Form, channel_axis, is_last, is_tokens
+from .functional.axes import CHANNELS_FIRST, CHANNELS_LAST, Form, channel_axis, is_last, is_tokens
 from .origins import FIRST, LAST, UNTOLD
 from .regularizers.base import Regularizer
 from .sizes import MapSizes

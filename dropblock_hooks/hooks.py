@@ -18,8 +18,8 @@ from torch.utils.hooks import RemovableHandle
 
 from . import elements
 from .entry import EntryHook
+from .functional.axes import Form
 from .identity import may_get_gradient, watch_grad
-from .layouts import Form
 from .recomputation import recomputing
 from .selectors.wrappers import find_module, shard_refusal
 from .site import Site

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from . import layouts
 from .control import Control
 from .evidence import Evidence
 from .forms import form_of
+from .functional import axes
+from .functional.axes import Form
 from .functional.gradients import Clipped
 from .functional.masks import wide_dtype
-from .layouts import Form
 from .memory import ShapeMemory
 from .meter import Counted
 from .origins import UNTOLD, channels_of
@@ -35,7 +35,7 @@ from .tallies import Reading, Record
 from .warn import warn
 
 _EVALUATIONS = 2
-_PARAMETER = Form(layouts.PARAMETER)
+_PARAMETER = Form(axes.PARAMETER)
 _is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
 _is_batched = torch._C._functorch.is_legacy_batchedtensor  # batched gradients
 
@@ -337,12 +337,12 @@ class Site:
         try:
             if self.regularizer.spatial is None:
                 return *_applied(apply, x, now), x.numel()
-            inner = layouts.as_map(x, form)
+            inner = axes.as_map(x, form)
             metered = compiling and not torch.compiler.is_exporting()
             seen = self.record.meter if metered else self.record
             seen.see_map(inner.shape[2:])
             y, affected = _applied(apply, inner, now)
-            return (x if y is inner else layouts.put_back(y, x, form)), affected, inner.numel()
+            return (x if y is inner else axes.put_back(y, x, form)), affected, inner.numel()
         except (TypeError, ValueError) as error:
             raise self.error(error) from error
 

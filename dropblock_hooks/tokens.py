@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from .evidence import Evidence
+from .functional.axes import Form, channel_axis
 from .grids import Grid
-from .layouts import Form, channel_axis
 from .regularizers.base import Regularizer
 from .sizes import MapSizes
 

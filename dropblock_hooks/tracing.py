@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .functional.axes import Form
 from .functional.masks import wide_dtype
 from .identity import GradIdentityTraced
-from .layouts import Form
 from .regularizers.base import Now
 from .site import Site
 

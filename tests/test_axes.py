@@ -26,7 +26,7 @@ from dropblock_hooks import (
 )
 from dropblock_hooks.control import Control
 from dropblock_hooks.evidence import Witness
-from dropblock_hooks.layouts import Form
+from dropblock_hooks.functional.axes import Form
 from dropblock_hooks.selectors.index import Index
 from dropblock_hooks.selectors.stages import stage_channels, stage_ratios
 from dropblock_hooks.site import Site

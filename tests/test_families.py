@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from dropblock_hooks import DropBlock2d, SiteError, attach
-from dropblock_hooks.layouts import as_map
+from dropblock_hooks.functional.axes import as_map
 from experiments.families import MEMBERS, P, has_checkpointing, observe
 
 timm = pytest.importorskip("timm", reason="the models are timm's")

@@ -21,7 +21,7 @@ from dropblock_hooks import (
     Spec,
     attach,
 )
-from dropblock_hooks.layouts import Form, as_map, put_back
+from dropblock_hooks.functional.axes import Form, as_map, put_back
 
 
 class Turned(nn.Module):

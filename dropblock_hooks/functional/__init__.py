@@ -1,4 +1,15 @@
-"""The equations of the regularizers as pure functions of tensors."""
+"""The equations of the regularizers as pure functions of tensors.
+
+dropout     dropout of elements, channels and samples
+units       the same by the unit that is dropped, with counts
+dropblock   dropout of blocks; `disout` distorts them
+gamma       the rate of block centers that drops a given share
+noise       Gaussian noise
+gradients   gradients, bounded by value and by norm
+masks       what is drawn, counted and dropped
+axes        the axes of a tensor: views with the channels first, and back
+kernels/    how blocks are drawn and filled fast: on the CPU, and in compiled graphs
+"""
 
 from .disout import disout
 from .dropblock import drop_block1d, drop_block2d, drop_block3d

@@ -15,7 +15,6 @@ from torch.nn.functional import pad
 
 from ..quoting import quote
 from ..schedules import as_number
-from .blocks import Blocks, drop_drawn, takes
 from .gamma import (
     Calibration,
     block_gamma,
@@ -24,7 +23,8 @@ from .gamma import (
     clipped_block,
     solve_gamma,
 )
-from .graph import block_mask_in_graph, block_mask_of_any_size, ends, grow
+from .kernels.cpu import Blocks, drop_drawn, takes
+from .kernels.traced import block_mask_in_graph, block_mask_of_any_size, ends, grow
 from .masks import (
     Rate,
     bernoulli,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .blocks import Blocks, differentiates_otherwise, draw_positions, drop_drawn, takes
+from .kernels.cpu import Blocks, differentiates_otherwise, draw_positions, drop_drawn, takes
 from .masks import (
     Rate,
     bernoulli,

@@ -14,7 +14,7 @@ from typing import (
 
 from torch import Tensor, nn
 
-from .. import layouts
+from ..functional import axes
 from ..quoting import label, quote, shown
 from ..registry import brief, check_fields, closest, name_of
 from ..schedules import (
@@ -124,7 +124,7 @@ class Regularizer:
         check_fields(type(self))
         _check_option("at", self.at, ("output", "input"))
         _check_option("active", self.active, ("train", "always"))
-        _check_option("layout", self.layout, ("auto", *layouts.accepted(self.spatial)))
+        _check_option("layout", self.layout, ("auto", *axes.accepted(self.spatial)))
         if isinstance(self.index, bool) or not isinstance(self.index, int | str | None):
             raise TypeError(f"index must be an integer or a key, got {quote(self.index)}")
         if isinstance(self.index, int) and abs(self.index) > LARGEST:
@@ -143,13 +143,13 @@ class Regularizer:
                     f"grid must be integers above 0, (height, width), got {quote(grid)}"
                 )
             if self.spatial is None or self.spatial < 2 or len(edges) != self.spatial:
-                axes = f"of {self.spatial} axes" if (self.spatial or 0) > 1 else "nowhere"
-                raise ValueError(f"grid is for tokens of a map; {self.label} takes one {axes}")
+                where = f"of {self.spatial} axes" if (self.spatial or 0) > 1 else "nowhere"
+                raise ValueError(f"grid is for tokens of a map; {self.label} takes one {where}")
         if prefix is not None and not (_is_count(prefix) and prefix >= 0):
             raise ValueError(f"prefix_tokens must be an integer >= 0, got {quote(prefix)}")
         if prefix is not None and self.spatial is None:
             raise ValueError(f"prefix_tokens is for tokens of a map; {self.label} takes none")
-        if layouts.is_tokens(self.layout, self.spatial) or self.layout == "auto":
+        if axes.is_tokens(self.layout, self.spatial) or self.layout == "auto":
             return
         if grid is not None or (prefix is not None and self.spatial != 1):
             raise ValueError(f"grid and prefix_tokens are for tokens, not layout={self.layout!r}")

@@ -32,7 +32,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from .. import layouts
+from ..functional import axes
 from ..functional.gradients import (
     Per,
     check_bounds,
@@ -114,7 +114,7 @@ class ClipGradNorm(Regularizer):
         return None
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        axis = 0 if now.layout == layouts.PARAMETER else layouts.channel_axis(now.layout)
+        axis = 0 if now.layout == axes.PARAMETER else axes.channel_axis(now.layout)
         limit = now.max_norm * now.grad_scale
         y, met = clip_norm_counted(x, limit, self.norm_type, self.per, axis)
         now.norms = met.unscaled(now.grad_scale)

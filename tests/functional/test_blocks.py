@@ -18,9 +18,9 @@ from torch.utils.checkpoint import (
 )
 
 from dropblock_hooks.functional import bits, blocks, drop_block2d, dropout, dropout1d, dropout2d
-from dropblock_hooks.functional.blocks import Blocks, draw_positions, takes
 from dropblock_hooks.functional.dropblock import block_mask
 from dropblock_hooks.functional.gamma import block_gamma
+from dropblock_hooks.functional.kernels.cpu import Blocks, draw_positions, takes
 from dropblock_hooks.functional.units import drop_channels, drop_samples
 
 

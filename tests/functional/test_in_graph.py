@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dropblock_hooks.functional import block_gamma, drop_block2d
 from dropblock_hooks.functional.dropblock import drop_blocks
 from dropblock_hooks.functional.gamma import solve_gamma
-from dropblock_hooks.functional.graph import block_mask_in_graph
+from dropblock_hooks.functional.kernels.traced import block_mask_in_graph
 from dropblock_hooks.functional.masks import (
     bernoulli,
     dithered_threshold,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .masks import bernoulli
+from ..masks import bernoulli
 
 _PLANES = 64  # in a word
 _PLACES = 16  # binary places of a draw that are a plane's own

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..masks import bernoulli, drop, scaled
 from . import bits
-from .masks import bernoulli, drop, scaled
 
 _CPU = torch.device("cpu")
 LEAST = {"blocks": 2**17, "units": 2**18}  # elements
