@@ -15,6 +15,7 @@ from . import states
 from .control import Control
 from .findings import Finding, find_faults, windows
 from .hooks import ParameterHook, SiteHook, keepers_on, take_off
+from .layouts.map_sizes import size_hooks_on
 from .meter import device_of
 from .proof import look_back, take_off_proof
 from .quoting import listed, quote
@@ -35,7 +36,6 @@ from .selectors.index import Index, NoMatchError
 from .selectors.select import Select, match
 from .selectors.wrappers import named_modules
 from .site import Site
-from .sizes import size_hooks_on
 from .table import Table, counted
 from .warn import warn
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .functional.masks import wide_dtype
-from .sizes import MapSizes
+from .layouts.map_sizes import MapSizes
 from .tallies import Record
 
 

@@ -7,12 +7,12 @@ from torch import nn
 from .attachment import Attachment
 from .control import Control
 from .hooks import KeeperHook, ParameterHook, SiteHook, make_hook
+from .layouts.map_sizes import watch_sizes
 from .meter import device_of
 from .placement import Placement
 from .proof import ProofHook
 from .selectors.wrappers import bare_type
 from .site import Site
-from .sizes import watch_sizes
 
 
 def install(base: nn.Module, placements: list[Placement], control: Control) -> Attachment:

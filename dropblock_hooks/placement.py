@@ -10,8 +10,8 @@ from torch import nn
 
 from .copying import MOST_PROBLEMS
 from .draft import Draft, Entry, SpecError
-from .evidence import Evidence, Witness
 from .hooks import hooks_on
+from .layouts.hints import Evidence, Witness
 from .quoting import described, label, listed, message_of, quote, shorten
 from .regularizers.base import Regularizer
 from .regularizers.rates import RateLike

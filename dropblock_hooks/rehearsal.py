@@ -24,10 +24,10 @@ from torch.overrides import TorchFunctionMode
 
 from . import leaks
 from .hooks import KeeperHook, SiteHook
+from .layouts.map_sizes import SizeHook, StartHook
 from .proof import ProofHook
 from .recording import shape_of
 from .selectors.wrappers import named_modules
-from .sizes import SizeHook, StartHook
 
 _T = TypeVar("_T")
 

@@ -12,15 +12,15 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from .control import Control
-from .evidence import Evidence
-from .forms import form_of
 from .functional import axes
 from .functional.axes import Form
 from .functional.gradients import Clipped
 from .functional.masks import wide_dtype
+from .layouts.autograd_graph import UNTOLD, channels_of
+from .layouts.hints import Evidence
+from .layouts.infer import form_of
 from .memory import ShapeMemory
 from .meter import Counted
-from .origins import UNTOLD, channels_of
 from .recomputation import (
     NO_TASK,
     Past,

@@ -25,8 +25,8 @@ from dropblock_hooks import (
     plan,
 )
 from dropblock_hooks.control import Control
-from dropblock_hooks.evidence import Witness
 from dropblock_hooks.functional.axes import Form
+from dropblock_hooks.layouts.hints import Witness
 from dropblock_hooks.selectors.index import Index
 from dropblock_hooks.selectors.stages import stage_channels, stage_ratios
 from dropblock_hooks.site import Site

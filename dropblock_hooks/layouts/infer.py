@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from .evidence import Evidence
-from .functional.axes import CHANNELS_FIRST, CHANNELS_LAST, Form, channel_axis, is_last, is_tokens
-from .origins import FIRST, LAST, UNTOLD
-from .regularizers.base import Regularizer
-from .sizes import MapSizes
+from ..functional.axes import CHANNELS_FIRST, CHANNELS_LAST, Form, channel_axis, is_last, is_tokens
+from ..regularizers.base import Regularizer
+from .autograd_graph import FIRST, LAST, UNTOLD
+from .hints import Evidence
+from .map_sizes import MapSizes
 from .tokens import Shape, has, shown, stage_sizes, token_form
 
 _FIRST_FORMS = {spatial: Form(layout) for spatial, layout in CHANNELS_FIRST.items()}

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from .evidence import Evidence
-from .functional.axes import Form, channel_axis
+from ..functional.axes import Form, channel_axis
+from ..regularizers.base import Regularizer
 from .grids import Grid
-from .regularizers.base import Regularizer
-from .sizes import MapSizes
+from .hints import Evidence
+from .map_sizes import MapSizes
 
 Shape = tuple[int, ...]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..selectors.index import Index, Target
+from ..selectors.wrappers import attribute_of
 from .grids import Grid, patch_grids, prefixes, unrolled, windows
-from .selectors.index import Index, Target
-from .selectors.wrappers import attribute_of
-from .turning import may_turn
+from .permutes import may_turn
 
 _FIRST = re.compile(r"(Conv|Norm|Pool)\w*[123]d")
 _REORDER = re.compile(r"Permute|Transpose|Rearrange")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 FIRST, LAST, MIXED, UNTOLD = "first", "last", "mixed", "untold"
 
+_PACKAGE = __name__.partition(".")[0] + "."
 _MOST = 600  # nodes; the residual stream of a deep model is long
 _FIRST = re.compile(r"Convolution|Conv\w*[123]d|BatchNorm|GroupNorm|PixelShuffle|PixelUnshuffle")
 _MAPS = re.compile(r"Pool([123])D|Upsample\w*?([123])D|Re\w+ionPad([123])D|GridSampler([23])D")
@@ -150,4 +151,4 @@ def _place(shape: _Shape, axis: int, other: _Shape) -> int | None:
 def _is_ours(node: Any) -> bool:
     """Whether a node is of this package, whose functions keep the axes."""
     forward: Any = getattr(type(node), "_forward_cls", None)
-    return forward is not None and forward.__module__.startswith(__package__ or "dropblock_hooks")
+    return forward is not None and forward.__module__.startswith(_PACKAGE)

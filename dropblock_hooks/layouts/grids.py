@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from .selectors.wrappers import attribute_of
+from ..selectors.wrappers import attribute_of
 
 Grid = tuple[int, ...]
 
