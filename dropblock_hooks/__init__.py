@@ -17,7 +17,6 @@ The map:
 from . import functional, presets
 from .attach import attach, attachments, detach_all
 from .attachment import Attachment
-from .draft import SpecError
 from .findings import Finding
 from .inventory import layers
 from .plan import plan
@@ -56,7 +55,8 @@ from .schedules import (
 )
 from .selectors.select import Select
 from .site import Site, SiteError
-from .spec import Spec
+from .spec.draft import SpecError
+from .spec.spec import Spec
 from .warn import HookWarning
 
 __version__ = "0.1.0"

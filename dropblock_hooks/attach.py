@@ -10,13 +10,13 @@ from .attachment import Attachment
 from .cautions import FAULTS, doubled
 from .compiled import refuse_compiled
 from .control import Control
-from .draft import Draft, SpecError
 from .hooks import SiteHook, hooks_on
 from .install import install, site_keys
 from .placement import place
 from .plan import plan_placements
 from .scalers import checked_scaler
 from .selectors.wrappers import find_module, submodule, unwrap
+from .spec.draft import Draft, SpecError
 from .warn import warn
 
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from .draft import SpecError
 from .inventory import layers
 from .plan import own_input, plan
 from .registry import closest
 from .selectors.index import Index, NoMatchError
 from .selectors.select import match
+from .spec.draft import SpecError
 
 
 class CommandError(Exception):

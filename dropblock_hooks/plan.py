@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from .cautions import Caution, cautions_of, problems_of
 from .compiled import compiled_part
-from .draft import Draft
 from .install import site_keys
 from .placement import Placement, place
 from .planned import Plan, plan_row
 from .rehearsal import RehearsalError, clear_away, first_success, no_forward
 from .selectors.wrappers import bare_type, submodule, unwrap
+from .spec.draft import Draft
 from .table import counted
 from .trial import Trial, try_spec
 

@@ -23,7 +23,7 @@ from .schedules import ByDepth, Schedule, StepSchedule, as_number
 from .selectors.index import Index, NoMatchError
 from .selectors.select import Select, match
 from .selectors.wrappers import named_modules, unwrap
-from .spec import Spec
+from .spec.spec import Spec
 
 
 def drop_block_resnet(

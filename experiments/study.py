@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from dropblock_hooks.files import FileError, read_yaml
+from dropblock_hooks.spec.files import FileError, read_yaml
 from experiments.config import Config, Runtime, make_config, resolve, run_hash
 from experiments.contrasts import Pairs, plain_contrasts, read_contrasts
 from experiments.data import fingerprint, load_data

@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import nn
 
+from ..quoting import described, quote
+from ..regularizers.base import Regularizer
+from ..schedules import Schedule
 from .files import MOST_LEVELS, MOST_NODES
-from .quoting import described, quote
-from .regularizers.base import Regularizer
-from .schedules import Schedule
 
 Path = tuple[str, ...]
 MOST_PROBLEMS = 200

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeAlias
 
+from ..quoting import described, label, quote, shorten, shown
+from ..regularizers.base import Regularizer
+from ..selectors.select import Select, Selector
 from . import files
+from .convert import construct, regularizer_from
 from .copying import MOST_PROBLEMS, Copier, Path, PlainError, explained, is_list
-from .plain import construct, regularizer_from
-from .quoting import described, label, quote, shorten, shown
-from .regularizers.base import Regularizer
-from .selectors.select import Select, Selector
 
 _SHOWN = 10  # problems in the text of an error
 _LONGEST_PROBLEM = 1_000

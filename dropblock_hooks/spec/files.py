@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import yaml
 from yaml.constructor import SafeConstructor
 
-from .quoting import described, label, quote, shorten
+from ..quoting import described, label, quote, shorten
 
 Reader: TypeAlias = "Callable[[str, str], tuple[Any, Source]]"
 Key: TypeAlias = tuple[str, ...]

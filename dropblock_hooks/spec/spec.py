@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
+from ..regularizers.base import Regularizer
 from . import files
+from .convert import plain_fields, to_plain
 from .draft import Draft, Entries, Entry
-from .plain import plain_fields, to_plain
-from .regularizers.base import Regularizer
 
 
 class Spec(Entries):
