@@ -36,7 +36,7 @@ from .selectors.index import Index, NoMatchError
 from .selectors.select import Select, match
 from .selectors.wrappers import named_modules
 from .site import Site
-from .table import Table, counted
+from .tables import Table, counted
 from .warn import warn
 
 

@@ -13,7 +13,7 @@ from .doubles import find_doubled
 from .placement import Placement, shown
 from .quoting import listed
 from .report import is_clipped
-from .table import shown as cell
+from .tables import shown as cell
 from .trial import SiteTrial, Trial
 
 _MOST = 8  # names in one line of a plan

@@ -17,10 +17,10 @@ from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
 from . import elements
+from .checkpointing import recomputing
 from .entry import EntryHook
 from .functional.axes import Form
 from .identity import may_get_gradient, watch_grad
-from .recomputation import recomputing
 from .selectors.wrappers import find_module, shard_refusal
 from .site import Site
 from .tracing import trace, trace_grad

@@ -13,7 +13,7 @@ from .recording import Seen, record
 from .rehearsal import clear_away, rehearsing
 from .selectors.index import Index
 from .selectors.wrappers import bare_type, unwrap
-from .table import Table
+from .tables import Table
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from .planned import Plan, plan_row
 from .rehearsal import RehearsalError, clear_away, first_success, no_forward
 from .selectors.wrappers import bare_type, submodule, unwrap
 from .spec.draft import Draft
-from .table import counted
+from .tables import counted
 from .trial import Trial, try_spec
 
 

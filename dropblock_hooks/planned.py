@@ -12,7 +12,7 @@ from .placement import Placement
 from .report import is_clipped
 from .schedules import span_of
 from .selectors.wrappers import bare_type
-from .table import Table, html_list, shown
+from .tables import Table, html_list, shown
 from .textwidth import wrapped
 from .trial import SiteTrial
 

@@ -19,7 +19,7 @@ from .findings import Window, faults, windows
 from .hooks import ParameterHook, SiteHook, take_off
 from .selectors.wrappers import bare_type
 from .site import Site
-from .table import counted
+from .tables import counted
 from .tallies import Counts
 from .warn import warn
 

@@ -11,8 +11,8 @@ from .regularizers.base import Regularizer
 from .regularizers.rates import RateLike
 from .schedules import Schedule, span_of
 from .site import Site
-from .table import Columns, Forms, Section, Table
-from .table import shown as cell
+from .tables import Columns, Forms, Section, Table
+from .tables import shown as cell
 
 Size = tuple[int | tuple[int, int], ...] | None
 

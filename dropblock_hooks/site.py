@@ -11,6 +11,14 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from .checkpointing import (
+    NO_TASK,
+    Past,
+    graph_task,
+    loses_random_state,
+    plainly_run,
+    recomputing,
+)
 from .control import Control
 from .functional import axes
 from .functional.axes import Form
@@ -21,14 +29,6 @@ from .layouts.hints import Evidence
 from .layouts.infer import form_of
 from .memory import ShapeMemory
 from .meter import Counted
-from .recomputation import (
-    NO_TASK,
-    Past,
-    graph_task,
-    loses_random_state,
-    plainly_run,
-    recomputing,
-)
 from .regularizers.base import Now, Regularizer
 from .scalers import seek
 from .tallies import Reading, Record

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from dropblock_hooks import Attachment, DropBlock2d, Site, attach
+from dropblock_hooks.checkpointing import recomputing
 from dropblock_hooks.hooks import hooks_on
-from dropblock_hooks.recomputation import recomputing
 
 P, BLOCK, BATCH, REPEATS = 0.2, 3, 2, 40
 STAGES = ("stage:-2", "stage:-1")

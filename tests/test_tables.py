@@ -28,7 +28,7 @@ from dropblock_hooks import (
     layers,
     plan,
 )
-from dropblock_hooks.table import Forms, Table
+from dropblock_hooks.tables import Forms, Table
 from dropblock_hooks.textwidth import WIDTH, elide, fit, width_of, wrapped
 
 WIDE = {"cjk": "層", "emoji": "🧱", "combining": "é", "ascii": "l"}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from ..recomputation import NO_TASK, graph_task
+from ..checkpointing import NO_TASK, graph_task
 
 Met = tuple[int, tuple[int, ...]]  # the number of samples, and the size of the map
 
