@@ -54,7 +54,7 @@ from .schedules import (
     WindowSchedule,
 )
 from .selectors.select import Select
-from .site import Site, SiteError
+from .sites.site import Site, SiteError
 from .spec.draft import SpecError
 from .spec.spec import Spec
 from .warn import HookWarning

@@ -9,13 +9,13 @@ from torch import nn
 from .attachment import Attachment
 from .cautions import FAULTS, doubled
 from .compiled import refuse_compiled
-from .control import Control
-from .hooks import SiteHook, hooks_on
 from .install import install, site_keys
 from .placement import place
 from .plan import plan_placements
-from .scalers import checked_scaler
 from .selectors.wrappers import find_module, submodule, unwrap
+from .sites.grad_scaler import checked_scaler
+from .sites.hooks import SiteHook, hooks_on
+from .sites.shared import Control
 from .spec.draft import Draft, SpecError
 from .warn import warn
 

@@ -12,11 +12,8 @@ from typing import Any
 from torch import nn
 
 from . import states
-from .control import Control
 from .findings import Finding, find_faults, windows
-from .hooks import ParameterHook, SiteHook, keepers_on, take_off
 from .layouts.map_sizes import size_hooks_on
-from .meter import device_of
 from .proof import look_back, take_off_proof
 from .quoting import listed, quote
 from .ranks import (
@@ -30,12 +27,15 @@ from .ranks import (
 from .registry import closest
 from .regularizers.base import Regularizer
 from .report import SiteRow, site_table
-from .scalers import checked_scaler, tell_missing
 from .schedules import as_number, same_kind, spread_rate
 from .selectors.index import Index, NoMatchError
 from .selectors.select import Select, match
 from .selectors.wrappers import named_modules
-from .site import Site
+from .sites.grad_scaler import checked_scaler, tell_missing
+from .sites.hooks import ParameterHook, SiteHook, keepers_on, take_off
+from .sites.meter import device_of
+from .sites.shared import Control
+from .sites.site import Site
 from .tables import Table, counted
 from .warn import warn
 

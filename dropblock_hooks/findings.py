@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from torch import nn
 
 from .causes import why_inactive, why_not_called
-from .control import Control
-from .hooks import ParameterHook, SiteHook, hooks_on
-from .scalers import MISSING, in_use, key_of_bounded
 from .selectors.wrappers import bare_type, find_module, shard_refusal
-from .tallies import Counts
+from .sites.counts import Counts
+from .sites.grad_scaler import MISSING, in_use, key_of_bounded
+from .sites.hooks import ParameterHook, SiteHook, hooks_on
+from .sites.shared import Control
 
 _GONE = (
     "it was replaced, or written out, as torch.fx.symbolic_trace does with containers; attach to "

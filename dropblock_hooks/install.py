@@ -5,14 +5,14 @@ from __future__ import annotations
 from torch import nn
 
 from .attachment import Attachment
-from .control import Control
-from .hooks import KeeperHook, ParameterHook, SiteHook, make_hook
 from .layouts.map_sizes import watch_sizes
-from .meter import device_of
 from .placement import Placement
 from .proof import ProofHook
 from .selectors.wrappers import bare_type
-from .site import Site
+from .sites.hooks import KeeperHook, ParameterHook, SiteHook, make_hook
+from .sites.meter import device_of
+from .sites.shared import Control
+from .sites.site import Site
 
 
 def install(base: nn.Module, placements: list[Placement], control: Control) -> Attachment:

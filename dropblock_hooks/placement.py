@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from .hooks import hooks_on
 from .layouts.hints import Evidence, Witness
 from .quoting import described, label, listed, message_of, quote, shorten
 from .regularizers.base import Regularizer
@@ -18,6 +17,7 @@ from .selectors.index import Index, NoMatchError, Target
 from .selectors.select import Select, Selector, match
 from .selectors.stages import stage_channels, stage_ratios
 from .selectors.wrappers import shard_refusal
+from .sites.hooks import hooks_on
 from .spec.copying import MOST_PROBLEMS
 from .spec.draft import Draft, Entry, SpecError
 

@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from .compiled import has_compiled
-from .control import Control, graphs_built
 from .findings import Window, faults, windows
-from .hooks import ParameterHook, SiteHook, take_off
 from .selectors.wrappers import bare_type
-from .site import Site
+from .sites.counts import Counts
+from .sites.hooks import ParameterHook, SiteHook, take_off
+from .sites.shared import Control, graphs_built
+from .sites.site import Site
 from .tables import counted
-from .tallies import Counts
 from .warn import warn
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-from .control import Control
 from .findings import Finding
-from .site import Site
-from .tallies import Reading
+from .sites.counts import Reading
+from .sites.shared import Control
+from .sites.site import Site
 from .warn import warn
 
 _EXCHANGES: dict[str, int] = {}  # by sites: the nth of this process meets the nth of others

@@ -10,7 +10,7 @@ from .registry import name_of, text
 from .regularizers.base import Regularizer
 from .regularizers.rates import RateLike
 from .schedules import Schedule, span_of
-from .site import Site
+from .sites.site import Site
 from .tables import Columns, Forms, Section, Table
 from .tables import shown as cell
 

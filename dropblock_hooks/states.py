@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .control import Control
 from .schedules import as_number
-from .site import Site
-from .tallies import Counts
+from .sites.counts import Counts
+from .sites.shared import Control
+from .sites.site import Site
 
 _VERSION = 2
 _COUNTS = ("calls", "active_calls", "affected", "total", "norms")

@@ -11,11 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from . import elements
 from .bypass import carries_stream, passes_around, without_gradient
-from .control import Control
 from .doubles import droppers
-from .hooks import ParameterHook, SiteHook
 from .install import install
 from .placement import Placement
 from .proof import take_off_proof
@@ -23,7 +20,10 @@ from .recording import record, shape_of
 from .regularizers.base import Regularizer
 from .rehearsal import Rehearsal, rehearsing
 from .selectors.wrappers import named_modules
-from .site import Site, SiteError
+from .sites import indexing
+from .sites.hooks import ParameterHook, SiteHook
+from .sites.shared import Control
+from .sites.site import Site, SiteError
 
 
 @dataclass
@@ -192,7 +192,7 @@ class _Try:
             self.trial.shapes.append(shape_of(value if site.at == "output" else args))
             return None
         try:
-            before = elements.get(value, index)
+            before = indexing.get(value, index)
         except ValueError:  # while it is not active, it does not ask for a tensor
             self.trial.shapes.append(shape_of(value))
             return changed
@@ -204,7 +204,7 @@ class _Try:
         changed = self._marked(args, before, changed if changed is not None else value, changed)
         if self.observer.any_drops:
             given = site.at == "output" and changed is not None
-            after = elements.get(changed, index) if given else before
+            after = indexing.get(changed, index) if given else before
             self.observer.tensors.append((self.trial, _Version(before), _Version(after)))
         return changed
 
@@ -218,12 +218,12 @@ class _Try:
         if self.hook.site.at != "output":
             return changed
         index = self.hook.site.regularizer.index
-        after = elements.get(value, index)
+        after = indexing.get(value, index)
         if self.drops_samples and after.grad_fn is not None:
             first = args[0] if args and isinstance(args[0], Tensor) else before
             after = after.clone()  # a node of the graph that is this site's alone
             self.nodes.append((before.grad_fn, first.grad_fn, after.grad_fn))  # type: ignore[arg-type]
-            changed = elements.put(value, index, after)
+            changed = indexing.put(value, index, after)
         self.observer.put(self.trial, after)
         return changed
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dropblock_hooks import Attachment, DropBlock2d, Site, attach
 from dropblock_hooks.checkpointing import recomputing
-from dropblock_hooks.hooks import hooks_on
+from dropblock_hooks.sites.hooks import hooks_on
 
 P, BLOCK, BATCH, REPEATS = 0.2, 3, 2, 40
 STAGES = ("stage:-2", "stage:-1")

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from dropblock_hooks import Foreign
 from dropblock_hooks.regularizers.rates import Range
-from dropblock_hooks.site import Site
+from dropblock_hooks.sites.site import Site
 from experiments import checkpoint
 from experiments.config import Config, Epoch, Result, Runtime, resolve
 from experiments.data import Data, derive_seed, load_data, test_loader, train_loader

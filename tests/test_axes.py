@@ -24,12 +24,12 @@ from dropblock_hooks import (
     attachments,
     plan,
 )
-from dropblock_hooks.control import Control
 from dropblock_hooks.functional.axes import Form
 from dropblock_hooks.layouts.hints import Witness
 from dropblock_hooks.selectors.index import Index
 from dropblock_hooks.selectors.stages import stage_channels, stage_ratios
-from dropblock_hooks.site import Site
+from dropblock_hooks.sites.shared import Control
+from dropblock_hooks.sites.site import Site
 from experiments.families import MEMBERS
 
 C = 6

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
-from . import elements
-from .checkpointing import recomputing
-from .entry import EntryHook
-from .functional.axes import Form
+from ..checkpointing import recomputing
+from ..functional.axes import Form
+from ..selectors.wrappers import find_module, shard_refusal
+from . import indexing
 from .identity import may_get_gradient, watch_grad
-from .selectors.wrappers import find_module, shard_refusal
+from .inplace import EntryHook
 from .site import Site
-from .tracing import trace, trace_grad
+from .traced import trace, trace_grad
 
 _disabled: list[Any] = []
 
@@ -148,7 +148,7 @@ class OutputHook(SiteHook):
         site = self.site
         index = site.regularizer.index
         try:
-            x = elements.get(output, index)
+            x = indexing.get(output, index)
         except ValueError as error:
             raise site.error(f"the output {error}") from None
         if self.entry and args and self.entry.gives_back_changed(module, args[0], x):
@@ -158,7 +158,7 @@ class OutputHook(SiteHook):
             )
         taken = (*args, *kwargs[0].values()) if kwargs else args
         y = self._treat(x, args[0] if args else None, module.training, (*taken, output))
-        return None if y is x else elements.put(output, index, y)
+        return None if y is x else indexing.put(output, index, y)
 
 
 class InputHook(SiteHook):
@@ -175,14 +175,14 @@ class InputHook(SiteHook):
         index = 0 if site.regularizer.index is None else site.regularizer.index
         values: Any = kwargs if isinstance(index, str) else args
         try:
-            x = elements.get(values, index)
+            x = indexing.get(values, index)
         except ValueError as error:
             given = f"(arguments: {len(args)}, keywords: {list(kwargs)})"
             raise site.error(f"what the layer is given {error} {given}") from None
         y = self._treat(x, x, module.training, (*args, *kwargs.values()))
         if y is x:
             return None
-        changed = elements.put(values, index, y)
+        changed = indexing.put(values, index, y)
         return (args, changed) if isinstance(index, str) else (changed, kwargs)
 
 

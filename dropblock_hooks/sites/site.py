@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from .checkpointing import (
+from ..checkpointing import (
     NO_TASK,
     Past,
     graph_task,
@@ -19,20 +19,20 @@ from .checkpointing import (
     plainly_run,
     recomputing,
 )
-from .control import Control
-from .functional import axes
-from .functional.axes import Form
-from .functional.gradients import Clipped
-from .functional.masks import wide_dtype
-from .layouts.autograd_graph import UNTOLD, channels_of
-from .layouts.hints import Evidence
-from .layouts.infer import form_of
+from ..functional import axes
+from ..functional.axes import Form
+from ..functional.gradients import Clipped
+from ..functional.masks import wide_dtype
+from ..layouts.autograd_graph import UNTOLD, channels_of
+from ..layouts.hints import Evidence
+from ..layouts.infer import form_of
+from ..regularizers.base import Now, Regularizer
+from ..warn import warn
+from .counts import Reading, Record
+from .grad_scaler import seek
 from .memory import ShapeMemory
 from .meter import Counted
-from .regularizers.base import Now, Regularizer
-from .scalers import seek
-from .tallies import Reading, Record
-from .warn import warn
+from .shared import Control
 
 _EVALUATIONS = 2
 _PARAMETER = Form(axes.PARAMETER)

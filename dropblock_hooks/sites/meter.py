@@ -9,8 +9,8 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from .functional.gradients import Clipped
-from .functional.masks import wide_dtype
+from ..functional.gradients import Clipped
+from ..functional.masks import wide_dtype
 
 Counted = Clipped | Tensor | int | None
 """How many elements were dropped or changed; of a gradient clipped by its norm, that norm too."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .functional.gradients import Clipped
+from ..functional.gradients import Clipped
 from .meter import (
     ACTIVE,
     AFFECTED,

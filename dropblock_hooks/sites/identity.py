@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from .functional.axes import Form
+from ..functional.axes import Form
 from .site import Site
 
 Watch: TypeAlias = Callable[..., Tensor]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.amp.grad_scaler import GradScaler
 
-from .control import Control, is_enabled
-from .warn import warn
+from ..warn import warn
+from .shared import Control, is_enabled
 
 if TYPE_CHECKING:
     from .site import Site

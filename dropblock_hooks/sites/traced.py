@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .functional.axes import Form
-from .functional.masks import wide_dtype
+from ..functional.axes import Form
+from ..functional.masks import wide_dtype
+from ..regularizers.base import Now
 from .identity import GradIdentityTraced
-from .regularizers.base import Now
 from .site import Site
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .functional.masks import wide_dtype
-from .layouts.map_sizes import MapSizes
-from .tallies import Record
+from ..functional.masks import wide_dtype
+from ..layouts.map_sizes import MapSizes
+from .counts import Record
 
 
 class Control:
