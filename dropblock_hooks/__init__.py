@@ -16,8 +16,8 @@ The map:
 
 from . import functional, presets
 from .attach import attach, attachments, detach_all
-from .attachment import Attachment
-from .findings import Finding
+from .attachment.attachment import Attachment
+from .attachment.verify import Finding
 from .inventory import layers
 from .plan import plan
 from .planned import Plan

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import nn
 
-from .attachment import Attachment
+from .attachment.attachment import Attachment
+from .attachment.compiled import refuse_compiled
+from .attachment.install import install, site_keys
+from .attachment.resolve import place
 from .cautions import FAULTS, doubled
-from .compiled import refuse_compiled
-from .install import install, site_keys
-from .placement import place
 from .plan import plan_placements
 from .selectors.wrappers import find_module, submodule, unwrap
 from .sites.grad_scaler import checked_scaler

@@ -8,11 +8,11 @@ from typing import Literal
 
 from torch import nn
 
-from .causes import why_inactive, why_not_called
+from .attachment.inactive import why_inactive, why_not_called
+from .attachment.report import is_clipped
+from .attachment.resolve import Placement, shown
 from .doubles import find_doubled
-from .placement import Placement, shown
 from .quoting import listed
-from .report import is_clipped
 from .tables import shown as cell
 from .trial import SiteTrial, Trial
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from .placement import Placement
+from .attachment.resolve import Placement
 from .quoting import listed
 from .regularizers.base import Regularizer
 from .schedules import ByDepth, span_of

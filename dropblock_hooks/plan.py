@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .attachment.compiled import compiled_part
+from .attachment.install import site_keys
+from .attachment.resolve import Placement, place
 from .cautions import Caution, cautions_of, problems_of
-from .compiled import compiled_part
-from .install import site_keys
-from .placement import Placement, place
 from .planned import Plan, plan_row
 from .rehearsal import RehearsalError, clear_away, first_success, no_forward
 from .selectors.wrappers import bare_type, submodule, unwrap

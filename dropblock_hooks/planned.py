@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .attachment.report import is_clipped
+from .attachment.resolve import Placement
 from .cautions import Caution
-from .placement import Placement
-from .report import is_clipped
 from .schedules import span_of
 from .selectors.wrappers import bare_type
 from .tables import Table, html_list, shown

@@ -23,8 +23,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from . import leaks
+from .attachment.activity import ProofHook
 from .layouts.map_sizes import SizeHook, StartHook
-from .proof import ProofHook
 from .recording import shape_of
 from .selectors.wrappers import named_modules
 from .sites.hooks import KeeperHook, SiteHook

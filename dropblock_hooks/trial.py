@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from .attachment.activity import take_off_proof
+from .attachment.install import install
+from .attachment.resolve import Placement
 from .bypass import carries_stream, passes_around, without_gradient
 from .doubles import droppers
-from .install import install
-from .placement import Placement
-from .proof import take_off_proof
 from .recording import record, shape_of
 from .regularizers.base import Regularizer
 from .rehearsal import Rehearsal, rehearsing

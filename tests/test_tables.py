@@ -204,7 +204,7 @@ def test_lines_in_a_cell():
     ],
 )
 def test_schedules_are_shortened(regularizer, short):
-    from dropblock_hooks.report import shortened
+    from dropblock_hooks.attachment.report import shortened
 
     assert shortened(regularizer).texts[0] == repr(regularizer)
     assert shortened(regularizer).texts[-1] == short

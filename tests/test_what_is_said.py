@@ -17,7 +17,7 @@ from dropblock_hooks import (
     attach,
     attachments,
 )
-from dropblock_hooks.causes import why_not_called
+from dropblock_hooks.attachment.inactive import why_not_called
 
 
 class Block(nn.Module):

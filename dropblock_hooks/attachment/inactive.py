@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .selectors.wrappers import find_module, named_modules
+from ..selectors.wrappers import find_module, named_modules
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from torch import nn
 
+from ..layouts.map_sizes import watch_sizes
+from ..selectors.wrappers import bare_type
+from ..sites.hooks import KeeperHook, ParameterHook, SiteHook, make_hook
+from ..sites.meter import device_of
+from ..sites.shared import Control
+from ..sites.site import Site
+from .activity import ProofHook
 from .attachment import Attachment
-from .layouts.map_sizes import watch_sizes
-from .placement import Placement
-from .proof import ProofHook
-from .selectors.wrappers import bare_type
-from .sites.hooks import KeeperHook, ParameterHook, SiteHook, make_hook
-from .sites.meter import device_of
-from .sites.shared import Control
-from .sites.site import Site
+from .resolve import Placement
 
 
 def install(base: nn.Module, placements: list[Placement], control: Control) -> Attachment:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .schedules import as_number
-from .sites.counts import Counts
-from .sites.shared import Control
-from .sites.site import Site
+from ..schedules import as_number
+from ..sites.counts import Counts
+from ..sites.shared import Control
+from ..sites.site import Site
 
 _VERSION = 2
 _COUNTS = ("calls", "active_calls", "affected", "total", "norms")

@@ -11,12 +11,23 @@ from typing import Any
 
 from torch import nn
 
-from . import states
-from .findings import Finding, find_faults, windows
-from .layouts.map_sizes import size_hooks_on
-from .proof import look_back, take_off_proof
-from .quoting import listed, quote
-from .ranks import (
+from ..layouts.map_sizes import size_hooks_on
+from ..quoting import listed, quote
+from ..registry import closest
+from ..regularizers.base import Regularizer
+from ..schedules import as_number, same_kind, spread_rate
+from ..selectors.index import Index, NoMatchError
+from ..selectors.select import Select, match
+from ..selectors.wrappers import named_modules
+from ..sites.grad_scaler import checked_scaler, tell_missing
+from ..sites.hooks import ParameterHook, SiteHook, keepers_on, take_off
+from ..sites.meter import device_of
+from ..sites.shared import Control
+from ..sites.site import Site
+from ..tables import Table, counted
+from ..warn import warn
+from .activity import look_back, take_off_proof
+from .distributed import (
     check_group,
     compare,
     forwards,
@@ -24,20 +35,9 @@ from .ranks import (
     tell_equal_generators,
     world_size,
 )
-from .registry import closest
-from .regularizers.base import Regularizer
 from .report import SiteRow, site_table
-from .schedules import as_number, same_kind, spread_rate
-from .selectors.index import Index, NoMatchError
-from .selectors.select import Select, match
-from .selectors.wrappers import named_modules
-from .sites.grad_scaler import checked_scaler, tell_missing
-from .sites.hooks import ParameterHook, SiteHook, keepers_on, take_off
-from .sites.meter import device_of
-from .sites.shared import Control
-from .sites.site import Site
-from .tables import Table, counted
-from .warn import warn
+from .state import load, restore, save
+from .verify import Finding, find_faults, windows
 
 
 class Attachment:
@@ -377,7 +377,7 @@ class Attachment:
     def state_dict(self) -> dict[str, Any]:
         """Epoch and statistics, as plain numbers and text."""
         self._tell_waiting()
-        return states.save(self.sites, self._control)
+        return save(self.sites, self._control)
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Restore what `state_dict` gave; schedules are at its epoch then, in a new window.
@@ -389,9 +389,9 @@ class Attachment:
         Raises:
             ValueError: for a state of another spec, with the differences; nothing is changed.
         """
-        epoch = states.load(state, self.sites, strict)
+        epoch = load(state, self.sites, strict)
         self._move(self._values_at(epoch))
-        states.restore(state, self.sites, self._control)
+        restore(state, self.sites, self._control)
 
     def scalars(self, prefix: str = "reg/") -> dict[str, float]:
         """Rates and realized rates by tag, for ``log_dict``, ``wandb.log`` and the like.

@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .registry import name_of, text
-from .regularizers.base import Regularizer
-from .regularizers.rates import RateLike
-from .schedules import Schedule, span_of
-from .sites.site import Site
-from .tables import Columns, Forms, Section, Table
-from .tables import shown as cell
+from ..registry import name_of, text
+from ..regularizers.base import Regularizer
+from ..regularizers.rates import RateLike
+from ..schedules import Schedule, span_of
+from ..sites.site import Site
+from ..tables import Columns, Forms, Section, Table
+from ..tables import shown as cell
 
 Size = tuple[int | tuple[int, int], ...] | None
 

@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from .layouts.hints import Evidence, Witness
-from .quoting import described, label, listed, message_of, quote, shorten
-from .regularizers.base import Regularizer
-from .regularizers.rates import RateLike
-from .schedules import spread_rate
-from .selectors.index import Index, NoMatchError, Target
-from .selectors.select import Select, Selector, match
-from .selectors.stages import stage_channels, stage_ratios
-from .selectors.wrappers import shard_refusal
-from .sites.hooks import hooks_on
-from .spec.copying import MOST_PROBLEMS
-from .spec.draft import Draft, Entry, SpecError
+from ..layouts.hints import Evidence, Witness
+from ..quoting import described, label, listed, message_of, quote, shorten
+from ..regularizers.base import Regularizer
+from ..regularizers.rates import RateLike
+from ..schedules import spread_rate
+from ..selectors.index import Index, NoMatchError, Target
+from ..selectors.select import Select, Selector, match
+from ..selectors.stages import stage_channels, stage_ratios
+from ..selectors.wrappers import shard_refusal
+from ..sites.hooks import hooks_on
+from ..spec.copying import MOST_PROBLEMS
+from ..spec.draft import Draft, Entry, SpecError
 
 
 @dataclass(frozen=True)

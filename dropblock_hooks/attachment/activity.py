@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..selectors.wrappers import bare_type
+from ..sites.counts import Counts
+from ..sites.hooks import ParameterHook, SiteHook, take_off
+from ..sites.shared import Control, graphs_built
+from ..sites.site import Site
+from ..tables import counted
+from ..warn import warn
 from .compiled import has_compiled
-from .findings import Window, faults, windows
-from .selectors.wrappers import bare_type
-from .sites.counts import Counts
-from .sites.hooks import ParameterHook, SiteHook, take_off
-from .sites.shared import Control, graphs_built
-from .sites.site import Site
-from .tables import counted
-from .warn import warn
+from .verify import Window, faults, windows
 
 
 class ProofHook:

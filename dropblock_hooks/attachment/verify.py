@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from .causes import why_inactive, why_not_called
-from .selectors.wrappers import bare_type, find_module, shard_refusal
-from .sites.counts import Counts
-from .sites.grad_scaler import MISSING, in_use, key_of_bounded
-from .sites.hooks import ParameterHook, SiteHook, hooks_on
-from .sites.shared import Control
+from ..selectors.wrappers import bare_type, find_module, shard_refusal
+from ..sites.counts import Counts
+from ..sites.grad_scaler import MISSING, in_use, key_of_bounded
+from ..sites.hooks import ParameterHook, SiteHook, hooks_on
+from ..sites.shared import Control
+from .inactive import why_inactive, why_not_called
 
 _GONE = (
     "it was replaced, or written out, as torch.fx.symbolic_trace does with containers; attach to "

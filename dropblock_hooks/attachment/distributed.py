@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-from .findings import Finding
-from .sites.counts import Reading
-from .sites.shared import Control
-from .sites.site import Site
-from .warn import warn
+from ..sites.counts import Reading
+from ..sites.shared import Control
+from ..sites.site import Site
+from ..warn import warn
+from .verify import Finding
 
 _EXCHANGES: dict[str, int] = {}  # by sites: the nth of this process meets the nth of others
 _PATIENCE, _PAUSE = 5.0, 0.01  # seconds
