@@ -18,9 +18,9 @@ from . import functional, presets
 from .attach import attach, attachments, detach_all
 from .attachment.attachment import Attachment
 from .attachment.verify import Finding
-from .inventory import layers
-from .plan import plan
-from .planned import Plan
+from .planning.layers import layers
+from .planning.plan import plan
+from .planning.table import Plan
 from .registry import register
 from .regularizers import (
     ClampGrad,

@@ -10,8 +10,8 @@ from .attachment.attachment import Attachment
 from .attachment.compiled import refuse_compiled
 from .attachment.install import install, site_keys
 from .attachment.resolve import place
-from .cautions import FAULTS, doubled
-from .plan import plan_placements
+from .planning.plan import plan_placements
+from .planning.problems import FAULTS, doubled
 from .selectors.wrappers import find_module, submodule, unwrap
 from .sites.grad_scaler import checked_scaler
 from .sites.hooks import SiteHook, hooks_on

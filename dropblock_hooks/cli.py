@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from .inventory import layers
-from .plan import own_input, plan
+from .planning.layers import layers
+from .planning.plan import own_input, plan
 from .registry import closest
 from .selectors.index import Index, NoMatchError
 from .selectors.select import match

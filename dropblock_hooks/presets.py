@@ -12,13 +12,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .bypass import carries_stream
-from .plan import own_input
+from .planning.dry_run import RehearsalError, clear_away, first_success, no_forward, rehearsing
+from .planning.plan import own_input
+from .planning.residual import carries_stream
 from .quoting import shown
 from .regularizers import DropBlock2d, DropPath, StochasticDepth
 from .regularizers.base import Regularizer
 from .regularizers.rates import RateLike
-from .rehearsal import RehearsalError, clear_away, first_success, no_forward, rehearsing
 from .schedules import ByDepth, Schedule, StepSchedule, as_number
 from .selectors.index import Index, NoMatchError
 from .selectors.select import Select, match

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .selectors.wrappers import named_modules
+from ..selectors.wrappers import named_modules
 
 
 @dataclass

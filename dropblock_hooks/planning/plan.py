@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attachment.compiled import compiled_part
-from .attachment.install import site_keys
-from .attachment.resolve import Placement, place
-from .cautions import Caution, cautions_of, problems_of
-from .planned import Plan, plan_row
-from .rehearsal import RehearsalError, clear_away, first_success, no_forward
-from .selectors.wrappers import bare_type, submodule, unwrap
-from .spec.draft import Draft
-from .tables import counted
-from .trial import Trial, try_spec
+from ..attachment.compiled import compiled_part
+from ..attachment.install import site_keys
+from ..attachment.resolve import Placement, place
+from ..selectors.wrappers import bare_type, submodule, unwrap
+from ..spec.draft import Draft
+from ..tables import counted
+from .dry_run import RehearsalError, clear_away, first_success, no_forward
+from .probe import Trial, try_spec
+from .problems import Caution, cautions_of, problems_of
+from .table import Plan, plan_row
 
 
 def plan(model: nn.Module, spec: Any, example_input: Any = None, *, root: str = "") -> Plan:

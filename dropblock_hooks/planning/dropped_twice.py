@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from .attachment.resolve import Placement
-from .quoting import listed
-from .regularizers.base import Regularizer
-from .schedules import ByDepth, span_of
-from .selectors.index import Target
-from .selectors.select import Select
-from .selectors.wrappers import bare_type, find_module, named_modules
+from ..attachment.resolve import Placement
+from ..quoting import listed
+from ..regularizers.base import Regularizer
+from ..schedules import ByDepth, span_of
+from ..selectors.index import Target
+from ..selectors.select import Select
+from ..selectors.wrappers import bare_type, find_module, named_modules
 
 _RATES = ("p", "drop_prob", "prob", "drop_rate", "drop_p")
 _SHORTCUTS = ("downsample", "shortcut", "skip")

@@ -8,13 +8,13 @@ from typing import Literal
 
 from torch import nn
 
-from .attachment.inactive import why_inactive, why_not_called
-from .attachment.report import is_clipped
-from .attachment.resolve import Placement, shown
-from .doubles import find_doubled
-from .quoting import listed
-from .tables import shown as cell
-from .trial import SiteTrial, Trial
+from ..attachment.inactive import why_inactive, why_not_called
+from ..attachment.report import is_clipped
+from ..attachment.resolve import Placement, shown
+from ..quoting import listed
+from ..tables import shown as cell
+from .dropped_twice import find_doubled
+from .probe import SiteTrial, Trial
 
 _MOST = 8  # names in one line of a plan
 Kind = Literal[

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from .recording import Seen, record
-from .rehearsal import clear_away, rehearsing
-from .selectors.index import Index
-from .selectors.wrappers import bare_type, unwrap
-from .tables import Table
+from ..selectors.index import Index
+from ..selectors.wrappers import bare_type, unwrap
+from ..tables import Table
+from .dry_run import clear_away, rehearsing
+from .record import Seen, record
 
 
 @dataclass(frozen=True)

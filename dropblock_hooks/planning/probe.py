@@ -11,19 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from .attachment.activity import take_off_proof
-from .attachment.install import install
-from .attachment.resolve import Placement
-from .bypass import carries_stream, passes_around, without_gradient
-from .doubles import droppers
-from .recording import record, shape_of
-from .regularizers.base import Regularizer
-from .rehearsal import Rehearsal, rehearsing
-from .selectors.wrappers import named_modules
-from .sites import indexing
-from .sites.hooks import ParameterHook, SiteHook
-from .sites.shared import Control
-from .sites.site import Site, SiteError
+from ..attachment.activity import take_off_proof
+from ..attachment.install import install
+from ..attachment.resolve import Placement
+from ..regularizers.base import Regularizer
+from ..selectors.wrappers import named_modules
+from ..sites import indexing
+from ..sites.hooks import ParameterHook, SiteHook
+from ..sites.shared import Control
+from ..sites.site import Site, SiteError
+from .dropped_twice import droppers
+from .dry_run import Rehearsal, rehearsing
+from .record import record, shape_of
+from .residual import carries_stream, passes_around, without_gradient
 
 
 @dataclass

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .attachment.report import is_clipped
-from .attachment.resolve import Placement
-from .cautions import Caution
-from .schedules import span_of
-from .selectors.wrappers import bare_type
-from .tables import Table, html_list, shown
-from .textwidth import wrapped
-from .trial import SiteTrial
+from ..attachment.report import is_clipped
+from ..attachment.resolve import Placement
+from ..schedules import span_of
+from ..selectors.wrappers import bare_type
+from ..tables import Table, html_list, shown
+from ..textwidth import wrapped
+from .probe import SiteTrial
+from .problems import Caution
 
 Range = tuple[float, float]
 Size = tuple[int | tuple[int, int], ...]

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from . import leaks
-from .attachment.activity import ProofHook
-from .layouts.map_sizes import SizeHook, StartHook
-from .recording import shape_of
-from .selectors.wrappers import named_modules
-from .sites.hooks import KeeperHook, SiteHook
+from ..attachment.activity import ProofHook
+from ..layouts.map_sizes import SizeHook, StartHook
+from ..selectors.wrappers import named_modules
+from ..sites.hooks import KeeperHook, SiteHook
+from . import fake_tensors
+from .record import shape_of
 
 _T = TypeVar("_T")
 
@@ -108,7 +108,7 @@ def clear_away() -> list[str]:
 
     To be called when no rehearsal and nothing of it is held any more.
     """
-    return leaks.take_out(RehearsalMode)
+    return fake_tensors.take_out(RehearsalMode)
 
 
 def first_success(attempts: Mapping[str, Callable[[], _T]]) -> tuple[str, _T, list[str]]:
