@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from .checks import closest
 from .planning.layers import layers
 from .planning.plan import own_input, plan
-from .registry import closest
 from .selectors.index import Index, NoMatchError
 from .selectors.select import match
 from .spec.draft import SpecError

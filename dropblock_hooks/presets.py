@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .checks import as_number
 from .planning.dry_run import RehearsalError, clear_away, first_success, no_forward, rehearsing
 from .planning.plan import own_input
 from .planning.residual import carries_stream
@@ -19,7 +20,7 @@ from .quoting import shown
 from .regularizers import DropBlock2d, DropPath, StochasticDepth
 from .regularizers.base import Regularizer
 from .regularizers.rates import RateLike
-from .schedules import ByDepth, Schedule, StepSchedule, as_number
+from .schedules import ByDepth, Schedule, StepSchedule
 from .selectors.index import Index, NoMatchError
 from .selectors.select import Select, match
 from .selectors.wrappers import named_modules, unwrap

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
-import heapq
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, dataclass_transform, overload
 
 _T = TypeVar("_T")
 _CLASSES: dict[str, type] = {}
 _NAMES: dict[type, str] = {}
-_ALIKE = 0.55
-_LONGEST = 120  # characters of a word that is compared with others
 
 
 @overload
@@ -94,28 +90,6 @@ def registered(base: type[_T]) -> dict[str, type[_T]]:
 def name_of(cls: type) -> str:
     """The name a class is registered under, or else its own."""
     return _NAMES.get(cls, cls.__name__)
-
-
-def closest(word: str, known: Iterable[str], n: int = 3) -> str:
-    """`" (closest: a, b)"`, or nothing where no known name resembles `word`."""
-    alike = _alike(word, known)
-    near = difflib.get_close_matches(word, alike, n=n, cutoff=_ALIKE) if alike else []
-    return f" (closest: {', '.join(near)})" if near else ""
-
-
-def _alike(word: str, known: Iterable[str]) -> list[str]:
-    """The names that have most letters in common with `word`: few, since it takes long to rank."""
-    if not word or len(word) > _LONGEST:
-        return []
-    matcher = difflib.SequenceMatcher(b=word)
-    rough = []
-    for name in dict.fromkeys(known):
-        if len(name) <= _LONGEST:
-            matcher.set_seq1(name)
-            if matcher.real_quick_ratio() >= _ALIKE and matcher.quick_ratio() >= _ALIKE:
-                rough.append((matcher.quick_ratio(), name))
-    few = 20 + 60_000 // len(word) ** 2
-    return [name for _, name in heapq.nlargest(few, rough, key=lambda pair: pair[0])]
 
 
 def brief(obj: Any) -> str:

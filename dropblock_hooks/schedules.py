@@ -10,54 +10,15 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from numbers import Real
 from typing import Any, Self
 
-from .quoting import described, message_of, quote, shown
+from .checks import as_count, as_number
+from .quoting import described, message_of, quote
 from .registry import brief, check_fields, register
 
 _MOST_STEPS = 10_000
-LARGEST = 10**100
-"""The largest count, which a float can hold."""
-
-
-def as_number(name: str, value: Any, kind: str = "a number") -> float:
-    """`value` as a finite float, or one clear error that names the field."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be {kind}, got {shown(value)}")
-    number = as_float(value)
-    if number - number != 0.0:  # not finite; the compiler knows no isfinite of a number
-        raise ValueError(f"{name} must be a finite number, got {as_given(value)}")
-    return number
-
-
-def as_given(value: Any) -> str:
-    """A number as messages quote it: what was given, not the infinity that it may be as a float."""
-    return str(float(value)) if isinstance(value, float) else quote(value, 120)
-
-
-def as_float(value: Any) -> float:
-    """A number as a float, infinite where it is too large for one."""
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
-
-
-def as_count(name: str, value: Any, minimum: int = 1) -> int:
-    """`value` as an integer of at least `minimum`."""
-    try:
-        count = operator.index(value)
-    except TypeError:
-        count = minimum - 1
-    if isinstance(value, bool) or count < minimum:
-        raise ValueError(f"{name} must be an integer >= {minimum}, got {shown(value)}")
-    if count > LARGEST:
-        raise ValueError(f"{name} must be an integer <= {LARGEST:g}, got {shown(value)}")
-    return count
 
 
 class Schedule:

@@ -378,7 +378,7 @@ def _is_plain(data: object) -> bool:
 def _known(word: str, known: Iterable[str], what: str, shown: str | None = None) -> None:
     known = list(known)
     if word not in known:
-        from dropblock_hooks.registry import closest
+        from dropblock_hooks.checks import closest
 
         hint = closest(word, known) or f"; known: {shown or ', '.join(known)}"
         raise ValueError(f"unknown {what} {word!r}{hint}")

@@ -18,8 +18,8 @@ from timm.layers.drop import drop_block_2d
 from torch import Tensor
 
 from dropblock_hooks import Now, Probability, Regularizer, register
+from dropblock_hooks.checks import closest
 from dropblock_hooks.functional.gamma import check_block_size
-from dropblock_hooks.registry import closest
 
 Peer = Callable[[Tensor, float, int], Tensor]
 

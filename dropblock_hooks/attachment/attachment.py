@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import nn
 
+from ..checks import as_number, closest
 from ..layouts.map_sizes import size_hooks_on
 from ..quoting import listed, quote
-from ..registry import closest
 from ..regularizers.base import Regularizer
-from ..schedules import as_number, same_kind, spread_rate
+from ..schedules import same_kind, spread_rate
 from ..selectors.index import Index, NoMatchError
 from ..selectors.select import Select, match
 from ..selectors.wrappers import named_modules

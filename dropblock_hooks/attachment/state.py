@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..schedules import as_number
+from ..checks import as_number
 from ..sites.counts import Counts
 from ..sites.shared import Control
 from ..sites.site import Site

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..schedules import as_number
+from ..checks import as_number, check_floating, check_probability, check_spatial
 from .dropblock import draw_blocks
 from .gamma import check_block_size
-from .masks import Rate, check_floating, check_probability, check_spatial, is_zero
+from .masks import Rate, is_zero
 from .noise import normal_like
 
 

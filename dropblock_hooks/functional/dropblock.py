@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..checks import as_number, check_floating, check_probability, check_spatial
 from ..quoting import quote
-from ..schedules import as_number
 from .gamma import (
     Calibration,
     block_gamma,
@@ -25,18 +25,7 @@ from .gamma import (
 )
 from .kernels.cpu import Blocks, drop_drawn, takes
 from .kernels.traced import block_mask_in_graph, block_mask_of_any_size, ends, grow
-from .masks import (
-    Rate,
-    bernoulli,
-    check_floating,
-    check_probability,
-    check_spatial,
-    count_ratio,
-    drop,
-    is_zero,
-    keep_scale,
-    wide_dtype,
-)
+from .masks import Rate, bernoulli, count_ratio, drop, is_zero, keep_scale, wide_dtype
 
 Normalize: TypeAlias = Literal["batch", "sample", "expected"] | None
 

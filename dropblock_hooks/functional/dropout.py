@@ -7,8 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..schedules import as_number
-from .masks import check_mode, check_probability, check_residual, check_spatial
+from ..checks import as_number, check_mode, check_probability, check_residual, check_spatial
 from .units import drop_channels, drop_residual, drop_samples, drop_shape
 
 

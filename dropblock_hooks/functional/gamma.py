@@ -15,9 +15,8 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from ..checks import as_count, as_number, check_probability
 from ..quoting import quote
-from ..schedules import as_count, as_number
-from .masks import check_probability
 
 Calibration: TypeAlias = Literal["exact", "paper"]
 _NEARLY_1 = 1 - 2.0**-20

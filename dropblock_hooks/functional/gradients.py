@@ -12,8 +12,8 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from ..checks import as_number
 from ..quoting import quote
-from ..schedules import as_number
 
 Bound: TypeAlias = float | Tensor
 Per: TypeAlias = Literal["tensor", "sample", "channel"]

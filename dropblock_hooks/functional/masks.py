@@ -12,48 +12,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ..quoting import quote
-
 Rate: TypeAlias = float | Tensor
 _GRAINS = 2.0**24  # of a float32 draw
 _COARSE = 2.0**-10  # below this rate the 24 bits of a float32 draw are off by more than 6e-5 of it
-
-
-def check_probability(p: float) -> float:
-    """p, or a ValueError unless it lies in [0, 1]."""
-    if not 0.0 <= p <= 1.0:
-        raise ValueError(f"p must be in [0, 1], got {p}")
-    return p
-
-
-def check_spatial(input: Tensor, spatial: int) -> None:
-    """Raise ValueError unless `input` is (N, C) and this many spatial axes."""
-    if input.ndim != spatial + 2:
-        axes = ("N, C, L", "N, C, H, W", "N, C, D, H, W")[spatial - 1]
-        raise ValueError(
-            f"input must be a {spatial + 2}-D tensor ({axes}), got shape {tuple(input.shape)}"
-        )
-
-
-def check_mode(mode: str) -> None:
-    """Raise ValueError unless samples are dropped by ``"row"`` or by ``"batch"``."""
-    if mode not in ("row", "batch"):
-        raise ValueError(f"mode must be 'row' or 'batch', got {quote(mode)}")
-
-
-def check_floating(input: Tensor) -> None:
-    """Raise TypeError unless `input` holds floating-point numbers."""
-    if not input.is_floating_point():
-        raise TypeError(f"input must be a floating-point tensor, got {input.dtype}")
-
-
-def check_residual(block: Tensor, shortcut: Tensor) -> None:
-    """Raise ValueError unless a block keeps the shape of its input."""
-    if block.shape != shortcut.shape:
-        raise ValueError(
-            f"needs a residual block that keeps its shape, got input {tuple(shortcut.shape)} and "
-            f"output {tuple(block.shape)}; where the shape changes, use DropPath on the branch"
-        )
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:

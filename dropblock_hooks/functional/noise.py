@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..schedules import as_number
-from .masks import Rate, check_floating, is_zero
+from ..checks import as_number, check_floating
+from .masks import Rate, is_zero
 
 
 def add_noise(x: Tensor, std: Rate, generator: torch.Generator | None = None) -> Tensor:

@@ -12,18 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..checks import check_floating, check_mode, check_residual
 from .kernels.cpu import Blocks, differentiates_otherwise, draw_positions, drop_drawn, takes
-from .masks import (
-    Rate,
-    bernoulli,
-    check_floating,
-    check_mode,
-    check_residual,
-    drop,
-    is_zero,
-    keep_scale,
-    scaled,
-)
+from .masks import Rate, bernoulli, drop, is_zero, keep_scale, scaled
 
 _LARGE = 64  # elements of a unit, from which a number for each is less than a bit of each element
 _SELDOM = 0.15  # up to this share it is cheaper to write zeros than not to read

@@ -14,16 +14,11 @@ from typing import (
 
 from torch import Tensor, nn
 
+from ..checks import LARGEST, closest
 from ..functional import axes
 from ..quoting import label, quote, shown
-from ..registry import brief, check_fields, closest, name_of
-from ..schedules import (
-    LARGEST,
-    Schedule,
-    is_moving,
-    same_kind,
-    value_at,
-)
+from ..registry import brief, check_fields, name_of
+from ..schedules import Schedule, is_moving, same_kind, value_at
 from .rates import (
     Range,
     RateLike,

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from ..functional.masks import check_mode
+from ..checks import check_mode
 from ..functional.units import drop_residual, drop_samples
 from ..registry import register
 from .base import Applied, Now, Regularizer

@@ -17,13 +17,9 @@ from typing import (
     get_origin,
 )
 
+from ..checks import as_given, as_number
 from ..quoting import class_name, quote
-from ..schedules import (
-    Schedule,
-    as_given,
-    as_number,
-    span_of,
-)
+from ..schedules import Schedule, span_of
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from torch import nn
 
-from ..registry import closest
+from ..checks import closest
 from .automata import Effort
 from .globs import NameTree
 from .patterns import MOST_STEPS

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import nn
 
+from ..checks import as_count
 from ..quoting import class_name, described, kind_of, label, quote
 from ..registry import brief
-from ..schedules import as_count
 from .index import Index, NoMatchError, Target
 from .patterns import PatternError, matching
 from .stages import stage_module, stage_target

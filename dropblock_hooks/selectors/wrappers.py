@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import nn
 
+from ..checks import closest
 from ..quoting import class_name, kind_of, quote
-from ..registry import closest
 
 # where the class is defined, its name, the attribute that holds what is wrapped
 _WRAPPERS = (

@@ -15,12 +15,13 @@ from typing import Any, TypeVar, get_args
 
 from torch import nn
 
+from ..checks import as_float, closest
 from ..quoting import class_name, message_of, quote, shown
-from ..registry import closest, name_of, registered, stated_fields
+from ..registry import name_of, registered, stated_fields
 from ..regularizers.base import Regularizer
 from ..regularizers.foreign import Foreign, is_foreign
 from ..regularizers.rates import hints_of
-from ..schedules import Schedule, as_float
+from ..schedules import Schedule
 from ..selectors.select import Select
 from .copying import MOST_PROBLEMS, Path, PlainError, is_list, key_text
 

@@ -1,0 +1,115 @@
+"""Values that somebody gave, checked: one message each."""
+
+from __future__ import annotations
+
+import difflib
+import heapq
+import math
+import operator
+from collections.abc import Iterable
+from numbers import Real
+from typing import Any
+
+from torch import Tensor
+
+from .quoting import quote, shown
+
+LARGEST = 10**100
+"""The largest count, which a float can hold."""
+_ALIKE = 0.55
+_LONGEST = 120  # characters of a word that is compared with others
+
+
+def as_number(name: str, value: Any, kind: str = "a number") -> float:
+    """`value` as a finite float, or one clear error that names the field."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be {kind}, got {shown(value)}")
+    number = as_float(value)
+    if number - number != 0.0:  # not finite; the compiler knows no isfinite of a number
+        raise ValueError(f"{name} must be a finite number, got {as_given(value)}")
+    return number
+
+
+def as_given(value: Any) -> str:
+    """A number as messages quote it: what was given, not the infinity that it may be as a float."""
+    return str(float(value)) if isinstance(value, float) else quote(value, 120)
+
+
+def as_float(value: Any) -> float:
+    """A number as a float, infinite where it is too large for one."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def as_count(name: str, value: Any, minimum: int = 1) -> int:
+    """`value` as an integer of at least `minimum`."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = minimum - 1
+    if isinstance(value, bool) or count < minimum:
+        raise ValueError(f"{name} must be an integer >= {minimum}, got {shown(value)}")
+    if count > LARGEST:
+        raise ValueError(f"{name} must be an integer <= {LARGEST:g}, got {shown(value)}")
+    return count
+
+
+def closest(word: str, known: Iterable[str], n: int = 3) -> str:
+    """`" (closest: a, b)"`, or nothing where no known name resembles `word`."""
+    alike = _alike(word, known)
+    near = difflib.get_close_matches(word, alike, n=n, cutoff=_ALIKE) if alike else []
+    return f" (closest: {', '.join(near)})" if near else ""
+
+
+def _alike(word: str, known: Iterable[str]) -> list[str]:
+    """The names that have most letters in common with `word`: few, since it takes long to rank."""
+    if not word or len(word) > _LONGEST:
+        return []
+    matcher = difflib.SequenceMatcher(b=word)
+    rough = []
+    for name in dict.fromkeys(known):
+        if len(name) <= _LONGEST:
+            matcher.set_seq1(name)
+            if matcher.real_quick_ratio() >= _ALIKE and matcher.quick_ratio() >= _ALIKE:
+                rough.append((matcher.quick_ratio(), name))
+    few = 20 + 60_000 // len(word) ** 2
+    return [name for _, name in heapq.nlargest(few, rough, key=lambda pair: pair[0])]
+
+
+def check_probability(p: float) -> float:
+    """p, or a ValueError unless it lies in [0, 1]."""
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"p must be in [0, 1], got {p}")
+    return p
+
+
+def check_spatial(input: Tensor, spatial: int) -> None:
+    """Raise ValueError unless `input` is (N, C) and this many spatial axes."""
+    if input.ndim != spatial + 2:
+        axes = ("N, C, L", "N, C, H, W", "N, C, D, H, W")[spatial - 1]
+        raise ValueError(
+            f"input must be a {spatial + 2}-D tensor ({axes}), got shape {tuple(input.shape)}"
+        )
+
+
+def check_mode(mode: str) -> None:
+    """Raise ValueError unless samples are dropped by ``"row"`` or by ``"batch"``."""
+    if mode not in ("row", "batch"):
+        raise ValueError(f"mode must be 'row' or 'batch', got {quote(mode)}")
+
+
+def check_floating(input: Tensor) -> None:
+    """Raise TypeError unless `input` holds floating-point numbers."""
+    if not input.is_floating_point():
+        raise TypeError(f"input must be a floating-point tensor, got {input.dtype}")
+
+
+def check_residual(block: Tensor, shortcut: Tensor) -> None:
+    """Raise ValueError unless a block keeps the shape of its input."""
+    if block.shape != shortcut.shape:
+        raise ValueError(
+            f"needs a residual block that keeps its shape, got input {tuple(shortcut.shape)} and "
+            f"output {tuple(block.shape)}; where the shape changes, use DropPath on the branch"
+        )
