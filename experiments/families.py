@@ -1,7 +1,7 @@
 """The smallest member of every timm family, regularized at its last two feature stages.
 
-Shared by ``tests/test_families.py``, which asserts, and ``scripts/families.py``, which writes
-``docs/families.md``: what is measured is the same.
+Shared by ``tests/models/test_families.py``, which asserts, and ``scripts/families.py``, which
+writes ``docs/families.md``: what is measured is the same.
 """
 
 from __future__ import annotations

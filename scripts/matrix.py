@@ -48,7 +48,7 @@ def run() -> dict[tuple[str, ...], dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         records = pathlib.Path(folder) / "records"
         records.touch()
-        command = ["-m", "pytest", "-q", "-n", "1", "-m", "", "tests/test_matrix.py"]
+        command = ["-m", "pytest", "-q", "-n", "1", "-m", "", "tests/models/test_matrix.py"]
         environment = {**os.environ, "MATRIX_RECORDS": str(records)}
         subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, check=False)
         lines = [json.loads(line) for line in records.read_text().splitlines()]

@@ -286,7 +286,7 @@ def named(*prefixes):
 def test_two_processes(tmp_path, wrapper):
     names = named(f"{wrapper}_")
     assert names
-    run_pair(tmp_path, "tests.test_distributed", names)
+    run_pair(tmp_path, "tests.attachment.test_distributed", names)
 
 
 @pytest.mark.parametrize("call", ["verify", "report"])
@@ -298,7 +298,7 @@ def test_without_a_process_group(net, call):
 
 def test_a_failure_in_one_process_is_told(tmp_path):
     with pytest.raises(AssertionError, match="ZeroDivisionError"):
-        run_pair(tmp_path, "tests.test_distributed", ["fails_in_one"])
+        run_pair(tmp_path, "tests.attachment.test_distributed", ["fails_in_one"])
 
 
 def fails_in_one(rank):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from dropblock_hooks import elements
+from dropblock_hooks.sites import indexing
 
 Point = namedtuple("Point", ["x", "y"])
 
@@ -94,10 +94,10 @@ def test_only_that_element_is_another(name):
     value, index = STRUCTURES[name]
     before = parts(value)
     new = torch.zeros(7)
-    changed = elements.put(value, index, new)
+    changed = indexing.put(value, index, new)
     assert type(changed) is type(value)
     assert changed is not value
-    assert elements.get(changed, index) is new
+    assert indexing.get(changed, index) is new
     after = parts(changed)
     assert after.keys() == before.keys()
     different = [key for key in before if after[key] is not before[key]]
@@ -108,6 +108,6 @@ def test_only_that_element_is_another(name):
 
 def test_a_packed_sequence_keeps_what_goes_with_it():
     packed = pack_sequence([x(), x()[:2]], enforce_sorted=False)
-    changed = elements.put(packed, 0, packed.data * 2)
+    changed = indexing.put(packed, 0, packed.data * 2)
     assert isinstance(changed, PackedSequence)
     assert changed.sorted_indices is packed.sorted_indices

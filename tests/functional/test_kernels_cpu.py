@@ -17,9 +17,10 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from dropblock_hooks.functional import bits, blocks, drop_block2d, dropout, dropout1d, dropout2d
+from dropblock_hooks.functional import drop_block2d, dropout, dropout1d, dropout2d
 from dropblock_hooks.functional.dropblock import block_mask
 from dropblock_hooks.functional.gamma import block_gamma
+from dropblock_hooks.functional.kernels import bits, cpu
 from dropblock_hooks.functional.kernels.cpu import Blocks, draw_positions, takes
 from dropblock_hooks.functional.units import drop_channels, drop_samples
 
@@ -27,7 +28,7 @@ from dropblock_hooks.functional.units import drop_channels, drop_samples
 @pytest.fixture
 def any_size(monkeypatch):
     """Seeds, however small the tensor is."""
-    monkeypatch.setattr(blocks, "LEAST", dict.fromkeys(blocks.LEAST, 0))
+    monkeypatch.setattr(cpu, "LEAST", dict.fromkeys(cpu.LEAST, 0))
 
 
 def seeded(seed=0):
@@ -136,7 +137,7 @@ def test_short_rows_have_the_same_chance_everywhere(total, chance):
 
 
 def test_too_few_gaps_are_drawn_on(monkeypatch):
-    monkeypatch.setattr(blocks, "_reserve", lambda mean: 1)
+    monkeypatch.setattr(cpu, "_reserve", lambda mean: 1)
     drawn = draw_positions(100_000, 0.01, seeded()).numpy()
     assert abs(len(drawn) - 1000) <= 4 * math.sqrt(1000)
     assert (np.diff(drawn) > 0).all()

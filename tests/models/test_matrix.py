@@ -33,7 +33,7 @@ def rows_in_two_processes(rank, compiler, parallel):
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager", "inductor"])
 def test_rows_in_two_processes(tmp_path, compiler, parallel):
     call = f"rows_in_two_processes:{compiler}:{parallel}"
-    run_pair(tmp_path, "tests.test_matrix", [call], warn="ignore", seconds=900)
+    run_pair(tmp_path, "tests.models.test_matrix", [call], warn="ignore", seconds=900)
 
 
 def test_every_pair_is_in_a_row_or_named():
