@@ -12,6 +12,10 @@ The map:
 ``functional``              the equations, as pure functions of tensors
 `Regularizer`, `register`   one class, one file: a regularizer of your own
 ==========================  ========================================================================
+
+The folders, each with a map of its own in its ``__init__``, from the bottom up: ``functional``,
+``selectors``, ``regularizers``, ``layouts`` (how axes are read), ``spec``, ``sites`` (run time),
+``attachment`` (the handle), ``planning`` (the dry run).
 """
 
 from . import functional, presets
