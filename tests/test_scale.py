@@ -10,7 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from dropblock_hooks import ClipGradNorm, Dropout, LinearSchedule, attach, attachments
+from dropblock_hooks import (
+    ClampGrad,
+    ClipGradNorm,
+    DropBlock2d,
+    Dropout,
+    Dropout2d,
+    LinearSchedule,
+    attach,
+    attachments,
+)
 from dropblock_hooks.selectors.globs import glob_pattern
 
 WAYS = {
@@ -118,3 +127,43 @@ def test_a_site_with_nothing_to_do_does_little(regularizer, at, off):
     layer.train(off != "evaluation")
     layer(x)
     assert calls(lambda: layer(x)) - bare <= 12
+
+
+def own_calls(model, x):
+    """The package's functions that a warm forward calls, by name."""
+    names = []
+
+    def see(frame, event, argument):
+        if event == "call" and frame.f_globals.get("__name__", "").startswith("dropblock_hooks."):
+            names.append(f"{frame.f_globals['__name__']}.{frame.f_code.co_name}")
+
+    for _ in range(3):
+        model(x)
+    sys.setprofile(see)
+    try:
+        model(x)
+    finally:
+        sys.setprofile(None)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("regularizer", "training", "most"),
+    [
+        (DropBlock2d(0.1, 7), True, 35),
+        (DropBlock2d(0.1, 7, normalize="sample"), True, 35),
+        (DropBlock2d(0.1, (3, 7), calibration="paper"), True, 38),
+        (Dropout2d(0.1), True, 30),
+        (ClampGrad(-1, 1), True, 14),
+        (DropBlock2d(0.0, 7), True, 10),
+        (DropBlock2d(0.1, 7), False, 3),
+    ],
+    ids=repr,
+)
+def test_functions_called_in_a_forward(regularizer, training, most):
+    """What the constructor has proved is not checked again."""
+    model = nn.Sequential(nn.ReLU()).train(training)
+    attach(model, {"0": regularizer})
+    names = own_calls(model, torch.randn(8, 64, 14, 14, requires_grad=True))
+    assert len(names) <= most, names
+    assert not [name for name in names if name.startswith("dropblock_hooks.checks.")]

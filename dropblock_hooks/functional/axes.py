@@ -56,7 +56,7 @@ def channel_axis(layout: str) -> int:
 
 def as_map(x: Tensor, form: Form) -> Tensor:
     """What is regularized of `x`, as (N, C, ...): a view where there is one, or `x` itself."""
-    x = x.movedim(-1, 1) if is_last(form.layout) else x
+    x = x.movedim(-1, 1) if form.layout.endswith("C") else x
     if form.prefix:
         x = x[:, :, form.prefix :]
     if form.grid is None:
@@ -68,7 +68,7 @@ def put_back(y: Tensor, x: Tensor, form: Form) -> Tensor:
     """`x` with the map `y` in the place that `as_map` took it from; the prefix is left as it is."""
     if form.grid is not None:
         y = _fold(y, form.grid, form.unrolled)
-    y = y.movedim(1, -1) if is_last(form.layout) else y
+    y = y.movedim(1, -1) if form.layout.endswith("C") else y
     if form.prefix:
         axis = 1 if is_last(form.layout) else 2
         y = torch.cat((x.narrow(axis, 0, form.prefix), y), axis)

@@ -20,15 +20,16 @@ from .noise import normal_like
 def distort_blocks(
     x: Tensor,
     p: Rate,
-    block_size: int | Sequence[int],
+    edges: Sequence[int],
     alpha: Rate,
     *,
     share_channels: bool = False,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor | int]:
-    """Disout on a tensor (N, C, ...) of any number of spatial axes, and the number distorted."""
-    edges = check_block_size(block_size, x.ndim - 2)
-    check_floating(x)
+    """Disout on a tensor (N, C, ...) of any number of spatial axes, and the number distorted.
+
+    `edges` are those of the block, one per spatial axis; what is given was checked.
+    """
     if is_zero(p) or is_zero(alpha) or x.numel() == 0:
         return x, 0
     found = draw_blocks(x, p, edges, share_channels=share_channels, generator=generator)
@@ -95,9 +96,10 @@ def disout(
     if alpha < 0:
         raise ValueError(f"alpha must be >= 0, got {alpha}")
     check_spatial(input, 2)
-    check_block_size(block_size, 2)
+    edges = check_block_size(block_size, 2)
     if not training:
         return input
+    check_floating(input)
     return distort_blocks(
-        input, p, block_size, alpha, share_channels=share_channels, generator=generator
+        input, p, edges, alpha, share_channels=share_channels, generator=generator
     )[0]

@@ -17,14 +17,14 @@ from ..checks import as_number, check_floating, check_probability, check_spatial
 from ..quoting import quote
 from .gamma import (
     Calibration,
-    block_gamma,
     check_block_size,
     check_calibration,
     clipped_block,
+    gamma_of,
     solve_gamma,
 )
 from .kernels.cpu import Blocks, drop_drawn, takes
-from .kernels.traced import block_mask_in_graph, block_mask_of_any_size, ends, grow
+from .kernels.traced import block_mask_in_graph, block_mask_of_any_size, grow
 from .masks import Rate, bernoulli, count_ratio, drop, is_zero, keep_scale, wide_dtype
 
 Normalize: TypeAlias = Literal["batch", "sample", "expected"] | None
@@ -50,14 +50,14 @@ def block_mask(
     seeds = [s - b + 1 for s, b in zip(x.shape[2:], block, strict=True)]
     mask = bernoulli((x.shape[0], channels, *seeds), gamma, x.device, generator)
     for axis, edge in enumerate(block, start=2):
-        mask = grow(pad(mask, ends(mask, axis, 0, edge - 1)), axis, edge)
+        mask = grow(pad(mask, [0, 0] * (mask.ndim - 1 - axis) + [0, edge - 1]), axis, edge)
     return mask
 
 
 def drop_blocks(
     x: Tensor,
     p: Rate,
-    block_size: int | Sequence[int],
+    edges: Sequence[int],
     *,
     inplace: bool = False,
     eps: float = 1e-6,
@@ -69,11 +69,9 @@ def drop_blocks(
 ) -> tuple[Tensor, Tensor | int]:
     """DropBlock on a tensor (N, C, ...) of any number of spatial axes, and the number dropped.
 
-    Where that is not wanted, nor needed to normalize, it is not `counted`, and 0.
+    `edges` are those of the block, one per spatial axis; what is given was checked. Where the
+    number is not wanted, nor needed to normalize, it is not `counted`, and 0.
     """
-    edges = check_block_size(block_size, x.ndim - 2)
-    check_normalize(normalize)
-    check_floating(x)
     if is_zero(p) or x.numel() == 0:
         return x, 0
     found = draw_blocks(x, p, edges, calibration, share_channels, generator)
@@ -101,7 +99,7 @@ def draw_blocks(
     if isinstance(p, Tensor) or (generator is None and torch.compiler.is_compiling()):
         return _mask_in_graph(x, p, edges, calibration, share_channels)
     block = clipped_block(x.shape[2:], edges)
-    chance = block_gamma(p, x.shape[2:], block, calibration)
+    chance = gamma_of(p, x.shape[2:], block, calibration)
     if takes(x):
         blocks = Blocks(x, (1, x.shape[1] if share_channels else 1, *block))
         return blocks, blocks.draw(chance, generator)
@@ -143,10 +141,13 @@ def _public(
 ) -> Tensor:
     p = check_probability(as_number("p", p))
     check_spatial(input, spatial)
-    check_block_size(block_size, spatial)
+    edges = check_block_size(block_size, spatial)
     check_calibration(options["calibration"])
     check_normalize(options["normalize"])
-    return drop_blocks(input, p, block_size, counted=False, **options)[0] if training else input
+    if not training:
+        return input
+    check_floating(input)
+    return drop_blocks(input, p, edges, counted=False, **options)[0]
 
 
 def drop_block2d(

@@ -7,7 +7,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..checks import as_number, check_mode, check_probability, check_residual, check_spatial
+from ..checks import (
+    as_number,
+    check_floating,
+    check_mode,
+    check_probability,
+    check_residual,
+    check_spatial,
+)
 from .units import drop_channels, drop_residual, drop_samples, drop_shape
 
 
@@ -44,6 +51,7 @@ def dropout(
     p = check_probability(as_number("p", p))
     if not training:
         return input
+    check_floating(input)
     return drop_shape(input, p, input.shape, inplace=inplace, generator=generator)[0]
 
 
@@ -52,7 +60,10 @@ def _dropout_channels(
 ) -> Tensor:
     p = check_probability(as_number("p", p))
     check_spatial(input, spatial)
-    return drop_channels(input, p, **options)[0] if training else input
+    if not training:
+        return input
+    check_floating(input)
+    return drop_channels(input, p, **options)[0]
 
 
 def dropout1d(
@@ -149,6 +160,7 @@ def drop_path(
     p = check_probability(as_number("p", p))
     if not training:
         return input
+    check_floating(input)
     return drop_samples(input, p, rescale=scale_by_keep, generator=generator)[0]
 
 
@@ -194,6 +206,7 @@ def stochastic_depth(
         check_residual(input, shortcut)
     if not training:
         return input
+    check_floating(input)
     if shortcut is None:
         return drop_samples(input, p, mode, generator=generator)[0]
     return drop_residual(input, shortcut, p, mode, generator=generator)[0]

@@ -43,7 +43,7 @@ def check_calibration(calibration: str) -> None:
 
 def clipped_block(size: Sequence[int], block: Sequence[int]) -> tuple[int, ...]:
     """The block in force on a map of this size: larger than the map is clipped per axis."""
-    return tuple(min(b, s) for b, s in zip(block, size, strict=True))
+    return tuple(map(min, size, block))
 
 
 def block_gamma(
@@ -79,10 +79,17 @@ def block_gamma(
     p = check_probability(as_number("p", p))
     block = clipped_block(sizes, check_block_size(block_size, len(sizes)))
     check_calibration(calibration)
+    return gamma_of(p, sizes, block, calibration)
+
+
+def gamma_of(
+    p: float, size: tuple[int, ...], block: tuple[int, ...], calibration: Calibration
+) -> float:
+    """`block_gamma` of what was checked, and of a block that fits."""
     if calibration == "paper":
-        seeds = math.prod(s - b + 1 for s, b in zip(sizes, block, strict=True))
-        return p * math.prod(sizes) / (math.prod(block) * seeds)
-    return p if p in (0.0, 1.0) else _exact_gamma(p, sizes, block)
+        seeds = math.prod(s - b + 1 for s, b in zip(size, block, strict=True))
+        return p * math.prod(size) / (math.prod(block) * seeds)
+    return p if p in (0.0, 1.0) else _exact_gamma(p, size, block)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -123,15 +130,15 @@ def _coverage(size: tuple[int, ...], block: tuple[int, ...]) -> tuple[tuple[int,
 def expected_share(
     p: float,
     size: Sequence[int],
-    block_size: int | Sequence[int],
+    edges: Sequence[int],
     calibration: Calibration = "exact",
 ) -> float:
     """The share of a map that blocks drop on average: p itself, or what the paper's γ gives."""
     if calibration == "exact" or p == 0.0:
         return p
-    block = clipped_block(size, check_block_size(block_size, len(size)))
-    gamma = min(block_gamma(p, size, block, calibration), 1.0)
-    return 1.0 - sum(share * (1.0 - gamma) ** c for c, share in _coverage(tuple(size), block))
+    whole, block = tuple(size), clipped_block(size, edges)
+    gamma = min(gamma_of(p, whole, block, calibration), 1.0)
+    return 1.0 - sum(share * (1.0 - gamma) ** c for c, share in _coverage(whole, block))
 
 
 def solve_gamma(

@@ -11,13 +11,11 @@ from .masks import Rate, is_zero
 
 def add_noise(x: Tensor, std: Rate, generator: torch.Generator | None = None) -> Tensor:
     """`x` plus normal noise, drawn in at least float32."""
-    check_floating(x)
     return x if is_zero(std) else (x + normal_like(x, std, generator)).to(x.dtype)
 
 
 def multiply_noise(x: Tensor, p: Rate, generator: torch.Generator | None = None) -> Tensor:
     """`x` times normal noise of mean 1 and variance p / (1 - p)."""
-    check_floating(x)
     if is_zero(p):
         return x
     noise = normal_like(x, (p / (1 - p)) ** 0.5, generator)
@@ -52,7 +50,10 @@ def gaussian_noise(
     std = as_number("std", std)
     if std < 0:
         raise ValueError(f"std must be >= 0, got {std}")
-    return add_noise(input, std, generator) if training else input
+    if not training:
+        return input
+    check_floating(input)
+    return add_noise(input, std, generator)
 
 
 def gaussian_dropout(
@@ -80,4 +81,7 @@ def gaussian_dropout(
     p = as_number("p", p)
     if not 0.0 <= p < 1.0:
         raise ValueError(f"p must be in [0, 1), got {p}")
-    return multiply_noise(input, p, generator) if training else input
+    if not training:
+        return input
+    check_floating(input)
+    return multiply_noise(input, p, generator)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks import check_floating, check_mode, check_residual
+from ..checks import check_residual
 from .kernels.cpu import Blocks, differentiates_otherwise, draw_positions, drop_drawn, takes
 from .masks import Rate, bernoulli, drop, is_zero, keep_scale, scaled
 
@@ -32,7 +32,6 @@ def drop_shape(
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor | int]:
     """Dropout with one decision per element of `shape`, which broadcasts to that of `x`."""
-    check_floating(x)
     if is_zero(p) or x.numel() == 0:
         return x, 0
     scale = keep_scale(p) if rescale else None
@@ -149,7 +148,6 @@ def drop_samples(
     x: Tensor, p: Rate, mode: str = "row", **options: object
 ) -> tuple[Tensor, Tensor | int]:
     """Dropout of whole samples (``"row"``) or of the whole batch at once (``"batch"``)."""
-    check_mode(mode)
     if x.ndim == 0:
         raise ValueError("needs a tensor with an axis of samples, got a 0-D tensor")
     first = x.shape[0] if mode == "row" else 1
@@ -161,7 +159,6 @@ def drop_residual(
 ) -> tuple[Tensor, Tensor | int]:
     """``shortcut + drop(block - shortcut)``: a dropped sample is its shortcut, to the bit."""
     check_residual(block, shortcut)
-    check_floating(block)
     if is_zero(p) or block.numel() == 0:
         return block, 0
     wide = torch.promote_types(block.dtype, torch.float32)

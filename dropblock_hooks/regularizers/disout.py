@@ -38,9 +38,7 @@ class Disout(Blocks, Regularizer):
     spatial: ClassVar[int] = 2
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        return distort_blocks(
-            x, now.p, self.block_size, now.alpha, share_channels=self.share_channels
-        )
+        return distort_blocks(x, now.p, self.edges, now.alpha, share_channels=self.share_channels)
 
     def expected_share(
         self, values: Mapping[str, float], map_size: tuple[int, ...] | None

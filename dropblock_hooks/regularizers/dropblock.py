@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from torch import Tensor
@@ -33,9 +34,16 @@ class Blocks:
     def check(self, values: Mapping[str, float]) -> None:
         edges = check_block_size(self.block_size, self.spatial)
         object.__setattr__(self, "block_size", edges if len(set(edges)) > 1 else edges[0])
+        _ = self.edges  # known from here on: the compiler can't trace how it is found
+
+    @cached_property
+    def edges(self) -> tuple[int, ...]:
+        """The edges of the block, one per spatial axis."""
+        size = self.block_size
+        return size if isinstance(size, tuple) else (size,) * self.spatial
 
     def block_in_force(self, map_size: tuple[int, ...]) -> tuple[int, ...]:
-        return clipped_block(map_size, check_block_size(self.block_size, self.spatial))
+        return clipped_block(map_size, self.edges)
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,7 +63,7 @@ class _DropBlocks(Blocks):
         return drop_blocks(
             x,
             now.p,
-            self.block_size,
+            self.edges,
             calibration=self.calibration,
             normalize=self.normalize,
             share_channels=self.share_channels,
@@ -68,7 +76,7 @@ class _DropBlocks(Blocks):
             return values["p"]
         if map_size is None:
             return None
-        return expected_share(values["p"], map_size, self.block_size, self.calibration)
+        return expected_share(values["p"], map_size, self.edges, self.calibration)
 
 
 @register

@@ -158,7 +158,9 @@ class OutputHook(SiteHook):
             )
         taken = (*args, *kwargs[0].values()) if kwargs else args
         y = self._treat(x, args[0] if args else None, module.training, (*taken, output))
-        return None if y is x else indexing.put(output, index, y)
+        if y is x:
+            return None
+        return y if index is None else indexing.put(output, index, y)
 
 
 class InputHook(SiteHook):

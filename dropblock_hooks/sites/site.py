@@ -17,7 +17,6 @@ from ..checkpointing import (
     graph_task,
     loses_random_state,
     plainly_run,
-    recomputing,
 )
 from ..functional import axes
 from ..functional.axes import Form
@@ -281,17 +280,21 @@ class Site:
 
     def regularize(self, x: Tensor, layer_input: Any, training: bool, told: Any = ()) -> Tensor:
         """The activation, regularized and counted."""
-        on, again = training or self.is_on(training), recomputing()
-        if on and again:
+        on = training or self.is_on(training)
+        again = on and graph_task() != NO_TASK
+        values: Mapping[str, float] = self.values
+        if again:
             self._watch_recomputation()  # first: it may be stopped early, inside the call
-        values = self.values_of_the_forward(on and again)
-        if not (on and again) and self._idle and self._pass_by(x):
+        if again or self._drawn_with.settled is not values:
+            values = self.values_of_the_forward(again)
+        if not again and self._idle and self._pass_by(x):
             return x
         form = self.form_of(x, told)
         now = Now(input=layer_input, layout=form.layout, training=on, grad_scale=1.0, **values)
         y, affected, total = self.run(x, form, now)
         if on and not again:
-            self._count(affected, total, self.rate or 0.0)
+            told = _is_number(affected) and type(total) is int  # else symbolic, as in make_fx
+            self.record.add_active(affected if told else None, total, self.rate or 0.0)
             if self._idle and y is x and form.grid is None:
                 self._passed.put(x.shape, (form, 0 if affected is None else total))
         return y
@@ -322,12 +325,9 @@ class Site:
         scale = self.control.grad_scale(grad.device)
         now = Now(input=None, layout=form.layout, training=True, grad_scale=scale, **values)
         y, affected, total = self.run(grad, form, now)
-        self._count(affected, total, 0.0)
+        told = _is_number(affected) and type(total) is int
+        self.record.add_active(affected if told else None, total, 0.0)
         return y
-
-    def _count(self, affected: Counted, total: int, rate: float) -> None:
-        told = _is_number(affected) and type(total) is int  # else symbolic, as in make_fx
-        self.record.add_active(affected if told else None, total, rate)
 
     def run(self, x: Tensor, form: Form, now: Now) -> tuple[Tensor, Counted, int]:
         """The tensor regularized, how much of it was affected, and out of how many elements."""

@@ -70,7 +70,7 @@ def test_the_sum_is_rounded_once():
     """In bfloat16 a noise that was rounded before the sum would change a tenth of the values."""
     x = torch.randn(8, 4, 14, 14).bfloat16()
     y = disout(x, 1.0, 3, generator=seeded())
-    noise = distort_blocks(x.float(), 1.0, 3, 1.0, generator=seeded())[0] - x.float()
+    noise = distort_blocks(x.float(), 1.0, (3, 3), 1.0, generator=seeded())[0] - x.float()
     assert (y != (x + noise.bfloat16())).float().mean() > 0.05
     torch.testing.assert_close(y.float(), x.float() + noise, rtol=2**-8, atol=1e-5)
 
@@ -90,7 +90,9 @@ def test_signed_zeros_outside_the_blocks_are_kept():
 def test_the_share_that_is_distorted_is_p(p, block_size, share_channels):
     """Over independent samples, to within 4 standard errors."""
     x = torch.randn(400, 4, 14, 14)
-    y, distorted = distort_blocks(x, p, block_size, 1.0, share_channels=share_channels)
+    y, distorted = distort_blocks(
+        x, p, (block_size, block_size), 1.0, share_channels=share_channels
+    )
     changed = y != x
     shares = changed.flatten(1).double().mean(1)
     assert distorted == changed.sum()
@@ -127,7 +129,7 @@ def test_rates_in_tensors_do_the_same(dtype, share_channels):
     """As compiled code gives them: blocks of share p, normal noise in them, nothing elsewhere."""
     x = 5 * torch.rand(200, 8, 14, 14, dtype=dtype) - 1
     rates = torch.tensor(0.3, dtype=torch.float64), torch.tensor(0.5, dtype=torch.float64)
-    y, distorted = distort_blocks(x, rates[0], 5, rates[1], share_channels=share_channels)
+    y, distorted = distort_blocks(x, rates[0], (5, 5), rates[1], share_channels=share_channels)
     assert y.dtype == dtype
     shares = (y != x).flatten(1).double().mean(1)
     assert distorted == (y != x).sum()
@@ -140,7 +142,7 @@ def test_rates_in_tensors_do_the_same(dtype, share_channels):
 @pytest.mark.parametrize(("p", "alpha"), [(0.0, 1.0), (0.5, 0.0)])
 def test_rates_of_zero_in_tensors_change_and_count_nothing(p, alpha):
     x = torch.randn(4, 3, 8, 8)
-    y, distorted = distort_blocks(x, torch.tensor(p), 3, torch.tensor(alpha))
+    y, distorted = distort_blocks(x, torch.tensor(p), (3, 3), torch.tensor(alpha))
     assert torch.equal(y, x)
     assert distorted == 0
 
@@ -195,7 +197,7 @@ def test_off_returns_the_same_object_and_draws_nothing(p, alpha, training):
 
 def test_p_of_one_distorts_all():
     x = torch.randn(2, 3, 8, 8)
-    y, distorted = distort_blocks(x, 1.0, 3, 1.0)
+    y, distorted = distort_blocks(x, 1.0, (3, 3), 1.0)
     assert (y != x).all()
     assert distorted == x.numel()
 

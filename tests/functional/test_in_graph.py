@@ -84,7 +84,7 @@ def test_realized_rate(p, size, block):
     """|z| <= 4 over independent channels, with the standard error that they show."""
     n = int(min(max(4000, 40 / p), 40_000))
     x = torch.ones(n // 50, 50, *size)
-    y, dropped = drop_blocks(x, tensor(p), block, normalize=None)
+    y, dropped = drop_blocks(x, tensor(p), (block, block), normalize=None)
     shares = (y == 0).double().mean((2, 3)).flatten()
     assert dropped == (y == 0).sum()
     error = shares.std().item() / len(shares) ** 0.5
@@ -119,7 +119,7 @@ def test_the_ends_are_exact(p):
         drop_shape(x, tensor(p), x.shape),
         drop_channels(x, tensor(p)),
         drop_samples(x, tensor(p)),
-        drop_blocks(x, tensor(p), 3),
+        drop_blocks(x, tensor(p), (3, 3)),
         drop_residual(x, torch.zeros_like(x), tensor(p)),
     ):
         assert torch.equal(y, torch.zeros_like(x) if p else x)
@@ -130,7 +130,7 @@ def test_the_ends_are_exact(p):
 @pytest.mark.parametrize("normalize", ["batch", "sample", "expected", None])
 def test_values_and_dtype(dtype, normalize):
     x = torch.randn(8, 4, 9, 9, dtype=dtype)
-    y, dropped = drop_blocks(x, tensor(0.3), 3, normalize=normalize)
+    y, dropped = drop_blocks(x, tensor(0.3), (3, 3), normalize=normalize)
     kept = y != 0
     counts = kept.flatten(1).sum(1) if normalize == "sample" else kept.sum()
     total = x[0].numel() if normalize == "sample" else x.numel()

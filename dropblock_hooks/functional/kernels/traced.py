@@ -37,7 +37,7 @@ def block_mask_in_graph(
     for axis, (s, n, edge) in enumerate(zip(x.shape[2:], seeds, block_size, strict=True), start=1):
         first = torch.arange(n, device=x.device).view(-1, *[1] * (x.ndim - 2 - axis))
         words = torch.where((first <= s - edge) | (first == 0), words, 0)
-        words = grow(pad(words, ends(words, axis, 0, s - n)), axis, edge)
+        words = grow(pad(words, [0, 0] * (words.ndim - 1 - axis) + [0, s - n]), axis, edge)
     # makes inductor write the words down: it would grow them anew for each of 64 planes
     words = words.as_strided(words.shape, words.stride())
     return _spread(words)[:planes].view(x.shape[0], channels, *x.shape[2:])
@@ -112,14 +112,9 @@ def _spread(words: Tensor) -> Tensor:
 
 def grow(mask: Tensor, axis: int, edge: int) -> Tensor:
     """Widen every set position to a run of `edge` that begins there, by doubling."""
-    width = 1
+    width, behind = 1, [0, 0] * (mask.ndim - 1 - axis)
     while width < edge:
         shift = min(width, edge - width)
-        shifted = pad(mask, ends(mask, axis, shift, 0)).narrow(axis, 0, mask.shape[axis])
+        shifted = pad(mask, [*behind, shift, 0]).narrow(axis, 0, mask.shape[axis])
         mask, width = mask | shifted, width + shift
     return mask
-
-
-def ends(mask: Tensor, axis: int, before: int, after: int) -> list[int]:
-    """The argument of ``pad`` that lengthens one axis."""
-    return [0, 0] * (mask.ndim - 1 - axis) + [before, after]
