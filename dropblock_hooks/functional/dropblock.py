@@ -98,8 +98,9 @@ def draw_blocks(
     """Blocks that cover a share p: a mask as of `block_mask`, or places and which are drawn."""
     if isinstance(p, Tensor) or (generator is None and torch.compiler.is_compiling()):
         return _mask_in_graph(x, p, edges, calibration, share_channels)
-    block = clipped_block(x.shape[2:], edges)
-    chance = gamma_of(p, x.shape[2:], block, calibration)
+    size = tuple(map(int, x.shape[2:]))  # of symbols, as in make_fx, too
+    block = clipped_block(size, edges)
+    chance = gamma_of(p, size, block, calibration)
     if takes(x):
         blocks = Blocks(x, (1, x.shape[1] if share_channels else 1, *block))
         return blocks, blocks.draw(chance, generator)
