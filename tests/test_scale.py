@@ -52,12 +52,17 @@ def calls(work):
         nonlocal count
         count += event in ("call", "c_call")
 
+    profiled(work, see)
+    return count
+
+
+def profiled(work, see):
+    """Do it, and show every call to `see`."""
     sys.setprofile(see)
     try:
         work()
     finally:
         sys.setprofile(None)
-    return count
 
 
 def growth(prepare):
@@ -139,11 +144,7 @@ def own_calls(model, x):
 
     for _ in range(3):
         model(x)
-    sys.setprofile(see)
-    try:
-        model(x)
-    finally:
-        sys.setprofile(None)
+    profiled(lambda: model(x), see)
     return names
 
 

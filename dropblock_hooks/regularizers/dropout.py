@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
@@ -34,8 +35,24 @@ class Dropout(Regularizer):
         return values["p"]
 
 
+@dataclass(frozen=True, repr=False)
+class _Channels:
+    """What Dropout1d, 2d and 3d share: all but the number of axes."""
+
+    p: Probability = 0.5
+    idle_at_zero: ClassVar[bool] = True
+
+    def apply(self, x: Tensor, now: Now) -> Applied:
+        return drop_channels(x, now.p)
+
+    def expected_share(
+        self, values: Mapping[str, float], map_size: tuple[int, ...] | None
+    ) -> float | None:
+        return values["p"]
+
+
 @register
-class Dropout1d(Regularizer):
+class Dropout1d(_Channels, Regularizer):
     """Zeroes channels of sequences (N, C, L), each with chance p; see `functional.dropout1d`.
 
     Example:
@@ -43,21 +60,11 @@ class Dropout1d(Regularizer):
         Dropout1d(p=0.2, layout='NLC')
     """
 
-    p: Probability = 0.5
-    idle_at_zero: ClassVar[bool] = True
     spatial: ClassVar[int] = 1
-
-    def apply(self, x: Tensor, now: Now) -> Applied:
-        return drop_channels(x, now.p)
-
-    def expected_share(
-        self, values: Mapping[str, float], map_size: tuple[int, ...] | None
-    ) -> float | None:
-        return values["p"]
 
 
 @register
-class Dropout2d(Regularizer):
+class Dropout2d(_Channels, Regularizer):
     """Zeroes channels of feature maps (N, C, H, W), each with chance p; see `functional.dropout2d`.
 
     Example:
@@ -65,21 +72,11 @@ class Dropout2d(Regularizer):
         Dropout2d(p=0.2, layout='NHWC')
     """
 
-    p: Probability = 0.5
-    idle_at_zero: ClassVar[bool] = True
     spatial: ClassVar[int] = 2
-
-    def apply(self, x: Tensor, now: Now) -> Applied:
-        return drop_channels(x, now.p)
-
-    def expected_share(
-        self, values: Mapping[str, float], map_size: tuple[int, ...] | None
-    ) -> float | None:
-        return values["p"]
 
 
 @register
-class Dropout3d(Regularizer):
+class Dropout3d(_Channels, Regularizer):
     """Zeroes channels of volumes (N, C, D, H, W), each with chance p; see `functional.dropout3d`.
 
     Example:
@@ -87,14 +84,4 @@ class Dropout3d(Regularizer):
         Dropout3d(p=0.2)
     """
 
-    p: Probability = 0.5
-    idle_at_zero: ClassVar[bool] = True
     spatial: ClassVar[int] = 3
-
-    def apply(self, x: Tensor, now: Now) -> Applied:
-        return drop_channels(x, now.p)
-
-    def expected_share(
-        self, values: Mapping[str, float], map_size: tuple[int, ...] | None
-    ) -> float | None:
-        return values["p"]

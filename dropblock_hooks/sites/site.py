@@ -293,8 +293,7 @@ class Site:
         now = Now(input=layer_input, layout=form.layout, training=on, grad_scale=1.0, **values)
         y, affected, total = self.run(x, form, now)
         if on and not again:
-            told = _is_number(affected) and type(total) is int  # else symbolic, as in make_fx
-            self.record.add_active(affected if told else None, total, self.rate or 0.0)
+            self.record.add_active(_known(affected, total), total, self.rate or 0.0)
             if self._idle and y is x and form.grid is None:
                 self._passed.put(x.shape, (form, 0 if affected is None else total))
         return y
@@ -325,8 +324,7 @@ class Site:
         scale = self.control.grad_scale(grad.device)
         now = Now(input=None, layout=form.layout, training=True, grad_scale=scale, **values)
         y, affected, total = self.run(grad, form, now)
-        told = _is_number(affected) and type(total) is int
-        self.record.add_active(affected if told else None, total, 0.0)
+        self.record.add_active(_known(affected, total), total, 0.0)
         return y
 
     def run(self, x: Tensor, form: Form, now: Now) -> tuple[Tensor, Counted, int]:
@@ -438,20 +436,22 @@ def _as_tensors(values: Mapping[str, float], device: torch.device) -> dict[str, 
         return {name: torch.full((), v, dtype=dtype, device=device) for name, v in values.items()}
 
 
-def _is_number(count: Counted) -> bool:
-    """Whether a count is, or holds, one number.
+def _known(affected: Counted, total: int) -> Counted:
+    """The count, if it is, or holds, one number, out of a number of elements; else None.
 
     Not so inside a function transform or batched gradients, which it must not outlive, and where
-    there is no data: on the meta device, in fake tensors.
+    there is no data: on the meta device, in fake tensors, and of symbolic sizes, as in make_fx.
     """
-    count = count.changed if isinstance(count, Clipped) else count
+    count = affected.changed if isinstance(affected, Clipped) else affected
+    if type(total) is not int:
+        return None
     if not isinstance(count, Tensor):
-        return True
+        return affected
     if type(count) is not Tensor:
         fake = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", ())
         if isinstance(count, fake):
-            return False
-    return not (count.is_meta or _is_transformed(count) or _is_batched(count))
+            return None
+    return None if count.is_meta or _is_transformed(count) or _is_batched(count) else affected
 
 
 def _shown(result: object) -> str:
