@@ -15,7 +15,8 @@ from torch import nn
 
 from ..selectors.wrappers import bare_type
 from ..sites.counts import Counts
-from ..sites.hooks import ParameterHook, SiteHook, take_off
+from ..sites.hooks import SiteHook, take_off
+from ..sites.parameters import ParameterHook
 from ..sites.shared import Control, graphs_built
 from ..sites.site import Site
 from ..tables import counted

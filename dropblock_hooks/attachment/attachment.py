@@ -20,8 +20,9 @@ from ..selectors.index import Index, NoMatchError
 from ..selectors.select import Select, match
 from ..selectors.wrappers import named_modules
 from ..sites.grad_scaler import checked_scaler, tell_missing
-from ..sites.hooks import ParameterHook, SiteHook, keepers_on, take_off
+from ..sites.hooks import SiteHook, take_off
 from ..sites.meter import device_of
+from ..sites.parameters import ParameterHook, keepers_on
 from ..sites.shared import Control
 from ..sites.site import Site
 from ..tables import Table, counted

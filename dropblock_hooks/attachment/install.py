@@ -6,8 +6,9 @@ from torch import nn
 
 from ..layouts.map_sizes import watch_sizes
 from ..selectors.wrappers import bare_type
-from ..sites.hooks import KeeperHook, ParameterHook, SiteHook, make_hook
+from ..sites.hooks import InputHook, OutputHook, SiteHook
 from ..sites.meter import device_of
+from ..sites.parameters import KeeperHook, ParameterHook
 from ..sites.shared import Control
 from ..sites.site import Site
 from .activity import ProofHook
@@ -51,8 +52,14 @@ def _hooks(placements: list[Placement], control: Control) -> list[SiteHook]:
             p.evidence,
         )
         site.order = order
-        hooks.append(make_hook(site, p.target.parameter))
+        hooks.append(_hook(site, p.target.parameter))
     return hooks
+
+
+def _hook(site: Site, parameter: str | None) -> SiteHook:
+    if parameter is not None:
+        return ParameterHook(site, parameter)
+    return OutputHook(site) if site.regularizer.at == "output" else InputHook(site)
 
 
 def site_keys(placements: list[Placement]) -> list[str]:

@@ -10,7 +10,8 @@ from torch import nn
 from ..selectors.wrappers import bare_type, find_module, shard_refusal
 from ..sites.counts import Counts
 from ..sites.grad_scaler import MISSING, in_use, key_of_bounded
-from ..sites.hooks import ParameterHook, SiteHook, hooks_on
+from ..sites.hooks import SiteHook, hooks_on
+from ..sites.parameters import ParameterHook
 from ..sites.shared import Control
 from .inactive import why_inactive, why_not_called
 

@@ -19,7 +19,6 @@ from ..checks import as_count, as_number, check_probability
 from ..quoting import quote
 
 Calibration: TypeAlias = Literal["exact", "paper"]
-_NEARLY_1 = 1 - 2.0**-20
 _STEPS = 8  # 6 reach a relative error of 5e-9 from p = 1e-6 to .999999, on maps up to 300 x 400
 
 
@@ -152,7 +151,8 @@ def solve_gamma(
             gamma = gamma * s / (b * (s - b + 1))
         return gamma
     covering, share = _coverage_in_graph(p, size, block)
-    target = torch.log1p(-p.clamp(max=_NEARLY_1))
+    nearly_1 = 1 - 2.0**-20  # no global: torch.compile would take it for an input
+    target = torch.log1p(-p.clamp(max=nearly_1))
     u = -target / (share * covering).sum()
     for _ in range(_STEPS):
         lost = (share * torch.expm1(-covering * u)).sum()

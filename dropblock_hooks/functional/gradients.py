@@ -66,7 +66,7 @@ def clip_norm_counted(
     over = (norm > max_norm) & finite
     scale = torch.where(over, max_norm / norm.clamp_min(max_norm), 1.0)
     # in two factors, the second 1 but for what float32 would round to 0
-    most = scale.clamp_min(_SMALL)
+    most = scale.clamp_min(1e-30)
     dtype = torch.promote_types(grad.dtype, torch.float32)
     clipped = grad * most.to(dtype) * (scale / most).to(dtype)
     changed = over.sum() * (grad.numel() // norm.numel())
@@ -92,8 +92,7 @@ def _group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int) -> 
     return _norm(scaled, norm_type, axes, wide) * torch.where(peak > 0, peak, 1.0)
 
 
-_SMALL = 1e-30
-_SAFE_POWER = 7.0  # a sum of such powers of float32 values can't overflow in float64
+_SAFE_POWER = 7  # a sum of such powers of float32 values can't overflow in float64
 
 
 def _norm(grad: Tensor, norm_type: float, axes: list[int], dtype: torch.dtype) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 Rate: TypeAlias = float | Tensor
-_GRAINS = 2.0**24  # of a float32 draw
+_GRAINS = 2**24  # of a float32 draw; an integer: torch.compile takes a global float for an input
 _COARSE = 2.0**-10  # below this rate the 24 bits of a float32 draw are off by more than 6e-5 of it
 
 
@@ -77,7 +77,7 @@ def scaled(x: Tensor, scale: Tensor | None) -> Tensor:
 
 
 def drop(
-    x: Tensor, mask: Tensor, scale: Tensor | None, inplace: bool = False, fill: float = 0.0
+    x: Tensor, mask: Tensor, scale: Tensor | None, inplace: bool = False, fill: float = 0
 ) -> Tensor:
     """`fill` where `mask`, ``x * scale`` elsewhere: the product in float32, rounded once."""
     y = scaled(x, scale).masked_fill_(mask, fill)  # in place: masked_fill need not keep the format

@@ -28,7 +28,7 @@ def drop_shape(
     *,
     rescale: bool = True,
     inplace: bool = False,
-    fill: float = 0.0,
+    fill: float = 0,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor | int]:
     """Dropout with one decision per element of `shape`, which broadcasts to that of `x`."""

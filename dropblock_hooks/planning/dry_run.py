@@ -25,7 +25,8 @@ from torch.overrides import TorchFunctionMode
 from ..attachment.activity import ProofHook
 from ..layouts.map_sizes import SizeHook, StartHook
 from ..selectors.wrappers import named_modules
-from ..sites.hooks import KeeperHook, SiteHook
+from ..sites.hooks import SiteHook
+from ..sites.parameters import KeeperHook
 from . import fake_tensors
 from .record import shape_of
 

@@ -17,7 +17,8 @@ from ..attachment.resolve import Placement
 from ..regularizers.base import Regularizer
 from ..selectors.wrappers import named_modules
 from ..sites import indexing
-from ..sites.hooks import ParameterHook, SiteHook
+from ..sites.hooks import SiteHook
+from ..sites.parameters import ParameterHook
 from ..sites.shared import Control
 from ..sites.site import Site, SiteError
 from .dropped_twice import droppers

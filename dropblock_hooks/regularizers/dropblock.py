@@ -64,6 +64,7 @@ class _DropBlocks(Blocks):
             x,
             now.p,
             self.edges,
+            eps=1e-6,  # said here: torch.compile would take a default for an input of the graph
             calibration=self.calibration,
             normalize=self.normalize,
             share_channels=self.share_channels,

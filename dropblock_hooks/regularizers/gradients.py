@@ -27,6 +27,7 @@ mean over all; FSDP shards the parameters, and hooks on them are refused. Forwar
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
@@ -99,6 +100,15 @@ class ClipGradNorm(Regularizer):
 
     def check(self, values: Mapping[str, float]) -> None:
         object.__setattr__(self, "norm_type", check_norm(self.norm_type, self.per))
+        _ = self.order  # known from here on: the compiler can't trace how it is found
+
+    @cached_property
+    def order(self) -> int | float:
+        """The order of the norm, an integer where it is whole: torch.compile would take a float
+        for an input.
+        """
+        whole = self.norm_type.is_integer()
+        return int(self.norm_type) if whole else self.norm_type
 
     @property
     def channelwise(self) -> bool:
@@ -116,7 +126,7 @@ class ClipGradNorm(Regularizer):
     def apply(self, x: Tensor, now: Now) -> Applied:
         axis = 0 if now.layout == axes.PARAMETER else axes.channel_axis(now.layout)
         limit = now.max_norm * now.grad_scale
-        y, met = clip_norm_counted(x, limit, self.norm_type, self.per, axis)
+        y, met = clip_norm_counted(x, limit, self.order, self.per, axis)
         now.norms = met.unscaled(now.grad_scale)
         return y, met.changed
 

@@ -7,19 +7,16 @@ on the copy: on a view, it would take the gradient past the identity.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from ..functional.axes import Form
-from .site import Site
-
 Watch: TypeAlias = Callable[..., Tensor]
 """What is done to the gradient: it, and the tensors that the forward was given → another."""
 
-_is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
+is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def may_get_gradient(x: Tensor) -> bool:
@@ -29,31 +26,8 @@ def may_get_gradient(x: Tensor) -> bool:
     may want its gradient.
     """
     return torch.is_grad_enabled() and (
-        x.requires_grad or (not torch.compiler.is_compiling() and _is_transformed(x))
+        x.requires_grad or (not torch.compiler.is_compiling() and is_transformed(x))
     )
-
-
-def watch_grad(site: Site, x: Tensor, values: Mapping[str, float], told: Any = ()) -> Tensor:
-    """A copy of `x`, whose gradient is regularized and counted, with these values, in eager mode.
-
-    Not once the Attachment is switched off or removed, also between forward and backward.
-    """
-    kind = GradIdentityTransformed if _is_transformed(x) else GradIdentity
-    watched: Tensor = kind.apply(x, _EagerWatch(site, site.form_of(x, told), values))
-    return watched
-
-
-class _EagerWatch:
-    """What happens to a gradient in eager mode."""
-
-    def __init__(self, site: Site, form: Form, values: Mapping[str, float]) -> None:
-        self.site, self.form, self.values = site, form, values
-
-    def __call__(self, grad: Tensor) -> Tensor:
-        control = self.site.control
-        if not (control.installed and control.enabled):
-            return grad
-        return self.site.regularize_grad(grad, self.form, self.values)
 
 
 class GradIdentityTraced(torch.autograd.Function):

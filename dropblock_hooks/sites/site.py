@@ -5,38 +5,27 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from ..checkpointing import (
-    NO_TASK,
-    Past,
-    graph_task,
-    loses_random_state,
-    plainly_run,
-)
-from ..functional import axes
-from ..functional.axes import Form
-from ..functional.gradients import Clipped
+from ..checkpointing import NO_TASK, Past, graph_task, loses_random_state, plainly_run
+from ..functional.axes import PARAMETER, Form
 from ..functional.masks import wide_dtype
 from ..layouts.autograd_graph import UNTOLD, channels_of
 from ..layouts.hints import Evidence
 from ..layouts.infer import form_of
-from ..regularizers.base import Now, Regularizer
+from ..regularizers.base import Regularizer
 from ..warn import warn
 from .counts import Reading, Record
-from .grad_scaler import seek
-from .memory import ShapeMemory
-from .meter import Counted
 from .shared import Control
 
+_T = TypeVar("_T")
 _EVALUATIONS = 2
-_PARAMETER = Form(axes.PARAMETER)
-_is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
-_is_batched = torch._C._functorch.is_legacy_batchedtensor  # batched gradients
+_PARAMETER = Form(PARAMETER)
+_SHAPES = 256  # that a site remembers
 
 
 class SiteError(ValueError):
@@ -56,8 +45,7 @@ class Site:
         regularizer: what is done here.
         values: the rates now, by field.
         rate: the main rate now: the first one of the regularizer; None where it has none.
-        tensors: the same as 0-dim tensors, for compiled code: another number in one does not
-            compile anew.
+        idle: whether its regularizer leaves everything as it is, at the rates of now.
         record: what was counted.
     """
 
@@ -85,9 +73,9 @@ class Site:
         self._resumed = 0  # how often training went on after an evaluation
         self._acted = {True: Past[bool](), False: Past[bool]()}  # by the layer's mode
         self._drawn_with = Past[Mapping[str, float]]()
-        self._forms = ShapeMemory[Form]()  # where nothing but the shape decides
+        self._forms: dict[torch.Size, Form] = {}  # where nothing but the shape decides
         self._turned: dict[int, str] = {}  # where the channels were, by rank
-        self._passed = ShapeMemory[tuple[Form, int]]()  # elements to count at a rate of 0
+        self._passed: dict[torch.Size, tuple[Form, int]] = {}  # elements to count at a rate of 0
         self._apply: Any = None  # what the regularizer binds for this site
         self.set_regularizer(regularizer)
         self._notes_modes = self._waiting  # for good: `set` compiles nothing anew
@@ -118,8 +106,12 @@ class Site:
             meter.to(device)
         self.values = values
         self.rate = next(iter(values.values()), None)
-        self._idle = self.regularizer.idle_at_zero and self.rate == 0.0
-        self.tensors = _as_tensors(values, meter.counts.device)
+        self.idle = self.regularizer.idle_at_zero and self.rate == 0.0
+        # for compiled code: other numbers in it do not compile anew. Not one tensor without axes
+        # for each: torch would take those for Python scalars, and trace all twice
+        place = meter.counts.device
+        with torch.inference_mode(False):  # of a validation: the next training can't use such
+            self._traced = torch.tensor([*values.values()], dtype=wide_dtype(place), device=place)
 
     def __repr__(self) -> str:
         return f"Site({self.key!r}, {self.regularizer!r})"
@@ -242,19 +234,18 @@ class Site:
         if self.evidence is None:
             return _PARAMETER
         shape = x.shape
-        form = self._forms.get(shape)
+        if is_compiling():  # no side effects, and no hash of a traced size
+            return self._read(self.evidence, shape, told, self._turned.get(x.ndim, ""))
+        try:
+            form = self._forms.get(shape)
+        except TypeError:  # a symbolic size, as in make_fx, has no hash
+            form = None
         if form is None:
             form = self._read(self.evidence, shape, told, self._seen(x))
             if form.grid is None:  # else what the layer was told in this call has its say
-                self._forms.put(shape, form)
+                _remember(self._forms, shape, form)
         self.form = form
         return form
-
-    def traced_form_of(self, x: Tensor, told: Any = ()) -> Form:
-        """The same in compiled code: no side effects, and no hash of a traced size."""
-        if self.evidence is None:
-            return _PARAMETER
-        return self._read(self.evidence, x.shape, told, self._turned.get(x.ndim, ""))
 
     def _seen(self, x: Tensor) -> str:
         """What the graph says of the channels, or has said of a tensor of this rank.
@@ -278,71 +269,44 @@ class Site:
         except ValueError as error:
             raise self.error(error) from None
 
-    def regularize(self, x: Tensor, layer_input: Any, training: bool, told: Any = ()) -> Tensor:
-        """The activation, regularized and counted."""
-        on = training or self.is_on(training)
-        again = on and graph_task() != NO_TASK
-        values: Mapping[str, float] = self.values
-        if again:
-            self._watch_recomputation()  # first: it may be stopped early, inside the call
-        if again or self._drawn_with.settled is not values:
-            values = self.values_of_the_forward(again)
-        if not again and self._idle and self._pass_by(x):
-            return x
-        form = self.form_of(x, told)
-        now = Now(input=layer_input, layout=form.layout, training=on, grad_scale=1.0, **values)
-        y, affected, total = self.run(x, form, now)
-        if on and not again:
-            self.record.add_active(_known(affected, total), total, self.rate or 0.0)
-            if self._idle and y is x and form.grid is None:
-                self._passed.put(x.shape, (form, 0 if affected is None else total))
-        return y
-
     def values_of_the_forward(self, again: bool) -> Mapping[str, float]:
         """The values now; in a forward that runs again, those of the one that it repeats."""
         past, now = self._drawn_with, self.values
-        before = past.again() if again else None
-        if before is not None:
-            return before
+        if again:
+            self._watch_recomputation()  # first: it may be stopped early, inside the call
+            before = past.again()
+            if before is not None:
+                return before
         if past.settled is not now:
             past.note(now)
         return now
 
-    def _pass_by(self, x: Tensor) -> bool:
+    def traced_values(self, device: torch.device) -> dict[str, Tensor]:
+        """The values on this device, as 0-dim tensors, for compiled code; the meter follows, at the
+        price of one compilation.
+        """
+        self.record.meter.to(device)
+        row = self._traced.to(device, non_blocking=True)
+        return {name: row[at] for at, name in enumerate(self.values)}
+
+    def pass_by(self, x: Tensor) -> bool:
         """At a rate of 0, count what a whole call with this shape has counted, if there was one."""
-        seen = self._passed.get(x.shape)
-        if seen is None:
+        if self._drawn_with.settled is not self.values or graph_task() != NO_TASK:
+            return False
+        try:
+            seen = self._passed.get(x.shape)
+        except TypeError:  # a symbolic size, as in make_fx, has no hash
+            return False
+        if seen is None or torch._C._is_tracing():
             return False
         self.form, total = seen
         self.record.add_idle(total)
         return True
 
-    def regularize_grad(self, grad: Tensor, form: Form, values: Mapping[str, float]) -> Tensor:
-        """The gradient, regularized and counted."""
-        if self.regularizer.reads_grad_scale and not self.control.scaler_sought:
-            seek(self.control, self.key)
-        scale = self.control.grad_scale(grad.device)
-        now = Now(input=None, layout=form.layout, training=True, grad_scale=scale, **values)
-        y, affected, total = self.run(grad, form, now)
-        self.record.add_active(_known(affected, total), total, 0.0)
-        return y
-
-    def run(self, x: Tensor, form: Form, now: Now) -> tuple[Tensor, Counted, int]:
-        """The tensor regularized, how much of it was affected, and out of how many elements."""
-        compiling = is_compiling()
-        traced = compiling and self.regularizer.traceable
-        apply = self.regularizer.apply if traced else self._apply
-        try:
-            if self.regularizer.spatial is None:
-                return *_applied(apply, x, now), x.numel()
-            inner = axes.as_map(x, form)
-            metered = compiling and not torch.compiler.is_exporting()
-            seen = self.record.meter if metered else self.record
-            seen.see_map(inner.shape[2:])
-            y, affected = _applied(apply, inner, now)
-            return (x if y is inner else axes.put_back(y, x, form)), affected, inner.numel()
-        except (TypeError, ValueError) as error:
-            raise self.error(error) from error
+    def remember_idle(self, shape: torch.Size, form: Form, total: int) -> None:
+        """At a rate of 0, a call with this shape has counted so many elements, and done nothing."""
+        if form.grid is None:
+            _remember(self._passed, shape, (form, total))
 
     def error(self, cause: object) -> SiteError:
         """An error that names the site."""
@@ -411,53 +375,18 @@ class Site:
         return shown
 
 
-def _applied(apply: Any, x: Tensor, now: Now) -> tuple[Tensor, Counted]:
-    """What ``apply`` returns, if it is what it must be."""
-    result = apply(x, now)
-    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], Tensor):
-        raise TypeError(f"apply must return (tensor, count or None), got {_shown(result)}")
-    y, changed = result
-    if y.shape != x.shape:
-        raise ValueError(f"must keep the shape {tuple(x.shape)}, got {tuple(y.shape)}")
-    if now.norms is not None and isinstance(changed, Tensor):
-        return y, Clipped(changed, *now.norms)
-    return y, changed
+def _remember(memory: dict[torch.Size, _T], shape: torch.Size, value: _T) -> None:
+    """Remember a value, if the shape is made of numbers; where there are too many, none but it."""
+    if len(memory) >= _SHAPES:
+        memory.clear()
+    if all(isinstance(edge, int) for edge in shape):
+        memory[shape] = value
 
 
 def _exporting() -> bool:
     """Whether the graph is for deployment, where a peer's module in evaluation has no place."""
     tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
     return tracing or torch.compiler.is_exporting()
-
-
-def _as_tensors(values: Mapping[str, float], device: torch.device) -> dict[str, Tensor]:
-    dtype = wide_dtype(device)
-    with torch.inference_mode(False):  # a validation's mode must not be that of the next training
-        return {name: torch.full((), v, dtype=dtype, device=device) for name, v in values.items()}
-
-
-def _known(affected: Counted, total: int) -> Counted:
-    """The count, if it is, or holds, one number, out of a number of elements; else None.
-
-    Not so inside a function transform or batched gradients, which it must not outlive, and where
-    there is no data: on the meta device, in fake tensors, and of symbolic sizes, as in make_fx.
-    """
-    count = affected.changed if isinstance(affected, Clipped) else affected
-    if type(total) is not int:
-        return None
-    if not isinstance(count, Tensor):
-        return affected
-    if type(count) is not Tensor:
-        fake = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", ())
-        if isinstance(count, fake):
-            return None
-    return None if count.is_meta or _is_transformed(count) or _is_batched(count) else affected
-
-
-def _shown(result: object) -> str:
-    if isinstance(result, tuple):
-        return f"({', '.join(type(item).__name__ for item in result)})"
-    return type(result).__name__
 
 
 def _merge(low: tuple[int, ...], high: tuple[int, ...]) -> tuple[int | tuple[int, int], ...]:

@@ -203,8 +203,32 @@ def test_no_compilation_after_the_first(case):
         attached.step(epoch)
         train(call, x)
     assert graphs() == 1
+    assert counters["aot_autograd"]["total"] == 1  # not traced anew for a Python scalar
     assert sum(counters["graph_break"].values()) == 0
     assert attached.sites[0].active_calls == 4
+
+
+def test_four_kinds_of_sites_call_the_backend_once():
+    model, calls = nn.Sequential(Small(), nn.Identity()), []
+
+    def backend(graph, inputs):
+        calls.append(graph)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    attached = attach(
+        model,
+        {
+            "0.stem": DropBlock2d(ramp(0, 0.9), 3),
+            "0.block": Dropout2d(0.1),
+            "0.head": ClipGradNorm(ramp(1e-4, 1e-2), norm_type=3.0),
+            "1": ClampGrad(-1e-3, ramp(1e-5, 1e-3)),
+        },
+    )
+    call, x = compiled(model, backend), images()
+    for epoch in (1, 150):
+        attached.step(epoch)
+        train(call, x)
+    assert len(calls) == 1
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
