@@ -306,7 +306,7 @@ def _measure(
 def _shares(attached: Attachment, site: Site, module: nn.Module, kept: _Kept) -> Iterator[float]:
     """The share dropped in each of many runs: a window of the realized rate has one run."""
     hook: Any = next(hook for hook in hooks_on(module) if hook.site is site)
-    extra = (kept.kwargs,) if site.reads_sizes else ()
+    extra = (kept.kwargs,) if site.forms.reads_sizes else ()
     for _ in range(REPEATS):
         attached.set(site.key, p=P)  # which begins a window
         kept.put_back_sizes()

@@ -30,7 +30,7 @@ def install(base: nn.Module, placements: list[Placement], control: Control) -> A
         parameters = [hook for hook in hooks if isinstance(hook, ParameterHook)]
         if parameters:
             base.register_forward_pre_hook(KeeperHook(parameters))
-        if any(hook.site.reads_grids for hook in hooks):
+        if any(hook.site.forms.reads_grids for hook in hooks):
             watch_sizes(base, control.sizes)
         base.register_forward_hook(ProofHook(control, hooks))
     except BaseException:

@@ -112,7 +112,7 @@ class OutputHook(SiteHook):
             module.register_forward_pre_hook(self.entry)
         self._put_on(
             module._forward_hooks,
-            lambda: module.register_forward_hook(self, with_kwargs=self.site.reads_sizes),
+            lambda: module.register_forward_hook(self, with_kwargs=self.site.forms.reads_sizes),
         )
 
     def remove(self, module: nn.Module) -> None:
@@ -159,11 +159,13 @@ class InputHook(SiteHook):
         site = self.site
         index = 0 if site.regularizer.index is None else site.regularizer.index
         values: Any = kwargs if isinstance(index, str) else args
-        try:
-            x = indexing.get(values, index)
-        except ValueError as error:
-            given = f"(arguments: {len(args)}, keywords: {list(kwargs)})"
-            raise site.error(f"what the layer is given {error} {given}") from None
+        x = args[0] if args and index == 0 else None
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            try:
+                x = indexing.get(values, index)
+            except ValueError as error:
+                given = f"(arguments: {len(args)}, keywords: {list(kwargs)})"
+                raise site.error(f"what the layer is given {error} {given}") from None
         if not is_compiling() and site.idle and site.pass_by(x):
             return None
         y = act(site, x, Call(x, (*args, *kwargs.values()), module.training))

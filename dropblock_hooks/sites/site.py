@@ -5,27 +5,22 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from ..checkpointing import NO_TASK, Past, graph_task, loses_random_state, plainly_run
-from ..functional.axes import PARAMETER, Form
+from ..functional.axes import Form
 from ..functional.masks import wide_dtype
-from ..layouts.autograd_graph import UNTOLD, channels_of
 from ..layouts.hints import Evidence
-from ..layouts.infer import form_of
 from ..regularizers.base import Regularizer
 from ..warn import warn
 from .counts import Reading, Record
+from .forms import Forms, remember
 from .shared import Control
 
-_T = TypeVar("_T")
 _EVALUATIONS = 2
-_PARAMETER = Form(PARAMETER)
-_SHAPES = 256  # that a site remembers
 
 
 class SiteError(ValueError):
@@ -41,7 +36,7 @@ class Site:
         aliases: other names of the same, shared, module.
         module_type: class name of the layer.
         evidence: what the model tells about its layout; None for a parameter.
-        form: how the axes of the tensors seen last were read.
+        forms: how the axes of its tensors are read.
         regularizer: what is done here.
         values: the rates now, by field.
         rate: the main rate now: the first one of the regularizer; None where it has none.
@@ -65,7 +60,7 @@ class Site:
         self.module_type = module_type
         self.control = control
         self.evidence = evidence
-        self.form: Form | None = None if evidence else _PARAMETER
+        self.forms = Forms(regularizer, evidence, control.sizes)
         self.order = 0
         self.record = Record(regularizer.spatial, torch.device("cpu"))
         self._waiting = self._recomputed = False
@@ -73,8 +68,6 @@ class Site:
         self._resumed = 0  # how often training went on after an evaluation
         self._acted = {True: Past[bool](), False: Past[bool]()}  # by the layer's mode
         self._drawn_with = Past[Mapping[str, float]]()
-        self._forms: dict[torch.Size, Form] = {}  # where nothing but the shape decides
-        self._turned: dict[int, str] = {}  # where the channels were, by rank
         self._passed: dict[torch.Size, tuple[Form, int]] = {}  # elements to count at a rate of 0
         self._apply: Any = None  # what the regularizer binds for this site
         self.set_regularizer(regularizer)
@@ -84,6 +77,7 @@ class Site:
         """Put another one of the same class in place, with the values of the present epoch."""
         values = regularizer.values(self.control.epoch)
         self.regularizer = copy.copy(regularizer)  # compiled code guards what sites share
+        self.forms.regularizer = self.regularizer
         before, self._apply = self._apply, self.regularizer.bind()
         if hasattr(before, "state_dict") and hasattr(self._apply, "load_state_dict"):
             self._apply.load_state_dict(before.state_dict())
@@ -124,7 +118,8 @@ class Site:
     @property
     def layout(self) -> str | None:
         """The axes of the tensors seen last, ``"NHWC"`` say; None before the first call."""
-        return None if self.form is None else self.form.layout
+        form = self.forms.last
+        return None if form is None else form.layout
 
     @property
     def calls(self) -> int:
@@ -213,17 +208,9 @@ class Site:
         return training or self.regularizer.active == "always"
 
     @property
-    def reads_sizes(self) -> bool:
-        """Whether sizes among the layer's keywords may be needed: where tokens form a map."""
-        spatial = self.regularizer.spatial
-        may_be_tokens = self.evidence is not None and self.evidence.last is not None
-        return spatial is not None and spatial > 1 and may_be_tokens
-
-    @property
-    def reads_grids(self) -> bool:
-        """Whether the grid of its tokens may have to be that of what the model has met."""
-        options = self.regularizer
-        return self.reads_sizes and options.grid is None and options.layout not in ("NCHW", "NHWC")
+    def form(self) -> Form | None:
+        """How the axes of the tensors seen last were read; None before the first call."""
+        return self.forms.last
 
     def form_of(self, x: Tensor, told: Any = ()) -> Form:
         """How the axes of a tensor are read; `told` is what the layer took and gave.
@@ -231,41 +218,8 @@ class Site:
         Raises:
             SiteError: where that can't be known.
         """
-        if self.evidence is None:
-            return _PARAMETER
-        shape = x.shape
-        if is_compiling():  # no side effects, and no hash of a traced size
-            return self._read(self.evidence, shape, told, self._turned.get(x.ndim, ""))
         try:
-            form = self._forms.get(shape)
-        except TypeError:  # a symbolic size, as in make_fx, has no hash
-            form = None
-        if form is None:
-            form = self._read(self.evidence, shape, told, self._seen(x))
-            if form.grid is None:  # else what the layer was told in this call has its say
-                _remember(self._forms, shape, form)
-        self.form = form
-        return form
-
-    def _seen(self, x: Tensor) -> str:
-        """What the graph says of the channels, or has said of a tensor of this rank.
-
-        Of tokens it is asked until it has told, since their forms are not remembered.
-        """
-        if not self.evidence or self.evidence.own or self.regularizer.layout != "auto":
-            return ""
-        known = self._turned.get(x.ndim, "")
-        if known and x.ndim == 3:
-            return known
-        seen = channels_of(x)
-        if seen in ("", UNTOLD):
-            return known or seen
-        self._turned[x.ndim] = seen
-        return seen
-
-    def _read(self, evidence: Evidence, shape: torch.Size, told: Any, seen: str) -> Form:
-        try:
-            return form_of(self.regularizer, evidence, shape, told, seen, self.control.sizes)
+            return self.forms.of(x, told)
         except ValueError as error:
             raise self.error(error) from None
 
@@ -299,14 +253,14 @@ class Site:
             return False
         if seen is None or torch._C._is_tracing():
             return False
-        self.form, total = seen
+        self.forms.last, total = seen
         self.record.add_idle(total)
         return True
 
     def remember_idle(self, shape: torch.Size, form: Form, total: int) -> None:
         """At a rate of 0, a call with this shape has counted so many elements, and done nothing."""
         if form.grid is None:
-            _remember(self._passed, shape, (form, total))
+            remember(self._passed, shape, (form, total))
 
     def error(self, cause: object) -> SiteError:
         """An error that names the site."""
@@ -373,14 +327,6 @@ class Site:
         shown = copy.copy(self)
         shown.record = cast(Record, reading)
         return shown
-
-
-def _remember(memory: dict[torch.Size, _T], shape: torch.Size, value: _T) -> None:
-    """Remember a value, if the shape is made of numbers; where there are too many, none but it."""
-    if len(memory) >= _SHAPES:
-        memory.clear()
-    if all(isinstance(edge, int) for edge in shape):
-        memory[shape] = value
 
 
 def _exporting() -> bool:
