@@ -72,7 +72,7 @@ def act(site: Site, x: Tensor, call: Call) -> Tensor:
     y, affected, total = _apply(site, x, form, now, site.record)
     if on and not again:
         site.record.add_active(_known(affected, total), total, next(iter(values.values()), 0.0))
-        if site.idle and y is x:
+        if y is x:
             site.remember_idle(x.shape, form, 0 if affected is None else total)
     return y
 

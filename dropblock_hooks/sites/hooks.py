@@ -48,7 +48,7 @@ class SiteHook:
         site = self.site
         if is_compiling():
             return self._compile(module, *given)
-        if not site.enter(module.training):
+        if not site.enter(module.training, given):
             return None
         if site.regularizer.traceable:
             return self._act(module, *given)
@@ -136,8 +136,6 @@ class OutputHook(SiteHook):
                 f"the layer gives its input back, changed in place, and {site.regularizer.label} "
                 "needs it as it was: work out of place there (x = x + y for x += y)"
             )
-        if not is_compiling() and site.idle and site.pass_by(x):
-            return None
         taken = (*args, *kwargs[0].values()) if kwargs else args
         call = Call(args[0] if args else None, (*taken, output), module.training)
         y = act(site, x, call)
@@ -166,8 +164,6 @@ class InputHook(SiteHook):
             except ValueError as error:
                 given = f"(arguments: {len(args)}, keywords: {list(kwargs)})"
                 raise site.error(f"what the layer is given {error} {given}") from None
-        if not is_compiling() and site.idle and site.pass_by(x):
-            return None
         y = act(site, x, Call(x, (*args, *kwargs.values()), module.training))
         if y is x:
             return None

@@ -40,7 +40,6 @@ class Site:
         regularizer: what is done here.
         values: the rates now, by field.
         rate: the main rate now: the first one of the regularizer; None where it has none.
-        idle: whether its regularizer leaves everything as it is, at the rates of now.
         record: what was counted.
     """
 
@@ -100,7 +99,8 @@ class Site:
             meter.to(device)
         self.values = values
         self.rate = next(iter(values.values()), None)
-        self.idle = self.regularizer.idle_at_zero and self.rate == 0.0
+        whole = self.regularizer.index is None and self.regularizer.idle_at_zero
+        self._idle = whole and self.rate == 0.0
         # for compiled code: other numbers in it do not compile anew. Not one tensor without axes
         # for each: torch would take those for Python scalars, and trace all twice
         place = meter.counts.device
@@ -178,8 +178,12 @@ class Site:
         low, high = (self.regularizer.block_in_force(size) for size in maps)
         return None if low is None or high is None else _merge(low, high)
 
-    def enter(self, training: bool) -> bool:
-        """Count a forward call in this mode; whether the regularizer is to be run in it."""
+    def enter(self, training: bool, given: tuple[Any, ...] = ()) -> bool:
+        """Count a forward call in this mode; whether the regularizer is to be run in it.
+
+        `given` is what torch calls the hook with: at a rate of 0 a tensor of a shape that was seen
+        needs no run.
+        """
         if graph_task() != NO_TASK:  # recomputing, whatever was switched since the forward
             return bool(self._acted[training].again())
         record, control = self.record, self.control
@@ -194,7 +198,31 @@ class Site:
             past.note(acts)
         if training and not acts:
             control.idled = True
+        if acts and self._idle and self._drawn_with.settled is self.values:
+            return not self._pass_by(given)
         return acts
+
+    def _pass_by(self, given: tuple[Any, ...]) -> bool:
+        """At a rate of 0, count what a whole call with this shape has counted, if there was one."""
+        x = given[-1]
+        if type(x) is dict:  # of a pre-hook: (arguments, keywords)
+            x = given[0][0] if given[0] else None
+        if not isinstance(x, Tensor) or not x.is_floating_point() or torch._C._is_tracing():
+            return False
+        try:
+            seen = self._passed.get(x.shape)
+        except TypeError:  # a symbolic size, as in make_fx, has no hash
+            return False
+        if seen is None:
+            return False
+        self.forms.last, total = seen
+        self.record.add_idle(total)
+        return True
+
+    def remember_idle(self, shape: torch.Size, form: Form, total: int) -> None:
+        """A call has counted so many elements, and done nothing: at a rate of 0, as all will."""
+        if self._idle and form.grid is None:
+            remember(self._passed, shape, (form, total))
 
     def acts(self, training: bool) -> bool:
         """Whether the regularizer is to be run in this mode of its layer."""
@@ -242,25 +270,6 @@ class Site:
         self.record.meter.to(device)
         row = self._traced.to(device, non_blocking=True)
         return {name: row[at] for at, name in enumerate(self.values)}
-
-    def pass_by(self, x: Tensor) -> bool:
-        """At a rate of 0, count what a whole call with this shape has counted, if there was one."""
-        if self._drawn_with.settled is not self.values or graph_task() != NO_TASK:
-            return False
-        try:
-            seen = self._passed.get(x.shape)
-        except TypeError:  # a symbolic size, as in make_fx, has no hash
-            return False
-        if seen is None or torch._C._is_tracing():
-            return False
-        self.forms.last, total = seen
-        self.record.add_idle(total)
-        return True
-
-    def remember_idle(self, shape: torch.Size, form: Form, total: int) -> None:
-        """At a rate of 0, a call with this shape has counted so many elements, and done nothing."""
-        if form.grid is None:
-            remember(self._passed, shape, (form, total))
 
     def error(self, cause: object) -> SiteError:
         """An error that names the site."""
