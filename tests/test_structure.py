@@ -1,0 +1,76 @@
+"""The map of the package: which module imports which, how deep, and how long each is."""
+
+import ast
+import functools
+from pathlib import Path
+
+import dropblock_hooks
+
+PACKAGE = Path(dropblock_hooks.__file__).parent
+
+
+def modules():
+    """The modules of the package, by name within it."""
+    return {
+        ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path
+        for path in PACKAGE.rglob("*.py")
+    }
+
+
+def imports(name, path):
+    """The modules of the package that a module imports: anywhere in it, for types too."""
+    known, folder = modules(), name.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.ImportFrom) or not node.level:
+            continue
+        base = [*folder[: len(folder) - node.level + 1], *(node.module or "").split(".")]
+        whole = ".".join(part for part in base if part)
+        for found in (whole, *(f"{whole}.{alias.name}".strip(".") for alias in node.names)):
+            if found in known:
+                yield found
+            elif f"{found}.__init__" in known:
+                yield f"{found}.__init__"
+
+
+def floors(arrows):
+    """How many nodes the longest way along arrows has."""
+    on_the_way = []
+
+    @functools.cache
+    def height(node):
+        assert node not in on_the_way, f"a circle: {' -> '.join((*on_the_way, node))}"
+        on_the_way.append(node)
+        below = max((height(other) for other in arrows.get(node, ())), default=0)
+        on_the_way.pop()
+        return below + 1
+
+    return max(map(height, arrows))
+
+
+def graph():
+    return {name: set(imports(name, path)) - {name} for name, path in modules().items()}
+
+
+def test_no_circle_of_modules():
+    inner = {name: found for name, found in graph().items() if not name.endswith("__init__")}
+    floors({name: {other for other in found if other in inner} for name, found in inner.items()})
+
+
+def test_the_folders_and_each_folder_have_at_most_13_floors():
+    arrows, folders = graph(), {}
+    for name, found in arrows.items():
+        own = name.split(".")[0]
+        folders.setdefault(own, set()).update(other.split(".")[0] for other in found)
+    assert floors({own: below - {own} for own, below in folders.items()}) <= 13
+    for folder in {name.split(".")[0] for name in arrows if "." in name}:
+        inside = {n: found for n, found in arrows.items() if n.startswith(f"{folder}.")}
+        assert floors({n: {o for o in found if o in inside} for n, found in inside.items()}) <= 13
+
+
+def test_at_most_12_modules_beside_the_folders():
+    assert sum("." not in name for name in modules()) <= 12
+
+
+def test_no_module_over_350_lines():
+    lines = {name: len(path.read_text().splitlines()) for name, path in modules().items()}
+    assert {name: n for name, n in lines.items() if n > 350} == {}
