@@ -1,14 +1,15 @@
 """One regularizer on one layer, at run time.
 
-site         `Site`: the state of one, and what it does with a tensor
-hooks        the hooks that it puts on its layer
-traced       what it does while ``torch.compile`` traces it
+parameters   hooks of parameters, whose gradients they regularize
+hooks        the hooks that a site puts on its layer
+act          what a site does in one call of its layer: eager or traced, activation or gradient
+site         `Site`: the state of one
+forms        how the tensors of a site are read
 identity     the identity whose backward regularizes a gradient
-counts       what it counts; a window is the difference of two moments
+counts       what a site counts; a window is the difference of two moments
 meter        what compiled code counts into
 shared       what the sites of one Attachment share: the time, the switches, the loss scale
 grad_scaler  the GradScaler that multiplies the loss
 indexing     one element of what a layer takes or returns
 inplace      whether a layer has worked on its input in place
-memory       what is remembered of shapes
 """
