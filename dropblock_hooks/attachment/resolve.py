@@ -18,7 +18,7 @@ from ..selectors.select import Select, Selector, match
 from ..selectors.stages import stage_channels, stage_ratios
 from ..selectors.wrappers import shard_refusal
 from ..sites.hooks import hooks_on
-from ..spec.copying import MOST_PROBLEMS
+from ..spec.copying import Problems
 from ..spec.draft import Draft, Entry, SpecError
 
 
@@ -41,17 +41,14 @@ def place(model: nn.Module, draft: Draft) -> tuple[list[Placement], list[str]]:
     """
     index = Index(model)
     placements: list[Placement] = []
-    problems = list(draft.problems)
+    problems = Problems(draft.problems)
     warnings: list[str] = []
-    for i, entry in enumerate(draft.entries):
+    for i, entry in problems.limited(enumerate(draft.entries)):
         try:
             targets = match(entry.selector, index)
         except NoMatchError as error:
             problems.append(f"{shown(entry.selector)}: {error}")
             draft.cause = draft.cause or error.__cause__
-            if len(problems) >= MOST_PROBLEMS:
-                problems.append("further entries were not looked up")
-                break
             continue
         if entry.regularizers is None:
             names = {target.name for target in targets}
@@ -64,6 +61,8 @@ def place(model: nn.Module, draft: Draft) -> tuple[list[Placement], list[str]]:
             continue
         for j, regularizer in enumerate(entry.regularizers):
             placements += [Placement(entry, (i, j), target, regularizer) for target in targets]
+    if problems.cut:
+        problems.append("further entries were not looked up")
     problems += [*_refused(placements), *_twice(placements), *_twice_live(placements)]
     if problems:
         raise draft.error(problems)

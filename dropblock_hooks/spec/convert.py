@@ -23,7 +23,7 @@ from ..regularizers.foreign import Foreign, is_foreign
 from ..regularizers.rates import hints_of
 from ..schedules import Schedule
 from ..selectors.select import Select
-from .copying import MOST_PROBLEMS, Path, PlainError, is_list, key_text
+from .copying import Path, PlainError, Problems, is_list, key_text
 
 _T = TypeVar("_T", Regularizer, Schedule, Select)
 _LONGEST_CALL = 10_000
@@ -95,10 +95,8 @@ def construct(cls: Any, given: Mapping[Any, Any], path: Path) -> Any:
     names = [f.name for f in fields(cls) if f.init]
     with_schedules = _schedule_fields(cls)
     arguments: dict[Any, Any] = {}
-    faults: list[PlainError] = []
-    for key, value in given.items():
-        if len(faults) >= MOST_PROBLEMS:
-            break
+    faults = Problems[PlainError]()
+    for key, value in faults.limited(given.items()):
         try:
             if key not in names:
                 word = key_text(key)

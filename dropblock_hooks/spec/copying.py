@@ -7,8 +7,8 @@ after this module meets dicts, lists, tuples and scalars only. Other objects are
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -17,6 +17,8 @@ from ..regularizers.base import Regularizer
 from ..schedules import Schedule
 from .files import MOST_LEVELS, MOST_NODES
 
+_T = TypeVar("_T")
+_E = TypeVar("_E")
 Path = tuple[str, ...]
 MOST_PROBLEMS = 200
 """Problems after which reading stops: each takes time to explain."""
@@ -43,6 +45,21 @@ class PlainError(ValueError):
         joined = cls(*errors[0].faults[0])
         joined.faults = tuple(fault for error in errors for fault in error.faults)
         return joined
+
+
+class Problems(list[_E]):
+    """What is wrong; once these are many, what comes behind is not looked at."""
+
+    cut = False
+    """Whether there was more to look at."""
+
+    def limited(self, items: Iterable[_T]) -> Iterator[_T]:
+        """The items, as long as there are not too many problems."""
+        for item in items:
+            if len(self) >= MOST_PROBLEMS:
+                self.cut = True
+                return
+            yield item
 
 
 class explained:  # noqa: N801 - a context manager, called like a function

@@ -13,7 +13,7 @@ from ..regularizers.base import Regularizer
 from ..selectors.select import Select, Selector
 from . import files
 from .convert import construct, regularizer_from
-from .copying import MOST_PROBLEMS, Copier, Path, PlainError, explained, is_list
+from .copying import Copier, Path, PlainError, Problems, explained, is_list
 
 _SHOWN = 10  # problems in the text of an error
 _LONGEST_PROBLEM = 1_000
@@ -69,12 +69,11 @@ class Draft:
     """
 
     def __init__(self, data: Any, source: files.Source) -> None:
-        self.problems: list[str] = []
+        self.problems = Problems[str]()
         self.entries: list[Entry] = []
         self.cause: BaseException | None = None
         """What somebody's code raised, if it did."""
         self._source = source
-        self._cut = False  # whether something was not read, so many problems there are
         self._known: dict[str, Regularizer] = {}  # many layers, one text
         copier, items = Copier(), []
         try:
@@ -84,11 +83,9 @@ class Draft:
             if copier.full:  # refused before anything is built
                 items = []
             items.append(error)
-        for item in items:
-            if self._is_full():
-                break
+        for item in self.problems.limited(items):
             self._note(item) if isinstance(item, PlainError) else self._read(*item)
-        if self._cut:
+        if self.problems.cut:
             self.problems.append("what comes behind was not read")
         if not self.entries and not self.problems:
             self.problems.append("it is empty")
@@ -144,24 +141,20 @@ class Draft:
         error.__cause__ = self.cause
         return error
 
-    def _is_full(self) -> bool:
-        """Whether there are so many problems that what comes now is not read."""
-        self._cut |= len(self.problems) >= MOST_PROBLEMS
-        return self._cut
-
     def _note(self, error: PlainError) -> None:
         self.problems += [self._source.located(path, message) for path, message in error.faults]
         self.cause = self.cause or error.__cause__
 
     def _items(self, data: Any, copier: Copier) -> Iterator[_Item | PlainError]:
-        """The entries, or why they are none; more than `MOST_PROBLEMS` of the latter end it."""
-        faulty = 0
+        """The entries, or why they are none."""
+        faults = Problems[PlainError]()
         with explained(()):
             is_mapping = isinstance(data, Mapping)
             if not is_mapping and not is_list(data):
                 problem = f"a spec is a mapping from selectors to regularizers, got {shown(data)}"
                 raise PlainError((), problem)
-            for i, item in enumerate(data.items() if is_mapping else data):
+            items = data.items() if is_mapping else data
+            for i, item in faults.limited(enumerate(items)):
                 if i == files.MOST_NODES:
                     raise PlainError((), f"it has more than {files.MOST_NODES:,} entries")
                 try:
@@ -169,15 +162,14 @@ class Draft:
                         read = _keyed(item) if is_mapping else _listed(str(i), item)
                 except PlainError as error:
                     yield error
-                    faulty += 1
-                    if faulty > MOST_PROBLEMS:
-                        return
+                    faults.append(error)
                     continue
                 path, selector, value = read
                 copies = _tried(copier, value, path), _tried(copier, selector, path)
                 if copier.full:
                     raise next(copy for copy in copies if isinstance(copy, PlainError))
                 yield path, copies[1], copies[0]
+        self.problems.cut |= faults.cut
 
     def _read(self, path: Path, selector: Any, value: Any) -> None:
         regularizers: tuple[Regularizer, ...] | None = ()
@@ -206,9 +198,7 @@ class Draft:
             problem = "has no regularizer: write None (null) to clear earlier entries'"
             raise PlainError(path, problem)
         found = []
-        for where, item in items:
-            if self._is_full():
-                break
+        for where, item in self.problems.limited(items):
             try:
                 with explained(where):
                     found.append(self._regularizer(item, where))
