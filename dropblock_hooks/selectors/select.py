@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from ..checks import as_count
-from ..quoting import class_name, described, kind_of, label, quote
+from ..quoting import class_name, described, kind_of, label, listed, quote
 from ..registry import brief
 from .index import Index, NoMatchError, Target
 from .patterns import PatternError, matching
@@ -206,7 +206,7 @@ def _match_select(select: Select, index: Index) -> list[Target]:
             f"all {len(found)} matches are excluded by exclude={quote(select.exclude)}"
         )
     if select.expect is not None and len(kept) != select.expect:
-        names = ", ".join(label(t.name) for t in kept[:5]) + (", ..." if len(kept) > 5 else "")
+        names = listed((target.name for target in kept), 5)
         raise NoMatchError(f"expected {quote(select.expect)} layers, got {len(kept)}: {names}")
     return kept
 

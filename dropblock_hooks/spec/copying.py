@@ -91,7 +91,7 @@ def is_list(value: Any) -> bool:
 
 def key_text(key: Any) -> str:
     """A key as a part of a path."""
-    return key if type(key) is str else quote(key)
+    return str.__str__(key) if issubclass(type(key), str) else quote(key)
 
 
 class Copier:

@@ -11,9 +11,10 @@ from typing import Any, TypeAlias
 from ..quoting import described, label, quote, shorten, shown
 from ..regularizers.base import Regularizer
 from ..selectors.select import Select, Selector
+from ..tables import counted
 from . import files
 from .convert import construct, regularizer_from
-from .copying import Copier, Path, PlainError, Problems, explained, is_list
+from .copying import Copier, Path, PlainError, Problems, explained, is_list, key_text
 
 _SHOWN = 10  # problems in the text of an error
 _LONGEST_PROBLEM = 1_000
@@ -32,7 +33,7 @@ class SpecError(ValueError):
         first = self.problems[:_SHOWN]
         if sum(map(len, first)) > _LONGEST_TEXT:
             first = tuple(shorten(problem, _LONGEST_TEXT // len(first)) for problem in first)
-        lines = [f"{n} problem{'s' if n > 1 else ''} in the spec{where}:"]
+        lines = [f"{counted(n, 'problem')} in the spec{where}:"]
         lines += [f"  - {problem}" for problem in first]
         if n > _SHOWN:
             lines.append(f"  and {n - _SHOWN} more, in the problems of this error")
@@ -231,12 +232,12 @@ def _given(copy: Any) -> Any:
 
 def _keyed(item: Any) -> tuple[Path, Any, Any]:
     selector, value = item
-    return (_label(selector),), selector, value
+    return (key_text(selector),), selector, value
 
 
 def _listed(i: str, item: Any) -> tuple[Path, Any, Any]:
     if issubclass(type(item), Entry):
-        return (_label(item.selector),), item.selector, item.regularizers
+        return (key_text(item.selector),), item.selector, item.regularizers
     if isinstance(item, Mapping) and set(islice(item, 3)) == {"select", "apply"}:
         return (i, "apply"), item["select"], item["apply"]
     if is_list(item) and len(item) == 2:
@@ -246,10 +247,6 @@ def _listed(i: str, item: Any) -> tuple[Path, Any, Any]:
         "an entry of a list is a pair (selector, regularizers) or {select: ..., apply: ...}, "
         f"got {shown(item)}",
     )
-
-
-def _label(selector: Any) -> str:
-    return str.__str__(selector) if issubclass(type(selector), str) else quote(selector)
 
 
 def _selector(value: Any, path: Path) -> Selector:
