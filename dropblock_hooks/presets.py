@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -239,9 +239,11 @@ class _BlockHook:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         x = args[0] if args else None
-        keeps = isinstance(x, Tensor) and isinstance(output, Tensor) and x.shape == output.shape
-        keeps = keeps and carries_stream(output.grad_fn, x.grad_fn)  # type: ignore[union-attr]
-        self.found[self.name] = keeps and self.found.get(self.name, True)
+        keeps = self.found.get(self.name, True)
+        if isinstance(x, Tensor) and isinstance(output, Tensor) and x.shape == output.shape:
+            self.found[self.name] = keeps and carries_stream(output.grad_fn, x.grad_fn)
+        else:
+            self.found[self.name] = False
 
 
 def scaled(rate: RateLike, factor: float) -> RateLike:
@@ -254,10 +256,10 @@ def scaled(rate: RateLike, factor: float) -> RateLike:
         return StepSchedule({t: value * factor for t, value in rate.values.items()})
     if isinstance(rate, Schedule):
         values = ("value", "start", "stop", "outside")
-        own = {f.name: getattr(rate, f.name) for f in fields(rate) if f.name in values}  # type: ignore[arg-type]
+        own = {name: scaled(v, factor) for name, v in vars(rate).items() if name in values}
         if not own:
             raise TypeError(f"{rate!r} can't be scaled: give the rates of the layers yourself")
-        return replace(rate, **{name: scaled(v, factor) for name, v in own.items()})  # type: ignore[type-var]
+        return replace(rate, **own)  # type: ignore[type-var]  # a schedule with fields is a dataclass
     if callable(rate):
         raise TypeError(f"{rate!r} can't be scaled: give a number or one of our schedules")
     return rate * factor
