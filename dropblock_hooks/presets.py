@@ -174,24 +174,21 @@ def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) ->
 
 def _check_regularizer(given: object) -> None:
     if not isinstance(given, Regularizer):
-        got = f"the model ({type(given).__name__})" if _is_model(given) else shown(given)
+        is_model = isinstance(given, nn.Module)
+        got = f"the model ({type(given).__name__})" if is_model else shown(given)
         raise TypeError(
             "by_stage takes a regularizer first and no model, as in "
             f"by_stage(DropBlock2d(p=0.1), stages=(-2, -1)): got {got}"
         )
 
 
-def _is_model(value: object) -> bool:
-    return isinstance(value, nn.Module)
-
-
 def _check(preset: str, model: object, p: object) -> None:
     """Raise TypeError unless a preset was given a model and a rate, in this order."""
-    if not _is_model(model):
+    if not isinstance(model, nn.Module):
         raise TypeError(
             f"{preset} takes the model first, as in {preset}(model, p=0.1): got {shown(model)}"
         )
-    if not callable(p) or _is_model(p) or isinstance(p, type):
+    if not callable(p) or isinstance(p, nn.Module | type):
         as_number("p", p, "a number or a schedule")
 
 

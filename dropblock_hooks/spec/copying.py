@@ -6,6 +6,7 @@ after this module meets dicts, lists, tuples and scalars only. Other objects are
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -62,24 +63,17 @@ class Problems(list[_E]):
             yield item
 
 
-class explained:  # noqa: N801 - a context manager, called like a function
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
     """Whatever somebody's code raises while a value is read, as a `PlainError`."""
-
-    __slots__ = ("path",)  # entered for every value of a spec
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, PlainError):
-            return
-        if isinstance(error, RecursionError):
-            raise PlainError(self.path, "is nested too deeply") from error
-        if isinstance(error, Exception):
-            raise PlainError(self.path, f"reading it raised {described(error)}") from error
+    try:
+        yield
+    except PlainError:
+        raise
+    except RecursionError as error:
+        raise PlainError(path, "is nested too deeply") from error
+    except Exception as error:
+        raise PlainError(path, f"reading it raised {described(error)}") from error
 
 
 def is_list(value: Any) -> bool:

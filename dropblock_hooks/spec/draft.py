@@ -28,6 +28,7 @@ class SpecError(ValueError):
 
     def __init__(self, problems: Iterable[str], source: str = "") -> None:
         self.problems = tuple(shorten(problem, _LONGEST_PROBLEM) for problem in problems)
+        self._source = source
         n = len(self.problems)
         where = f" in {label(source, 200)}" if source else ""
         first = self.problems[:_SHOWN]
@@ -40,13 +41,7 @@ class SpecError(ValueError):
         super().__init__("\n".join(lines))
 
     def __reduce__(self) -> Any:
-        return _restore_error, (self.problems, str(self))
-
-
-def _restore_error(problems: tuple[str, ...], message: str) -> SpecError:
-    error = SpecError(problems)
-    error.args = (message,)
-    return error
+        return SpecError, (self.problems, self._source)
 
 
 @dataclass(frozen=True)
