@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -174,24 +174,21 @@ def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) ->
 
 def _check_regularizer(given: object) -> None:
     if not isinstance(given, Regularizer):
-        got = f"the model ({type(given).__name__})" if _is_model(given) else shown(given)
+        is_model = isinstance(given, nn.Module)
+        got = f"the model ({type(given).__name__})" if is_model else shown(given)
         raise TypeError(
             "by_stage takes a regularizer first and no model, as in "
             f"by_stage(DropBlock2d(p=0.1), stages=(-2, -1)): got {got}"
         )
 
 
-def _is_model(value: object) -> bool:
-    return isinstance(value, nn.Module)
-
-
 def _check(preset: str, model: object, p: object) -> None:
     """Raise TypeError unless a preset was given a model and a rate, in this order."""
-    if not _is_model(model):
+    if not isinstance(model, nn.Module):
         raise TypeError(
             f"{preset} takes the model first, as in {preset}(model, p=0.1): got {shown(model)}"
         )
-    if not callable(p) or _is_model(p) or isinstance(p, type):
+    if not callable(p) or isinstance(p, nn.Module | type):
         as_number("p", p, "a number or a schedule")
 
 
@@ -239,9 +236,11 @@ class _BlockHook:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         x = args[0] if args else None
-        keeps = isinstance(x, Tensor) and isinstance(output, Tensor) and x.shape == output.shape
-        keeps = keeps and carries_stream(output.grad_fn, x.grad_fn)  # type: ignore[union-attr]
-        self.found[self.name] = keeps and self.found.get(self.name, True)
+        keeps = self.found.get(self.name, True)
+        if isinstance(x, Tensor) and isinstance(output, Tensor) and x.shape == output.shape:
+            self.found[self.name] = keeps and carries_stream(output.grad_fn, x.grad_fn)
+        else:
+            self.found[self.name] = False
 
 
 def scaled(rate: RateLike, factor: float) -> RateLike:
@@ -254,10 +253,10 @@ def scaled(rate: RateLike, factor: float) -> RateLike:
         return StepSchedule({t: value * factor for t, value in rate.values.items()})
     if isinstance(rate, Schedule):
         values = ("value", "start", "stop", "outside")
-        own = {f.name: getattr(rate, f.name) for f in fields(rate) if f.name in values}  # type: ignore[arg-type]
+        own = {name: scaled(v, factor) for name, v in vars(rate).items() if name in values}
         if not own:
             raise TypeError(f"{rate!r} can't be scaled: give the rates of the layers yourself")
-        return replace(rate, **{name: scaled(v, factor) for name, v in own.items()})  # type: ignore[type-var]
+        return replace(rate, **own)  # type: ignore[type-var]  # a schedule with fields is a dataclass
     if callable(rate):
         raise TypeError(f"{rate!r} can't be scaled: give a number or one of our schedules")
     return rate * factor

@@ -179,7 +179,7 @@ def _fields(name: str, given: Mapping[str, Any], room: int, depth: int) -> str:
         return f"{name}({_CUT})"
 
     def write(item: tuple[str, Any], left: int) -> str:
-        written = _written(item[1], left, depth + 1)
-        return f"{item[0]}={written}" if item[0] else written
+        key, value = item
+        return f"{key}={_written(value, left, depth + 1)}" if key else str(value)
 
     return f"{name}({_joined(given.items(), room - len(name), write)})"

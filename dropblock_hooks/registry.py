@@ -95,8 +95,7 @@ def name_of(cls: type) -> str:
 def brief(obj: Any) -> str:
     """A one-line repr of a dataclass: `stated_fields` with their values."""
     arguments = [
-        f"{name}={text(value)}" if name else text(value)
-        for name, value in stated_fields(obj).items()
+        f"{name}={text(value)}" if name else value for name, value in stated_fields(obj).items()
     ]
     return f"{name_of(type(obj))}({', '.join(arguments)})"
 
@@ -112,7 +111,7 @@ def stated_fields(obj: Any) -> dict[str, Any]:
     """The fields of a dataclass that differ from their defaults, keywords last.
 
     A number other than 0 is said even where it is the default: a block of 7 is worth reading. A
-    class may say them itself, by a method ``_stated``; the name "" is for what needs none.
+    class may say them itself, by a method ``_stated``; the name "" is for a text that needs none.
     """
     if hasattr(type(obj), "_stated"):
         own: dict[str, Any] = obj._stated()

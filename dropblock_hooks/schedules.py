@@ -11,7 +11,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from .checks import as_count, as_number
@@ -50,22 +50,13 @@ class Schedule:
         return brief(self)
 
 
-def _set(schedule: Schedule, name: str, value: Any) -> None:
+def _set(schedule: Any, name: str, value: Any) -> None:
     object.__setattr__(schedule, name, value)
 
 
-def _set_ramp(schedule: Any) -> None:
-    for name in ("start", "stop", "delay"):
+def _set_numbers(schedule: Any, *names: str) -> None:
+    for name in names:
         _set(schedule, name, as_number(name, getattr(schedule, name)))
-    _set(schedule, "epochs", as_count("epochs", schedule.epochs))
-    if schedule.delay < 0:
-        raise ValueError(f"delay must be >= 0, got {schedule.delay}")
-
-
-def _progress(t: float, epochs: int, delay: float) -> float:
-    if epochs == 1:
-        return float(t >= delay)
-    return min(max((t - delay) / (epochs - 1), 0.0), 1.0)
 
 
 def _between(start: float, stop: float, share: float) -> float:
@@ -88,7 +79,7 @@ class ConstantSchedule(Schedule):
     value: float
 
     def __post_init__(self) -> None:
-        _set(self, "value", as_number("value", self.value))
+        _set_numbers(self, "value")
 
     def __call__(self, t: float) -> float:
         return self.value
@@ -97,8 +88,36 @@ class ConstantSchedule(Schedule):
         return self.value, self.value
 
 
+@dataclass(frozen=True, repr=False)
+class _Ramp:
+    """What LinearSchedule and CosineSchedule share: all but the way between the ends."""
+
+    start: float
+    stop: float
+    epochs: int
+    delay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _set_numbers(self, "start", "stop", "delay")
+        _set(self, "epochs", as_count("epochs", self.epochs))
+        if self.delay < 0:
+            raise ValueError(f"delay must be >= 0, got {self.delay}")
+
+    def __call__(self, t: float) -> float:
+        begun = float(t >= self.delay)
+        share = (t - self.delay) / (self.epochs - 1) if self.epochs > 1 else begun
+        return _between(self.start, self.stop, self._way(min(max(share, 0.0), 1.0)))
+
+    def _way(self, share: float) -> float:
+        """How far the value has come when this share of the time is over."""
+        return share
+
+    def span(self) -> tuple[float, float]:
+        return min(self.start, self.stop), max(self.start, self.stop)
+
+
 @register
-class LinearSchedule(Schedule):
+class LinearSchedule(_Ramp, Schedule):
     """`start` in the first and `stop` in the last of `epochs` epochs, on a line between them.
 
     ``start + (stop - start) * clip((t - delay) / (epochs - 1), 0, 1)``, as ``linspace`` has it;
@@ -119,50 +138,20 @@ class LinearSchedule(Schedule):
         ValueError: for ``epochs`` below 1 or a negative `delay`.
     """
 
-    start: float
-    stop: float
-    epochs: int
-    delay: float = 0.0
-
-    def __post_init__(self) -> None:
-        _set_ramp(self)
-
-    def __call__(self, t: float) -> float:
-        return _between(self.start, self.stop, _progress(t, self.epochs, self.delay))
-
-    def span(self) -> tuple[float, float]:
-        return min(self.start, self.stop), max(self.start, self.stop)
-
 
 @register
-class CosineSchedule(Schedule):
+class CosineSchedule(_Ramp, Schedule):
     """From `start` to `stop` along half a cosine: slow at both ends, fast in the middle.
 
     Example:
         >>> round(CosineSchedule(0.0, 0.2, epochs=5)(1), 4)
         0.0293
 
-    Args:
-        start: value until `delay`.
-        stop: value from `delay` + `epochs` - 1 on.
-        epochs: number of epochs of the ramp, at least 1.
-        delay: epochs before the ramp begins.
+    Its arguments are those of `LinearSchedule`.
     """
 
-    start: float
-    stop: float
-    epochs: int
-    delay: float = 0.0
-
-    def __post_init__(self) -> None:
-        _set_ramp(self)
-
-    def __call__(self, t: float) -> float:
-        share = _progress(t, self.epochs, self.delay)
-        return _between(self.start, self.stop, (1 - math.cos(math.pi * share)) / 2)
-
-    def span(self) -> tuple[float, float]:
-        return min(self.start, self.stop), max(self.start, self.stop)
+    def _way(self, share: float) -> float:
+        return (1 - math.cos(math.pi * share)) / 2
 
 
 @register
@@ -251,8 +240,7 @@ class WindowSchedule(Schedule):
     outside: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("value", "begin", "end", "outside"):
-            _set(self, name, as_number(name, getattr(self, name)))
+        _set_numbers(self, "value", "begin", "end", "outside")
         if self.begin >= self.end:
             raise ValueError(f"begin must be before end, got begin={self.begin}, end={self.end}")
 
@@ -287,7 +275,7 @@ class ByDepth(Schedule):
                 raise TypeError(f"{name} of ByDepth can't itself be a ByDepth")
             is_schedule = callable(end) and not isinstance(end, type)
             _set(self, name, end if is_schedule else as_number(name, end, "a number or a schedule"))
-        _set(self, "share", as_number("share", self.share))
+        _set_numbers(self, "share")
         if not 0 <= self.share <= 1:
             raise ValueError(f"share must be in [0, 1], got {self.share}")
 
@@ -304,9 +292,7 @@ class ByDepth(Schedule):
 
     @property
     def constant(self) -> bool:
-        return span_of(self.start)[0] == span_of(self.start)[1] and (
-            span_of(self.stop)[0] == span_of(self.stop)[1]
-        )
+        return not is_moving(self.start) and not is_moving(self.stop)
 
 
 def spread_rate(rate: Any, i: int, n: int) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any, Generic, TypeVar, overload
@@ -58,9 +58,6 @@ class Table(Sequence[Row], Generic[Row]):
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self.rows)
 
     def to_dict(self) -> list[dict[str, Any]]:
         """The rows as dicts."""

@@ -2,6 +2,7 @@
 
 import pickle
 from dataclasses import dataclass
+from typing import Annotated
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from dropblock_hooks import (
     NonNegative,
     Positive,
     Probability,
+    Range,
     Rate,
     Regularizer,
     Schedule,
@@ -20,6 +22,7 @@ from dropblock_hooks import (
     attach,
     register,
 )
+from dropblock_hooks.regularizers.rates import RateLike
 
 
 @register
@@ -158,3 +161,21 @@ def test_a_schedule_without_a_call():
 
     with pytest.raises(NotImplementedError, match="Empty must define"):
         Empty()(0)
+
+
+Half = Annotated[RateLike, Range(0, 0.5)]
+
+
+@register
+class Quoted(Regularizer):
+    q: "Half" = 0.1
+    unknown: "NotImported | None" = None  # noqa: F821
+
+
+def test_annotations_are_read_where_they_were_written():
+    elsewhere = register(type("Elsewhere", (Quoted,), {"__module__": "math"}))
+    for cls in (Quoted, elsewhere):
+        with pytest.raises(ValueError, match=r"q must be in \[0, 0.5\], got 0.6"):
+            cls(0.6)
+        with pytest.raises(TypeError, match=r"unknown takes no schedule.*annotate it Rate"):
+            cls(unknown=LinearSchedule(0, 1, epochs=2))

@@ -18,7 +18,7 @@ from ..selectors.select import Select, Selector, match
 from ..selectors.stages import stage_channels, stage_ratios
 from ..selectors.wrappers import shard_refusal
 from ..sites.hooks import hooks_on
-from ..spec.copying import MOST_PROBLEMS
+from ..spec.copying import Problems
 from ..spec.draft import Draft, Entry, SpecError
 
 
@@ -41,29 +41,28 @@ def place(model: nn.Module, draft: Draft) -> tuple[list[Placement], list[str]]:
     """
     index = Index(model)
     placements: list[Placement] = []
-    problems = list(draft.problems)
+    problems = Problems(draft.problems)
     warnings: list[str] = []
-    for i, entry in enumerate(draft.entries):
+    for i, entry in problems.limited(enumerate(draft.entries)):
         try:
             targets = match(entry.selector, index)
         except NoMatchError as error:
-            problems.append(f"{shown(entry.selector)}: {error}")
+            problems.append(f"{quote(entry.selector)}: {error}")
             draft.cause = draft.cause or error.__cause__
-            if len(problems) >= MOST_PROBLEMS:
-                problems.append("further entries were not looked up")
-                break
             continue
         if entry.regularizers is None:
             names = {target.name for target in targets}
             kept = [p for p in placements if p.target.name not in names]
             if len(kept) == len(placements):
                 warnings.append(
-                    f"{shown(entry.selector)}: None clears nothing: no earlier entry is on it"
+                    f"{quote(entry.selector)}: None clears nothing: no earlier entry is on it"
                 )
             placements = kept
             continue
         for j, regularizer in enumerate(entry.regularizers):
             placements += [Placement(entry, (i, j), target, regularizer) for target in targets]
+    if problems.cut:
+        problems.append("further entries were not looked up")
     problems += [*_refused(placements), *_twice(placements), *_twice_live(placements)]
     if problems:
         raise draft.error(problems)
@@ -79,11 +78,6 @@ def _with_evidence(placements: list[Placement], index: Index) -> list[Placement]
     ]
 
 
-def shown(selector: Selector) -> str:
-    """A selector as errors name it."""
-    return quote(selector)
-
-
 def _refused(placements: list[Placement]) -> list[str]:
     """What can't work where it was put, the same reason once for each entry."""
     reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -94,7 +88,7 @@ def _refused(placements: list[Placement]) -> list[str]:
         except Exception as error:  # somebody's class may raise anything
             reason = f"asking it raised {described(error)}"
         if reason:
-            about = f"{shown(p.entry.selector)}: {quote(p.regularizer)} can't work on"
+            about = f"{quote(p.entry.selector)}: {quote(p.regularizer)} can't work on"
             reasons[about, shorten(reason, 500)].append(p.target.name)
     return [f"{about} {listed(names, 3)}: {why}" for (about, why), names in reasons.items()]
 
@@ -132,7 +126,7 @@ def _twice(placements: list[Placement]) -> list[str]:
     for p in placements:
         there = first.setdefault((p.target.name, p.regularizer.kind), p)
         if there.position[0] != p.position[0] and not _composes(p.entry):
-            pair = shown(there.entry.selector), shown(p.entry.selector), p.regularizer.label
+            pair = quote(there.entry.selector), quote(p.entry.selector), p.regularizer.label
             clashes[pair].append(p.target.name)
     return [
         f"{a} and {b}: both put {label} on {listed(names, 3)}; put them in one list, "
@@ -152,7 +146,7 @@ def _twice_live(placements: list[Placement]) -> list[str]:
                 and hook.site.regularizer.kind == p.regularizer.kind
                 and not _composes(p.entry)
             ):
-                clashes[shown(p.entry.selector), p.regularizer.label].append(hook.site.key)
+                clashes[quote(p.entry.selector), p.regularizer.label].append(hook.site.key)
     return [
         f"{selector}: {label} is already on, as {listed(keys, 3)} of a live Attachment; call its "
         "remove(), or detach_all(model), or allow it with Select(..., compose=True)"
@@ -180,7 +174,7 @@ def _with_rates(p: Placement, rates: dict[str, RateLike]) -> Regularizer:
         return p.regularizer.with_rates(**rates)
     except Exception as error:  # a schedule may be anybody's
         at = label(p.target.name)
-        problem = f"{shown(p.entry.selector)}: {quote(p.regularizer)} at {at}: {message_of(error)}"
+        problem = f"{quote(p.entry.selector)}: {quote(p.regularizer)} at {at}: {message_of(error)}"
         raise SpecError([problem]) from error
 
 
@@ -195,7 +189,7 @@ def _nested(placements: list[Placement], index: Index) -> list[str]:
         names = {p.target.name for p in group}
         inner = [p for p in group if _ancestors(p.target.name) & names]
         if inner:
-            selectors = dict.fromkeys(shown(p.entry.selector) for p in group)
+            selectors = dict.fromkeys(quote(p.entry.selector) for p in group)
             some = listed((p.target.name for p in inner), 3)
             warnings.append(
                 f"{', '.join(selectors)}: {name} is put on {len(names)} layers of which "

@@ -9,10 +9,11 @@ from typing import Any
 
 from ..functional.axes import CHANNELS_FIRST, CHANNELS_LAST, Form, channel_axis, is_last, is_tokens
 from ..regularizers.base import Regularizer
+from ..tables import shown
 from .autograd_graph import FIRST, LAST, UNTOLD
 from .hints import Evidence
 from .map_sizes import MapSizes
-from .tokens import Shape, has, shown, stage_sizes, token_form
+from .tokens import Shape, has, stage_sizes, token_form
 
 _FIRST_FORMS = {spatial: Form(layout) for spatial, layout in CHANNELS_FIRST.items()}
 _NAMELESS = Form("")

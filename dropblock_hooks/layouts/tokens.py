@@ -10,6 +10,7 @@ import torch
 
 from ..functional.axes import Form, channel_axis
 from ..regularizers.base import Regularizer
+from ..tables import shown
 from .grids import Grid
 from .hints import Evidence
 from .map_sizes import MapSizes
@@ -154,8 +155,3 @@ def _no_grid(spatial: int, shape: Shape, length: int, prefixes: tuple[int, ...],
 def has(widths: tuple[int, ...], n: int) -> bool:
     """Whether a width is among them; no hashing, which a traced size would not take."""
     return any(width == n for width in widths)
-
-
-def shown(grid: Iterable[int]) -> str:
-    """A grid as errors name it."""
-    return "x".join(map(str, grid))

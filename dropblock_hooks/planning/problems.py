@@ -10,8 +10,8 @@ from torch import nn
 
 from ..attachment.inactive import why_inactive, why_not_called
 from ..attachment.report import is_clipped
-from ..attachment.resolve import Placement, shown
-from ..quoting import listed
+from ..attachment.resolve import Placement
+from ..quoting import listed, quote
 from ..tables import shown as cell
 from .dropped_twice import find_doubled
 from .probe import SiteTrial, Trial
@@ -62,7 +62,7 @@ def problems_of(trials: list[SiteTrial]) -> list[str]:
         if trial.error is not None:
             p = trial.placement
             at = " at the input" if p.regularizer.at == "input" else ""
-            group = shown(p.entry.selector), p.regularizer.label + at, trial.error
+            group = quote(p.entry.selector), p.regularizer.label + at, trial.error
             groups.setdefault(group, []).append(_name(p))
     return [
         f"{selector}: {label} can't work on {listed(names, _MOST)}: {error}"

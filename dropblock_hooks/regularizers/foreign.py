@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from ..schedules import Schedule
 from .base import Applied, Now, Regularizer
 from .rates import Range, RateLike
 
-_OPTIONS = ("at", "index", "layout", "grid", "prefix_tokens", "active")
+_DEFAULTS = {f.name: f.default for f in fields(Regularizer)}  # of the options of all regularizers
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -52,10 +53,8 @@ class Foreign(Regularizer):
     traceable: ClassVar[bool] = False  # other people's code reads its rates as numbers
 
     def __init__(self, target: Callable[..., Any], /, **kwargs: Any) -> None:
-        options = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
-        for name in _OPTIONS:
-            default = getattr(Regularizer, name)
-            object.__setattr__(self, name, options.get(name, default))
+        for name, default in _DEFAULTS.items():
+            object.__setattr__(self, name, kwargs.pop(name, default))
         object.__setattr__(self, "target", target)
         object.__setattr__(self, "kwargs", tuple(kwargs.items()))
         self.__post_init__()
@@ -105,7 +104,9 @@ class Foreign(Regularizer):
 
     def bind(self) -> Callable[[Tensor, Now], Applied]:
         module = self._build()
-        return _Function(self.target) if module is None else _Hosted(module, tuple(self.rates))
+        if module is None:
+            return functools.partial(_call_function, self.target)
+        return _Hosted(module, tuple(self.rates))
 
     @property
     def spatial(self) -> int | None:  # type: ignore[override]  # a constant elsewhere
@@ -149,34 +150,20 @@ class Foreign(Regularizer):
                 raise ValueError(
                     f"{self.label} has no argument {name!r}; it has {quote(list(kwargs))}"
                 )
-        options = {name: getattr(self, name) for name in _OPTIONS}
-        return Foreign(self.target, **{**kwargs, **rates}, **options)
+        return Foreign(self.target, **{**kwargs, **rates}, **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        """The options that are set."""
+        given = {name: getattr(self, name) for name in _DEFAULTS}
+        return {name: value for name, value in given.items() if value != _DEFAULTS[name]}
 
     def _stated(self) -> dict[str, Any]:
         """What the repr says: the target, its arguments, and the options that are set."""
-        options = {name: getattr(self, name) for name in _OPTIONS}
-        said = {k: v for k, v in options.items() if v != getattr(Regularizer, k)}
-        return {"": _Named(self.label[len("Foreign(") : -1]), **dict(self.kwargs), **said}
+        return {"": self.label[len("Foreign(") : -1], **dict(self.kwargs), **self._options()}
 
 
-class _Named:
-    """A name that the repr holds as it is."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-class _Function:
-    """A plain function at one site."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        self.function = function
-
-    def __call__(self, x: Tensor, now: Now) -> Applied:
-        return _counted(self.function, x, "function")
+def _call_function(function: Callable[[Tensor], Tensor], x: Tensor, now: Now) -> Applied:
+    return _counted(function, x, "function")
 
 
 class _Hosted:

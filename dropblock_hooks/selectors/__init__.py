@@ -2,7 +2,7 @@
 
 select      `Select` and the selectors as text: globs, ``re:``, ``type:``, ``stage:``, ``param:``
 index       the modules and parameters of a model by name
-globs       globs over a tree of names
+globs       globs over name components
 patterns    regular expressions, matched by ``re`` where that is sure to be quick
 automata    the others, matched by sets of states
 stages      stages, as timm's ``feature_info`` tells them

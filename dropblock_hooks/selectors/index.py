@@ -10,7 +10,7 @@ from torch import nn
 
 from ..checks import closest
 from .automata import Effort
-from .globs import NameTree
+from .globs import Names
 from .patterns import MOST_STEPS
 from .wrappers import bare_type, named_modules
 
@@ -46,7 +46,7 @@ class Index:
         self.parameters: dict[str, Target] = {}
         self.hints = _HINTS
         self.effort = Effort(MOST_STEPS)
-        self._trees: dict[str, NameTree] = {}
+        self._names: dict[str, Names] = {}
         by_identity: dict[int, list[str]] = {}
         for name, module in named_modules(model):
             by_identity.setdefault(id(module), []).append(name)
@@ -67,12 +67,12 @@ class Index:
                         else Target(full, target.module, local)
                     )
 
-    def tree(self, table: dict[str, Target]) -> NameTree:
-        """The names of one of the two tables as a tree."""
+    def names(self, table: dict[str, Target]) -> Names:
+        """The names of one of the two tables, to be matched by globs."""
         kind = "modules" if table is self.modules else "parameters"
-        if kind not in self._trees:
-            self._trees[kind] = NameTree(table)
-        return self._trees[kind]
+        if kind not in self._names:
+            self._names[kind] = Names(table)
+        return self._names[kind]
 
     @cached_property
     def types(self) -> frozenset[str]:

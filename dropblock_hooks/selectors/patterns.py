@@ -8,10 +8,10 @@ spec gives the same result on a busy machine.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..quoting import message_of
-from .automata import Automaton, Effort, NotReadError, TooLongError, compiled, parse, ways
+from .automata import Automaton, Effort, NotReadError, TooLongError, compiled
 
 MOST_STEPS = 300_000  # of all patterns of a spec that re is not trusted with; at most .5 s
 _LONGEST = 2_000
@@ -51,20 +51,18 @@ def _matching(pattern: re.Pattern[str], names: Sequence[str], effort: Effort) ->
     longest, total = max(map(len, names), default=0), sum(map(len, names))
     if not total:  # a number of ways that is infinite can't be multiplied by it
         return []
-    try:
-        flags, node = parse(pattern.pattern)
-    except NotReadError:
-        steps = total * _most_ways(pattern.pattern, longest)
-        effort.spend(int(min(steps / 100, MOST_STEPS + 1)))
-        return [name for name in names if pattern.fullmatch(name)]
-    if total * ways(node, longest) <= _SURE:
-        return [name for name in names if pattern.fullmatch(name)]
-    automaton = Automaton(flags, node, effort)
-    return [name for name in names if automaton.fullmatch(name)]
+    fullmatch: Callable[[str], object] = pattern.fullmatch
+    steps = total * _most_ways(pattern.pattern, longest)
+    if steps > _SURE:
+        try:
+            fullmatch = Automaton.of(pattern.pattern, effort).fullmatch
+        except NotReadError:
+            effort.spend(int(min(steps / 100, MOST_STEPS + 1)))
+    return [name for name in names if fullmatch(name)]
 
 
 def _most_ways(text: str, n: int) -> float:
-    """As `ways`, from the characters alone: at least as many."""
+    """How many ways a search that tries one after another has on a text of length `n`, or fewer."""
     bare = re.sub(r"\\.", "_", text, flags=re.DOTALL).replace("(?", "(")
     if re.search(r"\)[*+{]", bare):
         return float("inf")

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from ..checks import as_count
-from ..quoting import class_name, described, kind_of, label, quote
+from ..quoting import class_name, described, kind_of, label, listed, quote
 from ..registry import brief
 from .index import Index, NoMatchError, Target
 from .patterns import PatternError, matching
@@ -134,7 +134,7 @@ def _match_names(text: str, is_regex: bool, table: dict[str, Target], index: Ind
     if text in table:
         return [table[text]]
     try:
-        return [table[name] for name in index.tree(table).match(text)]
+        return [table[name] for name in index.names(table).match(text)]
     except re.error as error:
         raise NoMatchError(f"{quote(text)} is not a glob: {error}") from None
 
@@ -181,7 +181,7 @@ def _nothing(text: str, table: dict[str, Target], index: Index) -> str:
         return f"{quote(text)} is a layer: did you mean its parameters, {meant}?"
     if table is index.modules and text in index.parameters:
         return f"{quote(text)} is a parameter: did you mean {quote('param:' + text)}?"
-    below = index.tree(table).parents(text) if index.hints else []
+    below = index.names(table).parents(text) if index.hints else []
     if below:
         meant = " or ".join(quote(f"{prefix}.{text}", 100) for prefix in below[:3])
         return (
@@ -206,7 +206,7 @@ def _match_select(select: Select, index: Index) -> list[Target]:
             f"all {len(found)} matches are excluded by exclude={quote(select.exclude)}"
         )
     if select.expect is not None and len(kept) != select.expect:
-        names = ", ".join(label(t.name) for t in kept[:5]) + (", ..." if len(kept) > 5 else "")
+        names = listed((target.name for target in kept), 5)
         raise NoMatchError(f"expected {quote(select.expect)} layers, got {len(kept)}: {names}")
     return kept
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from ..quoting import quote, shorten
+from ..quoting import listed, quote, shorten
 from .index import Index, NoMatchError, Target
 from .wrappers import attribute_of, bare_type
 
@@ -19,11 +18,18 @@ _CONTAINERS = ("stages", "layers", "blocks", "levels")
 
 @dataclass(frozen=True)
 class Stage:
-    """One entry of ``feature_info``, with the full name of its module."""
+    """One entry of ``feature_info``."""
 
-    name: str
+    host: str
+    """The module that has it, with a dot behind; nothing for the model itself."""
+    local: str
     stride: int | None
     channels: int | None
+
+    @property
+    def name(self) -> str:
+        """The full name of its module."""
+        return self.host + self.local
 
 
 def stage_target(index: Index, kind: str, text: str) -> Target:
@@ -38,7 +44,7 @@ def stage_target(index: Index, kind: str, text: str) -> Target:
     if number < 0:  # timm prunes what no output of features_only needs
         stages = _kept(index, stages)
     stage = _numbered(stages, number) if kind == "stage" else _strided(stages, number)
-    return index.modules[last_called(index, _existing(index, stages, stage))]
+    return index.modules[[*_with_inner(index, _existing(index, stages, stage))][-1]]
 
 
 def stage_module(index: Index, number: int) -> str:
@@ -50,70 +56,77 @@ def stage_module(index: Index, number: int) -> str:
 def stage_channels(index: Index) -> dict[str, int]:
     """The channels of every stage of the model, by the names of the layers that end it."""
     channels: dict[str, int] = {}
-    try:
-        stages = stages_of(index)
-    except NoMatchError:
-        return channels
+    stages = _known_stages(index)
     for stage in stages:
-        try:
-            name = _existing(index, stages, stage)
-        except NoMatchError:
-            continue
-        for end in (name, *_descend(index, name)):
-            if stage.channels is not None:
-                channels[index.modules[end].name] = stage.channels
+        name = _find(index, stages, stage)
+        if name is not None and stage.channels is not None:
+            ends = [index.modules[end].name for end in _with_inner(index, name)]
+            channels.update(dict.fromkeys(ends, stage.channels))
     return channels
 
 
 def stage_ratios(index: Index) -> tuple[int, ...]:
     """By what the maps of the stages are smaller than those of the first one."""
-    try:
-        strides = [stage.stride for stage in stages_of(index) if stage.stride]
-    except NoMatchError:
-        return ()
+    strides = [stage.stride for stage in _known_stages(index) if stage.stride]
     first = min(strides, default=1)
     return tuple(stride // first for stride in strides if stride % first == 0)
+
+
+def _known_stages(index: Index) -> list[Stage]:
+    try:
+        return stages_of(index)
+    except NoMatchError:
+        return []
 
 
 def _kept(index: Index, stages: list[Stage]) -> list[Stage]:
     """The stages up to the last one that the model has."""
     for end in range(len(stages), 0, -1):
-        with contextlib.suppress(NoMatchError):
-            _existing(index, stages, stages[end - 1])
+        if _find(index, stages, stages[end - 1]) is not None:
             return stages[:end]
     return stages
 
 
 def _numbered(stages: list[Stage], number: int) -> Stage:
     if not -len(stages) <= number < len(stages):
-        listed = shorten(", ".join(f"{i}: {stage.name}" for i, stage in enumerate(stages)))
-        raise NoMatchError(f"stage {number} is not among the {len(stages)} stages ({listed})")
+        known = shorten(", ".join(f"{i}: {stage.name}" for i, stage in enumerate(stages)))
+        raise NoMatchError(f"stage {number} is not among the {len(stages)} stages ({known})")
     return stages[number]
 
 
 def _strided(stages: list[Stage], stride: int) -> Stage:
     found = [stage for stage in stages if stage.stride == stride]
     if not found:
-        listed = shorten(", ".join(f"{stage.stride}: {stage.name}" for stage in stages))
-        raise NoMatchError(f"no stage has stride {stride} ({listed})")
+        known = shorten(", ".join(f"{stage.stride}: {stage.name}" for stage in stages))
+        raise NoMatchError(f"no stage has stride {stride} ({known})")
     return found[-1]
 
 
-def last_called(index: Index, name: str) -> str:
-    """The last layer of a stage that is itself called, however the model runs its containers."""
-    return [name, *_descend(index, name)][-1]
+def _with_inner(index: Index, name: str) -> Iterator[str]:
+    """A stage and what ends it inside plain containers, the last of which is sure to be called.
 
-
-def _descend(index: Index, name: str) -> Iterator[str]:
-    """Inside plain containers, which can be passed by: checkpointing loops over their children."""
+    Containers can be passed by: checkpointing loops over their children.
+    """
+    yield name
     module = index.modules[name].module
-    while bare_type(module) in (nn.Sequential, nn.ModuleList) and len(module):  # type: ignore[arg-type]
+    while bare_type(module) in (nn.Sequential, nn.ModuleList) and module._modules:
         name = f"{name}.{list(module._modules)[-1]}"
         module = index.modules[name].module
         yield name
 
 
 def _existing(index: Index, stages: list[Stage], stage: Stage) -> str:
+    found = _find(index, stages, stage)
+    if found is None:
+        host = index.modules[stage.host.rstrip(".")].module
+        raise NoMatchError(
+            f"feature_info names {quote(stage.name)}, which the model does not have; name a layer "
+            f"(it has {_layers(host)})"
+        )
+    return found
+
+
+def _find(index: Index, stages: list[Stage], stage: Stage) -> str | None:
     """The module that an entry means, by the first of these rules that finds one.
 
     1. The module of this name; in timm's ``features_only`` models ``stages.3`` is ``stages_3``.
@@ -126,24 +139,19 @@ def _existing(index: Index, stages: list[Stage], stage: Stage) -> str:
     flat = [name for name in index.modules if _flat(name) == _flat(stage.name)]
     if len(flat) == 1:
         return flat[0]
-    host, _, local = _split(index, stage)
-    inside = [name for name in index.modules if name.startswith(host) and _ends(name, local)]
+    inside = [n for n in index.modules if n.startswith(stage.host) and _ends(n, stage.local)]
     if len(inside) == 1:
         return inside[0]
-    parent, _, number = local.rpartition(".")
-    siblings = [s for s in stages if _split(index, s)[2].rpartition(".")[0] == parent]
+    parent, _, number = stage.local.rpartition(".")
+    siblings = [s for s in stages if s.local.rpartition(".")[0] == parent]
     if parent and number.isdigit():
-        below = list(index.modules[host.rstrip(".")].module._modules)
-        inner = f"{host}{below[0]}." if len(below) == 1 else host  # a model that wraps another
+        below = list(index.modules[stage.host.rstrip(".")].module._modules)
+        inner = f"{stage.host}{below[0]}." if len(below) == 1 else stage.host  # it wraps another
         for container in (f"{parent}s", *_CONTAINERS):
             target = index.modules.get(inner + container)
             if target is not None and len(list(target.module.children())) == len(siblings):
                 return f"{inner}{container}.{number}"
-    near = [name for name, _ in index.modules[host.rstrip(".")].module.named_children()]
-    raise NoMatchError(
-        f"feature_info names {quote(stage.name)}, which the model does not have; name a layer "
-        f"(it has {shorten(', '.join(near[:12]))})"
-    )
+    return None
 
 
 def _flat(name: str) -> str:
@@ -154,12 +162,6 @@ def _flat(name: str) -> str:
 def _ends(name: str, local: str) -> bool:
     """Whether a name ends in whole components of another."""
     return f".{name}".endswith((f".{local}", f".{_flat(local)}"))
-
-
-def _split(index: Index, stage: Stage) -> tuple[str, str, str]:
-    host = _host(index)
-    prefix = f"{host}." if host else ""
-    return prefix, host, stage.name.removeprefix(prefix)
 
 
 def _host(index: Index) -> str:
@@ -176,7 +178,7 @@ def _host(index: Index) -> str:
     if not outer:
         raise NoMatchError(
             "stages come from timm's feature_info, and no module has it; name the layers "
-            f"({_layers(index)})"
+            f"({_layers(index.model)})"
         )
     raise NoMatchError(
         "stages come from timm's feature_info, and several submodules have it: "
@@ -184,9 +186,8 @@ def _host(index: Index) -> str:
     )
 
 
-def _layers(index: Index) -> str:
-    names = [name for name, _ in index.model.named_children()]
-    return shorten(", ".join(names[:12]) + (", ..." if len(names) > 12 else ""))
+def _layers(model: nn.Module) -> str:
+    return shorten(listed((name for name, _ in model.named_children()), 12))
 
 
 def stages_of(index: Index) -> list[Stage]:
@@ -199,11 +200,9 @@ def stages_of(index: Index) -> list[Stage]:
     entries = _entries(index.modules[host].module) or []
     prefix = f"{host}." if host else ""
     return [
-        Stage(
-            prefix + (entry["module"] or "(no layer)"), entry.get("reduction"), entry.get("num_chs")
-        )
-        for entry in entries
-        if "module" in entry
+        Stage(prefix, e["module"] or "(no layer)", e.get("reduction"), e.get("num_chs"))
+        for e in entries
+        if "module" in e
     ]
 
 

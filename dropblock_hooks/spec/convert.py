@@ -23,7 +23,7 @@ from ..regularizers.foreign import Foreign, is_foreign
 from ..regularizers.rates import hints_of
 from ..schedules import Schedule
 from ..selectors.select import Select
-from .copying import MOST_PROBLEMS, Path, PlainError, is_list, key_text
+from .copying import Path, PlainError, Problems, is_list, key_text
 
 _T = TypeVar("_T", Regularizer, Schedule, Select)
 _LONGEST_CALL = 10_000
@@ -73,10 +73,14 @@ def _build(base: type[_T], value: Any, path: Path) -> _T:
 
 def _as_fields(cls: Any, name: str, value: Any) -> str:
     """How a bare number is written as the first field."""
-    names = [f.name for f in fields(cls) if f.init and not f.kw_only]
+    names = _positional(cls)
     if not names or isinstance(value, bool) or not isinstance(value, int | float):
         return ""
     return f": write {{{name}: {{{names[0]}: {quote(value)}}}}}"
+
+
+def _positional(cls: Any) -> list[str]:
+    return [f.name for f in fields(cls) if f.init and not f.kw_only]
 
 
 def _unknown(kind: str, name: str, known: Mapping[str, type]) -> str:
@@ -95,10 +99,8 @@ def construct(cls: Any, given: Mapping[Any, Any], path: Path) -> Any:
     names = [f.name for f in fields(cls) if f.init]
     with_schedules = _schedule_fields(cls)
     arguments: dict[Any, Any] = {}
-    faults: list[PlainError] = []
-    for key, value in given.items():
-        if len(faults) >= MOST_PROBLEMS:
-            break
+    faults = Problems[PlainError]()
+    for key, value in faults.limited(given.items()):
         try:
             if key not in names:
                 word = key_text(key)
@@ -179,7 +181,7 @@ def _call(node: ast.AST) -> tuple[str, dict[str, Any]]:
         raise ValueError
     name = node.func.id
     cls = {**registered(Regularizer), **registered(Schedule)}.get(name)
-    names = [f.name for f in fields(cls) if not f.kw_only] if cls else []  # type: ignore[arg-type]
+    names = _positional(cls) if cls else []
     if len(node.args) > len(names) and cls:
         raise ValueError
     given = {names[i] if cls else str(i): _literal(a) for i, a in enumerate(node.args)}

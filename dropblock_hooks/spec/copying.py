@@ -6,9 +6,10 @@ after this module meets dicts, lists, tuples and scalars only. Other objects are
 
 from __future__ import annotations
 
+import contextlib
 import enum
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -17,6 +18,8 @@ from ..regularizers.base import Regularizer
 from ..schedules import Schedule
 from .files import MOST_LEVELS, MOST_NODES
 
+_T = TypeVar("_T")
+_E = TypeVar("_E")
 Path = tuple[str, ...]
 MOST_PROBLEMS = 200
 """Problems after which reading stops: each takes time to explain."""
@@ -45,24 +48,32 @@ class PlainError(ValueError):
         return joined
 
 
-class explained:  # noqa: N801 - a context manager, called like a function
+class Problems(list[_E]):
+    """What is wrong; once these are many, what comes behind is not looked at."""
+
+    cut = False
+    """Whether there was more to look at."""
+
+    def limited(self, items: Iterable[_T]) -> Iterator[_T]:
+        """The items, as long as there are not too many problems."""
+        for item in items:
+            if len(self) >= MOST_PROBLEMS:
+                self.cut = True
+                return
+            yield item
+
+
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
     """Whatever somebody's code raises while a value is read, as a `PlainError`."""
-
-    __slots__ = ("path",)  # entered for every value of a spec
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, PlainError):
-            return
-        if isinstance(error, RecursionError):
-            raise PlainError(self.path, "is nested too deeply") from error
-        if isinstance(error, Exception):
-            raise PlainError(self.path, f"reading it raised {described(error)}") from error
+    try:
+        yield
+    except PlainError:
+        raise
+    except RecursionError as error:
+        raise PlainError(path, "is nested too deeply") from error
+    except Exception as error:
+        raise PlainError(path, f"reading it raised {described(error)}") from error
 
 
 def is_list(value: Any) -> bool:
@@ -74,7 +85,7 @@ def is_list(value: Any) -> bool:
 
 def key_text(key: Any) -> str:
     """A key as a part of a path."""
-    return key if type(key) is str else quote(key)
+    return str.__str__(key) if issubclass(type(key), str) else quote(key)
 
 
 class Copier:

@@ -11,9 +11,10 @@ from typing import Any, TypeAlias
 from ..quoting import described, label, quote, shorten, shown
 from ..regularizers.base import Regularizer
 from ..selectors.select import Select, Selector
+from ..tables import counted
 from . import files
 from .convert import construct, regularizer_from
-from .copying import MOST_PROBLEMS, Copier, Path, PlainError, explained, is_list
+from .copying import Copier, Path, PlainError, Problems, explained, is_list, key_text
 
 _SHOWN = 10  # problems in the text of an error
 _LONGEST_PROBLEM = 1_000
@@ -27,25 +28,20 @@ class SpecError(ValueError):
 
     def __init__(self, problems: Iterable[str], source: str = "") -> None:
         self.problems = tuple(shorten(problem, _LONGEST_PROBLEM) for problem in problems)
+        self._source = source
         n = len(self.problems)
         where = f" in {label(source, 200)}" if source else ""
         first = self.problems[:_SHOWN]
         if sum(map(len, first)) > _LONGEST_TEXT:
             first = tuple(shorten(problem, _LONGEST_TEXT // len(first)) for problem in first)
-        lines = [f"{n} problem{'s' if n > 1 else ''} in the spec{where}:"]
+        lines = [f"{counted(n, 'problem')} in the spec{where}:"]
         lines += [f"  - {problem}" for problem in first]
         if n > _SHOWN:
             lines.append(f"  and {n - _SHOWN} more, in the problems of this error")
         super().__init__("\n".join(lines))
 
     def __reduce__(self) -> Any:
-        return _restore_error, (self.problems, str(self))
-
-
-def _restore_error(problems: tuple[str, ...], message: str) -> SpecError:
-    error = SpecError(problems)
-    error.args = (message,)
-    return error
+        return SpecError, (self.problems, self._source)
 
 
 @dataclass(frozen=True)
@@ -69,12 +65,11 @@ class Draft:
     """
 
     def __init__(self, data: Any, source: files.Source) -> None:
-        self.problems: list[str] = []
+        self.problems = Problems[str]()
         self.entries: list[Entry] = []
         self.cause: BaseException | None = None
         """What somebody's code raised, if it did."""
         self._source = source
-        self._cut = False  # whether something was not read, so many problems there are
         self._known: dict[str, Regularizer] = {}  # many layers, one text
         copier, items = Copier(), []
         try:
@@ -84,11 +79,9 @@ class Draft:
             if copier.full:  # refused before anything is built
                 items = []
             items.append(error)
-        for item in items:
-            if self._is_full():
-                break
+        for item in self.problems.limited(items):
             self._note(item) if isinstance(item, PlainError) else self._read(*item)
-        if self._cut:
+        if self.problems.cut:
             self.problems.append("what comes behind was not read")
         if not self.entries and not self.problems:
             self.problems.append("it is empty")
@@ -144,24 +137,20 @@ class Draft:
         error.__cause__ = self.cause
         return error
 
-    def _is_full(self) -> bool:
-        """Whether there are so many problems that what comes now is not read."""
-        self._cut |= len(self.problems) >= MOST_PROBLEMS
-        return self._cut
-
     def _note(self, error: PlainError) -> None:
         self.problems += [self._source.located(path, message) for path, message in error.faults]
         self.cause = self.cause or error.__cause__
 
     def _items(self, data: Any, copier: Copier) -> Iterator[_Item | PlainError]:
-        """The entries, or why they are none; more than `MOST_PROBLEMS` of the latter end it."""
-        faulty = 0
+        """The entries, or why they are none."""
+        faults = Problems[PlainError]()
         with explained(()):
             is_mapping = isinstance(data, Mapping)
             if not is_mapping and not is_list(data):
                 problem = f"a spec is a mapping from selectors to regularizers, got {shown(data)}"
                 raise PlainError((), problem)
-            for i, item in enumerate(data.items() if is_mapping else data):
+            items = data.items() if is_mapping else data
+            for i, item in faults.limited(enumerate(items)):
                 if i == files.MOST_NODES:
                     raise PlainError((), f"it has more than {files.MOST_NODES:,} entries")
                 try:
@@ -169,15 +158,14 @@ class Draft:
                         read = _keyed(item) if is_mapping else _listed(str(i), item)
                 except PlainError as error:
                     yield error
-                    faulty += 1
-                    if faulty > MOST_PROBLEMS:
-                        return
+                    faults.append(error)
                     continue
                 path, selector, value = read
                 copies = _tried(copier, value, path), _tried(copier, selector, path)
                 if copier.full:
                     raise next(copy for copy in copies if isinstance(copy, PlainError))
                 yield path, copies[1], copies[0]
+        self.problems.cut |= faults.cut
 
     def _read(self, path: Path, selector: Any, value: Any) -> None:
         regularizers: tuple[Regularizer, ...] | None = ()
@@ -206,9 +194,7 @@ class Draft:
             problem = "has no regularizer: write None (null) to clear earlier entries'"
             raise PlainError(path, problem)
         found = []
-        for where, item in items:
-            if self._is_full():
-                break
+        for where, item in self.problems.limited(items):
             try:
                 with explained(where):
                     found.append(self._regularizer(item, where))
@@ -241,12 +227,12 @@ def _given(copy: Any) -> Any:
 
 def _keyed(item: Any) -> tuple[Path, Any, Any]:
     selector, value = item
-    return (_label(selector),), selector, value
+    return (key_text(selector),), selector, value
 
 
 def _listed(i: str, item: Any) -> tuple[Path, Any, Any]:
     if issubclass(type(item), Entry):
-        return (_label(item.selector),), item.selector, item.regularizers
+        return (key_text(item.selector),), item.selector, item.regularizers
     if isinstance(item, Mapping) and set(islice(item, 3)) == {"select", "apply"}:
         return (i, "apply"), item["select"], item["apply"]
     if is_list(item) and len(item) == 2:
@@ -256,10 +242,6 @@ def _listed(i: str, item: Any) -> tuple[Path, Any, Any]:
         "an entry of a list is a pair (selector, regularizers) or {select: ..., apply: ...}, "
         f"got {shown(item)}",
     )
-
-
-def _label(selector: Any) -> str:
-    return str.__str__(selector) if issubclass(type(selector), str) else quote(selector)
 
 
 def _selector(value: Any, path: Path) -> Selector:

@@ -1,13 +1,12 @@
 """Plain data from YAML and JSON text, with the line of each key, and duplicate keys refused.
 
-Text that is too large is refused before anything is built from it. An alias counts as what it
+YAML that is too large is refused before anything is built from it. An alias counts as what it
 stands for: nine lines of YAML can mean a billion values.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -29,7 +28,6 @@ _TOO_MANY = f"it has more than {MOST_NODES:,} values; an alias counts as what it
 _TOO_DEEP = f"it is nested too deeply, more than {MOST_LEVELS} levels"
 # libyaml reads 20 times faster; not every build of PyYAML has it
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\Z)|[\[\]{},:]', re.DOTALL)
 
 
 class FileError(ValueError):
@@ -142,11 +140,11 @@ class _Walk:
 
     def __init__(self) -> None:
         self.lines: dict[Key, int] = {}
-        self._sizes: dict[int, tuple[int, int]] = {}
+        self._sizes: dict[int, int] = {}
         self._open: set[int] = set()
 
-    def visit(self, node: yaml.Node, path: Key) -> tuple[int, int]:
-        """How many values are here and below, and on how many levels; aliases spelled out."""
+    def visit(self, node: yaml.Node, path: Key) -> int:
+        """How many values are here and below; aliases spelled out, as a merge does."""
         if id(node) in self._open:
             raise FileError(Source("", self.lines).located(path, "an alias stands for itself"))
         if id(node) not in self._sizes:
@@ -155,21 +153,18 @@ class _Walk:
             self._open.remove(id(node))
         return self._sizes[id(node)]
 
-    def _measured(self, node: yaml.Node, path: Key) -> tuple[int, int]:
+    def _measured(self, node: yaml.Node, path: Key) -> int:
         if isinstance(node, yaml.ScalarNode):
             if node.tag in _NUMBERS and len(node.value) > _MOST_DIGITS:
                 n = len(node.value)
                 raise FileError(f"{_line(node)}a value can't be read: a number of {n} characters")
-            return 1, 0
-        size, levels = 1, 0
+            return 1
+        size = 1
         for key, child in self._children(node, path):
-            inner = self.visit(child, (*path, key))
-            size, levels = size + inner[0], max(levels, inner[1])
+            size += self.visit(child, (*path, key))
             if size > MOST_NODES:
                 raise FileError(f"{_line(node)}{_TOO_MANY}")
-        if levels >= MOST_LEVELS:
-            raise FileError(f"{_line(node)}{_TOO_DEEP}")
-        return size, levels + 1
+        return size
 
     def _children(self, node: yaml.Node, path: Key) -> list[tuple[str, yaml.Node]]:
         """What a collection holds, keys before their values; keys that stand twice are refused."""
@@ -214,30 +209,12 @@ def read_json(text: str, name: str) -> tuple[Any, Source]:
     text = decoded(text)
     if not text.strip():
         raise FileError("it is empty")
-    _check_tokens(text)
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_int=_integer), Source(name)
     except json.JSONDecodeError as error:
         raise FileError(f"line {error.lineno}: {error.msg}") from None
     except RecursionError:
         raise FileError(_TOO_DEEP) from None
-
-
-def _check_tokens(text: str) -> None:
-    """Refuse too many or too deep values."""
-    nodes, level = 1, 0
-    for found in _JSON_TOKEN.finditer(text):
-        token = text[found.start()]
-        if token in "[{":
-            level += 1
-            if level > MOST_LEVELS:
-                line = text.count("\n", 0, found.start()) + 1
-                raise FileError(f"line {line}: {_TOO_DEEP}")
-        elif token in "]}":
-            level -= 1
-        nodes += token in "[{,:"
-        if nodes > MOST_NODES:
-            raise FileError(_TOO_MANY)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
