@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .checks import as_number
-from .planning.dry_run import RehearsalError, clear_away, first_success, no_forward, rehearsing
+from .planning.dry_run import DryRunError, clear_away, dry_run, first_success, no_forward
 from .planning.plan import own_input
 from .planning.residual import carries_stream
 from .quoting import shown
@@ -212,22 +212,22 @@ def _called(host: nn.Module, example_input: Any) -> dict[str, bool]:
             "real tensors": functools.partial(_rehearse, host, example, fake=False),
         }
         return first_success(attempts)[1]
-    except RehearsalError as error:
+    except DryRunError as error:
         raise ValueError(no_forward(example, error)) from error
     finally:
         clear_away()
 
 
 def _rehearse(host: nn.Module, example: Any, fake: bool) -> dict[str, bool]:
-    with rehearsing(host, example, fake=fake) as rehearsal:
+    with dry_run(host, example, fake=fake) as run:
         found: dict[str, bool] = {}
-        names = [name for name, _ in named_modules(rehearsal.model) if name]
-        for name, module in named_modules(rehearsal.model):
+        names = [name for name, _ in named_modules(run.model) if name]
+        for name, module in named_modules(run.model):
             module.register_forward_hook(_BlockHook(name, found))
-        for parameter in rehearsal.model.parameters():
+        for parameter in run.model.parameters():
             parameter.requires_grad_()  # the graph tells what was added to what
-        rehearsal.model.eval()
-        rehearsal.run()
+        run.model.eval()
+        run.run()
         return {name: found[name] for name in names if name in found}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import nn
 
 from ..layouts.map_sizes import watch_sizes
@@ -10,14 +12,29 @@ from ..sites.hooks import KeeperHook, ParameterHook, SiteHook, make_hook
 from ..sites.meter import device_of
 from ..sites.shared import Control
 from ..sites.site import Site
-from .activity import ProofHook
+from .activity import ModelHook
 from .attachment import Attachment
 from .resolve import Placement
 
 
-def install(base: nn.Module, placements: list[Placement], control: Control) -> Attachment:
-    """Put the hooks of all placements on a model; where one fails, take out what was put on."""
-    hooks = _hooks(placements, control)
+def install(
+    base: nn.Module,
+    placements: list[Placement],
+    control: Control,
+    make: Callable[[Site, str | None], SiteHook] = make_hook,
+) -> Attachment:
+    """Put the hooks of all placements on a model; where one fails, take out what was put on.
+
+    Args:
+        base: the model.
+        placements: resolved and checked.
+        control: what their sites share.
+        make: what makes the hook of a site, given the name of its parameter if it is on one.
+    """
+    hooks = [
+        make(site, p.target.parameter)
+        for site, p in zip(_sites(placements, control), placements, strict=True)
+    ]
     installed = [(p.target.module, hook) for p, hook in zip(placements, hooks, strict=True)]
     control.keys = tuple(hook.site.key for hook in hooks)
     attachment = Attachment(base, control, installed)
@@ -31,15 +48,15 @@ def install(base: nn.Module, placements: list[Placement], control: Control) -> A
             base.register_forward_pre_hook(KeeperHook(parameters))
         if any(hook.site.reads_grids for hook in hooks):
             watch_sizes(base, control.sizes)
-        base.register_forward_hook(ProofHook(control, hooks))
+        base.register_forward_hook(ModelHook(control, hooks))
     except BaseException:
         attachment.remove()
         raise
     return attachment
 
 
-def _hooks(placements: list[Placement], control: Control) -> list[SiteHook]:
-    hooks: list[SiteHook] = []
+def _sites(placements: list[Placement], control: Control) -> list[Site]:
+    sites: list[Site] = []
     for order, (key, p) in enumerate(zip(site_keys(placements), placements, strict=True)):
         site = Site(
             key,
@@ -51,8 +68,8 @@ def _hooks(placements: list[Placement], control: Control) -> list[SiteHook]:
             p.evidence,
         )
         site.order = order
-        hooks.append(make_hook(site, p.target.parameter))
-    return hooks
+        sites.append(site)
+    return sites
 
 
 def site_keys(placements: list[Placement]) -> list[str]:

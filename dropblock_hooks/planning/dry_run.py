@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from ..attachment.activity import ProofHook
+from ..attachment.activity import ModelHook
 from ..layouts.map_sizes import SizeHook, StartHook
 from ..selectors.wrappers import named_modules
 from ..sites.hooks import KeeperHook, SiteHook
@@ -32,13 +32,13 @@ from .record import shape_of
 _T = TypeVar("_T")
 
 
-class RehearsalError(Exception):
+class DryRunError(Exception):
     """No forward of a copy succeeded; the message says why."""
 
 
 @dataclass
-class Rehearsal:
-    """A copy, ready to be called: `run` calls it once, and must happen inside `rehearsing`.
+class DryRun:
+    """A copy, ready to be called: `run` calls it once, and must happen inside `dry_run`.
 
     Attributes:
         model: the copy.
@@ -66,7 +66,7 @@ class Rehearsal:
 
 
 @contextmanager
-def rehearsing(model: nn.Module, example: Any, *, fake: bool) -> Iterator[Rehearsal]:
+def dry_run(model: nn.Module, example: Any, *, fake: bool) -> Iterator[DryRun]:
     """A copy of a model and of what it is called with; random numbers are put back at the end.
 
     Args:
@@ -84,13 +84,13 @@ def rehearsing(model: nn.Module, example: Any, *, fake: bool) -> Iterator[Rehear
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         memo: dict[int, Any] = {}
         # constants that a function of the model holds are faked where they are met
-        mode = RehearsalMode(allow_non_fake_inputs=True) if fake else None
-        with nullcontext() if mode is None else _Faking(mode, _device_of(model)):
+        mode = DryRunMode(allow_non_fake_inputs=True) if fake else None
+        with nullcontext() if mode is None else _FakeCopies(mode, _device_of(model)):
             copied, inputs = copy.deepcopy(model, memo), copy.deepcopy(example, memo)
         args, kwargs = (inputs if isinstance(inputs, tuple) else (inputs,)), {}
         if isinstance(inputs, Mapping):
             args, kwargs = (), dict(inputs)
-        yield Rehearsal(copied, args, kwargs, _leave_out_hooks(copied), memo, mode)
+        yield DryRun(copied, args, kwargs, _leave_out_hooks(copied), memo, mode)
 
 
 @contextmanager
@@ -104,18 +104,18 @@ def _without_log(name: str) -> Iterator[None]:
 
 
 def clear_away() -> list[str]:
-    """Take out what rehearsals have left in caches outside of their copies; what is still there.
+    """Take out what dry runs have left in caches outside of their copies; what is still there.
 
-    To be called when no rehearsal and nothing of it is held any more.
+    To be called when no dry run and nothing of it is held any more.
     """
-    return fake_tensors.take_out(RehearsalMode)
+    return fake_tensors.take_out(DryRunMode)
 
 
 def first_success(attempts: Mapping[str, Callable[[], _T]]) -> tuple[str, _T, list[str]]:
     """The first attempt that does not fail, what it gives, and why those before it failed.
 
     Raises:
-        RehearsalError: where all fail.
+        DryRunError: where all fail.
     """
     reasons: dict[str, str] = {}
     for name, attempt in attempts.items():
@@ -123,7 +123,7 @@ def first_success(attempts: Mapping[str, Callable[[], _T]]) -> tuple[str, _T, li
             return name, attempt(), [f"{failed}: {why}" for failed, why in reasons.items()]
         except Exception as error:  # a model may fail in any way on tensors it isn't made for
             reasons[name] = reason_of(error)
-    raise RehearsalError(_each_once(reasons))
+    raise DryRunError(_each_once(reasons))
 
 
 def _each_once(reasons: Mapping[str, str]) -> str:
@@ -137,7 +137,7 @@ def _each_once(reasons: Mapping[str, str]) -> str:
     return "; ".join(f"{' and '.join(names)}: {why}" for why, names in attempts.items())
 
 
-def no_forward(example: Any, error: RehearsalError) -> str:
+def no_forward(example: Any, error: DryRunError) -> str:
     """That no forward succeeded with this input, and why."""
     return f"no forward of a copy ran with {_shown(example)}: {error}"
 
@@ -166,11 +166,11 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-class RehearsalMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+class DryRunMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """Fake tensors of its own, told from those of torch and of the user."""
 
 
-class _Faking(TorchFunctionMode):
+class _FakeCopies(TorchFunctionMode):
     """While it is on, `copy.deepcopy` gives fake tensors; one for each tensor, so sharing stays."""
 
     def __init__(self, mode: FakeTensorMode, device: torch.device) -> None:
@@ -224,17 +224,17 @@ def _kept_random_numbers() -> Iterator[None]:
 
 
 def refuse_replaced_forward(model: nn.Module) -> None:
-    """Raise RehearsalError where a copy would run the model's own modules."""
+    """Raise DryRunError where a copy would run the model's own modules."""
     for name, module in model.named_modules():
         forward = vars(module).get("forward")
         if isinstance(forward, types.FunctionType) and forward.__closure__:
-            raise RehearsalError(
+            raise DryRunError(
                 f"the forward of '{name or '.'}' was replaced by the function "
                 f"{forward.__qualname__!r}, of which no copy can be made"
             )
 
 
-_OURS = (SiteHook, KeeperHook, ProofHook, SizeHook, StartHook)
+_OURS = (SiteHook, KeeperHook, ModelHook, SizeHook, StartHook)
 _TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 

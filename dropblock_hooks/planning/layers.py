@@ -12,7 +12,7 @@ from torch import nn
 from ..selectors.index import Index
 from ..selectors.wrappers import bare_type, unwrap
 from ..tables import Table
-from .dry_run import clear_away, rehearsing
+from .dry_run import clear_away, dry_run
 from .record import Seen, record
 
 
@@ -90,9 +90,9 @@ def _observe(model: nn.Module, example: Any) -> dict[str, Seen]:
 
 
 def _forward(model: nn.Module, example: Any, fake: bool) -> dict[str, Seen]:
-    with rehearsing(model, example, fake=fake) as rehearsal:
-        seen = record(rehearsal.model)
-        rehearsal.model.eval()
+    with dry_run(model, example, fake=fake) as run:
+        seen = record(run.model)
+        run.model.eval()
         with torch.no_grad():
-            rehearsal.run()
+            run.run()
     return seen
