@@ -22,7 +22,7 @@ from ..sites.counts import Counts
 from ..sites.hooks import InputHook, OutputHook, ParameterHook, SiteHook
 from ..sites.shared import Control
 from ..sites.site import Site, SiteError
-from .dropped_twice import droppers
+from .droppers import droppers
 from .dry_run import DryRun, dry_run
 from .record import record, shape_of
 from .residual import carries_stream, passes_around, without_gradient

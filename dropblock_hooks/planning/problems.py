@@ -75,7 +75,7 @@ def doubled(
     """What the model, or the spec itself, drops twice."""
     met = [each.dropped for each in probed.sites] if probed else []
     found = find_doubled(base, placements, keys, met, probed.calls if probed else None)
-    return [Caution("dropped_twice", each.text, each.keys) for each in found]
+    return [Caution("dropped_twice", text, keys) for text, keys in found]
 
 
 def _named(kind: str, names: list[str]) -> str:
