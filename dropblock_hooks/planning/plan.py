@@ -15,7 +15,7 @@ from ..attachment.resolve import Placement, place
 from ..selectors.wrappers import bare_type, submodule, unwrap
 from ..spec.draft import Draft
 from ..tables import counted
-from .dry_run import DryRunError, clear_away, first_success, no_forward
+from .dry_run import DryRunError, clear_away, first_success
 from .probe import Probed, probe
 from .problems import Caution, cautions_of, problems_of
 from .table import Plan, plan_row
@@ -102,9 +102,9 @@ def _probed(
         for kind in kinds
     }
     try:
-        name, probed, reasons = first_success(attempts)
+        name, probed, reasons = first_success(attempts, example)
     except DryRunError as error:
-        return None, Caution("no_pass", f"no shapes, since {no_forward(example, error)}")
+        return None, Caution("no_pass", f"no shapes, since {error}")
     if not reasons:
         return probed, None
     return probed, Caution("fallback", f"planned by a {name}, since {'; '.join(reasons)}")

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 from ..attachment.faults import Fault, Window, fault_of, why_not_called
 from ..attachment.install import install
 from ..attachment.resolve import Placement
+from ..attachment.verify import windows
 from ..regularizers.base import Regularizer
 from ..selectors.wrappers import named_modules
 from ..sites import indexing
@@ -22,9 +23,8 @@ from ..sites.counts import Counts
 from ..sites.hooks import InputHook, OutputHook, ParameterHook, SiteHook
 from ..sites.shared import Control
 from ..sites.site import Site, SiteError
-from .droppers import droppers
-from .dry_run import DryRun, dry_run
-from .record import record, shape_of
+from .droppers import droppers, unit_dropped
+from .dry_run import DryRun, dry_run, shape_of
 from .residual import carries_stream, passes_around, without_gradient
 
 
@@ -88,52 +88,52 @@ def probe(
             run.model.eval()
         elif not host.training:
             run.model.train()
-        copied, observer = run.copy_of(base), _Observer()
-        hooks = _install(run, copied, placements, observer, always=not training)
-        seen = record(copied)
+        copied, control, observer = run.copy_of(base), Control(), _Observer()
+        control.looked = True  # the plan tells what a first forward would be warned of
+        hooks = _install(run, copied, placements, control, observer, always=not training)
         observer.watch(copied)
         probes = [hook for hook in hooks if isinstance(hook, _Probe)]
         sources = _ask_for_gradients(run) if any(each.drops_samples for each in probes) else []
         with torch.enable_grad():
             outputs = list(_tensors(run.run()))
         observer.meet()
-        calls = {name: layer.calls for name, layer in seen.items()}
-        counts = {hook.site.key: hook.site.record.windows()[0] for hook in hooks}
-        window = Window(counts, calls, Counts(trained=1), off=False, compiled=False, backward=False)
-        for each in probes:
-            each.met.loses_samples = each.loses_samples(outputs, sources)
-            if each.met.error is None:
-                each.met.fault = fault_of(copied, each, window)
+        window = replace(
+            windows(control, hooks)[0],
+            layers=observer.calls,
+            model=Counts(trained=1),
+            compiled=False,
+            backward=False,
+        )
         sites = []
         for p, hook in zip(placements, hooks, strict=True):
-            owner = run.copy_of(p.target.module)
             if isinstance(hook, _Probe):
-                sites.append(hook.met)
+                met = hook.met
+                met.loses_samples = hook.loses_samples(outputs, sources)
+                met.fault = None if met.error else fault_of(copied, hook, window)
             else:
-                sites.append(_of_parameter(copied, owner, hook, window, outputs))
-        return Probed(sites, calls, run.left_out)
+                owner = run.copy_of(p.target.module)
+                parameter = owner.get_parameter(str(p.target.parameter))
+                met = SiteMet(hook.site, shapes=[shape_of(parameter)])
+                if without_gradient(outputs, parameter):
+                    met.fault = _unused(copied, owner, hook, window)
+            sites.append(met)
+        return Probed(sites, observer.calls, run.left_out)
 
 
-def _of_parameter(
-    copied: nn.Module, owner: nn.Module, hook: SiteHook, window: Window, outputs: list[Tensor]
-) -> SiteMet:
-    """Of a parameter the graph tells all: whether a gradient will come."""
-    parameter = owner.get_parameter(str(hook.parameter))
-    met = SiteMet(hook.site, shapes=[shape_of(parameter)])
-    if without_gradient(outputs, parameter):
-        why = "the output does not depend on the parameter"
-        if not window.layers.get(hook.owner_name):
-            cause = why_not_called(copied, owner, hook.owner_name, window)
-            why = f"{why}, and its layer is never called: {cause}"
-        what = f"{hook.site.regularizer.label} gets no gradient"
-        met.fault = Fault("never_active", what, why)
-    return met
+def _unused(base: nn.Module, owner: nn.Module, hook: SiteHook, window: Window) -> Fault:
+    """Of a parameter that gets no gradient."""
+    why = "the output does not depend on the parameter"
+    if not window.layers[hook.owner_name]:
+        cause = why_not_called(base, owner, hook.owner_name, window)
+        why = f"{why}, and its layer is never called: {cause}"
+    return Fault("never_active", f"{hook.site.regularizer.label} gets no gradient", why)
 
 
 class _Observer:
     """What passes between the layers in one forward: tensors, and their state at that time."""
 
     def __init__(self) -> None:
+        self.calls: dict[str, int] = {}
         self.outputs: dict[int, tuple[SiteMet, int]] = {}
         self.gave: dict[tuple[int, int], str] = {}
         self.took: dict[tuple[int, int], str] = {}
@@ -149,11 +149,11 @@ class _Observer:
         """Put hooks on all layers; behind those of the sites."""
         dropping = droppers(model)
         for name, module in named_modules(model):
-            if isinstance(module, torch.jit.ScriptModule):
-                continue  # which takes no hooks
-            layer = _LayerHook(name, name in dropping, self)
-            module.register_forward_pre_hook(layer.before)
-            module.register_forward_hook(layer.after)
+            self.calls[name] = 0
+            if not isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
+                layer = _LayerHook(name, name in dropping, self)
+                module.register_forward_pre_hook(layer.before)
+                module.register_forward_hook(layer.after)
 
     def meet(self) -> None:
         """Tell the sites of the layers that have dropped in the very tensor that is theirs."""
@@ -164,7 +164,7 @@ class _Observer:
 
 
 class _LayerHook:
-    """Hooks of a layer: what it takes and gives, if it drops; what it has changed in place."""
+    """Hooks of a layer: count its calls, and see what it changes in place, takes and gives."""
 
     def __init__(self, name: str, drops: bool, observer: _Observer) -> None:
         self.name, self.drops, self.observer = name, drops, observer
@@ -174,6 +174,7 @@ class _LayerHook:
             self.observer.took[self.observer.state(args[0])] = self.name
 
     def after(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.observer.calls[self.name] += 1
         if self.drops:
             self.observer.gave[self.observer.state(output)] = self.name
         for x in args:
@@ -189,7 +190,8 @@ class _Probe(SiteHook):
     def __init__(self, site: Site, observer: _Observer) -> None:
         super().__init__(site)
         self.met, self.observer = SiteMet(site), observer
-        self.drops_samples = drops_samples(site.regularizer)
+        r = site.regularizer  # what takes the layer's input adds it back
+        self.drops_samples = unit_dropped(r) == "samples" and not r.needs_input
         self.nodes: list[tuple[Node | None, Node | None, Node]] = []
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
@@ -252,15 +254,11 @@ class _InputProbe(_Probe, InputHook):
     """At its input."""
 
 
-def drops_samples(regularizer: Regularizer) -> bool:
-    """Whether it zeroes whole samples: ours and those of timm and torchvision."""
-    return regularizer.label in ("DropPath", "Foreign(DropPath)", "Foreign(StochasticDepth)")
-
-
 def _install(
     run: DryRun,
     copied: nn.Module,
     placements: list[Placement],
+    control: Control,
     observer: _Observer,
     always: bool,
 ) -> list[SiteHook]:
@@ -279,8 +277,6 @@ def _install(
         hooks.append(ParameterHook(site, parameter) if parameter else kind(site, observer))
         return hooks[-1]
 
-    control = Control()
-    control.looked = True  # the plan tells what a first forward would be warned of
     install(copied, moved, control, make)
     return hooks
 
