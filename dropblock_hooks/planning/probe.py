@@ -88,15 +88,16 @@ def probe(
             run.model.eval()
         elif not host.training:
             run.model.train()
-        copied, control, observer = run.copy_of(base), Control(), _Observer()
+        copied, control = run.copy_of(base), Control()
         control.looked = True  # the plan tells what a first forward would be warned of
-        hooks = _install(run, copied, placements, control, observer, always=not training)
-        observer.watch(copied)
+        hooks = _install(run, copied, placements, control, always=not training)
+        observer = _Observer(copied)  # its hooks stand behind those of the sites
         probes = [hook for hook in hooks if isinstance(hook, _Probe)]
+        for each in probes:
+            each.observer = observer
         sources = _ask_for_gradients(run) if any(each.drops_samples for each in probes) else []
         with torch.enable_grad():
             outputs = list(_tensors(run.run()))
-        observer.meet()
         window = replace(
             windows(control, hooks)[0],
             layers=observer.calls,
@@ -130,23 +131,18 @@ def _unused(base: nn.Module, owner: nn.Module, hook: SiteHook, window: Window) -
 
 
 class _Observer:
-    """What passes between the layers in one forward: tensors, and their state at that time."""
+    """What passes between the layers in one forward.
 
-    def __init__(self) -> None:
+    Attributes:
+        calls: of each layer, by its name.
+        outputs: of sites, by address, each with its version then: it grows with a change in place.
+        gave: what layers that drop have given, by address and version.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
         self.calls: dict[str, int] = {}
-        self.outputs: dict[int, tuple[SiteMet, int]] = {}
-        self.gave: dict[tuple[int, int], str] = {}
-        self.took: dict[tuple[int, int], str] = {}
-        self.of_sites: list[tuple[SiteMet, tuple[int, int], tuple[int, int]]] = []
-        self._held: list[Any] = []  # so that no other tensor gets the address of one
-
-    def state(self, tensor: Any) -> tuple[int, int]:
-        """Which tensor it is: another one when something has changed it in place."""
-        self._held.append(tensor)
-        return id(tensor), getattr(tensor, "_version", 0)
-
-    def watch(self, model: nn.Module) -> None:
-        """Put hooks on all layers; behind those of the sites."""
+        self.outputs: dict[int, list[tuple[SiteMet, Tensor, int]]] = {}
+        self.gave: dict[tuple[int, int], tuple[str, Tensor]] = {}
         dropping = droppers(model)
         for name, module in named_modules(model):
             self.calls[name] = 0
@@ -154,13 +150,6 @@ class _Observer:
                 layer = _LayerHook(name, name in dropping, self)
                 module.register_forward_pre_hook(layer.before)
                 module.register_forward_hook(layer.after)
-
-    def meet(self) -> None:
-        """Tell the sites of the layers that have dropped in the very tensor that is theirs."""
-        for met, before, after in self.of_sites:
-            for name in (self.gave.get(before), self.took.get(after)):
-                if name is not None:
-                    met.dropped[name] = None
 
 
 class _LayerHook:
@@ -170,26 +159,29 @@ class _LayerHook:
         self.name, self.drops, self.observer = name, drops, observer
 
     def before(self, module: nn.Module, args: Any) -> None:
-        if self.drops and args:
-            self.observer.took[self.observer.state(args[0])] = self.name
+        for met, output, version in self.observer.outputs.get(id(args[0]) if args else 0, ()):
+            if self.drops and output._version == version:
+                met.dropped[self.name] = None
 
     def after(self, module: nn.Module, args: Any, output: Any) -> None:
         self.observer.calls[self.name] += 1
-        if self.drops:
-            self.observer.gave[self.observer.state(output)] = self.name
+        if self.drops and isinstance(output, Tensor):
+            self.observer.gave[id(output), output._version] = self.name, output
         for x in args:
-            met, version = self.observer.outputs.get(id(x), (None, 0))
-            if met is not None and x._version > version:
-                met.followers[self.name] = None
-                del self.observer.outputs[id(x)]
+            given = self.observer.outputs.get(id(x), [])
+            if given and x._version > given[-1][-1]:
+                for met, *_ in self.observer.outputs.pop(id(x)):
+                    met.followers[self.name] = None
 
 
 class _Probe(SiteHook):
     """The hook of a site that notes what it meets, and goes on where the site can't work."""
 
-    def __init__(self, site: Site, observer: _Observer) -> None:
+    observer: _Observer
+
+    def __init__(self, site: Site) -> None:
         super().__init__(site)
-        self.met, self.observer = SiteMet(site), observer
+        self.met = SiteMet(site)
         r = site.regularizer  # what takes the layer's input adds it back
         self.drops_samples = unit_dropped(r) == "samples" and not r.needs_input
         self.nodes: list[tuple[Node | None, Node | None, Node]] = []
@@ -207,11 +199,14 @@ class _Probe(SiteHook):
             met.shapes.append(shape_of(value if at_output else args))
             return None
         try:
-            before = after = indexing.get(value, index)
+            before = indexing.get(value, index)
         except ValueError:  # while it is not active, it does not ask for a tensor
             met.shapes.append(shape_of(value))
             return changed
         met.shapes.append(tuple(before.shape))
+        name, _ = self.observer.gave.get((id(before), before._version), (None, None))
+        if name is not None:
+            met.dropped[name] = None
         if site.regularizer.acts_on == "gradient":
             met.without_gradient = not before.requires_grad
         if at_output:
@@ -221,10 +216,8 @@ class _Probe(SiteHook):
             if self.drops_samples and after.grad_fn is not None:
                 after = self._marked(args, before, after)
                 changed = indexing.put(value, index, after)
-            self.observer.outputs[id(after)] = met, after._version
-        self.observer.of_sites.append(
-            (met, self.observer.state(before), self.observer.state(after))
-        )
+            given = self.observer.outputs.setdefault(id(after), [])
+            given.append((met, after, after._version))
         return changed
 
     def _marked(self, args: tuple[Any, ...], before: Tensor, after: Tensor) -> Tensor:
@@ -259,7 +252,6 @@ def _install(
     copied: nn.Module,
     placements: list[Placement],
     control: Control,
-    observer: _Observer,
     always: bool,
 ) -> list[SiteHook]:
     moved = [
@@ -274,7 +266,7 @@ def _install(
 
     def make(site: Site, parameter: str | None) -> SiteHook:
         kind = _OutputProbe if site.at == "output" else _InputProbe
-        hooks.append(ParameterHook(site, parameter) if parameter else kind(site, observer))
+        hooks.append(ParameterHook(site, parameter) if parameter else kind(site))
         return hooks[-1]
 
     install(copied, moved, control, make)
