@@ -6,7 +6,7 @@ end of an epoch warn of it, ``plan`` groups it: they differ in how they tell it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -59,16 +59,16 @@ class Window:
     @property
     def ran(self) -> bool:
         """Whether anything was called."""
-        return self.model.calls > 0 or any(each.calls or each.active for each in self._all)
+        return self.model.calls > 0 or any(
+            each.calls or each.active for each in self.sites.values()
+        )
 
     @property
     def trained(self) -> bool:
         """Whether anything was called in training mode, or regularized."""
-        return self.model.trained > 0 or any(each.trained or each.active for each in self._all)
-
-    @property
-    def _all(self) -> Iterable[Counts]:
-        return self.sites.values()
+        return self.model.trained > 0 or any(
+            each.trained or each.active for each in self.sites.values()
+        )
 
 
 def fault_of(
@@ -96,9 +96,7 @@ def fault_of(
     missed = window.trained and owner.training and not counts.trained
     gradient = site.regularizer.acts_on == "gradient"
     enabled = site.control.enabled and not window.off
-    if isinstance(
-        hook, ParameterHook
-    ):  # what matters is that a gradient comes: its layer need not be called
+    if hook.parameter is not None:  # a gradient has to come to it: its layer need not be called
         if not (window.backward and (window.trained or counts.calls)):
             return None
         if enabled and not counts.calls:

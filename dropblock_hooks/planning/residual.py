@@ -14,9 +14,8 @@ from torch.autograd.graph import Node
 
 # what hands a residual stream on: sums, views, and what is put behind the sum
 _CARRIES = re.compile(
-    r"Add(Backward|$|_)|Relu|Gelu|Silu|Hardswish|Clone|View|Reshape|Permute|Transpose|Slice|Select|Expand|Squeeze|"
-    "Unsqueeze|Flatten|Unflatten|Contiguous|ToCopy|Alias|AsStrided|Roll"
-    "|GradIdentity"
+    r"Add(Backward|$|_)|Relu|Gelu|Silu|Hardswish|Clone|View|Reshape|Permute|Transpose|Slice|Select|"
+    "Expand|Squeeze|Unsqueeze|Flatten|Unflatten|Contiguous|ToCopy|Alias|AsStrided|Roll|GradIdentity"
 )
 _SUM = re.compile(r"Add(Backward|$|_)")
 
@@ -29,8 +28,8 @@ def passes_around(outputs: Iterable[Tensor], sources: Iterable[Node], node: Node
     wanted = set(sources) - {node}
     return all(
         _made_from(output.grad_fn, lambda each: each is node) & wanted
+        or node not in _made_from(output.grad_fn)
         for output in outputs
-        if node in _made_from(output.grad_fn)
     )
 
 
