@@ -55,32 +55,27 @@ def plan(model: nn.Module, spec: Any, example_input: Any = None, *, root: str = 
     placements, told = place(base, Draft.of(spec))
     planned = plan_placements(unwrap(model), base, placements, example_input)
     compiled = compiled_part(model)
-    return planned.preceded_by(
-        [compiled] if compiled else [], [Caution("spec", line) for line in told]
-    )
+    problems = [*([compiled] if compiled else []), *planned.problems]
+    cautions = [*(Caution("spec", line) for line in told), *planned.cautions]
+    return Plan(planned.rows, planned.title, problems, cautions)
 
 
 def plan_placements(
     model: nn.Module, base: nn.Module, placements: list[Placement], example: Any
 ) -> Plan:
     """The plan of a spec that is resolved; `model` takes the example, `base` is in it."""
-    planned = _planned(model, base, placements, example)
-    left = clear_away()  # when nothing holds a tensor of the dry run any more
-    if not left:
-        return planned
-    text = f"the forward has left a fake tensor outside of the model, in {', '.join(left)}"
-    return planned.preceded_by([], [Caution("left", text)])
-
-
-def _planned(model: nn.Module, base: nn.Module, placements: list[Placement], example: Any) -> Plan:
     probed, caution = _probed(model, base, placements, example)
-    keys = site_keys(placements)
-    met = probed.sites if probed else [None] * len(placements)
+    keys, met = site_keys(placements), probed.sites if probed else [None] * len(placements)
     rows = [plan_row(*each) for each in zip(keys, placements, met, strict=True)]
-    title = f"{counted(len(rows), 'site')} on {bare_type(base).__name__}"
-    cautions = cautions_of(base, placements, keys, probed)
     problems = problems_of(placements, probed)
-    return Plan(rows, title, problems, [*([caution] if caution else []), *cautions])
+    cautions = [*([caution] if caution else []), *cautions_of(base, placements, keys, probed)]
+    del probed, met  # nothing may hold a tensor of the dry run any more
+    left = clear_away()
+    if left:
+        text = f"the forward has left a fake tensor outside of the model, in {', '.join(left)}"
+        cautions.insert(0, Caution("left", text))
+    title = f"{counted(len(rows), 'site')} on {bare_type(base).__name__}"
+    return Plan(rows, title, problems, cautions)
 
 
 def _probed(

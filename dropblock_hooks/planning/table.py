@@ -81,11 +81,6 @@ class Plan(Table[PlanRow]):
         """The lines of the cautions."""
         return tuple(caution.text for caution in self.cautions)
 
-    def preceded_by(self, problems: list[str], cautions: list[Caution]) -> Plan:
-        """The same plan, with more to say first."""
-        both = [*problems, *self.problems], [*cautions, *self.cautions]
-        return Plan(self.rows, self.title, *both)
-
     def _notes(self) -> list[tuple[str, tuple[str, ...]]]:
         """What stands below the table."""
         notes = [("problems", self.problems), ("warnings", self.warnings)]
