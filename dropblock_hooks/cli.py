@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from .checks import closest
+from .planning.dry_run import DryRunError
 from .planning.layers import layers
 from .planning.plan import own_input, plan
 from .selectors.index import Index, NoMatchError
@@ -70,9 +71,8 @@ def _layers(options: argparse.Namespace) -> tuple[str, int]:
         size = _input_size(model, options)
         try:
             table = layers(model, torch.empty(1, *size))
-        except Exception as error:  # a model may fail in any way on inputs that it isn't made for
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            problem = f"{options.model} can't run on inputs of shape {size}: {reason}"
+        except DryRunError as error:
+            problem = f"{options.model} can't run on inputs of shape {size}: {error.reason}"
             if options.input_size:
                 raise CommandError(problem) from error
             print(f"{problem}; listed without shapes, see --input-size", file=sys.stderr)

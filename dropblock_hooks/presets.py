@@ -5,7 +5,6 @@ A preset can be printed, saved, planned and changed like any other spec.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .checks import as_number
-from .planning.dry_run import RehearsalError, clear_away, first_success, no_forward, rehearsing
+from .planning.dry_run import DryRun, observed
 from .planning.plan import own_input
 from .planning.residual import carries_stream
 from .quoting import shown
@@ -203,29 +202,19 @@ def _called(host: nn.Module, example_input: Any) -> dict[str, bool]:
     example = own_input(host) if example_input is None else example_input
     if example is None:
         raise ValueError("the model does not tell the size of its input: give example_input=")
-    try:
-        attempts = {
-            "fake tensors": functools.partial(_rehearse, host, example, fake=True),
-            "real tensors": functools.partial(_rehearse, host, example, fake=False),
-        }
-        return first_success(attempts)[1]
-    except RehearsalError as error:
-        raise ValueError(no_forward(example, error)) from error
-    finally:
-        clear_away()
+    return observed(host, example, _blocks)
 
 
-def _rehearse(host: nn.Module, example: Any, fake: bool) -> dict[str, bool]:
-    with rehearsing(host, example, fake=fake) as rehearsal:
-        found: dict[str, bool] = {}
-        names = [name for name, _ in named_modules(rehearsal.model) if name]
-        for name, module in named_modules(rehearsal.model):
-            module.register_forward_hook(_BlockHook(name, found))
-        for parameter in rehearsal.model.parameters():
-            parameter.requires_grad_()  # the graph tells what was added to what
-        rehearsal.model.eval()
-        rehearsal.run()
-        return {name: found[name] for name in names if name in found}
+def _blocks(run: DryRun) -> dict[str, bool]:
+    found: dict[str, bool] = {}
+    names = [name for name, _ in named_modules(run.model) if name]
+    for name, module in named_modules(run.model):
+        module.register_forward_hook(_BlockHook(name, found))
+    for parameter in run.model.parameters():
+        parameter.requires_grad_()  # the graph tells what was added to what
+    run.model.eval()
+    run.run()
+    return {name: found[name] for name in names if name in found}
 
 
 class _BlockHook:

@@ -203,6 +203,16 @@ def test_a_bias_is_no_branch():
         presets.stochastic_depth(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), 0.1, torch.randn(2, 8))
 
 
+class EndsInLinear(Perceptron):
+    def forward(self, x):
+        return self.fc2(x + self.fc1(x))
+
+
+def test_a_sum_that_a_layer_transforms_is_no_stream():
+    model = nn.Sequential(nn.Linear(8, 8), EndsInLinear(), Perceptron())
+    assert presets.residual_blocks(model, torch.randn(2, 8)) == ("2",)
+
+
 def test_a_model_that_was_made_for_another_size():
     timm = pytest.importorskip("timm", reason="the models are timm's")
     model = timm.create_model("vit_tiny_patch16_224", img_size=64, in_chans=1)

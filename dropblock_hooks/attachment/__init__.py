@@ -4,9 +4,9 @@ attachment   `Attachment`: the list of its sites, and all that can be done with 
 resolve      a spec on a model: what goes where, and all that is wrong
 install      sites and their hooks, put on
 report       the table of the sites
-verify       what is found by ``verify``
+verify       what ``verify`` lists
 activity     whether what was attached is on, looked at in every epoch
-inactive     likely causes: why a layer did nothing
+faults       what is wrong at a site, and the likely cause: why a layer did nothing, say
 distributed  several processes: equal masks, common counts
 state        ``state_dict`` and its loading
 compiled     what ``torch.compile`` has made of a model before

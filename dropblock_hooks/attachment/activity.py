@@ -1,4 +1,4 @@
-"""The proof that what was attached is on: looked at in every epoch, or a warning.
+"""Whether what was attached is on: looked at in every epoch, with a warning where it is not.
 
 The first training forward of each window is looked at; when an epoch ends, what compiled code has
 done, what gradients have done, and whether the model was trained at all.
@@ -22,10 +22,11 @@ from ..sites.site import Site
 from ..tables import counted
 from ..warn import warn
 from .compiled import has_compiled
-from .verify import Window, faults, windows
+from .faults import Window, fault_of
+from .verify import windows
 
 
-class ProofHook:
+class ModelHook:
     """Forward hook of the model: counts its forwards, looks at the first one of each window.
 
     In compiled code it does nothing, and ``Attachment.step`` looks.
@@ -68,14 +69,12 @@ def _tell_of_copy(control: Control, sites: Sequence[Site]) -> None:
 
 def look_at_forward(base: nn.Module, control: Control, hooks: Sequence[SiteHook]) -> None:
     """Warn of the sites that did nothing in the first training forward of a window."""
-    if not all(map(_at_work, hooks)):  # else done, and no compiled code was waited for
-        window, _ = windows(control, hooks)
-        at_layers = [hook for hook in hooks if not isinstance(hook, ParameterHook)]
-        shown = [hook for hook in at_layers if not _waits(hook, window)]
-        found = _untold(base, control, shown, window)
-        text = _listed(found, len(hooks), "the first training forward")
-        if text:
-            warn(text)
+    idle = [hook for hook in hooks if not _at_work(hook)]
+    if idle:  # else done, and no compiled code was waited for
+        window = replace(windows(control, hooks)[0], backward=False)
+        lines = _news(base, control, idle, window)
+        if lines:
+            warn(_did_nothing(lines, len(hooks), "the first training forward"))
 
 
 def _at_work(hook: SiteHook) -> bool:
@@ -85,12 +84,6 @@ def _at_work(hook: SiteHook) -> bool:
     counts = hook.site.record.eager_window()
     later = hook.site.regularizer.acts_on == "gradient"  # its turn is in the backward
     return counts.trained > 0 if later else counts.active > 0
-
-
-def _waits(hook: SiteHook, window: Window) -> bool:
-    """Whether it was called, and acts in the backward, which is still to come."""
-    site = hook.site
-    return site.regularizer.acts_on == "gradient" and window.sites[site.key].calls > 0
 
 
 def look_back(
@@ -113,21 +106,16 @@ def look_back(
         return []
     if window.off:
         return []
-    judged = [hook for hook in hooks if _shows(hook, control)]
-    if not _backward_ran(base, hooks, window):
-        judged = [hook for hook in judged if hook.site.regularizer.acts_on != "gradient"]
-    text = _listed(_untold(base, control, judged, window), len(hooks), "the epoch that has ended")
-    return [text] if text else []
+    gradients = [hook for hook in hooks if hook.site.regularizer.acts_on == "gradient"]
+    # of the others, the first forward has shown what the end of a window shows
+    judged = gradients if control.looked else hooks
+    window = replace(window, backward=_backward_ran(base, gradients, window))
+    lines = _news(base, control, judged, window)
+    return [_did_nothing(lines, len(hooks), "the epoch that has ended")] if lines else []
 
 
-def _shows(hook: SiteHook, control: Control) -> bool:
-    """Whether the end of a window shows more of a site than its first forward did."""
-    return not control.looked or hook.site.regularizer.acts_on == "gradient"
-
-
-def _backward_ran(base: nn.Module, hooks: Sequence[SiteHook], window: Window) -> bool:
-    gradients = (hook.site for hook in hooks if hook.site.regularizer.acts_on == "gradient")
-    came = any(window.sites[site.key].active for site in gradients)
+def _backward_ran(base: nn.Module, gradients: Sequence[SiteHook], window: Window) -> bool:
+    came = any(window.sites[hook.site.key].active for hook in gradients)
     return came or any(p.grad is not None for p in base.parameters())
 
 
@@ -149,12 +137,12 @@ def _of_no_training(
     )
     if has_compiled():
         ran = replace(window, model=Counts(trained=1), compiled=True)
-        causes = _lines(_untold(base, control, hooks, ran))
+        causes = "\n".join(_lines(_news(base, control, hooks, ran)))
         text += f"; or compiled code ran it, and called none of these layers:\n{causes}"
     return text
 
 
-def _untold(
+def _news(
     base: nn.Module, control: Control, hooks: Iterable[SiteHook], window: Window
 ) -> dict[str, list[str]]:
     """Keys of sites that did nothing, by cause; each site once for each kind of fault."""
@@ -163,36 +151,27 @@ def _untold(
         key = hook.site.key
         if window.sites[key].active:
             continue
-        kind, cause = next(faults(base, hook, window), ("", ""))
-        if _is_news(hook, kind) and (key, kind) not in control.told:
-            control.told.add((key, kind))
-            found.setdefault(cause, []).append(key)
+        fault = fault_of(base, hook, window)
+        if fault is None or (key, fault.kind) in control.told:
+            continue
+        # that a parameter is frozen is likely meant
+        if not isinstance(hook, ParameterHook) or fault.kind in ("replaced", "never_active"):
+            control.told.add((key, fault.kind))
+            found.setdefault(str(fault), []).append(key)
     return found
 
 
-def _is_news(hook: SiteHook, kind: str) -> bool:
-    """Whether a fault is one to warn of: that a parameter is frozen is likely meant."""
-    if isinstance(hook, ParameterHook):
-        return kind in ("replaced", "never_active")
-    return bool(kind)
-
-
-def _listed(found: dict[str, list[str]], sites: int, when: str) -> str:
+def _did_nothing(found: dict[str, list[str]], sites: int, when: str) -> str:
     n = sum(map(len, found.values()))
-    return f"{n} of {sites} sites did nothing in {when}:\n{_lines(found)}" if n else ""
+    return "\n".join([f"{n} of {sites} sites did nothing in {when}:", *_lines(found)])
 
 
-def _lines(found: dict[str, list[str]]) -> str:
-    return "\n".join(f"  - {', '.join(keys)}: {cause}" for cause, keys in found.items())
+def _lines(found: dict[str, list[str]]) -> list[str]:
+    return [f"  - {', '.join(keys)}: {cause}" for cause, keys in found.items()]
 
 
-def proofs_on(module: nn.Module) -> list[ProofHook]:
-    """Our proofs on this very module."""
-    return [hook for hook in module._forward_hooks.values() if isinstance(hook, ProofHook)]
-
-
-def take_off_proof(control: Control, module: nn.Module) -> None:
-    """Take off the proof of this Attachment."""
-    for proof in proofs_on(module):
-        if proof.control is control:
-            take_off(proof, module)
+def take_off_model_hook(control: Control, module: nn.Module) -> None:
+    """Take off the hook of this Attachment on the model."""
+    for hook in list(module._forward_hooks.values()):
+        if isinstance(hook, ModelHook) and hook.control is control:
+            take_off(hook, module)

@@ -27,7 +27,7 @@ from ..sites.shared import Control
 from ..sites.site import Site
 from ..tables import Table, counted
 from ..warn import warn
-from .activity import look_back, take_off_proof
+from .activity import look_back, take_off_model_hook
 from .distributed import (
     check_group,
     compare,
@@ -295,7 +295,7 @@ class Attachment:
         self._control.installed = False
         for module, hook in self._installed:
             hook.remove(module)
-        take_off_proof(self._control, self._base)
+        take_off_model_hook(self._control, self._base)
         for module in self._base.modules() if self._control.sizes.hooks else ():
             for watch in size_hooks_on(module):
                 if watch.sizes is self._control.sizes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import nn
 
 from ..layouts.map_sizes import watch_sizes
@@ -11,14 +13,36 @@ from ..sites.meter import device_of
 from ..sites.parameters import KeeperHook, ParameterHook
 from ..sites.shared import Control
 from ..sites.site import Site
-from .activity import ProofHook
+from .activity import ModelHook
 from .attachment import Attachment
 from .resolve import Placement
 
 
-def install(base: nn.Module, placements: list[Placement], control: Control) -> Attachment:
-    """Put the hooks of all placements on a model; where one fails, take out what was put on."""
-    hooks = _hooks(placements, control)
+def make_hook(site: Site, parameter: str | None) -> SiteHook:
+    """The hook that a site needs."""
+    if parameter is not None:
+        return ParameterHook(site, parameter)
+    return OutputHook(site) if site.regularizer.at == "output" else InputHook(site)
+
+
+def install(
+    base: nn.Module,
+    placements: list[Placement],
+    control: Control,
+    make: Callable[[Site, str | None], SiteHook] = make_hook,
+) -> Attachment:
+    """Put the hooks of all placements on a model; where one fails, take out what was put on.
+
+    Args:
+        base: the model.
+        placements: resolved and checked.
+        control: what their sites share.
+        make: what makes the hook of a site, given the name of its parameter if it is on one.
+    """
+    hooks = [
+        make(site, p.target.parameter)
+        for site, p in zip(_sites(placements, control), placements, strict=True)
+    ]
     installed = [(p.target.module, hook) for p, hook in zip(placements, hooks, strict=True)]
     control.keys = tuple(hook.site.key for hook in hooks)
     attachment = Attachment(base, control, installed)
@@ -32,15 +56,15 @@ def install(base: nn.Module, placements: list[Placement], control: Control) -> A
             base.register_forward_pre_hook(KeeperHook(parameters))
         if any(hook.site.forms.reads_grids for hook in hooks):
             watch_sizes(base, control.sizes)
-        base.register_forward_hook(ProofHook(control, hooks))
+        base.register_forward_hook(ModelHook(control, hooks))
     except BaseException:
         attachment.remove()
         raise
     return attachment
 
 
-def _hooks(placements: list[Placement], control: Control) -> list[SiteHook]:
-    hooks: list[SiteHook] = []
+def _sites(placements: list[Placement], control: Control) -> list[Site]:
+    sites: list[Site] = []
     for order, (key, p) in enumerate(zip(site_keys(placements), placements, strict=True)):
         site = Site(
             key,
@@ -52,14 +76,8 @@ def _hooks(placements: list[Placement], control: Control) -> list[SiteHook]:
             p.evidence,
         )
         site.order = order
-        hooks.append(_hook(site, p.target.parameter))
-    return hooks
-
-
-def _hook(site: Site, parameter: str | None) -> SiteHook:
-    if parameter is not None:
-        return ParameterHook(site, parameter)
-    return OutputHook(site) if site.regularizer.at == "output" else InputHook(site)
+        sites.append(site)
+    return sites
 
 
 def site_keys(placements: list[Placement]) -> list[str]:

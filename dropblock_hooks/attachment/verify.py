@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import nn
 
-from ..selectors.wrappers import bare_type, find_module, shard_refusal
-from ..sites.counts import Counts
 from ..sites.grad_scaler import MISSING, in_use, key_of_bounded
-from ..sites.hooks import SiteHook, hooks_on
-from ..sites.parameters import ParameterHook
+from ..sites.hooks import SiteHook
 from ..sites.shared import Control
-from .inactive import why_inactive, why_not_called
+from .faults import Fault, Window, fault_of
 
 _GONE = (
     "it was replaced, or written out, as torch.fx.symbolic_trace does with containers; attach to "
@@ -31,39 +28,6 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.key}: {self.message}"
-
-
-@dataclass(frozen=True)
-class Window:
-    """The calls of one window.
-
-    Attributes:
-        sites: of each site, by its key.
-        layers: of each layer that has a site, by its name.
-        model: forwards of the model; none where it was compiled.
-        off: whether a training forward met the regularizers switched off.
-        compiled: whether compiled code has ever called a site.
-    """
-
-    sites: dict[str, Counts]
-    layers: dict[str, int]
-    model: Counts
-    off: bool
-    compiled: bool
-
-    @property
-    def ran(self) -> bool:
-        """Whether anything was called."""
-        return self.model.calls > 0 or any(each.calls or each.active for each in self._all)
-
-    @property
-    def trained(self) -> bool:
-        """Whether anything was called in training mode, or regularized."""
-        return self.model.trained > 0 or any(each.trained or each.active for each in self._all)
-
-    @property
-    def _all(self) -> Iterable[Counts]:
-        return self.sites.values()
 
 
 def windows(control: Control, hooks: Iterable[SiteHook]) -> tuple[Window, Window]:
@@ -121,111 +85,19 @@ def find_faults(
             found.append(Finding(key, "gone", message))
     for module, hook in installed:
         site = hook.site
-        for kind, cause in faults(base, hook, window, module):
-            message = _message(kind, cause, hook, window.sites[site.key].calls)
-            found.append(Finding(site.key, kind, message))
+        fault = fault_of(base, hook, window, module)
+        if fault is not None:
+            message = _message(fault, hook, window.sites[site.key].calls)
+            found.append(Finding(site.key, fault.kind, message))
         if site.resumed():
             found.append(Finding(site.key, "not_stepped", site.waiting()))
     return found
 
 
-def _message(kind: str, cause: str, hook: SiteHook, calls: int) -> str:
-    if kind == "never_called":
-        return f"the layer '{hook.owner_name}' ({hook.site.module_type}) was {cause}"
-    if kind == "never_active" and calls:
+def _message(fault: Fault, hook: SiteHook, calls: int) -> str:
+    if fault.kind == "never_called":
+        return f"the layer '{hook.owner_name}' ({hook.site.module_type}) was {fault}"
+    if fault.kind == "never_active" and calls:
         times = "once" if calls == 1 else f"{calls} times"
-        return cause.replace("called", f"called {times}", 1)
-    return cause
-
-
-def faults(
-    base: nn.Module, hook: SiteHook, window: Window, module: nn.Module | None = None
-) -> Iterator[tuple[str, str]]:
-    """Kind and cause of what is wrong at a site; the same words for sites in the same situation.
-
-    Args:
-        base: the model.
-        hook: that of the site.
-        window: what happened.
-        module: the layer that it was put on, where that is known.
-    """
-    if isinstance(hook, ParameterHook):
-        yield from _of_parameter(base, hook, window, module)
-        return
-    there = find_module(base, hook.owner_name)
-    if there is None or (module is not None and there is not module):
-        now = "is gone" if there is None else f"is another {bare_type(there).__name__}"
-        yield "replaced", f"the layer '{hook.owner_name}' {now} since it was attached: attach again"
-        return  # which is why it was not called
-    if hook.lost(there):
-        if module is None:  # then a layer with another hook is another layer, most likely
-            yield "replaced", "the layer was replaced since it was attached: attach again"
-        yield "lost", f"its hook is no longer on '{hook.owner_name}': attach again"
-    if window.ran:
-        yield from _of_calls(base, hook, window, there)
-
-
-def _of_calls(
-    base: nn.Module, hook: SiteHook, window: Window, there: nn.Module | None
-) -> Iterator[tuple[str, str]]:
-    site, counts = hook.site, window.sites[hook.site.key]
-    if counts.active:
-        return
-    in_training = there is not None and there.training and window.trained and not counts.trained
-    if not counts.calls or in_training:
-        cause = why_not_called(base, hook.owner_name, window.layers, window.compiled)
-        yield "never_called", f"never called{' in training' if counts.calls else ''}: {cause}"
-    elif there is not None:
-        enabled = site.control.enabled and not window.off
-        cause = why_inactive(base, there, enabled, site.regularizer.acts_on)
-        yield "never_active", f"called and never active: {cause}"
-
-
-def _of_parameter(
-    base: nn.Module, hook: ParameterHook, window: Window, module: nn.Module | None
-) -> Iterator[tuple[str, str]]:
-    """What matters is that a gradient comes: the layer need not be called, nor be the same."""
-    owner = find_module(base, hook.owner_name)
-    lost = _why_lost(hook, owner, module)
-    if lost is not None:
-        yield lost
-        return
-    counts = window.sites[hook.site.key]
-    if counts.active or not (window.trained or counts.calls) or owner is None:
-        return
-    enabled = hook.site.control.enabled and not window.off
-    cause = why_inactive(base, owner, enabled, "gradient")
-    if counts.calls or not enabled:
-        yield "never_active", f"called and never active: {cause}"
-    else:
-        why = why_not_called(base, hook.owner_name, window.layers, window.compiled)
-        yield "never_active", f"no gradient has come to it, and its layer was never called: {why}"
-
-
-def _why_lost(
-    hook: ParameterHook, owner: nn.Module | None, module: nn.Module | None
-) -> tuple[str, str] | None:
-    name = hook.owner_name
-    if owner is None:
-        return "replaced", f"the layer '{name}' is gone since it was attached: attach again"
-    refusal, parameter = shard_refusal(owner), owner._parameters.get(hook.parameter)
-    if refusal is not None:
-        return "sharded", refusal
-    if module is not None and owner is not module and not hook.holds(parameter):
-        now = bare_type(owner).__name__
-        return (
-            "replaced",
-            f"the layer '{name}' is another {now} since it was attached: attach again",
-        )
-    if parameter is None:
-        return "lost", f"'{name}' no longer has this parameter: attach again"
-    if not parameter.requires_grad:
-        return "lost", "the parameter is frozen (requires_grad is False) and gets no gradient"
-    if hook not in hooks_on(owner) and not hook.holds(parameter):
-        return "lost", f"its hook is no longer on '{name}': attach again"
-    if not hook.holds(parameter):
-        return "lost", (
-            "the parameter is another object: a forward that is not compiled, or step(), will "
-            "hook it"
-        )
-    return None
+        return str(fault).replace("called", f"called {times}", 1)
+    return str(fault)

@@ -3,11 +3,11 @@
 plan           `plan`: all that can be said, from a forward of a copy where an input is given
 table          the table of a plan
 problems       what can't work, what is likely not meant, what is good to know
-probe          a spec on a copy for one forward, and what each site has met
+probe          a spec on a copy for one forward, and what each site meets in it
 dry_run        a forward of a deep copy, on fake tensors where that works
 fake_tensors   fake tensors that a forward left in caches, taken out
-record         what one forward shows of every layer
 layers         `layers`: what a model has to attach to
 residual       ways around a layer, read from the graph
+droppers       what drops by itself, how much at once, and at which rate
 dropped_twice  where a model drops by itself what a site drops again
 """

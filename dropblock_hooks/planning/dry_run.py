@@ -7,6 +7,7 @@ models keep tensors in caches, and a fake one left there would break their next 
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import random
 import sys
@@ -19,27 +20,29 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.overrides import TorchFunctionMode
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
-from ..attachment.activity import ProofHook
+from ..attachment.activity import ModelHook
 from ..layouts.map_sizes import SizeHook, StartHook
 from ..selectors.wrappers import named_modules
 from ..sites.hooks import SiteHook
 from ..sites.parameters import KeeperHook
 from . import fake_tensors
-from .record import shape_of
 
 _T = TypeVar("_T")
 
 
-class RehearsalError(Exception):
-    """No forward of a copy succeeded; the message says why."""
+class DryRunError(ValueError):
+    """No forward of a copy succeeded with this input; `reason` says why."""
+
+    def __init__(self, example: Any, reason: str) -> None:
+        super().__init__(f"no forward of a copy ran with {_shown(example)}: {reason}")
+        self.reason = reason
 
 
 @dataclass
-class Rehearsal:
-    """A copy, ready to be called: `run` calls it once, and must happen inside `rehearsing`.
+class DryRun:
+    """A copy, ready to be called: `run` calls it once, and must happen inside `dry_run`.
 
     Attributes:
         model: the copy.
@@ -67,7 +70,7 @@ class Rehearsal:
 
 
 @contextmanager
-def rehearsing(model: nn.Module, example: Any, *, fake: bool) -> Iterator[Rehearsal]:
+def dry_run(model: nn.Module, example: Any, *, fake: bool) -> Iterator[DryRun]:
     """A copy of a model and of what it is called with; random numbers are put back at the end.
 
     Args:
@@ -75,72 +78,84 @@ def rehearsing(model: nn.Module, example: Any, *, fake: bool) -> Iterator[Rehear
         example: a tensor, a tuple of arguments, or a mapping of keywords.
         fake: on fake tensors; otherwise on real ones.
     """
-    refuse_replaced_forward(model)
+    _refuse_replaced_forward(model)
     with ExitStack() as stack:
-        stack.enter_context(_kept_random_numbers())
+        _keep_random_numbers(stack)
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # a real forward will give them
-        stack.enter_context(_without_log("torch._subclasses.fake_tensor"))  # it is told as a reason
+        logger = logging.getLogger("torch._subclasses.fake_tensor")  # it is told as a reason
+        stack.callback(setattr, logger, "disabled", logger.disabled)
+        logger.disabled = True
         if "torch._dynamo" in sys.modules:  # a compiled part is run as it was written
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         memo: dict[int, Any] = {}
-        # constants that a function of the model holds are faked where they are met
-        mode = RehearsalMode(allow_non_fake_inputs=True) if fake else None
-        with nullcontext() if mode is None else _Faking(mode, _device_of(model)):
+        mode = DryRunMode(_device_of(model)) if fake else None
+        with FakeCopyMode(mode) if mode else nullcontext():
             copied, inputs = copy.deepcopy(model, memo), copy.deepcopy(example, memo)
         args, kwargs = (inputs if isinstance(inputs, tuple) else (inputs,)), {}
         if isinstance(inputs, Mapping):
             args, kwargs = (), dict(inputs)
-        yield Rehearsal(copied, args, kwargs, _leave_out_hooks(copied), memo, mode)
-
-
-@contextmanager
-def _without_log(name: str) -> Iterator[None]:
-    logger = logging.getLogger(name)
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
+        yield DryRun(copied, args, kwargs, _leave_out_hooks(copied), memo, mode)
 
 
 def clear_away() -> list[str]:
-    """Take out what rehearsals have left in caches outside of their copies; what is still there.
+    """Take out what dry runs have left in caches outside of their copies; what is still there.
 
-    To be called when no rehearsal and nothing of it is held any more.
+    To be called when no dry run and nothing of it is held any more.
     """
-    return fake_tensors.take_out(RehearsalMode)
+    return fake_tensors.take_out(DryRunMode)
 
 
-def first_success(attempts: Mapping[str, Callable[[], _T]]) -> tuple[str, _T, list[str]]:
+def first_success(
+    attempts: Mapping[str, Callable[[], _T]], example: Any
+) -> tuple[str, _T, list[str]]:
     """The first attempt that does not fail, what it gives, and why those before it failed.
 
+    Args:
+        attempts: by name; of one that begins with "real" the reason counts more.
+        example: what the model is called with.
+
     Raises:
-        RehearsalError: where all fail.
+        DryRunError: where all fail.
     """
     reasons: dict[str, str] = {}
     for name, attempt in attempts.items():
         try:
             return name, attempt(), [f"{failed}: {why}" for failed, why in reasons.items()]
         except Exception as error:  # a model may fail in any way on tensors it isn't made for
-            reasons[name] = reason_of(error)
-    raise RehearsalError(_each_once(reasons))
-
-
-def _each_once(reasons: Mapping[str, str]) -> str:
-    """Why all attempts failed: a real forward is the proof, of which fake ones are a likeness."""
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            reasons[name] = ": ".join([type(error).__name__, *lines[:1]])
     real = {name: why for name, why in reasons.items() if name.startswith("real ")} or reasons
-    attempts: dict[str, list[str]] = {}
+    failed: dict[str, list[str]] = {}
     for name, why in real.items():
-        attempts.setdefault(why, []).append(name)
-    if len(attempts) == 1:
-        return next(iter(attempts))
-    return "; ".join(f"{' and '.join(names)}: {why}" for why, names in attempts.items())
+        failed.setdefault(why, []).append(name)
+    told = [f"{' and '.join(names)}: {why}" for why, names in failed.items()]
+    raise DryRunError(example, "; ".join(told if len(failed) > 1 else failed))
 
 
-def no_forward(example: Any, error: RehearsalError) -> str:
-    """That no forward succeeded with this input, and why."""
-    return f"no forward of a copy ran with {_shown(example)}: {error}"
+def observed(model: nn.Module, example: Any, look: Callable[[DryRun], _T]) -> _T:
+    """What a forward shows, on fake tensors or, where that fails, on real ones.
+
+    Args:
+        model: any model.
+        example: what it is called with.
+        look: runs the copy once, and tells what it has seen.
+
+    Raises:
+        DryRunError: where both fail.
+    """
+
+    def attempt(fake: bool) -> _T:
+        with dry_run(model, example, fake=fake) as run:
+            return look(run)
+
+    attempts = {
+        f"{kind} tensors": functools.partial(attempt, kind == "fake") for kind in ("fake", "real")
+    }
+    try:
+        return first_success(attempts, example)[1]
+    finally:
+        clear_away()
 
 
 def _is_shape(example: Any) -> bool:
@@ -161,46 +176,32 @@ def _shown(example: Any) -> str:
     return f"example_input of type {type(example).__name__}"
 
 
-def reason_of(error: BaseException) -> str:
-    """The first line that says something, and the type."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+def shape_of(output: Any) -> Any:
+    """The shape of a tensor; of a structure, its type and size."""
+    if isinstance(output, Tensor):
+        return tuple(output.shape)
+    if isinstance(output, Mapping | tuple | list):
+        return f"{type(output).__name__} of {len(output)}"
+    return type(output).__name__
 
 
-class RehearsalMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """Fake tensors of its own, told from those of torch and of the user."""
+class DryRunMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch's is not typed
+    """Fake tensors, told from those of torch and of the user; none is on the meta device."""
 
-
-class _Faking(TorchFunctionMode):
-    """While it is on, `copy.deepcopy` gives fake tensors; one for each tensor, so sharing stays."""
-
-    def __init__(self, mode: FakeTensorMode, device: torch.device) -> None:
-        super().__init__()
-        self.mode = mode
+    def __init__(self, device: torch.device) -> None:
+        # constants that a function of the model holds are faked where they are met
+        super().__init__(allow_non_fake_inputs=True)
         self.device = device
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func is Tensor.__deepcopy__:
-            tensor, memo = args
-            if id(tensor) not in memo:
-                memo[id(tensor)] = self._fake(tensor)
-            return memo[id(tensor)]
-        if func is torch._C.TensorBase.clone:  # what the deep copy of a Parameter calls
-            return self._fake(args[0])
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
-
-    def _fake(self, tensor: Tensor) -> Tensor:
-        with torch._C.DisableTorchFunctionSubclass():
-            if tensor.device.type != "meta":
-                return self.mode.from_tensor(tensor, static_shapes=True)
-            with self.mode:
-                fake = torch.empty_strided(
-                    tensor.size(), tensor.stride(), dtype=tensor.dtype, device=self.device
-                )
-            return fake.requires_grad_(tensor.requires_grad)
+    def from_tensor(  # type: ignore[override]  # takes the same options, unnamed here
+        self, tensor: Tensor, **options: Any
+    ) -> Tensor:
+        if tensor.device.type != "meta":
+            return super().from_tensor(tensor, **options)
+        size, stride = tensor.size(), tensor.stride()
+        with self:
+            fake = torch.empty_strided(size, stride, dtype=tensor.dtype, device=self.device)
+        return fake.requires_grad_(tensor.requires_grad)
 
 
 def _device_of(model: nn.Module) -> torch.device:
@@ -209,33 +210,28 @@ def _device_of(model: nn.Module) -> torch.device:
     return next((d for d in devices if d.type != "meta"), torch.device("cpu"))
 
 
-@contextmanager
-def _kept_random_numbers() -> Iterator[None]:
-    """The states of all generators that a forward may use, put back."""
+def _keep_random_numbers(stack: ExitStack) -> None:
+    """Put the states of all generators that a forward may use back at the end."""
+    stack.callback(random.setstate, random.getstate())
     numpy: Any = sys.modules.get("numpy.random")  # not imported: not in use
-    state, numpy_state = random.getstate(), numpy.get_state() if numpy else None
+    if numpy:
+        stack.callback(numpy.set_state, numpy.get_state())
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    try:
-        with torch.random.fork_rng(devices):
-            yield
-    finally:
-        random.setstate(state)
-        if numpy:
-            numpy.set_state(numpy_state)
+    stack.enter_context(torch.random.fork_rng(devices))
 
 
-def refuse_replaced_forward(model: nn.Module) -> None:
-    """Raise RehearsalError where a copy would run the model's own modules."""
+def _refuse_replaced_forward(model: nn.Module) -> None:
+    """Raise ValueError where a copy would run the model's own modules."""
     for name, module in model.named_modules():
         forward = vars(module).get("forward")
         if isinstance(forward, types.FunctionType) and forward.__closure__:
-            raise RehearsalError(
+            raise ValueError(
                 f"the forward of '{name or '.'}' was replaced by the function "
                 f"{forward.__qualname__!r}, of which no copy can be made"
             )
 
 
-_OURS = (SiteHook, KeeperHook, ProofHook, SizeHook, StartHook)
+_OURS = (SiteHook, KeeperHook, ModelHook, SizeHook, StartHook)
 _TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 

@@ -43,7 +43,7 @@ def _release(held: Any, depth: int) -> None:
         if isinstance(holder, types.FrameType) or depth > _DEEPEST:
             continue
         if type(holder) is _LRU:
-            holder.cache_clear()  # type: ignore[attr-defined]
+            holder.cache_clear()  # type: ignore[attr-defined]  # of what `type` is, mypy knows nothing
         elif type(holder) is dict and not _is_namespace(holder):
             for key in [key for key, value in holder.items() if value is held]:
                 del holder[key]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +9,9 @@ import torch
 from torch import nn
 
 from ..selectors.index import Index
-from ..selectors.wrappers import bare_type, unwrap
+from ..selectors.wrappers import bare_type, named_modules, unwrap
 from ..tables import Table
-from .dry_run import clear_away, rehearsing
-from .record import Seen, record
+from .dry_run import DryRun, observed, shape_of
 
 
 @dataclass(frozen=True)
@@ -47,10 +45,13 @@ def layers(model: nn.Module, example_input: Any = None) -> Table[LayerRow]:
         model: any model.
         example_input: what the model is called with: a tensor, or a tuple of arguments or a
             mapping of keywords.
+
+    Raises:
+        ValueError: where no forward of a copy runs with it.
     """
     model = unwrap(model)
     index = Index(model)
-    seen = {} if example_input is None else _observe(model, example_input)
+    seen = {} if example_input is None else observed(model, example_input, _look)
     rows = [
         LayerRow(
             name=name,
@@ -63,36 +64,37 @@ def layers(model: nn.Module, example_input: Any = None) -> Table[LayerRow]:
         for name, target in index.modules.items()
         if name == target.name
     ]
-    return _table(rows, with_shapes=bool(seen))
-
-
-def _table(rows: list[LayerRow], with_shapes: bool) -> Table[LayerRow]:
     columns: dict[str, Any] = {
         "name": lambda row: (
             (row.name or ".") + (f" (= {', '.join(row.aliases)})" if row.aliases else "")
         ),
         "type": lambda row: row.type,
     }
-    if with_shapes:
+    if seen:
         columns["output"] = lambda row: row.shape
         columns["calls"] = lambda row: row.calls
     columns["parameters"] = lambda row: row.parameters
     return Table(rows, columns)
 
 
-def _observe(model: nn.Module, example: Any) -> dict[str, Seen]:
-    try:
-        with contextlib.suppress(Exception):  # fake tensors don't suit every model
-            return _forward(model, example, fake=True)
-    finally:  # an exception that is still held would hold the tensors, too
-        clear_away()
-    return _forward(model, example, fake=False)  # and what a real forward raises is told
+class _Seen:
+    """Forward hook: what one forward shows of a layer."""
+
+    calls = 0
+    output: Any = None
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.calls += 1
+        self.output = shape_of(output)
 
 
-def _forward(model: nn.Module, example: Any, fake: bool) -> dict[str, Seen]:
-    with rehearsing(model, example, fake=fake) as rehearsal:
-        seen = record(rehearsal.model)
-        rehearsal.model.eval()
-        with torch.no_grad():
-            rehearsal.run()
+def _look(run: DryRun) -> dict[str, _Seen]:
+    seen = {}
+    for name, module in named_modules(run.model):
+        seen[name] = _Seen()
+        if not isinstance(module, torch.jit.ScriptModule):  # takes no hooks
+            module.register_forward_hook(seen[name])
+    run.model.eval()
+    with torch.no_grad():
+        run.run()
     return seen

@@ -15,8 +15,8 @@ from ..attachment.resolve import Placement, place
 from ..selectors.wrappers import bare_type, submodule, unwrap
 from ..spec.draft import Draft
 from ..tables import counted
-from .dry_run import RehearsalError, clear_away, first_success, no_forward
-from .probe import Trial, try_spec
+from .dry_run import DryRunError, clear_away, first_success
+from .probe import Probed, probe
 from .problems import Caution, cautions_of, problems_of
 from .table import Plan, plan_row
 
@@ -55,77 +55,54 @@ def plan(model: nn.Module, spec: Any, example_input: Any = None, *, root: str = 
     placements, told = place(base, Draft.of(spec))
     planned = plan_placements(unwrap(model), base, placements, example_input)
     compiled = compiled_part(model)
-    problems = [*([compiled] if compiled else ()), *planned.problems]
-    return Plan(
-        planned.rows,
-        planned.title,
-        problems,
-        [*(Caution("spec", line) for line in told), *planned.cautions],
-    )
+    problems = [*([compiled] if compiled else []), *planned.problems]
+    cautions = [*(Caution("spec", line) for line in told), *planned.cautions]
+    return Plan(planned.rows, planned.title, problems, cautions)
 
 
 def plan_placements(
     model: nn.Module, base: nn.Module, placements: list[Placement], example: Any
 ) -> Plan:
     """The plan of a spec that is resolved; `model` takes the example, `base` is in it."""
-    planned = _planned(model, base, placements, example)
-    left = clear_away()
-    if not left:
-        return planned
-    text = f"the forward has left a fake tensor outside of the model, in {', '.join(left)}"
-    return Plan(
-        planned.rows, planned.title, [*planned.problems], [Caution("left", text), *planned.cautions]
-    )
-
-
-def _planned(model: nn.Module, base: nn.Module, placements: list[Placement], example: Any) -> Plan:
-    cautions: list[Caution] = []
-    trial = _trial(model, base, placements, example, cautions)
-    problems = problems_of(trial.sites) if trial else []
-    keys = site_keys(placements)
-    cautions += cautions_of(base, placements, keys, trial)
-    met = trial.sites if trial else [None] * len(placements)
+    probed, caution = _probed(model, base, placements, example)
+    keys, met = site_keys(placements), probed.sites if probed else [None] * len(placements)
     rows = [plan_row(*each) for each in zip(keys, placements, met, strict=True)]
+    problems = problems_of(placements, probed)
+    cautions = [*([caution] if caution else []), *cautions_of(base, placements, keys, probed)]
+    del probed, met  # nothing may hold a tensor of the dry run any more
+    left = clear_away()
+    if left:
+        text = f"the forward has left a fake tensor outside of the model, in {', '.join(left)}"
+        cautions.insert(0, Caution("left", text))
     title = f"{counted(len(rows), 'site')} on {bare_type(base).__name__}"
     return Plan(rows, title, problems, cautions)
 
 
-def _trial(
-    model: nn.Module,
-    base: nn.Module,
-    placements: list[Placement],
-    example: Any,
-    cautions: list[Caution],
-) -> Trial | None:
-    """The first forward that succeeds; why others did not, and what it lacks, as cautions."""
+def _probed(
+    model: nn.Module, base: nn.Module, placements: list[Placement], example: Any
+) -> tuple[Probed | None, Caution | None]:
+    """What the first forward shows that succeeds; why others did not, or what is lacking."""
+    example = own_input(model, base) if example is None else example
     if example is None:
-        example = own_input(model, base)
-        if example is None:
-            line = "no shapes: the model does not tell its input size, give an example_input"
-            cautions.append(Caution("no_pass", line))
-            return None
-    attempts = {}
-    for host in [model] if base is model else [model, base]:
-        on = "" if host is model else " of the root alone"
-        for training in (True, False):
-            for fake in (True, False) if _holds_numbers(host) else (True,):
-                kind = "fake" if fake else "real"
-                name = f"{kind} {'training' if training else 'evaluation'} forward{on}"
-                attempts[name] = functools.partial(
-                    try_spec, host, base, placements, example, fake=fake, training=training
-                )
+        line = "no shapes: the model does not tell its input size, give an example_input"
+        return None, Caution("no_pass", line)
+    hosts = {"": model} if base is model else {"": model, " of the root alone": base}
+    kinds = ("fake", "real") if not any(p.is_meta for p in model.parameters()) else ("fake",)
+    attempts = {
+        f"{kind} {mode} forward{on}": functools.partial(
+            probe, host, base, placements, example, fake=kind == "fake", training=mode == "training"
+        )
+        for on, host in hosts.items()
+        for mode in ("training", "evaluation")
+        for kind in kinds
+    }
     try:
-        name, trial, reasons = first_success(attempts)
-    except RehearsalError as error:
-        cautions.append(Caution("no_pass", f"no shapes, since {no_forward(example, error)}"))
-        return None
-    if reasons:
-        cautions.append(Caution("fallback", f"planned by a {name}, since {'; '.join(reasons)}"))
-    return trial
-
-
-def _holds_numbers(model: nn.Module) -> bool:
-    return not any(p.is_meta for p in model.parameters())
+        name, probed, reasons = first_success(attempts, example)
+    except DryRunError as error:
+        return None, Caution("no_pass", f"no shapes, since {error}")
+    if not reasons:
+        return probed, None
+    return probed, Caution("fallback", f"planned by a {name}, since {'; '.join(reasons)}")
 
 
 def own_input(*models: nn.Module) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""A trial: a spec put on a copy of a model for one forward, and what each site has met."""
+"""Probes: a spec put on a copy of a model for one forward, and what each site meets in it."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
+from torch.utils._pytree import tree_map_only
 
-from ..attachment.activity import take_off_proof
+from ..attachment.faults import Fault, Window, fault_of, why_not_called
 from ..attachment.install import install
 from ..attachment.resolve import Placement
+from ..attachment.verify import windows
 from ..regularizers.base import Regularizer
 from ..selectors.wrappers import named_modules
 from ..sites import indexing
-from ..sites.hooks import SiteHook
+from ..sites.counts import Counts
+from ..sites.hooks import InputHook, OutputHook, SiteHook
 from ..sites.parameters import ParameterHook
 from ..sites.shared import Control
 from ..sites.site import Site, SiteError
-from .dropped_twice import droppers
-from .dry_run import Rehearsal, rehearsing
-from .record import record, shape_of
+from .droppers import droppers, unit_dropped
+from .dry_run import DryRun, dry_run, shape_of
 from .residual import carries_stream, passes_around, without_gradient
 
 
 @dataclass
-class SiteTrial:
+class SiteMet:
     """What a site has met in one forward.
 
     Attributes:
-        placement: the placement on the model itself.
         site: on the copy.
         error: why it can't work there.
+        fault: why it did nothing.
         shapes: of what it works on, one for each call; of a structure its type and size.
         structure: what the layer returns or takes around that tensor, or "".
         followers: layers that work in place on its output.
@@ -43,9 +45,9 @@ class SiteTrial:
         dropped: layers that drop by themselves and have taken, or given, the very tensor.
     """
 
-    placement: Placement
     site: Site
     error: str | None = None
+    fault: Fault | None = None
     shapes: list[Any] = field(default_factory=list)
     structure: str = ""
     followers: dict[str, None] = field(default_factory=dict)
@@ -55,16 +57,15 @@ class SiteTrial:
 
 
 @dataclass
-class Trial:
+class Probed:
     """One forward: its sites in the order of the placements, and the calls of all layers."""
 
-    sites: list[SiteTrial]
+    sites: list[SiteMet]
     calls: Mapping[str, int]
     left_out: tuple[str, ...]
-    training: bool
 
 
-def try_spec(
+def probe(
     host: nn.Module,
     base: nn.Module,
     placements: list[Placement],
@@ -72,7 +73,7 @@ def try_spec(
     *,
     fake: bool,
     training: bool,
-) -> Trial:
+) -> Probed:
     """One forward of a copy with everything attached.
 
     Args:
@@ -83,197 +84,194 @@ def try_spec(
         fake: on fake tensors.
         training: in training mode; in evaluation, every site is made active.
     """
-    with rehearsing(host, example, fake=fake) as rehearsal:
+    with dry_run(host, example, fake=fake) as run:
         if not training:
-            rehearsal.model.eval()
+            run.model.eval()
         elif not host.training:
-            rehearsal.model.train()
-        copied = rehearsal.copy_of(base)
-        observer = _Observer()
-        tries = _install(rehearsal, copied, placements, observer, always=not training)
-        for name in droppers(copied):
-            observer.any_drops = True
-            layer = copied.get_submodule(name)
-            layer.register_forward_pre_hook(_Dropped(name, observer.took))
-            layer.register_forward_hook(_Dropped(name, observer.gave))
-        seen = record(copied)
-        for name, module in named_modules(copied):
-            module.register_forward_hook(_Follower(name, observer))
-        sources = _ask_for_gradients(rehearsal) if any(t.drops_samples for t in tries) else []
+            run.model.train()
+        copied, control = run.copy_of(base), Control()
+        control.looked = True  # the plan tells what a first forward would be warned of
+        hooks = _install(run, copied, placements, control, always=not training)
+        observer = _Observer(copied)  # its hooks stand behind those of the sites
+        probes = [hook for hook in hooks if isinstance(hook, _Probe)]
+        for each in probes:
+            each.observer = observer
+        sources = _ask_for_gradients(run) if any(each.drops_samples for each in probes) else []
         with torch.enable_grad():
-            outputs = list(_tensors(rehearsal.run()))
-        observer.meet()
-        for each in tries:
-            each.trial.loses_samples = each.loses_samples(outputs, sources)
-            if each.parameter is not None:
-                each.trial.without_gradient = without_gradient(outputs, each.parameter)
-        calls = {name: layer.calls for name, layer in seen.items()}
-        return Trial([each.trial for each in tries], calls, rehearsal.left_out, training)
+            outputs = list(_tensors(run.run()))
+        window = replace(
+            windows(control, hooks)[0],
+            layers=observer.calls,
+            model=Counts(trained=1),
+            compiled=False,
+            backward=False,
+        )
+        sites = []
+        for p, hook in zip(placements, hooks, strict=True):
+            if isinstance(hook, _Probe):
+                met = hook.met
+                met.loses_samples = hook.loses_samples(outputs, sources)
+                met.fault = None if met.error else fault_of(copied, hook, window)
+            else:
+                owner = run.copy_of(p.target.module)
+                parameter = owner.get_parameter(str(p.target.parameter))
+                met = SiteMet(hook.site, shapes=[shape_of(parameter)])
+                if without_gradient(outputs, parameter):
+                    met.fault = _unused(copied, owner, hook, window)
+            sites.append(met)
+        return Probed(sites, observer.calls, run.left_out)
+
+
+def _unused(base: nn.Module, owner: nn.Module, hook: SiteHook, window: Window) -> Fault:
+    """Of a parameter that gets no gradient."""
+    why = "the output does not depend on the parameter"
+    if not window.layers[hook.owner_name]:
+        cause = why_not_called(base, owner, hook.owner_name, window)
+        why = f"{why}, and its layer is never called: {cause}"
+    return Fault("never_active", f"{hook.site.regularizer.label} gets no gradient", why)
 
 
 class _Observer:
-    """Outputs of sites that are still waiting for the layer that takes them."""
+    """What passes between the layers in one forward.
 
-    def __init__(self) -> None:
-        self.waiting: dict[int, tuple[SiteTrial, Tensor, int]] = {}
-        self.tensors: list[tuple[SiteTrial, _Version, _Version]] = []
-        self.gave: dict[_Version, str] = {}
-        self.took: dict[_Version, str] = {}
-        self.any_drops = False
+    Attributes:
+        calls: of each layer, by its name.
+        outputs: of sites, by address, each with its version then: it grows with a change in place.
+        gave: what layers that drop have given, by address and version.
+    """
 
-    def put(self, trial: SiteTrial, output: Tensor) -> None:
-        self.waiting[id(output)] = trial, output, output._version
+    def __init__(self, model: nn.Module) -> None:
+        self.calls: dict[str, int] = {}
+        self.outputs: dict[int, list[tuple[SiteMet, Tensor, int]]] = {}
+        self.gave: dict[tuple[int, int], tuple[str, Tensor]] = {}
+        dropping = droppers(model)
+        for name, module in named_modules(model):
+            self.calls[name] = 0
+            if not isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
+                layer = _LayerHook(name, name in dropping, self)
+                module.register_forward_pre_hook(layer.before)
+                module.register_forward_hook(layer.after)
 
-    def see(self, name: str, args: Any) -> None:
+
+class _LayerHook:
+    """Hooks of a layer: count its calls, and see what it changes in place, takes and gives."""
+
+    def __init__(self, name: str, drops: bool, observer: _Observer) -> None:
+        self.name, self.drops, self.observer = name, drops, observer
+
+    def before(self, module: nn.Module, args: Any) -> None:
+        for met, output, version in self.observer.outputs.get(id(args[0]) if args else 0, ()):
+            if self.drops and output._version == version:
+                met.dropped[self.name] = None
+
+    def after(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.observer.calls[self.name] += 1
+        if self.drops and isinstance(output, Tensor):
+            self.observer.gave[id(output), output._version] = self.name, output
         for x in args:
-            trial, output, version = self.waiting.get(id(x), (None, None, 0))
-            if trial is not None and output is not None and output._version > version:
-                trial.followers[name] = None
-                del self.waiting[id(x)]
-
-    def meet(self) -> None:
-        """Tell the sites of the layers that have dropped in the very tensor that is theirs."""
-        for trial, before, after in self.tensors:
-            for name in (self.gave.get(before), self.took.get(after)):
-                if name is not None:
-                    trial.dropped[name] = None
+            given = self.observer.outputs.get(id(x), [])
+            if given and x._version > given[-1][-1]:
+                for met, *_ in self.observer.outputs.pop(id(x)):
+                    met.followers[self.name] = None
 
 
-class _Version:
-    """A tensor in the state of now: it is another one when something has changed it in place."""
+class _Probe(SiteHook):
+    """The hook of a site that notes what it meets, and goes on where the site can't work."""
 
-    def __init__(self, tensor: Any) -> None:
-        self.tensor = tensor  # held, so that no other one gets its address
-        self.state = id(tensor), getattr(tensor, "_version", 0)
+    observer: _Observer
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Version) and self.state == other.state
-
-    def __hash__(self) -> int:
-        return hash(self.state)
-
-
-class _Dropped:
-    """Hook, before and after, of a layer that drops by itself: keeps what it takes and gives."""
-
-    def __init__(self, name: str, seen: dict[_Version, str]) -> None:
-        self.name, self.seen = name, seen
-
-    def __call__(self, module: nn.Module, args: Any, *output: Any) -> None:
-        value = output[0] if output else args[0] if args else None
-        self.seen[_Version(value)] = self.name
-
-
-class _Follower:
-    """Forward hook: sees whether a layer has worked in place on what it was given."""
-
-    def __init__(self, name: str, observer: _Observer) -> None:
-        self.name, self.observer = name, observer
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.observer.see(self.name, args)
-
-
-class _Try:
-    """Stands in for the hook of a site: the forward goes on where the site can't work."""
-
-    def __init__(self, hook: SiteHook, trial: SiteTrial, observer: _Observer) -> None:
-        self.hook, self.trial, self.observer = hook, trial, observer
-        self.drops_samples = drops_samples(hook.site.regularizer)
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self.met = SiteMet(site)
+        r = site.regularizer  # what takes the layer's input adds it back
+        self.drops_samples = unit_dropped(r) == "samples" and not r.needs_input
         self.nodes: list[tuple[Node | None, Node | None, Node]] = []
-        self.parameter: Tensor | None = None
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
-        site = self.hook.site
-        value, index = self._value(args, rest)
+        site, met, index = self.site, self.met, self.site.regularizer.index
+        at_output = site.at == "output"
+        value: Any = rest[-1]
+        if not at_output and not isinstance(index, str):
+            value, index = args, index or 0
         try:
-            changed = self.hook(module, args, *rest)
+            changed = super().__call__(module, args, *rest)
         except SiteError as error:
-            self.trial.error = str(error).removeprefix(str(site.error("")))
-            self.trial.shapes.append(shape_of(value if site.at == "output" else args))
+            met.error = str(error).removeprefix(str(site.error("")))
+            met.shapes.append(shape_of(value if at_output else args))
             return None
         try:
             before = indexing.get(value, index)
         except ValueError:  # while it is not active, it does not ask for a tensor
-            self.trial.shapes.append(shape_of(value))
+            met.shapes.append(shape_of(value))
             return changed
-        self.trial.shapes.append(tuple(before.shape))
-        if value is not before and site.at == "output":
-            self.trial.structure = shape_of(value)
+        met.shapes.append(tuple(before.shape))
+        name, _ = self.observer.gave.get((id(before), before._version), (None, None))
+        if name is not None:
+            met.dropped[name] = None
         if site.regularizer.acts_on == "gradient":
-            self.trial.without_gradient = not before.requires_grad
-        changed = self._marked(args, before, changed if changed is not None else value, changed)
-        if self.observer.any_drops:
-            given = site.at == "output" and changed is not None
-            after = indexing.get(changed, index) if given else before
-            self.observer.tensors.append((self.trial, _Version(before), _Version(after)))
+            met.without_gradient = not before.requires_grad
+        if at_output:
+            met.structure = "" if value is before else shape_of(value)
+            value = value if changed is None else changed
+            after = indexing.get(value, index)
+            if self.drops_samples and after.grad_fn is not None:
+                after = self._marked(args, before, after)
+                changed = indexing.put(value, index, after)
+            given = self.observer.outputs.setdefault(id(after), [])
+            given.append((met, after, after._version))
         return changed
 
-    def _value(self, args: tuple[Any, ...], rest: tuple[Any, ...]) -> tuple[Any, int | str | None]:
-        index = self.hook.site.regularizer.index
-        if self.hook.site.at == "output":
-            return rest[-1], index
-        return (rest[-1], index) if isinstance(index, str) else (args, index or 0)
-
-    def _marked(self, args: tuple[Any, ...], before: Tensor, value: Any, changed: Any) -> Any:
-        if self.hook.site.at != "output":
-            return changed
-        index = self.hook.site.regularizer.index
-        after = indexing.get(value, index)
-        if self.drops_samples and after.grad_fn is not None:
-            first = args[0] if args and isinstance(args[0], Tensor) else before
-            after = after.clone()  # a node of the graph that is this site's alone
-            self.nodes.append((before.grad_fn, first.grad_fn, after.grad_fn))  # type: ignore[arg-type]
-            changed = indexing.put(value, index, after)
-        self.observer.put(self.trial, after)
-        return changed
+    def _marked(self, args: tuple[Any, ...], before: Tensor, after: Tensor) -> Tensor:
+        """A copy, made by a node of the graph that is this site's alone."""
+        first = args[0] if args and isinstance(args[0], Tensor) else before
+        after = after.clone()
+        assert after.grad_fn is not None
+        self.nodes.append((before.grad_fn, first.grad_fn, after.grad_fn))
+        return after
 
     def loses_samples(self, outputs: list[Tensor], sources: list[Node]) -> bool:
         """Whether, at any call, no shortcut runs around the site."""
-        for output, first, node in self.nodes:
-            if sources and not passes_around(outputs, sources, node):
-                return True
-            if carries_stream(output, first) and not passes_around(outputs, [first], node):  # type: ignore[list-item]
-                return True
-        return False
+        ways = [(sources, node) for _, _, node in self.nodes if sources]
+        ways += [
+            ([first], node)
+            for output, first, node in self.nodes
+            if first and carries_stream(output, first)
+        ]
+        return not all(passes_around(outputs, above, node) for above, node in ways)
 
 
-def drops_samples(regularizer: Regularizer) -> bool:
-    """Whether it zeroes whole samples: ours and those of timm and torchvision."""
-    return regularizer.label in ("DropPath", "Foreign(DropPath)", "Foreign(StochasticDepth)")
+class _OutputProbe(_Probe, OutputHook):
+    """At the output of a layer."""
+
+
+class _InputProbe(_Probe, InputHook):
+    """At its input."""
 
 
 def _install(
-    rehearsal: Rehearsal,
+    run: DryRun,
     copied: nn.Module,
     placements: list[Placement],
-    observer: _Observer,
+    control: Control,
     always: bool,
-) -> list[_Try]:
+) -> list[SiteHook]:
     moved = [
         replace(
             p,
-            target=replace(p.target, module=rehearsal.copy_of(p.target.module)),
+            target=replace(p.target, module=run.copy_of(p.target.module)),
             regularizer=_always(p.regularizer) if always else p.regularizer,
         )
         for p in placements
     ]
-    attachment = install(copied, moved, Control())
-    take_off_proof(attachment._control, copied)
-    tries = []
-    for p, (module, hook) in zip(placements, attachment._installed, strict=True):
-        stand_in = _Try(hook, SiteTrial(p, hook.site), observer)
-        tries.append(stand_in)
-        if isinstance(hook, ParameterHook):
-            parameter = module._parameters[hook.parameter]
-            stand_in.parameter = parameter
-            stand_in.trial.shapes.append(shape_of(parameter))
-            continue
-        for table in (module._forward_hooks, module._forward_pre_hooks):
-            hooks: dict[int, Any] = table
-            for key in [key for key, there in hooks.items() if there is hook]:
-                hooks[key] = stand_in
-    return tries
+    hooks: list[SiteHook] = []
+
+    def make(site: Site, parameter: str | None) -> SiteHook:
+        kind = _OutputProbe if site.at == "output" else _InputProbe
+        hooks.append(ParameterHook(site, parameter) if parameter else kind(site))
+        return hooks[-1]
+
+    install(copied, moved, control, make)
+    return hooks
 
 
 def _always(regularizer: Regularizer) -> Regularizer:
@@ -282,23 +280,20 @@ def _always(regularizer: Regularizer) -> Regularizer:
     return changed
 
 
-def _ask_for_gradients(rehearsal: Rehearsal) -> list[Node]:
+def _ask_for_gradients(run: DryRun) -> list[Node]:
     """Make the graph begin at what the model is called with; the nodes where it begins."""
     sources: list[Node] = []
 
-    def watched(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.is_floating_point():
-            with rehearsal.mode or torch.enable_grad():
-                value = value.detach().requires_grad_().clone()  # which may be worked on in place
-            sources.append(value.grad_fn)
-            return value
-        if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-            return type(value)(map(watched, value))
-        return {k: watched(v) for k, v in value.items()} if type(value) is dict else value
+    def watched(x: Tensor) -> Tensor:
+        if x.is_floating_point():
+            with run.mode or torch.enable_grad():
+                x = x.detach().requires_grad_().clone()  # which may be worked on in place
+            assert x.grad_fn is not None
+            sources.append(x.grad_fn)
+        return x
 
     with torch.enable_grad():
-        rehearsal.args = tuple(map(watched, rehearsal.args))
-        rehearsal.kwargs = {name: watched(value) for name, value in rehearsal.kwargs.items()}
+        run.args, run.kwargs = tree_map_only(Tensor, watched, (run.args, run.kwargs))
     return sources
 
 
@@ -306,11 +301,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     """All tensors of an output, however it is nested."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-    elif is_dataclass(value) and not isinstance(value, type):
+    elif is_dataclass(value) and not isinstance(value, type | Mapping):
         yield from _tensors(vars(value))
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(item)

@@ -13,7 +13,7 @@ from ..schedules import span_of
 from ..selectors.wrappers import bare_type
 from ..tables import Table, html_list, shown
 from ..textwidth import wrapped
-from .probe import SiteTrial
+from .probe import SiteMet
 from .problems import Caution
 
 Range = tuple[float, float]
@@ -115,7 +115,7 @@ def _range(value: float | Range | None) -> str:
     return " to ".join(map(shown, value)) if isinstance(value, tuple) else shown(value)
 
 
-def plan_row(key: str, p: Placement, met: SiteTrial | None) -> PlanRow:
+def plan_row(key: str, p: Placement, met: SiteMet | None) -> PlanRow:
     regularizer = p.regularizer
     site = met.site if met else None
     block = site.block_size if site else None

@@ -92,8 +92,8 @@ class Heads(nn.Module):
     [
         (Attention, "attn_drop", "never called: fused attention: scaled_dot"),
         (Heads, "attention.out_proj", "never called: fused attention: nn.MultiheadAttention"),
-        (TakesWeight, "qkv", "never called: TakesWeight takes its weight"),
-        (CallsForward, "inner", r"never called: CallsForward calls its forward\(\) directly"),
+        (TakesWeight, "qkv", "never called: .* its parent uses without calling it.* the weight"),
+        (CallsForward, "inner", r"never called: .*without calling it, .*forward\(\) directly"),
         (Loops, "blocks", "never called: a container that the model loops over: name the layers"),
         (
             lambda: Loops(True),
