@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from .attachment.attachment import Attachment
-from .attachment.compiled import refuse_compiled
+from .attachment.compiled import forget_compiled
 from .attachment.install import install, site_keys
 from .attachment.resolve import place
 from .planning.plan import plan_placements
@@ -43,8 +43,9 @@ def attach(
         ['0/DropBlock2d', '2/DropBlock2d']
 
     Args:
-        model: any model that is not compiled yet. Wrappers are looked through, also inside the
-            model: DistributedDataParallel, FSDP, Fabric, ``checkpoint_wrapper``, averaged copies.
+        model: any model. Wrappers are looked through, also inside the model: torch.compile,
+            DistributedDataParallel, FSDP, Fabric, ``checkpoint_wrapper``, averaged copies. Where
+            this process has compiled anything, it is compiled anew: torch would not see the hooks.
         spec: a mapping selector → regularizer(s), a list of such pairs, a `Spec`, or the path of a
             YAML or JSON file.
         root: name of the submodule where names begin, for example ``"backbone.body"``.
@@ -58,11 +59,10 @@ def attach(
 
     Raises:
         SpecError: with all that is wrong with the spec on this model; nothing was installed.
-        RuntimeError: for a compiled model, where torch would ignore new hooks, and DataParallel.
+        RuntimeError: for DataParallel.
         TypeError: for a model that is none.
     """
     base = submodule(unwrap(model, spec), root)
-    refuse_compiled(model)
     draft = Draft.of(spec)
     placements, cautions = place(base, draft)
     control = Control(root, checked_scaler(grad_scaler))
@@ -76,6 +76,7 @@ def attach(
         cautions += [caution.text for caution in faults]
         control.told = {(key, caution.kind) for caution in faults for key in caution.keys}
     attachment = install(base, placements, control)
+    forget_compiled()
     try:
         for caution in cautions:
             warn(caution)

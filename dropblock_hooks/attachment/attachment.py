@@ -5,20 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from torch import nn
 
-from ..checks import as_number, closest
 from ..layouts.map_sizes import size_hooks_on
-from ..quoting import listed, quote
 from ..regularizers.base import Regularizer
-from ..schedules import same_kind, spread_rate
-from ..selectors.index import Index, NoMatchError
-from ..selectors.select import Select, match
-from ..selectors.wrappers import named_modules
+from ..selectors.select import Select
+from ..sites.counts import Record, standing_still
 from ..sites.grad_scaler import checked_scaler, tell_missing
 from ..sites.hooks import SiteHook, take_off
 from ..sites.meter import device_of
@@ -28,15 +23,10 @@ from ..sites.site import Site
 from ..tables import Table, counted
 from ..warn import warn
 from .activity import look_back, take_off_model_hook
-from .distributed import (
-    check_group,
-    compare,
-    forwards,
-    summed_sites,
-    tell_equal_generators,
-    world_size,
-)
-from .report import SiteRow, site_table
+from .distributed import check_group, compare, summed, tell_equal_generators, world_size
+from .find import find
+from .rates import as_time, values_of, with_rates
+from .report import SiteRow, readings, site_table
 from .state import load, restore, save
 from .verify import Finding, find_faults, windows
 
@@ -68,6 +58,15 @@ class Attachment:
         self._installed = installed
 
     @property
+    def _hooks(self) -> list[SiteHook]:
+        return [hook for _, hook in self._installed]
+
+    @property
+    def _records(self) -> list[Record]:
+        """Of the model's forwards, and of each site."""
+        return [self._control.record, *(site.record for site in self.sites)]
+
+    @property
     def sites(self) -> tuple[Site, ...]:
         """The sites, in the order of the spec."""
         return tuple(hook.site for _, hook in self._installed)
@@ -93,47 +92,7 @@ class Attachment:
         for site in self.sites:
             if site.key == which:
                 return site
-        return self._selected(which)
-
-    def _selected(self, which: str | Select | type[Regularizer]) -> tuple[Site, ...]:
-        """The sites that are meant; more than one in model order."""
-        if isinstance(which, type) and issubclass(which, Regularizer):
-            return self._of_class(which)
-        if not isinstance(which, str | Select):
-            raise TypeError(
-                "a site is found by its key or a selector, and sites by a class of "
-                f"regularizers, got {quote(which)}"
-            )
-        sites = [site for site in self.sites if site.key == which]
-        if not sites:
-            try:
-                found, reason = [t.name for t in match(which, Index(self._base))], ""
-            except NoMatchError as error:
-                found, reason = [], str(error)
-            by_name: dict[str, list[Site]] = {}
-            for site in self.sites:
-                by_name.setdefault(site.name, []).append(site)
-            sites = [site for name in found for site in by_name.get(name, ())]
-        if not sites:
-            reason = reason or f"it means layers that have none: {listed(found, 3)}"
-            raise KeyError(self._nothing(which, reason))
-        return tuple(sites)
-
-    def _nothing(self, which: str | Select, reason: str) -> str:
-        """Why nothing is meant: by a key that is mistyped, or a selector."""
-        keys = [site.key for site in self.sites]
-        word = which if isinstance(which, str) else ""
-        hint = closest(word, dict.fromkeys([*keys, *(site.name for site in self.sites)]))
-        return f"no site is {quote(which)}: {reason}; sites{hint or f': {listed(keys, 5)}'}"
-
-    def _of_class(self, kind: type[Regularizer]) -> tuple[Site, ...]:
-        order = {name: i for i, (name, _) in enumerate(named_modules(self._base))}
-        hooks = [h for _, h in self._installed if isinstance(h.site.regularizer, kind)]
-        if not hooks:
-            labels = dict.fromkeys(site.regularizer.label for site in self.sites)
-            raise KeyError(f"no site has a {kind.__name__} (there are: {', '.join(labels)})")
-        hooks.sort(key=lambda hook: order.get(hook.owner_name, len(order)))
-        return tuple(hook.site for hook in hooks)
+        return find(which, self._base, self._hooks)
 
     @property
     def epoch(self) -> float:
@@ -152,42 +111,33 @@ class Attachment:
         Raises:
             TypeError, ValueError: for a time that is not a number >= 0, or a rate out of range.
         """
-        self._tell_waiting()
-        before, moved = self.epoch, self._values_at(self.epoch + 1 if t is None else t)
-        closes = math.floor(moved.t) != math.floor(before)
-        ended = math.floor(moved.t) == math.floor(before) + 1 and not self._control.fresh
-        hooks = [hook for _, hook in self._installed]
-        look = closes and self._control.installed
-        told = look_back(self._base, self._control, hooks, ended) if look else []
-        self._move(moved)
-        self._control.stepped, self._control.fresh = True, False
-        for text in told:
-            warn(text)
-        tell_equal_generators(self._base, self._control, self.sites)
-        tell_missing(self._control, self.sites)
+        control = self._control
+        with standing_still(self._records):
+            self._tell_waiting()
+            t = as_time(self.epoch + 1 if t is None else t)
+            values = [values_of(site, site.regularizer, t) for site in self.sites]
+            epochs = math.floor(t) - math.floor(self.epoch)
+            told = []
+            if epochs and control.installed:
+                ended = epochs == 1 and not control.fresh
+                told = look_back(self._base, control, self._hooks, ended)
+            self._move(t, values)
+            control.stepped, control.fresh = True, False
+            for text in told:
+                warn(text)
+            tell_equal_generators(self._base, control, self.sites)
+            tell_missing(control, self.sites)
 
-    def _values_at(self, t: float) -> _Moment:
-        """The values of all sites at a time, each within its range."""
-        t = as_number("t", t)
-        if t < 0:
-            raise ValueError(f"t must be >= 0, got {t:g}")
-        values = []
-        for site in self.sites:
-            values.append(_values_of(site, site.regularizer, t))
-        return _Moment(t, values)
-
-    def _move(self, moved: _Moment) -> None:
+    def _move(self, t: float, values: Sequence[dict[str, float]]) -> None:
         """Put the values of a time in place; a window closes where its whole part is another."""
         control, model_at = self._control, device_of(self._base)
-        closes = math.floor(moved.t) != math.floor(control.epoch)
-        for (module, hook), values in zip(self._installed, moved.values, strict=True):
-            hook.site.move(values, hook.site.record.meter.home(module, model_at))
-            if closes:
-                hook.site.record.close_window()
-        if closes:
-            control.record.close_window()
+        for (module, hook), new in zip(self._installed, values, strict=True):
+            hook.site.move(new, hook.site.record.meter.home(module, model_at))
+        if math.floor(t) != math.floor(control.epoch):
+            for record in self._records:
+                record.close_window()
             control.open_window()
-        control.epoch = moved.t
+        control.epoch = t
         self.rehook()
 
     def rehook(self) -> None:
@@ -241,18 +191,14 @@ class Attachment:
             raise RuntimeError(
                 "the attachment was removed, so there is nothing to set: attach again"
             )
-        sites = self._selected(which)
+        sites = find(which, self._base, self._hooks)
         if not rates:
             raise ValueError("set takes at least one rate: set(which, p=0.2)")
-        changed = [
-            _with_rates(site, {name: spread_rate(rate, i, n) for name, rate in rates.items()})
-            for site, (i, n) in zip(sites, _depths(sites), strict=True)
-        ]
-        for site, regularizer in zip(sites, changed, strict=True):
-            _values_of(site, regularizer, self.epoch)
-        for site, regularizer in zip(sites, changed, strict=True):
-            site.set_regularizer(regularizer)
-            site.record.forget_elements()
+        changed = with_rates(sites, rates, self.epoch)
+        with standing_still(self._records):
+            for site, regularizer in zip(sites, changed, strict=True):
+                site.set_regularizer(regularizer)
+                site.record.forget_elements()
 
     @property
     def enabled(self) -> bool:
@@ -291,7 +237,8 @@ class Attachment:
 
         Not before that of a checkpointed forward, which would be recomputed without the hooks.
         """
-        waiting = self._waiting()
+        with standing_still(self._records):
+            waiting = self._waiting()
         self._control.installed = False
         for module, hook in self._installed:
             hook.remove(module)
@@ -328,14 +275,16 @@ class Attachment:
             RuntimeError: for ``distributed=True`` without a process group, or with sites that
                 differ between the ranks.
         """
-        tell_missing(self._control, self.sites)
-        self._tell_waiting()
-        if not distributed:
-            still = [site.still() for site in self.sites]
-            return site_table(still, self._title(), forwards(still, self._control))
-        check_group("report(distributed=True)")
-        sites, ran = summed_sites(self.sites, self._control)
-        return site_table(sites, f"{self._title()}, {world_size()} ranks", ran)
+        if distributed:
+            check_group("report(distributed=True)")
+        with standing_still(self._records):
+            tell_missing(self._control, self.sites)
+            self._tell_waiting()
+            have = readings(self.sites, self._control)
+        title = self._title()
+        if distributed:
+            have, title = summed(have), f"{title}, {world_size()} ranks"
+        return site_table(self.sites, have, title)
 
     def _title(self) -> str:
         state = "" if self.enabled else ", paused"
@@ -372,13 +321,15 @@ class Attachment:
         """
         if distributed:
             check_group("verify(distributed=True)")
-        found = find_faults(self._base, self._control, self._installed)
+        with standing_still(self._records):
+            found = find_faults(self._base, self._control, self._installed)
         return compare(self._base, self._control, self.sites, found) if distributed else found
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch and statistics, as plain numbers and text."""
-        self._tell_waiting()
-        return save(self.sites, self._control)
+        with standing_still(self._records):
+            self._tell_waiting()
+            return save(self.sites, self._control)
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Restore what `state_dict` gave; schedules are at its epoch then, in a new window.
@@ -390,8 +341,8 @@ class Attachment:
         Raises:
             ValueError: for a state of another spec, with the differences; nothing is changed.
         """
-        epoch = load(state, self.sites, strict)
-        self._move(self._values_at(epoch))
+        t = as_time(load(state, self.sites, strict))
+        self._move(t, [values_of(site, site.regularizer, t) for site in self.sites])
         restore(state, self.sites, self._control)
 
     def scalars(self, prefix: str = "reg/") -> dict[str, float]:
@@ -400,16 +351,17 @@ class Attachment:
         Tags are ``<prefix><site key>/<field>`` and ``<prefix><site key>/realized_rate``, which is
         left out where nothing was counted, also of a site that was off in this epoch's training.
         """
-        self._tell_waiting()
-        window, _ = windows(self._control, [hook for _, hook in self._installed])
         found = {}
-        for site in self.sites:
-            for name, value in site.values.items():
-                found[f"{prefix}{site.key}/{name}"] = value
-            off = window.trained and not window.sites[site.key].active
-            realized = None if off else site.realized_rate  # read once: it waits for the device
-            if realized is not None:
-                found[f"{prefix}{site.key}/realized_rate"] = realized
+        with standing_still(self._records):
+            self._tell_waiting()
+            window, _ = windows(self._control, self._hooks)
+            for site in self.sites:
+                for name, value in site.values.items():
+                    found[f"{prefix}{site.key}/{name}"] = value
+                off = window.trained and not window.sites[site.key].active
+                realized = None if off else site.realized_rate
+                if realized is not None:
+                    found[f"{prefix}{site.key}/realized_rate"] = realized
         return found
 
     def log(self, writer: Any, step: int) -> None:
@@ -418,44 +370,3 @@ class Attachment:
             raise TypeError(f"log takes a writer with add_scalar, got {type(writer).__name__}")
         for tag, value in self.scalars().items():
             writer.add_scalar(tag, value, step)
-
-
-@dataclass(frozen=True)
-class _Moment:
-    """A time, and the values that sites have then."""
-
-    t: float
-    values: list[dict[str, float]]
-
-
-def _with_rates(site: Site, rates: dict[str, Any]) -> Regularizer:
-    """The regularizer of a site with other rates; errors name the site."""
-    try:
-        return site.regularizer.with_rates(**rates)
-    except (TypeError, ValueError) as error:
-        raise same_kind(error, f"{site.key}: {error}") from error
-
-
-def _values_of(site: Site, regularizer: Regularizer, t: float) -> dict[str, float]:
-    """The values at a time of what is, or is to be, at a site; errors name the site."""
-    try:
-        values = regularizer.values(t)
-    except (TypeError, ValueError) as error:  # which tells the time
-        raise same_kind(error, f"{site.key}: {error}") from error
-    try:
-        regularizer.check(values)
-    except (TypeError, ValueError) as error:
-        raise same_kind(error, f"{site.key} at t={t:g}: {error}") from error
-    return values
-
-
-def _depths(sites: Sequence[Site]) -> list[tuple[int, int]]:
-    """Of each site, the place of its layer among those of its class, and their number."""
-    layers: dict[str, dict[str, int]] = {}
-    for site in sites:
-        known = layers.setdefault(site.regularizer.label, {})
-        known.setdefault(site.name, len(known))
-    return [
-        (layers[label][site.name], len(layers[label]))
-        for site, label in ((site, site.regularizer.label) for site in sites)
-    ]

@@ -16,6 +16,7 @@ from ..sites.counts import Reading
 from ..sites.shared import Control
 from ..sites.site import Site
 from ..warn import warn
+from .report import Readings
 from .verify import Finding
 
 _EXCHANGES: dict[str, int] = {}  # by sites: the nth of this process meets the nth of others
@@ -43,14 +44,8 @@ def _gathered(mine: Any) -> list[Any]:
     return found
 
 
-def forwards(sites: Sequence[Site], control: Control) -> int | None:
-    """Forwards of the model so far; None where compiled ones could not be counted."""
-    compiled = any(site.record.read().compiled for site in sites)
-    return None if compiled else control.record.read().life.calls
-
-
-def summed_sites(sites: Sequence[Site], control: Control) -> tuple[list[Site], int | None]:
-    """Sites with the counts of all ranks, and the forwards of the model on all of them.
+def summed(mine: Readings) -> Readings:
+    """What the sites have counted on all ranks.
 
     Calls and elements are added up, ranges of sizes merged; forwards are None where compiled ones
     could not be counted.
@@ -58,22 +53,14 @@ def summed_sites(sites: Sequence[Site], control: Control) -> tuple[list[Site], i
     Raises:
         RuntimeError: where the ranks have other sites than this one; on every rank.
     """
-    still = [site.still() for site in sites]
-    mine = [(site.key, site.record.read()) for site in still]
-    gathered = _gathered((mine, forwards(still, control)))
-    theirs = [ranks for ranks, _ in gathered]
-    keys = [[key for key, _ in rank] for rank in theirs]
-    if any(other != keys[0] for other in keys):
+    ranks, forwards = zip(*_gathered(mine), strict=True)
+    if any(list(sites) != list(ranks[0]) for sites in ranks):
         raise RuntimeError(
             "the ranks have different sites, which can't be added up: "
             "verify(distributed=True) says where they differ"
         )
-    ran = [n for _, n in gathered]
-    summed = [
-        site.showing(functools.reduce(Reading.plus, (rank[i][1] for rank in theirs)))
-        for i, site in enumerate(sites)
-    ]
-    return summed, None if None in ran else sum(ran)
+    total = {key: functools.reduce(Reading.plus, (r[key] for r in ranks)) for key in mine.sites}
+    return Readings(total, None if None in forwards else sum(forwards))
 
 
 def compare(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..registry import name_of, text
 from ..regularizers.base import Regularizer
 from ..regularizers.rates import RateLike
 from ..schedules import Schedule, span_of
+from ..sites.counts import Reading
+from ..sites.shared import Control
 from ..sites.site import Site
 from ..tables import Columns, Forms, Section, Table
 from ..tables import shown as cell
@@ -60,10 +63,30 @@ class SiteRow:
     aliases: tuple[str, ...]
 
 
-def site_row(site: Site, forwards: int | None) -> SiteRow:
-    """The row of a site, of a model with this many forwards so far."""
+class Readings(NamedTuple):
+    """What all sites have counted.
+
+    Attributes:
+        sites: by key.
+        forwards: of the model so far; None where compiled ones could not be counted.
+    """
+
+    sites: dict[str, Reading]
+    forwards: int | None
+
+
+def readings(sites: Sequence[Site], control: Control) -> Readings:
+    """What they have counted so far."""
+    counted = {site.key: site.record.read() for site in sites}
+    compiled = any(each.compiled for each in counted.values())
+    forwards = control.record.read(elements=False).life.calls
+    return Readings(counted, None if compiled else forwards)
+
+
+def site_row(site: Site, counted: Reading, forwards: int | None) -> SiteRow:
+    """The row of a site and what it has counted, of a model with this many forwards so far."""
     asked = getattr(site.regularizer, "block_size", None)
-    block = site.block_size
+    block, life, shown = site.block_on(counted.maps), counted.life, counted.shown
     return SiteRow(
         site=site.key,
         regularizer=repr(site.regularizer),
@@ -71,13 +94,13 @@ def site_row(site: Site, forwards: int | None) -> SiteRow:
         at=site.at,
         rate=site.rate,
         values=dict(site.values),
-        realized_rate=site.realized_rate,
-        total_realized_rate=site.total_realized_rate,
-        mean_norm=site.mean_norm,
-        calls=site.calls,
-        active_calls=site.active_calls,
-        calls_per_forward=site.calls / forwards if forwards else None,
-        map_size=site.map_size,
+        realized_rate=shown.share(),
+        total_realized_rate=life.share(),
+        mean_norm=shown.mean_norm(),
+        calls=life.calls,
+        active_calls=life.active,
+        calls_per_forward=life.calls / forwards if forwards else None,
+        map_size=counted.map_size,
         block_size=block,
         clipped=block is not None and is_clipped(block, asked),
         aliases=site.aliases,
@@ -126,8 +149,8 @@ _OF_GRADIENTS = (
 )
 
 
-def site_table(sites: Sequence[Site], title: str, forwards: int | None = None) -> Report:
-    """The rows of all sites, which print as a table."""
+def site_table(sites: Sequence[Site], have: Readings, title: str) -> Report:
+    """The rows of all sites with what they have counted, which print as a table."""
     forms = {site.key: shortened(site.regularizer) for site in sites}
     shared: Columns[SiteRow] = {
         "site": lambda row: row.site + (f" (= {', '.join(row.aliases)})" if row.aliases else ""),
@@ -152,7 +175,8 @@ def site_table(sites: Sequence[Site], title: str, forwards: int | None = None) -
         "mean norm": lambda row: row.mean_norm,
         **calls,
     }
-    return Report([site_row(site, forwards) for site in sites], columns, gradients, title)
+    rows = [site_row(site, have.sites[site.key], have.forwards) for site in sites]
+    return Report(rows, columns, gradients, title)
 
 
 def _bound(row: SiteRow) -> str | None:

@@ -25,7 +25,7 @@ def save(sites: Sequence[Site], control: Control) -> dict[str, Any]:
         "version": _VERSION,
         "epoch": control.epoch,
         "stepped": control.stepped,
-        "forwards": control.record.read().life.calls,
+        "forwards": control.record.read(elements=False).life.calls,
         "sites": {site.key: site_state(site) for site in sites},
     }
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from ..sites.counts import standing_still
 from ..sites.grad_scaler import MISSING, in_use, key_of_bounded
 from ..sites.hooks import SiteHook
 from ..sites.shared import Control
@@ -33,15 +34,16 @@ class Finding:
 def windows(control: Control, hooks: Iterable[SiteHook]) -> tuple[Window, Window]:
     """The open window, and the one before. Waits for compiled code."""
     sites = [hook.site for hook in hooks]
-    compiled = any(site.record.compiled_calls() for site in sites)
-    read = {site.key: site.record.windows() for site in sites}
-    model = control.record.windows()
+    with standing_still([control.record, *(site.record for site in sites)]):
+        read = {site.key: site.record.read(elements=False) for site in sites}
+        model = control.record.read(elements=False)
+    compiled = any(each.compiled for each in read.values())
     off = control.idled or (compiled and control.was_off), control.idled_before
     made = []
-    for i in (0, 1):
-        counts = {key: both[i] for key, both in read.items()}
+    for i, which in enumerate(("window", "closed")):
+        counts = {key: getattr(each, which) for key, each in read.items()}
         layers = {site.name: counts[site.key].calls for site in sites}
-        made.append(Window(counts, layers, model[i], off[i], compiled))
+        made.append(Window(counts, layers, getattr(model, which), off[i], compiled))
     return made[0], made[1]
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..attachment.compiled import compiled_part
 from ..attachment.install import site_keys
 from ..attachment.resolve import Placement, place
 from ..selectors.wrappers import bare_type, submodule, unwrap
@@ -54,10 +53,8 @@ def plan(model: nn.Module, spec: Any, example_input: Any = None, *, root: str = 
     base = submodule(unwrap(model, spec), root)
     placements, told = place(base, Draft.of(spec))
     planned = plan_placements(unwrap(model), base, placements, example_input)
-    compiled = compiled_part(model)
-    problems = [*([compiled] if compiled else []), *planned.problems]
     cautions = [*(Caution("spec", line) for line in told), *planned.cautions]
-    return Plan(planned.rows, planned.title, problems, cautions)
+    return Plan(planned.rows, planned.title, [*planned.problems], cautions)
 
 
 def plan_placements(

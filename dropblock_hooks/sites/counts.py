@@ -1,35 +1,30 @@
 """What a site counts: numbers in eager mode, one tensor in compiled code.
 
 Totals only grow. A `Mark` holds them as they were at one moment, and a window is the difference of
-two marks: nothing is ever set back, and no device is waited for until someone asks.
+two marks: nothing is ever set back, and no device is waited for until someone asks. Then all that
+lies on a device is read at once: of one record, or of those that are held still together.
 """
 
 from __future__ import annotations
 
 import itertools
+import struct
 import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..functional.gradients import Clipped
-from .meter import (
-    ACTIVE,
-    AFFECTED,
-    CALLS,
-    EXPECTED,
-    MODE,
-    NORM,
-    NORMS,
-    NOTHING,
-    RESUMED,
-    TOTAL,
-    Counted,
-    Meter,
-    Sizes,
-)
+from ..functional.masks import wide_dtype
+from .meter import ACTIVE, AFFECTED, CALLS, MODE, NOTHING, RESUMED, Counted, Meter, Sizes
+
+Varying = tuple[int | tuple[int, int], ...]
+"""A size per axis; (smallest, largest) where it varies."""
 
 _COUNTING = threading.Lock()  # one for all: a lock of its own could be neither copied nor pickled
 
@@ -57,6 +52,12 @@ class Counts(NamedTuple):
     norm: float = 0.0
     norms: int = 0
 
+    @classmethod
+    def of(cls, numbers: Iterable[float]) -> Counts:
+        """Of numbers in this order, which a device may hold as floats."""
+        kinds = (type(nothing) for nothing in cls._field_defaults.values())
+        return cls._make(kind(each) for kind, each in zip(kinds, numbers, strict=True))
+
     @property
     def calls(self) -> int:
         """Forward calls of the layer."""
@@ -83,65 +84,82 @@ class Counts(NamedTuple):
         return self.norm / self.norms if self.norms else None
 
 
-Lying = tuple[Tensor | int, Tensor | float, Tensor | int]
-"""Elements affected, the sum of norms and their number, as tensors that nobody has read yet."""
-
-
 class Mark:
-    """The totals of a site at one moment; tensors in it are read when someone asks.
+    """The totals of a site at one moment; `settle` reads what lies on a device.
 
     Args:
-        eager: the counts of eager mode, but for those that may be on a device.
-        lying: these: elements affected, the sum of norms, their number.
+        eager: the counts of eager mode; elements and norms may be tensors.
         metered: what the meter showed; None where nothing was compiled.
     """
 
-    def __init__(
-        self,
-        eager: Counts,
-        lying: Lying = (0, 0.0, 0),
-        metered: Tensor | list[float] | None = None,
-    ) -> None:
+    def __init__(self, eager: Counts, metered: Tensor | list[float] | None = None) -> None:
         self.eager = eager
-        self._lying = lying
-        self._metered = metered
+        self._metered: Any = metered
 
-    def numbers(self) -> list[float] | None:
-        """What the meter showed. Waits for the device, the first time."""
-        if isinstance(self._metered, Tensor):
-            self._metered = self._metered.tolist()
-        return self._metered
+    @property
+    def waits(self) -> bool:
+        """Whether calls that compiled code has counted are still to be read."""
+        return isinstance(self._metered, Tensor)
+
+    def unread(self) -> Iterator[Tensor]:
+        """What lies on a device."""
+        return (each for each in (*self.eager, self._metered) if isinstance(each, Tensor))
+
+    def fill(self, read: dict[int, list[float]]) -> None:
+        """Take what was read, by the identity of its tensor."""
+        self.eager = Counts.of(read.get(id(each), (each,))[0] for each in self.eager)
+        self._metered = read.get(id(self._metered), self._metered)
+
+    def numbers(self) -> list[float]:
+        """What the meter showed, once that is settled."""
+        return NOTHING if self._metered is None else self._metered
 
     def calls(self) -> Counts:
-        """The calls alone, without a look at the elements."""
-        numbers = self.numbers() or NOTHING
-        return Counts(
-            self.eager.evaluated,
-            self.eager.trained + int(numbers[CALLS]),
-            self.eager.active + int(numbers[ACTIVE]),
-        )
+        """The calls alone: those of eager mode never lie on a device."""
+        evaluated, trained, active, *_ = self.eager
+        numbers = self.numbers()
+        return Counts(evaluated, trained + int(numbers[CALLS]), active + int(numbers[ACTIVE]))
 
     def counts(self) -> Counts:
-        """All counts. Waits for the device, the first time."""
-        affected, norm, norms = self._lying
-        self._lying = affected, norm, norms = int(affected), float(norm), int(norms)
-        numbers = self.numbers() or NOTHING
-        return self.calls()._replace(
-            affected=affected + int(numbers[AFFECTED]),
-            total=self.eager.total + int(numbers[TOTAL]),
-            expected=self.eager.expected + numbers[EXPECTED],
-            norm=norm + numbers[NORM],
-            norms=norms + int(numbers[NORMS]),
-        )
+        """All counts, once they are settled."""
+        return self.eager.plus(Counts.of((0, *self.numbers()[:MODE])))
 
     def with_elements_of(self, other: Mark) -> Mark:
         """The calls of this moment, and the elements of another."""
-        mine, theirs = self.numbers() or NOTHING, other.numbers() or NOTHING
-        numbers = [*mine[:AFFECTED], *theirs[AFFECTED:MODE], *mine[MODE:]]
-        eager = other.eager._replace(
-            evaluated=self.eager.evaluated, trained=self.eager.trained, active=self.eager.active
-        )
-        return Mark(eager, other._lying, numbers)
+        mine, theirs = self.numbers(), other.numbers()
+        eager = Counts._make((*self.eager[:3], *other.eager[3:]))
+        return Mark(eager, [*mine[:AFFECTED], *theirs[AFFECTED:MODE], *mine[MODE:]])
+
+
+def settle(marks: Iterable[Mark]) -> None:
+    """Read all that lies on devices, each of which is waited for once."""
+    unsettled = {id(mark): mark for mark in marks}.values()
+    read = _numbers_of([each for mark in unsettled for each in mark.unread()])
+    for mark in unsettled:
+        mark.fill(read)
+
+
+_FORMATS = {torch.int64: "q", torch.float64: "d", torch.float32: "f"}
+
+
+def _numbers_of(tensors: Sequence[Tensor]) -> dict[int, list[float]]:
+    """Their numbers, by identity: bytes on the way, since no float can hold all whole numbers."""
+    found: dict[int, list[float]] = {}
+    for device in {each.device for each in tensors}:
+        here = {id(each): _plain(each).reshape(-1) for each in tensors if each.device == device}
+        raw = bytes(torch.cat([each.view(torch.uint8) for each in here.values()]).tolist())
+        formats = (f"{each.numel()}{_FORMATS[each.dtype]}" for each in here.values())
+        numbers = iter(struct.unpack(f"={''.join(formats)}", raw))
+        found |= {key: list(islice(numbers, each.numel())) for key, each in here.items()}
+    return found
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """Whole where it is spread over devices, and in a type that can be read."""
+    tensor = getattr(tensor, "full_tensor", lambda: tensor)()
+    if tensor.dtype in _FORMATS:
+        return tensor
+    return tensor.to(wide_dtype(tensor.device) if tensor.is_floating_point() else torch.int64)
 
 
 @dataclass(frozen=True)
@@ -154,6 +172,7 @@ class Reading:
         closed: the window before; empty where there is none.
         maps: the smallest and the largest map, per axis.
         compiled: calls that compiled code has counted.
+        resumed: how often training has resumed after an evaluation, as compiled code has seen it.
     """
 
     life: Counts
@@ -161,6 +180,12 @@ class Reading:
     closed: Counts
     maps: Sizes | None
     compiled: int = 0
+    resumed: int = 0
+
+    @property
+    def map_size(self) -> Varying | None:
+        """The size of the maps, per axis; (smallest, largest) where it varies."""
+        return None if self.maps is None else varying(self.maps)
 
     @property
     def shown(self) -> Counts:
@@ -175,19 +200,8 @@ class Reading:
             self.closed.plus(other.closed),
             _union(self.maps, other.maps),
             self.compiled + other.compiled,
+            self.resumed + other.resumed,
         )
-
-    def read(self) -> Reading:
-        """Itself: it may stand in for the record."""
-        return self
-
-    def calls(self) -> Counts:
-        """The calls of the whole life, as of the record."""
-        return self.life
-
-    def sizes(self) -> Sizes | None:
-        """The smallest and the largest map, as of the record."""
-        return self.maps
 
 
 class Record:
@@ -204,15 +218,17 @@ class Record:
         self.evaluated, self.trained = itertools.count(), itertools.count()
         self._reads = 0
         self._active = self._total = 0
-        self._lying: Lying = (0, 0.0, 0)
+        self._lying: tuple[Any, Any, Any] = (0, 0.0, 0)  # affected, norm, norms: unread tensors
         self._expected = 0.0
         self._maps: Sizes | None = None
         self._earlier = Counts()  # what a loaded state had counted
         self._loaded = self._begun = self._before = Mark(Counts())
+        self._held: tuple[Mark, list[Mark]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         evaluated, trained = self._ticked()
-        return {**self.__dict__, "evaluated": evaluated, "trained": trained, "_reads": 0}
+        own = {"evaluated": evaluated, "trained": trained, "_reads": 0, "_held": None}
+        return {**self.__dict__, **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -252,69 +268,78 @@ class Record:
 
     def eager_window(self) -> Counts:
         """Calls of the open window in eager mode alone; does not wait for the device."""
-        then = self._begun.eager
-        evaluated, trained = self._ticked()
+        then, (evaluated, trained) = self._begun.eager, self._ticked()
         return Counts(
             evaluated - then.evaluated, trained - then.trained, self._active - then.active
         )
 
-    def windows(self) -> tuple[Counts, Counts]:
-        """The calls of the open window and of the one before, without their elements."""
-        begun = self._begun.calls()
-        return self._now().calls().since(begun), begun.since(self._before.calls())
+    def read(self, elements: bool = True) -> Reading:
+        """All that was counted. Waits for the device.
 
-    def read(self) -> Reading:
-        """All that was counted. Waits for the device."""
-        now = self._now()
-        counts, begun = now.counts(), self._begun.counts()
+        Without elements, only where compiled code may have counted.
+        """
+        now, marks = self._at()
+        if elements or any(mark.waits for mark in marks):
+            settle(marks)
+        of = Mark.counts if elements else Mark.calls
+        counts, (loaded, begun, before) = of(now), map(of, self._marks())
         numbers = now.numbers()
         return Reading(
-            life=self._earlier.plus(counts.since(self._loaded.counts())),
+            life=self._earlier.plus(counts.since(loaded)),
             window=counts.since(begun),
-            closed=begun.since(self._before.counts()),
-            maps=_union(self._maps, Meter.maps(numbers) if numbers else None),
-            compiled=int(numbers[CALLS]) if numbers else 0,
+            closed=begun.since(before),
+            maps=_union(self._maps, Meter.maps(numbers)),
+            compiled=int(numbers[CALLS]),
+            resumed=int(numbers[RESUMED]),
         )
 
-    def calls(self) -> Counts:
-        """The calls of the whole life, without their elements."""
-        return self._earlier.plus(self._now().calls().since(self._loaded.calls()))
+    def _at(self) -> tuple[Mark, list[Mark]]:
+        """This moment, and all that is read with it."""
+        if self._held is not None:
+            return self._held
+        now = self._now()
+        return now, [now, *self._marks()]
 
-    def sizes(self) -> Sizes | None:
-        """The smallest and the largest map, per axis."""
-        numbers = self._now().numbers()
-        return _union(self._maps, Meter.maps(numbers) if numbers else None)
-
-    def compiled_calls(self) -> int:
-        """Calls that compiled code has counted. Waits for the device, where there may be any."""
-        numbers = self._now().numbers()
-        return int(numbers[CALLS]) if numbers else 0
-
-    def resumed(self) -> int:
-        """How often training has resumed after an evaluation, as compiled code has seen it."""
-        numbers = self._now().numbers()
-        return int(numbers[RESUMED]) if numbers else 0
+    def _marks(self) -> tuple[Mark, ...]:
+        return self._loaded, self._begun, self._before
 
     def _now(self) -> Mark:
-        evaluated, trained = self._ticked()
+        calls = self._ticked()
         with _COUNTING:
-            eager = Counts(evaluated, trained, self._active, 0, self._total, self._expected)
-            return Mark(eager, self._lying, self.meter.copied())
+            affected, norm, norms = self._lying
+            elements = affected, self._total, self._expected, norm, norms
+            eager = Counts._make((*calls, self._active, *elements))
+            return Mark(eager, self.meter.copied())
 
     def close_window(self) -> None:
         """Begin a new window; the old one is the one before, then."""
-        self._before, self._begun = self._begun, self._now()
+        self._before, self._begun = self._begun, self._at()[0]
 
     def forget_elements(self) -> None:
         """Begin the windows of the elements anew; calls stay in theirs. Waits for the device."""
-        now = self._now()
+        now, marks = self._at()
+        settle(marks)
         self._before = self._before.with_elements_of(now)
         self._begun = self._begun.with_elements_of(now)
 
     def restore(self, life: Counts) -> None:
         """Take over what another record had counted in its life, and begin a new window."""
         self._earlier = life
-        self._loaded = self._before = self._begun = self._now()
+        self._loaded = self._before = self._begun = self._at()[0]
+
+
+@contextmanager
+def standing_still(records: Iterable[Record]) -> Iterator[None]:
+    """Within it, records answer as of its beginning, and are read all at once."""
+    held = {record: record._now() for record in records if record._held is None}
+    marks = [*held.values(), *(mark for record in held for mark in record._marks())]
+    for record, now in held.items():
+        record._held = now, marks
+    try:
+        yield
+    finally:
+        for record in held:
+            record._held = None
 
 
 def _sum(before: Any, more: Any) -> Any:
@@ -324,6 +349,11 @@ def _sum(before: Any, more: Any) -> Any:
         if isinstance(before, Tensor) and before.device != more.device:
             before = before.to(more.device)
     return before + more
+
+
+def varying(sizes: Sizes) -> Varying:
+    """Per axis, the one size; (smallest, largest) where it varies."""
+    return tuple(low if low == high else (low, high) for low, high in zip(*sizes, strict=True))
 
 
 def _union(a: Sizes | None, b: Sizes | None) -> Sizes | None:

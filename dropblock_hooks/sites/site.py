@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +16,9 @@ from ..functional.masks import wide_dtype
 from ..layouts.hints import Evidence
 from ..regularizers.base import Regularizer
 from ..warn import warn
-from .counts import Reading, Record
+from .counts import Record, Varying, varying
 from .forms import Forms, remember
+from .meter import Sizes
 from .shared import Control
 
 _EVALUATIONS = 2
@@ -127,12 +128,12 @@ class Site:
 
         Compiled code counts those in which the site is on.
         """
-        return self.record.calls().calls
+        return self.record.read(elements=False).life.calls
 
     @property
     def active_calls(self) -> int:
         """Calls in which it was on; of a gradient regularizer, the gradients that it has seen."""
-        return self.record.calls().active
+        return self.record.read(elements=False).life.active
 
     @property
     def realized_rate(self) -> float | None:
@@ -164,19 +165,21 @@ class Site:
         return self.record.read().shown.mean_norm()
 
     @property
-    def map_size(self) -> tuple[int | tuple[int, int], ...] | None:
+    def map_size(self) -> Varying | None:
         """Spatial size of the tensors seen, per axis; (smallest, largest) where it varies."""
-        maps = self.record.sizes()
-        return None if maps is None else _merge(*maps)
+        return self.record.read(elements=False).map_size
 
     @property
-    def block_size(self) -> tuple[int | tuple[int, int], ...] | None:
+    def block_size(self) -> Varying | None:
         """The block in force on these maps, clipped where it is larger."""
-        maps = self.record.sizes()
+        return self.block_on(self.record.read(elements=False).maps)
+
+    def block_on(self, maps: Sizes | None) -> Varying | None:
+        """The block in force on the smallest and the largest of these maps."""
         if maps is None:
             return None
         low, high = (self.regularizer.block_in_force(size) for size in maps)
-        return None if low is None or high is None else _merge(low, high)
+        return None if low is None or high is None else varying((low, high))
 
     def enter(self, training: bool, given: tuple[Any, ...] = ()) -> bool:
         """Count a forward call in this mode; whether the regularizer is to be run in it.
@@ -308,7 +311,7 @@ class Site:
         """After how many evaluations training went on without a ``step``; 0 where that may be."""
         if self.control.stepped or not self._waiting:
             return 0
-        times = max(self._resumed, self.record.resumed())
+        times = max(self._resumed, self.record.read(elements=False).resumed)
         return times if times >= _EVALUATIONS else 0
 
     def waiting(self) -> str:
@@ -327,22 +330,8 @@ class Site:
             self.control.warned = True
             warn(f"{self.key}: {self.waiting()}")
 
-    def still(self) -> Site:
-        """The site as it is now, read once: what it has counted does not change any more."""
-        return self.showing(self.record.read())
-
-    def showing(self, reading: Reading) -> Site:
-        """The site with these counts in place of its own."""
-        shown = copy.copy(self)
-        shown.record = cast(Record, reading)
-        return shown
-
 
 def _exporting() -> bool:
     """Whether the graph is for deployment, where a peer's module in evaluation has no place."""
     tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
     return tracing or torch.compiler.is_exporting()
-
-
-def _merge(low: tuple[int, ...], high: tuple[int, ...]) -> tuple[int | tuple[int, int], ...]:
-    return tuple(a if a == b else (a, b) for a, b in zip(low, high, strict=True))

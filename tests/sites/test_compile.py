@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import math
 
 import pytest
@@ -656,14 +657,6 @@ def test_where_dynamo_gives_the_frame_up_hooks_run_all_the_same(net, regularizer
     assert [site.active_calls for site in attached] == [3] * 4
 
 
-def live_module(net):
-    return torch.compile(net, backend="eager")
-
-
-def live_function(net):
-    return torch.compile(lambda x: net(x), backend="eager")
-
-
 class Trainer:
     def __init__(self, model):
         self.model = model
@@ -672,75 +665,139 @@ class Trainer:
         return self.model(x)
 
 
-def live_method(net):
-    return torch.compile(Trainer(net).step, backend="eager")
+def module(net, compiler):
+    return compiler(net)
 
 
-def live_outer(net):
-    return torch.compile(nn.Sequential(net), backend="eager")
+def function(net, compiler):
+    return compiler(lambda x: net(x))
 
 
-def test_a_model_that_came_as_an_argument_sees_a_late_hook(net):
-    """It can't be told from another model: what was compiled is compiled once more."""
+def method(net, compiler):
+    return compiler(Trainer(net).step)
+
+
+def argument(net, compiler):
+    call = compiler(lambda model, x: model(x))
+    return lambda x: call(net, x)
+
+
+def outer(net, compiler):
+    return compiler(nn.Sequential(net))
+
+
+def in_place(net, compiler):
+    net.compile(**compiler.keywords)
+    return net
+
+
+def own_forward(net, compiler):
+    net.forward = compiler(net.forward)
+    return net
+
+
+def regions(net, compiler):
+    for block in net.layer1:
+        block.compile(**compiler.keywords)
+    return net
+
+
+def wrapped_regions(net, compiler):
+    for i, block in enumerate(net.layer1):
+        net.layer1[i] = compiler(block)
+    return net
+
+
+def ddp_outside(net, compiler):
+    return nn.parallel.DistributedDataParallel(compiler(net))
+
+
+def ddp_inside(net, compiler):
+    return compiler(nn.parallel.DistributedDataParallel(net))
+
+
+@pytest.fixture
+def one_process(tmp_path):
+    store = f"file://{tmp_path}/store"
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, init_method=store)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+WAYS = [
+    *(module, function, method, argument, outer),
+    *(in_place, own_forward, regions, wrapped_regions, ddp_outside, ddp_inside),
+]
+OFTEN = module, in_place, wrapped_regions
+
+
+@pytest.mark.parametrize(
+    ("make", "backend"),
+    [
+        pytest.param(
+            make,
+            backend,
+            marks=[] if make in OFTEN and backend == "eager" else pytest.mark.slow,
+            id=f"{make.__name__}-{backend}",
+        )
+        for make in WAYS
+        for backend in ("eager", "aot_eager", "inductor")
+    ],
+)
+def test_what_is_compiled_sees_later_hooks(net, make, backend, one_process):
     torch._dynamo.reset()
+    bare, eager = copy.deepcopy(net), copy.deepcopy(net)
+    spec = {"layer1.*": Dropout(1.0), "layer2.*": ScaleGrad(3.0)}
+    attach(eager, spec)
+    call = make(net, functools.partial(torch.compile, backend=backend))
     x = torch.randn(2, 3, 16, 16)
-    call = torch.compile(lambda model, x: model(x), backend="eager")
-    call(net, x)
-    attached = attach(net, {"layer1.*": Dropout(1.0)})
-    call(net, x)
-    assert [site.active_calls for site in attached] == [1, 1]
 
+    def outcome(call, model):
+        model.zero_grad()
+        y = call(x)
+        y.square().sum().backward()
+        return [y.detach(), *(p.grad.clone() for p in model.parameters())]
 
-@pytest.mark.slow
-def test_time_moves_in_inference_mode():
-    model = Small()
-    attached = attach(model, {"block": [DropBlock2d(ramp(0, 0.5), 3), ClampGrad(-1, 1)]})
-    call, x = compiled(model), images()
-    train(call, x)
-    with torch.inference_mode():
-        model.eval()
-        call(x)
-        attached.step(1)
-        attached.load_state_dict(attached.state_dict())
-        model.train()
-    train(call, x)
-    assert [site.active_calls for site in attached] == [2, 2]
-
-
-def test_a_checkpoint_around_what_is_attached_to():
-    class Whole(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body = Small()
-
-        def forward(self, x):
-            return torch.utils.checkpoint.checkpoint(self.body, x, use_reentrant=False)
-
-    model = Whole()
-    attached = attach(model, {"block": Dropout(0.5)}, root="body")
-    train(compiled(model), images())
-    assert graphs() == 1
-    assert attached.sites[0].active_calls == 1
-
-
-@pytest.mark.parametrize("make", [live_module, live_function, live_method, live_outer])
-def test_attaching_after_compiling_is_refused(net, make):
-    torch._dynamo.reset()
-    x = torch.randn(2, 3, 16, 16)
-    call = make(net)
-    call(x)
+    torch.testing.assert_close(outcome(call, net), outcome(bare, bare))
     for _ in range(2):  # first, and again
-        with pytest.raises(RuntimeError, match="attach to the bare model first, then compile"):
-            attach(net, {"layer1.*": Dropout(0.5)})
-    assert not any(m._forward_hooks for m in net.modules())
+        attached = attach(net, spec)
+        torch.testing.assert_close(outcome(call, net), outcome(eager, eager))
+        assert [site.active_calls for site in attached] == [1] * 4
+        assert attached.verify() == []
+        attached.remove()
+        torch.testing.assert_close(outcome(call, net), outcome(bare, bare))
+
+
+def test_a_wrapper_that_is_compiled_can_be_attached_to(net):
     torch._dynamo.reset()
-    attached = attach(net, {"layer1.*": Dropout(0.5)})
+    call, x = torch.compile(net, backend="eager"), torch.randn(2, 3, 16, 16)
     call(x)
-    assert [site.calls for site in attached.sites] == [1, 1]
-    attached.remove()
+    attached = attach(call, {"layer1.*": Dropout(0.5)})
     call(x)
-    with pytest.raises(RuntimeError, match="is compiled"):
-        attach(net, {"layer1.*": Dropout(0.5)})
+    assert attachments(call) == [attached]
+    assert [site.calls for site in attached] == [1, 1]
+
+
+def test_attaching_leaves_a_pending_backward_and_other_models_as_they_are(net):
+    model = Small()
+    attached = attach(model, {"block": ScaleGrad(-2.0)})
+    call, x = compiled(model), images()
+    gradients = []
+    for pending in (False, True):
+        model.zero_grad()
+        y = call(x)
+        if pending:
+            attach(net, {"layer1.*": Dropout(0.5)})
+        y.square().mean().backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    assert all(map(torch.equal, *gradients))
+    assert attached.sites[0].active_calls == 2
+    counters.clear()
+    for training in (True, False, True):
+        model.train(training)
+        train(call, x)
+    assert graphs() == 2
+    assert attached.sites[0].active_calls == 4
 
 
 def test_another_model_of_the_class_may_be_attached_to(net):

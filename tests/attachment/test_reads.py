@@ -1,0 +1,110 @@
+"""How often a look at an Attachment waits for a device: once, whatever the number of sites."""
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dropblock_hooks import ClipGradNorm, Dropout, Dropout2d, LinearSchedule, attach
+from dropblock_hooks.sites.counts import _numbers_of
+
+
+class Reads(TorchDispatchMode):
+    """Counts what waits for a device: numbers that become Python's, and copies to another one."""
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        self.n = 0
+        for name in ("tolist", "numpy", "cpu"):  # which never reach the dispatcher on the CPU
+            monkeypatch.setattr(torch.Tensor, name, self.counted(getattr(torch.Tensor, name)))
+
+    def counted(self, method):
+        def call(tensor, *args, **kwargs):
+            self.n += 1
+            return method(tensor, *args, **kwargs)
+
+        return call
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.n += func in (
+            torch.ops.aten._local_scalar_dense.default,
+            torch.ops.aten._to_copy.default,
+            torch.ops.aten.equal.default,
+        )
+        return func(*args, **(kwargs or {}))
+
+
+LOOKS = {
+    "report": lambda attached: attached.report(),
+    "table": str,
+    "verify": lambda attached: attached.verify(),
+    "scalars": lambda attached: attached.scalars(),
+    "state": lambda attached: attached.state_dict(),
+    "step": lambda attached: attached.step(),
+    "set": lambda attached: attached.set(Dropout, p=0.3),
+}
+RATES = [Dropout(LinearSchedule(0.1, 0.5, 9)), ClipGradNorm(0.1), Dropout2d(0.5)]
+
+
+def trained(layers, mode, spec):
+    model = nn.Sequential(*(nn.Conv2d(2, 2, 1) for _ in range(layers)))
+    attached = attach(model, spec)
+    call = torch.compile(model, backend="eager") if mode == "compiled" else model
+
+    def train():
+        call(torch.ones(4, 2, 3, 3)).sum().backward()
+
+    train()
+    return attached, train
+
+
+@pytest.mark.parametrize(
+    ("mode", "layers"),
+    [
+        ("eager", 1),
+        ("eager", 10),
+        ("compiled", 2),
+        pytest.param("compiled", 10, marks=pytest.mark.slow),
+    ],
+)
+def test_a_look_reads_once(mode, layers, monkeypatch):
+    torch._dynamo.reset()
+    attached, train = trained(layers, mode, {"*": RATES})
+    assert len(attached) == 3 * layers
+    found = {}
+    for name, look in LOOKS.items():
+        train()
+        with monkeypatch.context() as patched, Reads(patched) as reads:
+            look(attached)
+        found[name] = reads.n
+    assert max(found.values()) == 1, found
+    assert [site.active_calls for site in attached] == [8] * 3 * layers
+
+
+def test_a_sum_over_ranks_reads_once(tmp_path, monkeypatch):
+    attached, _ = trained(10, "eager", {"*": RATES})
+    alone = str(attached)
+    distributed.init_process_group(
+        "gloo", rank=0, world_size=1, init_method=f"file://{tmp_path}/store"
+    )
+    try:
+        reads = []
+        monkeypatch.setattr(
+            "dropblock_hooks.sites.counts._numbers_of",
+            lambda tensors, call=_numbers_of: reads.append(len(tensors)) or call(tensors),
+        )
+        together = str(attached.report(distributed=True))
+    finally:
+        distributed.destroy_process_group()
+    assert len([n for n in reads if n]) == 1
+    assert together == alone.replace("epoch 0", "epoch 0, 1 ranks")
+
+
+def test_large_counts_are_exact():
+    """A float64 does not tell 2**53 + 1 from 2**53."""
+    attached, _ = trained(1, "eager", {"*": Dropout(0.5)})
+    record = attached.sites[0].record
+    before = record.read().life
+    record.add_active(torch.tensor(2**53 + 1), 2**60, 0.5)
+    record.add_active(torch.tensor(True), 1, 0.5)
+    assert record.read().life.affected == before.affected + 2**53 + 2
