@@ -32,7 +32,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ..functional import axes
 from ..functional.gradients import (
     Per,
     check_bounds,
@@ -101,11 +100,11 @@ class ClipGradNorm(Regularizer):
         object.__setattr__(self, "norm_type", check_norm(self.norm_type, self.per))
 
     @property
-    def channelwise(self) -> bool:
+    def channelwise(self) -> bool:  # type: ignore[override]
         return self.per == "channel"
 
     @property
-    def samplewise(self) -> bool:
+    def samplewise(self) -> bool:  # type: ignore[override]
         return self.per == "sample"
 
     def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
@@ -114,9 +113,8 @@ class ClipGradNorm(Regularizer):
         return None
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        axis = 0 if now.layout == axes.PARAMETER else axes.channel_axis(now.layout)
         limit = now.max_norm * now.grad_scale
-        y, met = clip_norm_counted(x, limit, self.norm_type, self.per, axis)
+        y, met = clip_norm_counted(x, limit, self.norm_type, self.per)
         now.norms = met.unscaled(now.grad_scale)
         return y, met.changed
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from types import MappingProxyType
-from typing import (
-    Annotated,
-    Any,
-    TypeAlias,
-    get_args,
-    get_origin,
-)
+from types import MappingProxyType, SimpleNamespace
+from typing import Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
 
 from ..checks import as_given, as_number
 from ..quoting import class_name, quote
@@ -99,12 +94,11 @@ def is_optional(cls: Any, name: str) -> bool:
 def hints_of(cls: Any) -> Mapping[str, Any]:
     """The annotations of the fields; those that can't be evaluated are no rates."""
     scope = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
-    found = {}
+    found: dict[str, Any] = {}
     for f in fields(cls):
-        try:
-            found[f.name] = eval(f.type, scope, _ALIASES) if isinstance(f.type, str) else f.type
-        except NameError:
-            continue
+        alone = SimpleNamespace(__annotations__={f.name: f.type})
+        with contextlib.suppress(NameError):
+            found |= get_type_hints(alone, scope, _ALIASES, include_extras=True)
     return MappingProxyType(found)
 
 

@@ -333,12 +333,13 @@ class Site:
         traced = compiling and self.regularizer.traceable
         apply = self.regularizer.apply if traced else self._apply
         try:
-            if self.regularizer.spatial is None:
+            if self.regularizer.spatial is None and not self.regularizer.channelwise:
                 return *_applied(apply, x, now), x.numel()
             inner = axes.as_map(x, form)
-            metered = compiling and not torch.compiler.is_exporting()
-            seen = self.record.meter if metered else self.record
-            seen.see_map(inner.shape[2:])
+            if self.regularizer.spatial is not None:
+                metered = compiling and not torch.compiler.is_exporting()
+                seen = self.record.meter if metered else self.record
+                seen.see_map(inner.shape[2:])
             y, affected = _applied(apply, inner, now)
             return (x if y is inner else axes.put_back(y, x, form)), affected, inner.numel()
         except (TypeError, ValueError) as error:
