@@ -33,31 +33,28 @@ def form_of(
         evidence: what the model tells about the layer.
         shape: of the tensor.
         told: what the layer took and gave in this call; sizes of maps among it are used.
-        seen: what the graph of this forward says of the channels, as `origins.channels_of` does.
+        seen: what the graph of this forward says, as `autograd_graph.channels_of` does.
         sizes: what the model has met in this forward.
 
     Raises:
         ValueError: where it can't be known, or what is known contradicts the options.
     """
     spatial, layout = regularizer.spatial, regularizer.layout
-    if layout == "auto" and (spatial or regularizer.samplewise or regularizer.channelwise):
+    auto = layout == "auto"
+    if auto and (spatial or regularizer.samplewise or regularizer.channelwise):
         _check_samples(evidence, shape, regularizer.index)
-    if spatial is None:
-        if layout == "auto" and (len(shape) == 2 or not regularizer.channelwise):
-            return _NAMELESS
-        if not regularizer.channelwise:
-            return Form(layout)
-        rank = len(layout) - 2
-        if layout == "auto":
-            rank = len(shape) - 2
-            if not 1 <= rank <= 3:
-                raise ValueError(f"needs an axis of channels in 2 to 5, got shape {tuple(shape)}")
-    else:
-        tokens = spatial > 1 and (len(layout) == 3 or (layout == "auto" and len(shape) == 3))
-        rank = 1 if tokens else spatial
+    if spatial is None and not regularizer.channelwise:
+        return _NAMELESS if auto else Form(layout)
+    rank = len(layout) - 2
+    if auto:
+        rank = len(shape) - 2 if spatial is None or len(shape) == 3 else spatial
+    if rank == 0:
+        return _NAMELESS  # samples and channels
+    if rank not in CHANNELS_FIRST:
+        raise ValueError(f"needs an axis of channels in 2 to 5, got shape {tuple(shape)}")
     if len(shape) != rank + 2:
         raise ValueError(_wrong_rank(rank, layout, spatial, shape))
-    if layout == "auto":
+    if auto:
         tokens = spatial is not None and rank < spatial
         both = CHANNELS_FIRST[rank], CHANNELS_LAST[rank]
         layout = _decide(evidence, shape, both, tokens, seen)
