@@ -29,41 +29,43 @@ def _example(monkeypatch):
 
 
 def timm_model(name, **options):
-    timm = pytest.importorskip("timm", reason="the models are timm's")
-    return timm.create_model(name, num_classes=2, **options)
+    timm = pytest.importorskip("timm", reason="the model is timm's")
+    return timm.create_model(name, num_classes=2, img_size=32, embed_dim=24, **options)
 
 
 MODELS = {
-    "NCHW": ("resnet18", {"layers": (1, 1, 1, 1), "channels": (8,) * 4}, "layer1.0.conv2"),
+    "NCHW": (
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3)),
+        "0",
+    ),
     "NHWC": (
-        "swin_tiny_patch4_window7_224",
-        {"img_size": 32, "embed_dim": 24, "depths": (1, 1), "num_heads": (2, 2)},
+        lambda: timm_model("swin_tiny_patch4_window7_224", depths=(1, 1), num_heads=(2, 2)),
         "layers.0.blocks.0",
     ),
     "NLC": (
-        "vit_tiny_patch16_224",
-        {"img_size": 32, "patch_size": 8, "depth": 1, "embed_dim": 24, "num_heads": 2},
+        lambda: timm_model("vit_tiny_patch16_224", patch_size=8, depth=1, num_heads=2),
         "blocks.0",
     ),
-}  # fmt: skip
+}
 each_layout = pytest.mark.parametrize("layout", MODELS)
 
 
 def build(layout):
-    name, options, layer = MODELS[layout]
-    return (
-        timm_model(name, **options),
-        layer,
-        layout.index("C") - len(layout) * layout.endswith("C"),
-    )
+    """A model, the name of a layer of this layout in it, and the axis of its channels."""
+    make, layer = MODELS[layout]
+    return make(), layer, -1 if layout.endswith("C") else 1
+
+
+def compiled_anew(model, fullgraph=True):
+    torch._dynamo.reset()
+    return torch.compile(model, backend="eager", fullgraph=fullgraph)
 
 
 def output_of(model, layer, x, compiled=False):
     """What a layer gives in a forward of the model, after all hooks that are on it now."""
     found = []
     handle = model.get_submodule(layer).register_forward_hook(lambda *call: found.append(call[2]))
-    run = torch.compile(model, backend="eager", fullgraph=True) if compiled else model
-    run(x)
+    compiled_anew(model)(x) if compiled else model(x)
     handle.remove()
     return found[0].detach()
 
@@ -71,7 +73,6 @@ def output_of(model, layer, x, compiled=False):
 @each_layout
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_whole_channels_and_only_those_are_muted(example, layout, compiled):
-    torch._dynamo.reset()
     model, layer, axis = build(layout)
     x = torch.randn(8, 3, 32, 32)
     before = output_of(model, layer, x)
@@ -101,13 +102,12 @@ def test_the_channels_come_on_axis_1_without_a_copy(example, layout, monkeypatch
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_of_a_parameter_the_first_axis_is_that_of_the_channels(example, compiled):
-    torch._dynamo.reset()
     cls = registry.register(
         type("MuteGradChannels", (example("MuteChannels"),), {"acts_on": "gradient"})
     )
     model = nn.Linear(5, 40)
     attach(model, {"param:weight": cls(0.5), "param:bias": cls(0.5)})
-    run = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+    run = compiled_anew(model) if compiled else model
     run(torch.ones(2, 5)).sum().backward()
     of_weight = model.weight.grad == 0
     assert torch.equal(of_weight.all(1), of_weight.any(1))
@@ -136,15 +136,14 @@ def test_two_axes_are_samples_and_channels(example):
 )
 @pytest.mark.parametrize("name", SOURCES)
 def test_every_example_trains_and_stands_in_a_file(example, name, compiled):
-    torch._dynamo.reset()
     regularizer = example(name)()
     assert Spec.from_yaml(f"'1': {name}") == Spec({"1": regularizer})
     model, x = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1)), torch.randn(4, 3, 6, 6)
     (row,) = plan(model, {"1": regularizer}, x)
     assert row.calls == 1
     attached = attach(model, {"1": regularizer})
-    run = torch.compile(model, backend="eager", fullgraph=regularizer.traceable)
-    (run if compiled else model)(x).sum().backward()
+    run = compiled_anew(model, regularizer.traceable) if compiled else model
+    run(x).sum().backward()
     assert attached.sites[0].active_calls == 1
 
 
