@@ -25,8 +25,7 @@ def ask(evidence: Evidence, shape: Shape, both: tuple[str, str], tokens: bool, s
         tokens: whether it would be a map that is folded into one axis of tokens.
         seen: what the graph of this forward says, as `autograd_graph.channels_of` does.
     """
-    unsure = _is_unsure(evidence, shape, seen)
-    question = _Question(evidence, *both, shape, shape[1], shape[-1], tokens, seen, unsure)
+    question = _Question(evidence, *both, shape, shape[1], shape[-1], tokens, seen)
     for witness in _WITNESSES:
         answer = witness(question)
         if answer is not None:
@@ -43,16 +42,6 @@ class _Question(NamedTuple):
     back: int  # the length of the last axis
     tokens: bool
     seen: str
-    unsure: bool
-
-
-def _is_unsure(evidence: Evidence, shape: Shape, seen: str) -> bool:
-    """Whether nothing but clear widths may decide: the axes of a map may have been reordered."""
-    if evidence.own or len(shape) == 3:
-        return False
-    widths, front, back = evidence.first or (), shape[1], shape[-1]
-    contradicted = evidence.last is None and has(widths, back) and not has(widths, front)
-    return evidence.turns or contradicted or (seen == UNTOLD and bool(widths))
 
 
 def _graph(q: _Question) -> str | None:
@@ -64,8 +53,7 @@ def _graph(q: _Question) -> str | None:
 
 def _stage(q: _Question) -> str | None:
     """The feature stage that the layer ends, by its channels."""
-    stage = q.evidence.stage
-    return None if stage is None else _fitting(q, q.front == stage, q.back == stage)
+    return _fitting(q, q.front == q.evidence.stage, q.back == q.evidence.stage)
 
 
 def _declared(q: _Question) -> str | None:
@@ -87,12 +75,16 @@ def _linear_layers(q: _Question) -> str | None:
 
 
 def _clear_width(q: _Question) -> str | None:
-    """Where axes may have been reordered: a width that one axis alone has, whatever its layer."""
-    if not q.unsure:
+    """Where the axes of a map may have been reordered: a width that one axis alone has."""
+    evidence = q.evidence
+    if evidence.own or len(q.shape) == 3:
         return None
-    widths = _all_widths(q.evidence)
-    fits_front, fits_back = has(widths, q.front), has(widths, q.back)
-    if q.evidence.last is None and not fits_front:
+    of_first, of_all = evidence.first or (), _all_widths(evidence)
+    contradicted = evidence.last is None and has(of_first, q.back) and not has(of_first, q.front)
+    if not (evidence.turns or contradicted or (q.seen == UNTOLD and of_first)):
+        return None
+    fits_front, fits_back = has(of_all, q.front), has(of_all, q.back)
+    if evidence.last is None and not fits_front:
         return OPEN  # the back alone may as well have the width of concatenated maps
     return _fitting(q, fits_front, fits_back) or OPEN
 
