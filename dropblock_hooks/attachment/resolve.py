@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from ..layouts.hints import Evidence, Witness
+from ..layouts.hints import Evidence, Hints
 from ..quoting import described, label, listed, message_of, quote, shorten
 from ..regularizers.base import Regularizer
 from ..regularizers.rates import RateLike
@@ -71,9 +71,9 @@ def place(model: nn.Module, draft: Draft) -> tuple[list[Placement], list[str]]:
 
 def _with_evidence(placements: list[Placement], index: Index) -> list[Placement]:
     """The placements, each with what the model tells about its layer."""
-    witness = Witness(index, stage_channels(index), stage_ratios(index))
+    hints = Hints(index, stage_channels(index), stage_ratios(index))
     return [
-        p if p.target.parameter else replace(p, evidence=witness.of(p.target, p.regularizer.at))
+        p if p.target.parameter else replace(p, evidence=hints.of(p.target, p.regularizer.at))
         for p in placements
     ]
 

@@ -1,7 +1,6 @@
 """The equations of the regularizers as pure functions of tensors.
 
-dropout     dropout of elements, channels and samples
-units       the same by the unit that is dropped, with counts
+dropout     dropout of elements, channels, samples and residual branches
 dropblock   dropout of blocks; `disout` distorts them
 gamma       the rate of block centers that drops a given share
 noise       Gaussian noise

@@ -55,7 +55,12 @@ def channel_axis(layout: str) -> int:
 
 
 def as_map(x: Tensor, form: Form) -> Tensor:
-    """What is regularized of `x`, as (N, C, ...): a view where there is one, or `x` itself."""
+    """What is regularized of `x`, as (N, C, ...): a view where there is one, or `x` itself.
+
+    A parameter is one sample, (1, C, ...): the channels that it gives are its first axis.
+    """
+    if form.layout == PARAMETER:
+        return x.reshape(1, *(x.shape or (1,)))
     x = x.movedim(-1, 1) if form.layout.endswith("C") else x
     if form.prefix:
         x = x[:, :, form.prefix :]
@@ -66,9 +71,14 @@ def as_map(x: Tensor, form: Form) -> Tensor:
 
 def put_back(y: Tensor, x: Tensor, form: Form) -> Tensor:
     """`x` with the map `y` in the place that `as_map` took it from; the prefix is left as it is."""
+    if form.layout == PARAMETER:
+        return y.reshape(x.shape)
     if form.grid is not None:
         y = _fold(y, form.grid, form.unrolled)
-    y = y.movedim(1, -1) if form.layout.endswith("C") else y
+    if form.layout.endswith("C"):
+        y = y.movedim(1, -1)
+        # not every operation keeps the order in memory, on which the layers behind may rely
+        y = y.contiguous() if x.is_contiguous() else y
     if form.prefix:
         axis = 1 if is_last(form.layout) else 2
         y = torch.cat((x.narrow(axis, 0, form.prefix), y), axis)

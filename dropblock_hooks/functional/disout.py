@@ -13,7 +13,7 @@ from torch import Tensor
 from ..checks import as_number, check_floating, check_probability, check_spatial
 from .dropblock import draw_blocks
 from .gamma import check_block_size
-from .masks import Rate, is_zero
+from .masks import Rate, is_zero, nothing
 from .noise import normal_like
 
 
@@ -35,8 +35,7 @@ def distort_blocks(
     found = draw_blocks(x, p, edges, share_channels=share_channels, generator=generator)
     mask = found if isinstance(found, Tensor) else found[0].mask(found[1])
     spread = x.detach().to(torch.promote_types(x.dtype, torch.float32)).std(correction=0)
-    # -0.0 is what leaves any number as it is in a sum, -0.0 too
-    noise = normal_like(x, alpha * spread, generator).masked_fill_(~mask, -0.0)
+    noise = normal_like(x, alpha * spread, generator).masked_fill_(~mask, nothing(summand=True))
     distorted = mask.count_nonzero() * (x.numel() // mask.numel())
     return (x + noise).to(x.dtype), distorted * (alpha != 0)
 

@@ -1,8 +1,13 @@
-"""Dropout of elements, channels, samples and residual branches, by the field's names."""
+"""Dropout of units: of elements, channels, samples and residual branches.
+
+The ``drop_*`` functions of units return the tensor and how many elements were dropped.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +20,11 @@ from ..checks import (
     check_residual,
     check_spatial,
 )
-from .units import drop_channels, drop_residual, drop_samples, drop_shape
+from .kernels.cpu import Blocks, draw_positions, drop_drawn, takes
+from .kernels.units import drop_units
+from .masks import Rate, bernoulli, drop, is_zero, keep_scale, nothing
+
+_LARGE = 64  # elements of a unit, from which a number for each is less than a bit of each element
 
 
 def dropout(
@@ -210,3 +219,66 @@ def stochastic_depth(
     if shortcut is None:
         return drop_samples(input, p, mode, generator=generator)[0]
     return drop_residual(input, shortcut, p, mode, generator=generator)[0]
+
+
+def drop_shape(
+    x: Tensor,
+    p: Rate,
+    shape: Sequence[int],
+    *,
+    rescale: bool = True,
+    inplace: bool = False,
+    summand: bool = False,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor | int]:
+    """Dropout with one decision per element of `shape`, which broadcasts to that of `x`.
+
+    The result may be a `summand`: what is dropped then leaves any number, -0.0 too, as it is in a
+    sum.
+    """
+    if is_zero(p) or x.numel() == 0:
+        return x, 0
+    scale = keep_scale(p) if rescale else None
+    if not isinstance(p, Tensor) and not torch.compiler.is_compiling():
+        edges = [whole // part for whole, part in zip(x.shape, shape, strict=True)]
+        area = math.prod(edges)
+        if area >= _LARGE and takes(x, "units"):
+            dropped = draw_positions(math.prod(shape), p, generator)
+            y = drop_units(x, scale, shape, dropped, summand)
+            return x.copy_(y) if inplace else y, len(dropped) * area
+        if area < _LARGE and not summand and takes(x):
+            blocks = Blocks(x, edges)
+            drawn = blocks.draw(p, generator)
+            y = drop_drawn(x, scale, blocks, drawn)
+            return x.copy_(y) if inplace else y, blocks.count(drawn)
+    mask = bernoulli(shape, p, x.device, generator)
+    dropped = mask.sum() * (x.numel() // mask.numel())
+    return drop(x, mask, scale, inplace, nothing(summand)), dropped
+
+
+def drop_channels(x: Tensor, p: Rate, **options: Any) -> tuple[Tensor, Tensor | int]:
+    """Dropout of whole channels of a tensor (N, C, ...)."""
+    return drop_shape(x, p, (*x.shape[:2], *[1] * (x.ndim - 2)), **options)
+
+
+def drop_samples(
+    x: Tensor, p: Rate, mode: str = "row", **options: Any
+) -> tuple[Tensor, Tensor | int]:
+    """Dropout of whole samples (``"row"``) or of the whole batch at once (``"batch"``)."""
+    if x.ndim == 0:
+        raise ValueError("needs a tensor with an axis of samples, got a 0-D tensor")
+    first = x.shape[0] if mode == "row" else 1
+    return drop_shape(x, p, (first, *[1] * (x.ndim - 1)), **options)
+
+
+def drop_residual(
+    block: Tensor, shortcut: Tensor, p: Rate, mode: str = "row", **options: Any
+) -> tuple[Tensor, Tensor | int]:
+    """``shortcut + drop(block - shortcut)``: a dropped sample is its shortcut, to the bit."""
+    check_residual(block, shortcut)
+    if is_zero(p) or block.numel() == 0:
+        return block, 0
+    wide = torch.promote_types(block.dtype, torch.float32)
+    difference = block.to(wide) - shortcut.to(wide)
+    branch, dropped = drop_samples(difference, p, mode, summand=True, **options)
+    return branch.add_(shortcut).to(block.dtype), dropped  # in place: the block's memory format

@@ -82,3 +82,8 @@ def drop(
     """`fill` where `mask`, ``x * scale`` elsewhere: the product in float32, rounded once."""
     y = scaled(x, scale).masked_fill_(mask, fill)  # in place: masked_fill need not keep the format
     return x.copy_(y) if inplace else y
+
+
+def nothing(summand: bool) -> float:
+    """What is put where all is dropped: 0, or in a summand -0.0, which adds nothing to -0.0 too."""
+    return -0.0 if summand else 0.0

@@ -1,6 +1,7 @@
 """How the axes of a tensor are read.
 
-infer           the layout, from the options, what the model tells, and the shape
+infer           how the axes are read, from the options, what the model tells, and the shape
+witnesses       where the channels are: who is asked, and in which order
 hints           what a model tells about a layer, at attaching
 grids           the grids of tokens that the model states
 tokens          the grid of the tokens of this call

@@ -67,7 +67,7 @@ class Evidence:
     unrolled: tuple[Grid, tuple[Grid, ...]] | None = None
 
 
-class Witness:
+class Hints:
     """Gathers the evidence of the layers of one model; used at attaching only."""
 
     def __init__(self, index: Index, stage_channels: dict[str, int], ratios: Iterable[int]) -> None:
@@ -95,7 +95,7 @@ class Witness:
         """What is known of the output, or the input, of a layer."""
         module = target.module
         lineage = list(self._lineage(target.name))
-        own, widths = _own(module, at), self._widths_in(module)
+        settled, widths = _own(module, at), self._widths_in(module)
         borrowed = not widths.found
         for ancestor in lineage[1:]:
             if widths.found:
@@ -104,15 +104,16 @@ class Witness:
         stage = self._stages.get(target.name) if at == "output" else None
         declares = stage is not None or widths.first is None  # inside, a map may be of another
         fmt = _format(module) or (_format(self._index.model) if declares else "")
+        known = {"first": widths.first, "last": widths.last} if settled is None else settled
         return replace(
             self._model,
-            own=type(module).__name__ if own is not None else "",
-            first=own[1] if own and own[0] == "first" else None if own else widths.first,
-            last=own[1] if own and own[0] == "last" else None if own else widths.last,
+            own="" if settled is None else type(module).__name__,
+            first=known.get("first"),
+            last=known.get("last"),
             stage=stage,
             output_fmt=fmt if at == "output" else "",
             borrowed=borrowed,
-            turns=own is None and widths.turns,
+            turns=settled is None and widths.turns,
             heads=_heads(lineage),
             partition=_partition(lineage[1:]),
             batched=_batched(lineage),
@@ -176,11 +177,15 @@ def _widths(leaf: nn.Module) -> set[int]:
     return set(_taken(leaf)) | set(_given(leaf))
 
 
-def _given(leaf: Any) -> tuple[int, ...]:
+_GIVEN = ("out_channels", "out_features", "num_features", "num_channels", "embedding_dim")
+
+
+def _given(leaf: Any, names: tuple[str, ...] = _GIVEN) -> tuple[int, ...]:
     """The number of channels that a leaf gives out, where it is known."""
-    for name in ("out_channels", "out_features", "num_features", "num_channels", "embedding_dim"):
-        if isinstance(getattr(leaf, name, None), int):
-            return (getattr(leaf, name),) if getattr(leaf, name) > 0 else ()
+    for name in names:
+        stated = getattr(leaf, name, None)
+        if isinstance(stated, int):
+            return (stated,) if stated > 0 else ()
     shape = getattr(leaf, "normalized_shape", None)
     if shape is not None:
         return (int(shape[0 if _kind(leaf) == "first" else -1]),)
@@ -190,17 +195,15 @@ def _given(leaf: Any) -> tuple[int, ...]:
 
 def _taken(leaf: Any) -> tuple[int, ...]:
     """The number of channels that a leaf takes in, where it is known."""
-    for name in ("in_channels", "in_features"):
-        if isinstance(getattr(leaf, name, None), int):
-            return (getattr(leaf, name),) if getattr(leaf, name) > 0 else ()
-    return _given(leaf)
+    return _given(leaf, ("in_channels", "in_features", *_GIVEN))
 
 
-def _own(module: nn.Module, at: str) -> tuple[str, tuple[int, ...]] | None:
+def _own(module: nn.Module, at: str) -> dict[str, tuple[int, ...] | None] | None:
+    """Where its type settles it: the side on which its channels are, and how many."""
     kind = _kind(module)
     if kind is None or (at == "input" and isinstance(module, nn.Embedding)):
         return None
-    return kind, _given(module) if at == "output" else _taken(module)
+    return {kind: _given(module) if at == "output" else _taken(module)}
 
 
 def _format(module: nn.Module) -> str:

@@ -10,10 +10,10 @@ from typing import Any
 from ..functional.axes import CHANNELS_FIRST, CHANNELS_LAST, Form, channel_axis, is_last, is_tokens
 from ..regularizers.base import Regularizer
 from ..tables import shown
-from .autograd_graph import FIRST, LAST, UNTOLD
 from .hints import Evidence
 from .map_sizes import MapSizes
 from .tokens import Shape, has, stage_sizes, token_form
+from .witnesses import ask
 
 _FIRST_FORMS = {spatial: Form(layout) for spatial, layout in CHANNELS_FIRST.items()}
 _NAMELESS = Form("")
@@ -34,25 +34,28 @@ def form_of(
         evidence: what the model tells about the layer.
         shape: of the tensor.
         told: what the layer took and gave in this call; sizes of maps among it are used.
-        seen: what the graph of this forward says of the channels, as `origins.channels_of` does.
+        seen: what the graph of this forward says, as `autograd_graph.channels_of` does.
         sizes: what the model has met in this forward.
 
     Raises:
         ValueError: where it can't be known, or what is known contradicts the options.
     """
     spatial, layout = regularizer.spatial, regularizer.layout
-    if layout == "auto" and (spatial or regularizer.samplewise or regularizer.channelwise):
+    auto = layout == "auto"
+    if auto and (spatial or regularizer.samplewise or regularizer.channelwise):
         _check_samples(evidence, shape, regularizer.index)
-    if spatial is None:
-        if not regularizer.channelwise or (layout == "auto" and not 3 <= len(shape) <= 5):
-            return _NAMELESS if layout == "auto" else Form(layout)
-        rank = len(shape) - 2 if layout == "auto" else len(layout) - 2
-    else:
-        tokens = spatial > 1 and (len(layout) == 3 or (layout == "auto" and len(shape) == 3))
-        rank = 1 if tokens else spatial
+    if spatial is None and not regularizer.channelwise:
+        return _NAMELESS if auto else Form(layout)
+    rank = len(layout) - 2
+    if auto:
+        rank = len(shape) - 2 if spatial is None or len(shape) == 3 else spatial
+    if rank == 0:
+        return _NAMELESS  # samples and channels
+    if rank not in CHANNELS_FIRST:
+        raise ValueError(f"needs an axis of channels in 2 to 5, got shape {tuple(shape)}")
     if len(shape) != rank + 2:
         raise ValueError(_wrong_rank(rank, layout, spatial, shape))
-    if layout == "auto":
+    if auto:
         tokens = spatial is not None and rank < spatial
         both = CHANNELS_FIRST[rank], CHANNELS_LAST[rank]
         layout = _decide(evidence, shape, both, tokens, seen)
@@ -75,17 +78,11 @@ def _wrong_rank(rank: int, layout: str, spatial: int | None, shape: Shape) -> st
 def _decide(
     evidence: Evidence, shape: Shape, both: tuple[str, str], tokens: bool, seen: str
 ) -> str:
-    """The layout that the evidence speaks for."""
-    first, last = both
-    if evidence.own or seen in ("", UNTOLD):
-        unsure = _is_unsure(evidence, shape, seen)
-        found = _by_type(evidence, shape, first, last, tokens, unsure)
-        found = found or _by_width(evidence, shape, first, last, unsure)
-    else:
-        found = {FIRST: first, LAST: last}.get(seen, "")
+    """The layout of a tensor, where that can be known."""
+    found = ask(evidence, shape, both, tokens, seen)
     if not found:
         raise ValueError(
-            f"can't tell the channels of shape {tuple(shape)}: {first} or {last} "
+            f"can't tell the channels of shape {tuple(shape)}: {both[0]} or {both[1]} "
             f"({_known(evidence)}); say which with layout="
         )
     if len(shape) > 3:
@@ -111,69 +108,6 @@ def _check_samples(evidence: Evidence, shape: Shape, index: int | str | None) ->
             f"shape {tuple(shape)} can't be read: the state of a recurrent layer has its layers "
             "on axis 0, and the samples on axis 1"
         )
-
-
-def _is_unsure(evidence: Evidence, shape: Shape, seen: str) -> bool:
-    """Whether nothing but clear widths may decide: the axes of a map may have been reordered."""
-    if evidence.own or len(shape) == 3:
-        return False
-    widths, front, back = evidence.first or (), shape[1], shape[-1]
-    contradicted = evidence.last is None and has(widths, back) and not has(widths, front)
-    return evidence.turns or contradicted or (seen == UNTOLD and bool(widths))
-
-
-def _by_type(
-    evidence: Evidence, shape: Shape, first: str, last: str, tokens: bool, unsure: bool
-) -> str:
-    """The layout where all that is in the layer is of one kind; "" where that is open."""
-    front, back = shape[1], shape[-1]
-    if evidence.stage is not None and (front == evidence.stage) != (back == evidence.stage):
-        return first if front == evidence.stage else last
-    if evidence.output_fmt in (first, last):
-        declared = back if evidence.output_fmt == last else front
-        if evidence.stage == declared or has(
-            (*(evidence.first or ()), *(evidence.last or ())), declared
-        ):
-            return evidence.output_fmt
-    widths, kind = (evidence.first, first) if evidence.last is None else (evidence.last, last)
-    if evidence.first is not None and evidence.last is not None:
-        return ""
-    if kind == first and len(shape) > 3 and not evidence.own:
-        return "" if unsure else first
-    if widths is None:  # nothing in the model speaks of another order than torch's
-        return first
-    own, other = (front, back) if kind == first else (back, front)
-    if not widths or has(widths, own):
-        return kind if evidence.own or kind == first or not has(widths, other) else ""
-    if evidence.borrowed or (evidence.own and has(widths, other)):
-        return ""
-    if kind == last:
-        return ""
-    # else maps were concatenated, unless the layer itself turns them
-    turned = (tokens or evidence.norms_last) and has(widths, other)
-    return "" if turned and not tokens else last if turned else first
-
-
-def _by_width(evidence: Evidence, shape: Shape, first: str, last: str, unsure: bool) -> str:
-    """The layout whose channel axis has a width that the layer has; "" where that is open."""
-    front, back = shape[1], shape[-1]
-    of_first, of_last = evidence.first or (), evidence.last or ()
-    if unsure:  # then any width may be that of either axis
-        # at the back alone, one of convolutions may as well be the width of concatenated maps
-        fits_front, fits_back = (has((*of_first, *of_last), edge) for edge in (front, back))
-        alone = evidence.last is None and not fits_front
-        return "" if fits_front == fits_back or alone else first if fits_front else last
-    fits_front, fits_back = has(of_first, front), has(of_last, back)
-    if not (fits_front or fits_back):
-        fits_front, fits_back = has(of_last, front), has(of_first, back)
-    elif evidence.first is None:
-        fits_front = has(of_last, front)
-    if fits_front and fits_back:
-        maps = list(stage_sizes(evidence))
-        fits_front, fits_back = tuple(shape[2:]) in maps, tuple(shape[1:-1]) in maps
-    if fits_front == fits_back:
-        return ""
-    return first if fits_front else last
 
 
 def _check_axes(evidence: Evidence, shape: Shape, layout: str) -> None:

@@ -5,28 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import (
-    Any,
-    ClassVar,
-    Literal,
-    TypeAlias,
-)
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from torch import Tensor, nn
 
-from ..checks import LARGEST, closest
+from ..checks import LARGEST, as_count, closest
 from ..functional import axes
 from ..quoting import label, quote, shown
 from ..registry import brief, check_fields, name_of
 from ..schedules import Schedule, is_moving, same_kind, value_at
-from .rates import (
-    Range,
-    RateLike,
-    checked_rate,
-    hints_of,
-    is_optional,
-    ranges_of,
-)
+from .rates import Range, RateLike, checked_rate, hints_of, is_optional, ranges_of
 
 
 class Now:
@@ -97,89 +85,51 @@ class Regularizer:
     prefix_tokens: int | None = field(default=None, kw_only=True)
     active: Literal["train", "always"] = field(default="train", kw_only=True)
 
+    def apply(self, x: Tensor, now: Now) -> Applied:
+        """The regularized tensor (`x` itself where nothing is to be done) and a count.
+
+        `x` is the activation, with its axes as the layer gives them; ``channelwise`` or ``spatial``
+        classes get the channels on axis 1. Where ``acts_on`` is "gradient", it is the gradient. The
+        count is the number of elements dropped or changed: an int or a 0-dim tensor (not read until
+        someone asks), or None where that means nothing.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define apply(x, now)")
+
+    # What a class of your own may say besides: CONTRIBUTING.md has examples -----------------------
+
     acts_on: ClassVar[Literal["activation", "gradient"]] = "activation"
+    """Whether ``apply`` takes the activation, or the gradient that comes back to it."""
+    channelwise: ClassVar[bool] = False
+    """Whether ``apply`` needs to know the channels: `x` then comes as (N, C, ...), whatever the
+    layout, and what is returned is put back. A parameter comes as (1, C, ...): its axis 0."""
     spatial: ClassVar[int | None] = None
-    """Number of spatial axes that ``apply`` needs; the tensor then comes with channels first."""
+    """Number of spatial axes that ``apply`` needs: `x` then comes as (N, C, ...) with so many, also
+    of tokens that form a map."""
+    samplewise: ClassVar[bool] = False
+    """Whether ``apply`` takes axis 0 for the samples: tensors of which that is doubtful are refused
+    (those of channelwise and spatial classes always are)."""
+    needs_input: ClassVar[bool] = False
+    """Whether ``apply`` uses ``now.input``, which a layer may then not give back changed."""
     random: ClassVar[bool] = True
     """Whether ``apply`` draws random numbers: ranks and recomputations are then looked at."""
-    follows_host: ClassVar[bool] = False
-    """Whether it runs in evaluation too, told by ``now.training``."""
+    traceable: ClassVar[bool] = True
+    """Whether torch.compile can trace ``apply``; else it breaks the graph, run as in eager mode."""
     idle_at_zero: ClassVar[bool] = False
     """Whether ``apply`` gives the very same tensor back, and counts 0 or None, where its first rate
     is 0: in eager mode it is then not run again on a shape that it has seen."""
     reads_grad_scale: ClassVar[bool] = False
     """Whether ``apply`` multiplies a bound by ``now.grad_scale``: a GradScaler in use that
     ``attach`` was not given is then told."""
-    needs_input: ClassVar[bool] = False
-    """Whether ``apply`` uses ``now.input``, which a layer may then not give back changed."""
-    traceable: ClassVar[bool] = True
-    """Whether torch.compile can trace ``apply``; else it breaks the graph, run as in eager mode."""
-
-    def __post_init__(self) -> None:
-        check_fields(type(self))
-        _check_option("at", self.at, ("output", "input"))
-        _check_option("active", self.active, ("train", "always"))
-        _check_option("layout", self.layout, ("auto", *axes.accepted(self.spatial)))
-        if isinstance(self.index, bool) or not isinstance(self.index, int | str | None):
-            raise TypeError(f"index must be an integer or a key, got {quote(self.index)}")
-        if isinstance(self.index, int) and abs(self.index) > LARGEST:
-            raise ValueError(f"index must be an integer or a key, got {quote(self.index)}")
-        self._check_grid()
-        self._check_rates()
-        self._check_others()
-        self.check(self.values(0.0))
-
-    def _check_grid(self) -> None:
-        grid, prefix = self.grid, self.prefix_tokens
-        if grid is not None:
-            edges = tuple(grid) if isinstance(grid, tuple | list) else ()
-            if not edges or not all(_is_count(edge) and edge > 0 for edge in edges):
-                raise ValueError(
-                    f"grid must be integers above 0, (height, width), got {quote(grid)}"
-                )
-            if self.spatial is None or self.spatial < 2 or len(edges) != self.spatial:
-                where = f"of {self.spatial} axes" if (self.spatial or 0) > 1 else "nowhere"
-                raise ValueError(f"grid is for tokens of a map; {self.label} takes one {where}")
-        if prefix is not None and not (_is_count(prefix) and prefix >= 0):
-            raise ValueError(f"prefix_tokens must be an integer >= 0, got {quote(prefix)}")
-        if prefix is not None and self.spatial is None:
-            raise ValueError(f"prefix_tokens is for tokens of a map; {self.label} takes none")
-        if axes.is_tokens(self.layout, self.spatial) or self.layout == "auto":
-            return
-        if grid is not None or (prefix is not None and self.spatial != 1):
-            raise ValueError(f"grid and prefix_tokens are for tokens, not layout={self.layout!r}")
-
-    def _check_rates(self) -> None:
-        for name, allowed in self.ranges().items():
-            rate = getattr(self, name)
-            if rate is not None or not is_optional(_class_of(self), name):
-                object.__setattr__(self, name, checked_rate(name, rate, allowed))
-
-    def _check_others(self) -> None:
-        hints, rates = hints_of(_class_of(self)), self.ranges()
-        for name, value in vars(self).items():
-            if isinstance(value, list):
-                object.__setattr__(self, name, tuple(value))
-            if isinstance(value, Schedule) and name not in rates:
-                raise TypeError(f"{name} takes no schedule; of a class of yours, annotate it Rate")
-            if hints.get(name) is bool and not isinstance(value, bool):
-                raise TypeError(f"{name} must be True or False, got {shown(value)}")
-
-    def apply(self, x: Tensor, now: Now) -> Applied:
-        """The regularized tensor (`x` itself where nothing is to be done) and a count.
-
-        `x` is the activation, or the gradient where ``acts_on`` is "gradient". The count is the
-        number of elements dropped or changed: an int or a 0-dim tensor (not read until someone
-        asks), or None where that means nothing.
-        """
-        raise NotImplementedError(f"{type(self).__name__} must define apply(x, now)")
+    follows_host: ClassVar[bool] = False
+    """Whether it runs in evaluation too, told by ``now.training``."""
 
     def check(self, values: Mapping[str, float]) -> None:
         """Raise ValueError where fields don't go together; `values` are the rates at one time."""
 
     def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
         """Why it can't work on this layer or parameter, or None."""
-        return None
+        no_map = parameter is not None and self.spatial is not None
+        return f"a parameter has no map, which {self.label} needs" if no_map else None
 
     def bind(self) -> Callable[[Tensor, Now], Applied]:
         """The callable of one site; an ``apply`` with a state of its own, where one is needed.
@@ -199,20 +149,55 @@ class Regularizer:
         """Share of the elements dropped on average at these rates on this map; None if unknown."""
         return None
 
+    # What the package asks of every regularizer ---------------------------------------------------
+
+    def __post_init__(self) -> None:
+        check_fields(type(self))
+        _check_option("at", self.at, ("output", "input"))
+        _check_option("active", self.active, ("train", "always"))
+        _check_option("layout", self.layout, ("auto", *axes.accepted(self.spatial)))
+        if isinstance(self.index, bool) or not isinstance(self.index, int | str | None):
+            raise TypeError(f"index must be an integer or a key, got {quote(self.index)}")
+        if isinstance(self.index, int) and abs(self.index) > LARGEST:
+            raise ValueError(f"index must be an integer or a key, got {quote(self.index)}")
+        self._check_tokens()
+        self._check_rates()
+        self._check_others()
+        self.check(self.values(0.0))
+
+    def _check_tokens(self) -> None:
+        """Raise ValueError where `grid` or `prefix_tokens` are none, or have no place."""
+        if self.grid is not None:
+            _check_grid(self.grid, self.spatial, self.label)
+        if self.prefix_tokens is not None:
+            as_count("prefix_tokens", self.prefix_tokens, 0)
+            if self.spatial is None:
+                raise ValueError(f"prefix_tokens is for tokens of a map; {self.label} takes none")
+        of_tokens = self.layout == "auto" or axes.is_tokens(self.layout, self.spatial)
+        said = self.grid is not None or (self.prefix_tokens is not None and self.spatial != 1)
+        if said and not of_tokens:
+            raise ValueError(f"grid and prefix_tokens are for tokens, not layout={self.layout!r}")
+
+    def _check_rates(self) -> None:
+        for name, allowed in self.ranges().items():
+            rate = getattr(self, name)
+            if rate is not None or not is_optional(_class_of(self), name):
+                object.__setattr__(self, name, checked_rate(name, rate, allowed))
+
+    def _check_others(self) -> None:
+        hints, rates = hints_of(_class_of(self)), self.ranges()
+        for name, value in vars(self).items():
+            if isinstance(value, list):
+                object.__setattr__(self, name, tuple(value))
+            if isinstance(value, Schedule) and name not in rates:
+                raise TypeError(f"{name} takes no schedule; of a class of yours, annotate it Rate")
+            if hints.get(name) is bool and not isinstance(value, bool):
+                raise TypeError(f"{name} must be True or False, got {shown(value)}")
+
     @property
     def kind(self) -> object:
         """What may be on a layer once: the class."""
         return type(self)
-
-    @property
-    def channelwise(self) -> bool:
-        """Whether ``apply`` asks ``now.layout`` for the channels without a need of a map."""
-        return False
-
-    @property
-    def samplewise(self) -> bool:
-        """Whether ``apply`` takes axis 0 for the samples without a need of a map."""
-        return False
 
     @property
     def label(self) -> str:
@@ -258,8 +243,14 @@ class Regularizer:
         return brief(self)
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value <= LARGEST
+def _check_grid(grid: Any, spatial: int | None, label: str) -> None:
+    edges = tuple(grid) if isinstance(grid, tuple | list) else ()
+    counts = (isinstance(e, int) and not isinstance(e, bool) and 0 < e <= LARGEST for e in edges)
+    if not edges or not all(counts):
+        raise ValueError(f"grid must be integers above 0, (height, width), got {quote(grid)}")
+    if spatial is None or spatial < 2 or len(edges) != spatial:
+        where = f"of {spatial} axes" if (spatial or 0) > 1 else "nowhere"
+        raise ValueError(f"grid is for tokens of a map; {label} takes one {where}")
 
 
 def _check_option(name: str, value: Any, allowed: tuple[Any, ...]) -> None:

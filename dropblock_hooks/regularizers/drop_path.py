@@ -8,14 +8,15 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from ..checks import check_mode
-from ..functional.units import drop_residual, drop_samples
+from ..functional.dropout import drop_residual, drop_samples
 from ..registry import register
 from .base import Applied, Now, Regularizer
+from .dropout import DropsShare
 from .rates import Probability
 
 
 @register
-class DropPath(Regularizer):
+class DropPath(DropsShare, Regularizer):
     """Zeroes whole samples of a residual *branch*, each with chance p; see `functional.drop_path`.
 
     On the output of a whole block it would wipe the residual stream: there, use `StochasticDepth`.
@@ -31,23 +32,14 @@ class DropPath(Regularizer):
 
     p: Probability
     scale_by_keep: bool = True
-    idle_at_zero: ClassVar[bool] = True
-
-    @property
-    def samplewise(self) -> bool:
-        return True
+    samplewise: ClassVar[bool] = True
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return drop_samples(x, now.p, rescale=self.scale_by_keep)
 
-    def expected_share(
-        self, values: Mapping[str, float], map_size: tuple[int, ...] | None
-    ) -> float | None:
-        return values["p"]
-
 
 @register
-class StochasticDepth(Regularizer):
+class StochasticDepth(DropsShare, Regularizer):
     """Lets samples pass a residual *block* unchanged, each with chance p.
 
     ``input + drop(output - input)``; see `functional.stochastic_depth`. The block must keep its
@@ -65,9 +57,10 @@ class StochasticDepth(Regularizer):
     p: Probability
     mode: Literal["row", "batch"] = "row"
     needs_input: ClassVar[bool] = True
+    idle_at_zero: ClassVar[bool] = False  # the shapes of block and input are compared
 
     @property
-    def samplewise(self) -> bool:
+    def samplewise(self) -> bool:  # type: ignore[override]
         return self.mode == "row"
 
     def check(self, values: Mapping[str, float]) -> None:
@@ -82,8 +75,3 @@ class StochasticDepth(Regularizer):
                 f"{type(now.input).__name__}"
             )
         return drop_residual(x, now.input, now.p, self.mode)
-
-    def expected_share(
-        self, values: Mapping[str, float], map_size: tuple[int, ...] | None
-    ) -> float | None:
-        return values["p"]

@@ -19,16 +19,16 @@ from ..functional.gamma import (
 )
 from ..registry import register
 from .base import Applied, Now, Regularizer
+from .dropout import DropsShare
 from .rates import Probability
 
 
 @dataclass(frozen=True, repr=False)
-class Blocks:
+class Blocks(DropsShare):
     """What acts in blocks: a share p of the map, in blocks that are clipped to it."""
 
     p: Probability = 0.1
     block_size: int | tuple[int, ...] = 7
-    idle_at_zero: ClassVar[bool] = True
     spatial: ClassVar[int]
 
     def check(self, values: Mapping[str, float]) -> None:
@@ -73,10 +73,8 @@ class _DropBlocks(Blocks):
     def expected_share(
         self, values: Mapping[str, float], map_size: tuple[int, ...] | None
     ) -> float | None:
-        if self.calibration == "exact":
-            return values["p"]
-        if map_size is None:
-            return None
+        if self.calibration == "exact" or map_size is None:
+            return values["p"] if self.calibration == "exact" else None
         return expected_share(values["p"], map_size, self.edges, self.calibration)
 
 

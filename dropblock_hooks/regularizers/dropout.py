@@ -8,14 +8,25 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..functional.units import drop_channels, drop_shape
+from ..functional.dropout import drop_channels, drop_shape
 from ..registry import register
 from .base import Applied, Now, Regularizer
 from .rates import Probability
 
 
+class DropsShare:
+    """What drops a share p on average, and leaves the tensor alone at p = 0."""
+
+    idle_at_zero: ClassVar[bool] = True
+
+    def expected_share(
+        self, values: Mapping[str, float], map_size: tuple[int, ...] | None
+    ) -> float | None:
+        return values["p"]
+
+
 @register
-class Dropout(Regularizer):
+class Dropout(DropsShare, Regularizer):
     """Zeroes elements, each with chance p; see `functional.dropout`.
 
     Example:
@@ -24,31 +35,19 @@ class Dropout(Regularizer):
     """
 
     p: Probability = 0.5
-    idle_at_zero: ClassVar[bool] = True
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return drop_shape(x, now.p, x.shape)
 
-    def expected_share(
-        self, values: Mapping[str, float], map_size: tuple[int, ...] | None
-    ) -> float | None:
-        return values["p"]
-
 
 @dataclass(frozen=True, repr=False)
-class _Channels:
+class _Channels(DropsShare):
     """What Dropout1d, 2d and 3d share: all but the number of axes."""
 
     p: Probability = 0.5
-    idle_at_zero: ClassVar[bool] = True
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return drop_channels(x, now.p)
-
-    def expected_share(
-        self, values: Mapping[str, float], map_size: tuple[int, ...] | None
-    ) -> float | None:
-        return values["p"]
 
 
 @register

@@ -33,7 +33,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ..functional import axes
 from ..functional.gradients import (
     Per,
     check_bounds,
@@ -111,11 +110,11 @@ class ClipGradNorm(Regularizer):
         return int(self.norm_type) if whole else self.norm_type
 
     @property
-    def channelwise(self) -> bool:
+    def channelwise(self) -> bool:  # type: ignore[override]
         return self.per == "channel"
 
     @property
-    def samplewise(self) -> bool:
+    def samplewise(self) -> bool:  # type: ignore[override]
         return self.per == "sample"
 
     def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
@@ -124,9 +123,8 @@ class ClipGradNorm(Regularizer):
         return None
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        axis = 0 if now.layout == axes.PARAMETER else axes.channel_axis(now.layout)
         limit = now.max_norm * now.grad_scale
-        y, met = clip_norm_counted(x, limit, self.order, self.per, axis)
+        y, met = clip_norm_counted(x, limit, self.order, self.per)
         now.norms = met.unscaled(now.grad_scale)
         return y, met.changed
 

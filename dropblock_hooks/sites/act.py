@@ -155,10 +155,10 @@ def _apply(
     regularizer = site.regularizer
     apply = regularizer.apply if regularizer.traceable and is_compiling() else site.bound
     try:
-        if regularizer.spatial is None:
+        if regularizer.spatial is None and not regularizer.channelwise:
             return *_applied(apply, x, now), x.numel()
         inner = axes.as_map(x, form)
-        if counts is not None:
+        if counts is not None and regularizer.spatial is not None:
             counts.see_map(inner.shape[2:])
         y, affected = _applied(apply, inner, now)
         return (x if y is inner else axes.put_back(y, x, form)), affected, inner.numel()

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from dropblock_hooks.functional import block_gamma, drop_block2d
 from dropblock_hooks.functional.dropblock import drop_blocks
+from dropblock_hooks.functional.dropout import (
+    drop_channels,
+    drop_residual,
+    drop_samples,
+    drop_shape,
+)
 from dropblock_hooks.functional.gamma import solve_gamma
 from dropblock_hooks.functional.kernels.traced import block_mask_in_graph
 from dropblock_hooks.functional.masks import (
     bernoulli,
     dithered_threshold,
     keep_scale,
-)
-from dropblock_hooks.functional.units import (
-    drop_channels,
-    drop_residual,
-    drop_samples,
-    drop_shape,
 )
 
 

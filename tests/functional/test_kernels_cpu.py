@@ -19,10 +19,10 @@ from torch.utils.checkpoint import (
 
 from dropblock_hooks.functional import drop_block2d, dropout, dropout1d, dropout2d
 from dropblock_hooks.functional.dropblock import block_mask
+from dropblock_hooks.functional.dropout import drop_channels, drop_samples
 from dropblock_hooks.functional.gamma import block_gamma
 from dropblock_hooks.functional.kernels import bits, cpu
 from dropblock_hooks.functional.kernels.cpu import Blocks, draw_positions, takes
-from dropblock_hooks.functional.units import drop_channels, drop_samples
 
 
 @pytest.fixture
@@ -314,9 +314,9 @@ def test_units_in_any_layout(unit, layout, p, dtype):
 
 @pytest.mark.usefixtures("any_size")
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_fill_keeps_its_sign(layout):
+def test_what_is_dropped_of_a_summand_is_minus_zero(layout):
     x = laid((60, 20, 8, 9), LAYOUTS[layout])
-    y = drop_samples(x, 0.3, fill=-0.0, generator=seeded(1))[0]
+    y = drop_samples(x, 0.3, summand=True, generator=seeded(1))[0]
     assert (y == 0).any()
     assert y[y == 0].signbit().all()
 

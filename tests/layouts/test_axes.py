@@ -25,7 +25,7 @@ from dropblock_hooks import (
     plan,
 )
 from dropblock_hooks.functional.axes import Form
-from dropblock_hooks.layouts.hints import Witness
+from dropblock_hooks.layouts.hints import Hints
 from dropblock_hooks.selectors.index import Index
 from dropblock_hooks.selectors.stages import stage_channels, stage_ratios
 from dropblock_hooks.sites.shared import Control
@@ -548,7 +548,7 @@ def test_a_family_is_read_rightly_or_refused(member):
     known = truth(member)
     model = member.build().train()
     index = Index(model)
-    witness = Witness(index, stage_channels(index), stage_ratios(index))
+    hints = Hints(index, stage_channels(index), stage_ratios(index))
     right, refused, wrong = [], [], []
 
     def look(name, evidence):
@@ -567,7 +567,7 @@ def test_a_family_is_read_rightly_or_refused(member):
         return hook
 
     for name, target in index.modules.items():
-        target.module.register_forward_hook(look(name, witness.of(target, "output")))
+        target.module.register_forward_hook(look(name, hints.of(target, "output")))
     with torch.enable_grad():
         model(torch.randn(2, 3, member.size, member.size))
     assert not wrong

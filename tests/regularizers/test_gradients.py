@@ -24,6 +24,7 @@ from dropblock_hooks import (
     ZeroGrad,
     functional,
 )
+from dropblock_hooks.functional.axes import Form, as_map, put_back
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -33,7 +34,11 @@ def run(regularizer, grad, layout="NCHW", grad_scale=1.0, t=0.0):
     now = Now(
         input=None, layout=layout, training=True, grad_scale=grad_scale, **regularizer.values(t)
     )
-    return regularizer.apply(grad, now)
+    if not regularizer.channelwise:
+        return regularizer.apply(grad, now)
+    form = Form(layout)
+    regularized, changed = regularizer.apply(as_map(grad, form), now)
+    return put_back(regularized, grad, form), changed
 
 
 # Class against function -------------------------------------------------------------------------

@@ -204,34 +204,34 @@ def count_union(blocks: Blocks, first: Tensor, per_sample: bool) -> Tensor:
     """How many elements lie in these blocks, by masks of a bit.
 
     A lane is an element of the axes that no block extends over; 64 lanes make a word. What is seen
-    of a block is the one element, which is then widened.
+    of a block is the one element where it begins, which is then widened.
     """
     shape, edges, grid = blocks.shape, blocks.edges, blocks.grid
     axes = range(len(shape))
     wide = [axis for axis in axes if edges[axis] > 1 and grid[axis] > 1]
     if not (wide or per_sample):
         return torch.tensor(len(first) * blocks.area, device="cpu")  # they can't overlap
-    lanes = [axis for axis in axes if edges[axis] == 1 and not (per_sample and axis == 0)]
+    outer = [*wide, 0] if per_sample else wide
+    lanes = [axis for axis in axes if edges[axis] == 1 and axis not in outer]
     number = math.prod(shape[axis] for axis in lanes)
     width = 64 if number >= 64 else 1
-    words, samples = -(-number // width), shape[0] if per_sample else 1
-    strides, step = _strides(shape, lanes), words * width
-    if per_sample:
-        strides[0], step = step, step * samples
-    sides, start = [grid[axis] + 2 * (edges[axis] - 1) for axis in wide], 0
-    for axis, side in zip(reversed(wide), reversed(sides), strict=True):
-        start += (edges[axis] - 1) * step
-        strides[axis], step = step, step * side
-    at = _placed(first, shape, strides) + start
+    words = -(-number // width)
+    # where a block begins, in bits: its lane, in rows of whole words for each place on outer axes,
+    # behind a border that the widening takes off again
+    sizes = [size + edge - 1 for size, edge in zip(shape, edges, strict=True)]
+    inside, outside = _strides(shape, lanes), _strides(sizes, outer)
+    strides = [a + b * words * width for a, b in zip(inside, outside, strict=True)]
+    at = _placed(first, shape, strides) + sum((edges[axis] - 1) * strides[axis] for axis in wide)
+    total = words * math.prod(sizes[axis] for axis in outer)
     if width == 64:
-        masks = torch.zeros(step // 64, dtype=torch.int64, device="cpu")
+        masks = torch.zeros(total, dtype=torch.int64, device="cpu")
         masks.index_add_(0, at >> 6, torch.ones_like(at) << (at & 63))
     else:
-        masks = torch.zeros(step, dtype=torch.uint8, device="cpu").index_fill_(0, at, 1)
-    masks = masks.view(*sides, samples, words)
+        masks = torch.zeros(total, dtype=torch.uint8, device="cpu").index_fill_(0, at, 1)
+    masks = masks.view(*(sizes[axis] for axis in wide), shape[0] if per_sample else 1, words)
     masks = bits.grow(masks, tuple(edges[axis] for axis in wide))
     counts = bits.popcount_(masks) if width == 64 else masks
-    counted = counts.view(-1, samples, words).sum((0, 2), dtype=torch.int64)
+    counted = counts.view(-1, *counts.shape[-2:]).sum((0, 2), dtype=torch.int64)
     counted = counted * math.prod(e for e, g in zip(edges, grid, strict=True) if g == 1)
     return counted if per_sample else counted.sum()
 

@@ -1,0 +1,203 @@
+"""The examples of CONTRIBUTING.md run, and do on every layout what is said of them."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dropblock_hooks import SiteError, Spec, attach, plan, registry
+
+TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+SOURCES = {re.findall(r"class (\w+)\(", block)[0]: block for block in BLOCKS}
+
+
+@pytest.fixture(name="example")
+def _example(monkeypatch):
+    """The class of an example, run as it stands there; it is registered for one test only."""
+    ours = {n: c for n, c in registry._CLASSES.items() if c.__module__.startswith("dropblock")}
+    monkeypatch.setattr(registry, "_CLASSES", ours)
+
+    def run(name):
+        names = {"__name__": "contributing"}
+        exec(compile(SOURCES[name], "CONTRIBUTING.md", "exec"), names)
+        return names[name]
+
+    return run
+
+
+def timm_model(name, **options):
+    timm = pytest.importorskip("timm", reason="the model is timm's")
+    return timm.create_model(name, num_classes=2, img_size=32, embed_dim=24, **options)
+
+
+MODELS = {
+    "NCHW": (
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3)),
+        "0",
+    ),
+    "NHWC": (
+        lambda: timm_model("swin_tiny_patch4_window7_224", depths=(1, 1), num_heads=(2, 2)),
+        "layers.0.blocks.0",
+    ),
+    "NLC": (
+        lambda: timm_model("vit_tiny_patch16_224", patch_size=8, depth=1, num_heads=2),
+        "blocks.0",
+    ),
+}
+each_layout = pytest.mark.parametrize("layout", MODELS)
+
+
+def build(layout):
+    """A model, the name of a layer of this layout in it, and the axis of its channels."""
+    make, layer = MODELS[layout]
+    return make(), layer, -1 if layout.endswith("C") else 1
+
+
+def compiled_anew(model, fullgraph=True):
+    torch._dynamo.reset()
+    return torch.compile(model, backend="eager", fullgraph=fullgraph)
+
+
+def output_of(model, layer, x, compiled=False):
+    """What a layer gives in a forward of the model, after all hooks that are on it now."""
+    found = []
+    handle = model.get_submodule(layer).register_forward_hook(lambda *call: found.append(call[2]))
+    compiled_anew(model)(x) if compiled else model(x)
+    handle.remove()
+    return found[0].detach()
+
+
+@each_layout
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_whole_channels_and_only_those_are_muted(example, layout, compiled):
+    model, layer, axis = build(layout)
+    x = torch.randn(8, 3, 32, 32)
+    before = output_of(model, layer, x)
+    (site,) = attach(model, {layer: example("MuteChannels")(0.4)}).sites
+    after = output_of(model, layer, x, compiled)
+    muted = (after == 0).movedim(axis, 1).flatten(2).all(2)
+    of_each = muted.view(*muted.shape, *[1] * (after.ndim - 2)).movedim(1, axis)
+    assert torch.equal(after, before.masked_fill(of_each, 0.0))
+    assert after.stride() == before.stride()
+    assert 0.2 < muted.float().mean() < 0.6
+    assert site.realized_rate == pytest.approx(muted.float().mean().item())
+
+
+@each_layout
+def test_the_channels_come_on_axis_1_without_a_copy(example, layout, monkeypatch):
+    given = []
+    cls = example("MuteChannels")
+    monkeypatch.setattr(cls, "apply", lambda self, x, now: given.append((x, now)) or (x, None))
+    model, layer, axis = build(layout)
+    attach(model, {layer: cls(0.4)})
+    y = output_of(model, layer, torch.randn(2, 3, 32, 32))
+    ((x, now),) = given
+    assert x.shape == y.movedim(axis, 1).shape
+    assert x.data_ptr() == y.data_ptr()
+    assert now.layout == layout
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_of_a_parameter_the_first_axis_is_that_of_the_channels(example, compiled):
+    cls = registry.register(
+        type("MuteGradChannels", (example("MuteChannels"),), {"acts_on": "gradient"})
+    )
+    model = nn.Linear(5, 40)
+    attach(model, {"param:weight": cls(0.5), "param:bias": cls(0.5)})
+    run = compiled_anew(model) if compiled else model
+    run(torch.ones(2, 5)).sum().backward()
+    of_weight = model.weight.grad == 0
+    assert torch.equal(of_weight.all(1), of_weight.any(1))
+    for muted in (of_weight.all(1), model.bias.grad == 0):
+        assert 0.2 < muted.float().mean() < 0.8
+
+
+@pytest.mark.parametrize("shape", [(4,), (), (2, 3, 4, 5, 6, 7)])
+def test_a_tensor_without_known_channels_is_refused(example, shape):
+    model = nn.Sequential(nn.Identity())
+    attach(model, {"0": example("MuteChannels")(0.4)})
+    with pytest.raises(SiteError, match="axis of channels"):
+        model(torch.ones(shape))
+
+
+def test_two_axes_are_samples_and_channels(example):
+    model = nn.Sequential(nn.Identity())
+    (site,) = attach(model, {"0": example("MuteChannels")(0.4)}).sites
+    muted = model(torch.ones(50, 50)) == 0
+    assert 0.3 < muted.float().mean() < 0.5
+    assert site.realized_rate == pytest.approx(muted.float().mean().item())
+
+
+@pytest.mark.parametrize(
+    "compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "compiled"]
+)
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_example_trains_and_stands_in_a_file(example, name, compiled):
+    regularizer = example(name)()
+    assert Spec.from_yaml(f"'1': {name}") == Spec({"1": regularizer})
+    model, x = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1)), torch.randn(4, 3, 6, 6)
+    (row,) = plan(model, {"1": regularizer}, x)
+    assert row.calls == 1
+    attached = attach(model, {"1": regularizer})
+    run = compiled_anew(model, regularizer.traceable) if compiled else model
+    run(x).sum().backward()
+    assert attached.sites[0].active_calls == 1
+
+
+def test_blur_takes_tokens_as_maps(example):
+    model, layer, _ = build("NLC")
+    x = torch.randn(2, 3, 32, 32)
+    before = output_of(model, layer, x)
+    attach(model, {layer: example("Blur")(1.0)})
+    after = output_of(model, layer, x)
+    assert torch.equal(after[:, 0], before[:, 0])  # the class token
+    maps = before[:, 1:].mT.unflatten(2, (4, 4))
+    blurred = nn.functional.avg_pool2d(maps, 3, 1, 1, count_include_pad=False)
+    torch.testing.assert_close(after[:, 1:].mT.unflatten(2, (4, 4)), blurred)
+
+
+def test_a_map_is_refused_of_a_parameter(example):
+    cls = registry.register(type("BlurGrad", (example("Blur"),), {"acts_on": "gradient"}))
+    with pytest.raises(ValueError, match="a parameter has no map"):
+        attach(nn.Conv2d(2, 3, 3), {"param:weight": cls()})
+
+
+def test_bypass_passes_whole_samples(example):
+    model = nn.Sequential(nn.Linear(5, 5))
+    attach(model, {"0": example("Bypass")(0.4)})
+    x = torch.randn(100, 5)
+    passed = (model(x) == x).all(1)
+    assert 0.2 < passed.float().mean() < 0.6
+    attach(recurrent := nn.LSTM(5, 5), {".": example("Bypass")(0.4, index=0)})
+    with pytest.raises(SiteError, match="batch_first=False"):
+        recurrent(torch.ones(7, 2, 5))
+
+
+def test_soften_grad_bounds(example):
+    model = nn.Sequential(nn.Linear(3, 4))
+    attach(model, {"param:0.bias": example("SoftenGrad")(0.5)})
+    (model(torch.ones(2, 3)) * 100).sum().backward()
+    assert torch.allclose(model[0].bias.grad, torch.tensor(0.5))
+    assert (model[0].weight.grad == 200).all()
+
+
+def test_saturate_checks(example):
+    with pytest.raises(ValueError, match="low must be <= high, got 2 and 1"):
+        example("Saturate")(2.0, 1.0)
+
+
+def test_jitter_is_not_called_again_at_zero(example, monkeypatch):
+    calls = []
+    cls = example("Jitter")
+    apply = cls.apply
+    monkeypatch.setattr(cls, "apply", lambda *given: calls.append(given) or apply(*given))
+    model = nn.Sequential(nn.Identity())
+    attached = attach(model, {"0": cls()})
+    x = torch.ones(2, 3)
+    assert all(model(x) is x for _ in range(3))
+    assert len(calls) == 1
+    attached.set("0", std=1.0)
+    assert (model(x) != x).any()
