@@ -1,6 +1,8 @@
 """The handle of what was attached, and how it comes about.
 
 attachment   `Attachment`: the list of its sites, and all that can be done with it
+find         sites by key, selector or class
+rates        values at a time, and others in their place
 resolve      a spec on a model: what goes where, and all that is wrong
 install      sites and their hooks, put on
 report       the table of the sites
@@ -9,5 +11,5 @@ activity     whether what was attached is on, looked at in every epoch
 faults       what is wrong at a site, and the likely cause: why a layer did nothing, say
 distributed  several processes: equal masks, common counts
 state        ``state_dict`` and its loading
-compiled     what ``torch.compile`` has made of a model before
+compiled     what torch has compiled, to be compiled anew
 """

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
 from torch import nn
@@ -16,7 +15,6 @@ from ..selectors.select import Select
 from ..sites.counts import Record, standing_still
 from ..sites.grad_scaler import checked_scaler, tell_missing
 from ..sites.hooks import SiteHook, take_off
-from ..sites.meter import device_of
 from ..sites.parameters import ParameterHook, keepers_on
 from ..sites.shared import Control
 from ..sites.site import Site
@@ -25,8 +23,8 @@ from ..warn import warn
 from .activity import look_back, take_off_model_hook
 from .distributed import check_group, compare, summed, tell_equal_generators, world_size
 from .find import find
-from .rates import as_time, values_of, with_rates
-from .report import SiteRow, readings, site_table
+from .rates import as_time, move, values_at, with_rates
+from .report import SiteRow, readings, scalars, site_table
 from .state import load, restore, save
 from .verify import Finding, find_faults, windows
 
@@ -89,10 +87,8 @@ class Attachment:
         Raises:
             KeyError: for what is neither, with the reason or the closest keys.
         """
-        for site in self.sites:
-            if site.key == which:
-                return site
-        return find(which, self._base, self._hooks)
+        meant = find(which, self._base, self._hooks)
+        return meant[0] if meant[0].key == which else meant
 
     @property
     def epoch(self) -> float:
@@ -115,30 +111,16 @@ class Attachment:
         with standing_still(self._records):
             self._tell_waiting()
             t = as_time(self.epoch + 1 if t is None else t)
-            values = [values_of(site, site.regularizer, t) for site in self.sites]
-            epochs = math.floor(t) - math.floor(self.epoch)
-            told = []
-            if epochs and control.installed:
-                ended = epochs == 1 and not control.fresh
-                told = look_back(self._base, control, self._hooks, ended)
-            self._move(t, values)
+            values, epochs = values_at(self.sites, t), math.floor(t) - math.floor(self.epoch)
+            look, ended = epochs and control.installed, epochs == 1 and not control.fresh
+            told = look_back(self._base, control, self._hooks, ended) if look else []
+            move(self._base, control, self._installed, t, values)
+            self.rehook()
             control.stepped, control.fresh = True, False
             for text in told:
                 warn(text)
             tell_equal_generators(self._base, control, self.sites)
             tell_missing(control, self.sites)
-
-    def _move(self, t: float, values: Sequence[dict[str, float]]) -> None:
-        """Put the values of a time in place; a window closes where its whole part is another."""
-        control, model_at = self._control, device_of(self._base)
-        for (module, hook), new in zip(self._installed, values, strict=True):
-            hook.site.move(new, hook.site.record.meter.home(module, model_at))
-        if math.floor(t) != math.floor(control.epoch):
-            for record in self._records:
-                record.close_window()
-            control.open_window()
-        control.epoch = t
-        self.rehook()
 
     def rehook(self) -> None:
         """Hook parameters that have become other objects: compiled code can't."""
@@ -146,18 +128,13 @@ class Attachment:
             if isinstance(hook, ParameterHook) and self._control.installed:
                 hook.rehook(module)
 
-    def _waiting(self) -> Site | None:
-        """A site whose schedule nobody moves, if that is to be told: compiled code can't."""
-        control = self._control
-        if control.warned or control.stepped or not control.installed:
-            return None
-        return next((site for site in self.sites if site.resumed()), None)
-
     def _tell_waiting(self) -> None:
-        """Warn of schedules that nobody moves."""
-        site = self._waiting()
-        if site is not None:
-            site.tell_waiting()
+        """Warn of a schedule that nobody moves: compiled code can't."""
+        control = self._control
+        if control.installed and not (control.warned or control.stepped):
+            site = next((site for site in self.sites if site.resumed()), None)
+            if site is not None:
+                site.tell_waiting()
 
     @property
     def rates(self) -> dict[str, dict[str, float]]:
@@ -237,31 +214,30 @@ class Attachment:
 
         Not before that of a checkpointed forward, which would be recomputed without the hooks.
         """
-        with standing_still(self._records):
-            waiting = self._waiting()
-        self._control.installed = False
+        try:
+            with standing_still(self._records):
+                self._tell_waiting()
+        finally:
+            self._take_out()
+
+    def _take_out(self) -> None:
+        control, base = self._control, self._base
+        control.installed = False
         for module, hook in self._installed:
             hook.remove(module)
-        take_off_model_hook(self._control, self._base)
-        for module in self._base.modules() if self._control.sizes.hooks else ():
+        take_off_model_hook(control, base)
+        for module in base.modules() if control.sizes.hooks else ():
             for watch in size_hooks_on(module):
-                if watch.sizes is self._control.sizes:
+                if watch.sizes is control.sizes:
                     take_off(watch, module)
-        for keeper in keepers_on(self._base):
-            if any(hook.site.control is self._control for hook in keeper.hooks):
-                take_off(keeper, self._base)
-        if waiting is not None:
-            waiting.tell_waiting()
+        for keeper in keepers_on(base):
+            if any(hook.site.control is control for hook in keeper.hooks):
+                take_off(keeper, base)
 
     def __enter__(self) -> Attachment:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.remove()
 
     def report(self, *, distributed: bool = False) -> Table[SiteRow]:
@@ -342,7 +318,14 @@ class Attachment:
             ValueError: for a state of another spec, with the differences; nothing is changed.
         """
         t = as_time(load(state, self.sites, strict))
-        self._move(t, [values_of(site, site.regularizer, t) for site in self.sites])
+        move(
+            self._base,
+            self._control,
+            self._installed,
+            t,
+            values_at(self.sites, t),
+        )
+        self.rehook()
         restore(state, self.sites, self._control)
 
     def scalars(self, prefix: str = "reg/") -> dict[str, float]:
@@ -351,18 +334,11 @@ class Attachment:
         Tags are ``<prefix><site key>/<field>`` and ``<prefix><site key>/realized_rate``, which is
         left out where nothing was counted, also of a site that was off in this epoch's training.
         """
-        found = {}
         with standing_still(self._records):
             self._tell_waiting()
             window, _ = windows(self._control, self._hooks)
-            for site in self.sites:
-                for name, value in site.values.items():
-                    found[f"{prefix}{site.key}/{name}"] = value
-                off = window.trained and not window.sites[site.key].active
-                realized = None if off else site.realized_rate
-                if realized is not None:
-                    found[f"{prefix}{site.key}/realized_rate"] = realized
-        return found
+            on = {key for key, each in window.sites.items() if each.active or not window.trained}
+            return scalars(self.sites, on, prefix)
 
     def log(self, writer: Any, step: int) -> None:
         """Give every scalar to ``writer.add_scalar`` (TensorBoard's, or anything alike)."""

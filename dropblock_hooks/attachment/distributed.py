@@ -70,7 +70,7 @@ def compare(
     found = _gathered(
         {
             "findings": list(local),
-            "generators": _generators(base) if any(_draws(site) for site in sites) else {},
+            "generators": _generators(base) if _draw(sites) else {},
             "sites": {site.key: repr(site.regularizer) for site in sites},
             "epoch": control.epoch,
             "enabled": control.enabled,
@@ -79,8 +79,8 @@ def compare(
     return [*_of_ranks(found), *_differences(found), *_equal_generators(found)]
 
 
-def _draws(site: Site) -> bool:
-    return site.regularizer.random
+def _draw(sites: Sequence[Site]) -> bool:
+    return any(site.regularizer.random for site in sites)
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -109,17 +109,18 @@ def _groups(values: Sequence[Any]) -> dict[Any, list[int]]:
 
 
 def _differences(found: list[dict[str, Any]]) -> list[Finding]:
-    differing = []
-    for key in dict.fromkeys(key for one in found for key in one["sites"]):
-        groups = _groups([one["sites"].get(key, "nothing") for one in found])
-        if len(groups) > 1:
-            shown = ", ".join(f"{what} on {_ranks(ranks)}" for what, ranks in groups.items())
-            differing.append(Finding(key, "differs", f"not the same on all ranks: {shown}"))
+    asked = [
+        (key, "not the same on all ranks", [one["sites"].get(key, "nothing") for one in found])
+        for key in dict.fromkeys(key for one in found for key in one["sites"])
+    ]
     for name in ("epoch", "enabled"):
-        groups = _groups([one[name] for one in found])
+        asked.append((".", f"{name} is not the same on all", [one[name] for one in found]))
+    differing = []
+    for key, problem, values in asked:
+        groups = _groups(values)
         if len(groups) > 1:
             shown = ", ".join(f"{what} on {_ranks(ranks)}" for what, ranks in groups.items())
-            differing.append(Finding(".", "differs", f"{name} is not the same on all: {shown}"))
+            differing.append(Finding(key, "differs", f"{problem}: {shown}"))
     return differing
 
 
@@ -147,7 +148,7 @@ def tell_equal_generators(base: nn.Module, control: Control, sites: Sequence[Sit
     those of others. No rank waits for one that does not call this: those that are not there after
     some seconds are not compared.
     """
-    if control.compared or not control.installed or not any(map(_draws, sites)):
+    if control.compared or not control.installed or not _draw(sites):
         return
     if not (distributed.is_available() and distributed.is_initialized()) or world_size() == 1:
         return
@@ -186,11 +187,8 @@ def _exchanged(mine: dict[str, str], topic: str) -> dict[int, dict[str, str]]:
 def _generators(base: nn.Module) -> dict[str, str]:
     """A digest of the random state of each kind of device that the model is on."""
     tensors = [*base.parameters(), *base.buffers()]
-    kinds = dict.fromkeys(t.device.type for t in tensors if t.device.type != "meta") or {
-        "cpu": None
-    }
     digests = {}
-    for kind in sorted(kinds or {"cpu"}):
+    for kind in sorted({t.device.type for t in tensors} - {"meta"}) or ["cpu"]:
         module = torch if kind == "cpu" else torch.get_device_module(kind)
         state = module.get_rng_state()
         digests[kind.upper()] = hashlib.sha256(state.numpy().tobytes()).hexdigest()

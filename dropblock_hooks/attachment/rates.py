@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from torch import nn
 
 from ..checks import as_number
 from ..regularizers.base import Regularizer
 from ..schedules import same_kind, spread_rate
+from ..sites.hooks import SiteHook
+from ..sites.meter import device_of
+from ..sites.shared import Control
 from ..sites.site import Site
 
 
@@ -19,8 +25,12 @@ def as_time(t: float) -> float:
     return t
 
 
-def values_of(site: Site, regularizer: Regularizer, t: float) -> dict[str, float]:
-    """The values at a time of what is, or is to be, at a site; errors name the site."""
+def values_at(sites: Sequence[Site], t: float) -> list[dict[str, float]]:
+    """The values of all sites at a time, each within its range; errors name the site."""
+    return [_values_of(site, site.regularizer, t) for site in sites]
+
+
+def _values_of(site: Site, regularizer: Regularizer, t: float) -> dict[str, float]:
     try:
         values = regularizer.values(t)
     except (TypeError, ValueError) as error:  # which tells the time
@@ -30,6 +40,24 @@ def values_of(site: Site, regularizer: Regularizer, t: float) -> dict[str, float
     except (TypeError, ValueError) as error:
         raise same_kind(error, f"{site.key} at t={t:g}: {error}") from error
     return values
+
+
+def move(
+    base: nn.Module,
+    control: Control,
+    installed: Sequence[tuple[nn.Module, SiteHook]],
+    t: float,
+    values: Sequence[dict[str, float]],
+) -> None:
+    """Put the values of a time in place; windows close where its whole part is another."""
+    model_at = device_of(base)
+    for (module, hook), new in zip(installed, values, strict=True):
+        hook.site.move(new, hook.site.record.meter.home(module, model_at))
+    if math.floor(t) != math.floor(control.epoch):
+        for record in (control.record, *(hook.site.record for _, hook in installed)):
+            record.close_window()
+        control.open_window()
+    control.epoch = t
 
 
 def with_rates(sites: Sequence[Site], rates: Mapping[str, Any], t: float) -> list[Regularizer]:
@@ -43,14 +71,12 @@ def with_rates(sites: Sequence[Site], rates: Mapping[str, Any], t: float) -> lis
         known.setdefault(site.name, len(known))
     changed = []
     for site in sites:
-        known = layers[site.regularizer.label]
-        spread = {
-            name: spread_rate(rate, known[site.name], len(known)) for name, rate in rates.items()
-        }
+        at = layers[site.regularizer.label]
+        new = {name: spread_rate(rate, at[site.name], len(at)) for name, rate in rates.items()}
         try:
-            changed.append(site.regularizer.with_rates(**spread))
+            changed.append(site.regularizer.with_rates(**new))
         except (TypeError, ValueError) as error:
             raise same_kind(error, f"{site.key}: {error}") from error
     for site, regularizer in zip(sites, changed, strict=True):
-        values_of(site, regularizer, t)
+        _values_of(site, regularizer, t)
     return changed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -105,6 +105,18 @@ def site_row(site: Site, counted: Reading, forwards: int | None) -> SiteRow:
         clipped=block is not None and is_clipped(block, asked),
         aliases=site.aliases,
     )
+
+
+def scalars(sites: Sequence[Site], on: Container[str], prefix: str) -> dict[str, float]:
+    """Rates, and of the sites that were on the realized rates, by tag."""
+    found = {}
+    for site in sites:
+        for name, value in site.values.items():
+            found[f"{prefix}{site.key}/{name}"] = value
+        realized = site.realized_rate if site.key in on else None
+        if realized is not None:
+            found[f"{prefix}{site.key}/realized_rate"] = realized
+    return found
 
 
 def is_clipped(block: tuple[int | tuple[int, int], ...], asked: object) -> bool:

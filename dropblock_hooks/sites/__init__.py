@@ -8,6 +8,7 @@ forms        how the tensors of a site are read
 identity     the identity whose backward regularizes a gradient
 counts       what a site counts; a window is the difference of two moments
 meter        what compiled code counts into
+transfer     numbers of tensors, brought from their devices at once
 shared       what the sites of one Attachment share: the time, the switches, the loss scale
 grad_scaler  the GradScaler that multiplies the loss
 indexing     one element of what a layer takes or returns

@@ -8,20 +8,18 @@ lies on a device is read at once: of one record, or of those that are held still
 from __future__ import annotations
 
 import itertools
-import struct
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..functional.gradients import Clipped
-from ..functional.masks import wide_dtype
 from .meter import ACTIVE, AFFECTED, CALLS, MODE, NOTHING, RESUMED, Counted, Meter, Sizes
+from .transfer import numbers_of
 
 Varying = tuple[int | tuple[int, int], ...]
 """A size per axis; (smallest, largest) where it varies."""
@@ -96,11 +94,6 @@ class Mark:
         self.eager = eager
         self._metered: Any = metered
 
-    @property
-    def waits(self) -> bool:
-        """Whether calls that compiled code has counted are still to be read."""
-        return isinstance(self._metered, Tensor)
-
     def unread(self) -> Iterator[Tensor]:
         """What lies on a device."""
         return (each for each in (*self.eager, self._metered) if isinstance(each, Tensor))
@@ -134,32 +127,9 @@ class Mark:
 def settle(marks: Iterable[Mark]) -> None:
     """Read all that lies on devices, each of which is waited for once."""
     unsettled = {id(mark): mark for mark in marks}.values()
-    read = _numbers_of([each for mark in unsettled for each in mark.unread()])
+    read = numbers_of([each for mark in unsettled for each in mark.unread()])
     for mark in unsettled:
         mark.fill(read)
-
-
-_FORMATS = {torch.int64: "q", torch.float64: "d", torch.float32: "f"}
-
-
-def _numbers_of(tensors: Sequence[Tensor]) -> dict[int, list[float]]:
-    """Their numbers, by identity: bytes on the way, since no float can hold all whole numbers."""
-    found: dict[int, list[float]] = {}
-    for device in {each.device for each in tensors}:
-        here = {id(each): _plain(each).reshape(-1) for each in tensors if each.device == device}
-        raw = bytes(torch.cat([each.view(torch.uint8) for each in here.values()]).tolist())
-        formats = (f"{each.numel()}{_FORMATS[each.dtype]}" for each in here.values())
-        numbers = iter(struct.unpack(f"={''.join(formats)}", raw))
-        found |= {key: list(islice(numbers, each.numel())) for key, each in here.items()}
-    return found
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """Whole where it is spread over devices, and in a type that can be read."""
-    tensor = getattr(tensor, "full_tensor", lambda: tensor)()
-    if tensor.dtype in _FORMATS:
-        return tensor
-    return tensor.to(wide_dtype(tensor.device) if tensor.is_floating_point() else torch.int64)
 
 
 @dataclass(frozen=True)
@@ -279,7 +249,7 @@ class Record:
         Without elements, only where compiled code may have counted.
         """
         now, marks = self._at()
-        if elements or any(mark.waits for mark in marks):
+        if elements or self.meter.is_used:
             settle(marks)
         of = Mark.counts if elements else Mark.calls
         counts, (loaded, begun, before) = of(now), map(of, self._marks())

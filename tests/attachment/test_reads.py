@@ -6,7 +6,7 @@ from torch import distributed, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dropblock_hooks import ClipGradNorm, Dropout, Dropout2d, LinearSchedule, attach
-from dropblock_hooks.sites.counts import _numbers_of
+from dropblock_hooks.sites.transfer import numbers_of
 
 
 class Reads(TorchDispatchMode):
@@ -90,8 +90,8 @@ def test_a_sum_over_ranks_reads_once(tmp_path, monkeypatch):
     try:
         reads = []
         monkeypatch.setattr(
-            "dropblock_hooks.sites.counts._numbers_of",
-            lambda tensors, call=_numbers_of: reads.append(len(tensors)) or call(tensors),
+            "dropblock_hooks.sites.counts.numbers_of",
+            lambda tensors, call=numbers_of: reads.append(len(tensors)) or call(tensors),
         )
         together = str(attached.report(distributed=True))
     finally:
