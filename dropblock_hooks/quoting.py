@@ -59,19 +59,20 @@ def class_name(cls: type) -> str:
 
 def described(error: BaseException) -> str:
     """An exception in one line."""
-    try:
-        message = " ".join(str(error)[: 2 * LIMIT].split())
-    except Exception:  # its __str__ is somebody's code
-        message = ""
+    message = " ".join(_said(error)[: 2 * LIMIT].split())
     return f"{kind_of(error)}: {shorten(message)}" if message else kind_of(error)
 
 
 def message_of(error: BaseException) -> str:
-    """What an exception says, in a length that a message can hold."""
+    """What an exception says, in a length that a message can hold; else its kind."""
+    return shorten(_said(error), 3 * LIMIT) or kind_of(error)
+
+
+def _said(error: BaseException) -> str:
     try:
-        return shorten(str(error), 3 * LIMIT)
+        return str(error)
     except Exception:  # its __str__ is somebody's code
-        return kind_of(error)
+        return ""
 
 
 def shown(value: Any) -> str:

@@ -18,6 +18,7 @@ _LONGEST = 2_000
 _SURE = 3_000_000  # steps of re, about 50 ms
 _WIDE = re.compile(r"-(?:[^\x00-\x7f]|\\[uUN])")
 _WIDE_STEPS = 25_000  # re.compile takes 8 ms for each range of characters beyond ASCII
+_REPEATED_GROUP = re.compile(r"\)(?:\s|#.*+)*+[*+{]")  # (?x) allows blanks and comments between
 _TOO_LONG = (
     "takes too long to match: use fewer repeats (*, +, {}), above all of groups that repeat inside"
 )
@@ -62,9 +63,9 @@ def _matching(pattern: re.Pattern[str], names: Sequence[str], effort: Effort) ->
 
 
 def _most_ways(text: str, n: int) -> float:
-    """How many ways a search that tries one after another has on a text of length `n`, or fewer."""
+    """No fewer ways than a search that tries one after another has on a text of length `n`."""
     bare = re.sub(r"\\.", "_", text, flags=re.DOTALL).replace("(?", "(")
-    if re.search(r"\)[*+{]", bare):
+    if _REPEATED_GROUP.search(bare):
         return float("inf")
     repeats = sum(map(bare.count, "*+{"))
     choices = sum(map(bare.count, "?|"))

@@ -58,3 +58,9 @@ def test_what_may_take_long_is_refused(text):
 def test_what_is_no_pattern(text):
     with pytest.raises(PatternError):
         matching(text, NAMES, Effort(MOST_STEPS))
+
+
+@pytest.mark.parametrize("text", ["(?x)(a+) +b", "(?x)(a+)  # again\n +b"])
+def test_blanks_do_not_hide_a_repeat(text):
+    with pytest.raises(PatternError, match="takes too long"):
+        matching(text, ["a" * 22], Effort(MOST_STEPS))
