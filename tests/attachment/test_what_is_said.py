@@ -66,6 +66,14 @@ def test_a_converted_norm_was_replaced(convert, selector):
     assert [fault.kind for fault in attached.verify()] == ["replaced"]
 
 
+def test_a_hook_that_was_lost_is_all_that_is_said(net):
+    attached = attach(net, {"layer1.0": Dropout2d(0.1), "layer1.1": Dropout2d(0.1)})
+    net.layer1[0]._forward_hooks.clear()
+    with pytest.warns(HookWarning, match="1 of 2 sites"):
+        net(torch.ones(2, 3, 16, 16))
+    assert [(f.key, f.kind) for f in attached.verify()] == [("layer1.0/Dropout2d", "lost")]
+
+
 @pytest.mark.parametrize("trains", [False, True])
 def test_parameters_of_a_head_that_was_reset(trains):
     """What works is no fault; what does not is told."""
