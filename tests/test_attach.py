@@ -236,21 +236,19 @@ def test_a_failing_install_takes_out_what_is_in(net, hook_count, monkeypatch):
     refused(net, hook_count, {"layer*.*": Dropout()}, "no more hooks", error=RuntimeError)
 
 
-@pytest.mark.parametrize("compile_it", [torch.compile, lambda m: m.compile() or m])
+@pytest.mark.parametrize(
+    "compile_it",
+    [torch.compile, lambda m: m.compile() or m, lambda m: m.layer1.compile() or m],
+    ids=["wrapper", "in_place", "submodule"],
+)
 def test_a_compiled_model(net, hook_count, compile_it):
-    refused(
-        compile_it(net),
-        hook_count,
-        {"fc": Dropout()},
-        "compiled",
-        "_dynamo.reset",
-        error=RuntimeError,
-    )
-
-
-def test_a_compiled_submodule(net, hook_count):
-    net.layer1.compile()
-    refused(net, hook_count, {"fc": Dropout()}, "layer1", "compiled", error=RuntimeError)
+    model = compile_it(net)
+    before = hook_count(net)
+    attached = attach(model, {"layer1.*": Dropout()})
+    assert [site.key for site in attached] == ["layer1.0/Dropout", "layer1.1/Dropout"]
+    assert attachments(model) == attachments(net) == [attached]
+    attached.remove()
+    assert hook_count(net) == before
 
 
 def test_other_things_than_models(net, hook_count):
