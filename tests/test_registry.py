@@ -174,8 +174,12 @@ class Quoted(Regularizer):
 
 def test_annotations_are_read_where_they_were_written():
     elsewhere = register(type("Elsewhere", (Quoted,), {"__module__": "math"}))
-    for cls in (Quoted, elsewhere):
+    # from code that was run, and is no module
+    fields = {"__module__": "gone", "__annotations__": {"q": Half}, "q": 0.1}
+    gone = register(type("Gone", (Regularizer,), fields))
+    for cls in (Quoted, elsewhere, gone):
         with pytest.raises(ValueError, match=r"q must be in \[0, 0.5\], got 0.6"):
             cls(0.6)
+    for cls in (Quoted, elsewhere):
         with pytest.raises(TypeError, match=r"unknown takes no schedule.*annotate it Rate"):
             cls(unknown=LinearSchedule(0, 1, epochs=2))

@@ -96,8 +96,8 @@ def hints_of(cls: Any) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     for f in fields(cls):
         owner = next(base for base in cls.__mro__ if f.name in inspect.get_annotations(base))
+        scope = getattr(sys.modules.get(owner.__module__), "__dict__", {})
         alone = SimpleNamespace(__annotations__={f.name: f.type})
         with contextlib.suppress(NameError):
-            scope = vars(sys.modules[owner.__module__])
             found.update(get_type_hints(alone, scope, include_extras=True))
     return MappingProxyType(found)
