@@ -4,8 +4,8 @@ Read in this order:
 
 - `config`: what a run does, apart from where and how; the hash that names it
 - `data`: digits, CIFAR, folders of images, paired by seed (`datasets`, `seeds`)
-- `train`: `train(Config(...)) -> Result`, one readable loop (`models`, `optimization`,
-  `checkpoint`, `log`)
+- `train`: `train(Config(...)) -> Result`, one readable loop (`models`, `optimization`, `totals`
+  of an epoch, `checkpoint`, `processes`, `log`)
 - `study`: a YAML file of conditions and seeds (`grid`), and of what is compared (`contrasts`);
   `running`: working on it, anywhere
 - `files`: written whole or not at all, telling when they were changed

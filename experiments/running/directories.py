@@ -188,16 +188,6 @@ def environments(environment: dict[str, Any]) -> list[dict[str, Any]]:
     return [{**environment, **attempt} for attempt in attempts]
 
 
-def read_error(directory: Path) -> dict[str, Any] | None:
-    """The error of the last attempt, if it failed."""
-    return read_mapping(directory / "error.json") or None
-
-
-def describe(error: dict[str, Any]) -> str:
-    """A recorded error in words."""
-    return f"{error.get('type')}: {error.get('message')}"
-
-
 def read_mapping(path: Path) -> dict[str, Any]:
     """What a JSON file says; empty if there is none that can be read."""
     try:
@@ -207,8 +197,8 @@ def read_mapping(path: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def examine(directory: Path, config: Config, fingerprint: str) -> None:
-    """See whether a run can go on there; the claim must be held.
+def examine(directory: Path, run: str, fingerprint: str) -> None:
+    """See whether a run, named by its hash, can go on there; the claim must be held.
 
     Raises:
         Damaged: if the directory does not hold this run as it was left.
@@ -220,8 +210,7 @@ def examine(directory: Path, config: Config, fingerprint: str) -> None:
             raise Damaged(f"{name} is a directory")
     if not set(contents) & set(FILES):
         return
-    stored, run = read_config(directory), run_hash(config, fingerprint)
-    if run_hash(stored, fingerprint) != run:
+    if run_hash(read_config(directory), fingerprint) != run:
         raise OtherRun("config.yaml is that of another run")
     read_result(directory, run)
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from experiments import checkpoint
-from experiments.checkpoint import AnotherRun, CheckpointDamaged, write_atomically
+from experiments.checkpoint import AnotherRun, CheckpointDamaged
 from experiments.config import Config, Runtime
+from experiments.files import write_atomically
 from experiments.log import read_metrics
 from experiments.train import Stopped, train
 

@@ -19,8 +19,8 @@ from experiments.running import claims, directories, runs
 from experiments.running import environment as environments
 from experiments.running.claims import Claim, ClaimLost, agree
 from experiments.running.directories import Damaged, read_result
-from experiments.running.records import look
-from experiments.running.runs import Outcome, Terms, Unwritable, execute
+from experiments.running.outcomes import Outcome, look
+from experiments.running.runs import Terms, Unwritable, execute
 from tests.experiments.launches import DROP, OFTEN, TINY, kill, timeless, until, wait
 
 ONE = replace(TINY, epochs=1)
@@ -156,7 +156,7 @@ def test_a_damaged_directory_is_set_aside_and_run_again(home, trained, damage):
     [aside] = home.parent.glob(f"{home.name}.damaged-*")
     assert (aside / "damage.txt").read_text().strip()
     assert len(trained) == (2 if damage.startswith("checkpoint") else 1)
-    assert look(home)[0] == "finished"
+    assert look(home).status == "finished"
     run(home)
     assert len(list(home.parent.glob("*.damaged-*"))) == 1
 
@@ -205,7 +205,7 @@ def test_a_kill_right_after_done_leaves_no_failure(home, monkeypatch):
         patch.setattr(os, "replace", replace_and_die)
         with pytest.raises(KeyboardInterrupt):
             run(home)
-    assert look(home)[0] == "finished"
+    assert look(home).status == "finished"
     assert not (home / "error.json").exists()
 
 
@@ -252,7 +252,7 @@ def test_a_full_disk_leaves_nothing_half_written(home, monkeypatch, name):
     assert not (home / name).exists()
     assert not list(home.glob(".*part"))
     assert not (home / "error.json").exists()
-    assert look(home)[0] == "missing"
+    assert look(home).status == "missing"
     assert run(home).status == "finished"
 
 
@@ -261,7 +261,7 @@ def test_a_full_disk_during_training_is_no_failure_of_the_run(home, monkeypatch)
         patch.setattr(runs, "train", full)
         with pytest.raises(Unwritable, match="No space left on device"):
             run(home)
-    assert look(home)[0] == "missing"
+    assert look(home).status == "missing"
 
 
 def test_an_unwritable_directory_is_told(tmp_path):
@@ -280,11 +280,11 @@ def test_a_failure_is_recorded_and_tried_again_by_the_next_launch(home, monkeypa
     assert (outcome.status, outcome.error) == ("failed", "RuntimeError: out of cheese")
     error = json.loads((home / "error.json").read_text())
     assert "in broken" in error["traceback"]
-    assert look(home) == ("failed", None, "RuntimeError: out of cheese")
+    assert look(home) == Outcome("failed", None, outcome.error, error["id"])
     assert run(home, launch="b").status == "failed"  # one that began before it failed
     assert not trained
     assert run(home, launch="c", failure=error["id"]).status == "finished"
-    assert look(home)[0] == "finished"
+    assert look(home).status == "finished"
     assert not (home / "error.json").exists()
 
 
@@ -294,7 +294,7 @@ def test_a_diverged_run_is_finished_for_good(tmp_path, trained):
     outcome = run(home, config)
     assert (outcome.status, outcome.result.scores) == ("diverged", {})
     assert run(home, config) == outcome
-    assert look(home)[0] == "diverged"
+    assert look(home).status == "diverged"
     assert len(trained) == 1
 
 
@@ -302,7 +302,7 @@ def test_a_stopped_run_goes_on_where_it_was(home, trained):
     whole = execute(ONE, OFTEN, home.parent / "whole").result
     asked = iter([False, False, True])
     assert execute(ONE, Runtime(), home, lambda: next(asked)).status == "stopped"
-    assert look(home)[0] == "missing"
+    assert look(home).status == "missing"
     outcome = run(home)
     assert timeless(outcome.result) == timeless(whole)
 
