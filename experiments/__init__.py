@@ -16,5 +16,5 @@ What attaching costs is another matter: `overhead` times works against `peers`, 
 `memory`. `families` tries every timm family.
 
 The commands are in `scripts`: `train.py`, `ablate.py`, `report.py`, `recount.py`,
-`bench_overhead.py`, `families.py`.
+`bench_overhead.py`, `families.py`, `matrix.py`; `commands`: how each begins and ends.
 """
