@@ -11,17 +11,17 @@ from lightning.fabric import Fabric
 from lightning.fabric.strategies import FSDPStrategy
 from torch import nn
 
-from experiments.config import Config
+from experiments.config import Config, Runtime
 from experiments.seeds import derive_seed
 
 
-def make_fabric(config: Config, gpu: int | None = None) -> Fabric:
-    """Lightning Fabric as the config has it; one process is on the GPU that it is given."""
-    one = gpu is not None and config.processes == 1
+def make_fabric(config: Config, runtime: Runtime) -> Fabric:
+    """Lightning Fabric as the config has it, on the GPU that it is given."""
+    one = runtime.gpu is not None and config.processes == 1
     sharded = config.strategy == "fsdp"
     return Fabric(
         accelerator=config.accelerator,
-        devices=[gpu] if one else config.devices,
+        devices=[runtime.gpu] if one else config.devices,
         num_nodes=config.num_nodes,
         strategy=FSDPStrategy(state_dict_type="full") if sharded else config.strategy,
         precision=config.precision,

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from dropblock_hooks import Attachment, Foreign, Site
 from dropblock_hooks.regularizers.rates import Range
-from experiments.config import Epoch
 from experiments.processes import gather
+from experiments.results import Epoch
 
 
 def site_counts(attached: Attachment | None) -> dict[str, list[int]]:

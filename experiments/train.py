@@ -27,13 +27,14 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
 from experiments import checkpoint
-from experiments.config import Config, Epoch, Result, Runtime, resolve
+from experiments.config import Config, Runtime, resolve
 from experiments.data import Data, load_data, test_loader, train_loader
 from experiments.log import Log
 from experiments.memory import PeakMemory
 from experiments.models import prepare
 from experiments.optimization import LearningRate, Targets, make_optimizer
 from experiments.processes import gather, make_fabric, own_masks, share_buffers
+from experiments.results import Epoch, Result
 from experiments.seeds import derive_seed
 from experiments.totals import Totals, site_counts
 
@@ -69,7 +70,7 @@ def train(
     runtime = runtime or Runtime()
     config = resolve(config)
     torch.set_num_threads(config.threads)
-    fabric = make_fabric(config, runtime.gpu)
+    fabric = make_fabric(config, runtime)
     fabric.launch()
     data = load_data(config, runtime.data_dir)
     with own_masks(config, fabric):

@@ -24,7 +24,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from experiments.config import Config, Epoch, Result, Runtime
+    from experiments.config import Config, Runtime
+    from experiments.results import Epoch, Result
 
 
 def make_parser() -> Any:

@@ -24,9 +24,10 @@ from typing import Any
 
 import yaml
 
-from experiments.config import Config, Epoch, Result, make_config, run_hash
+from experiments.config import Config, make_config, run_hash
 from experiments.files import flush, free_name, is_draft, write_atomically
 from experiments.log import line, read_metrics
+from experiments.results import Epoch, Result
 
 RESULTS = ("config.yaml", "metrics.jsonl", "result.json")
 SEALED = (*RESULTS, "environment.json")

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from experiments.config import Result
+from experiments.results import Result
 from experiments.running.directories import Damaged, read_mapping, read_result
+
+Status = Literal["finished", "diverged", "failed", "missing"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Outcome:
         damaged: whether the directory is not as its runs left it; who has the claim sets it aside.
     """
 
-    status: Literal["finished", "diverged", "failed", "missing", "stopped", "busy"]
+    status: Status | Literal["stopped", "busy"]
     result: Result | None = None
     error: str | None = None
     failure: str | None = None

@@ -7,11 +7,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.config import Config, Result, make_config
+from experiments.config import Config, make_config
 from experiments.contrasts import Pairs, read_contrasts
 from experiments.files import record_digest
+from experiments.results import Result
 from experiments.running.directories import read_environment
-from experiments.running.outcomes import look
+from experiments.running.outcomes import Status, look
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Run:
     factors: dict[str, str]
     seed: int
     config: Config
-    status: str
+    status: Status
     result: Result | None
     environment: dict[str, Any]
     error: str | None

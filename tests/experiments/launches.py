@@ -12,7 +12,8 @@ from pathlib import Path
 from signal import SIG_DFL, SIGHUP, SIGKILL, signal
 from typing import Any
 
-from experiments.config import Config, Result, Runtime
+from experiments.config import Config, Runtime
+from experiments.results import Result
 from experiments.running.directories import write_json
 from experiments.running.launch import launch
 from experiments.running.records import read_runs
