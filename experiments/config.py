@@ -13,8 +13,12 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
 
 DATA = ("digits", "cifar10", "cifar100", "imagefolder:PATH", "fake")
 SCHEDULES = ("onecycle", "cosine", "tanh", "step", "multistep", "poly", "wsd", "rsqrt", "constant")
@@ -165,7 +169,8 @@ class Config:
             _known(name, known, "model", shown="the classifiers of torchvision")
         else:
             base = self.model.partition(".")[0]  # what follows names pretrained weights
-            _known(base, timm.list_models(), "model", shown="the models of timm")
+            if base not in timm.list_models(base):  # sorting the whole list takes long
+                _known(base, timm.list_models(), "model", shown="the models of timm")
 
     @property
     def processes(self) -> int:
@@ -212,19 +217,27 @@ def make_config(values: Mapping[str, Any]) -> Config:
     Raises:
         ValueError: naming the field.
     """
-    from jsonargparse import ArgumentError, ArgumentParser
+    from jsonargparse import ArgumentError
 
     for name in values:
         _known(name, [field.name for field in fields(Config)], "field")
     for each in fields(Config):  # which the parser lets through
         null = each.name in values and values[each.name] is None
         _require("None" in str(each.type) or not null, each.name, str(each.type), None)
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(Config)
     try:
-        return Config(**parser.parse_object(dict(values)).as_dict())
+        return Config(**_parser().parse_object(dict(values)).as_dict())
     except ArgumentError as error:
         raise ValueError(" ".join(str(error).split())) from error
+
+
+@cache
+def _parser() -> ArgumentParser:
+    """What knows the fields of `Config` and their types."""
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(Config)
+    return parser
 
 
 def read_spec(spec: dict[str, Any] | str) -> Any:

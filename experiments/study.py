@@ -182,7 +182,7 @@ def _filled(plain: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]
 
     For a number that the base has wrong, and that is told elsewhere, the default stands in.
     """
-    default = {field.name: getattr(Config(), field.name) for field in fields(Config)}
+    default = asdict(Config())
     known = default | {
         name: value
         for name, value in base.items()

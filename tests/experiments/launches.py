@@ -29,6 +29,7 @@ TINY = Config(
     epochs=2,
     accelerator="cpu",
 )
+ONE = replace(TINY, epochs=1)
 DROP = {"layer4.0": {"Dropout2d": {"p": 0.5}}}
 OFTEN = Runtime(checkpoint_seconds=0)
 

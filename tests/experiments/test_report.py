@@ -1,12 +1,10 @@
 """From runs to rows, sentences, tables, files: what a report says, and that it is so."""
 
 import csv
-import importlib.util
 import io
-import os
 import re
-import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -623,23 +621,8 @@ def test_a_report_that_cannot_be_made_leaves_the_old_one(study, tmp_path, monkey
 
 
 @pytest.fixture
-def script(monkeypatch):
-    """Call scripts/report.py's main, in this process."""
-    spec = importlib.util.spec_from_file_location("report_script", ROOT / "scripts" / "report.py")
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    spec.loader.exec_module(module)
-
-    def main(*args):
-        monkeypatch.setattr(sys, "argv", ["report.py", *map(str, args)])
-        try:
-            return module.main()
-        except SystemExit as end:
-            return end.code
-
-    main.module = module
-    return main
+def script(call):
+    return partial(call, "report.py")
 
 
 def test_script_says_what_is_wrong_with_a_directory(script, tmp_path, capsys):
