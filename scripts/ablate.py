@@ -57,7 +57,8 @@ def ablate(
     from experiments.config import Runtime, check_paths
     from experiments.running.shards import parse_shard
 
-    _require(jobs is None or jobs >= 1, f"jobs must be at least 1, got {jobs}")
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"jobs must be at least 1, got {jobs}")
     part = None if shard is None else parse_shard(shard)
     study.open().close()
     check_paths(data=data, data_dir=data_dir)
@@ -113,11 +114,6 @@ def show(directory: Path, csv: Path | None) -> None:
         console.print(f"{missing} of {len(runs)} runs are still to come, and then the report")
     else:
         console.print(f"report: {write_report(directory)}", soft_wrap=True, highlight=False)
-
-
-def _require(valid: bool, problem: str) -> None:
-    if not valid:
-        raise ValueError(problem)
 
 
 def main() -> int:

@@ -104,7 +104,7 @@ class Rounds:
                 del left[path]
             if not self.waits:
                 elsewhere += [left.pop(path).label for path in busy if path in left]
-            wait = _patience(group[0]) if len(busy) == len(group) else 0.0
+            wait = _wait_seconds(group[0]) if len(busy) == len(group) else 0.0
         return elsewhere
 
     def _asked(self, jobs: Sequence[Job]) -> bool:
@@ -164,7 +164,7 @@ class WorkersUseless(ValueError):
     """Workers die before they begin a run."""
 
 
-def _patience(job: Job) -> float:
+def _wait_seconds(job: Job) -> float:
     return 1.5 * job.terms.lease_seconds if job.terms.claim == "lease" else 5.0
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from experiments.checkpoint import AnotherRun, CheckpointDamaged
 from experiments.config import Config, Runtime, resolve, run_hash
-from experiments.data import fingerprint
+from experiments.datasets.sources import fingerprint
 from experiments.running.claims import LEASE_SECONDS, Claim, ClaimLost, Kind
 from experiments.running.directories import (
     Damaged,
@@ -80,7 +80,8 @@ def execute(
     """
     config, terms = resolve(config), terms or Terms()
     mark = fingerprint(config, runtime.data_dir)
-    asked, job = stop or (lambda: False), _Job(config, runtime, directory, mark, terms)
+    job = _Job(config, runtime, directory, terms, mark, run_hash(config, mark))
+    asked = stop or (lambda: False)
     try:
         make_directory(directory)
         claim = Claim(directory, terms.claim, terms.lease_seconds)
@@ -111,15 +112,16 @@ class _Stop:
         return asked
 
 
+@dataclass(frozen=True)
 class _Job:
-    """A run, and what is known of it."""
+    """A run, the fingerprint of its data, and its hash."""
 
-    def __init__(
-        self, config: Config, runtime: Runtime, directory: Path, mark: str, terms: Terms
-    ) -> None:
-        self.config, self.runtime, self.directory = config, runtime, directory
-        self.mark, self.terms = mark, terms
-        self.hash = run_hash(config, mark)
+    config: Config
+    runtime: Runtime
+    directory: Path
+    terms: Terms
+    fingerprint: str
+    hash: str
 
     def settled(self) -> Outcome | None:
         """What is known without a claim: finished, or failed in a launch beside this one."""
@@ -131,7 +133,7 @@ class _Job:
         """Train it, or go on with it; the claim must be held."""
         directory = self.directory
         try:
-            examine(directory, self.hash, self.mark)
+            examine(directory, self.hash, self.fingerprint)
         except Damaged as damage:
             if isinstance(damage, OtherRun) and directory.name != self.hash:
                 raise ValueError(f"{directory}: {damage}; take another directory") from damage
