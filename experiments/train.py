@@ -7,7 +7,7 @@ and only the masks are drawn from torch's global one.
     >>> from experiments.config import Config
     >>> small = {"layers": [1, 1, 1, 1], "channels": [8, 8, 8, 8]}
     >>> spec = {"layer4.0": {"Dropout2d": {"p": 0.5}}}
-    >>> result = train(Config(spec, model_args=small, epochs=1, train_images=50))
+    >>> result = train(Config(spec, model_args=small, data="fake", epochs=1, train_images=50))
     >>> result.epochs[0].nominal
     {'layer4.0/Dropout2d': 0.5}
 """

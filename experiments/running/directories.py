@@ -86,21 +86,12 @@ def seal(directory: Path, run: str, result: Result) -> None:
     """Mark the run, named by its hash, as finished."""
     plain = asdict(result)
     del plain["epochs"]
-    lines = "".join(map(line, result.epochs))
-    if _epochs_text(directory) != lines:  # a holder that lost its claim may have added a line
-        write_text(directory / "metrics.jsonl", lines)
-    flush(directory / "metrics.jsonl")
+    # again: a holder that lost its claim may have added a line
+    write_text(directory / "metrics.jsonl", "".join(map(line, result.epochs)))
     write_json(directory / "result.json", plain)
     digests = {name: digest(directory / name) for name in SEALED}
     (directory / "error.json").unlink(missing_ok=True)  # first: no kill leaves it beside done.json
     write_json(directory / "done.json", {"run": run, "sha256": digests})
-
-
-def _epochs_text(directory: Path) -> str | None:
-    try:
-        return "".join(map(line, read_epochs(directory)))
-    except (OSError, Damaged):
-        return None
 
 
 def digest(path: Path) -> str:

@@ -1,6 +1,7 @@
 """What the tests share: a finished run, made once, and the commands in this process."""
 
 import importlib.util
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -49,3 +50,11 @@ def call(monkeypatch, tmp_path) -> Callable[..., int]:
             return end.code
 
     return main
+
+
+@pytest.fixture
+def unrendered(monkeypatch) -> None:
+    """Pictures are made, and written as other bytes each time: to draw them takes long."""
+    monkeypatch.setattr(
+        "experiments.reporting.plots.save", lambda figure, path: path.write_bytes(os.urandom(99))
+    )

@@ -78,7 +78,7 @@ def test_conditions_of_one_seed_see_the_same(augmentation):
     assert same(one, other)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_loading_draws_from_no_global_generator(workers, monkeypatch):
     def moved(seed):
         pytest.fail("the generators of GPUs make masks, too")
@@ -120,7 +120,9 @@ def test_epochs_differ_in_order_and_augmentation():
     assert not torch.equal(first, second)
 
 
-@pytest.mark.parametrize("augmentation", ["none", "resized-crop-flip"])
+@pytest.mark.parametrize(
+    "augmentation", [pytest.param("none", marks=pytest.mark.slow), "resized-crop-flip"]
+)
 def test_loader_workers_change_nothing(augmentation):
     config, data = make(augmentation=augmentation, label_noise=0.4)
     assert same(epoch_of(config, data, 3), epoch_of(config, data, 3, workers=2))

@@ -202,7 +202,8 @@ def test_a_launch_that_cannot_write_ends_at_once(home, monkeypatch):
     assert not list(home.glob("*/error.json"))
 
 
-@pytest.mark.parametrize("claim", [pytest.param("lock", marks=pytest.mark.slow), "lease"])
+@pytest.mark.slow
+@pytest.mark.parametrize("claim", ["lock", "lease"])
 def test_two_launches_never_run_a_run_twice(home, whole, claim):
     study = make_study()
     with started(study, home, backend="sequential", claim=claim) as one:

@@ -108,10 +108,7 @@ def lines_of(axes, **properties):
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        pytest.param(k, marks=() if k in ("two", "formulas", "no baseline") else pytest.mark.slow)
-        for k in KINDS
-    ],
+    [pytest.param(k, marks=() if k in ("two", "formulas") else pytest.mark.slow) for k in KINDS],
 )
 def test_all_pictures_that_there_are_data_for(kind, tmp_path):
     rows = rows_of(KINDS[kind]())
@@ -136,7 +133,7 @@ def test_nothing_is_drawn_of_nothing(tmp_path):
 def test_equal_rows_give_equal_bytes_without_a_date(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        draw(rows_of(two()), tmp_path / name, ("scores", "rates"))
+        draw(rows_of(two()), tmp_path / name, ["scores"])
     for path in (tmp_path / "a").iterdir():
         found = path.read_bytes()
         assert found == (tmp_path / "b" / path.name).read_bytes()

@@ -591,9 +591,9 @@ def test_write_report_writes_all_its_files(study, tmp_path):
     }
     linked = set(re.findall(r"\]\((\w+\.png)\)", path.read_text(encoding="utf-8")))
     assert linked == pictures
-    assert write_report(tmp_path, tmp_path / "other").parent == tmp_path / "other"
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_pictures_of_an_earlier_state_are_removed(study, tmp_path):
     study([make_run("none", 1), make_run("drop", 1, rates=(0.1, 0.2, 0.3))])
     folder = write_report(tmp_path).parent
@@ -605,6 +605,7 @@ def test_pictures_of_an_earlier_state_are_removed(study, tmp_path):
     assert left == {"scores.png", "learning.png", "mine.png"}
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_report_that_cannot_be_made_leaves_the_old_one(study, tmp_path, monkeypatch):
     study([make_run("none", 1)])
     before = {path.name: path.read_bytes() for path in write_report(tmp_path).parent.iterdir()}
@@ -637,6 +638,7 @@ def test_script_says_what_is_wrong_with_a_directory(script, tmp_path, capsys):
     assert "run_dir" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_script_prints_the_table_and_the_path(script, study, tmp_path, monkeypatch, capsys):
     runs = make_study(none=[0.5], drop=[0.6])
     study(runs)

@@ -303,9 +303,9 @@ def test_rates_follow_their_schedule():
     ramp = {"LinearSchedule": {"start": 0.0, "stop": 0.5, "epochs": 20}}
     spec = {"layer[234].0": {"DropBlock2d": {"p": ramp, "block_size": 3}}}
     small = {**SMALL, "channels": [8, 32, 32, 32]}
-    result = train(Config(spec, model_args=small, data="fake", train_images=100, epochs=20))
+    result = train(Config(spec, model_args=small, data="fake", train_images=50, epochs=20))
     formula = np.array([0.5 * epoch / 19 for epoch in range(20)])
-    variance = np.array([share_variance(p) for p in formula]) / (100 * 32)
+    variance = np.array([share_variance(p) for p in formula]) / (50 * 32)
     everything = []
     for key in (f"layer{i}.0/DropBlock2d" for i in (2, 3, 4)):
         nominal = [epoch.nominal[key] for epoch in result.epochs]
