@@ -2,10 +2,11 @@
 
 Read in this order:
 
-- `config`: what a run does, apart from where and how; the hash that names it
+- `config`: what a run does, apart from where and how; the hash that names it; `results`: what
+  came of it
 - `data`: digits, CIFAR, folders of images, paired by seed (`datasets`, `seeds`)
-- `train`: `train(Config(...)) -> Result`, one readable loop (`models`, `optimization`,
-  `checkpoint`, `log`)
+- `train`: `train(Config(...)) -> Result`, one readable loop (`models`, `optimization`, `totals`
+  of an epoch, `checkpoint`, `processes`, `log`)
 - `study`: a YAML file of conditions and seeds (`grid`), and of what is compared (`contrasts`);
   `running`: working on it, anywhere
 - `files`: written whole or not at all, telling when they were changed
@@ -16,5 +17,5 @@ What attaching costs is another matter: `overhead` times works against `peers`, 
 `memory`. `families` tries every timm family.
 
 The commands are in `scripts`: `train.py`, `ablate.py`, `report.py`, `recount.py`,
-`bench_overhead.py`, `families.py`.
+`bench_overhead.py`, `families.py`, `matrix.py`; `commands`: how each begins and ends.
 """

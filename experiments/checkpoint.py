@@ -5,33 +5,30 @@ from __future__ import annotations
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from lightning.fabric import Fabric
-from torch import nn
 
-from experiments.config import Config, Epoch, in_order
-from experiments.data import derive_seed
-from experiments.files import fault, flush, free_name, sign_zip, write_atomically
-
-if TYPE_CHECKING:
-    from experiments.train import Training
+from experiments.config import Config, in_order
+from experiments.files import fault, flush, free_name, sign_zip
+from experiments.processes import gather
 
 # A run goes on with another number of processes, though not with the same masks.
 MAY_DIFFER = ("accelerator", "devices", "num_nodes", "strategy")
 
 
-__all__ = [
-    "AnotherRun",
-    "CheckpointDamaged",
-    "gather",
-    "restore",
-    "save",
-    "set_aside_if_damaged",
-    "share_buffers",
-    "write_atomically",
-]
+class Resumable(Protocol):
+    """A run as its checkpoint sees it; `modules` are restored in place, the rest is handed back."""
+
+    config: Config
+    fabric: Fabric
+
+    def modules(self) -> dict[str, Any]: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class CheckpointDamaged(ValueError):
@@ -42,21 +39,10 @@ class AnotherRun(ValueError):
     """A checkpoint of another config."""
 
 
-def save(training: Training, path: Path) -> None:
+def save(run: Resumable, path: Path) -> None:
     """Write one checkpoint for all processes; each of them has to call this."""
-    fabric = training.fabric
-    state = {
-        **_modules(training),
-        "config": asdict(training.config),
-        "epoch": training.epoch,
-        "batch": training.batch,
-        "epochs": [asdict(epoch) for epoch in training.epochs],
-        "rate": training.rate.state_dict(),
-        "precision": fabric.strategy.precision.state_dict(),
-        "seconds": training.seconds,
-        "memory": training.memory,
-        "processes": gather(fabric, _own(training)),
-    }
+    fabric = run.fabric
+    state = {**run.modules(), "config": asdict(run.config), **run.state_dict()}
     part = path.with_name(f".{path.name}.part")
     try:
         fabric.save(part, state)  # gathers what is spread; the first process writes
@@ -72,7 +58,7 @@ def save(training: Training, path: Path) -> None:
     fabric.barrier()
 
 
-def restore(training: Training, path: Path) -> None:
+def restore(run: Resumable, path: Path) -> None:
     """Bring a run to where its checkpoint was written, if there is one; the folder is made.
 
     Raises:
@@ -82,14 +68,13 @@ def restore(training: Training, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         return
-    problem = next(filter(None, gather(training.fabric, fault(path))), None)
+    problem = next(filter(None, gather(run.fabric, fault(path))), None)
     if problem is not None:  # all processes say so, whichever of them has read it
         raise CheckpointDamaged(_unreadable(path, problem))
     try:
         plain = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        _check_same(path, plain["config"], training.config)
-        state = training.fabric.load(path, _modules(training))
-        _take(training, state)
+        _check_same(path, plain["config"], run.config)
+        run.load_state_dict(run.fabric.load(path, run.modules()))
     except (OSError, MemoryError, AnotherRun):
         raise
     except Exception as error:  # whatever unpickling damaged bytes, or other weights, raises
@@ -113,62 +98,6 @@ def set_aside_if_damaged(path: Path) -> str | None:
 
 def _unreadable(path: Path, problem: str) -> str:
     return f"{path} can't be read as a checkpoint: {problem}"
-
-
-def gather(fabric: Fabric, own: Any) -> list[Any]:
-    """What each process gives, in the order of their ranks."""
-    if fabric.world_size == 1:
-        return [own]
-    found: list[Any] = [None] * fabric.world_size
-    torch.distributed.all_gather_object(found, own)
-    return found
-
-
-def share_buffers(fabric: Fabric, model: nn.Module) -> None:
-    """Give all processes the first one's buffers: those are in the checkpoint."""
-    if fabric.world_size > 1:
-        for buffer in model.buffers():
-            torch.distributed.broadcast(buffer, 0)
-
-
-def _modules(training: Training) -> dict[str, Any]:
-    """What is restored in place."""
-    average = {} if training.average is None else {"average": training.average.module}
-    return {"model": training.model, "optimizer": training.optimizer, **average}
-
-
-def _own(training: Training) -> dict[str, Any]:
-    """What each process has for itself."""
-    device = training.fabric.device
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state(device).cpu() if device.type == "cuda" else None,
-        "targets": training.targets.state_dict(),
-        "attached": training.attached.state_dict() if training.attached else None,
-        "totals": asdict(training.totals),
-    }
-
-
-def _take(training: Training, state: dict[str, Any]) -> None:
-    fabric, processes = training.fabric, state["processes"]
-    training.epoch, training.batch = state["epoch"], state["batch"]
-    training.epochs = [Epoch(**epoch) for epoch in state["epochs"]]
-    training.rate.load_state_dict(state["rate"])
-    fabric.strategy.precision.load_state_dict(state["precision"])
-    training.seconds, training.memory = state["seconds"], state["memory"]
-    same = len(processes) == fabric.world_size
-    own = processes[fabric.global_rank if same else 0]
-    training.totals = type(training.totals)(**own["totals"])
-    if training.attached:
-        training.attached.load_state_dict(own["attached"])
-    if not same:  # other processes can't draw the same masks: they begin anew from here
-        place = f"masks/{fabric.global_rank}/{training.epoch}/{training.batch}"
-        torch.manual_seed(derive_seed(training.config.seed, place, training.config.replica))
-        return
-    training.targets.load_state_dict(own["targets"])
-    torch.set_rng_state(own["torch"])
-    if own["cuda"] is not None:
-        torch.cuda.set_rng_state(own["cuda"], fabric.device)
 
 
 def _moved(saved: dict[str, Any], given: dict[str, Any], name: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a run does (`Config`), where and how it does it (`Runtime`), and what came of it (`Result`).
+"""What a run does (`Config`), and where and how it does it (`Runtime`).
 
 Everything that changes a result stands in `Config`, and its hash names the run; nothing in
 `Runtime` changes a result. What takes seconds to import is imported where it is needed: the
@@ -13,8 +13,12 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
 
 DATA = ("digits", "cifar10", "cifar100", "imagefolder:PATH", "fake")
 SCHEDULES = ("onecycle", "cosine", "tanh", "step", "multistep", "poly", "wsd", "rsqrt", "constant")
@@ -165,7 +169,8 @@ class Config:
             _known(name, known, "model", shown="the classifiers of torchvision")
         else:
             base = self.model.partition(".")[0]  # what follows names pretrained weights
-            _known(base, timm.list_models(), "model", shown="the models of timm")
+            if base not in timm.list_models(base):  # sorting the whole list takes long
+                _known(base, timm.list_models(), "model", shown="the models of timm")
 
     @property
     def processes(self) -> int:
@@ -202,58 +207,6 @@ class Runtime:
         )
 
 
-@dataclass(frozen=True)
-class Epoch:
-    """What happened in one epoch; all numbers are means over its batches.
-
-    Args:
-        epoch: its number, from 0.
-        loss: training loss, with noisy labels, smoothing and mixup.
-        accuracy: share of training images classified as their (noisy) label says, while
-            training; None with mixup.
-        lr: learning rate.
-        grad_norm: L2 norm of the gradient of all parameters, before it is clipped; None where
-            one was not finite.
-        grad_norm_clipped: the same, after it.
-        nominal: site -> the probability asked for; None where the regularizer has none.
-        realized: site -> the share that was dropped or changed; None where that means nothing.
-        seconds: the epoch's duration.
-    """
-
-    epoch: int
-    loss: float
-    accuracy: float | None
-    lr: float
-    grad_norm: float | None
-    grad_norm_clipped: float | None
-    nominal: dict[str, float | None]
-    realized: dict[str, float | None]
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Result:
-    """What came of a run that ended.
-
-    Args:
-        status: finished, or diverged: the loss was no longer finite.
-        scores: test split (clean, occluded, noisy) -> share of its images classified right after
-            the last epoch; empty if diverged.
-        test_loss: mean cross-entropy on the clean test images, in nats; None if diverged.
-        epochs: one for each epoch; those before it diverged.
-        seconds: duration of training and test, resumed parts included.
-        memory: most bytes that the process held at a time, all it had loaded included; on a GPU,
-            that torch allocated there.
-    """
-
-    status: Literal["finished", "diverged"]
-    scores: dict[str, float]
-    test_loss: float | None
-    epochs: list[Epoch]
-    seconds: float
-    memory: int
-
-
 def make_config(values: Mapping[str, Any]) -> Config:
     """A config from plain data, such as a YAML file's, with names and types checked.
 
@@ -264,19 +217,27 @@ def make_config(values: Mapping[str, Any]) -> Config:
     Raises:
         ValueError: naming the field.
     """
-    from jsonargparse import ArgumentError, ArgumentParser
+    from jsonargparse import ArgumentError
 
     for name in values:
         _known(name, [field.name for field in fields(Config)], "field")
     for each in fields(Config):  # which the parser lets through
         null = each.name in values and values[each.name] is None
         _require("None" in str(each.type) or not null, each.name, str(each.type), None)
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(Config)
     try:
-        return Config(**parser.parse_object(dict(values)).as_dict())
+        return Config(**_parser().parse_object(dict(values)).as_dict())
     except ArgumentError as error:
         raise ValueError(" ".join(str(error).split())) from error
+
+
+@cache
+def _parser() -> ArgumentParser:
+    """What knows the fields of `Config` and their types."""
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(Config)
+    return parser
 
 
 def read_spec(spec: dict[str, Any] | str) -> Any:

@@ -29,21 +29,8 @@ from torch.utils.data import DataLoader
 from experiments.config import Config, Runtime
 from experiments.datasets.corruption import CORRUPTIONS
 from experiments.datasets.images import Draw, Images, TestImages, TrainImages
-from experiments.datasets.sources import Source, fingerprint, load_source
-from experiments.seeds import derive_seed, own_generator
-
-__all__ = [
-    "Data",
-    "Draw",
-    "Images",
-    "Loader",
-    "derive_seed",
-    "fingerprint",
-    "load_data",
-    "own_generator",
-    "test_loader",
-    "train_loader",
-]
+from experiments.datasets.sources import Source, load_source
+from experiments.seeds import own_generator
 
 
 @dataclass(frozen=True)

@@ -249,10 +249,10 @@ def observe(member: Member, checkpointing: bool = False) -> Outcome:
         model.set_grad_checkpointing(True)  # type: ignore[operator]
     keys, hooks = list(model.state_dict()), _hook_count(model)
     with torch.no_grad():
-        bare = _flat(model.eval()(x))
+        bare = _tensors(model.eval()(x))
     attached = attach(model, member.spec())
     with torch.no_grad():
-        equal = all(map(torch.equal, bare, _flat(model.eval()(x))))
+        equal = all(map(torch.equal, bare, _tensors(model.eval()(x))))
     modules = [model.get_submodule(site.name) for site in attached.sites]
     kept = [_Kept(attached) for _ in modules]
     handles = [
@@ -260,7 +260,7 @@ def observe(member: Member, checkpointing: bool = False) -> Outcome:
         for module, keep in zip(modules, kept, strict=True)
     ]
     calls = [site.calls for site in attached.sites]
-    sum(y.square().mean() for y in _flat(model.train()(x))).backward()
+    sum(y.square().mean() for y in _tensors(model.train()(x))).backward()
     calls = [site.calls - before for site, before in zip(attached.sites, calls, strict=True)]
     for handle in handles:
         handle.remove()
@@ -324,19 +324,14 @@ def _hook_count(model: nn.Module) -> int:
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 
 
-def _flat(output: Any) -> list[Tensor]:
-    """The floating-point tensors of an output."""
-    return list(_tensors(output))
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
+def _tensors(output: Any) -> list[Tensor]:
+    """The tensors of an output."""
     if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, dict):
-        yield from _tensors(tuple(output.values()))
-    elif isinstance(output, tuple | list):
-        for item in output:
-            yield from _tensors(item)
+        return [output]
+    if isinstance(output, dict):
+        return _tensors(tuple(output.values()))
+    items = output if isinstance(output, tuple | list) else ()
+    return [tensor for item in items for tensor in _tensors(item)]
 
 
 def has_checkpointing(member: Member) -> bool:

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments.config import Epoch
 from experiments.files import write_atomically
+from experiments.results import Epoch
 
 if TYPE_CHECKING:
     from dropblock_hooks import Attachment

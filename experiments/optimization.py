@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 from experiments.config import Config
-from experiments.data import derive_seed, share_sizes
+from experiments.data import share_sizes
+from experiments.seeds import derive_seed
 
 
 def make_optimizer(config: Config, model: nn.Module) -> Optimizer:

@@ -63,10 +63,6 @@ def installed() -> list[str]:
 def nominal(name: str, map_size: tuple[int, int], block_size: int, rate: float) -> float:
     """The p at which a peer drops `rate` of maps of this size.
 
-    Example:
-        >>> 0.04 < nominal("timm", (14, 14), 7, 0.1) < 0.05
-        True
-
     Raises:
         ValueError: if the peer can't drop that much.
     """

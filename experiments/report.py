@@ -23,7 +23,7 @@ from experiments.reporting.score_tables import (
     tested,
 )
 from experiments.reporting.setting import setting
-from experiments.reporting.summary import Row, compared, summarize
+from experiments.reporting.summary import Row, contrasted, summarize
 from experiments.reporting.tables import (
     markdown,
     table,
@@ -132,7 +132,7 @@ def make_report(
     parts = [f"# {escape(record.name)}", f"**Question.** {' '.join(record.question.split())}"]
     parts += [_extent(record, rows)]
     if splits:
-        contrasts = compared(record, rows)
+        contrasts = contrasted(record, rows)
         parts += ["## Answer", *answer(rows, contrasts), _equal_epochs(rows)]
         parts += ["## Clean accuracy", score_table(rows, "clean"), reading(rows, contrasts)]
         for name in ("scores", "factors"):
@@ -168,7 +168,7 @@ def _extent(record: StudyRecord, rows: Sequence[Row]) -> str:
 
 def _equal_epochs(rows: Sequence[Row]) -> str:
     """After how many epochs the conditions are compared."""
-    base = next(row for row in rows if row.is_baseline).config.epochs
+    base = rows[0].config.epochs
     unlike = [f"{row.condition} ({row.config.epochs})" for row in rows if row.config.epochs != base]
     text = f"All are tested after their last epoch, {base}; no epoch was chosen by its score."
     if not unlike:

@@ -26,7 +26,8 @@ from typing import Any
 from dropblock_hooks.spec.files import FileError, read_yaml
 from experiments.config import Config, Runtime, make_config, resolve, run_hash
 from experiments.contrasts import Pairs, plain_contrasts, read_contrasts
-from experiments.data import fingerprint, load_data
+from experiments.data import load_data
+from experiments.datasets.sources import fingerprint
 from experiments.files import record_digest
 from experiments.grid import Cell, expand, fill_numbers, name_problems, texts, unknown
 from experiments.models import prepare
@@ -157,18 +158,18 @@ def read_study(
     if problems:
         raise StudyError(path, problems)
     configs = _configs(cells, shared, problems)
-    marks = _fit(configs, runtime or Runtime(), problems)
-    problems += _twins(configs, marks)
+    fingerprints = _fit(configs, runtime or Runtime(), problems)
+    problems += _equal_conditions(configs, fingerprints)
     if problems:
         raise StudyError(path, problems)
     return Study(
-        name="-".join([Path(path).stem, *_other(data, base, marks)]),
+        name="-".join([Path(path).stem, *_other(data and next(iter(fingerprints.values())), base)]),
         question=plain.get("question") or "",
         conditions=configs,
         factors=factors,
         baseline=plain["baseline"],
         seeds=tuple(plain["seeds"]),
-        fingerprints=marks,
+        fingerprints=fingerprints,
         contrasts=contrasts,
     )
 
@@ -182,7 +183,7 @@ def _filled(plain: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]
 
     For a number that the base has wrong, and that is told elsewhere, the default stands in.
     """
-    default = {field.name: getattr(Config(), field.name) for field in fields(Config)}
+    default = asdict(Config())
     known = default | {
         name: value
         for name, value in base.items()
@@ -199,9 +200,9 @@ def _filled(plain: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]
     return {**plain, **fill_numbers(parts, numbers)}
 
 
-def _other(data: str | None, base: Mapping[str, Any] | None, marks: Mapping[str, str]) -> list[str]:
-    """What the study's name says of data and base that are not the file's."""
-    named = [next(iter(marks.values()))] if data else []
+def _other(mark: str | None, base: Mapping[str, Any] | None) -> list[str]:
+    """What the study's name says of data (their fingerprint) and base that are not the file's."""
+    named = [mark] if mark else []
     text = json.dumps(base, sort_keys=True, default=str)
     return [*named, hashlib.sha256(text.encode()).hexdigest()[:6]] if base else named
 
@@ -307,11 +308,11 @@ def _configs(cells: list[Cell], base: Mapping[str, Any], problems: list[str]) ->
 
 def _fit(configs: Mapping[str, Config], runtime: Runtime, problems: list[str]) -> dict[str, str]:
     """Try what each condition is made of on its data; the fingerprints of the data."""
-    marks: dict[str, str] = {}
+    fingerprints: dict[str, str] = {}
     loaded: tuple[str, Any] = ("", None)
     for name, config in sorted(configs.items(), key=lambda item: _data_key(item[1])):
         try:
-            marks[name] = fingerprint(config, runtime.data_dir)
+            fingerprints[name] = fingerprint(config, runtime.data_dir)
             if _data_key(config) != loaded[0]:
                 loaded = (_data_key(config), load_data(config, runtime.data_dir))
             model, _ = prepare(config, loaded[1])
@@ -319,7 +320,7 @@ def _fit(configs: Mapping[str, Config], runtime: Runtime, problems: list[str]) -
             Targets(config, loaded[1].classes, len(loaded[1].train))
         except ValueError as error:
             problems.append(f"conditions.{name}: {error}")
-    return marks
+    return fingerprints
 
 
 def _data_key(config: Config) -> str:
@@ -327,11 +328,11 @@ def _data_key(config: Config) -> str:
     return repr([getattr(config, name) for name in names])
 
 
-def _twins(configs: Mapping[str, Config], marks: Mapping[str, str]) -> list[str]:
+def _equal_conditions(configs: Mapping[str, Config], fingerprints: Mapping[str, str]) -> list[str]:
     first: dict[str, str] = {}
     problems = []
-    for name, mark in ((name, marks[name]) for name in configs if name in marks):
-        other = first.setdefault(run_hash(configs[name], mark), name)
+    for name in (name for name in configs if name in fingerprints):
+        other = first.setdefault(run_hash(configs[name], fingerprints[name]), name)
         if other != name:
             problems.append(f"conditions {other!r} and {name!r} are the same")
     return problems

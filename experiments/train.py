@@ -7,7 +7,7 @@ and only the masks are drawn from torch's global one.
     >>> from experiments.config import Config
     >>> small = {"layers": [1, 1, 1, 1], "channels": [8, 8, 8, 8]}
     >>> spec = {"layer4.0": {"Dropout2d": {"p": 0.5}}}
-    >>> result = train(Config(spec, model_args=small, epochs=1, train_images=50))
+    >>> result = train(Config(spec, model_args=small, data="fake", epochs=1, train_images=50))
     >>> result.epochs[0].nominal
     {'layer4.0/Dropout2d': 0.5}
 """
@@ -15,29 +15,28 @@ and only the masks are drawn from torch's global one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic, perf_counter
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from lightning.fabric import Fabric
-from lightning.fabric.strategies import FSDPStrategy
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
-from dropblock_hooks import Foreign
-from dropblock_hooks.regularizers.rates import Range
-from dropblock_hooks.sites.site import Site
 from experiments import checkpoint
-from experiments.config import Config, Epoch, Result, Runtime, resolve
-from experiments.data import Data, derive_seed, load_data, test_loader, train_loader
+from experiments.config import Config, Runtime, resolve
+from experiments.data import Data, load_data, test_loader, train_loader
 from experiments.log import Log
 from experiments.memory import PeakMemory
 from experiments.models import prepare
 from experiments.optimization import LearningRate, Targets, make_optimizer
+from experiments.processes import gather, make_fabric, own_masks, share_buffers
+from experiments.results import Epoch, Result
+from experiments.seeds import derive_seed
+from experiments.totals import Totals, site_counts
 
 
 class Stopped(Exception):
@@ -80,56 +79,12 @@ def train(
         return training.result(status)
 
 
-def make_fabric(config: Config, runtime: Runtime) -> Fabric:
-    """Lightning Fabric as the config has it, on the GPU that it is given."""
-    sharded = config.strategy == "fsdp"
-    one = runtime.gpu is not None and config.processes == 1
-    return Fabric(
-        accelerator=config.accelerator,
-        devices=[runtime.gpu] if one else config.devices,
-        num_nodes=config.num_nodes,
-        strategy=FSDPStrategy(state_dict_type="full") if sharded else config.strategy,
-        precision=config.precision,
-    )
-
-
-@contextmanager
-def own_masks(config: Config, fabric: Fabric) -> Iterator[None]:
-    """Seed torch's global generators with this process's masks, and put them back in the end."""
-    rank = fabric.global_rank
-    devices = [fabric.device] if fabric.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(derive_seed(config.seed, f"masks/{rank}", config.replica))
-        yield
-
-
 def make_average(config: Config, model: nn.Module) -> ModelEmaV3 | None:
     """The average of the weights, if one is asked for; of 16-bit weights it has 32 bits."""
     if config.ema is None:
         return None
     dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
     return ModelEmaV3(model, decay=config.ema, dtype=dtype)
-
-
-@dataclass
-class Totals:
-    """Sums over the batches of an epoch: of losses, right answers and norms of the gradient.
-
-    `before` holds what each site had counted when the epoch began, dropped and in all: a resumed
-    Attachment begins a new window, and an epoch may have begun before.
-    """
-
-    before: dict[str, list[int]] = field(default_factory=dict)
-    batches: int = 0
-    images: int = 0
-    seconds: float = 0.0
-    sums: Tensor | None = None
-
-    def add(self, images: int, *values: Tensor) -> None:
-        found = torch.stack([value.detach().double() for value in values])
-        self.sums = found if self.sums is None else self.sums + found
-        self.batches += 1
-        self.images += images
 
 
 class Training:
@@ -168,6 +123,54 @@ class Training:
             checkpoint.restore(self, out / "checkpoint.pt")
         self.log = Log(out if fabric.is_global_zero else None, runtime.tensorboard, self.epochs)
 
+    def modules(self) -> dict[str, Any]:
+        """What a checkpoint restores in place."""
+        average = {} if self.average is None else {"average": self.average.module}
+        return {"model": self.model, "optimizer": self.optimizer, **average}
+
+    def state_dict(self) -> dict[str, Any]:
+        """All else that a checkpoint holds; each process has to ask."""
+        device = self.fabric.device
+        own = {
+            "torch": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state(device).cpu() if device.type == "cuda" else None,
+            "targets": self.targets.state_dict(),
+            "attached": self.attached.state_dict() if self.attached else None,
+            "totals": asdict(self.totals),
+        }
+        return {
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "epochs": [asdict(epoch) for epoch in self.epochs],
+            "rate": self.rate.state_dict(),
+            "precision": self.fabric.strategy.precision.state_dict(),
+            "seconds": self.seconds,
+            "memory": self.memory,
+            "processes": gather(self.fabric, own),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave, be it of another number of processes."""
+        fabric, processes = self.fabric, state["processes"]
+        self.epoch, self.batch = state["epoch"], state["batch"]
+        self.epochs = [Epoch(**epoch) for epoch in state["epochs"]]
+        self.rate.load_state_dict(state["rate"])
+        fabric.strategy.precision.load_state_dict(state["precision"])
+        self.seconds, self.memory = state["seconds"], state["memory"]
+        same = len(processes) == fabric.world_size
+        own = processes[fabric.global_rank if same else 0]
+        self.totals = Totals(**own["totals"])
+        if self.attached:
+            self.attached.load_state_dict(own["attached"])
+        if not same:  # other processes can't draw the same masks: they begin anew from here
+            place = f"masks/{fabric.global_rank}/{self.epoch}/{self.batch}"
+            torch.manual_seed(derive_seed(self.config.seed, place, self.config.replica))
+            return
+        self.targets.load_state_dict(own["targets"])
+        torch.set_rng_state(own["torch"])
+        if own["cuda"] is not None:
+            torch.cuda.set_rng_state(own["cuda"], fabric.device)
+
     def _maybe_compiled(self) -> nn.Module:
         """The model, compiled if that is asked for, to code that only its sizes decide."""
         if not self.config.compile:
@@ -183,9 +186,10 @@ class Training:
             if self.batch == 0:
                 if self.attached:
                     self.attached.step(self.epoch)
-                self.totals = Totals(self._counts())
+                self.totals = Totals(site_counts(self.attached))
             self._train_epoch(stop)
-            epoch = self._close_epoch()
+            lr, mixed = self.rate.last, self.targets.mixes
+            epoch = self.totals.epoch(self.fabric, self.attached, self.epoch, lr, mixed)
             if not math.isfinite(epoch.loss):
                 return "diverged"
             self.epochs.append(epoch)
@@ -226,35 +230,6 @@ class Training:
         right = (scores.argmax(dim=1) == labels).sum()
         self.totals.add(len(labels), loss, right, norm, norm.clamp(max=limit))
 
-    def _close_epoch(self) -> Epoch:
-        """The epoch's means, over all processes."""
-        totals, sites = self.totals, self.attached.sites if self.attached else ()
-        assert totals.sums is not None
-        dropped = {
-            key: _share([now - then for now, then in zip(counts, totals.before[key], strict=True)])
-            for key, counts in self._counts().items()
-        }
-        found = checkpoint.gather(self.fabric, (totals.sums.tolist(), totals.images, dropped))
-        sums, images, realized = zip(*found, strict=True)
-        loss, right, norm, clipped = (sum(column) for column in zip(*sums, strict=True))
-        batches = totals.batches * len(found)
-        return Epoch(
-            epoch=self.epoch,
-            loss=loss / batches,
-            accuracy=None if self.targets.mixes else right / sum(images),
-            lr=self.rate.last,
-            grad_norm=_finite(norm / batches),
-            grad_norm_clipped=_finite(clipped / batches),
-            nominal={site.key: _probability(site) for site in sites},
-            realized={site.key: _mean([each[site.key] for each in realized]) for site in sites},
-            seconds=totals.seconds,
-        )
-
-    def _counts(self) -> dict[str, list[int]]:
-        """What each site has counted so far: elements dropped or changed, and all."""
-        saved = self.attached.state_dict()["sites"] if self.attached else {}
-        return {key: [site["affected"], site["total"]] for key, site in saved.items()}
-
     def result(self, status: Literal["finished", "diverged"]) -> Result:
         """Test the model, or its average, and close the run."""
         scores: dict[str, float] = {}
@@ -284,7 +259,7 @@ class Training:
         model = self.model if sharded else self.bare
         model = model if self.average is None else self.average.module
         if not sharded:
-            checkpoint.share_buffers(self.fabric, model)
+            share_buffers(self.fabric, model)
         part = (0, 1) if sharded else (self.fabric.global_rank, self.fabric.world_size)
         seed = derive_seed(self.config.seed, f"test/{name}/{part[0]}", self.config.replica)
         torch.manual_seed(seed)
@@ -298,7 +273,7 @@ class Training:
             loss = nn.functional.cross_entropy(scores, labels, reduction="sum")
             right = (scores.argmax(dim=1) == labels).sum()
             sums += torch.tensor([right.item(), loss.item(), len(labels)], dtype=torch.float64)
-        everywhere = zip(*checkpoint.gather(self.fabric, sums.tolist()), strict=True)
+        everywhere = zip(*gather(self.fabric, sums.tolist()), strict=True)
         right, loss, images = (sum(values) for values in everywhere)
         return right / images, loss / images
 
@@ -321,25 +296,3 @@ class Training:
         self.seconds += now - self._began
         self._began = now
         self.memory = max(self.memory, self._memory.read())
-
-
-def _probability(site: Site) -> float | None:
-    """The site's rate, if it is one, and not a bound or a strength."""
-    ranges = site.regularizer.ranges()
-    main = next(iter(site.regularizer.rates), None)
-    is_one = isinstance(site.regularizer, Foreign) or ranges.get(main) == Range(0, 1)
-    return site.rate if is_one else None
-
-
-def _share(counts: list[int]) -> float | None:
-    affected, total = counts
-    return affected / total if total else None
-
-
-def _mean(rates: list[float | None]) -> float | None:
-    known = [rate for rate in rates if rate is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None

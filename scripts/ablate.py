@@ -3,17 +3,14 @@
 Example: scripts/ablate.py experiments/configs/quick.yaml
 """
 
-import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # threads that spin starve when a core is busy
-from experiments.files import reason
-from experiments.running.signals import end_on_signals, leave
+from experiments.commands import begin, called, leave
 
 if __name__ == "__main__":
-    end_on_signals()  # before the imports: torch's, where there is work, take seconds
+    begin()
 
 import shlex
 from typing import Any, Literal
@@ -60,47 +57,41 @@ def ablate(
     from experiments.config import Runtime, check_paths
     from experiments.running.shards import parse_shard
 
-    try:
-        _require(jobs is None or jobs >= 1, f"jobs must be at least 1, got {jobs}")
-        part = None if shard is None else parse_shard(shard)
-        study.open().close()
-        check_paths(data=data, data_dir=data_dir)
-        from experiments.files import among_writers
-        from experiments.running.directories import write_json
-        from experiments.running.launch import launch
-        from experiments.study import read_study
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"jobs must be at least 1, got {jobs}")
+    part = None if shard is None else parse_shard(shard)
+    study.open().close()
+    check_paths(data=data, data_dir=data_dir)
+    from experiments.files import among_writers
+    from experiments.running.directories import write_json
+    from experiments.running.launch import launch
+    from experiments.study import read_study
 
-        runtime = Runtime(data_dir, loader_workers, checkpoint_seconds, tensorboard)
-        plan = read_study(study, data, base, runtime)
-        if csv is not None:
-            csv.open("a").close()  # an unwritable path is told now, not after the last run
-        directory = out / plan.name
-        directory.mkdir(parents=True, exist_ok=True)
-        command = shlex.join(["python", "scripts/ablate.py", *sys.argv[1:]])
-        with among_writers(directory, ".study.json.*.part"):
-            write_json(directory / "study.json", plan.record(command))
-        ended = launch(
-            plan,
-            directory,
-            runtime,
-            backend=backend,
-            address=address,
-            jobs=jobs,
-            shard=part,
-            claim=claim,
-        )
-        if ended.exit_code is not None:
-            print(f"stopped; the same command goes on: {directory}", file=sys.stderr)
-            return ended.exit_code
-        for label in ended.elsewhere:
-            print(f"{label}: under way in another launch", file=sys.stderr)
-        show(directory, csv)
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on", file=sys.stderr)
-        return 130
-    except (ValueError, OSError) as error:
-        print(f"error: {reason(error)}", file=sys.stderr)
-        return 2
+    runtime = Runtime(data_dir, loader_workers, checkpoint_seconds, tensorboard)
+    plan = read_study(study, data, base, runtime)
+    if csv is not None:
+        csv.open("a").close()  # an unwritable path is told now, not after the last run
+    directory = out / plan.name
+    directory.mkdir(parents=True, exist_ok=True)
+    command = shlex.join(["python", "scripts/ablate.py", *sys.argv[1:]])
+    with among_writers(directory, ".study.json.*.part"):
+        write_json(directory / "study.json", plan.record(command))
+    ended = launch(
+        plan,
+        directory,
+        runtime,
+        backend=backend,
+        address=address,
+        jobs=jobs,
+        shard=part,
+        claim=claim,
+    )
+    if ended.exit_code is not None:
+        print(f"stopped; the same command goes on: {directory}", file=sys.stderr)
+        return ended.exit_code
+    for label in ended.elsewhere:
+        print(f"{label}: under way in another launch", file=sys.stderr)
+    show(directory, csv)
     return 1 if ended.failed else 0
 
 
@@ -125,16 +116,8 @@ def show(directory: Path, csv: Path | None) -> None:
         console.print(f"report: {write_report(directory)}", soft_wrap=True, highlight=False)
 
 
-def _require(valid: bool, problem: str) -> None:
-    if not valid:
-        raise ValueError(problem)
-
-
 def main() -> int:
-    """0: all went well; 1: a run failed; 2: bad input; 130: Ctrl-C; 75: another signal."""
-    from jsonargparse import auto_cli
-
-    return int(auto_cli(ablate, description=__doc__, allow_abbrev=False))
+    return called(ablate, __doc__)
 
 
 if __name__ == "__main__":

@@ -3,18 +3,14 @@
 Example: scripts/bench_overhead.py --model resnet50 --spec '{"layer4.*": "DropBlock2d(p=0.1)"}'
 """
 
-import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # threads that spin starve when a core is busy
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler, which counts memory, is talkative
-from experiments.files import reason
-from experiments.running.signals import end_on_signals, leave
+from experiments.commands import begin, called, leave
 
 if __name__ == "__main__":
-    end_on_signals()  # before the imports: torch's, where there is work, take seconds
+    begin()
 
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
@@ -118,17 +114,7 @@ def show(rows: "list[Row]", out: Path) -> None:
 
 
 def main() -> int:
-    """0: all went well; 2: bad input; 130: Ctrl-C; 75: another signal."""
-    from jsonargparse import auto_cli
-
-    try:
-        return int(auto_cli(bench, description=__doc__, allow_abbrev=False))
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    except (ValueError, OSError) as error:
-        print(f"error: {reason(error)}", file=sys.stderr)
-        return 2
+    return called(bench, __doc__)
 
 
 if __name__ == "__main__":

@@ -3,16 +3,14 @@
 Example: scripts/families.py docs/families.md
 """
 
-import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # threads that spin starve when a core is busy
-from experiments.running.signals import end_on_signals, leave
+from experiments.commands import begin, called, leave
 
 if __name__ == "__main__":
-    end_on_signals()  # before the imports: torch's, where there is work, take seconds
+    begin()
 
 import time
 from importlib.metadata import version
@@ -54,8 +52,7 @@ def families(out: Path, only: str | None = None) -> int:
 
     members = [member for member in MEMBERS if only in (None, member.family)]
     if not members:
-        print(f"error: {only!r} is none of the {len(MEMBERS)} families", file=sys.stderr)
-        return 2
+        raise ValueError(f"{only!r} is none of the {len(MEMBERS)} families")
     torch.set_num_threads(1)  # so that the digits are the same on every machine
     began = time.perf_counter()
     rows = [_row(member) for member in track(members, "families")]
@@ -142,14 +139,7 @@ def _faults(outcome: "Outcome") -> list[str]:
 
 
 def main() -> int:
-    """0: all families work; 1: one does not; 2: bad input; 130: Ctrl-C; 75: another signal."""
-    from jsonargparse import auto_cli
-
-    try:
-        return int(auto_cli(families, description=__doc__, allow_abbrev=False))
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    return called(families, __doc__)
 
 
 if __name__ == "__main__":

@@ -5,21 +5,23 @@ Example: scripts/matrix.py (some 10 minutes on 2 cores)
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from experiments.commands import begin, called, leave
+
+if __name__ == "__main__":
+    begin()
+
 import json
 import os
-import pathlib
 import subprocess
-import sys
 import tempfile
+from importlib.metadata import version
 from typing import Any
 
-import torch
-from jsonargparse import auto_cli
-
-ROOT = pathlib.Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-from tests.matrix import COLUMNS, covering  # noqa: E402  # found from the root only
-
+ROOT = Path(__file__).resolve().parent.parent
 PAGE = """# Training stacks
 
 Compilers, precisions, memory savings, parallel wrappers and regularizers: every pair of values of
@@ -45,8 +47,10 @@ on the device of the loss, before the first forward is the way around.
 
 def run() -> dict[tuple[str, ...], dict[str, Any]]:
     """What each row has shown, by its values; rows that failed are not there."""
+    from tests.matrix import COLUMNS
+
     with tempfile.TemporaryDirectory() as folder:
-        records = pathlib.Path(folder) / "records"
+        records = Path(folder) / "records"
         records.touch()
         command = ["-m", "pytest", "-q", "-n", "1", "-m", "", "tests/models/test_matrix.py"]
         environment = {**os.environ, "MATRIX_RECORDS": str(records)}
@@ -57,6 +61,8 @@ def run() -> dict[tuple[str, ...], dict[str, Any]]:
 
 def page(shown: dict[tuple[str, ...], dict[str, Any]]) -> str:
     """The page."""
+    from tests.matrix import COLUMNS, covering
+
     rows, never = covering()
     lines = [
         f"| {' | '.join((*COLUMNS, 'calls', 'realized', 'difference'))} |",
@@ -75,13 +81,13 @@ def page(shown: dict[tuple[str, ...], dict[str, Any]]) -> str:
     impossible = [f"- {a[1]} × {b[1]}: {reason}" for (a, b), reason in sorted(never.items())]
     return PAGE.format(
         count=len(rows),
-        version=torch.__version__.partition("+")[0],
+        version=version("torch").partition("+")[0],
         impossible="\n".join(impossible) or "No pair is impossible.",
         table="\n".join(lines),
     )
 
 
-def write(out: pathlib.Path = ROOT / "docs" / "matrix.md") -> int:
+def write(out: Path = ROOT / "docs" / "matrix.md") -> int:
     """Run the matrix, and write its page.
 
     Args:
@@ -95,5 +101,9 @@ def write(out: pathlib.Path = ROOT / "docs" / "matrix.md") -> int:
     return 0
 
 
+def main() -> int:
+    return called(write, __doc__)
+
+
 if __name__ == "__main__":
-    sys.exit(auto_cli(write, description=__doc__, allow_abbrev=False))
+    leave(main())

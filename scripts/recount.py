@@ -9,11 +9,10 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from experiments.commands import begin, called, leave
 
-from jsonargparse import auto_cli
-
-from experiments.files import reason
-from experiments.recounting import recount
+if __name__ == "__main__":
+    begin()
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -24,11 +23,9 @@ def report(root: Path = ROOT) -> int:
     Args:
         root: of the repository, with experiments/results, README.md and experiments/README.md.
     """
-    try:
-        faults = recount(root)
-    except (ValueError, OSError) as error:
-        print(f"error: {reason(error)}", file=sys.stderr)
-        return 2
+    from experiments.recounting import recount
+
+    faults = recount(root)
     for fault in faults:
         print(fault)
     n = len(faults)
@@ -37,9 +34,8 @@ def report(root: Path = ROOT) -> int:
 
 
 def main() -> int:
-    """0: all is so; 1: something is not; 2: there is nothing to recount."""
-    return int(auto_cli(report, description=__doc__, allow_abbrev=False))
+    return called(report, __doc__)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -10,11 +10,10 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from experiments.files import reason
-from experiments.running.signals import end_on_signals, leave
+from experiments.commands import begin, called, leave
 
 if __name__ == "__main__":
-    end_on_signals()  # before the imports: torch's, where there is work, take seconds
+    begin()
 
 
 def report(run_dir: Path, out: Path | None = None, study: Path | None = None) -> int:
@@ -27,21 +26,17 @@ def report(run_dir: Path, out: Path | None = None, study: Path | None = None) ->
         study: the study's file: make the report again, in its place, from its own runs.csv. What
             was run, the cost and the pictures over the epochs stay as they are.
     """
-    try:
-        if study is not None:
-            if out is not None:
-                raise ValueError("--out does not go with --study: the report is made in its place")
-            return report_again(run_dir, study)
-        if not (run_dir / "study.json").is_file():
-            raise ValueError(f"{run_dir} is not a study's directory: it has no study.json")
-        from experiments.report import summarize, write_report
-        from experiments.running.records import read_runs
+    if study is not None:
+        if out is not None:
+            raise ValueError("--out does not go with --study: the report is made in its place")
+        return report_again(run_dir, study)
+    if not (run_dir / "study.json").is_file():
+        raise ValueError(f"{run_dir} is not a study's directory: it has no study.json")
+    from experiments.report import summarize, write_report
+    from experiments.running.records import read_runs
 
-        rows = summarize(*read_runs(run_dir))
-        path = write_report(run_dir, out)
-    except (ValueError, OSError) as error:
-        print(f"error: {reason(error)}", file=sys.stderr)
-        return 2
+    rows = summarize(*read_runs(run_dir))
+    path = write_report(run_dir, out)
     show(rows, path)
     return 0
 
@@ -69,14 +64,7 @@ def show(rows: list, path: Path) -> None:
 
 
 def main() -> int:
-    """0: the report is written; 2: bad input; 130: Ctrl-C; 75: another signal."""
-    from jsonargparse import auto_cli
-
-    try:
-        return int(auto_cli(report, description=__doc__, allow_abbrev=False))
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    return called(report, __doc__)
 
 
 if __name__ == "__main__":

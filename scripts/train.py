@@ -7,17 +7,15 @@ went well, 1 if the loss diverged, 2 for bad input. After Ctrl-C (130) and SIGTE
 SIGHUP (75), the checkpoint is written.
 """
 
-import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # threads that spin starve when a core is busy
-from experiments.files import reason
-from experiments.running.signals import Watch, caught, end_on_signals, leave
+from experiments.commands import begin, leave, status
+from experiments.running.signals import Watch, caught
 
 if __name__ == "__main__":
-    end_on_signals()  # before the imports: torch's, where there is work, take seconds
+    begin()
 
 import json
 import statistics
@@ -26,7 +24,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from experiments.config import Config, Epoch, Result, Runtime
+    from experiments.config import Config, Runtime
+    from experiments.results import Epoch, Result
 
 
 def make_parser() -> Any:
@@ -50,18 +49,18 @@ def make_parser() -> Any:
 
 
 def main() -> int:
-    """Return the exit status."""
     given = vars(make_parser().parse_args())
+    return status(lambda: run_given(given))
+
+
+def run_given(given: dict[str, Any]) -> int:
+    """Train as the options say; the exit status."""
     from experiments.config import Config, Runtime, check_paths
 
-    try:
-        check_paths(spec=given["spec"], data=given["data"], data_dir=given["data_dir"])
-        config = Config(**{name: given[name] for name in Config.__dataclass_fields__})
-        runtime = Runtime(**{name: given[name] for name in Runtime.__dataclass_fields__})
-        code, result = run(config, runtime, given["out"])
-    except (ValueError, OSError) as error:
-        print(f"error: {reason(error)}", file=sys.stderr)
-        return 2
+    check_paths(spec=given["spec"], data=given["data"], data_dir=given["data_dir"])
+    config = Config(**{name: given[name] for name in Config.__dataclass_fields__})
+    runtime = Runtime(**{name: given[name] for name in Runtime.__dataclass_fields__})
+    code, result = run(config, runtime, given["out"])
     if result is not None and is_first():
         show(result)
     return code

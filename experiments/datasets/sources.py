@@ -99,7 +99,7 @@ def digits(size: int) -> Source:
 
 
 def fake(size: int) -> Source:
-    """Random images of ten classes that nobody can tell apart: 512 to train on, 256 to test."""
+    """Random images of ten classes that nobody can tell apart: 512 to train on, 64 to test."""
 
     def pool(count: int, purpose: str) -> Pool:
         images = torch.empty(count, 3, size, size, dtype=torch.uint8)
@@ -108,7 +108,7 @@ def fake(size: int) -> Source:
         return Pool(images, torch.arange(count) % 10)
 
     fit = v2.Resize((size, size))
-    return Source(pool(512, "fake train"), pool(256, "fake test"), 10, 3, size, fit)
+    return Source(pool(512, "fake train"), pool(64, "fake test"), 10, 3, size, fit)
 
 
 def cifar(name: str, data_dir: Path, size: int) -> Source:

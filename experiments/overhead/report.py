@@ -14,8 +14,6 @@ from rich.table import Table
 
 from experiments.overhead import BARS, Row
 
-TEXTS = ("work", "variant", "reference", "shape", "dtype", "format")
-
 
 def machine(device: torch.device) -> str:
     """Processor, threads, versions."""
@@ -81,18 +79,6 @@ def write_csv(rows: Iterable[Row], path: Path) -> None:
         for row in rows:
             bars = {"bar": BARS.get(row.name), "saved_bar": row.saved_bar, "missed": row.missed}
             writer.writerow(asdict(row) | bars)
-
-
-def read_csv(path: Path) -> list[Row]:
-    """The rows of a file that `write_csv` wrote."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return [_row(line) for line in csv.DictReader(file)]
-
-
-def _row(line: dict[str, str]) -> Row:
-    numbers = [field.name for field in fields(Row) if field.name not in (*TEXTS, "rounds")]
-    values = {name: float(line[name]) if line[name] else None for name in numbers}
-    return Row(**{name: line[name] for name in TEXTS}, **values, rounds=int(line["rounds"]))
 
 
 def plot(rows: Sequence[Row], folder: Path) -> list[Path]:

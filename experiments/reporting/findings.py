@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from experiments.reporting.comparisons import Family
 from experiments.reporting.statistics import Difference
-from experiments.reporting.summary import Row
+from experiments.reporting.summary import Row, checks, compared
 from experiments.reporting.tables import difference_text, one_line, p_text
 
 MOST_NAMES = 4  # of conditions about which there is little to say
@@ -38,13 +38,13 @@ def answer(
     rows: Sequence[Row], contrasts: Sequence[Family] = (), split: str = "clean"
 ) -> list[str]:
     """The answer in paragraphs: warnings, what is shown, each condition, and the A/A checks."""
-    others, checks = _others(rows), _checks(rows)
+    others = compared(rows)[1:]
     warnings = alarms(rows, split)
-    quiet = [check(row, rows, split) for row in checks if not _is_alarm(row, split)]
+    quiet = [check(row, rows, split) for row in checks(rows) if not _is_alarm(row, split)]
     if not others:
         return [*warnings, "Nothing is compared.", *quiet]
     lines = "\n".join(f"- {finding(row, split)}" for row in others)
-    if not checks:
+    if not checks(rows):
         quiet = [
             f"There is no A/A condition, which would differ from {escape(rows[0].baseline)} only "
             "in its `replica` and show how large a difference chance alone makes."
@@ -55,12 +55,13 @@ def answer(
 
 def alarms(rows: Sequence[Row], split: str) -> list[str]:
     """A warning for each A/A condition that passes for a difference."""
-    return [check(row, rows, split) for row in _checks(rows) if _is_alarm(row, split)]
+    return [check(row, rows, split) for row in checks(rows) if _is_alarm(row, split)]
 
 
 def overview(rows: Sequence[Row], split: str) -> str:
     """Which conditions are higher, lower, or not shown to differ; without A/A checks."""
-    others, name = _others(rows), escape(rows[0].baseline)
+    name = escape(rows[0].baseline)
+    others = compared(rows)[1:]
     titles = {
         "higher": f"Higher than {name}",
         "lower": f"Lower than {name}",
@@ -157,16 +158,6 @@ def _hidden(differences: Sequence[Difference]) -> str:
 
 def _is_alarm(row: Row, split: str) -> bool:
     return _difference(row, split).verdict in ("higher", "lower")
-
-
-def _checks(rows: Sequence[Row]) -> list[Row]:
-    """The A/A conditions."""
-    return [row for row in rows if row.repeats is not None]
-
-
-def _others(rows: Sequence[Row]) -> list[Row]:
-    """What is neither the baseline nor an A/A condition."""
-    return [row for row in rows if not row.is_baseline and row.repeats is None]
 
 
 def _points(difference: Difference) -> str:

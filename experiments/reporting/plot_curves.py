@@ -11,9 +11,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.config import Epoch
 from experiments.reporting.plot_style import BASELINE, COLORS, MARKERS, whole_epochs, wrapped
 from experiments.reporting.summary import Row, epoch_rates
+from experiments.results import Epoch
 
 Curve = dict[int, float]  # epoch, from 1 -> value
 MOST = 6  # curves in a panel that can still be told apart

@@ -35,7 +35,7 @@ def plot_scores(rows: Sequence[Row], split: str) -> Figure:
 
 def plot_differences(rows: Sequence[Row], splits: Sequence[str]) -> Figure:
     """The differences to the baseline, a panel for each split."""
-    others = [row for row in rows if not row.is_baseline]
+    others = rows[1:]
     what = f"minus {rows[0].baseline}, percentage points"
     figure, places = _figure(others)
     panels = figure.subplots(1, len(splits), sharey=True, squeeze=False)[0]
@@ -79,8 +79,8 @@ def _draw_score(axes: Axes, score: Score, place: float) -> None:
 def _draw_differences(axes: Axes, rows: Sequence[Row], split: str, places: Sequence[float]) -> None:
     """One line for each row that has a place; the baseline may have none."""
     axes.axvline(0, zorder=1, **BASELINE)
-    base = next(row.scores[split].values for row in rows if row.is_baseline)
-    with_place = rows if len(rows) == len(places) else [r for r in rows if not r.is_baseline]
+    base = rows[0].scores[split].values
+    with_place = rows[-len(places) :]
     for row, place in zip(with_place, places, strict=True):
         score = row.scores[split]
         found = score.difference

@@ -15,7 +15,7 @@ from experiments.reporting.plot_curves import plot_learning, plot_rates
 from experiments.reporting.plot_factors import plot_factors
 from experiments.reporting.plot_scores import plot_differences, plot_scores
 from experiments.reporting.plot_style import own_settings, save
-from experiments.reporting.summary import Row
+from experiments.reporting.summary import Row, compared
 
 
 def draw(rows: Sequence[Row], folder: Path, only: Collection[str] | None = None) -> dict[str, Path]:
@@ -25,7 +25,7 @@ def draw(rows: Sequence[Row], folder: Path, only: Collection[str] | None = None)
     """
     if not any(row.n for row in rows):
         return {}
-    heads = [row for row in rows if row.repeats is None]
+    heads = compared(rows)
     splits = [split for split in rows[0].scores if split != "clean"]
     figures: dict[str, tuple[bool, Callable[[], Figure]]] = {
         "scores": ("clean" in rows[0].scores, lambda: plot_scores(heads, "clean")),

@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-from experiments.config import Config, Epoch, Result
-from experiments.running.records import Run, Status, StudyRecord
+from experiments.config import Config
+from experiments.results import Epoch, Result
+from experiments.running.outcomes import Status
+from experiments.running.records import Run, StudyRecord
 from experiments.study import Study
 
 _KNOWN = "condition seed status test_loss train_loss train_accuracy nominal realized seconds memory"

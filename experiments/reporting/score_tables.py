@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from experiments.reporting.comparisons import Family
 from experiments.reporting.findings import alarms, counted, escape, listed, overview
-from experiments.reporting.summary import Row, is_tested
+from experiments.reporting.summary import Row, compared, is_tested
 from experiments.reporting.tables import accuracy_text, difference_text, holm_text, markdown
 
 
 def reading(rows: Sequence[Row], contrasts: Sequence[Family]) -> str:
     """How the table is to be read."""
-    heads = [row for row in rows if row.repeats is None]
+    heads = compared(rows)
     spread = any(len(row.scores["clean"].values) > 1 for row in heads)
     text = "Means ± standard deviations over n seeds." if spread else "Each is of one seed."
     for row in heads:
@@ -38,7 +38,7 @@ def _correction(heads: Sequence[Row], contrasts: Sequence[Family]) -> str:
     done = [
         {one.left, one.right} for family in contrasts if family.single for one in family.comparisons
     ]
-    others = [row.condition for row in heads if not row.is_baseline]
+    others = [row.condition for row in heads[1:]]
     elsewhere = [name for name in others if {name, base} in done]
     rest = len(others) - len(elsewhere)
     if not elsewhere:
@@ -51,9 +51,7 @@ def _correction(heads: Sequence[Row], contrasts: Sequence[Family]) -> str:
 
 def _untested(rows: Sequence[Row]) -> str:
     """Why there is no test."""
-    pairs = [
-        found.n for row in rows if row.repeats is None and (found := row.scores["clean"].difference)
-    ]
+    pairs = [found.n for row in compared(rows) if (found := row.scores["clean"].difference)]
     if max(pairs, default=0) < 3:
         return "; with fewer than three pairs, there is no interval and no test."
     return "; where they have no spread, or fewer than three pairs, there is no test."
@@ -61,16 +59,14 @@ def _untested(rows: Sequence[Row]) -> str:
 
 def tested(rows: Sequence[Row], split: str) -> bool:
     """Whether anything is."""
-    return any(is_tested(row.scores[split]) for row in rows if row.repeats is None)
+    return any(is_tested(row.scores[split]) for row in compared(rows))
 
 
 def score_table(rows: Sequence[Row], split: str) -> str:
     """A line per condition: n, accuracy, difference to the baseline, corrected p."""
     base = escape(rows[0].baseline)
     lines = []
-    for row in rows:
-        if row.repeats is not None:
-            continue
+    for row in compared(rows):
         score = row.scores[split]
         found, n = score.difference, len(score.values)
         text = difference_text(found)
@@ -82,7 +78,7 @@ def score_table(rows: Sequence[Row], split: str) -> str:
 
 def robustness(rows: Sequence[Row], splits: Sequence[str]) -> list[str]:
     """For each split of changed test images a table, and what it shows in a sentence."""
-    heads = [row for row in rows if row.repeats is None]
+    heads = compared(rows)
     corrected = len(heads) > 2 and any(tested(rows, split) for split in splits)
     note = "; each table is corrected for itself" if corrected else ""
     parts = [f"The same networks on changed test images{note}."]

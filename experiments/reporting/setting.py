@@ -17,7 +17,7 @@ from experiments.running.records import StudyRecord
 
 def setting(record: StudyRecord, rows: Sequence[Row]) -> list[str]:
     """Configs, seeds, command, and where and with what versions it ran."""
-    base = next(row for row in rows if row.is_baseline)
+    base = rows[0]
     defaults, shared = asdict(Config()), asdict(base.config)
     shown = {name: value for name, value in shared.items() if value != defaults[name]}
     shown.pop("seed", None)

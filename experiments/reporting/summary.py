@@ -17,9 +17,10 @@ from functools import partial
 
 from dropblock_hooks import Regularizer
 from dropblock_hooks.registry import registered
-from experiments.config import Config, Result
+from experiments.config import Config
 from experiments.reporting.comparisons import Family, against_baseline, families
 from experiments.reporting.statistics import Difference, average, compare, mean_interval
+from experiments.results import Result
 from experiments.running.records import Run, StudyRecord
 
 
@@ -134,6 +135,16 @@ def summarize(record: StudyRecord, runs: Sequence[Run]) -> list[Row]:
     ]
 
 
+def compared(rows: Sequence[Row]) -> list[Row]:
+    """The conditions that are compared: the baseline, and all that repeat no other one."""
+    return [row for row in rows if row.repeats is None]
+
+
+def checks(rows: Sequence[Row]) -> list[Row]:
+    """The A/A conditions."""
+    return [row for row in rows if row.repeats is not None]
+
+
 def _repeats(by_condition: Mapping[str, tuple[Run, ...]]) -> dict[str, str]:
     """Name of a condition -> that of the first one with the same config but for `replica`."""
     firsts: list[tuple[Config, str]] = []
@@ -169,9 +180,9 @@ def _scores(
     }
 
 
-def compared(record: StudyRecord, rows: Sequence[Row]) -> list[Family]:
+def contrasted(record: StudyRecord, rows: Sequence[Row]) -> list[Family]:
     """The families of the study's contrasts, on clean accuracy."""
-    heads = [row for row in rows if row.repeats is None and "clean" in row.scores]
+    heads = [row for row in compared(rows) if "clean" in row.scores]
     values = {row.condition: row.scores["clean"].values for row in heads}
     return families(values, record.conditions, record.contrasts)
 

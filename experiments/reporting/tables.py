@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.reporting.statistics import Difference
-from experiments.reporting.summary import Row, Score, mean_rates
+from experiments.reporting.summary import Row, Score, compared, mean_rates
 
 
 def one_line(text: str) -> str:
@@ -91,9 +91,7 @@ def table(rows: Sequence[Row], split: str = "clean") -> Table:
     view.add_column("Holm p")
     for name in ("rate", "realized", "s"):
         view.add_column(name, justify="right")
-    for row in rows:
-        if row.repeats is not None:
-            continue
+    for row in compared(rows):
         score = row.scores.get(split)
         found = None if score is None else score.difference
         view.add_row(

@@ -4,6 +4,7 @@
 - `backends`: where: this process, processes of this host, a Ray cluster; `shards` for job arrays;
   `gpus`: one run to each
 - `runs`: one run, claimed, trained and recorded; `records`: a study and its runs, read back
-- `directories`: what stands in a run's directory; `environment`: where it was made
+- `directories`: what stands in a run's directory; `outcomes`: what came of the run, read from
+  there; `environment`: where it was made
 - `claims`: one process at a time works on a run; `signals`: how it is asked to stop
 """

@@ -24,9 +24,10 @@ from typing import Any
 
 import yaml
 
-from experiments.config import Config, Epoch, Result, make_config, run_hash
+from experiments.config import Config, make_config, run_hash
 from experiments.files import flush, free_name, is_draft, write_atomically
 from experiments.log import line, read_metrics
+from experiments.results import Epoch, Result
 
 RESULTS = ("config.yaml", "metrics.jsonl", "result.json")
 SEALED = (*RESULTS, "environment.json")
@@ -85,21 +86,12 @@ def seal(directory: Path, run: str, result: Result) -> None:
     """Mark the run, named by its hash, as finished."""
     plain = asdict(result)
     del plain["epochs"]
-    lines = "".join(map(line, result.epochs))
-    if _epochs_text(directory) != lines:  # a holder that lost its claim may have added a line
-        write_text(directory / "metrics.jsonl", lines)
-    flush(directory / "metrics.jsonl")
+    # again: a holder that lost its claim may have added a line
+    write_text(directory / "metrics.jsonl", "".join(map(line, result.epochs)))
     write_json(directory / "result.json", plain)
     digests = {name: digest(directory / name) for name in SEALED}
     (directory / "error.json").unlink(missing_ok=True)  # first: no kill leaves it beside done.json
     write_json(directory / "done.json", {"run": run, "sha256": digests})
-
-
-def _epochs_text(directory: Path) -> str | None:
-    try:
-        return "".join(map(line, read_epochs(directory)))
-    except (OSError, Damaged):
-        return None
 
 
 def digest(path: Path) -> str:
@@ -188,16 +180,6 @@ def environments(environment: dict[str, Any]) -> list[dict[str, Any]]:
     return [{**environment, **attempt} for attempt in attempts]
 
 
-def read_error(directory: Path) -> dict[str, Any] | None:
-    """The error of the last attempt, if it failed."""
-    return read_mapping(directory / "error.json") or None
-
-
-def describe(error: dict[str, Any]) -> str:
-    """A recorded error in words."""
-    return f"{error.get('type')}: {error.get('message')}"
-
-
 def read_mapping(path: Path) -> dict[str, Any]:
     """What a JSON file says; empty if there is none that can be read."""
     try:
@@ -207,8 +189,8 @@ def read_mapping(path: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def examine(directory: Path, config: Config, fingerprint: str) -> None:
-    """See whether a run can go on there; the claim must be held.
+def examine(directory: Path, run: str, fingerprint: str) -> None:
+    """See whether a run, named by its hash, can go on there; the claim must be held.
 
     Raises:
         Damaged: if the directory does not hold this run as it was left.
@@ -220,8 +202,7 @@ def examine(directory: Path, config: Config, fingerprint: str) -> None:
             raise Damaged(f"{name} is a directory")
     if not set(contents) & set(FILES):
         return
-    stored, run = read_config(directory), run_hash(config, fingerprint)
-    if run_hash(stored, fingerprint) != run:
+    if run_hash(read_config(directory), fingerprint) != run:
         raise OtherRun("config.yaml is that of another run")
     read_result(directory, run)
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from experiments.config import Config, Runtime
 from experiments.running.backends import Backend, workers
 from experiments.running.claims import Kind, agree
+from experiments.running.outcomes import look
 from experiments.running.progress import Shown, shown
-from experiments.running.records import look
-from experiments.running.rounds import Job, Rounds, known_failure
+from experiments.running.rounds import Job, Rounds
 from experiments.running.runs import Terms
 from experiments.running.signals import caught
 from experiments.study import Study
@@ -91,7 +91,7 @@ def launch(
         stack.enter_context(shown(rows))
         rounds = Rounds(run_all, jobs or fitting, found, waits=shard is None)
         elsewhere = rounds.run(todo)
-    failed = [job.label for job in todo if look(job.directory)[0] == "failed"]
+    failed = [job.label for job in todo if look(job.directory).status == "failed"]
     return Ended(failed, elsewhere, found.exit_code)
 
 
@@ -106,7 +106,7 @@ def _jobs(study: Study, like: Job, shard: tuple[int, int] | None) -> list[Job]:
                     label=f"{run.condition}, seed {run.config.seed}",
                     config=_absolute(run.config),
                     directory=directory,
-                    terms=replace(like.terms, failure=known_failure(directory)),
+                    terms=replace(like.terms, failure=look(directory).failure),
                 )
             )
     return jobs

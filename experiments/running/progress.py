@@ -22,7 +22,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from experiments.running.directories import Damaged, read_environment, read_error, read_result
+from experiments.running.directories import read_environment
+from experiments.running.outcomes import look
 
 MOST = 16  # runs that have a line of their own; the others are counted
 
@@ -58,19 +59,15 @@ class Shown:
             return None
         first = not self._seen
         begun, grown = self._changed("environment.json"), self._changed("metrics.jsonl")
-        try:
-            result = read_result(self.directory, self.directory.name)
-        except Damaged:  # who has the claim sets it aside, and runs it again
+        found = look(self.directory)
+        if found.damaged:  # who has the claim sets it aside, and runs it again
             self.done, self.loss = 0, None
             return None
-        if result is not None:
-            self.ended, self.done = True, self.epochs
-            finished = result.status == "finished"
-            return "finished" if finished else "diverged: its loss was not finite"
-        error = read_error(self.directory)
-        if error is not None and error.get("id") != self.failure:
+        if found.is_final(self.failure):
             self.ended = True
-            return f"failed: {error.get('type')}: {error.get('message')}"
+            self.done = self.epochs if found.result else self.done
+            more = {"diverged": ": its loss was not finite", "failed": f": {found.error}"}
+            return found.status + more.get(found.status, "")
         if grown:
             self._count()
         if (begun or grown) and not first:

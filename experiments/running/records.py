@@ -5,20 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from experiments.config import Config, Result, make_config
+from experiments.config import Config, make_config
 from experiments.contrasts import Pairs, read_contrasts
 from experiments.files import record_digest
-from experiments.running.directories import (
-    Damaged,
-    describe,
-    read_environment,
-    read_error,
-    read_result,
-)
-
-Status = Literal["finished", "diverged", "failed", "missing"]
+from experiments.results import Result
+from experiments.running.directories import read_environment
+from experiments.running.outcomes import Status, look
 
 
 @dataclass(frozen=True)
@@ -131,18 +125,6 @@ def _check_unchanged(data: dict[str, Any]) -> None:
 
 
 def _read_run(directory: Path, name: str, config: Config, factors: dict[str, str]) -> Run:
-    status, result, error = look(directory)
-    environment = read_environment(directory)
-    return Run(name, factors, config.seed, config, status, result, environment, error)
-
-
-def look(directory: Path) -> tuple[Status, Result | None, str | None]:
-    """What came of a run of a study, whose directory its hash names: status, result, error."""
-    try:
-        result = read_result(directory, directory.name)
-    except Damaged:
-        return "missing", None, None
-    if result is not None:
-        return result.status, result, None
-    error = read_error(directory)
-    return ("missing", None, None) if error is None else ("failed", None, describe(error))
+    found, environment = look(directory), read_environment(directory)
+    parts = (found.status, found.result, environment, found.error)
+    return Run(name, factors, config.seed, config, *parts)

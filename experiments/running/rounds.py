@@ -16,15 +16,10 @@ from experiments.config import Config, Runtime
 from experiments.files import reason
 from experiments.running.backends import RunAll, WorkersDied
 from experiments.running.claims import Claim
-from experiments.running.directories import (
-    Damaged,
-    read_environment,
-    read_epochs,
-    read_error,
-    read_result,
-)
+from experiments.running.directories import Damaged, read_environment, read_epochs
 from experiments.running.gpus import own_gpu
-from experiments.running.runs import Outcome, Terms, Unwritable, execute, fail
+from experiments.running.outcomes import Outcome, look
+from experiments.running.runs import Terms, Unwritable, execute, fail
 from experiments.running.signals import Caught, Watch, caught, touch
 
 DEATHS = 3  # of the worker of a run that is alone, without an epoch in between: it is given up
@@ -109,7 +104,7 @@ class Rounds:
                 del left[path]
             if not self.waits:
                 elsewhere += [left.pop(path).label for path in busy if path in left]
-            wait = _patience(group[0]) if len(busy) == len(group) else 0.0
+            wait = _wait_seconds(group[0]) if len(busy) == len(group) else 0.0
         return elsewhere
 
     def _asked(self, jobs: Sequence[Job]) -> bool:
@@ -169,7 +164,7 @@ class WorkersUseless(ValueError):
     """Workers die before they begin a run."""
 
 
-def _patience(job: Job) -> float:
+def _wait_seconds(job: Job) -> float:
     return 1.5 * job.terms.lease_seconds if job.terms.claim == "lease" else 5.0
 
 
@@ -185,16 +180,4 @@ def _progress(job: Job) -> tuple[int, int]:
 
 def ended(job: Job) -> bool:
     """Whether the run is finished, or failed in this launch or one beside it."""
-    try:
-        if read_result(job.directory, job.directory.name) is not None:
-            return True
-    except Damaged:
-        return False
-    failure = known_failure(job.directory)
-    return failure is not None and failure != job.terms.failure
-
-
-def known_failure(directory: Path) -> str | None:
-    """The `id` of the failure that is recorded there."""
-    error = read_error(directory)
-    return None if error is None else str(error.get("id"))
+    return look(job.directory).is_final(job.terms.failure)

@@ -12,26 +12,23 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from experiments.checkpoint import AnotherRun, CheckpointDamaged
-from experiments.config import Config, Result, Runtime, resolve, run_hash
-from experiments.data import fingerprint
+from experiments.config import Config, Runtime, resolve, run_hash
+from experiments.datasets.sources import fingerprint
 from experiments.running.claims import LEASE_SECONDS, Claim, ClaimLost, Kind
 from experiments.running.directories import (
     Damaged,
     OtherRun,
     begin,
-    describe,
     examine,
     make_directory,
-    read_error,
-    read_result,
     seal,
     set_aside,
     write_json,
 )
 from experiments.running.environment import environment, now
+from experiments.running.outcomes import Outcome, look
 from experiments.train import Stopped, train
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
@@ -39,22 +36,6 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
 
 class Unwritable(OSError):
     """The output can't be written: no run can go on."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What `execute` did.
-
-    Args:
-        status: finished or diverged, now or before; failed; stopped, with a checkpoint; or busy:
-            another process has the run.
-        result: of a finished or diverged run.
-        error: of a failed one.
-    """
-
-    status: Literal["finished", "diverged", "failed", "stopped", "busy"]
-    result: Result | None = None
-    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -99,23 +80,17 @@ def execute(
     """
     config, terms = resolve(config), terms or Terms()
     mark = fingerprint(config, runtime.data_dir)
-    run = run_hash(config, mark)
+    job = _Job(config, runtime, directory, terms, mark, run_hash(config, mark))
     asked = stop or (lambda: False)
     try:
         make_directory(directory)
         claim = Claim(directory, terms.claim, terms.lease_seconds)
-
-        def settled() -> Outcome | None:
-            return _settled(directory, run, terms)
-
-        if (outcome := settled()) is not None:
+        if (outcome := job.settled()) is not None:
             return outcome
-        if not claim.acquire(terms.wait, lambda: asked() or settled() is not None):
-            return settled() or Outcome("busy")
+        if not claim.acquire(terms.wait, lambda: asked() or job.settled() is not None):
+            return job.settled() or Outcome("busy")
         try:  # it may have been settled while the claim was waited for
-            return settled() or _attempt(
-                config, runtime, directory, mark, _Stop(asked, claim), terms.launch
-            )
+            return job.settled() or job.attempt(_Stop(asked, claim))
         except ClaimLost:
             return Outcome("busy")
         finally:
@@ -137,51 +112,53 @@ class _Stop:
         return asked
 
 
-def _settled(directory: Path, run: str, terms: Terms) -> Outcome | None:
-    """What is known without a claim: finished, or failed in a launch beside this one."""
-    try:
-        result = read_result(directory, run)
-    except Damaged:
-        return None  # set aside by who has the claim
-    if result is not None:
-        return Outcome(result.status, result)
-    error = read_error(directory)
-    if error is not None and terms.launch is not None and error.get("id") != terms.failure:
-        return Outcome("failed", error=describe(error))
-    return None
+@dataclass(frozen=True)
+class _Job:
+    """A run, the fingerprint of its data, and its hash."""
 
+    config: Config
+    runtime: Runtime
+    directory: Path
+    terms: Terms
+    fingerprint: str
+    hash: str
 
-def _attempt(
-    config: Config, runtime: Runtime, directory: Path, mark: str, stop: _Stop, launch: str | None
-) -> Outcome:
-    run = run_hash(config, mark)
-    try:
-        examine(directory, config, mark)
-    except Damaged as damage:
-        if isinstance(damage, OtherRun) and directory.name != run:
-            raise ValueError(f"{directory}: {damage}; take another directory") from damage
-        set_aside(directory, str(damage))
-    if stop.asked():
-        return Outcome("stopped")
-    begin(directory, config, environment(launch))
-    try:
-        result = train(config, runtime, directory, stop=stop)
-    except Stopped:
-        return Outcome("stopped")
-    except ClaimLost:
-        raise
-    except (CheckpointDamaged, AnotherRun) as damage:
-        stop.claim.check()
-        set_aside(directory, str(damage))
-        return _attempt(config, runtime, directory, mark, stop, launch)
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno in _NO_SPACE:
+    def settled(self) -> Outcome | None:
+        """What is known without a claim: finished, or failed in a launch beside this one."""
+        found = look(self.directory, self.hash)
+        counts = found.result is not None or self.terms.launch is not None
+        return found if counts and found.is_final(self.terms.failure) else None
+
+    def attempt(self, stop: _Stop) -> Outcome:
+        """Train it, or go on with it; the claim must be held."""
+        directory = self.directory
+        try:
+            examine(directory, self.hash, self.fingerprint)
+        except Damaged as damage:
+            if isinstance(damage, OtherRun) and directory.name != self.hash:
+                raise ValueError(f"{directory}: {damage}; take another directory") from damage
+            set_aside(directory, str(damage))
+        if stop.asked():
+            return Outcome("stopped")
+        begin(directory, self.config, environment(self.terms.launch))
+        try:
+            result = train(self.config, self.runtime, directory, stop=stop)
+        except Stopped:
+            return Outcome("stopped")
+        except ClaimLost:
             raise
+        except (CheckpointDamaged, AnotherRun) as damage:
+            stop.claim.check()
+            set_aside(directory, str(damage))
+            return self.attempt(stop)
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in _NO_SPACE:
+                raise
+            stop.claim.check()
+            return fail(directory, error)
         stop.claim.check()
-        return fail(directory, error)
-    stop.claim.check()
-    seal(directory, run, result)
-    return Outcome(result.status, result)
+        seal(directory, self.hash, result)
+        return Outcome(result.status, result)
 
 
 def fail(directory: Path, error: Exception) -> Outcome:
@@ -194,4 +171,4 @@ def fail(directory: Path, error: Exception) -> Outcome:
         "when": now(),
     }
     write_json(directory / "error.json", record)
-    return Outcome("failed", error=describe(record))
+    return look(directory)

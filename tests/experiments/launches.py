@@ -12,7 +12,8 @@ from pathlib import Path
 from signal import SIG_DFL, SIGHUP, SIGKILL, signal
 from typing import Any
 
-from experiments.config import Config, Result, Runtime
+from experiments.config import Config, Runtime
+from experiments.results import Result
 from experiments.running.directories import write_json
 from experiments.running.launch import launch
 from experiments.running.records import read_runs
@@ -28,6 +29,7 @@ TINY = Config(
     epochs=2,
     accelerator="cpu",
 )
+ONE = replace(TINY, epochs=1)
 DROP = {"layer4.0": {"Dropout2d": {"p": 0.5}}}
 OFTEN = Runtime(checkpoint_seconds=0)
 

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from experiments.config import Config, Epoch, Result
+from experiments.config import Config
+from experiments.results import Epoch, Result
 from experiments.running.records import Run, StudyRecord
 
 CONFIG = Config(epochs=3, accelerator="cpu")

@@ -1,7 +1,6 @@
 """`scripts/ablate.py`, as a user runs it."""
 
 import csv
-import importlib.util
 import os
 import signal
 import sys
@@ -16,7 +15,6 @@ from tests.experiments.launches import kill, until, wait
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="forks, limits and signals")
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "scripts" / "ablate.py"
 STUDY = """
 question: Does Dropout2d help?
 base:
@@ -24,32 +22,22 @@ base:
   data: fake
   image_size: 8
   train_images: 20
-  epochs: 2
+  epochs: 1
 conditions:
   none: {}
   Dropout2d: {spec: {"layer4.0": {Dropout2d: {p: 0.5}}}}
 baseline: none
-seeds: [1, 2, 3]
+seeds: [1, 2]
 """
 
 
 @pytest.fixture
-def ablate(monkeypatch, tmp_path):
+def ablate(call, unrendered):
     """Call the script's main in this process, sequentially, in a directory with a study."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     Path("study.yaml").write_text(STUDY, encoding="utf-8")
 
     def main(*args: object, study: str = "study.yaml") -> int:
-        spec = importlib.util.spec_from_file_location("ablate", SCRIPT)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        arguments = [str(SCRIPT), study, "--backend", "sequential", *map(str, args)]
-        monkeypatch.setattr(sys, "argv", arguments)
-        try:
-            return module.main()
-        except SystemExit as end:  # what jsonargparse refuses
-            return end.code
+        return call("ablate.py", study, "--backend", "sequential", *args)
 
     return main
 
@@ -58,15 +46,15 @@ def test_a_study_ends_with_a_table_a_report_and_a_csv(ablate, capsys):
     assert ablate("--csv", "runs.csv") == 0
     output = capsys.readouterr()
     lines = [line.split() for line in output.out.splitlines()]
-    assert [line[:2] for line in lines if line[1:2] == ["3"]] == [["none", "3"], ["Dropout2d", "3"]]
+    assert [line[:2] for line in lines if line[1:2] == ["2"]] == [["none", "2"], ["Dropout2d", "2"]]
     assert "report: runs/study/report/report.md" in output.out
-    assert "6/6 Dropout2d, seed 3: finished" in output.err
+    assert "4/4 Dropout2d, seed 2: finished" in output.err
     report = Path("runs/study/report/report.md").read_text(encoding="utf-8")
     assert "Does Dropout2d help?" in report
     assert str(ROOT) not in report
     with Path("runs.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert sorted(row["seed"] for row in rows) == ["1", "1", "2", "2", "3", "3"]
+    assert sorted(row["seed"] for row in rows) == ["1", "1", "2", "2"]
     assert ablate() == 0
     assert capsys.readouterr().out == output.out
 
@@ -74,7 +62,7 @@ def test_a_study_ends_with_a_table_a_report_and_a_csv(ablate, capsys):
 @pytest.mark.slow
 def test_shards_leave_the_report_to_the_last(ablate, capsys):
     assert ablate("--shard", "0/2") == 0
-    assert "3 of 6 runs are still to come" in capsys.readouterr().out
+    assert "2 of 4 runs are still to come" in capsys.readouterr().out
     assert not Path("runs/study/report").exists()
     assert ablate("--shard", "1/2") == 0
     assert Path("runs/study/report/report.md").exists()
@@ -82,7 +70,7 @@ def test_shards_leave_the_report_to_the_last(ablate, capsys):
 
 def test_a_shard_without_runs_is_exit_status_0(ablate, capsys):
     assert ablate("--shard", "7/9", "--jobs", "2") == 0
-    assert "shard 7/9 has no runs: the study has 6" in capsys.readouterr().err
+    assert "shard 7/9 has no runs: the study has 4" in capsys.readouterr().err
     assert not list(Path("runs/study").glob("*/config.yaml"))
 
 
@@ -101,7 +89,7 @@ def test_workers_that_die_before_any_run_are_exit_status_2(ablate, capsys, monke
 
 
 def test_options_of_the_base_come_from_the_command_line(ablate):
-    assert ablate("--shard", "0/6", "--base", "{epochs: 1, label_noise: 0.2}") == 0
+    assert ablate("--shard", "0/4", "--base", "{epochs: 1, label_noise: 0.2}") == 0
     config = next(Path("runs").glob("study-??????/*/config.yaml")).read_text()
     assert "epochs: 1\n" in config
     assert "label_noise: 0.2\n" in config
@@ -116,7 +104,7 @@ def test_a_failed_run_is_exit_status_1(ablate, capsys, monkeypatch):
     monkeypatch.setattr(runs, "train", broken)
     assert ablate() == 1
     output = capsys.readouterr()
-    assert output.err.count("failed: RuntimeError: out of cheese") == 6
+    assert output.err.count("failed: RuntimeError: out of cheese") == 4
     assert "out of cheese" in Path("runs/study/report/report.md").read_text(encoding="utf-8")
 
 
@@ -125,16 +113,13 @@ def test_a_failed_run_is_exit_status_1(ablate, capsys, monkeypatch):
     [
         (["--csv", "missing/runs.csv"], "missing/runs.csv"),
         (["--out", "study.yaml"], "study.yaml"),
-        (["--data", "digit"], "unknown data 'digit' (closest: digits"),
         (["--data", "imagefolder:nowhere"], "nowhere"),
         (["--data", "cifar10", "--data_dir", "nowhere"], "nowhere"),
-        (["--base", "{epoch: 3}"], "--base: field 'epoch' is unknown (closest: epochs"),
         (["--jobs", "0"], "jobs must be at least 1, got 0"),
         (["--shard", "3/3"], "shard must be i/n with 0 <= i < n, got 3/3"),
         (["--shard", "auto"], "is this a SLURM job array?"),
         (["--checkpoint_seconds", "-1"], "checkpoint_seconds must be 0 or more"),
         (["--backend", "dask"], "dask"),
-        (["--address", "127.0.0.1:1"], "address is for the backend ray"),
         (["--backend", "ray", "--address", "127.0.0.1:1"], "no Ray cluster answers at 127.0.0.1:1"),
     ],
 )
@@ -156,7 +141,7 @@ def test_a_study_that_is_none_is_exit_status_2(ablate, capsys, text):
 
 
 def test_another_kind_of_claim_is_exit_status_2(ablate, capsys):
-    assert ablate("--claim", "lease", "--shard", "0/6") == 0
+    assert ablate("--claim", "lease", "--shard", "0/4") == 0
     assert ablate("--claim", "lock") == 2
     assert "claim must be 'lease'" in capsys.readouterr().err
 
@@ -217,13 +202,13 @@ def test_a_full_disk_is_one_message_and_exit_status_2(forked, ablate):
         "environment.json",
         "lock",
     }
-    assert ablate("--shard", "0/6") == 0
+    assert ablate("--shard", "0/4") == 0
 
 
 @pytest.mark.slow
 def test_ctrl_c_in_a_terminal_leaves_a_state_that_is_resumed(forked):
     """The terminal interrupts the launcher and its workers, idle ones too."""
-    Path("study.yaml").write_text(STUDY.replace("epochs: 2", "epochs: 3000"), "utf-8")
+    Path("study.yaml").write_text(STUDY.replace("epochs: 1", "epochs: 3000"), "utf-8")
     pid, told = forked(
         "--backend",
         "loky",

@@ -28,7 +28,7 @@ STUDY = {
         "data": "fake",
         "image_size": 8,
         "train_images": 20,
-        "epochs": 2,
+        "epochs": 1,
     },
     "conditions": {"none": {}, "other": {"replica": 1}},
     "baseline": "none",

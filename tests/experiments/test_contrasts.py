@@ -12,7 +12,7 @@ from experiments.contrasts import Pairs, plain_contrasts, read_contrasts
 from experiments.report import make_report
 from experiments.reporting.comparisons import against_baseline, families
 from experiments.reporting.statistics import compare
-from experiments.reporting.summary import compared, summarize
+from experiments.reporting.summary import contrasted, summarize
 from experiments.study import StudyError, read_study
 from tests.experiments.synthetic import make_record, make_run
 
@@ -105,7 +105,7 @@ def test_the_report_has_a_table_and_sentences_for_each_family():
     contrasts = (Pairs("size"), Pairs(("a", "c")))
     record = replace(make_record(of_study, baseline="a"), contrasts=contrasts)
     rows = summarize(record, of_study)
-    assert [family.title for family in compared(record, rows)] == [
+    assert [family.title for family in contrasted(record, rows)] == [
         "Pairs of size",
         "Pairs among a; c",
     ]

@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from experiments.checkpoint import CheckpointDamaged, set_aside_if_damaged
-from experiments.config import Runtime
 from experiments.files import fault, sign_zip
 from experiments.running.directories import Damaged, read_result, write_json
 from experiments.running.records import read_runs
-from experiments.running.runs import execute
 from experiments.train import Stopped, train
 
 from .launches import DROP, TINY, make_study
@@ -119,7 +117,7 @@ DAMAGES = {
 @pytest.mark.parametrize(
     "damage",
     [
-        pytest.param(name, marks=() if name in ("weights", "directory") else pytest.mark.slow)
+        pytest.param(name, marks=() if name in ("weights", "cut") else pytest.mark.slow)
         for name in DAMAGES
     ],
 )
@@ -152,10 +150,10 @@ def test_a_signed_checkpoint_is_one_that_torch_and_zipfile_read(whole, tmp_path)
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def home(finished, tmp_path_factory):
     """The directory of a finished run."""
     home = tmp_path_factory.mktemp("finished") / "run"
-    execute(TINY, Runtime(), home)
+    finished(home)
     return home
 
 
@@ -164,10 +162,10 @@ RECORDS = ["config.yaml", "metrics.jsonl", "result.json", "done.json", "environm
 
 @pytest.mark.parametrize("every", [29, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", RECORDS)
-def test_a_record_with_a_flipped_bit_is_not_believed(finished, name, every):
-    run = json.loads((finished / "done.json").read_text())["run"]
-    assert read_result(finished, run) is not None
-    path, chance = Path(finished / name), random.Random(3)
+def test_a_record_with_a_flipped_bit_is_not_believed(home, name, every):
+    run = json.loads((home / "done.json").read_text())["run"]
+    assert read_result(home, run) is not None
+    path, chance = Path(home / name), random.Random(3)
     content = path.read_bytes()
     believed = []
     try:
@@ -176,7 +174,7 @@ def test_a_record_with_a_flipped_bit_is_not_believed(finished, name, every):
             flipped[at] ^= 1 << chance.randrange(8)
             path.write_bytes(flipped)
             try:
-                read_result(finished, run)
+                read_result(home, run)
                 believed.append(at)
             except Damaged:
                 continue

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from experiments.config import Config, Runtime
+from experiments.processes import make_fabric
 from experiments.running.backends import workers
 from experiments.running.gpus import own_gpu
-from experiments.train import make_fabric
 
 CUDA = Config(accelerator="cuda")
 
@@ -70,7 +70,7 @@ def test_as_many_runs_at_once_as_gpus(two_gpus, monkeypatch):
 
 def test_the_run_is_told_its_gpu(monkeypatch):
     asked = {}
-    monkeypatch.setattr("experiments.train.Fabric", lambda **given: asked.update(given))
+    monkeypatch.setattr("experiments.processes.Fabric", lambda **given: asked.update(given))
     make_fabric(CUDA, Runtime(gpu=1))
     assert asked["devices"] == [1]
     make_fabric(Config(accelerator="cuda", devices=2), Runtime(gpu=1))

@@ -71,6 +71,11 @@ FIGURES = {
     "rates": plot_rates,
     "factors": plot_factors,
 }
+# each picture, and each kind of rows
+PLAIN = {
+    ("scores", "many"), ("differences", "two"), ("learning", "many"), ("rates", "two"),
+    ("factors", "grid"),
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +108,7 @@ def lines_of(axes, **properties):
 
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(k, marks=pytest.mark.slow if k in ("grid", "many") else ()) for k in KINDS],
+    [pytest.param(k, marks=() if k in ("two", "formulas") else pytest.mark.slow) for k in KINDS],
 )
 def test_all_pictures_that_there_are_data_for(kind, tmp_path):
     rows = rows_of(KINDS[kind]())
@@ -128,7 +133,7 @@ def test_nothing_is_drawn_of_nothing(tmp_path):
 def test_equal_rows_give_equal_bytes_without_a_date(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        draw(rows_of(two()), tmp_path / name)
+        draw(rows_of(two()), tmp_path / name, ["scores"])
     for path in (tmp_path / "a").iterdir():
         found = path.read_bytes()
         assert found == (tmp_path / "b" / path.name).read_bytes()
@@ -138,19 +143,24 @@ def test_equal_rows_give_equal_bytes_without_a_date(tmp_path):
 
 def test_the_users_settings_do_not_matter_and_are_kept(tmp_path):
     rows = rows_of(make_study(none=[0.5, 0.6], drop=[0.6, 0.6]))
-    before = draw(rows, tmp_path)["scores"].read_bytes()
+    before = draw(rows, tmp_path, ["scores"])["scores"].read_bytes()
     with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "text.usetex": True}):
-        after = draw(rows, tmp_path)["scores"].read_bytes()
+        after = draw(rows, tmp_path, ["scores"])["scores"].read_bytes()
         assert matplotlib.rcParams["font.size"] == 30
     assert after == before
 
 
-@pytest.mark.parametrize("kind", ["two", "many", "grid"])
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        pytest.param(name, kind, marks=() if (name, kind) in PLAIN else pytest.mark.slow)
+        for name in FIGURES
+        for kind in ("two", "many", "grid")
+        if name != "factors" or kind == "grid"
+    ],
+)
 def test_no_text_covers_another_or_leaves_the_picture(kind, name, monkeypatch):
     rows = rows_of(KINDS[kind]())
-    if name == "factors" and kind != "grid":
-        pytest.skip("there is no grid")
     figure = FIGURES[name](rows)
     found = texts_of(figure, monkeypatch)
     assert len(found) > 8

@@ -7,7 +7,6 @@ import re
 import shutil
 import socket
 import time
-from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -16,17 +15,15 @@ from experiments.config import resolve, run_hash
 from experiments.log import line
 from experiments.running.progress import Shown, running, shown
 from experiments.running.runs import Terms, execute
-from tests.experiments.launches import OFTEN, TINY, until
+from tests.experiments.launches import OFTEN, ONE, until
 from tests.experiments.synthetic import epochs
-
-ONE = replace(TINY, epochs=1)
 
 
 @pytest.fixture
-def home(tmp_path):
+def home(tmp_path, finished):
     """The directory of a finished run."""
     home = tmp_path / run_hash(resolve(ONE), "fake")
-    assert execute(ONE, OFTEN, home, terms=Terms()).status == "finished"
+    finished(home)
     return home
 
 

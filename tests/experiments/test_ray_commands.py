@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.experiments.launches import attempts, summary, until
+from experiments.running.environment import commit
+from experiments.running.launch import launch
+from experiments.study import read_study
+from tests.experiments.launches import attempts, begin, summary, until
 
 from .test_commands import STUDY
 
@@ -98,10 +101,10 @@ def cluster(tmp_path):
 
 
 def check(cluster: Cluster) -> None:
-    """The study is finished, by workers of the cluster."""
+    """The study is finished, by workers of the cluster, with the code carried along."""
     study = cluster.home / "runs" / "STUDY"
     assert {status for status, _ in summary(study).values()} == {"finished"}
-    assert len(attempts(study)) == 2
+    assert [(a["commit"], a["dirty"]) for a in attempts(study)] == 2 * [tuple(commit().values())]
     assert (study / "report" / "report.md").exists()
 
 
@@ -112,6 +115,10 @@ def test_the_documented_commands_run_a_study(cluster):
         done = cluster.run_patiently(command)
         assert done.returncode == 0, f"{command}\n{done.stdout}"
     check(cluster)
+    study = read_study(cluster.home / "STUDY.yaml")
+    begin(study, cluster.home / "sequential")
+    launch(study, cluster.home / "sequential", backend="sequential")
+    assert summary(cluster.home / "runs" / "STUDY") == summary(cluster.home / "sequential")
 
 
 def test_a_token_left_by_a_local_run_does_not_shut_the_client_out(cluster):

@@ -1,10 +1,9 @@
 """What is committed about studies is what their runs tell; and what is changed is found."""
 
 import csv
-import importlib.util
 import re
 import shutil
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -231,18 +230,8 @@ def test_a_report_of_other_runs_is_not_made_again(change, problem, folder, quick
 
 
 @pytest.fixture
-def script(monkeypatch):
-    """Call scripts/recount.py's main, in this process."""
-    spec = importlib.util.spec_from_file_location("recount_script", ROOT / "scripts" / "recount.py")
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    spec.loader.exec_module(module)
-
-    def main(*args):
-        monkeypatch.setattr(sys, "argv", ["recount.py", *map(str, args)])
-        return module.main()
-
-    return main
+def script(call):
+    return partial(call, "recount.py")
 
 
 def test_script_tells_file_line_what_is_said_and_what_is_so(script, tmp_path, capsys):

@@ -12,7 +12,8 @@ from PIL import Image
 from torchvision.datasets import CIFAR10, CIFAR100
 
 from experiments.config import Config, Runtime
-from experiments.data import fingerprint, load_data, test_loader, train_loader
+from experiments.data import load_data, test_loader, train_loader
+from experiments.datasets.sources import fingerprint
 
 FILES = {
     "cifar10": [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"],

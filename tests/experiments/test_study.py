@@ -311,9 +311,8 @@ def test_another_data_set_or_base_is_another_study(study_file):
 
 def test_numbers_of_the_base_stand_in_conditions_and_grids(study_file):
     text = GRID.replace("conditions:", "conditions:\n  short: {epochs: '${epochs * 0.3}'}", 1)
-    for epochs in (10, 45):
-        study = read_study(study_file(text), base={"epochs": epochs})
-        assert study.conditions["short"].epochs == round(epochs * 0.3)
+    study = read_study(study_file(text), base={"epochs": 45})
+    assert study.conditions["short"].epochs == round(45 * 0.3)
     spec = {"layer4.0": "Dropout2d(p=LinearSchedule(start=0.0, stop=0.5, epochs=${epochs}))"}
     text = TINY.replace('{"layer4.0": "Dropout2d(p=0.5)"}', str(spec))
     (schedule,) = (

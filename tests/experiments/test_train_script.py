@@ -1,12 +1,12 @@
 """scripts/train.py, as a user runs it."""
 
-import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,26 +16,13 @@ from experiments.running.claims import Claim
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
 SMALL = ["--model_args", "{layers: [1, 1, 1, 1], channels: [8, 8, 8, 8], output_stride: 8}"]
-TINY = [*SMALL, "--train_images", "20", "--epochs", "1"]
+DATA = ["--data", "fake", "--image_size", "24"]
+TINY = [*SMALL, *DATA, "--train_images", "20", "--epochs", "1"]
 
 
 @pytest.fixture
-def call(monkeypatch, tmp_path):
-    """Call the script's main, in this process, from a directory of its own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-    def main(*args):
-        spec = importlib.util.spec_from_file_location("script", SCRIPT)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        monkeypatch.setattr(sys, "argv", ["train.py", *map(str, args)])
-        try:
-            return module.main()
-        except SystemExit as end:  # --help, and what jsonargparse refuses
-            return end.code
-
-    return main
+def call(call):
+    return partial(call, "train.py")
 
 
 def test_accuracies_and_rates_are_printed(call, capsys):
@@ -61,7 +48,7 @@ def test_options_come_from_files_and_the_command_line_wins(call, capsys):
     Path("run.yaml").write_text(
         "epochs: 7\ntrain_images: 20\nloader_workers: 0\n", encoding="utf-8"
     )
-    assert call("--config", "run.yaml", *SMALL, "--epochs", "2") == 0
+    assert call("--config", "run.yaml", *SMALL, *DATA, "--epochs", "2") == 0
     assert call("--config", "run.yaml", "--epochs", "2", "--print_config") == 0
     assert "\nepochs: 2\n" in capsys.readouterr().out
 
