@@ -124,12 +124,13 @@ class Mark:
         return Mark(eager, [*mine[:AFFECTED], *theirs[AFFECTED:MODE], *mine[MODE:]])
 
 
-def settle(marks: Iterable[Mark]) -> None:
-    """Read all that lies on devices, each of which is waited for once."""
+def settle(marks: list[Mark]) -> None:
+    """Read all that lies on devices, each of which is waited for once; none is left in the list."""
     unsettled = {id(mark): mark for mark in marks}.values()
     read = numbers_of([each for mark in unsettled for each in mark.unread()])
     for mark in unsettled:
         mark.fill(read)
+    marks.clear()  # records that stand still share the list
 
 
 @dataclass(frozen=True)
