@@ -25,6 +25,8 @@ from dropblock_hooks import (
     functional,
 )
 
+pytestmark = pytest.mark.pairwise
+
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
