@@ -1,7 +1,9 @@
 """What all tests and doctests share."""
 
 import gc
-from collections import Counter
+import os
+import sys
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -9,40 +11,61 @@ import torch
 from torch import nn
 
 import dropblock_hooks
+from tests.cases import covering_pairs
 
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes for one kernel
 torch.set_num_threads(1)  # the tensors are tiny, and a worker per core would only fight for cores
+modules_left_out = 0
 
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--exhaustive", action="store_true", help="of slow tests marked every(n), run all cases"
+        "--exhaustive",
+        action="store_true",
+        help="run all cases of tests marked every or pairwise, and those marked exhaustive",
     )
 
 
 def pytest_collection_modifyitems(config, items):
-    """Of the slow cases of a test marked every(n), each n-th is kept: a generator has very many."""
+    """Without --exhaustive, generators that have very many cases are sampled."""
     if config.getoption("--exhaustive"):
         return
-    seen, left_out = Counter(), []
+    tests = defaultdict(list)
     for item in items:
-        mark = item.get_closest_marker("every")
-        if mark is not None and item.get_closest_marker("slow") is not None:
-            test = item.nodeid.partition("[")[0]
-            if seen[test] % mark.args[0]:
-                left_out.append(item)
-            seen[test] += 1
+        slow = item.get_closest_marker("slow") is not None
+        tests[item.nodeid.partition("[")[0], slow].append(item)
+    kept = {id(item) for (_, slow), cases in tests.items() for item in sampled(cases, slow)}
+    left_out = [item for item in items if id(item) not in kept]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        gone = set(map(id, left_out))
-        items[:] = [item for item in items if id(item) not in gone]
+        items[:] = [item for item in items if id(item) in kept]
 
 
-@pytest.fixture(autouse=True, scope="module")
+def sampled(cases, slow):
+    """The slow cases of a test, or its others, without those that its marks leave out."""
+    cases = [case for case in cases if case.get_closest_marker("exhaustive") is None]
+    every = cases[0].get_closest_marker("every") if cases else None
+    if every is not None:
+        cases = cases[:: steps(*every.args, **every.kwargs)[slow]]
+    if len(cases) > 1 and cases[0].get_closest_marker("pairwise") is not None:
+        rows = [[(k, repr(v)) for k, v in case.callspec.params.items()] for case in cases]
+        cases = [cases[i] for i in covering_pairs(rows)]
+    return cases
+
+
+def steps(slow=1, plain=1):
+    """The arguments of the mark every, by whether a case is slow."""
+    return {True: slow, False: plain}
+
+
+@pytest.fixture(autouse=True)
 def _what_was_loaded_is_not_searched():
-    """Searches through all objects leave out what is there already: much, once torch compiles."""
-    if len(gc.get_objects()) > 100_000:
+    """Searches through all objects leave out modules: very many objects, once torch compiles."""
+    global modules_left_out
+    if len(sys.modules) > modules_left_out + 50:
         gc.collect()
         gc.freeze()
+        modules_left_out = len(sys.modules)
 
 
 def pytest_unconfigure():

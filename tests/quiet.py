@@ -6,6 +6,7 @@ call, and trains it as users do; any warning of this package is an error.
 
 import contextlib
 import warnings
+from collections import Counter
 
 import torch
 from torch import nn
@@ -17,7 +18,6 @@ from dropblock_hooks import (
     HookWarning,
     LinearSchedule,
     attach,
-    layers,
 )
 
 USES = ("start", "end", "fractions", "middle", "resumed", "paused", "part", "checkpointed")
@@ -27,11 +27,11 @@ def spec_of(model, x):
     """A scheduled dropout, a clip and a bound of a parameter, on layers that are called once."""
     kinds = {nn.Conv2d: Dropout2d, nn.Linear: Dropout}
     names = [
-        row.name
-        for row in layers(model, x)
-        if row.calls == 1
-        and type(model.get_submodule(row.name)) in kinds
-        and not row.name.startswith(("head", "fc", "classifier"))  # not called by forward_features
+        name
+        for name, calls in calls_of(model, x, tuple(kinds)).items()
+        if calls == 1
+        and type(model.get_submodule(name)) in kinds
+        and not name.startswith(("head", "fc", "classifier"))  # not called by forward_features
     ]
     early, late = names[len(names) // 4], names[-2]
     first, second = (kinds[type(model.get_submodule(name))] for name in (early, late))
@@ -40,6 +40,21 @@ def spec_of(model, x):
         late: [second(0.1), ClipGradNorm(1e6)],
         f"param:{early}.weight": ClipGradNorm(1e6),
     }
+
+
+@torch.no_grad()
+def calls_of(model, x, kinds):
+    """How often a forward calls each layer of some classes that it does call, in model order."""
+    calls = Counter()
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, kinds)}
+    handles = [
+        layer.register_forward_hook(lambda module, args, output: calls.update([module]))
+        for layer in layers.values()
+    ]
+    model.eval()(x)
+    for handle in handles:
+        handle.remove()
+    return {name: calls[layer] for name, layer in layers.items() if calls[layer]}
 
 
 def train_quietly(model, x, use, epochs=4, steps=5):

@@ -19,6 +19,7 @@ from dropblock_hooks import (
     plan,
     presets,
 )
+from tests.cases import rest_slow
 
 
 def images(n=2, edge=64):
@@ -26,7 +27,7 @@ def images(n=2, edge=64):
 
 
 @pytest.mark.parametrize("library", ["timm", "torchvision"])
-@pytest.mark.parametrize(("depth", "norms", "shortcuts"), [(18, 8, 2), (50, 27, 2)])
+@pytest.mark.parametrize(("depth", "norms", "shortcuts"), rest_slow([(18, 8, 2), (50, 27, 2)]))
 def test_drop_block_in_resnets(library, depth, norms, shortcuts):
     models = pytest.importorskip(library, reason="the ResNets are theirs")
     name = f"resnet{depth}"
@@ -66,12 +67,14 @@ def test_by_stage():
 
 @pytest.mark.parametrize(
     ("name", "edge", "blocks", "some"),
-    [
-        pytest.param("resnet50", 64, 12, "layer1.1", marks=pytest.mark.slow),
-        ("vit_tiny_patch16_224", 224, 12, "blocks.11"),
-        ("convnext_atto", 64, 12, "stages.3.blocks.1"),
-        pytest.param("efficientnet_b0", 64, 9, "blocks.5.3", marks=pytest.mark.slow),
-    ],
+    rest_slow(
+        [
+            ("convnext_atto", 64, 12, "stages.3.blocks.1"),
+            ("vit_tiny_patch16_224", 224, 12, "blocks.11"),
+            ("resnet50", 64, 12, "layer1.1"),
+            ("efficientnet_b0", 64, 9, "blocks.5.3"),
+        ]
+    ),
 )
 def test_stochastic_depth(name, edge, blocks, some):
     timm = pytest.importorskip("timm", reason="the models are timm's")
@@ -105,7 +108,7 @@ def test_stochastic_depth_of_a_model_of_ones_own(net):
 
 @pytest.mark.parametrize(
     ("name", "branches"),
-    [("vit_tiny_patch16_224", 24), pytest.param("efficientnet_b0", 9, marks=pytest.mark.slow)],
+    rest_slow([("vit_tiny_patch16_224", 24), ("efficientnet_b0", 9)]),
 )
 def test_drop_path(name, branches):
     timm = pytest.importorskip("timm", reason="the models are timm's")

@@ -93,6 +93,7 @@ def test_attach_to_many_layers_of_one_parent_is_linear():
     assert growth(prepare) < 4.5
 
 
+@pytest.mark.every(plain=2)  # the uses, on one of the models each
 @pytest.mark.parametrize(
     "use",
     [

@@ -25,7 +25,7 @@ from dropblock_hooks import (
 from dropblock_hooks.checks import as_count, as_number
 from dropblock_hooks.schedules import is_moving, span_of, value_at
 
-properties = settings(derandomize=True, deadline=None, max_examples=200)
+properties = settings(derandomize=True, deadline=None, max_examples=100)
 values = st.floats(-1e6, 1e6)
 times = st.floats(0, 1e4)
 

@@ -296,6 +296,7 @@ def test_without_a_process_group(net, call):
         getattr(attached, call)(distributed=True)
 
 
+@pytest.mark.slow
 def test_a_failure_in_one_process_is_told(tmp_path):
     with pytest.raises(AssertionError, match="ZeroDivisionError"):
         run_pair(tmp_path, "tests.attachment.test_distributed", ["fails_in_one"])

@@ -23,6 +23,7 @@ from dropblock_hooks import (
     attachments,
     plan,
 )
+from tests.cases import rest_slow
 
 IMAGE = torch.ones(2, 3, 16, 16)
 RAMP = LinearSchedule(0.0, 0.4, epochs=5)
@@ -542,19 +543,19 @@ LOOKS = {
 }
 
 
-SLOW = pytest.mark.slow  # compiling takes a second
 GRADIENT = ClipGradNorm(LinearSchedule(1, 2, 9))
 
 
 @pytest.mark.parametrize(
     ("look", "mode", "regularizer"),
-    [
-        ("report", "compiled", Dropout2d(RAMP)),
-        *(pytest.param(look, "compiled", Dropout2d(RAMP), marks=SLOW) for look in [*LOOKS][1:]),
-        ("report", "training compiled", Dropout2d(RAMP)),
-        pytest.param("report", "evaluation compiled", Dropout2d(RAMP), marks=SLOW),
-        pytest.param("report", "compiled", GRADIENT, marks=SLOW),
-    ],
+    rest_slow(  # compiling takes a second
+        [
+            *((look, "compiled", Dropout2d(RAMP)) for look in LOOKS),
+            ("report", "training compiled", Dropout2d(RAMP)),
+            ("report", "evaluation compiled", Dropout2d(RAMP)),
+            ("report", "compiled", GRADIENT),
+        ]
+    ),
 )
 def test_a_forgotten_step_in_compiled_code(net, look, mode, regularizer):
     attached = attach(net, {"layer1.*": regularizer})
@@ -579,11 +580,10 @@ MIXED = ("compiled", "training compiled", "evaluation compiled")
 
 @pytest.mark.parametrize(
     ("mode", "how"),
-    [
-        *(("eager", how) for how in HOWS),
-        ("compiled", "middle"),
-        *(pytest.param(mode, how, marks=SLOW) for mode in MIXED for how in HOWS),
-    ],
+    rest_slow(
+        [(mode, how) for mode in ("eager", *MIXED) for how in HOWS],
+        [*(("eager", how) for how in HOWS), ("compiled", "middle")],
+    ),
 )
 def test_who_steps_is_not_told(net, mode, how):
     rate = 0.1 if how == "constant" else RAMP

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from dropblock_hooks.functional import block_gamma, drop_block1d, drop_block2d, drop_block3d
 from dropblock_hooks.functional.masks import bernoulli
+from tests.cases import rest_slow
 
 DROP_BLOCK = {1: drop_block1d, 2: drop_block2d, 3: drop_block3d}
 RATES = (0.01, 0.1, 0.25, 0.5, 0.9)
@@ -151,6 +152,7 @@ def test_variance_of_a_plane_is_known():
     assert plane_variance(0.3, (4, 4), (4, 4)) == pytest.approx(0.3 * 0.7)
 
 
+@pytest.mark.every(plain=4)
 @pytest.mark.parametrize(("size", "block", "p"), RATE_CASES, ids=name)
 def test_realised_rate_is_p(size, block, p):
     block_in_force = clipped(size, block)
@@ -161,6 +163,7 @@ def test_realised_rate_is_p(size, block, p):
     assert abs(z) <= 4, f"realised {shares.mean():.5f} ± {error:.5f} at p={p}"
 
 
+@pytest.mark.every(plain=3)
 @pytest.mark.parametrize(("size", "block"), CASES, ids=name)
 @pytest.mark.parametrize("calibration", ["exact", "paper"])
 def test_mask_is_a_union_of_whole_blocks_in_the_map(size, block, calibration):
@@ -211,9 +214,7 @@ def test_many_small_maps_scatter_around_p_as_chance_does():
     assert np.abs(scores).max() <= 4
 
 
-@pytest.mark.parametrize(
-    "error", [0.1, pytest.param(0.02, marks=pytest.mark.slow)], ids=["se10%", "se2%"]
-)
+@pytest.mark.parametrize("error", rest_slow([0.1, 0.02]), ids=["se10%", "se2%"])
 def test_realised_rate_is_p_where_p_is_small(error):
     """p = 1e-4: γ is 2.6e-6, which bfloat16 draws, half draws or a count in them would miss."""
     size, block, p = (56, 56), (7, 7), 1e-4
@@ -223,6 +224,7 @@ def test_realised_rate_is_p_where_p_is_small(error):
     assert abs(z) <= 4
 
 
+@pytest.mark.slow
 def test_draws_are_finer_than_float32():
     """A float32 draw is a multiple of 2^-24: at p = 2^-30 it would be true 8 times in 2^27.
 
@@ -234,7 +236,7 @@ def test_draws_are_finer_than_float32():
 
 @pytest.mark.parametrize("p", [3e-6, 2.0**-10, 1e-3, 0.3, 0.999])
 def test_bernoulli_has_its_rate(p):
-    n = 2**24
+    n = 2**22
     mask = bernoulli((n,), p, torch.device("cpu"))
     assert mask.dtype == torch.bool
     assert abs(mask.sum().item() - n * p) <= 4 * math.sqrt(n * p * (1 - p))
@@ -257,6 +259,7 @@ def test_bernoulli_draws_the_same_mask_from_the_same_generator():
 GAMMA_RATES = [1e-4, 3e-4, 1e-3, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999]
 
 
+@pytest.mark.every(plain=2)
 @pytest.mark.parametrize(
     ("size", "block"), [*CASES, ((6, 6, 6), (2, 3, 4)), ((13, 8), (6, 3))], ids=name
 )
@@ -269,6 +272,7 @@ def test_gamma_solves_the_formula(size, block):
         assert gamma == pytest.approx(gamma_by_bisection(p, counts), rel=1e-6)
 
 
+@pytest.mark.every(plain=3)
 @pytest.mark.parametrize(("size", "block"), CASES, ids=name)
 @pytest.mark.parametrize("calibration", ["exact", "paper"])
 def test_gamma_is_exact_at_the_ends(size, block, calibration):
@@ -302,6 +306,7 @@ def test_gamma_next_to_the_ends(size, block, p):
     )
 
 
+@pytest.mark.every(plain=3)
 @pytest.mark.parametrize(("size", "block"), CASES, ids=name)
 @pytest.mark.parametrize("calibration", ["exact", "paper"])
 def test_gamma_rises_with_p(size, block, calibration):
@@ -324,6 +329,7 @@ def test_gamma_of_the_whole_map_is_p():
     assert block_gamma(0.37, (9, 4), 50) == pytest.approx(0.37, rel=1e-12)
 
 
+@pytest.mark.every(plain=5)
 @pytest.mark.parametrize("p", [0.01, 0.1, 0.25])
 @pytest.mark.parametrize(("size", "block"), CASES, ids=name)
 def test_paper_gamma_is_the_paper_formula(size, block, p):

@@ -14,7 +14,7 @@ from scipy import stats
 from dropblock_hooks.functional import disout, drop_block2d
 from dropblock_hooks.functional.disout import distort_blocks
 
-pytestmark = pytest.mark.usefixtures("form")  # on every form of the mask
+pytestmark = [pytest.mark.usefixtures("form"), pytest.mark.pairwise]  # on every form of the mask
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -13,7 +13,7 @@ from scipy import stats
 
 from dropblock_hooks.functional import drop_block1d, drop_block2d, drop_block3d
 
-pytestmark = pytest.mark.usefixtures("form")  # on every form of the mask
+pytestmark = [pytest.mark.usefixtures("form"), pytest.mark.pairwise]  # on every form of the mask
 
 DROP_BLOCK = {1: drop_block1d, 2: drop_block2d, 3: drop_block3d}
 SIZES = {1: (20,), 2: (9, 14), 3: (4, 6, 5)}

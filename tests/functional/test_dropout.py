@@ -22,7 +22,7 @@ from dropblock_hooks.functional import (
     stochastic_depth,
 )
 
-pytestmark = pytest.mark.usefixtures("form")  # on every form of the mask
+pytestmark = [pytest.mark.usefixtures("form"), pytest.mark.pairwise]  # on every form of the mask
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 

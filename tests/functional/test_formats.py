@@ -5,7 +5,7 @@ import torch
 
 from dropblock_hooks import functional as f
 
-pytestmark = pytest.mark.usefixtures("form")  # on every form of the mask
+pytestmark = [pytest.mark.usefixtures("form"), pytest.mark.pairwise]  # on every form of the mask
 
 FUNCTIONS = {
     **{

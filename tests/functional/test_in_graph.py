@@ -23,6 +23,7 @@ from dropblock_hooks.functional.masks import (
     dithered_threshold,
     keep_scale,
 )
+from tests.cases import rest_slow
 
 
 def tensor(p):
@@ -104,8 +105,8 @@ def test_thresholds_mean_p(p):
 @pytest.mark.parametrize("p", [1e-5, 0.3, 0.999])
 def test_draws_have_the_chance_asked_for(p):
     """|z| <= 4, independent samples of 64 draws."""
-    total = 400_000 * 64
-    drawn = bernoulli((400_000, 1, 64), tensor(p), torch.device("cpu")).sum().item()
+    total = 100_000 * 64
+    drawn = bernoulli((100_000, 1, 64), tensor(p), torch.device("cpu")).sum().item()
     assert abs(drawn - total * p) <= 4 * (total * p * (1 - p)) ** 0.5
 
 
@@ -141,10 +142,7 @@ def test_values_and_dtype(dtype, normalize):
     assert dropped == (~kept).sum()
 
 
-@pytest.mark.parametrize(
-    "normalize",
-    ["expected", *(pytest.param(n, marks=pytest.mark.slow) for n in ("batch", "sample", None))],
-)
+@pytest.mark.parametrize("normalize", rest_slow(["expected", "batch", "sample", None]))
 def test_a_number_is_compiled_without_a_break(normalize):
     """The functions themselves in compiled code: the same form as that of the sites."""
     compiled = torch.compile(

@@ -31,6 +31,7 @@ from dropblock_hooks.selectors.stages import stage_channels, stage_ratios
 from dropblock_hooks.sites.shared import Control
 from dropblock_hooks.sites.site import Site
 from experiments.families import MEMBERS
+from tests.cases import rest_slow
 
 C = 6
 
@@ -129,10 +130,7 @@ LAYOUTS = {
 SIZES = [(5, 7), (C, 7), (5, C), (C, C), (9, 5), (9, 9), (9, C)]  # 6 and 9 are widths, too
 
 
-SOME = [
-    pytest.param(how, marks=() if how in ("permute", "leaves", "stays") else pytest.mark.slow)
-    for how in LAYOUTS
-]
+SOME = rest_slow(LAYOUTS, ["permute", "leaves", "stays"])
 
 
 def before(layout, size):
@@ -152,6 +150,7 @@ def read(model, x, name=".", **options):
         attached.remove()
 
 
+@pytest.mark.every(plain=2)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("how", LAYOUTS)
 def test_a_block_is_read_by_what_it_does(how, size):
@@ -167,6 +166,7 @@ def test_a_block_is_read_by_what_it_does(how, size):
     assert read(wrapped, before(taken, size)) == given
 
 
+@pytest.mark.every(plain=2)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("how", LAYOUTS)
 def test_without_a_graph_a_block_is_read_rightly_or_refused(how, size):
@@ -388,7 +388,7 @@ def test_two_images_of_one_forward_are_not_mixed_up():
         model(torch.randn(2, 3, 64, 64), torch.randn(2, 3, 32, 128))
 
 
-@pytest.mark.parametrize("flatten", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("flatten", rest_slow([True, False]))
 def test_compiled_tokens_form_the_grid_of_this_image(flatten):
     model = Vit(flatten=flatten).train()
     (site,) = attach(model, {"layers.1": Dropout2d(0.5, active="always")}).sites
@@ -535,15 +535,14 @@ def truth(member):
 
 PLAIN = {"mambaout", "convnext", "resnet"}
 SQUARE_ONLY = {"convit", "efficientformer", "nest"}  # and no truth by this method
-CASES = [
-    pytest.param(m, id=m.family, marks=() if m.family in PLAIN else pytest.mark.slow)
-    for m in MEMBERS
-    if m.family not in SQUARE_ONLY
-]
+CASES = rest_slow(
+    [member for member in MEMBERS if member.family not in SQUARE_ONLY],
+    [member for member in MEMBERS if member.family in PLAIN],
+)
 
 
-@pytest.mark.every(3)
-@pytest.mark.parametrize("member", CASES)
+@pytest.mark.every(7)
+@pytest.mark.parametrize("member", CASES, ids=lambda member: member.family)
 def test_a_family_is_read_rightly_or_refused(member):
     known = truth(member)
     model = member.build().train()

@@ -14,17 +14,15 @@ from torch import nn
 from dropblock_hooks import DropBlock2d, SiteError, attach
 from dropblock_hooks.functional.axes import as_map
 from experiments.families import MEMBERS, P, has_checkpointing, observe
+from tests.cases import rest_slow
 
 timm = pytest.importorskip("timm", reason="the models are timm's")
 
 PLAIN = {
-    "coat", "convit", "convnext", "efficientvim", "hiera", "levit", "mambaout", "mvitv2", "resnet",
-    "swin_transformer", "twins", "vision_transformer", "xcit",
+    "convnext", "efficientvim", "levit", "mambaout", "resnet", "vision_transformer", "xcit",
 }  # fmt: skip
-CASES = [
-    pytest.param(member, id=member.family, marks=() if member.family in PLAIN else pytest.mark.slow)
-    for member in MEMBERS
-]
+CASES = rest_slow(MEMBERS, [member for member in MEMBERS if member.family in PLAIN])
+by_family = pytest.mark.parametrize("member", CASES, ids=lambda member: member.family)
 BY_FAMILY = {member.family: member for member in MEMBERS}
 
 
@@ -48,15 +46,15 @@ def check(outcome):
         assert abs(stage.realized - P) < 0.02
 
 
-@pytest.mark.every(2)
-@pytest.mark.parametrize("member", CASES)
+@pytest.mark.every(4)
+@by_family
 def test_a_family(member):
     check(observe(member))
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(11)
 @pytest.mark.slow
-@pytest.mark.parametrize("member", CASES)
+@by_family
 def test_a_family_with_checkpointing(member):
     if not has_checkpointing(member):
         pytest.skip("the family has no checkpointing")
@@ -155,13 +153,16 @@ def test_what_is_dropped_are_whole_blocks_of_the_map(family, layout):
 
 @pytest.mark.parametrize(
     ("family", "message"),
-    [
-        ("gemma4_vit", "form no grid that the model tells|have no sure grid"),
-        ("crossvit", "is a list of 2 elements: say which element with index="),
-        ("hrnet", "is a list of 4 elements: say which element with index="),
-        ("pit", "is a tuple of 2 elements: say which element with index="),
-        ("coat", "is a tuple of 4 elements: say which element with index="),
-    ],
+    rest_slow(
+        [
+            ("crossvit", "is a list of 2 elements: say which element with index="),
+            ("hrnet", "is a list of 4 elements: say which element with index="),
+            ("pit", "is a tuple of 2 elements: say which element with index="),
+            ("coat", "is a tuple of 4 elements: say which element with index="),
+            ("gemma4_vit", "form no grid that the model tells|have no sure grid"),
+        ],
+        plain=4,
+    ),
 )
 def test_what_a_family_needs_to_be_told(family, message):
     member = BY_FAMILY[family]

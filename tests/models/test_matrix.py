@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from tests.cases import rest_slow
 from tests.matrix import COLUMNS, covering, impossible, pairs_of, run_row
 from tests.pair import ROOT, run_pair
 
@@ -11,28 +12,34 @@ ROWS, NEVER = covering()
 SINGLE = [row for row in ROWS if row.parallel == "single"]
 
 
-def slow_where_compiled(row):
-    return pytest.param(row, id=str(row), marks=[pytest.mark.slow] * (row.compiler != "eager"))
+EAGER = [row for row in SINGLE if row.compiler == "eager"]
 
 
 @pytest.mark.filterwarnings("ignore")  # of the compilers; of our own, other tests
-@pytest.mark.parametrize("row", [slow_where_compiled(row) for row in SINGLE])
+@pytest.mark.every(4)
+@pytest.mark.parametrize("row", rest_slow(SINGLE, EAGER), ids=str)
 def test_a_row(row):
     run_row(row)
 
 
-def rows_in_two_processes(rank, compiler, parallel):
-    for row in ROWS:
-        if (row.compiler, row.parallel) == (compiler, parallel):
-            print(row, flush=True)
-            run_row(row, rank)
+THIRDS = [0, *(pytest.param(i, marks=pytest.mark.exhaustive) for i in (1, 2))]
+
+
+def rows_in_two_processes(rank, compiler, parallel, third):
+    rows = [row for row in ROWS if (row.compiler, row.parallel) == (compiler, parallel)]
+    for row in rows[int(third) :: 3]:
+        print(row, flush=True)
+        run_row(row, rank)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "third", [0, *(pytest.param(i, marks=pytest.mark.exhaustive) for i in (1, 2))]
+)
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager", "inductor"])
-def test_rows_in_two_processes(tmp_path, compiler, parallel):
-    call = f"rows_in_two_processes:{compiler}:{parallel}"
+def test_rows_in_two_processes(tmp_path, compiler, parallel, third):
+    call = f"rows_in_two_processes:{compiler}:{parallel}:{third}"
     run_pair(tmp_path, "tests.models.test_matrix", [call], warn="ignore", seconds=900)
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.cases import rest_slow
 from tests.quiet import USES, train_quietly
 
 timm = pytest.importorskip("timm", reason="the models are timm's")
@@ -21,20 +22,18 @@ MODELS = [
 ]
 
 
-def check(name, size, uses):
-    for use in uses:
-        train_quietly(timm.create_model(name), torch.randn(2, 3, size, size), use)
+CASES = [(name, size, use) for name, size in MODELS for use in USES]
 
 
-@pytest.mark.parametrize(("name", "size"), MODELS[:2])
-def test_two_families(name, size):
-    check(name, size, ["start", "middle"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "size"), MODELS)
-def test_ten_families(name, size):
-    check(name, size, [use for use in USES if use != "checkpointed" or can_checkpoint(name)])
+@pytest.mark.every(3)
+@pytest.mark.parametrize(
+    ("name", "size", "use"),
+    rest_slow(CASES, [("test_resnet", 64, "start"), ("test_vit", 160, "middle")]),
+)
+def test_ten_families(name, size, use):
+    if use == "checkpointed" and not can_checkpoint(name):
+        pytest.skip("the family has no checkpointing")
+    train_quietly(timm.create_model(name), torch.randn(2, 3, size, size), use)
 
 
 def can_checkpoint(name):

@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from dropblock_hooks import ClipGradNorm, DropBlock2d, Dropout2d, attach, attachments, layers
+from dropblock_hooks import ClipGradNorm, DropBlock2d, Dropout2d, attach, attachments
+from tests.cases import rest_slow
+from tests.quiet import calls_of
 
 timm = pytest.importorskip("timm", reason="the models are timm's")
 
@@ -61,16 +63,7 @@ MODELS = [  # and the edge of the input, smaller than the default where the mode
     ("xception41p", 96),
 ]
 
-EACH = [  # a sixth of them, plain pytest's time being short
-    pytest.param(*model, marks=() if i % 6 == 1 else pytest.mark.slow)
-    for i, model in enumerate(MODELS)
-]
-
-
-def called_convolutions(model, x):
-    """The Conv2d layers that a forward calls, in model order."""
-    names = [row.name for row in layers(model, x) if row.calls]
-    return [name for name in names if isinstance(model.get_submodule(name), nn.Conv2d)]
+QUICK = [model for model in MODELS if model[0].startswith(("test_resnet", "test_mamba", "test_nf"))]
 
 
 def step(model, x):
@@ -90,11 +83,12 @@ def test_fifty_families():
     assert len(families) == len(MODELS) == 50
 
 
-@pytest.mark.parametrize(("name", "size"), EACH)
+@pytest.mark.every(3)
+@pytest.mark.parametrize(("name", "size"), rest_slow(MODELS, QUICK))
 def test_a_family(name, size, hook_count):
     model = timm.create_model(name)
     x = torch.randn(2, 3, size, size)
-    convolutions = called_convolutions(model, x)
+    convolutions = list(calls_of(model, x, nn.Conv2d))
     n = len(convolutions)
     block, channel, clip = convolutions[n // 4], convolutions[n // 2], convolutions[-1]
     keys, hooks = list(model.state_dict()), hook_count(model)

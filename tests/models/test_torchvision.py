@@ -6,6 +6,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from dropblock_hooks import ClipGradNorm, DropBlock2d, DropBlock3d, Dropout2d, SpecError, attach
+from tests.cases import rest_slow
 
 torchvision = pytest.importorskip("torchvision", reason="the models are torchvision's")
 
@@ -28,7 +29,7 @@ CLASSIFIERS = [  # name, input, two layers, their layout and channels
     ("vgg11", 64, ("features.15", "features.20"), "NCHW", (512, 512)),
     ("vit_b_16", 64, ("encoder.layers.encoder_layer_10", "encoder.ln"), "NLC", (768, 768)),
 ]
-SLOW = {"maxvit_t", "inception_v3", "vit_b_16", "googlenet", "vgg11", "convnext_tiny"}
+PLAIN = {"resnet18", "shufflenet_v2_x0_5", "squeezenet1_1", "swin_t"}
 ARGUMENTS = {
     "vit_b_16": {"image_size": 64},
     "googlenet": {"init_weights": False},
@@ -50,12 +51,10 @@ def test_every_family_of_classifiers_is_there():
     assert len(families) == len(CLASSIFIERS)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "size", "layers", "layout", "channels"),
-    [
-        pytest.param(*case, id=case[0], marks=pytest.mark.slow if case[0] in SLOW else ())
-        for case in CLASSIFIERS
-    ],
+    rest_slow(CLASSIFIERS, [case for case in CLASSIFIERS if case[0] in PLAIN]),
 )
 def test_a_classifier(name, size, layers, layout, channels, hook_count):
     model = torchvision.models.get_model(name, **ARGUMENTS.get(name, {}))
@@ -82,6 +81,7 @@ def test_a_classifier(name, size, layers, layout, channels, hook_count):
     assert hook_count(model) == len(layers)
 
 
+@pytest.mark.slow
 def test_a_detector_with_images_of_two_shapes():
     model = torchvision.models.get_model(
         "fasterrcnn_mobilenet_v3_large_320_fpn",
@@ -114,10 +114,12 @@ def test_a_segmenter_with_images_of_two_shapes():
 
 @pytest.mark.parametrize(
     ("name", "layers", "layout", "sizes"),
-    [
-        ("r3d_18", ("layer3.1", "layer4.1"), "NCDHW", [(2, 4, 4), (1, 2, 2)]),
-        ("swin3d_t", ("features.4", "features.6"), "NDHWC", [(4, 4, 4), (4, 2, 2)]),
-    ],
+    rest_slow(
+        [
+            ("swin3d_t", ("features.4", "features.6"), "NDHWC", [(4, 4, 4), (4, 2, 2)]),
+            ("r3d_18", ("layer3.1", "layer4.1"), "NCDHW", [(2, 4, 4), (1, 2, 2)]),
+        ]
+    ),
 )
 def test_a_video_model(name, layers, layout, sizes):
     model = torchvision.models.get_model(name)
@@ -163,7 +165,7 @@ def test_a_compiled_segmenter_takes_maps_of_any_size_in_three_graphs():
     attached = attach(model, spec)
     torch._dynamo.reset()
     counters.clear()
-    call = torch.compile(model, backend="aot_eager", fullgraph=True)
+    call = torch.compile(model, backend="eager", fullgraph=True)
     for height, width in SIZES:
         call(torch.randn(2, 3, height, width))["out"].square().mean().backward()
     assert counters["stats"]["unique_graphs"] <= 3
@@ -180,7 +182,7 @@ def test_a_detector_with_a_compiled_backbone():
     attached = attach(model, {"layer3.1": DropBlock2d(0.2, 5)}, root="backbone.body")
     torch._dynamo.reset()
     counters.clear()
-    model.backbone.body.compile(backend="aot_eager", fullgraph=True)
+    model.backbone.body.compile(backend="eager", fullgraph=True)
     target = {"boxes": torch.tensor([[5.0, 5.0, 50.0, 50.0]]), "labels": torch.tensor([1])}
     for height, width in [(96, 96), (96, 128), (96, 160), (96, 190), (128, 96)]:
         images = [torch.rand(3, height, width) for _ in range(2)]

@@ -16,15 +16,13 @@ from torch import Tensor
 
 from dropblock_hooks import ZeroGrad, attach
 from experiments.families import MEMBERS
+from tests.cases import rest_slow
 
 timm = pytest.importorskip("timm", reason="the models are timm's")
 
 MODULES = 30
-PLAIN = {"efficientnet", "ghostnet", "mambaout", "resnet", "vision_transformer"}
-CASES = [
-    pytest.param(member, id=member.family, marks=() if member.family in PLAIN else pytest.mark.slow)
-    for member in MEMBERS
-]
+PLAIN = {"mambaout", "resnet", "vision_transformer"}
+CASES = rest_slow(MEMBERS, [member for member in MEMBERS if member.family in PLAIN])
 
 
 class Mark(torch.autograd.Function):
@@ -174,8 +172,8 @@ def differences(model, x, modules=MODULES, names=None):
     return wrong, len(names)
 
 
-@pytest.mark.every(5)
-@pytest.mark.parametrize("member", CASES)
+@pytest.mark.every(11)
+@pytest.mark.parametrize("member", CASES, ids=lambda member: member.family)
 def test_a_family(member):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -28,6 +28,7 @@ from dropblock_hooks import (
     plan,
     register,
 )
+from tests.cases import rest_slow
 
 IMAGE = torch.ones(2, 3, 16, 16)
 
@@ -440,7 +441,7 @@ class Checkpointed(nn.Module):
         return checkpoint(self.inner, x, use_reentrant=self.reentrant)
 
 
-@pytest.mark.parametrize("reentrant", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("reentrant", rest_slow([True, False]))
 def test_checkpointing(net, reentrant):
     model = nn.Sequential(Checkpointed(net, reentrant))
     planned = plan(model, {"0.inner.layer1.*": [Dropout2d(0.1), ClipGradNorm(1.0)]}, IMAGE)

@@ -5,11 +5,12 @@ import torch
 from torch import nn
 
 from dropblock_hooks import Dropout, Select, attach, plan
+from tests.cases import rest_slow
 
 pytest.importorskip("timm", reason="the models are timm's")
 families = pytest.importorskip("experiments.families", reason="the models are listed there")
 
-QUICK = ("resnet", "vision_transformer", "efficientnet", "levit")
+QUICK = ("resnet", "vision_transformer")
 
 
 def leaf(name, module):
@@ -18,10 +19,7 @@ def leaf(name, module):
     return not module._modules and not returns_a_tuple
 
 
-CASES = [
-    pytest.param(member, id=member.family, marks=() if member.family in QUICK else pytest.mark.slow)
-    for member in families.MEMBERS
-]
+CASES = rest_slow(families.MEMBERS, [m for m in families.MEMBERS if m.family in QUICK])
 
 
 class Shapes:
@@ -35,8 +33,8 @@ class Shapes:
 
 
 @pytest.mark.filterwarnings("ignore::dropblock_hooks.HookWarning")
-@pytest.mark.every(2)
-@pytest.mark.parametrize("member", CASES)
+@pytest.mark.every(6)
+@pytest.mark.parametrize("member", CASES, ids=lambda member: member.family)
 def test_prediction_is_reality(member):
     model = member.build().train()
     x = torch.randn(families.BATCH, 3, member.size, member.size)

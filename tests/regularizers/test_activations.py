@@ -36,6 +36,8 @@ from dropblock_hooks import (
 )
 from dropblock_hooks.registry import text
 
+pytestmark = pytest.mark.pairwise
+
 SHAPES = {1: (6, 5, 12), 2: (6, 5, 8, 9), 3: (6, 5, 4, 6, 5)}
 DROP_BLOCKS = [DropBlock1d, DropBlock2d, DropBlock3d]
 EACH = [

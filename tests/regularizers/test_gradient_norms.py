@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from dropblock_hooks import ClampGrad, ClipGradNorm, Dropout, attach
+from tests.cases import rest_slow
 
 
 class Scaler:
@@ -49,13 +50,16 @@ def gradients(model, x, scale):
 
 @pytest.mark.parametrize(
     ("compiled", "per", "norm_type", "scale"),
-    [
-        (False, "tensor", 2.0, 1.0),
-        (False, "sample", 1.0, 1024.0),
-        (False, "channel", 3.0, 1024.0),
-        (True, "tensor", 2.0, 1.0),
-        (True, "sample", 1.0, 1024.0),
-    ],
+    rest_slow(
+        [
+            (False, "tensor", 2.0, 1.0),
+            (False, "sample", 1.0, 1024.0),
+            (False, "channel", 3.0, 1024.0),
+            (True, "sample", 1.0, 1024.0),
+            (True, "tensor", 2.0, 1.0),
+        ],
+        plain=4,
+    ),
 )
 def test_it_is_the_mean_of_the_norms_of_the_unscaled_loss(compiled, per, norm_type, scale):
     xs = [torch.randn(5, 6) for _ in range(3)]

@@ -26,6 +26,8 @@ from dropblock_hooks import (
 )
 from dropblock_hooks.functional.axes import Form, as_map, put_back
 
+pytestmark = pytest.mark.pairwise
+
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 

@@ -98,6 +98,7 @@ def tuples(model):
     return isinstance(model.sequence, nn.RNNBase | nn.MultiheadAttention)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("layer", ["block", "sequence", "head"])
 @pytest.mark.parametrize("kind", sequences(False))
 @pytest.mark.parametrize("name", SAMPLEWISE)

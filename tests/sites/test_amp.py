@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from dropblock_hooks import ClampGrad, ClipGradNorm, HookWarning, ScaleGrad, attach
+from tests.cases import rest_slow
 from tests.stacks import (
     ACTIVATIONS,
     GRADIENTS,
@@ -174,7 +175,7 @@ def test_a_model_in_low_precision_itself(dtype, regularizer):
 
 # torch 2.13 warns of what its own dynamo does
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.parametrize("name", rest_slow(GRADIENTS, ["ClampGrad"]))
 def test_compiled_the_first_step_is_in_the_unit_of_the_scaler(name):
     """A scaler has no scale before it scales, which is after the first forward."""
     wanted = train(GRADIENTS[name], Stack(), steps=1)

@@ -38,6 +38,7 @@ from dropblock_hooks import (
     register,
 )
 from dropblock_hooks.registry import registered
+from tests.cases import rest_slow
 
 EPOCHS = 300
 
@@ -74,6 +75,8 @@ CASES = {
     "ScaleGrad": ScaleGrad(ramp(-1, 1)),
     "ZeroGrad": ZeroGrad(),
 }
+DROPS = [case for case in CASES if isinstance(CASES[case].rates.get("p"), LinearSchedule)]
+BELOW_1 = {"DropBlock2d-paper", "GaussianDropout"}  # drop less, or take no p of 1
 UNTRACEABLE = {"Foreign"}
 
 
@@ -133,26 +136,17 @@ def test_every_regularizer_is_here():
     assert ours - UNTRACEABLE == tested
 
 
-# each takes seconds to compile: plain pytest compiles one of a kind
-QUICK = ("Dropout2d", "ClampGrad-max", "GaussianNoise")
-
-
-def others_slow(cases, quick=QUICK):
-    return [pytest.param(case, marks=() if case in quick else pytest.mark.slow) for case in cases]
-
-
-AT_OUTPUT = [
-    pytest.param(case, "output", marks=() if case == "Dropout2d" else pytest.mark.slow)
-    for case in CASES
-]
+# each takes seconds to compile: plain pytest compiles one or two of a kind
+AT_OUTPUT = [(case, "output") for case in CASES]
 AT_INPUT = [
-    pytest.param(case, "input", marks=pytest.mark.slow)
+    (case, "input")
     for case in CASES
     if not case.startswith("StochasticDepth")  # works on the output of a block
 ]
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(7)
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "at"), AT_OUTPUT + AT_INPUT)
 def test_one_graph_for_300_rates(case, at):
     regularizer = CASES[case]
@@ -193,20 +187,32 @@ def test_inductor(case):
     assert attached.sites[0].active_calls == EPOCHS / 10
 
 
-@pytest.mark.parametrize("case", others_slow(CASES, ("DropBlock2d", "ClampGrad-max")))
+@pytest.mark.every(2)
+@pytest.mark.parametrize("case", rest_slow(CASES, ["DropBlock2d", "Dropout2d", "ClampGrad-max"]))
 def test_no_compilation_after_the_first(case):
+    """From a rate of 0, where nothing changes, to the highest, where p = 1 drops all."""
     regularizer = CASES[case]
     spatial = regularizer.spatial or 2
     model = Small(spatial)
+    bare = copy.deepcopy(model)
     attached = attach(model, {"block": regularizer})
     call, x = compiled(model), images(spatial)
     for epoch in (0, 1, 150, EPOCHS):
         attached.step(epoch)
-        train(call, x)
+        y = train(call, x)
+        if epoch == 0 and regularizer.acts_on == "activation":
+            assert torch.equal(y, bare(x))
+    assert attached.sites[0].active_calls == 4
+    if case in DROPS and case not in BELOW_1:
+        attached.set("*", p=1.0)
+        assert train(call, x).isfinite().all()
+        assert attached.sites[0].realized_rate == 1.0
     assert graphs() == 1
     assert counters["aot_autograd"]["total"] == 1  # not traced anew for a Python scalar
     assert sum(counters["graph_break"].values()) == 0
-    assert attached.sites[0].active_calls == 4
+    model.eval()
+    assert torch.equal(call(x), bare(x))
+    assert graphs() == 2
 
 
 def test_four_kinds_of_sites_call_the_backend_once():
@@ -246,17 +252,16 @@ def test_inductor_on_a_gpu(case):
     assert attached.sites[0].record.meter.counts.is_cuda
 
 
-DROPS = [case for case in CASES if isinstance(CASES[case].rates.get("p"), LinearSchedule)]
-
-
 @pytest.mark.parametrize(
     ("case", "p"),
-    [
-        pytest.param("DropBlock2d", 0.3, marks=pytest.mark.slow),
-        pytest.param("Disout-shared", 0.3, marks=pytest.mark.slow),
-        ("Dropout2d", 0.01),
-        pytest.param("StochasticDepth", 0.97, marks=pytest.mark.slow),
-    ],
+    rest_slow(
+        [
+            ("Dropout2d", 0.01),
+            ("DropBlock2d", 0.3),
+            ("Disout-shared", 0.3),
+            ("StochasticDepth", 0.97),
+        ]
+    ),
 )
 def test_realized_rate(case, p):
     """|z| <= 4 over independent batches, with the standard error that they show."""
@@ -274,7 +279,9 @@ def test_realized_rate(case, p):
     assert attached.sites[0].expected_rate == pytest.approx(p)
 
 
-@pytest.mark.parametrize("case", others_slow([*DROPS, "GaussianNoise"]))
+@pytest.mark.every(6)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [*DROPS, "GaussianNoise"])
 def test_rate_0_changes_nothing(case):
     field = "std" if case == "GaussianNoise" else "p"
     regularizer = CASES[case].with_rates(**{field: 0.0})
@@ -286,9 +293,9 @@ def test_rate_0_changes_nothing(case):
     assert torch.equal(compiled(model)(x), compiled(bare)(x))
 
 
-@pytest.mark.parametrize(
-    "case", others_slow(["DropBlock2d", "Disout-shared", "Dropout2d", "DropPath"])
-)
+@pytest.mark.every(4)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["Dropout2d", "DropBlock2d", "Disout-shared", "DropPath"])
 def test_rate_1_drops_all(case):
     model = Small()
     attached = attach(model, {"block": CASES[case].with_rates(p=1.0)})
@@ -298,8 +305,10 @@ def test_rate_1_drops_all(case):
     assert y.isfinite().all()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
-    "case", others_slow(case for case in CASES if CASES[case].acts_on == "gradient")
+    "case",
+    rest_slow([c for c in CASES if CASES[c].acts_on == "gradient"], ["ClampGrad-max"]),
 )
 def test_gradients_equal_those_of_eager_mode(case):
     model = Small()
@@ -605,23 +614,18 @@ def test_checkpointing_in_the_graph_counts_once():
 
 @pytest.mark.parametrize(
     ("regularizer", "message"),
-    [
-        (DropBlock2d(0.5), "needs a 4-D tensor"),
-        pytest.param(
-            Dropout(0.5, index=1), "the output is .* no element 1", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            Dropout(0.5, at="input", index="mask"),
-            "given is a dict with no keys: .* no element 'mask'",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ClampGrad(-1, 1, index="mask"),
-            "the output is .* no element 'mask'",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(StochasticDepth(0.5), "shape", marks=pytest.mark.slow),
-    ],
+    rest_slow(
+        [
+            (DropBlock2d(0.5), "needs a 4-D tensor"),
+            (Dropout(0.5, index=1), "the output is .* no element 1"),
+            (
+                Dropout(0.5, at="input", index="mask"),
+                "given is a dict with no keys: .* no element 'mask'",
+            ),
+            (ClampGrad(-1, 1, index="mask"), "the output is .* no element 'mask'"),
+            (StochasticDepth(0.5), "shape"),
+        ]
+    ),
     ids=lambda value: getattr(value, "label", ""),
 )
 def test_what_a_layer_returns_wrongly_is_told(net, regularizer, message):

@@ -19,6 +19,7 @@ from dropblock_hooks import (
     attach,
     attachments,
 )
+from tests.cases import rest_slow
 from tests.stacks import ACTIVATIONS, make_net, put_on, regularizers
 
 # torch's own use of what it has deprecated
@@ -68,7 +69,6 @@ def _nodes(graph):
     return [(n.op, str(n.target), str(n.args), str(n.kwargs)) for n in graph.nodes]
 
 
-SLOWLY_STRICT = pytest.param(strict, marks=pytest.mark.slow)
 EXPORTS = [strict, not_strict, symbolic, jit_trace, onnx]
 
 
@@ -78,9 +78,7 @@ def _forget_graphs():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize(
-    "export", [pytest.param(e, marks=pytest.mark.slow if e == "onnx" else ()) for e in EXPORTS]
-)
+@pytest.mark.parametrize("export", rest_slow(EXPORTS, plain=4))
 def test_in_evaluation_it_is_the_graph_of_the_bare_model(export):
     bare = export(make_net(Dropout2d()).eval())
     assert len(bare) > 5
@@ -90,8 +88,9 @@ def test_in_evaluation_it_is_the_graph_of_the_bare_model(export):
     assert [site.active_calls for site in attached] == [0] * 6
 
 
+@pytest.mark.every(3, plain=2)
 @pytest.mark.parametrize("regularizer", regularizers().values(), ids=regularizers())
-@pytest.mark.parametrize("export", [SLOWLY_STRICT, not_strict, symbolic, jit_trace])
+@pytest.mark.parametrize("export", rest_slow([not_strict, symbolic, jit_trace, strict], plain=3))
 def test_every_regularizer_in_evaluation(export, regularizer):
     if isinstance(regularizer, Foreign) and export is symbolic:
         pytest.skip("a module of others runs in evaluation too: refused, see below")
@@ -130,7 +129,8 @@ def test_what_acts_is_not_traced(export, text, spec, training):
         export(net)
 
 
-@pytest.mark.parametrize("strictly", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.every(3, plain=3)
+@pytest.mark.parametrize("strictly", rest_slow([False, True]))
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_an_exported_program_keeps_what_acts(name, training, strictly):

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from dropblock_hooks import Disout, DropBlock1d, DropBlock2d, DropBlock3d, Foreign, attach
+from tests.cases import rest_slow
 from tests.stacks import ACTIVATIONS, CONVOLUTIONS
 
 P = 0.4
@@ -66,15 +67,12 @@ def _forget_graphs():
     torch._dynamo.reset()
 
 
-@pytest.mark.every(5)
-@pytest.mark.parametrize("strict", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.every(9)
+@pytest.mark.parametrize("strict", rest_slow([False, True]))
 @pytest.mark.parametrize("spatial", [True, False])
 @pytest.mark.parametrize(
     ("name", "regularizer", "rank"),
-    [
-        case if (case[0], case[2]) in USUAL else pytest.param(*case, marks=pytest.mark.slow)
-        for case in CASES
-    ],
+    rest_slow(CASES, [case for case in CASES if (case[0], case[2]) in USUAL]),
     ids=lambda value: str(value) if isinstance(value, str | int) else "",
 )
 def test_it_runs_with_other_sizes_and_drops_as_much(name, regularizer, rank, spatial, strict):

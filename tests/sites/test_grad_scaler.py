@@ -1,6 +1,7 @@
 """The GradScaler of the training loop: looked for in what wraps it, told where it is missing."""
 
 import copy
+import itertools
 import pickle
 import warnings
 
@@ -22,6 +23,7 @@ from dropblock_hooks import (
     detach_all,
     register,
 )
+from tests.cases import rest_slow
 
 X = torch.randn(4, 6)
 
@@ -152,8 +154,13 @@ def _again(copying, model):
     return copied, attachments(copied)[0]
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("case", RULED_OUT)
+@pytest.mark.parametrize(
+    ("case", "compiled"),
+    rest_slow(
+        itertools.product(RULED_OUT, [False, True]),
+        [*((case, False) for case in RULED_OUT), ("copied", True)],
+    ),
+)
 def test_silent_where_it_was_ruled_out(case, compiled):
     torch._dynamo.reset()
     scaler = GradScaler("cpu")

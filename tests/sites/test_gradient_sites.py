@@ -185,6 +185,7 @@ def check_without_gradients(name, at, mode):
 
 
 @each_site
+@pytest.mark.every(plain=3)
 def test_every_mode(name, at):
     check(name, at, SOME)
     for mode in MODES:
@@ -236,7 +237,7 @@ COMPILED = [
 ]  # fmt: skip
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(9)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "at"), [s for s in SITES if s[0] in COMPILED], ids=str)
 def test_compiled(name, at):

@@ -35,6 +35,7 @@ from dropblock_hooks import (
     attach,
     register,
 )
+from tests.cases import rest_slow
 
 
 class Returns(nn.Module):
@@ -573,7 +574,7 @@ def test_a_regularizer_of_ones_own_sees_now():
     assert attached.sites[0].realized_rate == 1.0
 
 
-@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", rest_slow(["eager", "aot_eager"]))
 def test_under_compile_it_acts_and_does_not_recompile(backend):
     from dropblock_hooks import LinearSchedule
 
@@ -848,6 +849,7 @@ class Records(nn.Module):
         return record
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("backend", [None, "eager"])
 @pytest.mark.parametrize("regularizer", [Dropout(1.0), ZeroGrad()], ids=str)
 @pytest.mark.parametrize("kind", [Plain, Derived, Frozen, Slotted])

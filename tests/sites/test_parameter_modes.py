@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import ScaleGrad, SiteError, attach
+from tests.cases import rest_slow
 
 TRAIN, EVAL, QUIET = "train", "eval", "eval without gradients"
 BACK = "backward"
@@ -87,9 +88,7 @@ def test_two_backwards_of_one_forward():
         assert model.layer.weight.grad == 10.0
 
 
-@pytest.mark.parametrize(
-    "checkpointing", [None, pytest.param("not reentrant", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("checkpointing", rest_slow([None, "not reentrant"]))
 def test_compiled(checkpointing):
     """One graph for each mode, also where the owner is inside a checkpoint in the graph."""
     from torch._dynamo.utils import counters

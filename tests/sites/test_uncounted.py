@@ -15,6 +15,7 @@ from torch.func import functional_call, grad, jacrev, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dropblock_hooks import Dropout2d, Foreign, LinearSchedule, attach
+from tests.cases import rest_slow
 from tests.stacks import make_net, put_on, regularizers
 
 # torch's own use of what it has deprecated, in its forward mode
@@ -113,11 +114,11 @@ def look(attached, net):
 
 
 OFTEN = ["ClampGrad", "DropBlock2d", "Foreign", "StochasticDepth"]
-NAMES = [n if n in OFTEN else pytest.param(n, marks=pytest.mark.slow) for n in regularizers()]
+NAMES = rest_slow(regularizers(), OFTEN)
 
 
-@pytest.mark.every(7)
-@pytest.mark.parametrize("before", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.every(7, plain=2)
+@pytest.mark.parametrize("before", rest_slow([True, False]))
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("name", NAMES)
 def test_what_can_not_be_counted_leaves_no_trace(name, run, before):

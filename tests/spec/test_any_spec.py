@@ -82,7 +82,7 @@ def try_objects(model, seed, n):
 
 
 def test_files(net, tmp_path, hook_count):
-    texts = try_files(net, tmp_path / "spec.x", 0, 1800)
+    texts = try_files(net, tmp_path / "spec.x", 0, 900)
     assert 20 < texts.count(None) < 1000  # some are still specs
     assert hook_count(net) == 0
 
@@ -128,21 +128,29 @@ def test_what_re_warns_of_is_matched_as_re_does(net, text):
     assert told == []
 
 
+def many(n):
+    """So many of a generator in a slow test, five times as many with --exhaustive."""
+    return pytest.mark.parametrize("n", [n, pytest.param(5 * n, marks=pytest.mark.exhaustive)])
+
+
+@many(4_000)
 @pytest.mark.slow
-def test_many_files(net, tmp_path):
-    try_files(net, tmp_path / "spec.x", 1, 20_000)
+def test_many_files(net, tmp_path, n):
+    try_files(net, tmp_path / "spec.x", 1, n)
 
 
+@many(1_000)
 @pytest.mark.slow
-def test_many_objects(net):
-    try_objects(net, 1, 5_000)
+def test_many_objects(net, n):
+    try_objects(net, 1, n)
 
 
+@many(100)
 @pytest.mark.slow
-def test_on_a_large_model(tmp_path):
+def test_on_a_large_model(tmp_path, n):
     model = many_modules()
-    try_files(model, tmp_path / "spec.x", 2, 500)
-    try_objects(model, 2, 500)
+    try_files(model, tmp_path / "spec.x", 2, n)
+    try_objects(model, 2, n)
 
 
 @pytest.mark.parametrize(
