@@ -20,6 +20,7 @@ from dropblock_hooks import (
     attach,
     attachments,
 )
+from tests.cases import rest_slow
 
 WAYS = {
     "one glob": lambda n: ["*.1"],
@@ -75,7 +76,7 @@ def growth(prepare):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("first", [nn.Linear, nn.Identity])
+@pytest.mark.parametrize("first", rest_slow([nn.Linear, nn.Identity]))
 def test_attach_is_linear(way, first):
     if "param" in way and first is nn.Identity:
         pytest.skip("no parameters")

@@ -73,7 +73,7 @@ def act(site: Site, x: Tensor, call: Call) -> Tensor:
     if on and not again:
         site.record.add_active(_known(affected, total), total, next(iter(values.values()), 0.0))
         if y is x:
-            site.remember_idle(x.shape, form, 0 if affected is None else total)
+            site.remember_idle(x, form, 0 if affected is None else total)
     return y
 
 

@@ -68,7 +68,8 @@ class Site:
         self._resumed = 0  # how often training went on after an evaluation
         self._acted = {True: Past[bool](), False: Past[bool]()}  # by the layer's mode
         self._drawn_with = Past[Mapping[str, float]]()
-        self._passed: dict[torch.Size, tuple[Form, int]] = {}  # elements to count at a rate of 0
+        # at a rate of 0: of which type, how read, how many elements to count
+        self._passed: dict[torch.Size, tuple[torch.dtype, Form, int]] = {}
         self._apply: Any = None  # what the regularizer binds for this site
         self.set_regularizer(regularizer)
         self._notes_modes = self._waiting  # for good: `set` compiles nothing anew
@@ -210,22 +211,20 @@ class Site:
         x = given[-1]
         if type(x) is dict:  # of a pre-hook: (arguments, keywords)
             x = given[0][0] if given[0] else None
-        if not isinstance(x, Tensor) or not x.is_floating_point() or torch._C._is_tracing():
-            return False
         try:
             seen = self._passed.get(x.shape)
-        except TypeError:  # a symbolic size, as in make_fx, has no hash
+        except (AttributeError, TypeError):  # no tensor; a symbolic size (make_fx) has no hash
             return False
-        if seen is None:
+        if seen is None or x.dtype is not seen[0] or torch._C._is_tracing():
             return False
-        self.forms.last, total = seen
+        _, self.forms.last, total = seen
         self.record.add_idle(total)
         return True
 
-    def remember_idle(self, shape: torch.Size, form: Form, total: int) -> None:
+    def remember_idle(self, x: Tensor, form: Form, total: int) -> None:
         """A call has counted so many elements, and done nothing: at a rate of 0, as all will."""
         if self._idle and form.grid is None:
-            remember(self._passed, shape, (form, total))
+            remember(self._passed, x.shape, (x.dtype, form, total))
 
     def acts(self, training: bool) -> bool:
         """Whether the regularizer is to be run in this mode of its layer."""

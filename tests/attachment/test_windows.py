@@ -156,6 +156,7 @@ def test_a_window_is_a_difference_also_on_a_copy(net):
     assert attached.report()[0].calls_per_forward == found.report()[0].calls_per_forward == 1
 
 
+@pytest.mark.slow
 def test_the_report_reads_the_meter_once(net, monkeypatch):
     torch._dynamo.reset()
     attached = attach(net, {"layer1.*": DropBlock2d(0.1, 3)})

@@ -152,7 +152,7 @@ def test_variance_of_a_plane_is_known():
     assert plane_variance(0.3, (4, 4), (4, 4)) == pytest.approx(0.3 * 0.7)
 
 
-@pytest.mark.every(plain=4)
+@pytest.mark.every(plain=9)
 @pytest.mark.parametrize(("size", "block", "p"), RATE_CASES, ids=name)
 def test_realised_rate_is_p(size, block, p):
     block_in_force = clipped(size, block)

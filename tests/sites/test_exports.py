@@ -129,7 +129,7 @@ def test_what_acts_is_not_traced(export, text, spec, training):
         export(net)
 
 
-@pytest.mark.every(3, plain=3)
+@pytest.mark.every(3, plain=9)
 @pytest.mark.parametrize("strictly", rest_slow([False, True]))
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", ACTIVATIONS)

@@ -185,7 +185,7 @@ def check_without_gradients(name, at, mode):
 
 
 @each_site
-@pytest.mark.every(plain=3)
+@pytest.mark.every(plain=12)
 def test_every_mode(name, at):
     check(name, at, SOME)
     for mode in MODES:

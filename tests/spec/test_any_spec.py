@@ -20,6 +20,7 @@ from dropblock_hooks import (
     attach,
 )
 from tests.bad_specs import EndlessKeys, files, objects
+from tests.cases import rest_slow
 
 LONGEST = 4_000
 SECONDS = 1.0 if sys.gettrace() is None else 5.0  # coverage looks at every line
@@ -233,7 +234,10 @@ def test_reading_stops_after_many_problems(net, spec):
 
 
 @pytest.mark.parametrize(
-    "form", ["x{}", "type:X{}", "stage:{}", "**.*{}*", "re:.*{}", "type:{}.Conv2d", "param:**.w{}"]
+    "form",
+    rest_slow(
+        ["x{}", "**.*{}*", "type:X{}", "stage:{}", "re:.*{}", "type:{}.Conv2d", "param:**.w{}"], 2
+    ),
 )
 def test_looking_up_stops_after_many_problems(form):
     spec = {form.format(f"q{i}"): "Dropout" for i in range(3_000)}
