@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..functional.axes import Form
 from ..functional.gradients import Clipped
 from .meter import ACTIVE, AFFECTED, CALLS, MODE, NOTHING, RESUMED, Counted, Meter, Sizes
 from .transfer import numbers_of
@@ -175,18 +176,35 @@ class Reading:
         )
 
 
+class Idle:
+    """Calls at a rate of 0 with tensors of one shape and type, in which nothing is to be done.
+
+    Attributes:
+        form: how their axes are read.
+        total: elements to count in each.
+        calls: counts them, one with each `next`, from any thread.
+        looks: how often they were looked at.
+    """
+
+    def __init__(self, dtype: torch.dtype, form: Form, total: int) -> None:
+        self.dtype, self.form, self.total = dtype, form, total
+        self.calls, self.looks = itertools.count(), 0
+
+
 class Record:
     """All that a site has counted, whether in eager mode or in compiled code.
 
     Attributes:
         evaluated: counts the calls in evaluation mode, one with each `next`, from any thread.
         trained: the same in training mode.
+        idle: counts those at a rate of 0 that need no run, by the shape of the tensor.
         meter: what compiled code has counted.
     """
 
     def __init__(self, spatial: int | None, device: torch.device) -> None:
         self.meter = Meter(spatial, device)
         self.evaluated, self.trained = itertools.count(), itertools.count()
+        self.idle: dict[torch.Size, Idle] = {}
         self._reads = 0
         self._active = self._total = 0
         self._lying: tuple[Any, Any, Any] = (0, 0.0, 0)  # affected, norm, norms: unread tensors
@@ -197,20 +215,27 @@ class Record:
         self._held: tuple[Mark, list[Mark]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        evaluated, trained = self._ticked()
-        own = {"evaluated": evaluated, "trained": trained, "_reads": 0, "_held": None}
-        return {**self.__dict__, **own}
+        evaluated, trained, active, total = self._ticked()
+        ticked = {"evaluated": evaluated, "trained": trained, "_active": active, "_total": total}
+        return {**self.__dict__, **ticked, "idle": {}, "_reads": 0, "_held": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.evaluated = itertools.count(state["evaluated"])
         self.trained = itertools.count(state["trained"])
 
-    def _ticked(self) -> tuple[int, int]:
-        """Calls by mode. To look at a counter is to count, so looks are taken off."""
+    def _ticked(self) -> tuple[int, int, int, int]:
+        """Calls by mode, those in which it was on, and the elements that passed in these.
+
+        To look at a counter is to count, so looks are taken off.
+        """
         with _COUNTING:
             reads, self._reads = self._reads, self._reads + 1
-            return next(self.evaluated) - reads, next(self.trained) - reads
+            active, total = self._active, self._total
+            for idle in [*self.idle.values()]:
+                calls, idle.looks = next(idle.calls) - idle.looks, idle.looks + 1
+                active, total = active + calls, total + calls * idle.total
+            return next(self.evaluated) - reads, next(self.trained) - reads, active, total
 
     def add_active(self, affected: Counted, total: int, rate: float) -> None:
         """One more call in which the regularizer was on, and what it did; a tensor is not read."""
@@ -226,12 +251,6 @@ class Record:
             self._total += total
             self._expected += rate * total
 
-    def add_idle(self, total: int) -> None:
-        """One more call in which the regularizer was on at a rate of 0."""
-        with _COUNTING:
-            self._active += 1
-            self._total += total
-
     def see_map(self, size: tuple[int, ...]) -> None:
         """Widen the range of map sizes."""
         if self._maps != (size, size) and all(isinstance(edge, int) for edge in size):
@@ -239,10 +258,8 @@ class Record:
 
     def eager_window(self) -> Counts:
         """Calls of the open window in eager mode alone; does not wait for the device."""
-        then, (evaluated, trained) = self._begun.eager, self._ticked()
-        return Counts(
-            evaluated - then.evaluated, trained - then.trained, self._active - then.active
-        )
+        then = self._begun.eager
+        return Counts(*self._ticked()[:3]).since(Counts(*then[:3]))
 
     def read(self, elements: bool = True) -> Reading:
         """All that was counted. Waits for the device.
@@ -275,11 +292,10 @@ class Record:
         return self._loaded, self._begun, self._before
 
     def _now(self) -> Mark:
-        calls = self._ticked()
+        *calls, total = self._ticked()
         with _COUNTING:
             affected, norm, norms = self._lying
-            elements = affected, self._total, self._expected, norm, norms
-            eager = Counts._make((*calls, self._active, *elements))
+            eager = Counts._make((*calls, affected, total, self._expected, norm, norms))
             return Mark(eager, self.meter.copied())
 
     def close_window(self) -> None:

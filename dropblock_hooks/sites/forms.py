@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,9 +15,8 @@ from ..layouts.infer import form_of
 from ..layouts.map_sizes import MapSizes
 from ..regularizers.base import Regularizer
 
-_T = TypeVar("_T")
 _PARAMETER = Form(PARAMETER)
-_SHAPES = 256  # that a site remembers
+MOST_SHAPES = 256  # that a site remembers
 
 
 class Forms:
@@ -70,8 +69,11 @@ class Forms:
         if form is None:
             seen = self._seen(x, self.evidence)
             form = form_of(self.regularizer, self.evidence, shape, told, seen, self.sizes)
-            if form.grid is None:  # else what the layer was told in this call has its say
-                remember(self._known, shape, form)
+            # of a grid, what the layer was told in this call has its say
+            if form.grid is None and are_numbers(shape):
+                if len(self._known) >= MOST_SHAPES:
+                    self._known.clear()
+                self._known[shape] = form
         self.last = form
         return form
 
@@ -92,9 +94,6 @@ class Forms:
         return seen
 
 
-def remember(memory: dict[torch.Size, _T], shape: torch.Size, value: _T) -> None:
-    """Remember a value, if the shape is made of numbers; where there are too many, none but it."""
-    if len(memory) >= _SHAPES:
-        memory.clear()
-    if all(isinstance(edge, int) for edge in shape):
-        memory[shape] = value
+def are_numbers(shape: torch.Size) -> bool:
+    """Whether no edge is a symbol, as in make_fx."""
+    return all(isinstance(edge, int) for edge in shape)

@@ -16,8 +16,8 @@ from ..functional.masks import wide_dtype
 from ..layouts.hints import Evidence
 from ..regularizers.base import Regularizer
 from ..warn import warn
-from .counts import Record, Varying, varying
-from .forms import Forms, remember
+from .counts import Idle, Record, Varying, varying
+from .forms import MOST_SHAPES, Forms, are_numbers
 from .meter import Sizes
 from .shared import Control
 
@@ -68,8 +68,6 @@ class Site:
         self._resumed = 0  # how often training went on after an evaluation
         self._acted = {True: Past[bool](), False: Past[bool]()}  # by the layer's mode
         self._drawn_with = Past[Mapping[str, float]]()
-        # at a rate of 0: of which type, how read, how many elements to count
-        self._passed: dict[torch.Size, tuple[torch.dtype, Form, int]] = {}
         self._apply: Any = None  # what the regularizer binds for this site
         self.set_regularizer(regularizer)
         self._notes_modes = self._waiting  # for good: `set` compiles nothing anew
@@ -212,19 +210,20 @@ class Site:
         if type(x) is dict:  # of a pre-hook: (arguments, keywords)
             x = given[0][0] if given[0] else None
         try:
-            seen = self._passed.get(x.shape)
+            seen = self.record.idle.get(x.shape)
         except (AttributeError, TypeError):  # no tensor; a symbolic size (make_fx) has no hash
             return False
-        if seen is None or x.dtype is not seen[0] or torch._C._is_tracing():
+        if seen is None or x.dtype is not seen.dtype or torch._C._is_tracing():
             return False
-        _, self.forms.last, total = seen
-        self.record.add_idle(total)
+        self.forms.last = seen.form
+        next(seen.calls)
         return True
 
     def remember_idle(self, x: Tensor, form: Form, total: int) -> None:
         """A call has counted so many elements, and done nothing: at a rate of 0, as all will."""
-        if self._idle and form.grid is None:
-            remember(self._passed, x.shape, (x.dtype, form, total))
+        idle = self.record.idle
+        if self._idle and form.grid is None and len(idle) < MOST_SHAPES and are_numbers(x.shape):
+            idle.setdefault(x.shape, Idle(x.dtype, form, total))
 
     def acts(self, training: bool) -> bool:
         """Whether the regularizer is to be run in this mode of its layer."""
