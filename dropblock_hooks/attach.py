@@ -76,8 +76,8 @@ def attach(
         cautions += [caution.text for caution in faults]
         control.told = {(key, caution.kind) for caution in faults for key in caution.keys}
     attachment = install(base, placements, control)
-    forget_compiled()
     try:
+        forget_compiled()
         for caution in cautions:
             warn(caution)
     except BaseException:  # a filter may make errors of warnings

@@ -17,11 +17,6 @@ _CHECKPOINT = "torch.utils.checkpoint"
 T = TypeVar("T")
 
 
-def recomputing() -> bool:
-    """Whether this forward runs inside a backward: activation checkpointing."""
-    return graph_task() != NO_TASK
-
-
 def plainly_run() -> bool:
     """Whether tensors are real ones: neither a function transform nor a mode for tensors is on."""
     transformed = torch._C._functorch.peek_interpreter_stack() is not None

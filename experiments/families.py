@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dropblock_hooks import Attachment, DropBlock2d, Site, attach
-from dropblock_hooks.checkpointing import recomputing
+from dropblock_hooks.checkpointing import NO_TASK, graph_task
 from dropblock_hooks.sites.hooks import hooks_on
 
 P, BLOCK, BATCH, REPEATS = 0.2, 3, 2, 40
@@ -215,7 +215,7 @@ class _Kept:
         self.output: Any = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if recomputing():
+        if graph_task() != NO_TASK:  # a recomputation
             return
         self.args, self.kwargs = _detached(args), _detached(kwargs)
         self.output = _detached(output)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from dropblock_hooks import SiteError, Spec, attach, plan, registry
+from dropblock_hooks import Regularizer, SiteError, Spec, attach, plan, registry
 
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
@@ -201,3 +201,23 @@ def test_jitter_is_not_called_again_at_zero(example, monkeypatch):
     assert len(calls) == 1
     attached.set("0", std=1.0)
     assert (model(x) != x).any()
+
+
+def test_the_input_is_turned_as_the_output_is():
+    @registry.register
+    class Restores(Regularizer):
+        channelwise = True
+        needs_input = True
+
+        def apply(self, x, now):
+            first = torch.zeros(1, x.shape[1], *[1] * (x.ndim - 2), dtype=torch.bool)
+            first[:, 0] = True
+            return torch.where(first, now.input, x), None
+
+    layer = nn.Linear(4, 4)  # with as many channels as rows and columns
+    x = torch.randn(2, 4, 4, 4)
+    bare = layer(x)
+    attach(nn.Sequential(layer), {"0": Restores(layout="NHWC")})
+    y = layer(x)
+    assert torch.equal(y[..., 0], x[..., 0])
+    assert torch.equal(y[..., 1:], bare[..., 1:])

@@ -183,3 +183,24 @@ def test_annotations_are_read_where_they_were_written():
     for cls in (Quoted, elsewhere):
         with pytest.raises(TypeError, match=r"unknown takes no schedule.*annotate it Rate"):
             cls(unknown=LinearSchedule(0, 1, epochs=2))
+
+
+def test_rates_that_are_imported_where_the_class_is_made_are_rates():
+    source = """
+from __future__ import annotations
+from typing import Final
+from dropblock_hooks import Regularizer, register
+def make():
+    from dropblock_hooks import NonNegative
+    @register
+    class Local(Regularizer):
+        a: NonNegative = 0.1
+        kept: Final[int] = 3
+    return Local
+"""
+    names = {"__name__": "math"}  # a module that imports none of these
+    exec(source, names)
+    local = names["make"]()
+    assert local(LinearSchedule(0, 1, epochs=5)).moving
+    with pytest.raises(ValueError, match="a must be >= 0"):
+        local(-1)

@@ -12,10 +12,10 @@ from torch import nn
 from ..layouts.map_sizes import size_hooks_on
 from ..regularizers.base import Regularizer
 from ..selectors.select import Select
-from ..sites.counts import Record, standing_still
 from ..sites.grad_scaler import checked_scaler, tell_missing
 from ..sites.hooks import SiteHook, take_off
 from ..sites.parameters import ParameterHook, keepers_on
+from ..sites.record import Record, standing_still
 from ..sites.shared import Control
 from ..sites.site import Site
 from ..tables import Table, counted
@@ -107,11 +107,14 @@ class Attachment:
         Raises:
             TypeError, ValueError: for a time that is not a number >= 0, or a rate out of range.
         """
-        control = self._control
-        with standing_still(self._records):
+        control, sites = self._control, self.sites
+        t = as_time(self.epoch + 1 if t is None else t)
+        epochs = math.floor(t) - math.floor(self.epoch)
+        bounded = not control.scaler_sought and any(s.regularizer.reads_grad_scale for s in sites)
+        looks = epochs or not control.stepped or bounded
+        with standing_still(self._records if looks else ()):
             self._tell_waiting()
-            t = as_time(self.epoch + 1 if t is None else t)
-            values, epochs = values_at(self.sites, t), math.floor(t) - math.floor(self.epoch)
+            values = values_at(sites, t)
             look, ended = epochs and control.installed, epochs == 1 and not control.fresh
             told = look_back(self._base, control, self._hooks, ended) if look else []
             move(self._base, control, self._installed, t, values)
@@ -119,8 +122,8 @@ class Attachment:
             control.stepped, control.fresh = True, False
             for text in told:
                 warn(text)
-            tell_equal_generators(self._base, control, self.sites)
-            tell_missing(control, self.sites)
+            tell_equal_generators(self._base, control, sites)
+            tell_missing(control, sites)
 
     def rehook(self) -> None:
         """Hook parameters that have become other objects: compiled code can't."""
@@ -172,7 +175,7 @@ class Attachment:
         if not rates:
             raise ValueError("set takes at least one rate: set(which, p=0.2)")
         changed = with_rates(sites, rates, self.epoch)
-        with standing_still(self._records):
+        with standing_still(site.record for site in sites):
             for site, regularizer in zip(sites, changed, strict=True):
                 site.set_regularizer(regularizer)
                 site.record.forget_elements()

@@ -40,7 +40,10 @@ def find(
         names = [target.name for target in match(which, Index(base))]
     except NoMatchError as error:
         raise KeyError(_nothing(which, sites, str(error))) from None
-    meant = [site for name in names for site in sites if site.name == name]
+    named: dict[str, list[Site]] = {}
+    for site in sites:
+        named.setdefault(site.name, []).append(site)
+    meant = [site for name in names for site in named.get(name, ())]
     if not meant:
         reason = f"it means layers that have none: {listed(names, 3)}"
         raise KeyError(_nothing(which, sites, reason))

@@ -61,7 +61,7 @@ def place(model: nn.Module, draft: Draft) -> tuple[list[Placement], list[str]]:
             continue
         for j, regularizer in enumerate(entry.regularizers):
             placements += [Placement(entry, (i, j), target, regularizer) for target in targets]
-    if problems.cut:
+    if problems.cut and len(problems) > len(draft.problems):
         problems.append("further entries were not looked up")
     problems += [*_refused(placements), *_twice(placements), *_twice_live(placements)]
     if problems:

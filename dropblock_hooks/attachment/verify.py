@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ..sites.counts import standing_still
 from ..sites.grad_scaler import MISSING, in_use, key_of_bounded
 from ..sites.hooks import SiteHook
+from ..sites.record import standing_still
 from ..sites.shared import Control
 from .faults import Fault, Window, fault_of
 

@@ -49,11 +49,6 @@ def is_last(layout: str) -> bool:
     return layout.endswith("C")
 
 
-def channel_axis(layout: str) -> int:
-    """The axis of the channels; 1 where the layout is unknown."""
-    return -1 if is_last(layout) else 1
-
-
 def as_map(x: Tensor, form: Form) -> Tensor:
     """What is regularized of `x`, as (N, C, ...): a view where there is one, or `x` itself.
 
@@ -61,7 +56,7 @@ def as_map(x: Tensor, form: Form) -> Tensor:
     """
     if form.layout == PARAMETER:
         return x.reshape(1, *(x.shape or (1,)))
-    x = x.movedim(-1, 1) if form.layout.endswith("C") else x
+    x = x.movedim(-1, 1) if is_last(form.layout) else x
     if form.prefix:
         x = x[:, :, form.prefix :]
     if form.grid is None:
@@ -75,14 +70,13 @@ def put_back(y: Tensor, x: Tensor, form: Form) -> Tensor:
         return y.reshape(x.shape)
     if form.grid is not None:
         y = _fold(y, form.grid, form.unrolled)
-    if form.layout.endswith("C"):
-        y = y.movedim(1, -1)
-        # not every operation keeps the order in memory, on which the layers behind may rely
-        y = y.contiguous() if x.is_contiguous() else y
+    last = is_last(form.layout)
+    y = y.movedim(1, -1) if last else y
     if form.prefix:
-        axis = 1 if is_last(form.layout) else 2
-        y = torch.cat((x.narrow(axis, 0, form.prefix), y), axis)
-    return y
+        axis = 1 if last else 2
+        return torch.cat((x.narrow(axis, 0, form.prefix), y), axis)
+    # not every operation keeps the order in memory, on which the layers behind may rely
+    return y.contiguous() if last and x.is_contiguous() else y
 
 
 def _unfold(x: Tensor, grid: tuple[int, ...], strides: tuple[tuple[int, ...], ...]) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..functional.axes import CHANNELS_FIRST, CHANNELS_LAST, Form, channel_axis, is_last, is_tokens
+from ..functional.axes import CHANNELS_FIRST, CHANNELS_LAST, Form, is_last, is_tokens
 from ..regularizers.base import Regularizer
 from ..tables import shown
 from .hints import Evidence
@@ -151,7 +151,7 @@ def _sequence_prefix(regularizer: Regularizer, shape: Shape, layout: str) -> int
             f"grid= and prefix_tokens= are for tokens, but the layer gives {layout}, "
             f"shape {tuple(shape)}"
         )
-    if prefix and prefix >= shape[2 if channel_axis(layout) == 1 else 1]:
+    if prefix and prefix >= shape[1 if is_last(layout) else 2]:
         raise ValueError(f"prefix_tokens={prefix} leaves none of shape {tuple(shape)}")
     return prefix
 

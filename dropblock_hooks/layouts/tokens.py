@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..functional.axes import Form, channel_axis
+from ..functional.axes import Form, is_last
 from ..regularizers.base import Regularizer
 from ..tables import shown
 from .grids import Grid
@@ -28,7 +28,7 @@ def token_form(
 ) -> Form:
     """The map that tokens form."""
     spatial = len(regularizer.grid or ()) or regularizer.spatial or 0
-    length = shape[2 if channel_axis(layout) == 1 else 1]
+    length = shape[1 if is_last(layout) else 2]
     given = regularizer.prefix_tokens
     prefixes = evidence.prefixes if given is None else (given,)
     known: list[tuple[Grid, int]] = []

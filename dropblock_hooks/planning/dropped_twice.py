@@ -9,13 +9,14 @@ import ast
 import functools
 import inspect
 import math
-import textwrap
+import tokenize
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..attachment.resolve import Placement
@@ -128,6 +129,8 @@ class _Tensors:
         self._order = {name: i for i, (name, _) in enumerate(named_modules(base))}
         self._same: dict[End, End] = {}  # the same tensor, one step on
         for name, module in named_modules(base):
+            if isinstance(module, torch.jit.ScriptModule):  # whose children are no modules of torch
+                continue
             children = {child: f"{name}.{child}" if name else child for child in module._modules}
             chain = list(children.values())
             if isinstance(module, nn.Identity):
@@ -190,14 +193,17 @@ class _Tensors:
 def _returned_child(forward: Any) -> str:
     """The child whose output a forward returns as it is: ``x = self.drop(x); return x``; or "".
 
-    Read from the source, of which a console keeps none.
+    Read from the source: a console keeps none, and a file may have changed since.
     """
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
-    except (OSError, TypeError, SyntaxError):
+    try:  # the code's: a decorator may return something else than what it wraps
+        source = inspect.getsource(forward.__code__)
+        indented = source[:1].isspace()
+        tree = ast.parse(f"class _:\n{source}" if indented else source)
+    except (AttributeError, OSError, TypeError, SyntaxError, tokenize.TokenError):
         return ""
     returns = [node for node in ast.walk(tree) if isinstance(node, ast.Return)]
-    match getattr(tree.body[0], "body", []):
+    (outer,) = tree.body
+    match getattr(outer.body[0] if isinstance(outer, ast.ClassDef) else outer, "body", []):
         case [*_, ast.Assign([ast.Name(given)], call), ast.Return(ast.Name(name))] if given == name:
             pass
         case [*_, ast.Return(call)]:

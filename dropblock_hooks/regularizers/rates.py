@@ -92,12 +92,20 @@ def is_optional(cls: Any, name: str) -> bool:
 
 @functools.cache
 def hints_of(cls: Any) -> Mapping[str, Any]:
-    """The annotations of the fields; those that name what is not imported are no rates."""
+    """The annotations of the fields; those that can't be evaluated are no rates."""
     found: dict[str, Any] = {}
     for f in fields(cls):
         owner = next(base for base in cls.__mro__ if f.name in inspect.get_annotations(base))
-        scope = getattr(sys.modules.get(owner.__module__), "__dict__", {})
+        scope = _ALIASES | getattr(sys.modules.get(owner.__module__), "__dict__", {})
         alone = SimpleNamespace(__annotations__={f.name: f.type})
-        with contextlib.suppress(NameError):
+        with contextlib.suppress(NameError, TypeError, SyntaxError):
             found.update(get_type_hints(alone, scope, include_extras=True))
     return MappingProxyType(found)
+
+
+_ALIASES: dict[str, Any] = {  # which a class may import in a function, or for types only
+    "Rate": Rate,
+    "Probability": Probability,
+    "NonNegative": NonNegative,
+    "Positive": Positive,
+}

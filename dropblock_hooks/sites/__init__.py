@@ -6,7 +6,9 @@ act          what a site does in one call of its layer: eager or traced, activat
 site         `Site`: the state of one
 forms        how the tensors of a site are read
 identity     the identity whose backward regularizes a gradient
-counts       what a site counts; a window is the difference of two moments
+record       what a site has counted; a window is the difference of two moments
+counts       numbers of calls and elements, at one moment or of a window
+transfer     numbers that lie on a device, read at once
 meter        what compiled code counts into
 transfer     numbers of tensors, brought from their devices at once
 shared       what the sites of one Attachment share: the time, the switches, the loss scale

@@ -22,7 +22,6 @@ from ..functional.axes import Form
 from ..functional.gradients import Clipped
 from ..functional.masks import wide_dtype
 from ..regularizers.base import Now
-from .counts import Record
 from .grad_scaler import seek
 from .identity import (
     GradIdentity,
@@ -32,6 +31,7 @@ from .identity import (
     may_get_gradient,
 )
 from .meter import Counted, Meter
+from .record import Record
 from .site import Site
 
 _is_batched = torch._C._functorch.is_legacy_batchedtensor  # batched gradients
@@ -52,7 +52,7 @@ class Call(NamedTuple):
 
 
 def act(site: Site, x: Tensor, call: Call) -> Tensor:
-    """The activation, regularized and counted; or `x`, whose gradient will be."""
+    """The activation, regularized and counted; or a copy, whose gradient will be."""
     if is_compiling():
         return _trace(site, x, call)
     if torch._C._is_tracing():
@@ -158,6 +158,8 @@ def _apply(
         if regularizer.spatial is None and not regularizer.channelwise:
             return *_applied(apply, x, now), x.numel()
         inner = axes.as_map(x, form)
+        if regularizer.needs_input and getattr(now.input, "shape", None) == x.shape:
+            now.input = axes.as_map(now.input, form)
         if counts is not None and regularizer.spatial is not None:
             counts.see_map(inner.shape[2:])
         y, affected = _applied(apply, inner, now)

@@ -1,4 +1,4 @@
-"""What a site counts: numbers in eager mode, one tensor in compiled code.
+"""Numbers of calls and elements: at one moment, or of a window between two.
 
 Totals only grow. A `Mark` holds them as they were at one moment, and a window is the difference of
 two marks: nothing is ever set back, and no device is waited for until someone asks. Then all that
@@ -7,25 +7,17 @@ lies on a device is read at once: of one record, or of those that are held still
 
 from __future__ import annotations
 
-import itertools
-import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from ..functional.axes import Form
-from ..functional.gradients import Clipped
-from .meter import ACTIVE, AFFECTED, CALLS, MODE, NOTHING, RESUMED, Counted, Meter, Sizes
+from .meter import ACTIVE, AFFECTED, CALLS, MODE, NOTHING, Sizes
 from .transfer import numbers_of
 
 Varying = tuple[int | tuple[int, int], ...]
 """A size per axis; (smallest, largest) where it varies."""
-
-_COUNTING = threading.Lock()  # one for all: a lock of its own could be neither copied nor pickled
 
 
 class Counts(NamedTuple):
@@ -170,172 +162,10 @@ class Reading:
             self.life.plus(other.life),
             self.window.plus(other.window),
             self.closed.plus(other.closed),
-            _union(self.maps, other.maps),
+            union(self.maps, other.maps),
             self.compiled + other.compiled,
             self.resumed + other.resumed,
         )
-
-
-class Idle:
-    """Calls at a rate of 0 with tensors of one shape and type, in which nothing is to be done.
-
-    Attributes:
-        form: how their axes are read.
-        total: elements to count in each.
-        calls: counts them, one with each `next`, from any thread.
-        looks: how often they were looked at.
-    """
-
-    def __init__(self, dtype: torch.dtype, form: Form, total: int) -> None:
-        self.dtype, self.form, self.total = dtype, form, total
-        self.calls, self.looks = itertools.count(), 0
-
-
-class Record:
-    """All that a site has counted, whether in eager mode or in compiled code.
-
-    Attributes:
-        evaluated: counts the calls in evaluation mode, one with each `next`, from any thread.
-        trained: the same in training mode.
-        idle: counts those at a rate of 0 that need no run, by the shape of the tensor.
-        meter: what compiled code has counted.
-    """
-
-    def __init__(self, spatial: int | None, device: torch.device) -> None:
-        self.meter = Meter(spatial, device)
-        self.evaluated, self.trained = itertools.count(), itertools.count()
-        self.idle: dict[torch.Size, Idle] = {}
-        self._reads = 0
-        self._active = self._total = 0
-        self._lying: tuple[Any, Any, Any] = (0, 0.0, 0)  # affected, norm, norms: unread tensors
-        self._expected = 0.0
-        self._maps: Sizes | None = None
-        self._earlier = Counts()  # what a loaded state had counted
-        self._loaded = self._begun = self._before = Mark(Counts())
-        self._held: tuple[Mark, list[Mark]] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        evaluated, trained, active, total = self._ticked()
-        ticked = {"evaluated": evaluated, "trained": trained, "_active": active, "_total": total}
-        return {**self.__dict__, **ticked, "idle": {}, "_reads": 0, "_held": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.evaluated = itertools.count(state["evaluated"])
-        self.trained = itertools.count(state["trained"])
-
-    def _ticked(self) -> tuple[int, int, int, int]:
-        """Calls by mode, those in which it was on, and the elements that passed in these.
-
-        To look at a counter is to count, so looks are taken off.
-        """
-        with _COUNTING:
-            reads, self._reads = self._reads, self._reads + 1
-            active, total = self._active, self._total
-            for idle in [*self.idle.values()]:
-                calls, idle.looks = next(idle.calls) - idle.looks, idle.looks + 1
-                active, total = active + calls, total + calls * idle.total
-            return next(self.evaluated) - reads, next(self.trained) - reads, active, total
-
-    def add_active(self, affected: Counted, total: int, rate: float) -> None:
-        """One more call in which the regularizer was on, and what it did; a tensor is not read."""
-        with _COUNTING:
-            self._active += 1
-            if affected is None:
-                return
-            changed, norm, norms = self._lying
-            if isinstance(affected, Clipped):
-                norm, norms = _sum(norm, affected.norm), _sum(norms, affected.norms)
-                affected = affected.changed
-            self._lying = _sum(changed, affected), norm, norms
-            self._total += total
-            self._expected += rate * total
-
-    def see_map(self, size: tuple[int, ...]) -> None:
-        """Widen the range of map sizes."""
-        if self._maps != (size, size) and all(isinstance(edge, int) for edge in size):
-            self._maps = _union(self._maps, (tuple(size), tuple(size)))
-
-    def eager_window(self) -> Counts:
-        """Calls of the open window in eager mode alone; does not wait for the device."""
-        then = self._begun.eager
-        return Counts(*self._ticked()[:3]).since(Counts(*then[:3]))
-
-    def read(self, elements: bool = True) -> Reading:
-        """All that was counted. Waits for the device.
-
-        Without elements, only where compiled code may have counted.
-        """
-        now, marks = self._at()
-        if elements or self.meter.is_used:
-            settle(marks)
-        of = Mark.counts if elements else Mark.calls
-        counts, (loaded, begun, before) = of(now), map(of, self._marks())
-        numbers = now.numbers()
-        return Reading(
-            life=self._earlier.plus(counts.since(loaded)),
-            window=counts.since(begun),
-            closed=begun.since(before),
-            maps=_union(self._maps, Meter.maps(numbers)),
-            compiled=int(numbers[CALLS]),
-            resumed=int(numbers[RESUMED]),
-        )
-
-    def _at(self) -> tuple[Mark, list[Mark]]:
-        """This moment, and all that is read with it."""
-        if self._held is not None:
-            return self._held
-        now = self._now()
-        return now, [now, *self._marks()]
-
-    def _marks(self) -> tuple[Mark, ...]:
-        return self._loaded, self._begun, self._before
-
-    def _now(self) -> Mark:
-        *calls, total = self._ticked()
-        with _COUNTING:
-            affected, norm, norms = self._lying
-            eager = Counts._make((*calls, affected, total, self._expected, norm, norms))
-            return Mark(eager, self.meter.copied())
-
-    def close_window(self) -> None:
-        """Begin a new window; the old one is the one before, then."""
-        self._before, self._begun = self._begun, self._at()[0]
-
-    def forget_elements(self) -> None:
-        """Begin the windows of the elements anew; calls stay in theirs. Waits for the device."""
-        now, marks = self._at()
-        settle(marks)
-        self._before = self._before.with_elements_of(now)
-        self._begun = self._begun.with_elements_of(now)
-
-    def restore(self, life: Counts) -> None:
-        """Take over what another record had counted in its life, and begin a new window."""
-        self._earlier = life
-        self._loaded = self._before = self._begun = self._at()[0]
-
-
-@contextmanager
-def standing_still(records: Iterable[Record]) -> Iterator[None]:
-    """Within it, records answer as of its beginning, and are read all at once."""
-    held = {record: record._now() for record in records if record._held is None}
-    marks = [*held.values(), *(mark for record in held for mark in record._marks())]
-    for record, now in held.items():
-        record._held = now, marks
-    try:
-        yield
-    finally:
-        for record in held:
-            record._held = None
-
-
-def _sum(before: Any, more: Any) -> Any:
-    """The sum, on the device of what is new: the model may have moved."""
-    if isinstance(more, Tensor):
-        more = more.detach() if more.requires_grad else more
-        if isinstance(before, Tensor) and before.device != more.device:
-            before = before.to(more.device)
-    return before + more
 
 
 def varying(sizes: Sizes) -> Varying:
@@ -343,7 +173,7 @@ def varying(sizes: Sizes) -> Varying:
     return tuple(low if low == high else (low, high) for low, high in zip(*sizes, strict=True))
 
 
-def _union(a: Sizes | None, b: Sizes | None) -> Sizes | None:
+def union(a: Sizes | None, b: Sizes | None) -> Sizes | None:
     if a is None or b is None:
         return a or b
     return tuple(map(min, a[0], b[0])), tuple(map(max, a[1], b[1]))

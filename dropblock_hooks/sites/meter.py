@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,7 @@ class Meter:
 
     def __init__(self, spatial: int | None, device: torch.device) -> None:
         self.spatial = spatial or 0
+        self._loaded = False
         counts = [0.0] * LOW + [math.inf] * self.spatial + [0.0] * self.spatial
         with torch.inference_mode(False):
             # not where `with torch.device(...)` says: from meta nothing comes back
@@ -95,7 +97,10 @@ class Meter:
     def is_used(self) -> bool:
         """Whether there may be something to read; without waiting for the device."""
         real = type(self.counts) is Tensor and not self.counts.is_meta  # no fake one
-        return real and "torch._dynamo" in sys.modules
+        return real and (self._loaded or "torch._dynamo" in sys.modules)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _loaded=True)  # where it was saved, something may have compiled
 
     def copied(self) -> Tensor | None:
         """The numbers of now, to be read later."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..functional.masks import wide_dtype
 from ..layouts.map_sizes import MapSizes
-from .counts import Record
+from .record import Record
 
 
 class Control:

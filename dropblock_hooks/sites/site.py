@@ -16,9 +16,10 @@ from ..functional.masks import wide_dtype
 from ..layouts.hints import Evidence
 from ..regularizers.base import Regularizer
 from ..warn import warn
-from .counts import Idle, Record, Varying, varying
-from .forms import MOST_SHAPES, Forms, are_numbers
+from .counts import Varying, varying
+from .forms import Forms, are_numbers
 from .meter import Sizes
+from .record import Record
 from .shared import Control
 
 _EVALUATIONS = 2
@@ -105,7 +106,9 @@ class Site:
         # for each: torch would take those for Python scalars, and trace all twice
         place = meter.counts.device
         with torch.inference_mode(False):  # of a validation: the next training can't use such
-            self._traced = torch.tensor([*values.values()], dtype=wide_dtype(place), device=place)
+            self._traced = torch.empty(len(values), dtype=wide_dtype(place), device=place)
+            for at, value in enumerate(values.values()):
+                self._traced[at].fill_(value)  # no copy from the host, which would be waited for
 
     def __repr__(self) -> str:
         return f"Site({self.key!r}, {self.regularizer!r})"
@@ -206,14 +209,13 @@ class Site:
 
     def _pass_by(self, given: tuple[Any, ...]) -> bool:
         """At a rate of 0, count what a whole call with this shape has counted, if there was one."""
-        x = given[-1]
-        if type(x) is dict:  # of a pre-hook: (arguments, keywords)
-            x = given[0][0] if given[0] else None
+        before = self.regularizer.at == "input"  # a pre-hook is given (arguments, keywords)
+        x: Any = (given[0] or (None,))[0] if before else given[-1]
         try:
-            seen = self.record.idle.get(x.shape)
+            seen = self.record.idle.get((x.shape, x.dtype))
         except (AttributeError, TypeError):  # no tensor; a symbolic size (make_fx) has no hash
             return False
-        if seen is None or x.dtype is not seen.dtype or torch._C._is_tracing():
+        if seen is None or torch._C._is_tracing():
             return False
         self.forms.last = seen.form
         next(seen.calls)
@@ -221,9 +223,8 @@ class Site:
 
     def remember_idle(self, x: Tensor, form: Form, total: int) -> None:
         """A call has counted so many elements, and done nothing: at a rate of 0, as all will."""
-        idle = self.record.idle
-        if self._idle and form.grid is None and len(idle) < MOST_SHAPES and are_numbers(x.shape):
-            idle.setdefault(x.shape, Idle(x.dtype, form, total))
+        if self._idle and form.grid is None and are_numbers(x.shape):
+            self.record.remember_idle(x, form, total)
 
     def acts(self, training: bool) -> bool:
         """Whether the regularizer is to be run in this mode of its layer."""
@@ -279,7 +280,8 @@ class Site:
 
     def _watch_recomputation(self) -> None:
         """Warn, once, where a checkpoint draws another mask than the forward did."""
-        if self._recomputed or self.rate == 0.0 or not self.regularizer.random:
+        draws = self.regularizer.random and self.regularizer.acts_on == "activation"
+        if self._recomputed or self.rate == 0.0 or not draws:
             return
         self._recomputed = True
         if loses_random_state():

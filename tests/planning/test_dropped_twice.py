@@ -1,5 +1,6 @@
 """Dropped twice: where the model, or the spec itself, drops what a site drops again."""
 
+import functools
 import warnings
 
 import pytest
@@ -447,3 +448,27 @@ def _listed(spec, selector):
 
 def _drop(module, args):
     return (nn.functional.dropout(args[0], 0.1), *args[1:])
+
+
+def test_what_is_scripted_or_decorated_is_not_read():
+    def doubled(forward):
+        @functools.wraps(forward)
+        def call(self, x):
+            return 2 * forward(self, x)
+
+        return call
+
+    class Doubles(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.drop = nn.Dropout(0.1)
+
+        @doubled
+        def forward(self, x):
+            return self.drop(x)
+
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # torch deprecates it
+        scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
+    model = nn.Sequential(nn.Dropout(0.1), scripted, Doubles())
+    attach(model, {"2": Dropout(0.1)})  # without a warning
+    assert model(torch.ones(1, 2)).shape == (1, 2)

@@ -26,6 +26,7 @@ from dropblock_hooks import (
     ScaleGrad,
     StepSchedule,
     attach,
+    register,
 )
 from tests.cases import rest_slow
 from tests.stacks import Net, Stack, make_net, put_on, regularizers, train
@@ -423,3 +424,17 @@ def test_a_checkpoint_that_turns_gradients_on_inside(change):
         return x.grad
 
     torch.testing.assert_close(gradient(True), gradient(False), rtol=0, atol=0)
+
+
+def test_what_draws_in_the_backward_needs_no_random_state_of_the_forward():
+    class Noise(Regularizer):
+        acts_on = "gradient"
+
+        def apply(self, x, now):
+            return x + torch.randn_like(x), None
+
+    model = nn.Sequential(nn.Linear(3, 3), nn.Sigmoid())
+    attach(model, {"0": register(Noise)()})
+    x = torch.ones(2, 3, requires_grad=True)
+    checkpoint(model, x, use_reentrant=False, preserve_rng_state=False).sum().backward()
+    assert x.grad is not None

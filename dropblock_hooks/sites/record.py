@@ -1,0 +1,192 @@
+"""The record of a site: totals that only grow, and the moments between which its windows lie."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..functional.axes import Form
+from ..functional.gradients import Clipped
+from .counts import Counts, Mark, Reading, settle, union
+from .meter import CALLS, RESUMED, Counted, Meter, Sizes
+
+_COUNTING = threading.Lock()  # one for all: a lock of its own could be neither copied nor pickled
+_MOST_KINDS = 256  # of tensors, that are remembered at a rate of 0
+
+
+class Idle:
+    """Calls at a rate of 0 with tensors of one shape and type, in which nothing is to be done.
+
+    Attributes:
+        form: how their axes are read.
+        total: elements to count in each.
+        calls: counts them, one with each `next`, from any thread.
+        looks: how often they were looked at.
+    """
+
+    def __init__(self, form: Form, total: int) -> None:
+        self.form, self.total = form, total
+        self.calls, self.looks = itertools.count(), 0
+
+
+class Record:
+    """All that a site has counted, whether in eager mode or in compiled code.
+
+    Attributes:
+        evaluated: counts the calls in evaluation mode, one with each `next`, from any thread.
+        trained: the same in training mode.
+        idle: counts those at a rate of 0 that need no run, by shape and type of the tensor.
+        meter: what compiled code has counted.
+    """
+
+    def __init__(self, spatial: int | None, device: torch.device) -> None:
+        self.meter = Meter(spatial, device)
+        self.evaluated, self.trained = itertools.count(), itertools.count()
+        self.idle: dict[tuple[torch.Size, torch.dtype], Idle] = {}
+        self._reads = 0
+        self._active = self._total = 0
+        self._lying: tuple[Any, Any, Any] = (0, 0.0, 0)  # affected, norm, norms: unread tensors
+        self._expected = 0.0
+        self._maps: Sizes | None = None
+        self._earlier = Counts()  # what a loaded state had counted
+        self._loaded = self._begun = self._before = Mark(Counts())
+        self._held: tuple[Mark, list[Mark]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        with _COUNTING:
+            evaluated, trained, active, total = self._ticked()
+        ticked = {"evaluated": evaluated, "trained": trained, "_active": active, "_total": total}
+        return {**self.__dict__, **ticked, "idle": {}, "_reads": 0, "_held": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.evaluated = itertools.count(state["evaluated"])
+        self.trained = itertools.count(state["trained"])
+
+    def _ticked(self) -> tuple[int, int, int, int]:
+        """Calls by mode, those in which it was on, and the elements that passed in these.
+
+        To look at a counter is to count, so looks are taken off. The lock is the caller's.
+        """
+        reads, self._reads = self._reads, self._reads + 1
+        active, total = self._active, self._total
+        for idle in self.idle.values():
+            calls, idle.looks = next(idle.calls) - idle.looks, idle.looks + 1
+            active, total = active + calls, total + calls * idle.total
+        return next(self.evaluated) - reads, next(self.trained) - reads, active, total
+
+    def remember_idle(self, x: Tensor, form: Form, total: int) -> None:
+        """Calls with such a tensor count so many elements; of very many kinds, the last ones."""
+        with _COUNTING:
+            if len(self.idle) >= _MOST_KINDS:
+                *_, self._active, self._total = self._ticked()
+                self.idle.clear()
+            self.idle.setdefault((x.shape, x.dtype), Idle(form, total))
+
+    def add_active(self, affected: Counted, total: int, rate: float) -> None:
+        """One more call in which the regularizer was on, and what it did; a tensor is not read."""
+        with _COUNTING:
+            self._active += 1
+            if affected is None:
+                return
+            changed, norm, norms = self._lying
+            if isinstance(affected, Clipped):
+                norm, norms = _sum(norm, affected.norm), _sum(norms, affected.norms)
+                affected = affected.changed
+            self._lying = _sum(changed, affected), norm, norms
+            self._total += total
+            self._expected += rate * total
+
+    def see_map(self, size: tuple[int, ...]) -> None:
+        """Widen the range of map sizes."""
+        if self._maps != (size, size) and all(isinstance(edge, int) for edge in size):
+            self._maps = union(self._maps, (tuple(size), tuple(size)))
+
+    def eager_window(self) -> Counts:
+        """Calls of the open window in eager mode alone; does not wait for the device."""
+        with _COUNTING:
+            calls = self._ticked()[:3]
+        return Counts(*calls).since(Counts(*self._begun.eager[:3]))
+
+    def read(self, elements: bool = True) -> Reading:
+        """All that was counted. Waits for the device.
+
+        Without elements, only where compiled code may have counted.
+        """
+        now, marks = self._at()
+        if elements or self.meter.is_used:
+            settle(marks)
+        of = Mark.counts if elements else Mark.calls
+        counts, (loaded, begun, before) = of(now), map(of, self._marks())
+        numbers = now.numbers()
+        return Reading(
+            life=self._earlier.plus(counts.since(loaded)),
+            window=counts.since(begun),
+            closed=begun.since(before),
+            maps=union(self._maps, Meter.maps(numbers)),
+            compiled=int(numbers[CALLS]),
+            resumed=int(numbers[RESUMED]),
+        )
+
+    def _at(self) -> tuple[Mark, list[Mark]]:
+        """This moment, and all that is read with it."""
+        held = self._held  # asked once: another thread may end it
+        if held is not None:
+            return held
+        now = self._now()
+        return now, [now, *self._marks()]
+
+    def _marks(self) -> tuple[Mark, ...]:
+        return self._loaded, self._begun, self._before
+
+    def _now(self) -> Mark:
+        with _COUNTING:
+            *calls, total = self._ticked()
+            affected, norm, norms = self._lying
+            eager = Counts._make((*calls, affected, total, self._expected, norm, norms))
+            return Mark(eager, self.meter.copied())
+
+    def close_window(self) -> None:
+        """Begin a new window; the old one is the one before, then."""
+        self._before, self._begun = self._begun, self._at()[0]
+
+    def forget_elements(self) -> None:
+        """Begin the windows of the elements anew; calls stay in theirs. Waits for the device."""
+        now, marks = self._at()
+        settle(marks)
+        self._before = self._before.with_elements_of(now)
+        self._begun = self._begun.with_elements_of(now)
+
+    def restore(self, life: Counts) -> None:
+        """Take over what another record had counted in its life, and begin a new window."""
+        self._earlier = life
+        self._loaded = self._before = self._begun = self._at()[0]
+
+
+@contextmanager
+def standing_still(records: Iterable[Record]) -> Iterator[None]:
+    """Within it, records answer as of its beginning, and are read all at once."""
+    held = {record: record._now() for record in records if record._held is None}
+    marks = [*held.values(), *(mark for record in held for mark in record._marks())]
+    for record, now in held.items():
+        record._held = now, marks
+    try:
+        yield
+    finally:
+        for record in held:
+            record._held = None
+
+
+def _sum(before: Any, more: Any) -> Any:
+    """The sum, on the device of what is new: the model may have moved."""
+    if isinstance(more, Tensor):
+        more = more.detach() if more.requires_grad else more
+        if isinstance(before, Tensor) and before.device != more.device:
+            before = before.to(more.device)
+    return before + more
