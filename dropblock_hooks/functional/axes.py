@@ -56,7 +56,7 @@ def as_map(x: Tensor, form: Form) -> Tensor:
     """
     if form.layout == PARAMETER:
         return x.reshape(1, *(x.shape or (1,)))
-    x = x.movedim(-1, 1) if is_last(form.layout) else x
+    x = x.movedim(-1, 1) if form.layout.endswith("C") else x
     if form.prefix:
         x = x[:, :, form.prefix :]
     if form.grid is None:
@@ -70,7 +70,7 @@ def put_back(y: Tensor, x: Tensor, form: Form) -> Tensor:
         return y.reshape(x.shape)
     if form.grid is not None:
         y = _fold(y, form.grid, form.unrolled)
-    last = is_last(form.layout)
+    last = form.layout.endswith("C")
     y = y.movedim(1, -1) if last else y
     if form.prefix:
         axis = 1 if last else 2
