@@ -168,9 +168,7 @@ class Attachment:
             TypeError, ValueError: for a field that is no rate of theirs, or a bad value.
         """
         if not self._control.installed:
-            raise RuntimeError(
-                "the attachment was removed, so there is nothing to set: attach again"
-            )
+            raise RuntimeError("the attachment was removed, there is nothing to set: attach again")
         sites = find(which, self._base, self._hooks)
         if not rates:
             raise ValueError("set takes at least one rate: set(which, p=0.2)")
