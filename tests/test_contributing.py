@@ -1,5 +1,6 @@
 """The examples of CONTRIBUTING.md run, and do on every layout what is said of them."""
 
+import itertools
 import re
 import sys
 import types
@@ -12,6 +13,7 @@ from torch import nn
 from dropblock_hooks import Regularizer, SiteError, Spec, attach, plan, registry
 
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+NUMBERS = itertools.count()  # torch.compile remembers modules by name
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 SOURCES = {re.findall(r"class (\w+)\(", block)[0]: block for block in BLOCKS}
 
@@ -23,8 +25,8 @@ def _example(monkeypatch):
     monkeypatch.setattr(registry, "_CLASSES", ours)
 
     def run(name):
-        module = types.ModuleType("contributing")
-        monkeypatch.setitem(sys.modules, "contributing", module)  # where torch.compile looks
+        module = types.ModuleType(f"contributing_{next(NUMBERS)}")
+        monkeypatch.setitem(sys.modules, module.__name__, module)  # where torch.compile looks
         exec(compile(SOURCES[name], "CONTRIBUTING.md", "exec"), vars(module))
         return getattr(module, name)
 
