@@ -24,9 +24,11 @@ def _example(monkeypatch):
     ours = {n: c for n, c in registry._CLASSES.items() if c.__module__.startswith("dropblock")}
     monkeypatch.setattr(registry, "_CLASSES", ours)
 
+    place = f"contributing_{next(NUMBERS)}"
+
     def run(name):
-        module = types.ModuleType(f"contributing_{next(NUMBERS)}")
-        monkeypatch.setitem(sys.modules, module.__name__, module)  # where torch.compile looks
+        module = types.ModuleType(place)
+        monkeypatch.setitem(sys.modules, place, module)  # where torch.compile looks
         exec(compile(SOURCES[name], "CONTRIBUTING.md", "exec"), vars(module))
         return getattr(module, name)
 
