@@ -47,7 +47,7 @@ class Cluster:
         (home / "STUDY.yaml").write_text(yaml.safe_dump(STUDY))
         (home / "scripts").symlink_to(ROOT / "scripts")
 
-    def run(self, command: str, seconds: float = 240.0) -> subprocess.CompletedProcess[str]:
+    def run(self, command: str, seconds: float = 600.0) -> subprocess.CompletedProcess[str]:
         """One line of the documentation; its HOST is the head's."""
         told = self.home / "told"
         with told.open("w") as file:  # a pipe would be open as long as the cluster is
