@@ -142,7 +142,7 @@ def test_values_and_dtype(dtype, normalize):
     assert dropped == (~kept).sum()
 
 
-@pytest.mark.parametrize("normalize", rest_slow(["expected", "batch", "sample", None]))
+@pytest.mark.parametrize("normalize", rest_slow(["expected", "batch", "sample", None], 0))
 def test_a_number_is_compiled_without_a_break(normalize):
     """The functions themselves in compiled code: the same form as that of the sites."""
     compiled = torch.compile(

@@ -602,7 +602,7 @@ def test_a_regularizer_of_ones_own_sees_now():
     assert attached.sites[0].realized_rate == 1.0
 
 
-@pytest.mark.parametrize("backend", rest_slow(["eager", "aot_eager"]))
+@pytest.mark.parametrize("backend", rest_slow(["eager", "aot_eager"], 0))
 def test_under_compile_it_acts_and_does_not_recompile(backend):
     from dropblock_hooks import LinearSchedule
 
