@@ -108,13 +108,10 @@ class Attachment:
             TypeError, ValueError: for a time that is not a number >= 0, or a rate out of range.
         """
         control, sites = self._control, self.sites
-        t = as_time(self.epoch + 1 if t is None else t)
-        epochs = math.floor(t) - math.floor(self.epoch)
-        bounded = not control.scaler_sought and any(s.regularizer.reads_grad_scale for s in sites)
-        looks = epochs or not control.stepped or bounded
-        with standing_still(self._records if looks else ()):
+        with standing_still(self._records):
             self._tell_waiting()
-            values = values_at(sites, t)
+            t = as_time(self.epoch + 1 if t is None else t)
+            values, epochs = values_at(sites, t), math.floor(t) - math.floor(self.epoch)
             look, ended = epochs and control.installed, epochs == 1 and not control.fresh
             told = look_back(self._base, control, self._hooks, ended) if look else []
             move(self._base, control, self._installed, t, values)
@@ -168,7 +165,9 @@ class Attachment:
             TypeError, ValueError: for a field that is no rate of theirs, or a bad value.
         """
         if not self._control.installed:
-            raise RuntimeError("the attachment was removed, there is nothing to set: attach again")
+            raise RuntimeError(
+                "the attachment was removed, so there is nothing to set: attach again"
+            )
         sites = find(which, self._base, self._hooks)
         if not rates:
             raise ValueError("set takes at least one rate: set(which, p=0.2)")
@@ -319,13 +318,7 @@ class Attachment:
             ValueError: for a state of another spec, with the differences; nothing is changed.
         """
         t = as_time(load(state, self.sites, strict))
-        move(
-            self._base,
-            self._control,
-            self._installed,
-            t,
-            values_at(self.sites, t),
-        )
+        move(self._base, self._control, self._installed, t, values_at(self.sites, t))
         self.rehook()
         restore(state, self.sites, self._control)
 

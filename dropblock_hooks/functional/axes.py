@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -47,6 +48,11 @@ def is_tokens(layout: str, spatial: int | None) -> bool:
 def is_last(layout: str) -> bool:
     """Whether the channels are the last axis."""
     return layout.endswith("C")
+
+
+def are_numbers(size: Sequence[int]) -> bool:
+    """Whether no edge is a symbol, as in make_fx."""
+    return all(isinstance(edge, int) for edge in size)
 
 
 def as_map(x: Tensor, form: Form) -> Tensor:

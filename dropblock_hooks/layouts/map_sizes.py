@@ -45,7 +45,7 @@ class MapSizes:
         return {"hooks": self.hooks}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__()  # type: ignore[misc]
+        self.__init__()  # type: ignore[misc]  # no class derives from it
         self.hooks = state["hooks"]
 
     def met(self) -> tuple[tuple[Met, ...], ...]:

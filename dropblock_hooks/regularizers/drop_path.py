@@ -60,7 +60,7 @@ class StochasticDepth(DropsShare, Regularizer):
     idle_at_zero: ClassVar[bool] = False  # the shapes of block and input are compared
 
     @property
-    def samplewise(self) -> bool:  # type: ignore[override]
+    def samplewise(self) -> bool:  # type: ignore[override]  # a constant elsewhere
         return self.mode == "row"
 
     def check(self, values: Mapping[str, float]) -> None:

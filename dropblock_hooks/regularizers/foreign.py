@@ -114,7 +114,7 @@ class Foreign(Regularizer):
         return None if self.grid is None else len(self.grid)
 
     @property
-    def samplewise(self) -> bool:  # type: ignore[override]
+    def samplewise(self) -> bool:  # type: ignore[override]  # a constant elsewhere
         """Whether it is a peer's layer that drops samples, which are its axis 0."""
         return self.label in ("Foreign(DropPath)", "Foreign(StochasticDepth)")
 

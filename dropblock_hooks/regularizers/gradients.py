@@ -110,11 +110,11 @@ class ClipGradNorm(Regularizer):
         return int(self.norm_type) if whole else self.norm_type
 
     @property
-    def channelwise(self) -> bool:  # type: ignore[override]
+    def channelwise(self) -> bool:  # type: ignore[override]  # a constant elsewhere
         return self.per == "channel"
 
     @property
-    def samplewise(self) -> bool:  # type: ignore[override]
+    def samplewise(self) -> bool:  # type: ignore[override]  # a constant elsewhere
         return self.per == "sample"
 
     def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -63,7 +64,7 @@ def act(site: Site, x: Tensor, call: Call) -> Tensor:
     if site.regularizer.acts_on == "gradient":
         if not may_get_gradient(x):
             return x
-        watch = _Watch(site, site.form_of(x, call.told), values)
+        watch = partial(regularize_grad, site, site.form_of(x, call.told), values)
         kind = GradIdentityTransformed if is_transformed(x) else GradIdentity
         watched: Tensor = kind.apply(x, watch)
         return watched
@@ -110,7 +111,7 @@ def _scale_in_graph(site: Site, device: torch.device) -> Tensor:
     return torch.full((), scale, dtype=wide_dtype(device), device=device)  # none, or not used yet
 
 
-def regularize_grad(site: Site, grad: Tensor, form: Form, values: Mapping[str, float]) -> Tensor:
+def regularize_grad(site: Site, form: Form, values: Mapping[str, float], grad: Tensor) -> Tensor:
     """The gradient, regularized and counted; not once the Attachment is switched off or removed."""
     control = site.control
     if not (control.installed and control.enabled):
@@ -122,16 +123,6 @@ def regularize_grad(site: Site, grad: Tensor, form: Form, values: Mapping[str, f
     y, affected, total = _apply(site, grad, form, now, site.record)
     site.record.add_active(_known(affected, total), total, 0.0)
     return y
-
-
-class _Watch:
-    """What happens to a gradient in eager mode."""
-
-    def __init__(self, site: Site, form: Form, values: Mapping[str, float]) -> None:
-        self.site, self.form, self.values = site, form, values
-
-    def __call__(self, grad: Tensor) -> Tensor:
-        return regularize_grad(self.site, grad, self.form, self.values)
 
 
 class _TracedWatch:
@@ -207,7 +198,7 @@ def _known(affected: Counted, total: int) -> Counted:
 
 def refuse_tracing(site: Site, training: bool) -> None:
     """Raise SiteError where a trace or an export would not keep what the site does."""
-    tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
+    tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # torch's
     if tracing and site.is_on(training):
         raise site.error(
             "torch.jit.trace would keep the rate of now for good: call model.eval() before "

@@ -174,6 +174,7 @@ def varying(sizes: Sizes) -> Varying:
 
 
 def union(a: Sizes | None, b: Sizes | None) -> Sizes | None:
+    """The smallest and the largest of both."""
     if a is None or b is None:
         return a or b
     return tuple(map(min, a[0], b[0])), tuple(map(max, a[1], b[1]))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from ..functional.axes import PARAMETER, Form
+from ..functional.axes import PARAMETER, Form, are_numbers
 from ..layouts.autograd_graph import UNTOLD, channels_of
 from ..layouts.hints import Evidence
 from ..layouts.infer import form_of
@@ -16,7 +16,7 @@ from ..layouts.map_sizes import MapSizes
 from ..regularizers.base import Regularizer
 
 _PARAMETER = Form(PARAMETER)
-MOST_SHAPES = 256  # that a site remembers
+_MOST_SHAPES = 256  # that a site remembers
 
 
 class Forms:
@@ -71,7 +71,7 @@ class Forms:
             form = form_of(self.regularizer, self.evidence, shape, told, seen, self.sizes)
             # of a grid, what the layer was told in this call has its say
             if form.grid is None and are_numbers(shape):
-                if len(self._known) >= MOST_SHAPES:
+                if len(self._known) >= _MOST_SHAPES:
                     self._known.clear()
                 self._known[shape] = form
         self.last = form
@@ -92,8 +92,3 @@ class Forms:
             return known or seen
         self._turned[x.ndim] = seen
         return seen
-
-
-def are_numbers(shape: torch.Size) -> bool:
-    """Whether no edge is a symbol, as in make_fx."""
-    return all(isinstance(edge, int) for edge in shape)

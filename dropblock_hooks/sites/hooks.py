@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.compiler import is_compiling
 
 from . import indexing
@@ -27,7 +27,7 @@ def _break_graph(call: Callable[..., Any], *given: Any) -> Any:
     if "torch._dynamo" not in sys.modules:
         return call(*given)  # importing dynamo takes a second
     if not _disabled:
-        _disabled.append(torch.compiler.disable(_call))  # type: ignore[no-untyped-call]
+        _disabled.append(torch.compiler.disable(_call))  # type: ignore[no-untyped-call]  # torch's
     return _disabled[0](call, *given)
 
 
@@ -124,13 +124,10 @@ class OutputHook(SiteHook):
         *kwargs, output = rest
         site = self.site
         index = site.regularizer.index
-        if index is None and isinstance(output, Tensor) and output.is_floating_point():
-            x = output
-        else:
-            try:
-                x = indexing.get(output, index)
-            except ValueError as error:
-                raise site.error(f"the output {error}") from None
+        try:
+            x = indexing.get(output, index)
+        except ValueError as error:
+            raise site.error(f"the output {error}") from None
         if self.entry and args and self.entry.gives_back_changed(module, args[0], x):
             raise site.error(
                 f"the layer gives its input back, changed in place, and {site.regularizer.label} "
@@ -157,13 +154,11 @@ class InputHook(SiteHook):
         site = self.site
         index = 0 if site.regularizer.index is None else site.regularizer.index
         values: Any = kwargs if isinstance(index, str) else args
-        x = args[0] if args and index == 0 else None
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            try:
-                x = indexing.get(values, index)
-            except ValueError as error:
-                given = f"(arguments: {len(args)}, keywords: {list(kwargs)})"
-                raise site.error(f"what the layer is given {error} {given}") from None
+        try:
+            x = indexing.get(values, index)
+        except ValueError as error:
+            given = f"(arguments: {len(args)}, keywords: {list(kwargs)})"
+            raise site.error(f"what the layer is given {error} {given}") from None
         y = act(site, x, Call(x, (*args, *kwargs.values()), module.training))
         if y is x:
             return None

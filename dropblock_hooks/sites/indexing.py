@@ -66,7 +66,7 @@ def _copied(value: Any) -> Any:
     if isinstance(value, defaultdict):
         return defaultdict(value.default_factory, value)
     if dataclasses.is_dataclass(value):  # also a mapping, as outputs of Hugging Face's models are
-        return dataclasses.replace(value)  # type: ignore[type-var]
+        return dataclasses.replace(value)  # type: ignore[type-var]  # a dataclass
     return type(value)(value)
 
 

@@ -149,7 +149,7 @@ class ParameterHook(SiteHook):
             elif hooked is not None:
                 kept.append((reference, handle))
         hook = GradHook(self.site, self.site.form_of(parameter), self)
-        handle = parameter.register_hook(hook)  # type: ignore[no-untyped-call]
+        handle = parameter.register_hook(hook)  # type: ignore[no-untyped-call]  # torch's
         self._hooked = [*kept, (weakref.ref(parameter), handle)]
 
     def _unhook(self) -> None:
@@ -206,7 +206,7 @@ class GradHook:
     def __call__(self, grad: Tensor | None) -> Tensor | None:
         if grad is None or not self.owner.is_meant():
             return None
-        return regularize_grad(self.site, grad, self.form, self.site.values)
+        return regularize_grad(self.site, self.form, self.site.values, grad)
 
 
 def _vmap_refusal(parameter: Tensor | None) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..functional.axes import Form
+from ..functional.axes import Form, are_numbers
 from ..functional.gradients import Clipped
 from .counts import Counts, Mark, Reading, settle, union
 from .meter import CALLS, RESUMED, Counted, Meter, Sizes
@@ -56,7 +56,7 @@ class Record:
         self._maps: Sizes | None = None
         self._earlier = Counts()  # what a loaded state had counted
         self._loaded = self._begun = self._before = Mark(Counts())
-        self._held: tuple[Mark, list[Mark]] | None = None
+        self._held: _Moment | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         with _COUNTING:
@@ -105,7 +105,7 @@ class Record:
 
     def see_map(self, size: tuple[int, ...]) -> None:
         """Widen the range of map sizes."""
-        if self._maps != (size, size) and all(isinstance(edge, int) for edge in size):
+        if self._maps != (size, size) and are_numbers(size):
             self._maps = union(self._maps, (tuple(size), tuple(size)))
 
     def eager_window(self) -> Counts:
@@ -138,7 +138,7 @@ class Record:
         """This moment, and all that is read with it."""
         held = self._held  # asked once: another thread may end it
         if held is not None:
-            return held
+            return held.of(self)
         now = self._now()
         return now, [now, *self._marks()]
 
@@ -169,13 +169,29 @@ class Record:
         self._loaded = self._before = self._begun = self._at()[0]
 
 
+class _Moment:
+    """The marks of records at one moment: when one of them is first asked."""
+
+    def __init__(self, records: list[Record]) -> None:
+        self._records = records
+        self._now: dict[Record, Mark] = {}
+        self._marks: list[Mark] = []
+
+    def of(self, record: Record) -> tuple[Mark, list[Mark]]:
+        """The mark of a record, and all that is read with it."""
+        if not self._now:
+            self._now = {each: each._now() for each in self._records}
+            self._marks = [*self._now.values(), *(m for each in self._now for m in each._marks())]
+        return self._now[record], self._marks
+
+
 @contextmanager
 def standing_still(records: Iterable[Record]) -> Iterator[None]:
-    """Within it, records answer as of its beginning, and are read all at once."""
-    held = {record: record._now() for record in records if record._held is None}
-    marks = [*held.values(), *(mark for record in held for mark in record._marks())]
-    for record, now in held.items():
-        record._held = now, marks
+    """Within it, records answer as of the first question, and are read all at once."""
+    held = [record for record in records if record._held is None]
+    moment = _Moment(held)
+    for record in held:
+        record._held = moment
     try:
         yield
     finally:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from ..checkpointing import NO_TASK, Past, graph_task, loses_random_state, plainly_run
-from ..functional.axes import Form
+from ..functional.axes import Form, are_numbers
 from ..functional.masks import wide_dtype
 from ..layouts.hints import Evidence
 from ..regularizers.base import Regularizer
 from ..warn import warn
 from .counts import Varying, varying
-from .forms import Forms, are_numbers
+from .forms import Forms
 from .meter import Sizes
 from .record import Record
 from .shared import Control
@@ -43,6 +43,7 @@ class Site:
         values: the rates now, by field.
         rate: the main rate now: the first one of the regularizer; None where it has none.
         record: what was counted.
+        bound: what the regularizer has bound for this site, with a state of its own perhaps.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Site:
         self._resumed = 0  # how often training went on after an evaluation
         self._acted = {True: Past[bool](), False: Past[bool]()}  # by the layer's mode
         self._drawn_with = Past[Mapping[str, float]]()
-        self._apply: Any = None  # what the regularizer binds for this site
+        self.bound: Any = None
         self.set_regularizer(regularizer)
         self._notes_modes = self._waiting  # for good: `set` compiles nothing anew
 
@@ -78,17 +79,12 @@ class Site:
         values = regularizer.values(self.control.epoch)
         self.regularizer = copy.copy(regularizer)  # compiled code guards what sites share
         self.forms.regularizer = self.regularizer
-        before, self._apply = self._apply, self.regularizer.bind()
-        if hasattr(before, "state_dict") and hasattr(self._apply, "load_state_dict"):
-            self._apply.load_state_dict(before.state_dict())
+        before, self.bound = self.bound, self.regularizer.bind()
+        if hasattr(before, "state_dict") and hasattr(self.bound, "load_state_dict"):
+            self.bound.load_state_dict(before.state_dict())
         self.move(values)
         self._waiting = regularizer.moving
         self._beyond_training = regularizer.active == "always" or regularizer.follows_host
-
-    @property
-    def bound(self) -> Any:
-        """What the regularizer has bound for this site, with a state of its own perhaps."""
-        return self._apply
 
     def move(self, values: dict[str, float], device: torch.device | None = None) -> None:
         """Put other values in place; new tensors, since a pending backward may hold the old.
@@ -333,5 +329,5 @@ class Site:
 
 def _exporting() -> bool:
     """Whether the graph is for deployment, where a peer's module in evaluation has no place."""
-    tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
+    tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # torch's
     return tracing or torch.compiler.is_exporting()
