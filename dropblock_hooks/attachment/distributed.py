@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
-import time
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from .report import Readings
 from .verify import Finding
 
 _EXCHANGES: dict[str, int] = {}  # by sites: the nth of this process meets the nth of others
-_PATIENCE, _PAUSE = 5.0, 0.01  # seconds
+_PATIENCE = timedelta(seconds=5)
 
 
 def check_group(asked: str) -> None:
@@ -170,18 +171,11 @@ def _exchanged(mine: dict[str, str], topic: str) -> dict[int, dict[str, str]]:
     store, me = distributed.distributed_c10d._get_default_store(), distributed.get_rank()
     topic = hashlib.sha256(topic.encode()).hexdigest()
     _EXCHANGES[topic] = n = _EXCHANGES.get(topic, 0) + 1
-    name = f"dropblock_hooks/generators/{topic}/{n}"
-    found = {me: mine}
-    store.set(f"{name}/{me}", json.dumps(mine))
-    missing = [rank for rank in range(world_size()) if rank != me]
-    deadline = time.monotonic() + _PATIENCE
-    while True:
-        for rank in [rank for rank in missing if store.check([f"{name}/{rank}"])]:
-            found[rank] = json.loads(store.get(f"{name}/{rank}"))
-            missing.remove(rank)
-        if not missing or time.monotonic() > deadline:
-            return found
-        time.sleep(_PAUSE)
+    keys = [f"dropblock_hooks/generators/{topic}/{n}/{rank}" for rank in range(world_size())]
+    store.set(keys[me], json.dumps(mine))
+    with contextlib.suppress(RuntimeError):  # not all are there in time
+        store.wait(keys, _PATIENCE)
+    return {rank: json.loads(store.get(k)) for rank, k in enumerate(keys) if store.check([k])}
 
 
 def _generators(base: nn.Module) -> dict[str, str]:

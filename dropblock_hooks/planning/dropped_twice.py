@@ -5,11 +5,7 @@ Two shares a and b that are dropped independently of each other make 1 - (1 - a)
 
 from __future__ import annotations
 
-import ast
-import functools
-import inspect
 import math
-import tokenize
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -131,8 +127,7 @@ class _Tensors:
         for name, module in named_modules(base):
             if isinstance(module, torch.jit.ScriptModule):  # whose children are no modules of torch
                 continue
-            children = {child: f"{name}.{child}" if name else child for child in module._modules}
-            chain = list(children.values())
+            chain = [f"{name}.{child}" if name else child for child in module._modules]
             if isinstance(module, nn.Identity):
                 self._join((name, "input"), (name, "output"))
             elif isinstance(module, nn.Sequential) and chain:
@@ -140,8 +135,6 @@ class _Tensors:
                 for one, following in pairwise(chain):
                     self._join((one, "output"), (following, "input"))
                 self._join((name, "output"), (chain[-1], "output"))
-            elif chain and (last := children.get(_returned_child(type(module).forward))):
-                self._join((name, "output"), (last, "output"))
         self._dropped: dict[End, list[str]] = defaultdict(list)
         for name in live:
             for end in ("input", "output"):
@@ -187,30 +180,3 @@ class _Tensors:
             own = [n for n, block in block_of.items() if block == above]
             own = [n for n in own if self._order[n] >= self._order[name]] or own
         return own[:1]
-
-
-@functools.lru_cache(maxsize=1024)
-def _returned_child(forward: Any) -> str:
-    """The child whose output a forward returns as it is: ``x = self.drop(x); return x``; or "".
-
-    Read from the source: a console keeps none, and a file may have changed since.
-    """
-    try:  # the code's: a decorator may return something else than what it wraps
-        source = inspect.getsource(forward.__code__)
-        indented = source[:1].isspace()
-        tree = ast.parse(f"class _:\n{source}" if indented else source)
-    except (AttributeError, OSError, TypeError, SyntaxError, tokenize.TokenError):
-        return ""
-    returns = [node for node in ast.walk(tree) if isinstance(node, ast.Return)]
-    (outer,) = tree.body
-    match getattr(outer.body[0] if isinstance(outer, ast.ClassDef) else outer, "body", []):
-        case [*_, ast.Assign([ast.Name(given)], call), ast.Return(ast.Name(name))] if given == name:
-            pass
-        case [*_, ast.Return(call)]:
-            pass
-        case _:
-            return ""
-    match call:
-        case ast.Call(ast.Attribute(ast.Name("self"), child), [ast.Name()], []):
-            return child if len(returns) == 1 else ""  # else it may return something else
-    return ""

@@ -8,11 +8,8 @@ forms        how the tensors of a site are read
 identity     the identity whose backward regularizes a gradient
 record       what a site has counted; a window is the difference of two moments
 counts       numbers of calls and elements, at one moment or of a window
-transfer     numbers that lie on a device, read at once
 meter        what compiled code counts into
-transfer     numbers of tensors, brought from their devices at once
 shared       what the sites of one Attachment share: the time, the switches, the loss scale
 grad_scaler  the GradScaler that multiplies the loss
 indexing     one element of what a layer takes or returns
-inplace      whether a layer has worked on its input in place
 """

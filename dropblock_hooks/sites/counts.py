@@ -7,17 +7,21 @@ lies on a device is read at once: of one record, or of those that are held still
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import struct
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from ..functional.masks import wide_dtype
 from .meter import ACTIVE, AFFECTED, CALLS, MODE, NOTHING, Sizes
-from .transfer import numbers_of
 
 Varying = tuple[int | tuple[int, int], ...]
 """A size per axis; (smallest, largest) where it varies."""
+_FORMATS = {torch.int64: "q", torch.float64: "d", torch.float32: "f"}
 
 
 class Counts(NamedTuple):
@@ -124,6 +128,28 @@ def settle(marks: list[Mark]) -> None:
     for mark in unsettled:
         mark.fill(read)
     marks.clear()  # records that stand still share the list
+
+
+def numbers_of(tensors: Sequence[Tensor]) -> dict[int, list[float]]:
+    """The numbers of each tensor, by its identity; each device is waited for once.
+
+    They travel as bytes: a float64 does not hold all that an int64 does.
+    """
+    found: dict[int, list[float]] = {}
+    for device in {each.device for each in tensors}:
+        here = {id(each): _plain(each) for each in tensors if each.device == device}
+        raw = bytes(torch.cat([each.view(torch.uint8) for each in here.values()]).tolist())
+        formats = (f"{each.numel()}{_FORMATS[each.dtype]}" for each in here.values())
+        numbers = iter(struct.unpack(f"={''.join(formats)}", raw))
+        found |= {key: list(islice(numbers, each.numel())) for key, each in here.items()}
+    return found
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """In one row, whole where it is spread over devices, and of a type that can be read."""
+    whole: Tensor = getattr(tensor, "full_tensor", lambda: tensor)()
+    wide = wide_dtype(whole.device) if whole.is_floating_point() else torch.int64
+    return whole.to(wide).reshape(-1)
 
 
 @dataclass(frozen=True)

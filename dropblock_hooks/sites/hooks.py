@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from . import indexing
 from .act import Call, act
-from .inplace import EntryHook
+from .identity import is_transformed
 from .site import Site
 
 _disabled: list[Any] = []
@@ -139,6 +139,39 @@ class OutputHook(SiteHook):
         if y is x:
             return None
         return y if index is None else indexing.put(output, index, y)
+
+
+class EntryHook:
+    """Forward pre-hook: notes the version of the first input, which work in place raises."""
+
+    def __init__(self) -> None:
+        self.version: int | None = None
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if not is_compiling():
+            self.version = _version(args[0]) if args else None
+
+    def gives_back_changed(self, module: nn.Module, given: Any, output: Tensor) -> bool:
+        """Whether the layer gives back what it was given, changed in place.
+
+        Compiled code and inference tensors have no versions: there, whatever is given back is
+        taken for changed, but by ``nn.Identity``.
+        """
+        if not isinstance(given, Tensor) or isinstance(module, nn.Identity):
+            return False
+        now = None if is_compiling() else _version(given)
+        if now is None or self.version is None:
+            return output is given
+        if now == self.version:
+            return False
+        if output is given or is_transformed(output) or is_transformed(given):
+            return output is given  # what is transformed has no memory of its own
+        return bool(output.untyped_storage()._cdata == given.untyped_storage()._cdata)
+
+
+def _version(x: Any) -> int | None:
+    """How often a tensor was changed in place; None for what does not count it."""
+    return x._version if isinstance(x, Tensor) and not x.is_inference() else None
 
 
 class InputHook(SiteHook):

@@ -6,7 +6,7 @@ from torch import distributed, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dropblock_hooks import ClipGradNorm, Dropout, Dropout2d, LinearSchedule, attach
-from dropblock_hooks.sites.transfer import numbers_of
+from dropblock_hooks.sites.counts import numbers_of
 
 
 class Reads(TorchDispatchMode):
