@@ -94,10 +94,12 @@ def check_spatial(input: Tensor, spatial: int) -> None:
         )
 
 
-def check_mode(mode: str) -> None:
-    """Raise ValueError unless samples are dropped by ``"row"`` or by ``"batch"``."""
-    if mode not in ("row", "batch"):
-        raise ValueError(f"mode must be 'row' or 'batch', got {quote(mode)}")
+def check_option(name: str, value: Any, allowed: tuple[str | None, ...]) -> None:
+    """Raise ValueError unless a value is one of a few words."""
+    if not isinstance(value, str | None) or value not in allowed:
+        hint = closest(value, filter(None, allowed)) if isinstance(value, str) else ""
+        options = ", ".join(map(repr, allowed))
+        raise ValueError(f"{name} must be one of {options}, got {quote(value)}{hint}")
 
 
 def check_floating(input: Tensor) -> None:

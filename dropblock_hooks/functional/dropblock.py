@@ -7,18 +7,17 @@ position with the chance γ (see ``gamma``).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..checks import as_number, check_floating, check_probability, check_spatial
-from ..quoting import quote
+from ..checks import as_number, check_floating, check_option, check_probability, check_spatial
 from .gamma import (
+    CALIBRATIONS,
     Calibration,
     check_block_size,
-    check_calibration,
     clipped_block,
     gamma_of,
     solve_gamma,
@@ -27,15 +26,8 @@ from .kernels.cpu import Blocks, drop_drawn, takes
 from .kernels.traced import block_mask_in_graph, block_mask_of_any_size, grow
 from .masks import Rate, bernoulli, count_ratio, drop, is_zero, keep_scale, wide_dtype
 
-Normalize: TypeAlias = Literal["batch", "sample", "expected"] | None
-
-
-def check_normalize(normalize: str | None) -> None:
-    """Raise ValueError unless kept values can be normalized in this way."""
-    if normalize not in ("batch", "sample", "expected", None):
-        raise ValueError(
-            f"normalize must be 'batch', 'sample', 'expected' or None, got {quote(normalize)}"
-        )
+Normalize: TypeAlias = Literal["batch", "sample", "expected", None]
+NORMALIZES = get_args(Normalize)
 
 
 def block_mask(
@@ -143,8 +135,8 @@ def _public(
     p = check_probability(as_number("p", p))
     check_spatial(input, spatial)
     edges = check_block_size(block_size, spatial)
-    check_calibration(options["calibration"])
-    check_normalize(options["normalize"])
+    check_option("calibration", options["calibration"], CALIBRATIONS)
+    check_option("normalize", options["normalize"], NORMALIZES)
     if not training:
         return input
     check_floating(input)

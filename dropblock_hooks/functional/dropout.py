@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from ..checks import (
     as_number,
     check_floating,
-    check_mode,
+    check_option,
     check_probability,
     check_residual,
     check_spatial,
@@ -24,6 +24,8 @@ from .kernels.cpu import Blocks, draw_positions, drop_drawn, takes
 from .kernels.units import drop_units
 from .masks import Rate, bernoulli, drop, is_zero, keep_scale, nothing
 
+Mode: TypeAlias = Literal["row", "batch"]
+MODES = get_args(Mode)
 _LARGE = 64  # elements of a unit, from which a number for each is less than a bit of each element
 
 
@@ -176,7 +178,7 @@ def drop_path(
 def stochastic_depth(
     input: Tensor,
     p: float,
-    mode: Literal["row", "batch"] = "row",
+    mode: Mode = "row",
     training: bool = True,
     *,
     shortcut: Tensor | None = None,
@@ -210,7 +212,7 @@ def stochastic_depth(
         (https://arxiv.org/abs/1603.09382).
     """
     p = check_probability(as_number("p", p))
-    check_mode(mode)
+    check_option("mode", mode, MODES)
     if shortcut is not None:
         check_residual(input, shortcut)
     if not training:

@@ -10,15 +10,16 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
-from ..checks import as_count, as_number, check_probability
+from ..checks import as_count, as_number, check_option, check_probability
 from ..quoting import quote
 
 Calibration: TypeAlias = Literal["exact", "paper"]
+CALIBRATIONS = get_args(Calibration)
 _STEPS = 8  # 6 reach a relative error of 5e-9 from p = 1e-6 to .999999, on maps up to 300 x 400
 
 
@@ -32,12 +33,6 @@ def check_block_size(block_size: int | Sequence[int], spatial: int) -> tuple[int
             )
         return tuple(as_count("block_size", b) for b in block_size)
     return (as_count("block_size", block_size),) * spatial
-
-
-def check_calibration(calibration: str) -> None:
-    """Raise ValueError unless γ can be found in this way."""
-    if calibration not in ("exact", "paper"):
-        raise ValueError(f"calibration must be 'exact' or 'paper', got {quote(calibration)}")
 
 
 def clipped_block(size: Sequence[int], block: Sequence[int]) -> tuple[int, ...]:
@@ -77,7 +72,7 @@ def block_gamma(
     sizes = tuple(as_count("size", edge) for edge in edges)
     p = check_probability(as_number("p", p))
     block = clipped_block(sizes, check_block_size(block_size, len(sizes)))
-    check_calibration(calibration)
+    check_option("calibration", calibration, CALIBRATIONS)
     return gamma_of(p, sizes, block, calibration)
 
 

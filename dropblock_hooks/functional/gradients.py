@@ -7,16 +7,16 @@ anyway, its size too.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
-from ..checks import as_number
-from ..quoting import quote
+from ..checks import as_number, check_option
 
 Bound: TypeAlias = float | Tensor
 Per: TypeAlias = Literal["tensor", "sample", "channel"]
+_PERS = get_args(Per)
 
 
 class Clipped(NamedTuple):
@@ -112,8 +112,7 @@ def check_norm(norm_type: float, per: str) -> float:
     """The order of a norm as a float, inf allowed."""
     if norm_type != float("inf") and as_number("norm_type", norm_type) <= 0:
         raise ValueError(f"norm_type must be > 0 or inf, got {norm_type}")
-    if per not in ("tensor", "sample", "channel"):
-        raise ValueError(f"per must be 'tensor', 'sample' or 'channel', got {quote(per)}")
+    check_option("per", per, _PERS)
     return float(norm_type)
 
 

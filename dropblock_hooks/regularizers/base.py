@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from torch import Tensor, nn
 
-from ..checks import LARGEST, as_count, closest
+from ..checks import LARGEST, as_count, check_option
 from ..functional import axes
 from ..quoting import label, quote, shown
 from ..registry import brief, check_fields, name_of
@@ -153,9 +153,9 @@ class Regularizer:
 
     def __post_init__(self) -> None:
         check_fields(type(self))
-        _check_option("at", self.at, ("output", "input"))
-        _check_option("active", self.active, ("train", "always"))
-        _check_option("layout", self.layout, ("auto", *axes.accepted(self.spatial)))
+        check_option("at", self.at, ("output", "input"))
+        check_option("active", self.active, ("train", "always"))
+        check_option("layout", self.layout, ("auto", *axes.accepted(self.spatial)))
         if isinstance(self.index, bool) or not isinstance(self.index, int | str | None):
             raise TypeError(f"index must be an integer or a key, got {quote(self.index)}")
         if isinstance(self.index, int) and abs(self.index) > LARGEST:
@@ -251,13 +251,6 @@ def _check_grid(grid: Any, spatial: int | None, label: str) -> None:
     if spatial is None or spatial < 2 or len(edges) != spatial:
         where = f"of {spatial} axes" if (spatial or 0) > 1 else "nowhere"
         raise ValueError(f"grid is for tokens of a map; {label} takes one {where}")
-
-
-def _check_option(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    if not isinstance(value, str | None) or value not in allowed:
-        options = ", ".join(repr(option) for option in allowed)
-        hint = closest(value, [o for o in allowed if o]) if isinstance(value, str) else ""
-        raise ValueError(f"{name} must be one of {options}, got {quote(value)}{hint}")
 
 
 def _class_of(regularizer: Regularizer) -> Any:  # Any: mypy takes no class as hashable here

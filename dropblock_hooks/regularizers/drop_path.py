@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from torch import Tensor
 
-from ..checks import check_mode
-from ..functional.dropout import drop_residual, drop_samples
+from ..checks import check_option
+from ..functional.dropout import MODES, Mode, drop_residual, drop_samples
 from ..registry import register
 from .base import Applied, Now, Regularizer
 from .dropout import DropsShare
@@ -55,7 +55,7 @@ class StochasticDepth(DropsShare, Regularizer):
     """
 
     p: Probability
-    mode: Literal["row", "batch"] = "row"
+    mode: Mode = "row"
     needs_input: ClassVar[bool] = True
     idle_at_zero: ClassVar[bool] = False  # the shapes of block and input are compared
 
@@ -64,7 +64,7 @@ class StochasticDepth(DropsShare, Regularizer):
         return self.mode == "row"
 
     def check(self, values: Mapping[str, float]) -> None:
-        check_mode(self.mode)
+        check_option("mode", self.mode, MODES)
         if self.at != "output":
             raise ValueError("StochasticDepth works on the output of a block: at='output'")
 

@@ -9,11 +9,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..functional.dropblock import Normalize, check_normalize, drop_blocks
+from ..checks import check_option
+from ..functional.dropblock import NORMALIZES, Normalize, drop_blocks
 from ..functional.gamma import (
+    CALIBRATIONS,
     Calibration,
     check_block_size,
-    check_calibration,
     clipped_block,
     expected_share,
 )
@@ -56,8 +57,8 @@ class _DropBlocks(Blocks):
 
     def check(self, values: Mapping[str, float]) -> None:
         super().check(values)
-        check_calibration(self.calibration)
-        check_normalize(self.normalize)
+        check_option("calibration", self.calibration, CALIBRATIONS)
+        check_option("normalize", self.normalize, NORMALIZES)
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return drop_blocks(

@@ -514,7 +514,7 @@ def test_rank_is_checked(training, function, rank, axes):
 @pytest.mark.parametrize("p", [0.0, 0.5])
 @in_both_modes
 def test_mode_is_checked(training, p, shortcut):
-    with pytest.raises(ValueError, match="mode must be 'row' or 'batch', got 'rwo'"):
+    with pytest.raises(ValueError, match="mode must be one of 'row', 'batch', got 'rwo'"):
         stochastic_depth(torch.ones(2, 3), p, "rwo", training, shortcut=shortcut)
 
 

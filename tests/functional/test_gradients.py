@@ -386,5 +386,5 @@ def test_norm_type_is_checked(norm_type, error):
 
 @pytest.mark.parametrize("per", ["sampel", None, "", 0])
 def test_per_is_checked(per):
-    with pytest.raises(ValueError, match="per must be 'tensor', 'sample' or 'channel', got"):
+    with pytest.raises(ValueError, match="per must be one of 'tensor', 'sample', 'channel', got"):
         clip_grad_norm(torch.ones(3), 1.0, per=per)

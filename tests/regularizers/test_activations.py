@@ -524,7 +524,7 @@ def test_index_is_checked(index, cls):
 
 @pytest.mark.parametrize("mode", ["rwo", None, "", 0])
 def test_mode_of_stochastic_depth_is_checked(mode):
-    with pytest.raises(ValueError, match="mode must be 'row' or 'batch', got"):
+    with pytest.raises(ValueError, match="mode must be one of 'row', 'batch', got"):
         StochasticDepth(0.1, mode=mode)
 
 
