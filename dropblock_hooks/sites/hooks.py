@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
-from torch.compiler import is_compiling
+from torch import Tensor, compiler, nn
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from . import indexing
 from .act import Call, act
@@ -46,7 +46,7 @@ class SiteHook:
     def __call__(self, module: nn.Module, *given: Any) -> Any:
         """Called by torch at every forward of the layer: what follows is paid in evaluation too."""
         site = self.site
-        if is_compiling():
+        if is_dynamo_compiling() or compiler._is_compiling_flag:  # is_compiling() takes longer
             return self._compile(module, *given)
         if not site.enter(module.training, given):
             return None

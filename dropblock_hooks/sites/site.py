@@ -207,11 +207,11 @@ class Site:
         """At a rate of 0, count what a whole call with this shape has counted, if there was one."""
         before = self.regularizer.at == "input"  # a pre-hook is given (arguments, keywords)
         x: Any = (given[0] or (None,))[0] if before else given[-1]
-        try:
+        try:  # where torch.jit traces, sizes are tensors, and equal to none that was seen
             seen = self.record.idle.get((x.shape, x.dtype))
         except (AttributeError, TypeError):  # no tensor; a symbolic size (make_fx) has no hash
             return False
-        if seen is None or torch._C._is_tracing():
+        if seen is None:
             return False
         self.forms.last = seen.form
         next(seen.calls)

@@ -129,6 +129,17 @@ def test_what_acts_is_not_traced(export, text, spec, training):
         export(net)
 
 
+def test_a_rate_of_0_is_not_traced_either():
+    """Also after forwards of this shape, which the hook need not run again."""
+    net = make_net(Dropout2d())
+    (site,) = put_on(net, Dropout2d(0.0))
+    for _ in range(3):
+        net(net.example())
+    assert site.active_calls == 3
+    with pytest.raises(SiteError, match=r"jit.trace.*eval\(\)"):
+        jit_trace(net)
+
+
 @pytest.mark.every(3, plain=9)
 @pytest.mark.parametrize("strictly", rest_slow([False, True]))
 @pytest.mark.parametrize("training", [True, False])
