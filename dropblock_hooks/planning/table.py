@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import TextWrapper
 from typing import Any
 
 from ..attachment.report import is_clipped
 from ..attachment.resolve import Placement
 from ..schedules import span_of
 from ..selectors.wrappers import bare_type
-from ..tables import Table, html_list, shown
-from ..textwidth import wrapped
+from ..tables import WIDTH, Table, html_list, shown
 from .probe import SiteMet
 from .problems import Caution
 
 Range = tuple[float, float]
 Size = tuple[int | tuple[int, int], ...]
+_ITEM = TextWrapper(WIDTH, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False)
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,7 @@ class Plan(Table[PlanRow]):
     def __str__(self) -> str:
         parts = [super().__str__()]
         for heading, lines in self._notes():
-            items = [part for line in lines for part in wrapped(line, "  - ", "    ")]
-            parts.append("\n".join([f"{heading}:", *items]))
+            parts.append("\n".join([f"{heading}:", *(_ITEM.fill(line) for line in lines)]))
         return "\n\n".join(parts)
 
     __repr__ = __str__
