@@ -7,7 +7,6 @@ import collections
 import enum
 import itertools
 import random
-import types
 from fractions import Fraction
 
 import numpy as np
@@ -387,7 +386,6 @@ def _leaves(rng):
             lambda: rng.choice([Select("re:(.*)*!"), Select(types="Conv2d", expect=10**50)]),
             lambda: Select(stages=10**5000),
             lambda: Spec({"layer1.*": Dropout2d(0.1)}),
-            lambda: types.SimpleNamespace(a=_list_bomb()),
             lambda: (item for item in ("layer1", "Dropout")),
             lambda: collections.deque([_list_bomb()]),
             lambda: collections.UserDict({"Dropout": {"p": 0.1}}),
