@@ -226,23 +226,6 @@ class Unhashable(Broken):
     __hash__ = None
 
 
-class Liar:
-    """Claims to be of another class."""
-
-    def __init__(self, cls):
-        self._cls = cls
-
-    @property
-    def __class__(self):
-        return self._cls
-
-
-class Secret:
-    @property
-    def __class__(self):
-        raise RuntimeError("secret")
-
-
 class Endless(collections.abc.Mapping):
     def __getitem__(self, key):
         return "Dropout"
@@ -362,13 +345,10 @@ def _leaves(rng):
             lambda: rng.choice(SELECTORS),
             lambda: rng.choice(["Dropout", "Dropout2d(p=0.1)", "x" * 10**6, "Dropout(", "input"]),
             lambda: rng.choice([Text("layer1"), Kind.GLOB, Kind.NAME, Number.ONE, Key.LAYER]),
-            lambda: rng.choice(
-                [Broken, Unhashable, Secret, Talkative, CallableObject, BrokenMapping]
-            )(),
+            lambda: rng.choice([Broken, Unhashable, Talkative, CallableObject, BrokenMapping])(),
             lambda: rng.choice(
                 [Broken, Unhashable, Dropout, nn.Dropout, nn.Linear, int, dict, type]
             ),
-            lambda: Liar(rng.choice([dict, list, str, float, Dropout, Spec, Select, nn.Module])),
             lambda: rng.choice(
                 [Endless(), EndlessList(), itertools.count(), itertools.repeat((0, 0))]
             ),

@@ -31,13 +31,11 @@ _LONGEST_CALL = 10_000
 
 def regularizer_from(value: Any, path: Path = ()) -> Regularizer:
     """A regularizer from an object of ours or somebody else's, or from plain data."""
-    kind = type(value)  # not isinstance, which asks the value
-    if issubclass(kind, Regularizer):
-        found: Regularizer = value
-        return found
-    if issubclass(kind, Schedule):
+    if isinstance(value, Regularizer):
+        return value
+    if isinstance(value, Schedule):
         raise PlainError(path, f"{quote(value)} is a schedule, not a regularizer")
-    if issubclass(kind, type):
+    if isinstance(value, type):
         name = class_name(value)
         call = f"Foreign({name}, ...)" if issubclass(value, nn.Module) else f"{name}(...)"
         raise PlainError(path, f"got the class {name}: write {call}")

@@ -94,10 +94,9 @@ class Draft:
     @classmethod
     def of(cls, spec: Any) -> Draft:
         """From all that ``attach`` takes."""
-        if issubclass(type(spec), str | os.PathLike):
+        if isinstance(spec, str | os.PathLike):
             return cls.load(spec)
-        is_spec = issubclass(type(spec), Entries)
-        return cls(spec.entries if is_spec else spec, files.Source())
+        return cls(spec.entries if isinstance(spec, Entries) else spec, files.Source())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Draft:
@@ -121,7 +120,7 @@ class Draft:
     def read(cls, read: files.Reader, text: str | bytes, source: str) -> Draft:
         """From text."""
         try:
-            return cls(*read(files.decoded(text), source))
+            return cls(*read(text, source))
         except files.FileError as error:
             raise SpecError([str(error)], source) from error.__cause__
 
@@ -231,7 +230,7 @@ def _keyed(item: Any) -> tuple[Path, Any, Any]:
 
 
 def _listed(i: str, item: Any) -> tuple[Path, Any, Any]:
-    if issubclass(type(item), Entry):
+    if isinstance(item, Entry):
         return (key_text(item.selector),), item.selector, item.regularizers
     if isinstance(item, Mapping) and set(islice(item, 3)) == {"select", "apply"}:
         return (i, "apply"), item["select"], item["apply"]
@@ -245,9 +244,8 @@ def _listed(i: str, item: Any) -> tuple[Path, Any, Any]:
 
 
 def _selector(value: Any, path: Path) -> Selector:
-    if issubclass(type(value), str | Select):
-        found: Selector = value
-        return found
+    if isinstance(value, str | Select):
+        return value
     if isinstance(value, Mapping):
         select: Select = construct(Select, value, (*path[:-1], "select"))
         return select
