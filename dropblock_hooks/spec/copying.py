@@ -6,11 +6,10 @@ after this module meets dicts, lists, tuples and scalars only. Other objects are
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ..quoting import described, quote
+from ..quoting import quote
 from .files import MOST_LEVELS, MOST_NODES
 
 _T = TypeVar("_T")
@@ -50,19 +49,6 @@ class Problems(list[_E]):
                 self.cut = True
                 return
             yield item
-
-
-@contextlib.contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Whatever somebody's code raises while a value is read, as a `PlainError`."""
-    try:
-        yield
-    except PlainError:
-        raise
-    except RecursionError as error:
-        raise PlainError(path, "is nested too deeply") from error
-    except Exception as error:
-        raise PlainError(path, f"reading it raised {described(error)}") from error
 
 
 def is_list(value: Any) -> bool:
