@@ -198,3 +198,13 @@ def shown(value: Any) -> str:
     if isinstance(value, tuple):
         return "x".join(f"{v[0]}..{v[1]}" if isinstance(v, tuple) else str(v) for v in value)
     return str(value)
+
+
+def named(name: str, aliases: Sequence[str]) -> str:
+    """``layer (= alias, alias)``: a layer that stands at several places."""
+    return f"{name} (= {', '.join(aliases)})" if aliases else name
+
+
+def ranged(value: float | tuple[float, float] | None) -> str:
+    """A cell of a number or of two: ``0 to 0.1``."""
+    return " to ".join(map(shown, value)) if isinstance(value, tuple) else shown(value)
