@@ -1,4 +1,4 @@
-"""Values as messages quote them: short, whatever their size, and without building the whole repr.
+"""Values as messages quote them: short, and of what holds others only the beginning is made.
 
 A value can be huge (a list of lists of lists), hold itself, or raise when it is shown. None of this
 may hide the message about it.

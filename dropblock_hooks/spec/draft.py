@@ -70,11 +70,9 @@ class Draft:
         """What somebody's code raised, if it did."""
         self._source = source
         self._known: dict[str, Regularizer] = {}  # many layers, one text
-        self._copier = Copier()
         with self._noting(()):
-            self._read_all(data)
-        if self._copier.full:  # what else there may be is of no use
-            self.entries, self.problems[:] = [], self.problems[-1:]
+            for path, selector, value in self.problems.limited(self._copies(data)):
+                self._read(path, selector, value)
         if self.problems.cut:
             self.problems.append("what comes behind was not read")
         if not self.entries and not self.problems:
@@ -145,25 +143,30 @@ class Draft:
         self.problems += [self._source.located(*fault) for fault in faults]
         self.cause = self.cause or cause
 
-    def _read_all(self, data: Any) -> None:
+    def _copies(self, data: Any) -> list[tuple[Path, Any, Any]]:
+        """Key path, selector and value of the entries, before anything is built from them."""
         is_mapping = isinstance(data, Mapping)
         if not is_mapping and not is_list(data):
             problem = f"a spec is a mapping from selectors to regularizers, got {shown(data)}"
             raise PlainError((), problem)
+        copier, copies = Copier(), []
         items = data.items() if is_mapping else data
         for i, item in enumerate(self.problems.limited(items)):
             with self._noting((str(i),)):
-                self._read(*(_keyed(item) if is_mapping else _listed(str(i), item)))
-            if self._copier.full:
-                return
+                path, selector, value = _keyed(item) if is_mapping else _listed(str(i), item)
+                with self._noting(path):
+                    copies.append((path, copier.copy(selector, path), copier.copy(value, path)))
+            if copier.full:  # what else there may be is of no use
+                self.problems[:] = self.problems[-1:]
+                return []
+        return copies
 
     def _read(self, path: Path, selector: Any, value: Any) -> None:
         regularizers: tuple[Regularizer, ...] | None = ()
         with self._noting(path):
-            regularizers = self._regularizers(self._copier.copy(value, path), path)
+            regularizers = self._regularizers(value, path)
         with self._noting(path):
-            found = _selector(self._copier.copy(selector, path), path)
-            self.entries.append(Entry(found, regularizers))
+            self.entries.append(Entry(_selector(selector, path), regularizers))
 
     def _regularizers(self, value: Any, path: Path) -> tuple[Regularizer, ...] | None:
         if value is None:
