@@ -307,7 +307,7 @@ def _unmade(cls):
     return object.__new__(cls)
 
 
-def _itself(kind):
+def itself(kind):
     value = {} if kind is dict else []
     if kind is dict:
         value["layer1"] = value
@@ -316,14 +316,14 @@ def _itself(kind):
     return value
 
 
-def _list_bomb(levels=12):
+def list_bomb(levels=12):
     value = ["x"]
     for _ in range(levels):
         value = [value] * 10
     return value
 
 
-def _deep(n, kind=list):
+def deep(n, kind=list):
     value = "Dropout"
     for _ in range(n):
         value = [value] if kind is list else {"ByDepth": {"start": value, "stop": 1}}
@@ -355,8 +355,8 @@ def _leaves(rng):
             lambda: rng.choice(
                 [lambda x: x, print, len, lambda t: t / 0, str.upper, Dropout.apply]
             ),
-            lambda: rng.choice([_itself(list), _itself(dict), _list_bomb(), _deep(90), _deep(330)]),
-            lambda: _deep(rng.choice([3, 40, 330]), dict),
+            lambda: rng.choice([itself(list), itself(dict), list_bomb(), deep(90), deep(330)]),
+            lambda: deep(rng.choice([3, 40, 330]), dict),
             lambda: rng.choice([nn.Dropout(0.1), nn.Linear(2, 2), nn.ModuleDict(), torch.nn]),
             lambda: rng.choice([_unmade(Dropout), _unmade(LinearSchedule), _unmade(Select)]),
             lambda: rng.choice([Dropout(0.1), DropBlock2d(0.1), ClampGrad(-1), ClipGradNorm(1.0)]),
@@ -367,7 +367,7 @@ def _leaves(rng):
             lambda: Select(stages=10**5000),
             lambda: Spec({"layer1.*": Dropout2d(0.1)}),
             lambda: (item for item in ("layer1", "Dropout")),
-            lambda: collections.deque([_list_bomb()]),
+            lambda: collections.deque([list_bomb()]),
             lambda: collections.UserDict({"Dropout": {"p": 0.1}}),
             lambda: rng.choice([Regularizer, Schedule, Exception("x" * 10_000), BrokenError()]),
         ]
