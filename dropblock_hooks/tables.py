@@ -7,10 +7,13 @@ from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any, Generic, TypeVar, overload
 
-from .textwidth import apart, elide, fit, padded, width_of
-
 Row = TypeVar("Row")
 Columns = dict[str, Callable[[Row], Any]]
+WIDTH = 100
+"""How wide what is printed may be, in characters."""
+_GAP = 2
+_NARROW = 8  # a column is not made narrower than this as long as another one can be
+_NARROWEST = 3
 
 
 @dataclass(frozen=True)
@@ -96,19 +99,65 @@ def _lines(section: Section[Row]) -> list[str]:
     deepest = max((len(c.texts) for row in cells for c in row if isinstance(c, Forms)), default=1)
     for level in range(deepest):
         lines = [heads, *([_one_line(_form(cell, level)) for cell in row] for row in cells)]
-        natural = [max(map(width_of, column)) for column in zip(*lines, strict=True)]
-        widths = fit(natural, list(map(width_of, heads)))
+        natural = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        widths = fit(natural, list(map(len, heads)))
         if widths == natural:
             break
     if len(widths) < len(heads):  # not even the headings of all have room
         lines = [[*line[: len(widths) - 1], "…"] for line in lines]
-    narrow = [
-        apart(list(c), width) for c, width in zip(zip(*lines, strict=True), widths, strict=True)
-    ]
-    text = ["  ".join(map(padded, line, widths)).rstrip() for line in zip(*narrow, strict=True)]
+    columns = zip(zip(*lines, strict=True), widths, strict=True)
+    narrow = [[text.ljust(width) for text in apart(c, width)] for c, width in columns]
+    text = ["  ".join(line).rstrip() for line in zip(*narrow, strict=True)]
     rule = "  ".join("-" * width for width in widths)
     note = [elide(section.note)] if section.note else []
     return [*note, text[0], rule, *text[1:]]
+
+
+def fit(natural: Sequence[int], heads: Sequence[int], width: int = WIDTH) -> list[int]:
+    """The widths of columns side by side, the widest made narrower until all have room.
+
+    Where they can't have it, the last ones are left out, and the last width is that of a column
+    which says so.
+
+    Args:
+        natural: what each column would take.
+        heads: what its heading takes.
+        width: what there is.
+    """
+    room = width - _GAP * (len(natural) - 1)
+    if sum(min(n, _NARROWEST) for n in natural) > room:
+        most = (width - 1) // (_NARROWEST + _GAP)
+        return [*fit(natural[:most], heads[:most], width - _GAP - 1), 1]
+    widths = [min(n, room) for n in natural]
+    for lowest in ([max(_NARROW, head) for head in heads], [_NARROWEST] * len(heads)):
+        while sum(widths) > room and (can := [i for i, w in enumerate(widths) if w > lowest[i]]):
+            widths[max(can, key=lambda i: (widths[i], i))] -= 1
+    return widths
+
+
+def elide(text: str, width: int = WIDTH) -> str:
+    """The text, with its middle left out where it is wider: ``layer…conv2``."""
+    if len(text) <= width:
+        return text
+    return f"{text[: width // 2]}…{text[len(text) - (width - 1) // 2 :]}"
+
+
+def apart(texts: Sequence[str], width: int) -> list[str]:
+    """The texts elided to a width; where that makes different ones equal, what differs is kept.
+
+    Example:
+        >>> apart(["encoder.blocks.0.attention", "encoder.blocks.1.attention"], 16)
+        ['…0.attention', '…1.attention']
+    """
+    short = [elide(text, width) for text in texts]
+    if len(set(short)) == len(set(texts)):
+        return short
+    wide = [text for text in texts if len(text) > width]
+    pairs = zip(min(wide), max(wide), strict=False)  # what these two share, all share
+    shared = next((i for i, (a, b) in enumerate(pairs) if a != b), 0)
+    kept = [f"…{text[shared:]}" if len(text) > width else text for text in texts]
+    kept = [text if len(text) <= width else f"{text[: width - 1]}…" for text in kept]
+    return kept if len(set(kept)) > len(set(short)) else short
 
 
 def _form(cell: Any, level: int) -> str:
@@ -149,3 +198,13 @@ def shown(value: Any) -> str:
     if isinstance(value, tuple):
         return "x".join(f"{v[0]}..{v[1]}" if isinstance(v, tuple) else str(v) for v in value)
     return str(value)
+
+
+def named(name: str, aliases: Sequence[str]) -> str:
+    """``layer (= alias, alias)``: a layer that stands at several places."""
+    return f"{name} (= {', '.join(aliases)})" if aliases else name
+
+
+def ranged(value: float | tuple[float, float] | None) -> str:
+    """A cell of a number or of two: ``0 to 0.1``."""
+    return " to ".join(map(shown, value)) if isinstance(value, tuple) else shown(value)

@@ -7,7 +7,6 @@ import collections
 import enum
 import itertools
 import random
-import types
 from fractions import Fraction
 
 import numpy as np
@@ -227,23 +226,6 @@ class Unhashable(Broken):
     __hash__ = None
 
 
-class Liar:
-    """Claims to be of another class."""
-
-    def __init__(self, cls):
-        self._cls = cls
-
-    @property
-    def __class__(self):
-        return self._cls
-
-
-class Secret:
-    @property
-    def __class__(self):
-        raise RuntimeError("secret")
-
-
 class Endless(collections.abc.Mapping):
     def __getitem__(self, key):
         return "Dropout"
@@ -325,7 +307,7 @@ def _unmade(cls):
     return object.__new__(cls)
 
 
-def _itself(kind):
+def itself(kind):
     value = {} if kind is dict else []
     if kind is dict:
         value["layer1"] = value
@@ -334,14 +316,14 @@ def _itself(kind):
     return value
 
 
-def _list_bomb(levels=12):
+def list_bomb(levels=12):
     value = ["x"]
     for _ in range(levels):
         value = [value] * 10
     return value
 
 
-def _deep(n, kind=list):
+def deep(n, kind=list):
     value = "Dropout"
     for _ in range(n):
         value = [value] if kind is list else {"ByDepth": {"start": value, "stop": 1}}
@@ -363,21 +345,18 @@ def _leaves(rng):
             lambda: rng.choice(SELECTORS),
             lambda: rng.choice(["Dropout", "Dropout2d(p=0.1)", "x" * 10**6, "Dropout(", "input"]),
             lambda: rng.choice([Text("layer1"), Kind.GLOB, Kind.NAME, Number.ONE, Key.LAYER]),
-            lambda: rng.choice(
-                [Broken, Unhashable, Secret, Talkative, CallableObject, BrokenMapping]
-            )(),
+            lambda: rng.choice([Broken, Unhashable, Talkative, CallableObject, BrokenMapping])(),
             lambda: rng.choice(
                 [Broken, Unhashable, Dropout, nn.Dropout, nn.Linear, int, dict, type]
             ),
-            lambda: Liar(rng.choice([dict, list, str, float, Dropout, Spec, Select, nn.Module])),
             lambda: rng.choice(
                 [Endless(), EndlessList(), itertools.count(), itertools.repeat((0, 0))]
             ),
             lambda: rng.choice(
                 [lambda x: x, print, len, lambda t: t / 0, str.upper, Dropout.apply]
             ),
-            lambda: rng.choice([_itself(list), _itself(dict), _list_bomb(), _deep(90), _deep(330)]),
-            lambda: _deep(rng.choice([3, 40, 330]), dict),
+            lambda: rng.choice([itself(list), itself(dict), list_bomb(), deep(90), deep(330)]),
+            lambda: deep(rng.choice([3, 40, 330]), dict),
             lambda: rng.choice([nn.Dropout(0.1), nn.Linear(2, 2), nn.ModuleDict(), torch.nn]),
             lambda: rng.choice([_unmade(Dropout), _unmade(LinearSchedule), _unmade(Select)]),
             lambda: rng.choice([Dropout(0.1), DropBlock2d(0.1), ClampGrad(-1), ClipGradNorm(1.0)]),
@@ -387,9 +366,8 @@ def _leaves(rng):
             lambda: rng.choice([Select("re:(.*)*!"), Select(types="Conv2d", expect=10**50)]),
             lambda: Select(stages=10**5000),
             lambda: Spec({"layer1.*": Dropout2d(0.1)}),
-            lambda: types.SimpleNamespace(a=_list_bomb()),
             lambda: (item for item in ("layer1", "Dropout")),
-            lambda: collections.deque([_list_bomb()]),
+            lambda: collections.deque([list_bomb()]),
             lambda: collections.UserDict({"Dropout": {"p": 0.1}}),
             lambda: rng.choice([Regularizer, Schedule, Exception("x" * 10_000), BrokenError()]),
         ]

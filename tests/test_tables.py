@@ -28,14 +28,11 @@ from dropblock_hooks import (
     layers,
     plan,
 )
-from dropblock_hooks.tables import Forms, Table
-from dropblock_hooks.textwidth import WIDTH, elide, fit, width_of, wrapped
-
-WIDE = {"cjk": "層", "emoji": "🧱", "combining": "é", "ascii": "l"}
+from dropblock_hooks.tables import WIDTH, Forms, Table, elide, fit
 
 
 def too_wide(text):
-    return [line for line in text.splitlines() if width_of(line) > WIDTH]
+    return [line for line in text.splitlines() if len(line) > WIDTH]
 
 
 def nested(name, depth):
@@ -50,7 +47,7 @@ def nested(name, depth):
 
 @pytest.mark.parametrize(
     ("letter", "length", "depth"),
-    [*((letter, 200, 1) for letter in WIDE.values()), ("l", 40, 6), ("l", 1, 60), ("l", 3, 1)],
+    [("層", 200, 1), ("l", 200, 1), ("l", 40, 6), ("l", 1, 60), ("l", 3, 1)],
 )
 def test_no_line_is_wider_however_names_and_regularizers_are(letter, length, depth):
     model = nested(letter * length, depth)
@@ -139,11 +136,10 @@ class Wide:
 
 @pytest.mark.parametrize("columns", [1, 5, 20, 21, 33, 34, 300])
 @pytest.mark.parametrize("length", [1, 9, 300])
-@pytest.mark.parametrize("letter", WIDE.values(), ids=WIDE)
-def test_any_number_of_columns(columns, length, letter):
+def test_any_number_of_columns(columns, length):
     heads = {f"column {i}": (lambda row, i=i: row.values[i]) for i in range(columns)}
-    rows = [Wide(tuple(letter * length for _ in range(columns)))] * 2
-    text = str(Table(rows, heads, letter * length))
+    rows = [Wide(tuple("l" * length for _ in range(columns)))] * 2
+    text = str(Table(rows, heads, "l" * length))
     assert too_wide(text) == []
     lines = text.splitlines()[1:]
     assert len(lines) == 4
@@ -174,16 +170,14 @@ def test_a_cell_has_its_longest_form_that_fits():
         assert letter in str(Table([Wide(("b" * length,))], columns)).splitlines()[2]
 
 
-@pytest.mark.parametrize("letter", WIDE.values(), ids=WIDE)
-def test_shortened_in_the_middle(letter):
-    text = "start" + letter * 300 + "end"
+def test_shortened_in_the_middle():
+    text = "start" + "l" * 300 + "end"
     for width in range(3, 120):
         short = elide(text, width)
-        assert width - 2 <= width_of(short) <= width
+        assert len(short) == width
         assert short.startswith("s")
         assert short.endswith("d")
     assert elide("short") == "short"
-    assert max(map(width_of, wrapped(text + " " + text, "  - ", "    "))) <= WIDTH
 
 
 def test_lines_in_a_cell():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..registry import name_of, text
 from ..regularizers.base import Regularizer
@@ -14,7 +14,7 @@ from ..schedules import Schedule, span_of
 from ..sites.counts import Reading
 from ..sites.shared import Control
 from ..sites.site import Site
-from ..tables import Columns, Forms, Section, Table
+from ..tables import Columns, Forms, Section, Table, named, ranged
 from ..tables import shown as cell
 
 Size = tuple[int | tuple[int, int], ...] | None
@@ -85,7 +85,6 @@ def readings(sites: Sequence[Site], control: Control) -> Readings:
 
 def site_row(site: Site, counted: Reading, forwards: int | None) -> SiteRow:
     """The row of a site and what it has counted, of a model with this many forwards so far."""
-    asked = getattr(site.regularizer, "block_size", None)
     block, life, shown = site.block_on(counted.maps), counted.life, counted.shown
     return SiteRow(
         site=site.key,
@@ -102,7 +101,7 @@ def site_row(site: Site, counted: Reading, forwards: int | None) -> SiteRow:
         calls_per_forward=life.calls / forwards if forwards else None,
         map_size=counted.map_size,
         block_size=block,
-        clipped=block is not None and is_clipped(block, asked),
+        clipped=is_clipped(block, site.regularizer),
         aliases=site.aliases,
     )
 
@@ -119,11 +118,19 @@ def scalars(sites: Sequence[Site], on: Container[str], prefix: str) -> dict[str,
     return found
 
 
-def is_clipped(block: tuple[int | tuple[int, int], ...], asked: object) -> bool:
+def is_clipped(block: Size, regularizer: Regularizer) -> bool:
     """Whether a block in force is smaller than the one asked for, on any map."""
+    if block is None:
+        return False
+    asked = getattr(regularizer, "block_size", None)
     edges = asked if isinstance(asked, tuple) else (asked,) * len(block)
     lows = [b[0] if isinstance(b, tuple) else b for b in block]
     return any(low < edge for low, edge in zip(lows, edges, strict=True) if isinstance(edge, int))
+
+
+def block_cell(row: Any) -> str:
+    """The block of a row of a report or plan."""
+    return cell(row.block_size) + (" (clipped)" if row.clipped else "")
 
 
 def _several(calls: float | None) -> str:
@@ -165,7 +172,7 @@ def site_table(sites: Sequence[Site], have: Readings, title: str) -> Report:
     """The rows of all sites with what they have counted, which print as a table."""
     forms = {site.key: shortened(site.regularizer) for site in sites}
     shared: Columns[SiteRow] = {
-        "site": lambda row: row.site + (f" (= {', '.join(row.aliases)})" if row.aliases else ""),
+        "site": lambda row: named(row.site, row.aliases),
         "regularizer": lambda row: forms[row.site],
     }
     calls: Columns[SiteRow] = {
@@ -178,7 +185,7 @@ def site_table(sites: Sequence[Site], have: Readings, title: str) -> Report:
         "realized": lambda row: row.realized_rate,
         **calls,
         "map": lambda row: row.map_size,
-        "block": lambda row: cell(row.block_size) + (" (clipped)" if row.clipped else ""),
+        "block": block_cell,
     }
     gradients: Columns[SiteRow] = {
         **shared,
@@ -195,7 +202,7 @@ def _bound(row: SiteRow) -> str | None:
     """Both bounds, or one with its direction; of a factor that it is one."""
     low, high = row.values.get("min"), row.values.get("max")
     if low is not None and high is not None:
-        return f"{cell(low)} to {cell(high)}"
+        return ranged((low, high))
     if low is not None or high is not None:
         return f"<= {cell(high)}" if low is None else f">= {cell(low)}"
     if "scale" in row.values:
@@ -219,5 +226,5 @@ def _span(rate: RateLike) -> str:
     """The lowest and the highest value of a schedule, where they are known."""
     low, high = span_of(rate)
     if math.isfinite(high - low):
-        return cell(low) if low == high else f"{cell(low)} to {cell(high)}"
+        return ranged(low if low == high else (low, high))
     return f"{name_of(type(rate))}(…)" if isinstance(rate, Schedule) else text(rate)

@@ -10,7 +10,7 @@ from torch import nn
 
 from ..selectors.index import Index
 from ..selectors.wrappers import bare_type, named_modules, unwrap
-from ..tables import Table
+from ..tables import Table, named
 from .dry_run import DryRun, observed, shape_of
 
 
@@ -65,9 +65,7 @@ def layers(model: nn.Module, example_input: Any = None) -> Table[LayerRow]:
         if name == target.name
     ]
     columns: dict[str, Any] = {
-        "name": lambda row: (
-            (row.name or ".") + (f" (= {', '.join(row.aliases)})" if row.aliases else "")
-        ),
+        "name": lambda row: named(row.name or ".", row.aliases),
         "type": lambda row: row.type,
     }
     if seen:

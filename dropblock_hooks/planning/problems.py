@@ -10,6 +10,7 @@ from torch import nn
 from ..attachment.report import is_clipped
 from ..attachment.resolve import Placement
 from ..quoting import listed, quote
+from ..tables import named
 from ..tables import shown as cell
 from .dropped_twice import find_doubled
 from .probe import Probed, SiteMet
@@ -89,7 +90,7 @@ def _name(p: Placement) -> str:
 def _of_placement(p: Placement) -> Iterator[tuple[str, str, str]]:
     if p.target.aliases:
         text = "one shared layer of several names, hooked once"
-        yield "aliases", text, f"{_name(p)} (= {', '.join(p.target.aliases)})"
+        yield "aliases", text, named(_name(p), p.target.aliases)
     if not getattr(p.regularizer, "traceable", True):
         yield "untraceable", f"{p.regularizer.label} breaks the graph under torch.compile", _name(p)
 
@@ -108,10 +109,9 @@ def _of_site(p: Placement, met: SiteMet) -> Iterator[tuple[str, str, str]]:
         yield "loses_samples", text, name
     if met.without_gradient:
         yield "no_gradient", f"{label} gets no gradient: nothing in front can be trained", name
-    block, asked = site.block_size, getattr(p.regularizer, "block_size", None)
-    if block is not None and is_clipped(block, asked):
-        text = f"the block of {cell(asked)} is clipped to the map {cell(site.map_size)}"
-        yield "clipped", text, name
+    if is_clipped(site.block_size, p.regularizer):
+        asked = cell(getattr(p.regularizer, "block_size", None))
+        yield "clipped", f"the block of {asked} is clipped to the map {cell(site.map_size)}", name
     if site.calls > 1:
         text = f"called {site.calls} times in a forward, and regularized each time"
         yield "several_calls", text, name

@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import TextWrapper
 from typing import Any
 
-from ..attachment.report import is_clipped
+from ..attachment.report import block_cell, is_clipped
 from ..attachment.resolve import Placement
 from ..schedules import span_of
 from ..selectors.wrappers import bare_type
-from ..tables import Table, html_list, shown
-from ..textwidth import wrapped
+from ..tables import WIDTH, Table, html_list, named, ranged, shown
 from .probe import SiteMet
 from .problems import Caution
 
 Range = tuple[float, float]
 Size = tuple[int | tuple[int, int], ...]
+_ITEM = TextWrapper(WIDTH, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False)
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,7 @@ class Plan(Table[PlanRow]):
     def __str__(self) -> str:
         parts = [super().__str__()]
         for heading, lines in self._notes():
-            items = [part for line in lines for part in wrapped(line, "  - ", "    ")]
-            parts.append("\n".join([f"{heading}:", *items]))
+            parts.append("\n".join([f"{heading}:", *(_ITEM.fill(line) for line in lines)]))
         return "\n\n".join(parts)
 
     __repr__ = __str__
@@ -100,19 +100,15 @@ class Plan(Table[PlanRow]):
 
 
 _COLUMNS: dict[str, Any] = {
-    "site": lambda row: row.site + (f" (= {', '.join(row.aliases)})" if row.aliases else ""),
+    "site": lambda row: named(row.site, row.aliases),
     "type": lambda row: row.type,
     "shape": lambda row: row.shape,
     "layout": lambda row: row.layout,
     "calls": lambda row: row.calls,
-    "block": lambda row: shown(row.block_size) + (" (clipped)" if row.clipped else ""),
-    "rate": lambda row: _range(row.rate),
-    "expected": lambda row: _range(row.expected_share),
+    "block": block_cell,
+    "rate": lambda row: ranged(row.rate),
+    "expected": lambda row: ranged(row.expected_share),
 }
-
-
-def _range(value: float | Range | None) -> str:
-    return " to ".join(map(shown, value)) if isinstance(value, tuple) else shown(value)
 
 
 def plan_row(key: str, p: Placement, met: SiteMet | None) -> PlanRow:
@@ -132,7 +128,7 @@ def plan_row(key: str, p: Placement, met: SiteMet | None) -> PlanRow:
         aliases=p.target.aliases,
         map_size=map_size,
         block_size=block,
-        clipped=block is not None and is_clipped(block, getattr(regularizer, "block_size", None)),
+        clipped=is_clipped(block, regularizer),
         rate=_rate(p),
         expected_share=_expected(p, map_size, calls),
         problem=met.error if met else None,

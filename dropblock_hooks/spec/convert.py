@@ -7,6 +7,7 @@ A regularizer or schedule is ``{Name: {field: value}}``, ``Name``, or the text o
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import warnings
 from collections.abc import Mapping
@@ -22,22 +23,19 @@ from ..regularizers.base import Regularizer
 from ..regularizers.foreign import Foreign, is_foreign
 from ..regularizers.rates import hints_of
 from ..schedules import Schedule
-from ..selectors.select import Select
 from .copying import Path, PlainError, Problems, is_list, key_text
 
-_T = TypeVar("_T", Regularizer, Schedule, Select)
+_T = TypeVar("_T", Regularizer, Schedule)
 _LONGEST_CALL = 10_000
 
 
 def regularizer_from(value: Any, path: Path = ()) -> Regularizer:
     """A regularizer from an object of ours or somebody else's, or from plain data."""
-    kind = type(value)  # not isinstance, which asks the value
-    if issubclass(kind, Regularizer):
-        found: Regularizer = value
-        return found
-    if issubclass(kind, Schedule):
+    if isinstance(value, Regularizer):
+        return value
+    if isinstance(value, Schedule):
         raise PlainError(path, f"{quote(value)} is a schedule, not a regularizer")
-    if issubclass(kind, type):
+    if isinstance(value, type):
         name = class_name(value)
         call = f"Foreign({name}, ...)" if issubclass(value, nn.Module) else f"{name}(...)"
         raise PlainError(path, f"got the class {name}: write {call}")
@@ -86,9 +84,8 @@ def _positional(cls: Any) -> list[str]:
 def _unknown(kind: str, name: str, known: Mapping[str, type]) -> str:
     if name == "Foreign":
         return "Foreign holds code, which a file can't: attach it from Python"
-    other = {**registered(Regularizer), **registered(Schedule)}
-    if name in other:
-        actual = "schedule" if issubclass(other[name], Schedule) else "regularizer"
+    if name in registered(object):  # as the other kind
+        actual = "regularizer" if kind == "schedule" else "schedule"
         return f"{name} is a {actual}, not a {kind}"
     hint = closest(name, known) or f" (known: {', '.join(known)})"
     return f"unknown {kind} {quote(name)}{hint}"
@@ -136,26 +133,14 @@ def _mentions_schedule(hint: Any) -> bool:
 def _field(value: Any, path: Path, may_be_schedule: bool) -> Any:
     if may_be_schedule and (isinstance(value, Mapping) or _names_schedule(value)):
         return _build(Schedule, value, path)
-    if isinstance(value, Mapping) and value and all(_is_number(key) for key in value):
-        # JSON's keys are text
-        return [(as_float(float(k) if type(k) is str else k), v) for k, v in value.items()]
+    if isinstance(value, Mapping) and value:
+        with contextlib.suppress(TypeError, ValueError):  # JSON's keys are text
+            return [(as_float(key), item) for key, item in value.items()]
     return tuple(value) if is_list(value) else value
 
 
 def _names_schedule(value: Any) -> bool:
-    if not isinstance(value, str):
-        return False
-    return "(" in value or value in registered(Schedule)
-
-
-def _is_number(text: Any) -> bool:
-    try:
-        float(text)
-    except (TypeError, ValueError):
-        return False
-    except OverflowError:
-        return True
-    return True
+    return isinstance(value, str) and ("(" in value or value in registered(Schedule))
 
 
 def _parse_call(text: str, path: Path) -> tuple[str, dict[str, Any]]:
@@ -180,7 +165,7 @@ def _call(node: ast.AST) -> tuple[str, dict[str, Any]]:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         raise ValueError
     name = node.func.id
-    cls = {**registered(Regularizer), **registered(Schedule)}.get(name)
+    cls = registered(object).get(name)
     names = _positional(cls) if cls else []
     if len(node.args) > len(names) and cls:
         raise ValueError
@@ -207,7 +192,7 @@ def to_plain(obj: Any) -> Any:
     Raises:
         ValueError: for what holds code: a function, a `Foreign`, a class that is not registered.
     """
-    if isinstance(obj, Foreign) or type(obj) not in registered(object).values():
+    if type(obj) not in registered(object).values():
         raise ValueError(
             f"{quote(obj)} can't be written to a file: it holds code, or is not registered"
         )

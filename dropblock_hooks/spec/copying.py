@@ -6,16 +6,10 @@ after this module meets dicts, lists, tuples and scalars only. Other objects are
 
 from __future__ import annotations
 
-import contextlib
-import enum
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from torch import nn
-
-from ..quoting import described, quote
-from ..regularizers.base import Regularizer
-from ..schedules import Schedule
+from ..quoting import quote
 from .files import MOST_LEVELS, MOST_NODES
 
 _T = TypeVar("_T")
@@ -23,14 +17,8 @@ _E = TypeVar("_E")
 Path = tuple[str, ...]
 MOST_PROBLEMS = 200
 """Problems after which reading stops: each takes time to explain."""
-_PLAIN = (dict, list, tuple)
 _SCALARS = (str, int, float, bool, type(None))
-_EXACT: dict[type, Callable[[Any], Any]] = {
-    str: str.__str__,
-    int: int.__int__,
-    float: float.__float__,
-}
-_WHOLE = (enum.Enum, type, nn.Module, Regularizer, Schedule)  # one thing, also where they are lists
+_EXACT: dict[type, Any] = {str: str.__str__, int: int, float: float}  # also of an Enum
 
 
 class PlainError(ValueError):
@@ -63,19 +51,6 @@ class Problems(list[_E]):
             yield item
 
 
-@contextlib.contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Whatever somebody's code raises while a value is read, as a `PlainError`."""
-    try:
-        yield
-    except PlainError:
-        raise
-    except RecursionError as error:
-        raise PlainError(path, "is nested too deeply") from error
-    except Exception as error:
-        raise PlainError(path, f"reading it raised {described(error)}") from error
-
-
 def is_list(value: Any) -> bool:
     """Whether it is a list, a tuple, or a configuration library's list."""
     return isinstance(value, Sequence) and not isinstance(
@@ -85,7 +60,7 @@ def is_list(value: Any) -> bool:
 
 def key_text(key: Any) -> str:
     """A key as a part of a path."""
-    return str.__str__(key) if issubclass(type(key), str) else quote(key)
+    return str.__str__(key) if isinstance(key, str) else quote(key)  # also of an Enum
 
 
 class Copier:
@@ -93,7 +68,6 @@ class Copier:
 
     def __init__(self) -> None:
         self._left = MOST_NODES
-        self._open: set[int] = set()
         self._known: dict[int, tuple[Any, Any, int]] = {}
 
     @property
@@ -108,41 +82,29 @@ class Copier:
             PlainError: for what is too large or too deep, or holds itself.
         """
         self._spend(1, path)
-        return value if type(value) in _SCALARS else self._copied(value, path)
+        if type(value) in _SCALARS:
+            return value
+        for base, exact in _EXACT.items():
+            if isinstance(value, base):
+                return exact(value)
+        is_mapping = isinstance(value, Mapping)
+        if not is_mapping and not is_list(value):
+            return value
+        if len(path) > MOST_LEVELS:
+            problem = f"is nested too deeply, more than {MOST_LEVELS} levels, or holds itself"
+            raise PlainError(path, problem)
+        left = self._left
+        if id(value) in self._known:  # it stands here again, and counts again
+            self._spend(self._known[id(value)][2], path)
+        else:
+            copy = self._mapping(value, path) if is_mapping else self._list(value, path)
+            self._known[id(value)] = value, copy, left - self._left
+        return self._known[id(value)][1]
 
     def _spend(self, n: int, path: Path) -> None:
         self._left -= n
-        if self._left < 0:
+        if self.full:
             raise PlainError(path, f"the spec has more than {MOST_NODES:,} values")
-
-    def _copied(self, value: Any, path: Path) -> Any:
-        kind = type(value)
-        is_mapping = kind is dict
-        if kind not in _PLAIN:
-            for base, exact in _EXACT.items():
-                if issubclass(kind, base):
-                    return exact(value)
-            is_mapping = isinstance(value, Mapping)
-            if isinstance(value, _WHOLE) or not (is_mapping or is_list(value)):
-                return value
-        if id(value) in self._known:  # it stands here again, and counts again
-            _, copy, size = self._known[id(value)]
-            self._spend(size, path)
-            return copy
-        if id(value) in self._open:
-            raise PlainError(path, "holds itself")
-        if len(self._open) == MOST_LEVELS:
-            raise PlainError(path, f"is nested too deeply, more than {MOST_LEVELS} levels")
-        if len(value) > self._left:  # before it is begun
-            self._spend(len(value), path)
-        self._open.add(id(value))
-        left = self._left
-        try:
-            copy = self._mapping(value, path) if is_mapping else self._list(value, path)
-        finally:
-            self._open.remove(id(value))
-        self._known[id(value)] = value, copy, left - self._left
-        return copy
 
     def _mapping(self, value: Mapping[Any, Any], path: Path) -> dict[Any, Any]:
         found: dict[Any, Any] = {}

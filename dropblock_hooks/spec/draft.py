@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any
 
 from ..quoting import described, label, quote, shorten, shown
 from ..regularizers.base import Regularizer
@@ -14,13 +15,11 @@ from ..selectors.select import Select, Selector
 from ..tables import counted
 from . import files
 from .convert import construct, regularizer_from
-from .copying import Copier, Path, PlainError, Problems, explained, is_list, key_text
+from .copying import Copier, Path, PlainError, Problems, is_list, key_text
 
 _SHOWN = 10  # problems in the text of an error
 _LONGEST_PROBLEM = 1_000
 _LONGEST_TEXT = 3_500
-_Item: TypeAlias = tuple[Path, Any, Any]
-"""Key path, selector and value of an entry; a PlainError in the place of what can't be copied."""
 
 
 class SpecError(ValueError):
@@ -71,16 +70,9 @@ class Draft:
         """What somebody's code raised, if it did."""
         self._source = source
         self._known: dict[str, Regularizer] = {}  # many layers, one text
-        copier, items = Copier(), []
-        try:
-            for item in self._items(data, copier):
-                items.append(item)
-        except PlainError as error:
-            if copier.full:  # refused before anything is built
-                items = []
-            items.append(error)
-        for item in self.problems.limited(items):
-            self._note(item) if isinstance(item, PlainError) else self._read(*item)
+        with self._noting(()):
+            for path, selector, value in self.problems.limited(self._copies(data)):
+                self._read(path, selector, value)
         if self.problems.cut:
             self.problems.append("what comes behind was not read")
         if not self.entries and not self.problems:
@@ -94,10 +86,9 @@ class Draft:
     @classmethod
     def of(cls, spec: Any) -> Draft:
         """From all that ``attach`` takes."""
-        if issubclass(type(spec), str | os.PathLike):
+        if isinstance(spec, str | os.PathLike):
             return cls.load(spec)
-        is_spec = issubclass(type(spec), Entries)
-        return cls(spec.entries if is_spec else spec, files.Source())
+        return cls(spec.entries if isinstance(spec, Entries) else spec, files.Source())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Draft:
@@ -110,10 +101,9 @@ class Draft:
         except FileNotFoundError:
             problem = f"there is no file {quote(name)}; a spec is a mapping or the path of a file"
             raise SpecError([problem]) from None
-        except OSError as error:
-            raise SpecError([f"can't read it: {error.strerror}"], name) from error
         except Exception as error:  # ValueError for a NUL; a path of somebody's may raise anything
-            raise SpecError([f"can't read it: {described(error)}"], name) from error
+            why = error.strerror if isinstance(error, OSError) else described(error)
+            raise SpecError([f"can't read it: {why}"], name) from error
         is_json = os.path.splitext(name)[1].lower() == ".json"
         return cls.read(files.read_json if is_json else files.read_yaml, data, name)
 
@@ -121,7 +111,7 @@ class Draft:
     def read(cls, read: files.Reader, text: str | bytes, source: str) -> Draft:
         """From text."""
         try:
-            return cls(*read(files.decoded(text), source))
+            return cls(*read(text, source))
         except files.FileError as error:
             raise SpecError([str(error)], source) from error.__cause__
 
@@ -137,92 +127,66 @@ class Draft:
         error.__cause__ = self.cause
         return error
 
-    def _note(self, error: PlainError) -> None:
-        self.problems += [self._source.located(path, message) for path, message in error.faults]
-        self.cause = self.cause or error.__cause__
+    @contextlib.contextmanager
+    def _noting(self, path: Path) -> Iterator[None]:
+        """What is wrong with what is read within becomes a problem."""
+        faults: tuple[tuple[Path, str], ...] = ()
+        cause: BaseException | None = None
+        try:
+            yield
+        except PlainError as error:
+            faults, cause = error.faults, error.__cause__
+        except RecursionError as error:
+            faults, cause = ((path, "is nested too deeply"),), error
+        except Exception as error:  # somebody's code
+            faults, cause = ((path, f"reading it raised {described(error)}"),), error
+        self.problems += [self._source.located(*fault) for fault in faults]
+        self.cause = self.cause or cause
 
-    def _items(self, data: Any, copier: Copier) -> Iterator[_Item | PlainError]:
-        """The entries, or why they are none."""
-        faults = Problems[PlainError]()
-        with explained(()):
-            is_mapping = isinstance(data, Mapping)
-            if not is_mapping and not is_list(data):
-                problem = f"a spec is a mapping from selectors to regularizers, got {shown(data)}"
-                raise PlainError((), problem)
-            items = data.items() if is_mapping else data
-            for i, item in faults.limited(enumerate(items)):
-                if i == files.MOST_NODES:
-                    raise PlainError((), f"it has more than {files.MOST_NODES:,} entries")
-                try:
-                    with explained((str(i),)):
-                        read = _keyed(item) if is_mapping else _listed(str(i), item)
-                except PlainError as error:
-                    yield error
-                    faults.append(error)
-                    continue
-                path, selector, value = read
-                copies = _tried(copier, value, path), _tried(copier, selector, path)
-                if copier.full:
-                    raise next(copy for copy in copies if isinstance(copy, PlainError))
-                yield path, copies[1], copies[0]
-        self.problems.cut |= faults.cut
+    def _copies(self, data: Any) -> list[tuple[Path, Any, Any]]:
+        """Key path, selector and value of the entries, before anything is built from them."""
+        is_mapping = isinstance(data, Mapping)
+        if not is_mapping and not is_list(data):
+            problem = f"a spec is a mapping from selectors to regularizers, got {shown(data)}"
+            raise PlainError((), problem)
+        copier, copies = Copier(), []
+        items = data.items() if is_mapping else data
+        for i, item in enumerate(self.problems.limited(items)):
+            with self._noting((str(i),)):
+                path, selector, value = _keyed(item) if is_mapping else _listed(str(i), item)
+                with self._noting(path):
+                    copies.append((path, copier.copy(selector, path), copier.copy(value, path)))
+            if copier.full:  # what else there may be is of no use
+                self.problems[:] = self.problems[-1:]
+                return []
+        return copies
 
     def _read(self, path: Path, selector: Any, value: Any) -> None:
         regularizers: tuple[Regularizer, ...] | None = ()
-        try:
-            with explained(path):
-                regularizers = self._regularizers(_given(value), path)
-        except PlainError as error:
-            self._note(error)
-        try:
-            with explained(path):
-                found = _selector(_given(selector), path)
-                self.entries.append(Entry(found, regularizers))
-        except PlainError as error:
-            self._note(error)
+        with self._noting(path):
+            regularizers = self._regularizers(value, path)
+        with self._noting(path):
+            self.entries.append(Entry(_selector(selector, path), regularizers))
 
     def _regularizers(self, value: Any, path: Path) -> tuple[Regularizer, ...] | None:
         if value is None:
             return None
+        items: list[tuple[Path, Any]] = [(path, value)]
         if isinstance(value, dict) and len(value) > 1:
             items = [(path, {name: given}) for name, given in value.items()]
         elif is_list(value):
             items = [((*path, str(i)), item) for i, item in enumerate(value)]
-        else:
-            items = [(path, value)]
         if not items:
             problem = "has no regularizer: write None (null) to clear earlier entries'"
             raise PlainError(path, problem)
         found = []
         for where, item in self.problems.limited(items):
-            try:
-                with explained(where):
-                    found.append(self._regularizer(item, where))
-            except PlainError as error:
-                self._note(error)
+            with self._noting(where):
+                known = self._known.get(item) if isinstance(item, str) else None
+                found.append(known or regularizer_from(item, where))
+                if isinstance(item, str):
+                    self._known[item] = found[-1]
         return tuple(found)
-
-    def _regularizer(self, item: Any, where: Path) -> Regularizer:
-        if type(item) is not str:
-            return regularizer_from(item, where)
-        if item not in self._known:
-            self._known[item] = regularizer_from(item, where)
-        return self._known[item]
-
-
-def _tried(copier: Copier, value: Any, path: Path) -> Any:
-    """A copy, or the PlainError why there is none."""
-    try:
-        with explained(path):
-            return copier.copy(value, path)
-    except PlainError as error:
-        return error
-
-
-def _given(copy: Any) -> Any:
-    if isinstance(copy, PlainError):
-        raise copy
-    return copy
 
 
 def _keyed(item: Any) -> tuple[Path, Any, Any]:
@@ -231,7 +195,7 @@ def _keyed(item: Any) -> tuple[Path, Any, Any]:
 
 
 def _listed(i: str, item: Any) -> tuple[Path, Any, Any]:
-    if issubclass(type(item), Entry):
+    if isinstance(item, Entry):
         return (key_text(item.selector),), item.selector, item.regularizers
     if isinstance(item, Mapping) and set(islice(item, 3)) == {"select", "apply"}:
         return (i, "apply"), item["select"], item["apply"]
@@ -245,9 +209,8 @@ def _listed(i: str, item: Any) -> tuple[Path, Any, Any]:
 
 
 def _selector(value: Any, path: Path) -> Selector:
-    if issubclass(type(value), str | Select):
-        found: Selector = value
-        return found
+    if isinstance(value, str | Select):
+        return value
     if isinstance(value, Mapping):
         select: Select = construct(Select, value, (*path[:-1], "select"))
         return select

@@ -7,7 +7,7 @@ stands for: nine lines of YAML can mean a billion values.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import yaml
@@ -15,7 +15,7 @@ from yaml.constructor import SafeConstructor
 
 from ..quoting import described, label, quote, shorten
 
-Reader: TypeAlias = "Callable[[str, str], tuple[Any, Source]]"
+Reader: TypeAlias = "Callable[[str | bytes, str], tuple[Any, Source]]"
 Key: TypeAlias = tuple[str, ...]
 
 MOST_BYTES = 1_000_000
@@ -61,54 +61,35 @@ def decoded(data: Any) -> str:
     Raises:
         FileError: for other bytes, and for what is no text.
     """
-    if isinstance(data, bytes | bytearray):
-        _check_bytes(len(data))
-        try:
-            return data.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise FileError(f"it is not UTF-8: {error.reason} at byte {error.start}") from None
-    if not isinstance(data, str):
+    if not isinstance(data, str | bytes | bytearray):
         raise FileError(f"it must be text, got {quote(data, 100)}")
-    text = str.__str__(data)
-    _check_bytes(len(text))
     try:
-        _check_bytes(len(text.encode()))
-    except UnicodeEncodeError as error:
-        raise FileError(f"it is not Unicode: {error.reason} at {error.start}") from None
-    return text.removeprefix("\ufeff")
-
-
-def _check_bytes(n: int) -> None:
-    if n > MOST_BYTES:
+        given = data.encode() if isinstance(data, str) else data
+        text = given.decode("utf-8-sig")
+    except (UnicodeEncodeError, UnicodeDecodeError) as error:
+        raise FileError(f"it is not UTF-8: {error.reason} at {error.start}") from None
+    if len(given) > MOST_BYTES:
         raise FileError(f"it is larger than {MOST_BYTES:,} bytes")
+    return text
 
 
-def read_yaml(text: str, name: str) -> tuple[Any, Source]:
+def read_yaml(text: str | bytes, name: str) -> tuple[Any, Source]:
     """The data, as ``yaml.safe_load`` has it, and its lines."""
     text = decoded(text)
     try:
         _check_events(text)
-        loader = _Loader(text)
-        try:
-            root = loader.get_single_node()
-            if root is None:
-                raise FileError("it is empty")
-            walk = _Walk()
-            walk.visit(root, ())
-            data = loader.construct_document(root)
-        finally:
-            loader.dispose()
+        root = yaml.compose(text, _Loader)
+        if root is None:
+            raise FileError("it is empty")
+        walk = _Walk()
+        walk.visit(root, ())
+        return SafeConstructor().construct_document(root), Source(name, walk.lines)
     except yaml.YAMLError as error:
         raise FileError(_yaml_problem(error, text.count("\n") + 1)) from None
     except FileError:
         raise
-    except RecursionError:
-        raise FileError(_TOO_DEEP) from None
     except Exception as error:  # what int(), date() and their like raise on a scalar, as they are
         raise FileError(f"a value can't be read: {described(error)}") from error
-    if data is None:
-        raise FileError("it is empty")
-    return data, Source(name, walk.lines)
 
 
 def _yaml_problem(error: yaml.YAMLError, last: int) -> str:
@@ -123,16 +104,11 @@ def _check_events(text: str) -> None:
     """Refuse too many or too deep values, as they stand in the text."""
     nodes = level = 0
     for event in yaml.parse(text, Loader=_Loader):
-        if isinstance(event, yaml.NodeEvent):
-            nodes += 1
-            if nodes > MOST_NODES:
-                raise FileError(_TOO_MANY)
-        if isinstance(event, yaml.CollectionStartEvent):
-            level += 1
-            if level > MOST_LEVELS:
-                raise FileError(f"{_line(event)}{_TOO_DEEP}")
-        elif isinstance(event, yaml.CollectionEndEvent):
-            level -= 1
+        nodes += isinstance(event, yaml.NodeEvent)
+        level += isinstance(event, yaml.CollectionStartEvent)
+        level -= isinstance(event, yaml.CollectionEndEvent)
+        if nodes > MOST_NODES or level > MOST_LEVELS:
+            raise FileError(f"{_line(event)}{_TOO_MANY if nodes > MOST_NODES else _TOO_DEEP}")
 
 
 class _Walk:
@@ -141,76 +117,78 @@ class _Walk:
     def __init__(self) -> None:
         self.lines: dict[Key, int] = {}
         self._sizes: dict[int, int] = {}
-        self._open: set[int] = set()
 
     def visit(self, node: yaml.Node, path: Key) -> int:
-        """How many values are here and below; aliases spelled out, as a merge does."""
-        if id(node) in self._open:
-            raise FileError(Source("", self.lines).located(path, "an alias stands for itself"))
+        """How many values are here and below, keys apart; aliases spelled out, as a merge does."""
         if id(node) not in self._sizes:
-            self._open.add(id(node))
+            self._sizes[id(node)] = 0  # until all below is visited
             self._sizes[id(node)] = self._measured(node, path)
-            self._open.remove(id(node))
+        elif not self._sizes[id(node)]:
+            raise FileError(Source("", self.lines).located(path, "an alias stands for itself"))
         return self._sizes[id(node)]
 
     def _measured(self, node: yaml.Node, path: Key) -> int:
         if isinstance(node, yaml.ScalarNode):
-            if node.tag in _NUMBERS and len(node.value) > _MOST_DIGITS:
-                n = len(node.value)
-                raise FileError(f"{_line(node)}a value can't be read: a number of {n} characters")
+            if node.tag in _NUMBERS:
+                _digits(node.value, _line(node))
             return 1
         size = 1
-        for key, child in self._children(node, path):
+        for key, line, child in _children(node):
+            self.lines[(*path, key)] = line
             size += self.visit(child, (*path, key))
             if size > MOST_NODES:
                 raise FileError(f"{_line(node)}{_TOO_MANY}")
         return size
 
-    def _children(self, node: yaml.Node, path: Key) -> list[tuple[str, yaml.Node]]:
-        """What a collection holds, keys before their values; keys that stand twice are refused."""
-        found: list[tuple[str, yaml.Node]] = []
-        if isinstance(node, yaml.SequenceNode):
-            for i, item in enumerate(node.value):
-                self.lines[(*path, str(i))] = item.start_mark.line + 1
-                found.append((str(i), item))
-            return found
-        first: dict[Any, int] = {}
-        for key, value in node.value:
-            line = key.start_mark.line + 1
-            if not isinstance(key, yaml.ScalarNode):
-                raise FileError(f"line {line}: a key must be text, not a list or a mapping")
-            if key.tag != _MERGE:
-                same = _value(key)
-                if same in first:
-                    problem = f"the key '{label(key.value)}' stands twice (first in line "
-                    raise FileError(f"line {line}: {problem}{first[same]})")
-                first[same] = line
-            self.lines[(*path, key.value)] = line
-            found += [(key.value, key), (key.value, value)]
-        return found
+
+def _children(node: yaml.Node) -> Iterator[tuple[str, int, yaml.Node]]:
+    """Key, line and value of what a collection holds; a key that stands twice is refused."""
+    if isinstance(node, yaml.SequenceNode):
+        yield from ((str(i), at.start_mark.line + 1, at) for i, at in enumerate(node.value))
+        return
+    first: dict[Any, int] = {}
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if not isinstance(key, yaml.ScalarNode):
+            raise FileError(f"line {line}: a key must be text, not a list or a mapping")
+        same = _value(key)
+        if same in first and key.tag != _MERGE:
+            problem = f"the key '{label(key.value)}' stands twice (first in line {first[same]})"
+            raise FileError(f"line {line}: {problem}")
+        first[same] = line
+        yield key.value, line, value
 
 
-def _line(node: yaml.Node | yaml.Event) -> str:
-    mark = node.start_mark
-    return f"line {mark.line + 1}: " if mark else ""
+def _line(node: Any) -> str:
+    return f"line {node.start_mark.line + 1}: "
 
 
 def _value(key: yaml.ScalarNode) -> Any:
     """A key as it will be compared: numbers by value."""
-    if key.tag not in _NUMBERS or len(key.value) > _MOST_DIGITS:
+    if key.tag not in _NUMBERS:
         return key.tag, key.value
-    constructor = SafeConstructor()
-    is_int = key.tag == _NUMBERS[0]
-    return constructor.construct_yaml_int(key) if is_int else constructor.construct_yaml_float(key)
+    _digits(key.value, _line(key))
+    return SafeConstructor().construct_object(key)
 
 
-def read_json(text: str, name: str) -> tuple[Any, Source]:
+def _digits(number: str, line: str = "") -> str:
+    """A number as it is written, unless that is so long that reading it takes time."""
+    if len(number) > _MOST_DIGITS:
+        n = len(number)
+        raise FileError(f"{line}a value can't be read: a number of {n} characters")
+    return number
+
+
+def read_json(text: str | bytes, name: str) -> tuple[Any, Source]:
     """The data; JSON's reader knows no lines."""
     text = decoded(text)
     if not text.strip():
         raise FileError("it is empty")
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_int=_integer), Source(name)
+        data = json.loads(
+            text, object_pairs_hook=_unique, parse_int=lambda number: int(_digits(number))
+        )
+        return data, Source(name)
     except json.JSONDecodeError as error:
         raise FileError(f"line {error.lineno}: {error.msg}") from None
     except RecursionError:
@@ -224,9 +202,3 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise FileError(f"the key {quote(key)} stands twice")
         found[key] = value
     return found
-
-
-def _integer(digits: str) -> int:
-    if len(digits) > _MOST_DIGITS:
-        raise FileError(f"a value can't be read: a number of {len(digits)} characters")
-    return int(digits)

@@ -43,7 +43,7 @@ class Spec(Entries):
     @classmethod
     def of(cls, spec: Any) -> Spec:
         """A Spec from all that ``attach`` takes: also the path of a YAML or JSON file."""
-        return cls.load(spec) if issubclass(type(spec), str | os.PathLike) else cls(spec)
+        return cls(spec)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Spec:

@@ -19,7 +19,7 @@ from dropblock_hooks import (
     SpecError,
     attach,
 )
-from tests.bad_specs import EndlessKeys, files, objects
+from tests.bad_specs import EndlessKeys, deep, files, itself, list_bomb, objects
 from tests.cases import rest_slow
 
 LONGEST = 4_000
@@ -164,19 +164,40 @@ def test_on_a_large_model(tmp_path, n):
         ("a: &a {Dropout: {<<: *a}}", "stands for itself"),
         (f"a: {{Dropout: {{p: {'9' * 5000}}}}}", "can't be read"),
         ("? [a, b]\n: Dropout", "a key must be text"),
+        ("a: {&k p: 1, *k : 2}", "line 1: the key 'p' stands twice"),
     ],
-    ids=["levels", "values", "bytes", "twice", "itself", "digits", "key"],
+    ids=["levels", "values", "bytes", "twice", "itself", "digits", "key", "alias of a key"],
 )
 def test_large_texts_are_refused_before_they_are_built(text, part):
     with pytest.raises(SpecError, match=part):
         Spec.from_yaml(text)
 
 
-def test_aliases_count_as_what_they_stand_for():
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 30)]
-    with pytest.raises(SpecError, match="100,000 values"):
+@pytest.mark.parametrize(
+    ("first", "form"), [("[x, x, x]", "[{}]"), ("{a: 1, b: 1}", "{{<<: [{}]}}")], ids=["list", "<<"]
+)
+def test_aliases_count_as_what_they_stand_for(first, form):
+    lines = [f"a0: &a0 {first}"]
+    lines += [f"a{i}: &a{i} {form.format(', '.join([f'*a{i - 1}'] * 10))}" for i in range(1, 30)]
+    with pytest.raises(SpecError, match="line 6: .*100,000 values"):
         Spec.from_yaml("\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [
+        (list_bomb(), "a → 0 .*: the spec has more than 100,000 values"),
+        (itself(list), "a → 0 .*: is nested too deeply, more than 100 levels, or holds itself"),
+        (itself(dict), "a → layer1 .*: is nested too deeply, .* or holds itself"),
+        (deep(101), "100 levels"),
+        (range(10**9), "100,000 values"),
+    ],
+    ids=["bomb", "list", "dict", "levels", "range"],
+)
+def test_objects_are_refused_before_they_are_copied(value, part):
+    with pytest.raises(SpecError, match=part) as caught:
+        Spec({"b": "Dropuot", "a": value})
+    assert len(caught.value.problems) == (1 if "values" in part else 2)
 
 
 @pytest.mark.parametrize(
