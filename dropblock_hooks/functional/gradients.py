@@ -7,7 +7,7 @@ anyway, its size too.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -41,7 +41,8 @@ class Clipped(NamedTuple):
 def clamp_counted(grad: Tensor, min: Bound | None, max: Bound | None) -> tuple[Tensor, Tensor]:
     """`grad` with its finite values clamped, and how many were."""
     low, high = _fit(min, grad.dtype), _fit(max, grad.dtype)
-    clamped = torch.where(grad.isinf(), grad, grad.clamp(low, high))  # type: ignore[arg-type]
+    kept: Any = low, high  # torch's types know no bound that is a number here and a tensor there
+    clamped = torch.where(grad.isinf(), grad, grad.clamp(*kept))
     return clamped, ((clamped != grad) & ~grad.isnan()).sum()
 
 
