@@ -87,7 +87,7 @@ def _steps(text: str, names: tuple[str, ...]) -> float:
                     low, high, body = value
                     first, *_ = repeated = [*_flat(body), (None, None)]
                     turns = min(high * times, *map(most, repeated))  # and one each that fails
-                    ends = min(high - low, turns, most(first, behind))
+                    ends = min(high - low, most(first, behind))
                     bits += min(times * log2(1 + ends), times + turns)
                     bits += ways(body, min(high * times, turns + times))
                     bits += 0 if body.getwidth()[0] else max(low, turns)  # of nothing, or more
