@@ -9,9 +9,7 @@ from functools import cached_property
 from torch import nn
 
 from ..checks import closest
-from .automata import Effort
 from .globs import Names
-from .patterns import MOST_STEPS
 from .wrappers import bare_type, named_modules
 
 _PARAMETER = "param:"
@@ -45,7 +43,6 @@ class Index:
         self.modules: dict[str, Target] = {}
         self.parameters: dict[str, Target] = {}
         self.hints = _HINTS
-        self.effort = Effort(MOST_STEPS)
         self._names: dict[str, Names] = {}
         by_identity: dict[int, list[str]] = {}
         for name, module in named_modules(model):
