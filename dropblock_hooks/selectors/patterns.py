@@ -18,7 +18,7 @@ from typing import Any
 from ..quoting import message_of
 
 _LONGEST = 2_000
-_MOST_STEPS = 30  # as a power of two: about a second
+_MOST_STEPS = 30  # as a power of two: some seconds at most
 _WIDE = re.compile(r"-(?:[^\x00-\x7f]|\\[uUN])")  # a range that `re.compile` takes 8 ms for
 _MOST_WIDE = 20
 _LOCAL_FLAGS = re.compile(r"\(\?[a-z-]+:")
