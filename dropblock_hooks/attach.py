@@ -1,7 +1,5 @@
 """``attach``: put regularizers on the layers of a model, by name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

@@ -1,7 +1,5 @@
 """Activation checkpointing: forwards that run again, inside a backward."""
 
-from __future__ import annotations
-
 import sys
 from types import FrameType
 from typing import Generic, TypeVar

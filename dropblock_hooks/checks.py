@@ -1,7 +1,5 @@
 """Values that somebody gave, checked: one message each."""
 
-from __future__ import annotations
-
 import difflib
 import heapq
 import math

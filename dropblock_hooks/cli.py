@@ -1,7 +1,5 @@
 """The command ``dropblock-hooks``."""
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import sys

@@ -3,8 +3,6 @@
 A preset can be printed, saved, planned and changed like any other spec.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ A value can be huge (a list of lists of lists), hold itself, or raise when it is
 may hide the message about it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import math

@@ -1,7 +1,5 @@
 """Names that may stand in a spec file, and the classes behind them."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Rows that print as a table of at most 100 columns, and convert to HTML, dicts and pandas."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from html import escape

@@ -1,7 +1,5 @@
 """Warnings about attached regularizers, which point at the user's own line."""
 
-from __future__ import annotations
-
 import os
 import sys
 import sysconfig

@@ -4,8 +4,6 @@ The first training forward of each window is looked at; when an epoch ends, what
 done, what gradients have done, and whether the model was trained at all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What torch has compiled: it would use that again, and not see hooks that have come since."""
 
-from __future__ import annotations
-
 import sys
 import types
 

@@ -1,7 +1,5 @@
 """What holds over all processes of a distributed run: counts added up, and what differs."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -4,8 +4,6 @@ There is one finder, `fault_of`. ``verify`` lists what it finds, the first train
 end of an epoch warn of it, ``plan`` groups it: they differ in how they tell it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The sites of an Attachment that a key, a selector or a class of regularizers means."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import nn

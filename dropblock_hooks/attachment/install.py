@@ -1,7 +1,5 @@
 """Installing: the hooks of placements, put on the layers of a model; all or none."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch import nn

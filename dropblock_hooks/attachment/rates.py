@@ -1,7 +1,5 @@
 """The rates of sites: their values at a time, and others in their place."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The report: what has happened at each site."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Placement: a spec resolved on a model and checked, before any hook goes in."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """The state of an Attachment as plain numbers and text, and back."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What is wrong with the sites of an Attachment: in one window, an epoch say."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The axes of a tensor: views with the channels first, and back."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

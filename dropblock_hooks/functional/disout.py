@@ -3,8 +3,6 @@
 The blocks are DropBlock's, of the exact calibration (see ``dropblock``); the noise is added there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -4,8 +4,6 @@ A seed drops the whole block that begins there, and seeds fall only where the wh
 position with the chance γ (see ``gamma``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, get_args
 

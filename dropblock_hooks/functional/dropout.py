@@ -3,8 +3,6 @@
 The ``drop_*`` functions of units return the tensor and how many elements were dropped.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, get_args

@@ -4,8 +4,6 @@ Solved on the host for a number p, and inside the graph for a tensor p: there ne
 another map size compiles anew.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections import Counter

@@ -5,8 +5,6 @@ A bound is a number, or (multiplied by a loss scale) a 0-dim tensor on the gradi
 anyway, its size too.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch

@@ -4,8 +4,6 @@ The ``drop_*`` functions return the tensor and how many elements were dropped. A
 or a 0-dim tensor, for compiled code, and then nothing depends on its value but values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TypeAlias
 

@@ -1,7 +1,5 @@
 """Noise: additive and multiplicative."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -5,8 +5,6 @@ such a node the axes are followed through permutations, views and elementwise op
 sizes that are equal by chance mislead nobody. What the walk does not know ends it there.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import deque

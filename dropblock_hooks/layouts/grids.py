@@ -1,7 +1,5 @@
 """The grids that a model's tokens form, the tokens before them, and their order."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator

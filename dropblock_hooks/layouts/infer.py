@@ -3,8 +3,6 @@
 Pure comparisons of integers, so that it can be run at every call and traced by a compiler.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..functional.axes import CHANNELS_FIRST, CHANNELS_LAST, Form, is_last, is_tokens

@@ -1,7 +1,5 @@
 """Whether code may turn the axes of a map: read in the functions themselves, at attaching."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import types

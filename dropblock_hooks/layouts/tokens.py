@@ -1,7 +1,5 @@
 """Tokens that form a map: its size, the tokens before it, and their order."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -4,8 +4,6 @@ A witness returns one of the two layouts, None where it does not know, or `OPEN`
 this can't be told. They compare integers, so that a compiler can trace them.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from .autograd_graph import FIRST, LAST, UNTOLD

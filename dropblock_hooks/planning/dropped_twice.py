@@ -3,8 +3,6 @@
 Two shares a and b that are dropped independently of each other make 1 - (1 - a)(1 - b).
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What drops, how much at once, and at which rate: layers of a model, and regularizers."""
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass

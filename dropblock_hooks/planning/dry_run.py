@@ -4,8 +4,6 @@ Fake tensors have shapes and no values, so a copy of any size costs nothing. The
 models keep tensors in caches, and a fake one left there would break their next real forward.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import logging

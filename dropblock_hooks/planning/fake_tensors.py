@@ -4,8 +4,6 @@ Functions under ``functools.lru_cache`` and global dicts keep tensors (the masks
 attention, say) for the next forward of any model; a fake one would break it.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import sys

@@ -1,7 +1,5 @@
 """What a model has to attach to."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``plan``: what a spec will do on a model, before anything is put on."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Probes: a spec put on a copy of a model for one forward, and what each site meets in it."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace

@@ -1,7 +1,5 @@
 """What a plan has to say: what can't work, what is likely not meant, what is good to know."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

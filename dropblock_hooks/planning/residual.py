@@ -4,8 +4,6 @@
 dropped; where none does, the sample is lost from there on.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 

@@ -1,7 +1,5 @@
 """The table of a plan: a row for each site to be."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

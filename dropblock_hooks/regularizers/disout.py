@@ -1,7 +1,5 @@
 """Disout: blocks of the map that are distorted."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

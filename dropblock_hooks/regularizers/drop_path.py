@@ -1,7 +1,5 @@
 """DropPath and StochasticDepth: whole samples of a residual branch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

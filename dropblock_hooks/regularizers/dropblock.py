@@ -1,7 +1,5 @@
 """DropBlock: squares of the map that are dropped together."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Dropout: of elements, and of the channels of sequences, maps and volumes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar

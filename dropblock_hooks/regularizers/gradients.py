@@ -24,8 +24,6 @@ mean over all; FSDP shards the parameters, and hooks on them are refused. Forwar
 (``torch.func.jvp``) have no gradient that could be changed, and pass by.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cached_property
 from typing import ClassVar, Literal

@@ -1,7 +1,5 @@
 """Gaussian noise, added or multiplied."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Rates: the fields that take a number or a schedule, and the values that they may take."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

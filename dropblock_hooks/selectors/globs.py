@@ -1,7 +1,5 @@
 """Globs over name components, as regular expressions that go through all names at once."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

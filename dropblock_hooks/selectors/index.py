@@ -1,7 +1,5 @@
 """The modules and parameters of a model by name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property

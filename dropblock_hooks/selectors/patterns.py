@@ -4,8 +4,6 @@ It tries one way after another, and ``((.?)*)*!`` has more than there is time fo
 are is read from the pattern and the names, not from a clock: a busy machine changes no result.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import warnings

@@ -1,7 +1,5 @@
 """Selectors: which layers, and which parameters, a pattern means on a model."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Feature stages, as timm's ``feature_info`` names them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

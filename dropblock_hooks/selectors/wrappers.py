@@ -5,8 +5,6 @@ checkpointing and averaged copies put another module around one, and its attribu
 below. Names here are without it, wherever in the model the wrapper is.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from typing import Any

@@ -6,8 +6,6 @@ and counts into the `Meter`: no number that changes is read, no branch depends o
 attribute is written, so that one graph serves all rates, also inside a checkpoint.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """How the tensors of one site are read: asked at every call, remembered by shape."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

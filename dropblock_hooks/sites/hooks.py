@@ -4,8 +4,6 @@ They are objects of module-level classes, so that a model with hooks pickles and
 their site, and no reference to the model, to the Attachment, or to a tensor of a graph.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, cast

@@ -5,8 +5,6 @@ and not its other uses in a list or an attribute; and an in-place operation behi
 on the copy: on a view, it would take the gradient past the identity.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeAlias
 

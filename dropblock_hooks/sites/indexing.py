@@ -1,7 +1,5 @@
 """One element of what a layer takes or returns: found by index, put back in a copy."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import sys

@@ -1,7 +1,5 @@
 """The meter: what compiled code counts into."""
 
-from __future__ import annotations
-
 import math
 import sys
 from itertools import chain

@@ -1,7 +1,5 @@
 """The record of a site: totals that only grow, and the moments between which its windows lie."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """A site: one regularizer on one layer, its state and what it has counted."""
 
-from __future__ import annotations
-
 import copy
 import sys
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ A regularizer or schedule is ``{Name: {field: value}}``, ``Name``, or the text o
 ``"DropBlock2d(p=0.1, block_size=3)"``, which is parsed and never run.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import functools

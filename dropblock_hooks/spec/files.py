@@ -4,8 +4,6 @@ YAML that is too large is refused before anything is built from it. An alias cou
 stands for: nine lines of YAML can mean a billion values.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias

@@ -2,8 +2,6 @@
 cheap beside a pass over the tensor.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

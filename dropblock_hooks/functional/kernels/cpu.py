@@ -6,8 +6,6 @@ DropBlock (1, 1, 7, 7), shared by the channels (1, C, 7, 7); a channel of one sa
 (1, 1, H, W), a sample (1, C, H, W), an element (1, 1, 1, 1).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -5,8 +5,6 @@ drawn and blocks grown on 1/64 of the positions, and only the last step, which s
 is of the size of the activation. Nothing depends on the rate, or on how the block fits the map.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Where the units are rows of a matrix, what is dropped is written, or never read, row by row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
