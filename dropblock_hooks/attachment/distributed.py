@@ -1,11 +1,10 @@
 """What holds over all processes of a distributed run: counts added up, and what differs."""
 
-import contextlib
 import functools
 import hashlib
 import json
+import time
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from .report import Readings
 from .verify import Finding
 
 _EXCHANGES: dict[str, int] = {}  # by sites: the nth of this process meets the nth of others
-_PATIENCE = timedelta(seconds=5)
+_PATIENCE, _PAUSE = 5.0, 0.01  # seconds
 
 
 def check_group(asked: str) -> None:
@@ -171,8 +170,9 @@ def _exchanged(mine: dict[str, str], topic: str) -> dict[int, dict[str, str]]:
     _EXCHANGES[topic] = n = _EXCHANGES.get(topic, 0) + 1
     keys = [f"dropblock_hooks/generators/{topic}/{n}/{rank}" for rank in range(world_size())]
     store.set(keys[me], json.dumps(mine))
-    with contextlib.suppress(RuntimeError):  # not all are there in time
-        store.wait(keys, _PATIENCE)
+    deadline = time.monotonic() + _PATIENCE
+    while not store.check(keys) and time.monotonic() < deadline:
+        time.sleep(_PAUSE)
     return {rank: json.loads(store.get(k)) for rank, k in enumerate(keys) if store.check([k])}
 
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from ..checks import closest
 from .globs import Names
+from .patterns import Effort
 from .wrappers import bare_type, named_modules
 
 _PARAMETER = "param:"
@@ -41,6 +42,7 @@ class Index:
         self.modules: dict[str, Target] = {}
         self.parameters: dict[str, Target] = {}
         self.hints = _HINTS
+        self.effort = Effort()
         self._names: dict[str, Names] = {}
         by_identity: dict[int, list[str]] = {}
         for name, module in named_modules(model):

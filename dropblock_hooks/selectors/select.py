@@ -124,7 +124,7 @@ def _match_text(text: str, index: Index) -> list[Target]:
 def _match_names(text: str, is_regex: bool, table: dict[str, Target], index: Index) -> list[Target]:
     if is_regex:
         try:
-            return [table[name] for name in matching(text, tuple(filter(None, table)))]
+            return [table[n] for n in matching(text, [n for n in table if n], index.effort)]
         except PatternError as error:
             raise NoMatchError(f"{quote(text)} {error}") from None
     if text == ROOT:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch.amp.grad_scaler import GradScaler
@@ -90,7 +90,7 @@ def in_use() -> bool:
     """
     scalers, given = [], set()
     # instances refer to their class: asked so, the search runs in C
-    for thing in gc.get_referrers(Control, GradScaler, *GradScaler.__subclasses__()):
+    for thing in gc.get_referrers(Control, *_family(GradScaler)):
         kind = type(thing)  # isinstance would ask proxies for their class
         if kind is Control and thing.installed:
             given.add(id(thing.grad_scaler))
@@ -101,3 +101,10 @@ def in_use() -> bool:
 
 def _has_scaled(scaler: Any) -> bool:
     return getattr(scaler, "_scale", None) is not None and is_enabled(scaler)
+
+
+def _family(kind: type[Any]) -> Iterator[type[Any]]:
+    """A class and all that derive from it."""
+    yield kind
+    for derived in kind.__subclasses__():
+        yield from _family(derived)

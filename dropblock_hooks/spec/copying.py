@@ -92,7 +92,7 @@ class Copier:
             return value
         if len(path) > MOST_LEVELS:
             problem = f"is nested too deeply, more than {MOST_LEVELS} levels, or holds itself"
-            raise PlainError(path, problem)
+            raise PlainError(path[:3], problem)
         left = self._left
         if id(value) in self._known:  # it stands here again, and counts again
             self._spend(self._known[id(value)][2], path)

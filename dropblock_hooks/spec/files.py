@@ -21,7 +21,7 @@ MOST_NODES = 100_000
 MOST_LEVELS = 100
 _MOST_DIGITS = 1_000
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
-_MERGE = "tag:yaml.org,2002:merge"
+_NULL, _MERGE = "tag:yaml.org,2002:null", "tag:yaml.org,2002:merge"
 _TOO_MANY = f"it has more than {MOST_NODES:,} values; an alias counts as what it stands for"
 _TOO_DEEP = f"it is nested too deeply, more than {MOST_LEVELS} levels"
 # libyaml reads 20 times faster; not every build of PyYAML has it
@@ -63,12 +63,11 @@ def decoded(data: Any) -> str:
         raise FileError(f"it must be text, got {quote(data, 100)}")
     try:
         given = data.encode() if isinstance(data, str) else data
-        text = given.decode("utf-8-sig")
+        if len(given) > MOST_BYTES:
+            raise FileError(f"it is larger than {MOST_BYTES:,} bytes")
+        return given.decode("utf-8-sig")
     except (UnicodeEncodeError, UnicodeDecodeError) as error:
         raise FileError(f"it is not UTF-8: {error.reason} at {error.start}") from None
-    if len(given) > MOST_BYTES:
-        raise FileError(f"it is larger than {MOST_BYTES:,} bytes")
-    return text
 
 
 def read_yaml(text: str | bytes, name: str) -> tuple[Any, Source]:
@@ -77,7 +76,7 @@ def read_yaml(text: str | bytes, name: str) -> tuple[Any, Source]:
     try:
         _check_events(text)
         root = yaml.compose(text, _Loader)
-        if root is None:
+        if root is None or root.tag == _NULL:
             raise FileError("it is empty")
         walk = _Walk()
         walk.visit(root, ())
