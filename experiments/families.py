@@ -286,7 +286,7 @@ def _measure(
     """
     shares = list(_shares(attached, site, module, kept))
     error = stdev(shares) / math.sqrt(len(shares))
-    form, output = site.form, kept.output
+    form, output = site.forms.last, kept.output
     assert form is not None
     index = site.regularizer.index
     x = output if index is None else output[index]

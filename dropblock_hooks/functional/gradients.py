@@ -39,12 +39,11 @@ class Clipped(NamedTuple):
 def clamp_counted(grad: Tensor, min: Bound | None, max: Bound | None) -> tuple[Tensor, Tensor]:
     """`grad` with its finite values clamped, and how many were."""
     low, high = _fit(min, grad.dtype), _fit(max, grad.dtype)
-    kept: Any = low, high  # torch's types know no bound that is a number here and a tensor there
-    clamped = torch.where(grad.isinf(), grad, grad.clamp(*kept))
+    clamped = torch.where(grad.isinf(), grad, grad.clamp(low, high))
     return clamped, ((clamped != grad) & ~grad.isnan()).sum()
 
 
-def _fit(bound: Bound | None, dtype: torch.dtype) -> Bound | None:
+def _fit(bound: Bound | None, dtype: torch.dtype) -> Any:
     """The bound, or the largest number of the type where it has none as large."""
     largest = torch.finfo(dtype).max
     if isinstance(bound, Tensor):

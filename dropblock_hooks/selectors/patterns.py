@@ -7,23 +7,23 @@ Steps are counted, not seconds: the same spec gives the same result on a busy ma
 
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from importlib import import_module
-from typing import Any
+from itertools import groupby
+from typing import Any, TypeAlias
 
 from ..quoting import message_of
 
-_LONGEST = 2_000
-_MOST_STEPS = 3_000_000  # of all patterns of a spec that re is not trusted with: a second or two
+_MOST_STEPS = 1_000_000  # of all patterns of a spec that re is not trusted with: a second
 _SURE = 3_000_000  # steps of re, about 50 ms
 _WIDE = re.compile(r"-(?:[^\x00-\x7f]|\\[uUN])")  # a range that re.compile takes 8 ms for
 _WIDE_STEPS = 100_000
 _REPEATED_GROUP = re.compile(r"\)(?:\s|#.*+)*+[*+{]")  # (?x) allows blanks and comments between
 _ONE_CHARACTER = ("LITERAL", "NOT_LITERAL", "IN", "ANY")
-_TOO_LONG = (
-    "takes too long to match: use fewer repeats (*, +, {}), above all of groups that repeat inside"
-)
+_TOO_LONG = "takes too long to match: use fewer repeats (*, +, {}), none inside of repeated groups"
 _parser, _compiler = import_module("re._parser"), import_module("re._compiler")
+Ends: TypeAlias = Callable[[str, set[int]], set[int]]
 
 
 class PatternError(ValueError):
@@ -53,8 +53,6 @@ def matching(text: str, names: Sequence[str], effort: Effort) -> list[str]:
     Raises:
         PatternError: for what is none, or takes too long.
     """
-    if len(text) > _LONGEST:
-        raise PatternError(f"has {len(text)} characters; at most {_LONGEST}")
     try:
         effort.spend(_WIDE_STEPS * len(_WIDE.findall(text)) + 100 * max(0, len(text) - 200))
         with warnings.catch_warnings():  # of what may change in `re`
@@ -63,7 +61,7 @@ def matching(text: str, names: Sequence[str], effort: Effort) -> list[str]:
             if sum(map(len, names)) * _most_ways(text, max(map(len, names), default=0)) <= _SURE:
                 return [name for name in names if pattern.fullmatch(name)]
             ways = _Ways(_parser.parse(text), effort)
-        return [name for name in names if len(name) in ways.ends(ways.tree, name, {0})]
+        return [name for name in names if len(name) in ways.ends(name, {0})]
     except _TooLongError:
         raise PatternError(_TOO_LONG) from None
     except RecursionError:
@@ -82,59 +80,77 @@ def _most_ways(text: str, n: int) -> float:
 
 
 class _Ways:
-    """A pattern as ``re`` has read it, followed in all ways at once."""
+    """A pattern as ``re`` has read it, as a function that follows all ways at once: from a name and
+    the places where the pattern may begin to those where it may end.
+    """
 
     def __init__(self, tree: Any, effort: Effort) -> None:
-        self.tree, self._effort = tree, effort
-        self._compiled: dict[int, Any] = {}  # by the identity of what stands in the tree
+        self._state, self._effort = tree.state, effort
+        self.ends = self._sequence(tree)
 
-    def ends(self, parts: Iterable[Any], name: str, starts: set[int]) -> set[int]:
-        """Where a sequence of parts may end, if it begins at one of these places of a name."""
-        for part in parts:
-            self._effort.spend(len(starts) + 1)
-            kind, value = str(part[0]), part[1]
-            if kind in (*_ONE_CHARACTER, "AT"):
-                match = self._matching(part, part)
-                starts = {found.end() for i in starts if (found := match(name, i))}
-            elif kind == "SUBPATTERN" and not (value[1] or value[2]):  # no flags of its own
-                starts = self.ends(value[3], name, starts)
-            elif kind == "BRANCH":
-                starts = set().union(*(self.ends(each, name, starts) for each in value[1]))
-            elif kind in ("MAX_REPEAT", "MIN_REPEAT"):
-                starts = self._repeated(value, name, starts)
-            elif kind in ("ASSERT", "ASSERT_NOT") and value[0] == 1:  # what is ahead
-                wanted = kind == "ASSERT"
-                starts = {i for i in starts if bool(self.ends(value[1], name, {i})) == wanted}
-            else:  # a backreference, say
-                raise _TooLongError
-        return starts
+    def _match(self, *parts: Any) -> Any:
+        return _compiler.compile(_parser.SubPattern(self._state, parts)).match
 
-    def _repeated(self, repeat: Any, name: str, starts: set[int]) -> set[int]:
-        low, high, body = repeat
-        if len(body) == 1 and str(body[0][0]) in _ONE_CHARACTER:
-            match = self._matching(body, (_parser.MAX_REPEAT, repeat))
-            ends, run = set[int](), -1
-            for i in sorted(starts):
-                if i > run and (found := match(name, i)):
-                    run = found.end() if high == _parser.MAXREPEAT else -1  # later ones end there
-                    ends.update(range(i + low, found.end() + 1))
-                    self._effort.spend(found.end() - i)
-            return ends
-        for _ in range(low):
-            before, starts = starts, self.ends(body, name, starts)
-            if starts == before:  # and will be, however often
-                break
-        reached = new = starts
-        for _ in range(high - low):
-            new = self.ends(body, name, new) - reached
-            if not new:
-                break
-            reached = reached | new
-        return reached
+    def _sequence(self, parts: Iterable[Any]) -> Ends:
+        steps: list[Ends] = []
+        for plain, run in groupby(parts, lambda part: str(part[0]) in (*_ONE_CHARACTER, "AT")):
+            if plain:  # meant in one way at a place
+                steps.append(partial(_at_once, self._match(*run)))
+            else:
+                steps += [self._step(str(kind), value) for kind, value in run]
 
-    def _matching(self, key: Any, part: Any) -> Any:
-        """How ``re`` matches one part at a place."""
-        if id(key) not in self._compiled:
-            alone = _parser.SubPattern(self.tree.state, [part])
-            self._compiled[id(key)] = _compiler.compile(alone).match
-        return self._compiled[id(key)]
+        def ends(name: str, starts: set[int]) -> set[int]:
+            for step in steps:
+                if not starts:
+                    break
+                self._effort.spend(len(starts))
+                starts = step(name, starts)
+            return starts
+
+        return ends
+
+    def _step(self, kind: str, value: Any) -> Ends:
+        if kind == "SUBPATTERN" and not (value[1] or value[2]):  # no flags of its own
+            return self._sequence(value[3])
+        if kind == "BRANCH":
+            branches = [self._sequence(branch) for branch in value[1]]
+            return lambda name, starts: set().union(*(ends(name, starts) for ends in branches))
+        if kind in ("MAX_REPEAT", "MIN_REPEAT"):
+            low, high, body = value
+            if len(body) == 1 and str(body[0][0]) in _ONE_CHARACTER:
+                match = self._match((_parser.MAX_REPEAT, value))
+                return partial(_run, match, low, high, self._effort)
+            return partial(_repeated, low, high, self._sequence(body))
+        if kind in ("ASSERT", "ASSERT_NOT") and value[0] == 1:  # what is ahead
+            wanted, ahead = kind == "ASSERT", self._sequence(value[1])
+            return lambda name, starts: {i for i in starts if bool(ahead(name, {i})) == wanted}
+        raise _TooLongError  # a backreference, say
+
+
+def _at_once(match: Any, name: str, starts: set[int]) -> set[int]:
+    return {found.end() for i in starts if (found := match(name, i))}
+
+
+def _run(match: Any, low: int, high: int, effort: Effort, name: str, starts: set[int]) -> set[int]:
+    """Of one character, repeated: with no upper limit, all that begin in a run end with it."""
+    ends, last = set[int](), -1
+    for i in sorted(starts):
+        if i > last and (found := match(name, i)):
+            last = found.end() if high == _parser.MAXREPEAT else -1
+            ends.update(range(i + low, found.end() + 1))
+            effort.spend((found.end() - i) // 8)
+    return ends
+
+
+def _repeated(low: int, high: int, once: Ends, name: str, starts: set[int]) -> set[int]:
+    for _ in range(low):
+        before, starts = starts, once(name, starts)
+        if starts == before:  # and will be, however often
+            break
+    reached = new = starts
+    for _ in range(high - low):
+        new = once(name, new) - reached
+        if not new:
+            break
+        reached = reached | new
+    return reached

@@ -231,11 +231,6 @@ class Site:
         """Whether the regularizer is active in this mode of its layer."""
         return training or self.regularizer.active == "always"
 
-    @property
-    def form(self) -> Form | None:
-        """How the axes of the tensors seen last were read; None before the first call."""
-        return self.forms.last
-
     def form_of(self, x: Tensor, told: Any = ()) -> Form:
         """How the axes of a tensor are read; `told` is what the layer took and gave.
 

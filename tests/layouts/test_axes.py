@@ -269,7 +269,7 @@ def test_channels_of_a_gradient_are_those_of_a_turned_block():
     model = nn.Sequential(Block("permute"))
     (site,) = attach(model.train(), {"0": ClipGradNorm(1e-3, per="channel")}).sites
     model(before("NHWC", (C, C))).sum().backward()
-    assert site.form == Form("NHWC")
+    assert site.forms.last == Form("NHWC")
 
 
 def test_sites_inside_one_another_are_read_alike():
@@ -350,7 +350,7 @@ def test_tokens_form_the_grid_of_this_image(flatten):
     (site,) = attach(model, {"layers.1": DropBlock2d(0.2, 2)}).sites
     for size in SHAPES:
         model(torch.randn(2, 3, *size))
-        assert site.form == Form("NLC", (size[0] // 16, size[1] // 16), 1)
+        assert site.forms.last == Form("NLC", (size[0] // 16, size[1] // 16), 1)
 
 
 def test_after_an_evaluation_of_another_image():
@@ -359,7 +359,7 @@ def test_after_an_evaluation_of_another_image():
     for size in SHAPES:
         model.eval()(torch.randn(2, 3, *reversed(size)))
         model.train()(torch.randn(2, 3, *size))
-        assert site.form.grid == (size[0] // 16, size[1] // 16)
+        assert site.forms.last.grid == (size[0] // 16, size[1] // 16)
 
 
 def test_where_the_model_itself_is_not_called():
@@ -368,7 +368,7 @@ def test_where_the_model_itself_is_not_called():
     (site,) = attach(model, {"vit.layers.1": DropBlock2d(0.2, 2)}).sites
     for size in SHAPES:
         model.vit(torch.randn(2, 3, *size))
-        assert site.form.grid == (size[0] // 16, size[1] // 16)
+        assert site.forms.last.grid == (size[0] // 16, size[1] // 16)
 
 
 def test_two_images_of_one_forward_are_not_mixed_up():
@@ -426,12 +426,12 @@ def test_a_recomputation_has_the_grid_of_its_own_forward():
     (site,) = attach(model, {"layers.1": DropBlock2d(0.5, 2)}).sites
     for size in SHAPES:
         model(torch.randn(2, 3, *size)).sum().backward()
-        assert site.form.grid == (size[0] // 16, size[1] // 16)
+        assert site.forms.last.grid == (size[0] // 16, size[1] // 16)
     a, b = model(torch.randn(2, 3, 64, 64)), model(torch.randn(2, 3, 96, 64))
     a.sum().backward()
-    assert site.form.grid == (4, 4)
+    assert site.forms.last.grid == (4, 4)
     b.sum().backward()
-    assert site.form.grid == (6, 4)
+    assert site.forms.last.grid == (6, 4)
     a, _ = model(torch.randn(2, 3, 64, 64)), model(torch.randn(2, 3, 32, 128))
     with pytest.raises(SiteError, match="can be 4x4 with 1 or 2x8 with 1"):
         a.sum().backward()
@@ -445,9 +445,9 @@ def test_a_recomputed_embedding_has_the_grid_of_its_own_forward():
         for size in ((64, 64), (32, 128))
     )
     a.sum().backward()
-    assert site.form.grid == (4, 4)
+    assert site.forms.last.grid == (4, 4)
     b.sum().backward()
-    assert site.form.grid == (2, 8)
+    assert site.forms.last.grid == (2, 8)
 
 
 def test_plan_reads_the_grid_of_the_example():
@@ -464,10 +464,10 @@ def test_copies_and_loaded_models_watch_for_themselves():
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         (site,) = attachments(other)[0].sites
         other(torch.randn(2, 3, 32, 128))
-        assert site.form.grid == (2, 8)
+        assert site.forms.last.grid == (2, 8)
         attachments(other)[0].remove()
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in other.modules())
-    assert attached.sites[0].form.grid == (4, 4)
+    assert attached.sites[0].forms.last.grid == (4, 4)
     attached.remove()
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
@@ -493,7 +493,7 @@ def test_a_map_that_was_flattened_in_the_same_forward():
     (site,) = attach(model, {"layer": DropBlock2d(0.2, 2)}).sites
     for size in ((16, 16), (8, 32), (12, 20)):
         model(torch.randn(2, 3, *size))
-        assert site.form == Form("NLC", (size[0] // 4, size[1] // 4), 0)
+        assert site.forms.last == Form("NLC", (size[0] // 4, size[1] // 4), 0)
 
 
 def shapes(member, size):

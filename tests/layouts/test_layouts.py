@@ -80,7 +80,7 @@ def run(model, spec, *inputs):
 
 
 def forms(model, spec, *inputs):
-    return [site.form for site in run(model, spec, *inputs)[1]]
+    return [site.forms.last for site in run(model, spec, *inputs)[1]]
 
 
 def reordered(x, grid, strides):
@@ -245,7 +245,7 @@ def test_sequences_of_an_attention_with_samples_second():
 
 def test_tokens_are_a_map_of_the_models_grid():
     y, (site,) = run(Tokens(), {"blocks.1": DropBlock2d(0.3, 3)}, torch.randn(16, 3, 8, 12))
-    assert site.form == Form("NLC", (4, 6), 1)
+    assert site.forms.last == Form("NLC", (4, 6), 1)
     assert site.map_size == (4, 6)
     assert (y[:, 0] != 0).any()
     zero = (y[:, 1:] == 0).transpose(1, 2).reshape(-1, 4, 6)
@@ -343,7 +343,7 @@ def test_sizes_that_change_from_call_to_call_are_followed():
     (site,) = attach(layer, {".": Dropout2d(0.1)}).sites
     for size in ((2, 8), (4, 4), (2, 8)):
         layer(torch.randn(2, 16, 8), size)
-        assert site.form == Form("NLC", size, 0)
+        assert site.forms.last == Form("NLC", size, 0)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1])

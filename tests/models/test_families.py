@@ -140,15 +140,15 @@ def test_what_is_dropped_are_whole_blocks_of_the_map(family, layout):
     )
     model.train()(torch.randn(2, 3, member.size, member.size))
     before, after = kept
-    assert site.form.layout == layout
-    zero = as_map(after, site.form) == 0
-    dropped = zero & (as_map(before, site.form) != 0)
+    assert site.forms.last.layout == layout
+    zero = as_map(after, site.forms.last) == 0
+    dropped = zero & (as_map(before, site.forms.last) != 0)
     assert 0 < dropped.double().mean() < 0.5
     whole = -nn.functional.max_pool2d(-zero.float(), 3, 1)
     again = nn.functional.max_pool2d(nn.functional.pad(whole, (2, 2, 2, 2)), 3, 1)
     assert not (dropped & ~again.bool()).any()
-    if site.form.prefix:
-        assert torch.equal(after[:, : site.form.prefix], before[:, : site.form.prefix])
+    if site.forms.last.prefix:
+        assert torch.equal(after[:, : site.forms.last.prefix], before[:, : site.forms.last.prefix])
 
 
 @pytest.mark.parametrize(
