@@ -394,5 +394,6 @@ def test_gamma_refuses_what_is_no_map(size):
 
 
 def test_gamma_refuses_another_calibration():
-    with pytest.raises(ValueError, match="must be one of 'exact', 'paper', got 'exakt'"):
+    text = "calibration must be one of 'exact', 'paper', got 'exakt'"
+    with pytest.raises(ValueError, match=text):
         block_gamma(0.1, (14, 14), 7, "exakt")

@@ -62,7 +62,7 @@ NAMES = ["a" * 200 + str(i) for i in range(300)]
             "(a+?)+?b",
             "(a|b){2,9}",
         ),
-        *(r"(\w+\.?)*conv2", "a{9,999}b", "(a{1,1000}){1,1000}"),
+        *(r"(\w+\.?)*conv2", "a{9,999}b"),
         *("(?x)(a+) +b", "(?x)(a+)  # again\n +b", r"(?!(?!.*(\w+\.?)+!)).*!"),
     ],
 )
@@ -75,7 +75,7 @@ def test_many_ways_take_no_time(text):
     [
         *("(?<=a)(a*)*", r"(.*)(.*)(.*)\1x", "((?i:A)+)+!"),
         *("(?>((a+)+b)*)", "((a+)+b)*+a*", "(a)?(?(1)(a+)+b|a)*", "[ -\uffff]" * 100),
-        "(" * 30 + "a*" + ")*" * 30 + "!",
+        *("(a{1,1000}){1,1000}", "(" * 30 + "a*" + ")*" * 30 + "!"),
     ],
 )
 def test_what_may_take_long_is_refused(text):
@@ -110,9 +110,7 @@ def test_common_patterns_are_matched_on_many_names(text):
     assert matching(text, names, Effort()) == [name for name in names if re.fullmatch(text, name)]
 
 
-@pytest.mark.parametrize(
-    "text", ["(" * 1999, "a{4294967295}", "[b-a]", "(", "x" * 2001 + "("], ids=list("abcde")
-)
+@pytest.mark.parametrize("text", ["(" * 1999, "a{4294967295}", "[b-a]", "("], ids=list("abcd"))
 def test_what_is_no_pattern(text):
     with pytest.raises(PatternError):
         matching(text, NAMES, Effort())

@@ -78,6 +78,12 @@ def test_forms(net):
         assert "" not in names(net, selector), "the root is '.' alone"
 
 
+@pytest.mark.parametrize("form", ["", "re:", "param:", "param:re:", "type:"])
+def test_a_selector_has_at_most_2000_characters(net, form):
+    with pytest.raises(NoMatchError, match="the selector has 2001 characters; at most 2000"):
+        names(net, form + "x" * (2001 - len(form)))
+
+
 def test_select(net):
     assert names(net, Select("layer1.*")) == ["layer1.0", "layer1.1"]
     assert names(net, Select(["fc", "stem"])) == ["stem", "fc"], "model order"

@@ -23,7 +23,7 @@ from tests.bad_specs import EndlessKeys, deep, files, itself, list_bomb, objects
 from tests.cases import rest_slow
 
 LONGEST = 4_000
-SECONDS = 1.5 if sys.gettrace() is None else 7.0  # coverage looks at every line
+SECONDS = 1.0 if sys.gettrace() is None else 5.0  # coverage looks at every line
 
 
 @pytest.fixture(autouse=True)
