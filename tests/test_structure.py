@@ -2,9 +2,15 @@
 
 import ast
 import functools
+import sys
 from pathlib import Path
 
+import pytest
+import torch
+from torch import nn
+
 import dropblock_hooks
+from dropblock_hooks import DropBlock2d, attach
 
 PACKAGE = Path(dropblock_hooks.__file__).parent
 
@@ -74,3 +80,45 @@ def test_at_most_12_modules_beside_the_folders():
 def test_no_module_over_350_lines():
     lines = {name: len(path.read_text().splitlines()) for name, path in modules().items()}
     assert {name: n for name, n in lines.items() if n > 350} == {}
+
+
+def way(work, end):
+    """The package's modules on the call stack, from the outside in, when `end` is first called."""
+    found = []
+
+    def see(frame, event, called):
+        name = called.__name__ if event == "c_call" else frame.f_code.co_name
+        if found or not event.endswith("call") or name != end:
+            return
+        while frame is not None:
+            path = Path(frame.f_code.co_filename)
+            if path.is_relative_to(PACKAGE):
+                found.append(str(path.relative_to(PACKAGE).with_suffix("")))
+            frame = frame.f_back
+
+    sys.setprofile(see)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    assert found, f"{end} was not called"
+    outside_in = found[::-1]
+    return [m for m, before in zip(outside_in, [None, *outside_in], strict=False) if m != before]
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 8, 8), (8, 64, 14, 14)], ids=["dense", "positions"])
+def test_the_ways_are_short_and_enter_no_module_twice(shape):
+    model, x = nn.Sequential(nn.Identity()), torch.ones(shape)
+    attached = []
+    ways = {
+        "a spec to its hook": (
+            lambda: attached.append(attach(model, {"0": DropBlock2d(0.1, 3)})),
+            "register_forward_hook",
+        ),
+        "p to its mask": (lambda: model(x), "rand"),
+        "a realised rate to the table": (lambda: str(attached[0].report()), "share"),
+        "the table to text": (lambda: str(attached[0].report()), "sections"),
+    }
+    taken = {name: way(work, end) for name, (work, end) in ways.items()}
+    assert all(len(set(modules)) == len(modules) for modules in taken.values()), taken
+    assert all(len(taken[name]) <= 5 for name in taken), taken

@@ -15,11 +15,11 @@ from .counts import Counts, Mark, Reading, settle, union
 from .meter import CALLS, RESUMED, Counted, Meter, Sizes
 
 _COUNTING = threading.Lock()  # one for all: a lock of its own could be neither copied nor pickled
-_MOST_KINDS = 256  # of tensors, that are remembered at a rate of 0
+_MOST_SHAPES = 256  # that are remembered at a rate of 0
 
 
 class Idle:
-    """Calls at a rate of 0 with tensors of one shape and type, in which nothing is to be done.
+    """Training calls at a rate of 0 with tensors of one shape, in which nothing is to be done.
 
     Attributes:
         form: how their axes are read.
@@ -38,17 +38,17 @@ class Record:
 
     Attributes:
         evaluated: counts the calls in evaluation mode, one with each `next`, from any thread.
-        trained: the same in training mode.
-        idle: counts those at a rate of 0 that need no run, by shape and type of the tensor.
+        trained: the same in training mode, without those that `idle` counts.
+        idle: counts those at a rate of 0 that need no run, by shape of the tensor.
         meter: what compiled code has counted.
     """
 
     def __init__(self, spatial: int | None, device: torch.device) -> None:
         self.meter = Meter(spatial, device)
         self.evaluated, self.trained = itertools.count(), itertools.count()
-        self.idle: dict[tuple[torch.Size, torch.dtype], Idle] = {}
+        self.idle: dict[torch.Size, Idle] = {}
         self._reads = 0
-        self._active = self._total = 0
+        self._active = self._total = self._passed = 0
         self._lying: tuple[Any, Any, Any] = (0, 0.0, 0)  # affected, norm, norms: unread tensors
         self._expected = 0.0
         self._maps: Sizes | None = None
@@ -60,7 +60,7 @@ class Record:
         with _COUNTING:
             evaluated, trained, active, total = self._ticked()
         ticked = {"evaluated": evaluated, "trained": trained, "_active": active, "_total": total}
-        return {**self.__dict__, **ticked, "idle": {}, "_reads": 0, "_held": None}
+        return {**self.__dict__, **ticked, "idle": {}, "_passed": 0, "_reads": 0, "_held": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -73,19 +73,21 @@ class Record:
         To look at a counter is to count, so looks are taken off. The lock is the caller's.
         """
         reads, self._reads = self._reads, self._reads + 1
-        active, total = self._active, self._total
+        passed, total = self._passed, self._total
         for idle in self.idle.values():
             calls, idle.looks = next(idle.calls) - idle.looks, idle.looks + 1
-            active, total = active + calls, total + calls * idle.total
-        return next(self.evaluated) - reads, next(self.trained) - reads, active, total
+            passed, total = passed + calls, total + calls * idle.total
+        trained = next(self.trained) - reads + passed
+        return next(self.evaluated) - reads, trained, self._active + passed, total
 
     def remember_idle(self, x: Tensor, form: Form, total: int) -> None:
-        """Calls with such a tensor count so many elements; of very many kinds, the last ones."""
+        """Calls with such a tensor count so many elements; of very many shapes, the last ones."""
         with _COUNTING:
-            if len(self.idle) >= _MOST_KINDS:
-                *_, self._active, self._total = self._ticked()
+            if len(self.idle) >= _MOST_SHAPES:
+                *_, active, self._total = self._ticked()
+                self._passed = active - self._active
                 self.idle.clear()
-            self.idle.setdefault((x.shape, x.dtype), Idle(form, total))
+            self.idle.setdefault(x.shape, Idle(form, total))
 
     def add_active(self, affected: Counted, total: int, rate: float) -> None:
         """One more call in which the regularizer was on, and what it did; a tensor is not read."""

@@ -186,34 +186,31 @@ class Site:
         if graph_task() != NO_TASK:  # recomputing, whatever was switched since the forward
             return bool(self._acted[training].again())
         record, control = self.record, self.control
-        next(record.trained if training else record.evaluated)
-        if self._waiting and not control.stepped:
-            self._watch_time(training)
         if not (training or self._beyond_training):
+            next(record.evaluated)
+            if self._waiting:
+                self._watch_time(training)
             return False
+        counter = record.trained if training else record.evaluated
         acts = control.installed and control.enabled and (training or self.acts(training))
         past = self._acted[training]
         if past.settled is not acts:
             past.note(acts)
         if training and not acts:
             control.idled = True
-        if acts and self._idle and self._drawn_with.settled is self.values:
-            return not self._pass_by(given)
+        if acts and training and self._idle and self._drawn_with.settled is self.values:
+            before = self.regularizer.at == "input"  # a pre-hook is given (arguments, keywords)
+            x: Any = (given[0] or (None,))[0] if before else given[-1]
+            try:  # where torch.jit traces, sizes are tensors, and equal to none that was seen
+                seen = record.idle[x.shape]
+            except (AttributeError, KeyError, TypeError):  # a symbolic size (make_fx) has no hash
+                pass
+            else:
+                self.forms.last, counter, acts = seen.form, seen.calls, False
+        next(counter)
+        if self._waiting:
+            self._watch_time(training)
         return acts
-
-    def _pass_by(self, given: tuple[Any, ...]) -> bool:
-        """At a rate of 0, count what a whole call with this shape has counted, if there was one."""
-        before = self.regularizer.at == "input"  # a pre-hook is given (arguments, keywords)
-        x: Any = (given[0] or (None,))[0] if before else given[-1]
-        try:  # where torch.jit traces, sizes are tensors, and equal to none that was seen
-            seen = self.record.idle.get((x.shape, x.dtype))
-        except (AttributeError, TypeError):  # no tensor; a symbolic size (make_fx) has no hash
-            return False
-        if seen is None:
-            return False
-        self.forms.last = seen.form
-        next(seen.calls)
-        return True
 
     def remember_idle(self, x: Tensor, form: Form, total: int) -> None:
         """A call has counted so many elements, and done nothing: at a rate of 0, as all will."""
@@ -282,6 +279,8 @@ class Site:
 
     def _watch_time(self, training: bool) -> None:
         """Warn, once, when training goes on after evaluations, and nobody has called ``step``."""
+        if self.control.stepped:
+            return
         if training and self._mode is False:
             self._resumed += 1
         if training or self._mode is not None:
