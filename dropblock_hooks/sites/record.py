@@ -15,11 +15,11 @@ from .counts import Counts, Mark, Reading, settle, union
 from .meter import CALLS, RESUMED, Counted, Meter, Sizes
 
 _COUNTING = threading.Lock()  # one for all: a lock of its own could be neither copied nor pickled
-_MOST_SHAPES = 256  # that are remembered at a rate of 0
+_MOST_KINDS = 256  # of tensors, that are remembered at a rate of 0
 
 
 class Idle:
-    """Training calls at a rate of 0 with tensors of one shape, in which nothing is to be done.
+    """Training calls at a rate of 0 with tensors of one shape and type: nothing is to be done.
 
     Attributes:
         form: how their axes are read.
@@ -39,14 +39,14 @@ class Record:
     Attributes:
         evaluated: counts the calls in evaluation mode, one with each `next`, from any thread.
         trained: the same in training mode, without those that `idle` counts.
-        idle: counts those at a rate of 0 that need no run, by shape of the tensor.
+        idle: counts those at a rate of 0 that need no run, by shape and type of the tensor.
         meter: what compiled code has counted.
     """
 
     def __init__(self, spatial: int | None, device: torch.device) -> None:
         self.meter = Meter(spatial, device)
         self.evaluated, self.trained = itertools.count(), itertools.count()
-        self.idle: dict[torch.Size, Idle] = {}
+        self.idle: dict[tuple[torch.Size, torch.dtype], Idle] = {}
         self._reads = 0
         self._active = self._total = self._passed = 0
         self._lying: tuple[Any, Any, Any] = (0, 0.0, 0)  # affected, norm, norms: unread tensors
@@ -81,13 +81,13 @@ class Record:
         return next(self.evaluated) - reads, trained, self._active + passed, total
 
     def remember_idle(self, x: Tensor, form: Form, total: int) -> None:
-        """Calls with such a tensor count so many elements; of very many shapes, the last ones."""
+        """Calls with such a tensor count so many elements; of very many kinds, the last ones."""
         with _COUNTING:
-            if len(self.idle) >= _MOST_SHAPES:
+            if len(self.idle) >= _MOST_KINDS:
                 *_, active, self._total = self._ticked()
                 self._passed = active - self._active
                 self.idle.clear()
-            self.idle.setdefault(x.shape, Idle(form, total))
+            self.idle.setdefault((x.shape, x.dtype), Idle(form, total))
 
     def add_active(self, affected: Counted, total: int, rate: float) -> None:
         """One more call in which the regularizer was on, and what it did; a tensor is not read."""

@@ -188,7 +188,7 @@ class Site:
         record, control = self.record, self.control
         if not (training or self._beyond_training):
             next(record.evaluated)
-            if self._waiting:
+            if self._waiting and not control.stepped:
                 self._watch_time(training)
             return False
         counter = record.trained if training else record.evaluated
@@ -202,13 +202,13 @@ class Site:
             before = self.regularizer.at == "input"  # a pre-hook is given (arguments, keywords)
             x: Any = (given[0] or (None,))[0] if before else given[-1]
             try:  # where torch.jit traces, sizes are tensors, and equal to none that was seen
-                seen = record.idle[x.shape]
+                seen = record.idle[x.shape, x.dtype]
             except (AttributeError, KeyError, TypeError):  # a symbolic size (make_fx) has no hash
                 pass
             else:
                 self.forms.last, counter, acts = seen.form, seen.calls, False
         next(counter)
-        if self._waiting:
+        if self._waiting and not control.stepped:
             self._watch_time(training)
         return acts
 
@@ -279,8 +279,6 @@ class Site:
 
     def _watch_time(self, training: bool) -> None:
         """Warn, once, when training goes on after evaluations, and nobody has called ``step``."""
-        if self.control.stepped:
-            return
         if training and self._mode is False:
             self._resumed += 1
         if training or self._mode is not None:

@@ -505,7 +505,7 @@ def test_at_rate_zero_a_seen_shape_is_not_run_again(monkeypatch):
     assert runs == [(2, 3, 4, 4), (3, 3, 4, 4)]
 
 
-def test_at_rate_zero_many_shapes_are_known_and_counted(monkeypatch):
+def test_at_rate_zero_many_shapes_and_types_are_known_and_counted(monkeypatch):
     runs = []
     run = Dropout2d.apply
     monkeypatch.setattr(Dropout2d, "apply", lambda *a: runs.append(a[1].dtype) or run(*a))
@@ -513,11 +513,11 @@ def test_at_rate_zero_many_shapes_are_known_and_counted(monkeypatch):
     (site,) = attach(model, {"0": Dropout2d(0.0)}).sites
     for dtype in (torch.float32, torch.float64, torch.float32):
         model(torch.ones(2, 3, 4, 4, dtype=dtype))
-    assert runs == [torch.float32], "the type does not matter"
+    assert runs == [torch.float32, torch.float64]
     for n in range(1, 301):
         for _ in range(2):
             model(torch.ones(n, 1, 1, 1))
-    assert len(runs) == 1 + 300
+    assert len(runs) == 2 + 300
     assert site.active_calls == site.calls == 603
     assert site.record.read().life.total == 3 * 96 + 2 * 300 * 301 // 2
 
