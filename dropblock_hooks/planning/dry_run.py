@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from ..attachment.activity import ModelHook
 from ..layouts.map_sizes import SizeHook, StartHook
 from ..selectors.wrappers import named_modules
-from ..sites.hooks import SiteHook
+from ..sites.hooks import SiteHook, ours
 from ..sites.parameters import KeeperHook
 from . import fake_tensors
 
@@ -243,7 +243,7 @@ def _leave_out_hooks(model: nn.Module) -> tuple[str, ...]:
         for table in _TABLES:
             hooks: dict[int, Any] = getattr(module, table, {})
             for key, hook in list(hooks.items()):
-                if "backward" in table or isinstance(hook, _OURS):
+                if "backward" in table or isinstance(ours(hook), _OURS):
                     del hooks[key]
                 elif _remembers(hook):
                     del hooks[key]

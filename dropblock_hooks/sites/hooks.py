@@ -6,7 +6,7 @@ their site, and no reference to the model, to the Attachment, or to a tensor of 
 
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, compiler, nn
@@ -34,7 +34,10 @@ def _call(call: Callable[..., Any], *given: Any) -> Any:
 
 
 class SiteHook:
-    """Base of the hooks of a site on its layer."""
+    """Base of the hooks of a site on its layer.
+
+    What is registered is its method `__call__`: torch calls that faster than the object.
+    """
 
     parameter: str | None = None
 
@@ -110,7 +113,9 @@ class OutputHook(SiteHook):
             module.register_forward_pre_hook(self.entry)
         self._put_on(
             module._forward_hooks,
-            lambda: module.register_forward_hook(self, with_kwargs=self.site.forms.reads_sizes),
+            lambda: module.register_forward_hook(
+                self.__call__, with_kwargs=self.site.forms.reads_sizes
+            ),
         )
 
     def remove(self, module: nn.Module) -> None:
@@ -178,7 +183,7 @@ class InputHook(SiteHook):
     def install(self, module: nn.Module) -> None:
         self._put_on(
             module._forward_pre_hooks,
-            lambda: module.register_forward_pre_hook(self, with_kwargs=True),
+            lambda: module.register_forward_pre_hook(self.__call__, with_kwargs=True),
         )
 
     def _act(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -198,13 +203,20 @@ class InputHook(SiteHook):
 
 
 def _acts_on_gradients(hook: object) -> bool:
+    hook = ours(hook)
     return isinstance(hook, SiteHook) and hook.site.regularizer.acts_on == "gradient"
+
+
+def ours(hook: Any) -> Any:
+    """The SiteHook whose method is registered; what is none of ours as it is."""
+    owner = getattr(hook, "__self__", None)
+    return owner if isinstance(owner, SiteHook) else hook
 
 
 def hooks_of(module: nn.Module) -> Iterator[Any]:
     """All forward hooks of a module, whoever put them there."""
-    yield from module._forward_pre_hooks.values()
-    yield from module._forward_hooks.values()
+    yield from map(ours, module._forward_pre_hooks.values())
+    yield from map(ours, module._forward_hooks.values())
 
 
 def take_off(hook: object, module: nn.Module) -> None:
@@ -214,7 +226,7 @@ def take_off(hook: object, module: nn.Module) -> None:
         (module._forward_hooks, forward),
         (module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)),
     ):
-        for key in [key for key, there in hooks.items() if cast(object, there) is hook]:
+        for key in [key for key, there in hooks.items() if ours(there) is hook]:
             for table in (hooks, *extras):
                 table.pop(key, None)
 

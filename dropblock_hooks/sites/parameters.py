@@ -49,7 +49,7 @@ class ParameterHook(SiteHook):
         return {**self.__dict__, "_hooked": []}
 
     def install(self, module: nn.Module) -> None:
-        module.register_forward_pre_hook(self)
+        module.register_forward_pre_hook(self.__call__)
         self.on = self.site.is_on(module.training)
         self.rehook(module)
 
@@ -134,7 +134,7 @@ class ParameterHook(SiteHook):
     def _on_the_same_parameter(self, module: nn.Module) -> list[ParameterHook]:
         found = [
             hook
-            for hook in module._forward_pre_hooks.values()
+            for hook in hooks_of(module)
             if isinstance(hook, ParameterHook) and hook.parameter == self.parameter
         ]
         return found if any(hook is self for hook in found) else [*found, self]

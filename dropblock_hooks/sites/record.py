@@ -22,14 +22,15 @@ class Idle:
     """Training calls at a rate of 0 with tensors of one shape and type: nothing is to be done.
 
     Attributes:
+        dtype: the type.
         form: how their axes are read.
         total: elements to count in each.
         calls: counts them, one with each `next`, from any thread.
         looks: how often they were looked at.
     """
 
-    def __init__(self, form: Form, total: int) -> None:
-        self.form, self.total = form, total
+    def __init__(self, dtype: torch.dtype, form: Form, total: int) -> None:
+        self.dtype, self.form, self.total = dtype, form, total
         self.calls, self.looks = itertools.count(), 0
 
 
@@ -39,14 +40,15 @@ class Record:
     Attributes:
         evaluated: counts the calls in evaluation mode, one with each `next`, from any thread.
         trained: the same in training mode, without those that `idle` counts.
-        idle: counts those at a rate of 0 that need no run, by shape and type of the tensor.
+        idle: counts those at a rate of 0 that need no run: by the shape of the tensor those of the
+            first type that it had, by shape and type those of the others.
         meter: what compiled code has counted.
     """
 
     def __init__(self, spatial: int | None, device: torch.device) -> None:
         self.meter = Meter(spatial, device)
         self.evaluated, self.trained = itertools.count(), itertools.count()
-        self.idle: dict[tuple[torch.Size, torch.dtype], Idle] = {}
+        self.idle: dict[tuple[Any, ...], Idle] = {}
         self._reads = 0
         self._active = self._total = self._passed = 0
         self._lying: tuple[Any, Any, Any] = (0, 0.0, 0)  # affected, norm, norms: unread tensors
@@ -87,7 +89,9 @@ class Record:
                 *_, active, self._total = self._ticked()
                 self._passed = active - self._active
                 self.idle.clear()
-            self.idle.setdefault((x.shape, x.dtype), Idle(form, total))
+            idle = Idle(x.dtype, form, total)
+            if self.idle.setdefault(x.shape, idle).dtype is not x.dtype:
+                self.idle.setdefault((x.shape, x.dtype), idle)
 
     def add_active(self, affected: Counted, total: int, rate: float) -> None:
         """One more call in which the regularizer was on, and what it did; a tensor is not read."""

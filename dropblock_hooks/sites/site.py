@@ -77,6 +77,7 @@ class Site:
         values = regularizer.values(self.control.epoch)
         self.regularizer = copy.copy(regularizer)  # compiled code guards what sites share
         self.forms.regularizer = self.regularizer
+        self._before = regularizer.at == "input"
         before, self.bound = self.bound, self.regularizer.bind()
         if hasattr(before, "state_dict") and hasattr(self.bound, "load_state_dict"):
             self.bound.load_state_dict(before.state_dict())
@@ -96,6 +97,7 @@ class Site:
         self.rate = next(iter(values.values()), None)
         whole = self.regularizer.index is None and self.regularizer.idle_at_zero
         self._idle = whole and self.rate == 0.0
+        self._still = False  # True: at a rate of 0, and a training call would do as the last one
         # for compiled code: other numbers in it do not compile anew. Not one tensor without axes
         # for each: torch would take those for Python scalars, and trace all twice
         place = meter.counts.device
@@ -180,31 +182,31 @@ class Site:
     def enter(self, training: bool, given: tuple[Any, ...] = ()) -> bool:
         """Count a forward call in this mode; whether the regularizer is to be run in it.
 
-        `given` is what torch calls the hook with: at a rate of 0 a tensor of a shape that was seen
-        needs no run.
+        `given` is what torch calls the hook with, a pre-hook with (arguments, keywords): at a rate
+        of 0 a tensor of a shape and type that was seen needs no run.
         """
         if graph_task() != NO_TASK:  # recomputing, whatever was switched since the forward
             return bool(self._acted[training].again())
         record, control = self.record, self.control
-        if not (training or self._beyond_training):
-            next(record.evaluated)
-            if self._waiting and not control.stepped:
-                self._watch_time(training)
-            return False
         counter = record.trained if training else record.evaluated
-        acts = control.installed and control.enabled and (training or self.acts(training))
-        past = self._acted[training]
-        if past.settled is not acts:
-            past.note(acts)
-        if training and not acts:
-            control.idled = True
-        if acts and training and self._idle and self._drawn_with.settled is self.values:
-            before = self.regularizer.at == "input"  # a pre-hook is given (arguments, keywords)
-            x: Any = (given[0] or (None,))[0] if before else given[-1]
+        acts = still = training and self._still and control.installed and control.enabled
+        if not still and (training or self._beyond_training):
+            acts = control.installed and control.enabled and (training or self.acts(training))
+            past = self._acted[training]
+            if past.settled is not acts:
+                past.note(acts)
+            if training:
+                control.idled = control.idled or not acts
+                settled = past.settled is True and self._drawn_with.settled is self.values
+                self._still = still = self._idle and settled
+        if still:
             try:  # where torch.jit traces, sizes are tensors, and equal to none that was seen
-                seen = record.idle[x.shape, x.dtype]
-            except (AttributeError, KeyError, TypeError):  # a symbolic size (make_fx) has no hash
-                pass
+                x = given[0][0] if self._before else given[-1]
+                seen = record.idle[x.shape]
+                if seen.dtype is not x.dtype:
+                    seen = record.idle[x.shape, x.dtype]
+            except (AttributeError, IndexError, KeyError, TypeError):
+                pass  # no tensor, a new kind, or a symbolic size (make_fx), which has no hash
             else:
                 self.forms.last, counter, acts = seen.form, seen.calls, False
         next(counter)

@@ -39,6 +39,7 @@ BARS = {
     "drop_block2d p=0.1 bfloat16: functional / timm": 1 / 5,
     "Dropout2d p=0.1: functional / torch": 1.15,
     "evaluation of 100 sites: attached - no-op hook / 1 µs a site": 0.5,
+    "rate 0 at 100 sites: attached - no-op hook / 1 µs a site": 1.0,
     "1000 sites on 5000 modules: attach and remove / 1 s": 0.3,
     "resnet50, compiled training step: attached / hand-edited": 1.02,
     "vit_tiny_patch16_224, compiled training step: attached / hand-edited": 1.02,

@@ -22,19 +22,22 @@ def sites(place: Place) -> Iterator[Work]:
     """What a site costs beside its regularizer, on activations of next to no size."""
     x = torch.randn(2, 4, 8, 8, device=place.device)
     for count in SITES:
-        yield evaluation_work(x, count)
+        yield idle_work(x, count, training=False)
+        yield idle_work(x, count, training=True)
         yield chain_work(x, count)
 
 
-def evaluation_work(x: Tensor, count: int) -> Work:
-    """Evaluation of layers that do nothing: bare, with a hook that does nothing, attached."""
-    layers = {name: _chain(count) for name in ("bare", "no-op hook", "attached")}
+def idle_work(x: Tensor, count: int, training: bool) -> Work:
+    """Layers that do nothing, in evaluation or at a rate of 0: bare, with a hook that does nothing,
+    attached.
+    """
+    layers = {name: _chain(count).train(training) for name in ("bare", "no-op hook", "attached")}
     for layer in layers["no-op hook"]:
         layer.register_forward_hook(_no_op)
-    attach(layers["attached"], {"*": Dropout2d(p=0.1, layout="NCHW")})
+    attach(layers["attached"], {"*": Dropout2d(p=0.0 if training else 0.1, layout="NCHW")})
     return Work(
-        name=f"evaluation of {count} sites",
-        steps={name: partial(chain.eval(), x) for name, chain in layers.items()},
+        name=f"{'rate 0 at' if training else 'evaluation of'} {count} sites",
+        steps={name: partial(chain, x) for name, chain in layers.items()},
         against=[
             Against("no-op hook", UNIT, minus="bare"),
             Against("attached", UNIT, minus="bare"),

@@ -5,7 +5,7 @@ import torch
 
 from experiments.overhead.kernels import SHAPES, Place
 from experiments.overhead.others import clips, dropouts, noises
-from experiments.overhead.sites import ATTACHED, SITES, attach_work, chain_work, evaluation_work
+from experiments.overhead.sites import ATTACHED, SITES, attach_work, chain_work, idle_work
 
 PLACE = Place()
 
@@ -42,8 +42,9 @@ def test_clip(time_variant, shape, name, variant):
 
 @pytest.mark.parametrize("count", SITES)
 @pytest.mark.parametrize("variant", ["bare", "no-op hook", "attached"])
-def test_evaluation(time_variant, count, variant):
-    time_variant(evaluation_work(torch.randn(2, 4, 8, 8), count), variant)
+@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "rate 0"])
+def test_idle(time_variant, count, training, variant):
+    time_variant(idle_work(torch.randn(2, 4, 8, 8), count, training), variant)
 
 
 @pytest.mark.parametrize("count", SITES)
