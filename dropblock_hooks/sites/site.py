@@ -188,9 +188,14 @@ class Site:
         if graph_task() != NO_TASK:  # recomputing, whatever was switched since the forward
             return bool(self._acted[training].again())
         record, control = self.record, self.control
+        if not (training or self._beyond_training):
+            next(record.evaluated)
+            if self._waiting and not control.stepped:
+                self._watch_time(training)
+            return False
         counter = record.trained if training else record.evaluated
         acts = still = training and self._still and control.installed and control.enabled
-        if not still and (training or self._beyond_training):
+        if not still:
             acts = control.installed and control.enabled and (training or self.acts(training))
             past = self._acted[training]
             if past.settled is not acts:

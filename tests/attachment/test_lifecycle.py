@@ -144,12 +144,17 @@ def test_detach_all(net, hook_count):
 
 
 def test_hooks_of_others_stay(net, hook_count):
+    class Watch:
+        def note(self, module, args, output):
+            seen.append(2)
+
     seen = []
     net.layer1.register_forward_hook(lambda module, args, output: seen.append(1))
-    attach(net, {"layer1": Dropout2d(0.5)}).remove()
+    net.layer1.register_forward_hook(Watch().note)
+    attach(net, {"layer1": [Dropout2d(0.5), ClampGrad(-1)]}).remove()
     net(images())
-    assert seen == [1]
-    assert hook_count(net) == 1
+    assert seen == [1, 2]
+    assert hook_count(net) == 2
 
 
 def test_the_model_is_freed():
