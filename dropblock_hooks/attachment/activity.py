@@ -107,14 +107,11 @@ def look_back(
     gradients = [hook for hook in hooks if hook.site.regularizer.acts_on == "gradient"]
     # of the others, the first forward has shown what the end of a window shows
     judged = gradients if control.looked else hooks
-    window = replace(window, backward=_backward_ran(base, gradients, window))
+    came = any(window.sites[hook.site.key].active for hook in gradients)
+    backward = came or any(p.grad is not None for p in base.parameters())
+    window = replace(window, backward=backward)
     lines = _news(base, control, judged, window)
     return [_did_nothing(lines, len(hooks), "the epoch that has ended")] if lines else []
-
-
-def _backward_ran(base: nn.Module, gradients: Sequence[SiteHook], window: Window) -> bool:
-    came = any(window.sites[hook.site.key].active for hook in gradients)
-    return came or any(p.grad is not None for p in base.parameters())
 
 
 def _of_no_training(

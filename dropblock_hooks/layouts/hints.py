@@ -105,6 +105,7 @@ class Hints:
         declares = stage is not None or widths.first is None  # inside, a map may be of another
         fmt = _format(module) or (_format(self._index.model) if declares else "")
         known = {"first": widths.first, "last": widths.last} if settled is None else settled
+        above = [type(ancestor).__name__ for ancestor in lineage[1:]]
         return replace(
             self._model,
             own="" if settled is None else type(module).__name__,
@@ -115,7 +116,7 @@ class Hints:
             borrowed=borrowed,
             turns=settled is None and widths.turns,
             heads=_heads(lineage),
-            partition=_partition(lineage[1:]),
+            partition=next((name for name in above if "Partition" in name), ""),
             batched=_batched(lineage),
             recurrent=isinstance(module, nn.RNNBase),
         )
@@ -223,11 +224,6 @@ def _heads(lineage: list[nn.Module]) -> int | None:
         if inside and isinstance(heads, int):
             return heads
     return None
-
-
-def _partition(ancestors: list[nn.Module]) -> str:
-    names = (type(module).__name__ for module in ancestors)
-    return next((name for name in names if "Partition" in name), "")
 
 
 _SEQUENCES = (

@@ -94,13 +94,9 @@ def in_use() -> bool:
         kind = type(thing)  # isinstance would ask proxies for their class
         if kind is Control and thing.installed:
             given.add(id(thing.grad_scaler))
-        elif issubclass(kind, GradScaler) and _has_scaled(thing):
+        elif issubclass(kind, GradScaler) and getattr(thing, "_scale", None) is not None:
             scalers.append(thing)
-    return any(id(scaler) not in given for scaler in scalers)
-
-
-def _has_scaled(scaler: Any) -> bool:
-    return getattr(scaler, "_scale", None) is not None and is_enabled(scaler)
+    return any(id(scaler) not in given and is_enabled(scaler) for scaler in scalers)
 
 
 def _family(kind: type[Any]) -> Iterator[type[Any]]:

@@ -229,7 +229,9 @@ class Site:
         control = self.control
         if not (control.installed and control.enabled):
             return False
-        return self.is_on(training) or (self.regularizer.follows_host and not _exporting())
+        if self.is_on(training) or not self.regularizer.follows_host:
+            return self.is_on(training)
+        return not (torch._C._is_tracing() or torch.compiler.is_exporting())  # not for deployment
 
     def is_on(self, training: bool) -> bool:
         """Whether the regularizer is active in this mode of its layer."""
@@ -322,9 +324,3 @@ class Site:
         if not self.control.warned:
             self.control.warned = True
             warn(f"{self.key}: {self.waiting()}")
-
-
-def _exporting() -> bool:
-    """Whether the graph is for deployment, where a peer's module in evaluation has no place."""
-    tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # torch's
-    return tracing or torch.compiler.is_exporting()

@@ -129,16 +129,13 @@ def _mentions_schedule(hint: Any) -> bool:
 
 
 def _field(value: Any, path: Path, may_be_schedule: bool) -> Any:
-    if may_be_schedule and (isinstance(value, Mapping) or _names_schedule(value)):
+    named = isinstance(value, str) and ("(" in value or value in registered(Schedule))
+    if may_be_schedule and (named or isinstance(value, Mapping)):
         return _build(Schedule, value, path)
     if isinstance(value, Mapping) and value:
         with contextlib.suppress(TypeError, ValueError):  # JSON's keys are text
             return [(as_float(key), item) for key, item in value.items()]
     return tuple(value) if is_list(value) else value
-
-
-def _names_schedule(value: Any) -> bool:
-    return isinstance(value, str) and ("(" in value or value in registered(Schedule))
 
 
 def _parse_call(text: str, path: Path) -> tuple[str, dict[str, Any]]:

@@ -60,7 +60,8 @@ def _without(
     x: Tensor, scale: Tensor | None, factors: Tensor, dropped: Tensor, summand: bool
 ) -> Tensor:
     """The product, by what is cheapest; Inf and NaN must not come through."""
-    if not summand and _adds_rows(x, factors):
+    rows_are_short = x.is_contiguous() and x.numel() <= _ROW * factors.numel()
+    if not summand and x.dtype is torch.float32 and rows_are_short:  # they can be added up fast
         rows = x.view(factors.numel(), -1)
         if len(dropped) > _SELDOM * len(rows):
             return _gathered(rows, factors.view(-1)).resize_(x.shape)  # not a view
@@ -84,11 +85,6 @@ def _rows(x: Tensor, factors: Tensor) -> Tensor | None:
     if order[: len(decided)] != decided or not x.permute(order).is_contiguous():
         return None
     return x.permute(order).view(factors.numel(), -1)
-
-
-def _adds_rows(x: Tensor, factors: Tensor) -> bool:
-    """Whether units are rows that can be added up fast."""
-    return x.dtype is torch.float32 and x.is_contiguous() and x.numel() <= _ROW * factors.numel()
 
 
 def _sums_are_finite(rows: Tensor, chosen: Tensor) -> bool:
