@@ -108,8 +108,7 @@ def look_back(
     # of the others, the first forward has shown what the end of a window shows
     judged = gradients if control.looked else hooks
     came = any(window.sites[hook.site.key].active for hook in gradients)
-    backward = came or any(p.grad is not None for p in base.parameters())
-    window = replace(window, backward=backward)
+    window = replace(window, backward=came or any(p.grad is not None for p in base.parameters()))
     lines = _news(base, control, judged, window)
     return [_did_nothing(lines, len(hooks), "the epoch that has ended")] if lines else []
 

@@ -131,6 +131,10 @@ def block_cell(row: Any) -> str:
     return cell(row.block_size) + (" (clipped)" if row.clipped else "")
 
 
+def _several(calls: float | None) -> str:
+    return "" if calls is None or calls in (0, 1) else f" ({calls:.4g} per forward)"
+
+
 class Report(Table[SiteRow]):
     """What has happened at each site; sites of gradients stand below, under headings of their own.
 
@@ -170,10 +174,7 @@ def site_table(sites: Sequence[Site], have: Readings, title: str) -> Report:
         "regularizer": lambda row: forms[row.site],
     }
     calls: Columns[SiteRow] = {
-        "calls": lambda row: (
-            cell(row.calls)
-            + ("" if (n := row.calls_per_forward) in (None, 0, 1) else f" ({n:.4g} per forward)")
-        ),
+        "calls": lambda row: cell(row.calls) + _several(row.calls_per_forward),
         "active": lambda row: row.active_calls,
     }
     columns: Columns[SiteRow] = {

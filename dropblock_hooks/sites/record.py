@@ -40,8 +40,7 @@ class Record:
     Attributes:
         evaluated: counts the calls in evaluation mode, one with each `next`, from any thread.
         trained: the same in training mode, without those that `idle` counts.
-        idle: counts those at a rate of 0 that need no run: by the shape of the tensor those of the
-            first type that it had, by shape and type those of the others.
+        idle: counts those at a rate of 0 that need no run, by shape; of a second type, by both.
         meter: what compiled code has counted.
     """
 

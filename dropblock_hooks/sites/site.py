@@ -77,7 +77,7 @@ class Site:
         values = regularizer.values(self.control.epoch)
         self.regularizer = copy.copy(regularizer)  # compiled code guards what sites share
         self.forms.regularizer = self.regularizer
-        self._before = regularizer.at == "input"
+        self._at_input = regularizer.at == "input"
         before, self.bound = self.bound, self.regularizer.bind()
         if hasattr(before, "state_dict") and hasattr(self.bound, "load_state_dict"):
             self.bound.load_state_dict(before.state_dict())
@@ -201,12 +201,13 @@ class Site:
             if past.settled is not acts:
                 past.note(acts)
             if training:
-                control.idled = control.idled or not acts
+                if not acts:
+                    control.idled = True  # never written back: another thread may have set it
                 settled = past.settled is True and self._drawn_with.settled is self.values
                 self._still = still = self._idle and settled
         if still:
             try:  # where torch.jit traces, sizes are tensors, and equal to none that was seen
-                x = given[0][0] if self._before else given[-1]
+                x = given[0][0] if self._at_input else given[-1]
                 seen = record.idle[x.shape]
                 if seen.dtype is not x.dtype:
                     seen = record.idle[x.shape, x.dtype]
@@ -229,9 +230,10 @@ class Site:
         control = self.control
         if not (control.installed and control.enabled):
             return False
-        if self.is_on(training) or not self.regularizer.follows_host:
-            return self.is_on(training)
-        return not (torch._C._is_tracing() or torch.compiler.is_exporting())  # not for deployment
+        if self.is_on(training):
+            return True
+        follows = self.regularizer.follows_host  # not into what is deployed
+        return follows and not (torch._C._is_tracing() or torch.compiler.is_exporting())
 
     def is_on(self, training: bool) -> bool:
         """Whether the regularizer is active in this mode of its layer."""

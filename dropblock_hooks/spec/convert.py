@@ -129,8 +129,10 @@ def _mentions_schedule(hint: Any) -> bool:
 
 
 def _field(value: Any, path: Path, may_be_schedule: bool) -> Any:
-    named = isinstance(value, str) and ("(" in value or value in registered(Schedule))
-    if may_be_schedule and (named or isinstance(value, Mapping)):
+    if may_be_schedule and (
+        isinstance(value, Mapping)
+        or (isinstance(value, str) and ("(" in value or value in registered(Schedule)))
+    ):
         return _build(Schedule, value, path)
     if isinstance(value, Mapping) and value:
         with contextlib.suppress(TypeError, ValueError):  # JSON's keys are text

@@ -36,7 +36,7 @@ def takes(x: Tensor, what: str = "blocks") -> bool:
         and x.numel() >= LEAST[what]
         and type(x) in (Tensor, torch.nn.Parameter)
         and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # torch's
+        and not torch._C._is_tracing()
         and all(key in _DIFFERENTIATING for key in _transforms())
         and all(torch._C._get_dispatch_mode(key) is None for key in _INFRASTRUCTURE)
     )

@@ -60,8 +60,8 @@ def _without(
     x: Tensor, scale: Tensor | None, factors: Tensor, dropped: Tensor, summand: bool
 ) -> Tensor:
     """The product, by what is cheapest; Inf and NaN must not come through."""
-    rows_are_short = x.is_contiguous() and x.numel() <= _ROW * factors.numel()
-    if not summand and x.dtype is torch.float32 and rows_are_short:  # they can be added up fast
+    in_rows = not summand and x.dtype is torch.float32 and x.is_contiguous()
+    if in_rows and x.numel() <= _ROW * factors.numel():  # short ones, which are added up fast
         rows = x.view(factors.numel(), -1)
         if len(dropped) > _SELDOM * len(rows):
             return _gathered(rows, factors.view(-1)).resize_(x.shape)  # not a view
