@@ -105,7 +105,6 @@ class Hints:
         declares = stage is not None or widths.first is None  # inside, a map may be of another
         fmt = _format(module) or (_format(self._index.model) if declares else "")
         known = {"first": widths.first, "last": widths.last} if settled is None else settled
-        above = [type(ancestor).__name__ for ancestor in lineage[1:]]
         return replace(
             self._model,
             own="" if settled is None else type(module).__name__,
@@ -116,7 +115,7 @@ class Hints:
             borrowed=borrowed,
             turns=settled is None and widths.turns,
             heads=_heads(lineage),
-            partition=next((name for name in above if "Partition" in name), ""),
+            partition=next((n for a in lineage[1:] if "Partition" in (n := type(a).__name__)), ""),
             batched=_batched(lineage),
             recurrent=isinstance(module, nn.RNNBase),
         )

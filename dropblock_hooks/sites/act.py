@@ -196,7 +196,8 @@ def _known(affected: Counted, total: int) -> Counted:
 
 def refuse_tracing(site: Site, training: bool) -> None:
     """Raise SiteError where a trace or an export would not keep what the site does."""
-    if torch._C._is_tracing() and site.is_on(training):
+    tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # torch's
+    if tracing and site.is_on(training):
         raise site.error(
             "torch.jit.trace would keep the rate of now for good: call model.eval() before "
             "tracing, and leave active='always' out; torch.export can hold it"

@@ -232,8 +232,8 @@ class Site:
             return False
         if self.is_on(training):
             return True
-        follows = self.regularizer.follows_host  # not into what is deployed
-        return follows and not (torch._C._is_tracing() or torch.compiler.is_exporting())
+        tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # torch's
+        return self.regularizer.follows_host and not (tracing or torch.compiler.is_exporting())
 
     def is_on(self, training: bool) -> bool:
         """Whether the regularizer is active in this mode of its layer."""
