@@ -7,7 +7,7 @@ from torch import nn
 from .attachment.attachment import Attachment
 from .attachment.compiled import forget_compiled
 from .attachment.install import install, site_keys
-from .attachment.resolve import place
+from .attachment.resolve import checked_epochs, place, without_epochs
 from .planning.plan import plan_placements
 from .planning.problems import FAULTS, doubled
 from .selectors.wrappers import find_module, submodule, unwrap
@@ -24,6 +24,7 @@ def attach(
     *,
     root: str = "",
     grad_scaler: Any = None,
+    epochs: int | None = None,
     example_input: Any = None,
 ) -> Attachment:
     """Put regularizers on the layers of a model, by name, through hooks.
@@ -51,6 +52,8 @@ def attach(
             bounds of gradient regularizers are then in the unit of the unscaled loss. One that is
             made later can be set as ``attached.grad_scaler``. False: the loss is not scaled, and
             a GradScaler elsewhere in the process is another model's.
+        epochs: how long the training is, in the unit of ``step``: what schedules without epochs of
+            their own follow, as ``LinearSchedule(0.0, 0.1)``. You get a warning of a longer one.
         example_input: what the model is called with (a tensor, or a tuple of arguments or a
             mapping of keywords): it is planned first, see `plan`, and what can't work is refused;
             otherwise the first forward shows it.
@@ -62,8 +65,11 @@ def attach(
     """
     base = submodule(unwrap(model, spec), root)
     draft = Draft.of(spec)
-    placements, cautions = place(base, draft)
-    control = Control(root, checked_scaler(grad_scaler))
+    placements, cautions = place(base, draft, checked_epochs(epochs))
+    unsaid = without_epochs(placements)
+    if unsaid:
+        raise draft.error(unsaid)
+    control = Control(root, checked_scaler(grad_scaler), epochs)
     if example_input is None:
         cautions += [c.text for c in doubled(base, placements, site_keys(placements), None)]
     else:

@@ -19,6 +19,9 @@ from .quoting import described, message_of, quote
 from .registry import brief, check_fields, register
 
 _MOST_STEPS = 10_000
+UNSAID = (
+    "it does not say its epochs: give it epochs=, or attach(..., epochs=) for the whole training"
+)
 
 
 class Schedule:
@@ -45,6 +48,18 @@ class Schedule:
         """Whether the value can never change."""
         low, high = self.span()
         return low == high
+
+    @property
+    def length(self) -> float | None:
+        """For how many epochs it goes on changing; 0 where that is unknown, None if still unsaid.
+
+        One that is unsaid follows ``attach(..., epochs=...)``, by `within`.
+        """
+        return 0.0
+
+    def within(self, epochs: int) -> Schedule:
+        """The schedule in a training of so many epochs, which it follows if its own are unsaid."""
+        return self
 
     def __repr__(self) -> str:
         return brief(self)
@@ -94,19 +109,35 @@ class _Ramp:
 
     start: float
     stop: float
-    epochs: int
+    epochs: int | None = None
     delay: float = 0.0
 
     def __post_init__(self) -> None:
         _set_numbers(self, "start", "stop", "delay")
-        _set(self, "epochs", as_count("epochs", self.epochs))
+        if self.epochs is not None:
+            _set(self, "epochs", as_count("epochs", self.epochs))
         if self.delay < 0:
             raise ValueError(f"delay must be >= 0, got {self.delay}")
 
     def __call__(self, t: float) -> float:
+        if self.epochs is None:
+            if t <= self.delay:
+                return self.start
+            raise ValueError(UNSAID)
         begun = float(t >= self.delay)
         share = (t - self.delay) / (self.epochs - 1) if self.epochs > 1 else begun
         return _between(self.start, self.stop, self._way(min(max(share, 0.0), 1.0)))
+
+    @property
+    def length(self) -> float | None:
+        return None if self.epochs is None else self.delay + self.epochs
+
+    def within(self, epochs: int) -> Any:
+        if self.epochs is not None:
+            return self
+        if self.delay >= epochs:
+            raise ValueError(f"delay={self.delay:g} leaves nothing of {epochs} epochs of training")
+        return replace(self, epochs=math.floor(epochs - self.delay) or 1)
 
     def _way(self, share: float) -> float:
         """How far the value has come when this share of the time is over."""
@@ -131,7 +162,8 @@ class LinearSchedule(_Ramp, Schedule):
     Args:
         start: value until `delay`.
         stop: value from `delay` + `epochs` - 1 on.
-        epochs: number of epochs of the ramp, at least 1.
+        epochs: number of epochs of the ramp, at least 1; without it those of the training, less
+            `delay`, as ``attach(..., epochs=90)`` says them.
         delay: epochs before the ramp begins.
 
     Raises:
@@ -196,6 +228,11 @@ class StepSchedule(Schedule):
         come = [value for time, value in self.values.items() if time <= t]
         return come[-1] if come else self.values[0.0]
 
+    @property
+    def length(self) -> float:
+        last = max(self.values)
+        return last + 1 if last else 0.0
+
     def span(self) -> tuple[float, float]:
         return min(self.values.values()), max(self.values.values())
 
@@ -247,6 +284,10 @@ class WindowSchedule(Schedule):
     def __call__(self, t: float) -> float:
         return self.value if self.begin <= t < self.end else self.outside
 
+    @property
+    def length(self) -> float:
+        return self.end
+
     def span(self) -> tuple[float, float]:
         return min(self.value, self.outside), max(self.value, self.outside)
 
@@ -286,6 +327,16 @@ class ByDepth(Schedule):
     def __call__(self, t: float) -> float:
         return _between(value_at(self.start, t), value_at(self.stop, t), self.share)
 
+    @property
+    def length(self) -> float | None:
+        ends = [length_of(self.start), length_of(self.stop)]
+        known = [end for end in ends if end is not None]
+        return max(known) if len(known) == 2 else None
+
+    def within(self, epochs: int) -> ByDepth:
+        ends = {name: within(getattr(self, name), epochs) for name in ("start", "stop")}
+        return replace(self, **ends) if self.length is None else self
+
     def span(self) -> tuple[float, float]:
         low, high = zip(span_of(self.start), span_of(self.stop), strict=True)
         return min(low), max(high)
@@ -298,6 +349,16 @@ class ByDepth(Schedule):
 def spread_rate(rate: Any, i: int, n: int) -> Any:
     """The rate of site `i` of `n`: its own share of a `ByDepth`, the same for all otherwise."""
     return rate.at(i, n) if isinstance(rate, ByDepth) else rate
+
+
+def length_of(rate: Any) -> float | None:
+    """For how many epochs a rate goes on changing; 0 if unknown, None if it does not say yet."""
+    return rate.length if isinstance(rate, Schedule) else 0.0
+
+
+def within(rate: Any, epochs: int) -> Any:
+    """The rate in a training of so many epochs, which a schedule without `epochs` follows."""
+    return rate.within(epochs) if isinstance(rate, Schedule) else rate
 
 
 def value_at(rate: Any, t: float) -> float:

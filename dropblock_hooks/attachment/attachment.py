@@ -171,7 +171,7 @@ class Attachment:
         sites = find(which, self._base, self._hooks)
         if not rates:
             raise ValueError("set takes at least one rate: set(which, p=0.2)")
-        changed = with_rates(sites, rates, self.epoch)
+        changed = with_rates(sites, rates, self._control)
         with standing_still(site.record for site in sites):
             for site, regularizer in zip(sites, changed, strict=True):
                 site.set_regularizer(regularizer)

@@ -7,8 +7,9 @@ from typing import Any
 from torch import nn
 
 from ..checks import as_number
+from ..quoting import quote
 from ..regularizers.base import Regularizer
-from ..schedules import same_kind, spread_rate
+from ..schedules import UNSAID, length_of, same_kind, spread_rate, within
 from ..sites.hooks import SiteHook
 from ..sites.meter import device_of
 from ..sites.shared import Control
@@ -58,11 +59,18 @@ def move(
     control.epoch = t
 
 
-def with_rates(sites: Sequence[Site], rates: Mapping[str, Any], t: float) -> list[Regularizer]:
-    """The regularizers of sites with other rates, checked at a time; errors name the site.
+def with_rates(
+    sites: Sequence[Site], rates: Mapping[str, Any], control: Control
+) -> list[Regularizer]:
+    """The regularizers of sites with other rates, checked at this time; errors name the site.
 
     A `ByDepth` is spread over the layers of each class of regularizers for itself.
     """
+    if control.epochs is not None:
+        rates = {name: within(rate, control.epochs) for name, rate in rates.items()}
+    unsaid = [rate for rate in rates.values() if length_of(rate) is None]
+    if unsaid:
+        raise ValueError(f"{quote(unsaid[0])}: {UNSAID}")
     layers: dict[str, dict[str, int]] = {}
     for site in sites:
         known = layers.setdefault(site.regularizer.label, {})
@@ -76,5 +84,5 @@ def with_rates(sites: Sequence[Site], rates: Mapping[str, Any], t: float) -> lis
         except (TypeError, ValueError) as error:
             raise same_kind(error, f"{site.key}: {error}") from error
     for site, regularizer in zip(sites, changed, strict=True):
-        _values_of(site, regularizer, t)
+        _values_of(site, regularizer, control.epoch)
     return changed

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from ..checks import as_count
 from ..layouts.hints import Evidence, Hints
 from ..quoting import described, label, listed, message_of, quote, shorten
 from ..regularizers.base import Regularizer
 from ..regularizers.rates import RateLike
-from ..schedules import spread_rate
+from ..schedules import UNSAID, length_of, spread_rate, within
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.select import Select, Selector, match
 from ..selectors.stages import stage_channels, stage_ratios
@@ -31,8 +32,15 @@ class Placement:
     evidence: Evidence | None = None
 
 
-def place(model: nn.Module, draft: Draft) -> tuple[list[Placement], list[str]]:
+def place(
+    model: nn.Module, draft: Draft, epochs: int | None = None
+) -> tuple[list[Placement], list[str]]:
     """All placements of a spec on a model, in the order of the spec, and warnings.
+
+    Args:
+        model: where names begin.
+        draft: the spec.
+        epochs: how long the training is, if that is known.
 
     Raises:
         SpecError: with all that is wrong.
@@ -64,7 +72,52 @@ def place(model: nn.Module, draft: Draft) -> tuple[list[Placement], list[str]]:
     problems += [*_refused(placements), *_twice(placements), *_twice_live(placements)]
     if problems:
         raise draft.error(problems)
-    return _with_evidence(_by_depth(placements), index), warnings + _nested(placements, index)
+    warnings += [*_too_long(placements, epochs), *_nested(placements, index)]
+    return _with_evidence(_by_depth(_timed(placements, epochs)), index), warnings
+
+
+def checked_epochs(epochs: int | None) -> int | None:
+    """The length of a training, if it is one."""
+    return None if epochs is None else as_count("epochs", epochs)
+
+
+def _timed(placements: list[Placement], epochs: int | None) -> list[Placement]:
+    """The placements, schedules that do not say their epochs following the training."""
+    if epochs is None:
+        return placements
+    known: dict[int, Regularizer] = {}
+    for p in placements:
+        rates = p.regularizer.rates
+        if id(p.regularizer) not in known and None in map(length_of, rates.values()):
+            try:
+                rates = {name: within(rate, epochs) for name, rate in rates.items()}
+            except ValueError as error:
+                raise _at_fault(p, error) from error
+            known[id(p.regularizer)] = _with_rates(p, rates)
+    return [replace(p, regularizer=known.get(id(p.regularizer), p.regularizer)) for p in placements]
+
+
+def without_epochs(placements: list[Placement]) -> list[str]:
+    """The entries with schedules that wait to be told how long the training is."""
+    found = {
+        f"{quote(p.entry.selector)}: {quote(rate)}: {UNSAID}": None
+        for p in placements
+        for rate in p.regularizer.rates.values()
+        if length_of(rate) is None
+    }
+    return list(found)
+
+
+def _too_long(placements: list[Placement], epochs: int | None) -> list[str]:
+    """The entries with schedules that are longer than the training."""
+    found = {
+        f"{quote(p.entry.selector)}: {quote(rate)} takes {length:g} epochs, and the training has "
+        f"{epochs}: it does not come to its end": None
+        for p in placements
+        for rate in p.regularizer.rates.values()
+        if epochs is not None and (length := length_of(rate) or 0.0) > epochs
+    }
+    return list(found)
 
 
 def _with_evidence(placements: list[Placement], index: Index) -> list[Placement]:
@@ -171,9 +224,13 @@ def _with_rates(p: Placement, rates: dict[str, RateLike]) -> Regularizer:
     try:
         return p.regularizer.with_rates(**rates)
     except Exception as error:  # a schedule may be anybody's
-        at = label(p.target.name)
-        problem = f"{quote(p.entry.selector)}: {quote(p.regularizer)} at {at}: {message_of(error)}"
-        raise SpecError([problem]) from error
+        raise _at_fault(p, error) from error
+
+
+def _at_fault(p: Placement, error: Exception) -> SpecError:
+    at = label(p.target.name)
+    problem = f"{quote(p.entry.selector)}: {quote(p.regularizer)} at {at}: {message_of(error)}"
+    return SpecError([problem])
 
 
 def _nested(placements: list[Placement], index: Index) -> list[str]:

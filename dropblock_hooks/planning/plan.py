@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attachment.install import site_keys
-from ..attachment.resolve import Placement, place
+from ..attachment.resolve import Placement, checked_epochs, place, without_epochs
 from ..selectors.wrappers import bare_type, submodule, unwrap
 from ..spec.draft import Draft
 from ..tables import counted
@@ -18,7 +18,14 @@ from .problems import Caution, cautions_of, problems_of
 from .table import Plan, plan_row
 
 
-def plan(model: nn.Module, spec: Any, example_input: Any = None, *, root: str = "") -> Plan:
+def plan(
+    model: nn.Module,
+    spec: Any,
+    example_input: Any = None,
+    *,
+    root: str = "",
+    epochs: int | None = None,
+) -> Plan:
     """What a spec will do on a model: its sites, shapes, calls and blocks, and what is wrong.
 
     The spec is put on a deep copy, which runs one training forward: on fake tensors, which hold no
@@ -44,12 +51,14 @@ def plan(model: nn.Module, spec: Any, example_input: Any = None, *, root: str = 
         example_input: what the model is called with: a tensor, or a tuple of arguments or a
             mapping of keywords. By default two images of the size that a timm model tells.
         root: name of the submodule where names begin, as in ``attach``.
+        epochs: how long the training is, as in ``attach``.
 
     Raises:
         SpecError: for what ``attach`` finds wrong with the spec on this model.
     """
     base = submodule(unwrap(model, spec), root)
-    placements, told = place(base, Draft.of(spec))
+    placements, told = place(base, Draft.of(spec), checked_epochs(epochs))
+    told += without_epochs(placements)
     planned = plan_placements(unwrap(model), base, placements, example_input)
     cautions = [*(Caution("spec", line) for line in told), *planned.cautions]
     return Plan(planned.rows, planned.title, [*planned.problems], cautions)

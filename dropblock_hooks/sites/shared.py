@@ -35,10 +35,12 @@ class Control:
         grad_scaler: what scales the loss; False where nothing does, None where nobody said.
         expects_scaler: whether one was given, which a loaded model has lost.
         scaler_sought: whether one was given, ruled out, or looked for.
+        epochs: how long the training is, if that was said.
     """
 
-    def __init__(self, root: str = "", grad_scaler: Any = None) -> None:
+    def __init__(self, root: str = "", grad_scaler: Any = None, epochs: int | None = None) -> None:
         self.root = root
+        self.epochs = epochs
         self.epoch = 0.0
         self.enabled = True
         self.installed = True

@@ -184,7 +184,7 @@ def test_repr():
             "a: {Dropout: {p: {LinearSchedul: {}}}}",
             ["unknown schedule 'LinearSchedul'", "LinearSchedule"],
         ),
-        ("a: {Dropout: {p: {LinearSchedule: {start: 0, stop: 1}}}}", ["epochs"]),
+        ("a: {Dropout: {p: {LinearSchedule: {start: 0}}}}", ["stop"]),
         (
             "a: {Dropout: {p: {LinearSchedule: {start: 0, stop: 1, epochs: 0}}}}",
             ["epochs must be", "0"],
