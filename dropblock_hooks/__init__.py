@@ -9,6 +9,7 @@ The map:
 `Select`, `Spec`            selectors, and the spec that maps them to regularizers; YAML and JSON
 `plan`                      what a spec will do on a model, before anything is put on
 `layers`                    what a model has to attach to
+`builtin`, `Retune`         what a model drops by itself, and another rate for it
 ``functional``              the equations, as pure functions of tensors
 `Regularizer`, `register`   one class, one file: a regularizer of your own
 ==========================  ========================================================================
@@ -22,6 +23,7 @@ from . import functional, presets
 from .attach import attach, attachments, detach_all
 from .attachment.attachment import Attachment
 from .attachment.verify import Finding
+from .planning.builtin import builtin
 from .planning.layers import layers
 from .planning.plan import plan
 from .planning.table import Plan
@@ -42,6 +44,7 @@ from .regularizers import (
     GaussianDropout,
     GaussianNoise,
     Regularizer,
+    Retune,
     ScaleGrad,
     StochasticDepth,
     ZeroGrad,
@@ -96,6 +99,7 @@ __all__ = [
     "Range",
     "Rate",
     "Regularizer",
+    "Retune",
     "ScaleGrad",
     "Schedule",
     "Select",
@@ -109,6 +113,7 @@ __all__ = [
     "ZeroGrad",
     "attach",
     "attachments",
+    "builtin",
     "detach_all",
     "functional",
     "layers",

@@ -3,6 +3,8 @@
 attachment   `Attachment`: the list of its sites, and all that can be done with it
 find         sites by key, selector or class
 rates        values at a time, and others in their place
+placement    one regularizer on one layer, before it is put on
+own_rates    layers that drop by themselves: what holds their rate, who acts there
 resolve      a spec on a model: what goes where, and all that is wrong
 install      sites and their hooks, put on
 report       the table of the sites

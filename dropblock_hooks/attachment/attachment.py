@@ -21,6 +21,7 @@ from ..sites.site import Site
 from ..tables import Table, counted
 from ..warn import warn
 from .activity import look_back, take_off_model_hook
+from .compiled import tell_recompiling
 from .distributed import check_group, compare, summed, tell_equal_generators, world_size
 from .find import find
 from .rates import as_time, move, values_at, with_rates
@@ -121,6 +122,7 @@ class Attachment:
                 warn(text)
             tell_equal_generators(self._base, control, sites)
             tell_missing(control, sites)
+            tell_recompiling(control, self._hooks)
 
     def rehook(self) -> None:
         """Hook parameters that have become other objects: compiled code can't."""
@@ -176,6 +178,7 @@ class Attachment:
             for site, regularizer in zip(sites, changed, strict=True):
                 site.set_regularizer(regularizer)
                 site.record.forget_elements()
+            self._put()
 
     @property
     def enabled(self) -> bool:
@@ -185,6 +188,12 @@ class Attachment:
     @enabled.setter
     def enabled(self, on: bool) -> None:
         self._control.switch(bool(on))
+        self._put()
+
+    def _put(self) -> None:
+        """Put the rates of layers that drop by themselves in place."""
+        for module, hook in self._installed:
+            hook.put(module)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -1,7 +1,20 @@
 """What torch has compiled: it would use that again, and not see hooks that have come since."""
 
+import math
 import sys
 import types
+from collections.abc import Iterable
+
+import torch
+
+from ..quoting import listed
+from ..regularizers.base import Regularizer
+from ..schedules import length_of
+from ..sites.hooks import SiteHook
+from ..sites.retune import OwnRateHook
+from ..sites.shared import Control
+from ..tables import counted
+from ..warn import warn
 
 
 def has_compiled() -> bool:
@@ -33,3 +46,36 @@ def _compiled_codes() -> list[types.CodeType]:
 
     codes = [reference() for reference in list(input_codes.seen)]
     return [code for code in codes if code is not None and _debug_get_cache_entry_list(code)]
+
+
+def tell_recompiling(control: Control, hooks: Iterable[SiteHook]) -> None:
+    """Warn, once, of rates that compiled code holds as constants, and that will change.
+
+    Which code runs a layer that is only read is not known: any that was compiled may.
+    """
+    if (".", "recompiles") in control.told or not has_compiled():
+        return
+    held = [h for h in hooks if isinstance(h, OwnRateHook) and h.is_constant_in_code]
+    held = [h for h in held if h.site.regularizer.moving]
+    values = [values_to_come(h.site.regularizer, control.epoch) for h in held]
+    if not any(more is None or more > 0 for more in values):
+        return
+    control.told.add((".", "recompiles"))
+    most = None if None in values else max(more or 0 for more in values)
+    limit = torch._dynamo.config.recompile_limit
+    warn(
+        f"{listed((h.site.key for h in held), 3)}: if torch.compile runs this model, it holds the "
+        "rate of each as a constant and compiles again for each new value, "
+        f"{'which are not known' if most is None else counted(most, 'value') + ' to come'}; after "
+        f"torch._dynamo.config.recompile_limit ({limit}) it runs the code without compiling. A "
+        "StepSchedule takes few values"
+    )
+
+
+def values_to_come(regularizer: Regularizer, t: float) -> int | None:
+    """How many other values its rates will have, epoch by epoch; None where that is not known."""
+    length = max((length_of(rate) or 0.0 for rate in regularizer.rates.values()), default=0.0)
+    if regularizer.moving and not length:
+        return None
+    times = [t + i for i in range(max(math.ceil(length - t), 0) + 1)]
+    return len({tuple(regularizer.values(time).values()) for time in times}) - 1

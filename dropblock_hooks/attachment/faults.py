@@ -14,6 +14,7 @@ from ..selectors.wrappers import bare_type, find_module, named_modules, shard_re
 from ..sites.counts import Counts
 from ..sites.hooks import SiteHook, hooks_on
 from ..sites.parameters import ParameterHook
+from ..sites.retune import RetuneHook
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -101,6 +102,8 @@ def fault_of(
         if enabled and not counts.calls:
             what = "no gradient has come to it, and its layer was never called"
             return Fault("never_active", what, why_not_called(base, owner, name, window))
+    elif isinstance(hook, RetuneHook) and not counts.calls and is_read(base, hook):
+        return None
     elif missed or not counts.calls:
         what = f"never called{' in training' if counts.calls else ''}"
         return Fault("never_called", what, why_not_called(base, owner, name, window))
@@ -108,6 +111,11 @@ def fault_of(
         return None
     why = _why_inactive(base, owner, enabled, gradient)
     return Fault("never_active", "called and never active", why)
+
+
+def is_read(base: nn.Module, hook: RetuneHook) -> bool:
+    """Whether the module around a layer reads its rate, as fused attention does."""
+    return hook.is_read_by(_parent(base, hook.owner_name)[1])
 
 
 def _of_hook(hook: SiteHook, owner: nn.Module, module: nn.Module | None) -> Fault | None:

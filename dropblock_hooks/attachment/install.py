@@ -5,21 +5,27 @@ from collections.abc import Callable
 from torch import nn
 
 from ..layouts.map_sizes import watch_sizes
+from ..regularizers.retune import Retune
 from ..selectors.wrappers import bare_type
 from ..sites.hooks import InputHook, OutputHook, SiteHook
 from ..sites.meter import device_of
 from ..sites.parameters import KeeperHook, ParameterHook
+from ..sites.retune import AttributeHook, RetuneHook
 from ..sites.shared import Control
 from ..sites.site import Site
 from .activity import ModelHook
 from .attachment import Attachment
-from .resolve import Placement
+from .placement import Placement
 
 
-def make_hook(site: Site, parameter: str | None) -> SiteHook:
+def make_hook(site: Site, p: Placement) -> SiteHook:
     """The hook that a site needs."""
-    if parameter is not None:
-        return ParameterHook(site, parameter)
+    if p.target.parameter is not None:
+        return ParameterHook(site, p.target.parameter)
+    if p.target.attribute is not None:
+        return AttributeHook(site, p.target.attribute)
+    if isinstance(p.regularizer, Retune):
+        return RetuneHook(site, p.attribute)
     return OutputHook(site) if site.regularizer.at == "output" else InputHook(site)
 
 
@@ -27,7 +33,7 @@ def install(
     base: nn.Module,
     placements: list[Placement],
     control: Control,
-    make: Callable[[Site, str | None], SiteHook] = make_hook,
+    make: Callable[[Site, Placement], SiteHook] = make_hook,
 ) -> Attachment:
     """Put the hooks of all placements on a model; where one fails, take out what was put on.
 
@@ -35,12 +41,9 @@ def install(
         base: the model.
         placements: resolved and checked.
         control: what their sites share.
-        make: what makes the hook of a site, given the name of its parameter if it is on one.
+        make: what makes the hook of a site.
     """
-    hooks = [
-        make(site, p.target.parameter)
-        for site, p in zip(_sites(placements, control), placements, strict=True)
-    ]
+    hooks = [make(site, p) for site, p in zip(_sites(placements, control), placements, strict=True)]
     installed = [(p.target.module, hook) for p, hook in zip(placements, hooks, strict=True)]
     control.keys = tuple(hook.site.key for hook in hooks)
     attachment = Attachment(base, control, installed)

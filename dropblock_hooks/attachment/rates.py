@@ -52,6 +52,7 @@ def move(
     model_at = device_of(base)
     for (module, hook), new in zip(installed, values, strict=True):
         hook.site.move(new, hook.site.record.meter.home(module, model_at))
+        hook.put(module)
     if math.floor(t) != math.floor(control.epoch):
         for record in (control.record, *(hook.site.record for _, hook in installed)):
             record.close_window()

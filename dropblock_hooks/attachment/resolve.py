@@ -1,16 +1,17 @@
 """Placement: a spec resolved on a model and checked, before any hook goes in."""
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from ..checks import as_count
-from ..layouts.hints import Evidence, Hints
+from ..layouts.hints import Hints
 from ..quoting import described, label, listed, message_of, quote, shorten
 from ..regularizers.base import Regularizer
 from ..regularizers.rates import RateLike
+from ..regularizers.retune import Retune
 from ..schedules import UNSAID, length_of, spread_rate, within
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.select import Select, Selector, match
@@ -19,17 +20,8 @@ from ..selectors.wrappers import shard_refusal
 from ..sites.hooks import hooks_on
 from ..spec.copying import Problems
 from ..spec.draft import Draft, Entry, SpecError
-
-
-@dataclass(frozen=True)
-class Placement:
-    """One regularizer of one entry on one layer or parameter."""
-
-    entry: Entry
-    position: tuple[int, int]
-    target: Target
-    regularizer: Regularizer
-    evidence: Evidence | None = None
+from .own_rates import own_rates
+from .placement import Placement
 
 
 def place(
@@ -69,7 +61,8 @@ def place(
             placements += [Placement(entry, (i, j), target, regularizer) for target in targets]
     if problems.cut and len(problems) > len(draft.problems):
         problems.append("further entries were not looked up")
-    problems += [*_refused(placements), *_twice(placements), *_twice_live(placements)]
+    placements, faults = own_rates(placements, index)
+    problems += [*_refused(placements), *faults, *_twice(placements), *_twice_live(placements)]
     if problems:
         raise draft.error(problems)
     warnings += [*_too_long(placements, epochs), *_nested(placements, index)]
@@ -124,7 +117,7 @@ def _with_evidence(placements: list[Placement], index: Index) -> list[Placement]
     """The placements, each with what the model tells about its layer."""
     hints = Hints(index, stage_channels(index), stage_ratios(index))
     return [
-        p if p.target.parameter else replace(p, evidence=hints.of(p.target, p.regularizer.at))
+        p if p.target.form else replace(p, evidence=hints.of(p.target, p.regularizer.at))
         for p in placements
     ]
 
@@ -175,6 +168,8 @@ def _twice(placements: list[Placement]) -> list[str]:
     first: dict[tuple[str, object], Placement] = {}
     clashes: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for p in placements:
+        if isinstance(p.regularizer, Retune):
+            continue  # a rate is held by one entry, whatever names it
         there = first.setdefault((p.target.name, p.regularizer.kind), p)
         if there.position[0] != p.position[0] and not _composes(p.entry):
             pair = quote(there.entry.selector), quote(p.entry.selector), p.regularizer.label
@@ -191,7 +186,7 @@ def _twice_live(placements: list[Placement]) -> list[str]:
     clashes: dict[tuple[str, str], list[str]] = defaultdict(list)
     for p in placements:
         for hook in hooks_on(p.target.module):
-            same_target = hook.parameter == p.target.parameter
+            same_target = hook.parameter == p.target.parameter and not p.target.attribute
             if (
                 same_target
                 and hook.site.regularizer.kind == p.regularizer.kind
@@ -237,7 +232,7 @@ def _nested(placements: list[Placement], index: Index) -> list[str]:
     """Sites of one class inside one another, which drop again what is left."""
     by_label: dict[str, list[Placement]] = defaultdict(list)
     for p in placements:
-        if p.target.parameter is None:
+        if not p.target.form and not isinstance(p.regularizer, Retune):
             by_label[p.regularizer.label].append(p)
     warnings = []
     for name, group in by_label.items():

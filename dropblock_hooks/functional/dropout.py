@@ -24,6 +24,9 @@ from .masks import Rate, bernoulli, drop, is_zero, keep_scale, nothing
 
 Mode: TypeAlias = Literal["row", "batch"]
 MODES = get_args(Mode)
+_ALPHA = (
+    1.0507009873554805 * 1.6732632423543772
+)  # what SELU gives for very negative numbers, turned
 _LARGE = 64  # elements of a unit, from which a number for each is less than a bit of each element
 
 
@@ -269,6 +272,24 @@ def drop_samples(
         raise ValueError("needs a tensor with an axis of samples, got a 0-D tensor")
     first = x.shape[0] if mode == "row" else 1
     return drop_shape(x, p, (first, *[1] * (x.ndim - 1)), **options)
+
+
+def drop_alpha(x: Tensor, p: Rate, shape: Sequence[int]) -> tuple[Tensor, Tensor | int]:
+    """Alpha dropout with one decision per element of `shape`: mean and deviation of SELU's stay.
+
+    Klambauer et al., 2017, "Self-Normalizing Neural Networks" (https://arxiv.org/abs/1706.02515).
+    """
+    if is_zero(p) or x.numel() == 0:
+        return x, 0
+    wide, mask = x.float() if x.dtype.itemsize < 4 else x, bernoulli(shape, p, x.device)
+    if isinstance(p, Tensor):
+        scale: Any = torch.where(p < 1, ((_ALPHA**2 * p + 1) * (1 - p)).rsqrt(), 0.0)
+        scale, shift = scale.to(wide.dtype), (_ALPHA * p * scale).to(wide.dtype)
+    else:
+        scale = ((_ALPHA**2 * p + 1) * (1 - p)) ** -0.5 if p < 1 else 0.0
+        shift = _ALPHA * p * scale
+    y = wide.masked_fill(mask, -_ALPHA) * scale + shift
+    return y.to(x.dtype), mask.expand_as(x).sum()
 
 
 def drop_residual(

@@ -7,6 +7,7 @@ probe          a spec on a copy for one forward, and what each site meets in it
 dry_run        a forward of a deep copy, on fake tensors where that works
 fake_tensors   fake tensors that a forward left in caches, taken out
 layers         `layers`: what a model has to attach to
+builtin        `builtin`: what a model drops by itself
 residual       ways around a layer, read from the graph
 droppers       what drops by itself, how much at once, and at which rate
 dropped_twice  where a model drops by itself what a site drops again

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..attachment.resolve import Placement
+from ..attachment.placement import Placement
 from ..quoting import listed
+from ..regularizers.droppers import unit_dropped
+from ..regularizers.retune import Retune
 from ..selectors.select import Select
 from ..selectors.wrappers import named_modules
-from .droppers import Dropper, droppers, highest_rate, unit_dropped
+from .droppers import Dropper, droppers, highest_rate
 
 _SHORTCUTS = ("downsample", "shortcut", "skip")
 _ARGUMENTS = {"samples": "drop_path_rate", "blocks": "drop_block_rate"}  # of the models of timm
@@ -54,14 +56,15 @@ def find_doubled(
         met: for each, layers whose input or output was its very tensor in a forward.
         calls: calls of all layers in that forward: what was not called drops nothing.
     """
-    live = droppers(base)
+    retunes = [p for p in placements if isinstance(p.regularizer, Retune) and not p.target.form]
+    live = droppers(base, {p.target.module: highest_rate(p.regularizer) for p in retunes})
     if calls is not None:
         live = {name: dropper for name, dropper in live.items() if calls.get(name)}
     tensors = _Tensors(base, live) if live else None
     alike: dict[Any, list[int]] = defaultdict(list)
     for i, p in enumerate(placements):
         r = p.regularizer
-        if unit_dropped(r) and highest_rate(r) and not p.target.parameter:
+        if unit_dropped(r) and highest_rate(r) and not p.target.form:
             alike[p.position[0], p.target.name, r.kind, r.at, r.index].append(i)
     in_lists: dict[Any, list[_Site]] = defaultdict(list)
     in_model: dict[Any, list[_Site]] = defaultdict(list)
@@ -102,7 +105,8 @@ def _of_model(sites: list[_Site]) -> str:
         f"{_span(both(*s.rates, d.rate) for s, d in zip(sites, own, strict=True))} in all; set the "
         f"model's own rate to 0 (model.{first.name}.{first.attribute} = 0.0"
         f"{' and so on' if len(names) > 1 else ''}"
-        f"{f', or make the model with {argument}=0' if argument else ''}) or use one of the two"
+        f"{f', or make the model with {argument}=0' if argument else ''}), change it by "
+        f'"{first.name}": Retune(p={sites[0].rates[0]:.3g}) alone, or use one of the two'
     )
 
 

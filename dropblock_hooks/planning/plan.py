@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ..attachment.install import site_keys
-from ..attachment.resolve import Placement, checked_epochs, place, without_epochs
+from ..attachment.placement import Placement
+from ..attachment.resolve import checked_epochs, place, without_epochs
 from ..selectors.wrappers import bare_type, submodule, unwrap
 from ..spec.draft import Draft
 from ..tables import counted

@@ -11,18 +11,20 @@ from torch.autograd.graph import Node
 from torch.utils._pytree import tree_map_only
 
 from ..attachment.faults import Fault, Window, fault_of, why_not_called
-from ..attachment.install import install
-from ..attachment.resolve import Placement
+from ..attachment.install import install, make_hook
+from ..attachment.placement import Placement
 from ..attachment.verify import windows
 from ..regularizers.base import Regularizer
+from ..regularizers.droppers import unit_dropped
+from ..regularizers.retune import Retune
 from ..selectors.wrappers import named_modules
 from ..sites import indexing
 from ..sites.counts import Counts
 from ..sites.hooks import InputHook, OutputHook, SiteHook
-from ..sites.parameters import ParameterHook
+from ..sites.retune import RetuneHook
 from ..sites.shared import Control
 from ..sites.site import Site, SiteError
-from .droppers import droppers, unit_dropped
+from .droppers import droppers
 from .dry_run import DryRun, dry_run, shape_of
 from .residual import carries_stream, passes_around, without_gradient
 
@@ -33,6 +35,7 @@ class SiteMet:
 
     Attributes:
         site: on the copy.
+        hook: that of the site.
         error: why it can't work there.
         fault: why it did nothing.
         shapes: of what it works on, one for each call; of a structure its type and size.
@@ -44,6 +47,7 @@ class SiteMet:
     """
 
     site: Site
+    hook: SiteHook
     error: str | None = None
     fault: Fault | None = None
     shapes: list[Any] = field(default_factory=list)
@@ -110,10 +114,12 @@ def probe(
                 met = hook.met
                 met.loses_samples = hook.loses_samples(outputs, sources)
                 met.fault = None if met.error else fault_of(copied, hook, window)
+            elif p.target.attribute:
+                met = SiteMet(hook.site, hook, fault=fault_of(copied, hook, window))
             else:
                 owner = run.copy_of(p.target.module)
                 parameter = owner.get_parameter(str(p.target.parameter))
-                met = SiteMet(hook.site, shapes=[shape_of(parameter)])
+                met = SiteMet(hook.site, hook, shapes=[shape_of(parameter)])
                 if without_gradient(outputs, parameter):
                     met.fault = _unused(copied, owner, hook, window)
             sites.append(met)
@@ -178,9 +184,9 @@ class _Probe(SiteHook):
 
     observer: _Observer
 
-    def __init__(self, site: Site) -> None:
-        super().__init__(site)
-        self.met = SiteMet(site)
+    def __init__(self, site: Site, *given: Any) -> None:
+        super().__init__(site, *given)
+        self.met = SiteMet(site, self)
         r = site.regularizer  # what takes the layer's input adds it back
         self.drops_samples = unit_dropped(r) == "samples" and not r.needs_input
         self.nodes: list[tuple[Node | None, Node | None, Node]] = []
@@ -246,6 +252,10 @@ class _InputProbe(_Probe, InputHook):
     """At its input."""
 
 
+class _RetuneProbe(_Probe, RetuneHook):
+    """On a layer that drops by itself."""
+
+
 def _install(
     run: DryRun,
     copied: nn.Module,
@@ -263,9 +273,13 @@ def _install(
     ]
     hooks: list[SiteHook] = []
 
-    def make(site: Site, parameter: str | None) -> SiteHook:
-        kind = _OutputProbe if site.at == "output" else _InputProbe
-        hooks.append(ParameterHook(site, parameter) if parameter else kind(site))
+    def make(site: Site, p: Placement) -> SiteHook:
+        if p.target.form:
+            hooks.append(make_hook(site, p))
+        elif isinstance(p.regularizer, Retune):
+            hooks.append(_RetuneProbe(site, p.attribute))
+        else:
+            hooks.append(_OutputProbe(site) if site.at == "output" else _InputProbe(site))
         return hooks[-1]
 
     install(copied, moved, control, make)

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from ..attachment.compiled import values_to_come
+from ..attachment.placement import Placement
 from ..attachment.report import is_clipped
-from ..attachment.resolve import Placement
 from ..quoting import listed, quote
+from ..sites.retune import OwnRateHook
 from ..tables import named
 from ..tables import shown as cell
 from .dropped_twice import find_doubled
@@ -97,7 +99,9 @@ def _of_site(p: Placement, met: SiteMet) -> Iterator[tuple[str, str, str]]:
     site, name, label = met.site, _name(p), p.regularizer.label
     if met.fault is not None:
         yield met.fault.kind, f"{met.fault.what} ({met.fault.why})", name
-    if p.target.parameter or not site.calls:
+    if isinstance(met.hook, OwnRateHook):
+        yield from _of_own_rate(p, met.hook, called=site.calls > 0 or met.fault is not None)
+    if p.target.form or not site.calls:
         return
     if met.loses_samples:
         text = (
@@ -119,3 +123,23 @@ def _of_site(p: Placement, met: SiteMet) -> Iterator[tuple[str, str, str]]:
     if met.followers:
         text = "the next layer works in place on the output, which is harmless"
         yield "in_place", text, f"{name} (then {', '.join(met.followers)})"
+
+
+def _of_own_rate(
+    p: Placement, hook: OwnRateHook, *, called: bool
+) -> Iterator[tuple[str, str, str]]:
+    """Of a layer that drops by itself: where its rate stays in its attribute."""
+    if not called and not p.target.form:
+        text = (
+            "never called, its rate is read by the module around it, as in fused attention: what "
+            "it drops is not counted"
+        )
+        yield "read", text, _name(p)
+    if p.regularizer.moving and (hook.is_constant_in_code or not called):
+        more = values_to_come(p.regularizer, 0.0)
+        values = "an unknown number of" if more is None else more + 1
+        text = (
+            "torch.compile holds the rate of what is not called, or has a function of its own, as "
+            f"a constant, and compiles anew for each of {values} values"
+        )
+        yield "recompiles", text, _name(p)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from textwrap import TextWrapper
 from typing import Any
 
+from ..attachment.placement import Placement
 from ..attachment.report import block_cell, is_clipped
-from ..attachment.resolve import Placement
 from ..schedules import span_of
 from ..selectors.wrappers import bare_type
 from ..tables import WIDTH, Table, html_list, named, ranged, shown
@@ -119,7 +119,7 @@ def plan_row(key: str, p: Placement, met: SiteMet | None) -> PlanRow:
         selector=str(p.entry.selector),
         regularizer=repr(regularizer),
         type=bare_type(p.target.module).__name__,
-        at="parameter" if p.target.parameter else regularizer.at,
+        at={"param": "parameter", "attr": "attribute"}.get(p.target.form, regularizer.at),
         shape=merged(met.shapes) if met else None,
         layout=site.layout or None if site and site.calls else None,
         calls=calls,
@@ -161,7 +161,7 @@ def _expected(p: Placement, map_size: Size | None, calls: int | None) -> float |
     name = next(iter(p.regularizer.rates), "")
     ends = rate if isinstance(rate, tuple) else (rate, rate)
     maps = [tuple(a[i] if isinstance(a, tuple) else a for a in map_size or ()) for i in (0, 1)]
-    if calls == 0:
+    if calls == 0 and p.attribute is None:  # else the rate may be read without a call
         return 0.0
     shares = [
         p.regularizer.expected_share({**p.regularizer.values(0.0), name: end}, size or None)

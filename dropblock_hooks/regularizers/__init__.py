@@ -8,6 +8,8 @@ drop_path   DropPath, StochasticDepth
 noise       GaussianNoise, GaussianDropout
 gradients   what acts on gradients: ClampGrad, ClipGradNorm, ScaleGrad, ZeroGrad
 foreign     layers of others, wrapped
+retune      Retune: another rate for a layer that drops by itself
+droppers    layers that drop by themselves: what holds their rate, what they drop
 """
 
 from .base import Regularizer
@@ -18,6 +20,7 @@ from .dropout import Dropout, Dropout1d, Dropout2d, Dropout3d
 from .foreign import Foreign
 from .gradients import ClampGrad, ClipGradNorm, ScaleGrad, ZeroGrad
 from .noise import GaussianDropout, GaussianNoise
+from .retune import Retune
 
 __all__ = [
     "ClampGrad",
@@ -35,6 +38,7 @@ __all__ = [
     "GaussianDropout",
     "GaussianNoise",
     "Regularizer",
+    "Retune",
     "ScaleGrad",
     "StochasticDepth",
     "ZeroGrad",

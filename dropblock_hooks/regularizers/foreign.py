@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from ..quoting import described, kind_of, label, quote
 from ..schedules import Schedule
 from .base import Applied, Now, Regularizer
+from .droppers import zeroed
 from .rates import Range, RateLike
 
 _DEFAULTS = {f.name: f.default for f in fields(Regularizer)}  # of the options of all regularizers
@@ -217,9 +218,7 @@ def _counted(function: Callable[[Tensor], Tensor], x: Tensor, kind: str) -> Appl
     y = _tensor(function(x), kind)
     if y.shape != nonzero.shape:
         return y, None
-    zeroed = ((y.detach() == 0) & nonzero).sum()
-    share = zeroed / nonzero.sum().clamp_min(1)
-    return y, (share * x.numel()).round().long()
+    return y, zeroed(nonzero, y)
 
 
 def is_foreign(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from torch import nn
 
@@ -11,7 +12,6 @@ from .globs import Names
 from .patterns import Effort
 from .wrappers import bare_type, named_modules
 
-_PARAMETER = "param:"
 _HINTS = 11  # as many problems as an error shows, and one
 
 
@@ -21,17 +21,23 @@ class NoMatchError(ValueError):
 
 @dataclass(frozen=True)
 class Target:
-    """A layer, or a parameter of it."""
+    """A layer, or a parameter or a number that it holds."""
 
     name: str
     module: nn.Module
     parameter: str | None = None
     aliases: tuple[str, ...] = ()
+    attribute: str | None = None
 
     @property
     def owner(self) -> str:
         """The name of the module."""
-        return self.name.rpartition(".")[0] if self.parameter else self.name
+        return self.name.rpartition(".")[0] if self.form else self.name
+
+    @property
+    def form(self) -> str:
+        """The form of selector that names it: ``"param"``, ``"attr"``, or nothing of a layer."""
+        return "param" if self.parameter else "attr" if self.attribute else ""
 
 
 class Index:
@@ -57,16 +63,39 @@ class Index:
                 if parameter is not None:
                     full = f"{name}.{local}" if name else local
                     owner = first.setdefault(id(parameter), full)
-                    self.positions[f"{_PARAMETER}{full}"] = len(self.positions)
+                    self.positions[f"param:{full}"] = len(self.positions)
                     self.parameters[full] = (
                         self.parameters[owner]
                         if owner != full
                         else Target(full, target.module, local)
                     )
 
+    @cached_property
+    def attributes(self) -> dict[str, Target]:
+        """The numbers in [0, 1] that modules hold under a name of a rate."""
+        found = {}
+        for name, target in self.modules.items():
+            for local, value in vars(target.module).items() if name == target.name else ():
+                if _names_rate(local) and _is_share(value):
+                    full = f"{name}.{local}" if name else local
+                    found[full] = self._attribute(full, target.module, local)
+        return found
+
+    def attribute(self, name: str) -> Target | None:
+        """A number that a module holds under any name; None where there is none."""
+        owner, _, local = name.rpartition(".")
+        target = self.modules.get(owner)
+        if target is None or not _is_share(vars(target.module).get(local)):
+            return None
+        return self._attribute(name, target.module, local)
+
+    def _attribute(self, name: str, module: nn.Module, local: str) -> Target:
+        self.positions.setdefault(f"attr:{name}", len(self.positions))
+        return Target(name, module, attribute=local)
+
     def names(self, table: dict[str, Target]) -> Names:
-        """The names of one of the two tables, to be matched by globs."""
-        kind = "modules" if table is self.modules else "parameters"
+        """The names of one of the tables, to be matched by globs."""
+        kind = next(iter(table.values())).form if table else "none"
         if kind not in self._names:
             self._names[kind] = Names(table)
         return self._names[kind]
@@ -83,8 +112,17 @@ class Index:
 
     def order(self, targets: Iterable[Target]) -> list[Target]:
         """The targets without repetition, in model order."""
-        wanted = {(target.name, target.parameter is None): target for target in targets}
-        return sorted(wanted.values(), key=self._position)
+        wanted = {_key(target): target for target in targets}
+        return sorted(wanted.values(), key=lambda target: self.positions[_key(target)])
 
-    def _position(self, target: Target) -> int:
-        return self.positions[(_PARAMETER if target.parameter else "") + target.name]
+
+def _key(target: Target) -> str:
+    return f"{target.form}:{target.name}" if target.form else target.name
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+def _names_rate(local: str) -> bool:
+    return "drop" in local or "prob" in local or local == "p"

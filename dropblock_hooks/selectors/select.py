@@ -18,7 +18,7 @@ from .wrappers import bare_type
 
 ROOT = "."
 _LONGEST = 2_000
-FORMS = ("param", "re", "type", "stage", "stride")
+FORMS = ("param", "attr", "re", "type", "stage", "stride")
 
 
 @dataclass(frozen=True)
@@ -106,11 +106,14 @@ def _match_text(text: str, index: Index) -> list[Target]:
         return _match_types((rest,), index)
     if kind in ("stage", "stride"):
         return [stage_target(index, kind, rest)]
-    table = index.parameters if kind == "param" else index.modules
-    if kind == "param" and rest.startswith("re:"):
+    table = _table(kind, index)
+    if kind in ("param", "attr") and rest.startswith("re:"):
         kind, rest = "re", rest[3:]
     found = _match_names(rest, kind == "re", table, index)
-    callable_ones = [target for target in found if target.parameter or _has_forward(target.module)]
+    if kind == "attr" and not found:
+        exact = index.attribute(rest)
+        found = [exact] if exact else []
+    callable_ones = [target for target in found if target.form or _has_forward(target.module)]
     if found and not callable_ones:
         raise NoMatchError(
             f"{quote(rest)} is a {bare_type(found[0].module).__name__}, which is never called "
@@ -119,6 +122,12 @@ def _match_text(text: str, index: Index) -> list[Target]:
     if not found:
         raise NoMatchError(_nothing(rest, table, index))
     return callable_ones
+
+
+def _table(kind: str, index: Index) -> dict[str, Target]:
+    if kind == "attr":
+        return index.attributes
+    return index.parameters if kind == "param" else index.modules
 
 
 def _match_names(text: str, is_regex: bool, table: dict[str, Target], index: Index) -> list[Target]:
@@ -171,6 +180,8 @@ def _nothing(text: str, table: dict[str, Target], index: Index) -> str:
     if colon:
         hint = index.closest(form, FORMS)
         return f"{label(form)}: is not a form of selector{hint}; forms: {', '.join(FORMS)}"
+    if table is vars(index).get("attributes"):
+        return _no_attribute(text, index)
     if text in index.types:
         return f"{quote(text)} matches no name; it is a type: did you mean {quote('type:' + text)}?"
     if table is index.parameters and text in index.modules:
@@ -186,6 +197,17 @@ def _nothing(text: str, table: dict[str, Target], index: Index) -> str:
             f"{quote(text)} matches nothing here; did you mean {meant}? (or attach(..., root=...))"
         )
     return f"{quote(text)} matches nothing{index.closest(text, filter(None, table))}"
+
+
+def _no_attribute(text: str, index: Index) -> str:
+    if text in index.modules:
+        return f"{quote(text)} is a layer: select it by its name alone, {quote(text)}"
+    owner, _, local = text.rpartition(".")
+    target = index.modules.get(owner)
+    if target is not None and hasattr(target.module, local):
+        value = quote(getattr(target.module, local), 60)
+        return f"{quote(text)} is no number in [0, 1], but {value}"
+    return f"{quote(text)} matches no attribute with a rate{index.closest(text, index.attributes)}"
 
 
 def _match_select(select: Select, index: Index) -> list[Target]:
@@ -230,6 +252,7 @@ def _candidates(select: Select, index: Index) -> list[Target]:
         roots = [stage_module(index, stage) for stage in several(select.stages)]
         inside = [t for t in index.modules.values() if _inside(t.name, roots)]
         inside += [t for t in index.parameters.values() if _inside(t.name, roots)]
+        inside += [t for t in index.attributes.values() if _inside(t.name, roots)]
         groups.append(inside)
     shared = set.intersection(*({t.name for t in group} for group in groups))
     if not shared:

@@ -1,6 +1,7 @@
 """One regularizer on one layer, at run time.
 
 parameters   hooks of parameters, whose gradients they regularize
+retune       hooks of layers that drop by themselves, and of rates that modules hold
 hooks        the hooks that a site puts on its layer
 act          what a site does in one call of its layer: eager or traced, activation or gradient
 site         `Site`: the state of one

@@ -72,6 +72,9 @@ class SiteHook:
         """Whether it is no longer on the module."""
         return all(hook is not self for hook in hooks_of(module))
 
+    def put(self, module: nn.Module) -> None:
+        """Put on the module what its site holds there now; most hold nothing."""
+
     def _act(self, module: nn.Module, *given: Any) -> Any:
         """What it does where its site has something to do; `given` is what torch calls it with."""
         raise NotImplementedError
@@ -232,5 +235,5 @@ def take_off(hook: object, module: nn.Module) -> None:
 
 
 def hooks_on(module: nn.Module) -> list[SiteHook]:
-    """Our hooks on this very module."""
-    return [hook for hook in hooks_of(module) if isinstance(hook, SiteHook)]
+    """Our hooks on this very module, each once."""
+    return [hook for hook in dict.fromkeys(hooks_of(module)) if isinstance(hook, SiteHook)]

@@ -111,8 +111,10 @@ class Site:
 
     @property
     def at(self) -> str:
-        """``"output"``, ``"input"`` or, for gradients of parameters, ``"parameter"``."""
-        return self.regularizer.at if self.evidence else "parameter"
+        """``"output"`` or ``"input"``; of no layer ``"parameter"`` or ``"attribute"``."""
+        if self.evidence:
+            return self.regularizer.at
+        return "parameter" if self.regularizer.acts_on == "gradient" else "attribute"
 
     @property
     def layout(self) -> str | None:

@@ -1,0 +1,29 @@
+"""A placement: one regularizer of one entry on one layer, before anything is put on."""
+
+from dataclasses import dataclass
+
+from ..layouts.hints import Evidence
+from ..regularizers.base import Regularizer
+from ..selectors.index import Target
+from ..spec.draft import Entry
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One regularizer of one entry on one layer, parameter or attribute.
+
+    Attributes:
+        entry: of the spec.
+        position: the number of the entry, and that of the regularizer in it.
+        target: the layer.
+        regularizer: what is done there.
+        evidence: what the model tells of the layer's axes.
+        attribute: that holds the layer's own rate, where that is retuned.
+    """
+
+    entry: Entry
+    position: tuple[int, int]
+    target: Target
+    regularizer: Regularizer
+    evidence: Evidence | None = None
+    attribute: str | None = None

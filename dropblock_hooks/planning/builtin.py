@@ -1,0 +1,171 @@
+"""``builtin``: what a model drops already, before anything is attached."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ..regularizers.droppers import is_settable, rate_attribute, unit_of
+from ..regularizers.retune import Retune
+from ..selectors.index import Index, Target
+from ..selectors.select import Select, match
+from ..selectors.wrappers import bare_type, submodule, unwrap
+from ..sites.hooks import hooks_on
+from ..sites.retune import OwnRateHook
+from ..spec.spec import Spec
+from ..tables import Columns, Table, counted, named
+
+
+@dataclass(frozen=True)
+class BuiltinRow:
+    """One rate that a model holds.
+
+    Attributes:
+        name: the layer; of a rate that a module holds itself, the module and the attribute.
+        type: class name of the layer, or of that module.
+        attribute: what holds the rate.
+        rate: its value.
+        on: whether it drops in training: a rate above 0, of a layer in training mode.
+        selector: the selector of a spec entry that retunes it.
+        retuned: the key of the site that holds it now; None of one that is as it was.
+        aliases: other names of the same, shared, layer.
+    """
+
+    name: str
+    type: str
+    attribute: str
+    rate: float
+    on: bool
+    selector: str
+    retuned: str | None
+    aliases: tuple[str, ...]
+
+    @property
+    def entry(self) -> str:
+        """The spec entry that sets the rate that it has."""
+        return f'"{self.selector}": Retune(p={self.rate:g})'
+
+
+class Builtin(Table[BuiltinRow]):
+    """The rates that a model holds; `spec` makes a Spec of them."""
+
+    def __init__(self, rows: Sequence[BuiltinRow], title: str, index: Index) -> None:
+        held = any(row.retuned for row in rows)
+        super().__init__(rows, _HELD if held else _COLUMNS, title)
+        self._index = index
+
+    def spec(self, p: Any = None) -> Spec:
+        """A Spec that retunes all of them: one entry for the layers of one name in all blocks.
+
+        An ``nn.Identity`` that stands among these for a layer of rate 0 is retuned with them.
+
+        Args:
+            p: the rate of all, or a schedule; by default each keeps the rate that it has.
+
+        Raises:
+            ValueError: where there is nothing to retune.
+        """
+        if not self.rows:
+            raise ValueError("this model drops nothing by itself: there is nothing to retune")
+        groups: dict[Any, list[str]] = {}
+        for row in self.rows:
+            rate = row.rate if p is None else p
+            groups.setdefault((_alike(row.selector), rate), []).append(row.selector)
+        entries = [
+            (self._selector(pattern, names, whole=p is not None), Retune(p=rate))
+            for (pattern, rate), names in groups.items()
+        ]
+        return Spec(entries)
+
+    def _selector(self, pattern: str, names: list[str], whole: bool) -> str | Select:
+        """The pattern, if it means these, and else at most Identities; else the names."""
+        if len(names) > 1 or whole:
+            found = {t.name: t for t in match(pattern, self._index)}
+            form, colon, _ = names[0].rpartition(":")
+            others = found.keys() - {name.removeprefix(form + colon) for name in names}
+            if all(whole and isinstance(found[n].module, nn.Identity) for n in others):
+                return pattern
+        return names[0] if len(names) == 1 else Select(names=tuple(names))
+
+
+def builtin(model: nn.Module, *, root: str = "") -> Builtin:
+    """What a model drops already: the layers that drop by themselves, and rates of modules.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.LSTM(8, 8, 2, dropout=0.1))
+        >>> builtin(model)
+        2 rates in Sequential
+        entry of a spec                  type     rate  on
+        -------------------------------  -------  ----  ---
+        "1": Retune(p=0.5)               Dropout  0.5   yes
+        "attr:2.dropout": Retune(p=0.1)  LSTM     0.1   yes
+        >>> attached = attach(model, builtin(model).spec(p=0.2))
+
+    Args:
+        model: any model; wrappers are looked through.
+        root: name of the submodule where names begin, as in ``attach``.
+
+    Raises:
+        TypeError: for a model that is none.
+    """
+    base = submodule(unwrap(model), root)
+    index = Index(base)
+    rows = [
+        _row(target, attribute)
+        for name, target in index.modules.items()
+        if name == target.name and (attribute := _own_attribute(target.module))
+    ]
+    layers = {row.name for row in rows}
+    rows += [
+        _row(target, str(target.attribute))
+        for target in index.attributes.values()
+        if target.owner not in layers and "drop" in str(target.attribute)
+    ]
+    order = {name: i for i, name in enumerate(index.modules)}
+    rows.sort(key=lambda row: order.get(row.name, order.get(row.name.rpartition(".")[0], 0)))
+    title = f"{counted(len(rows), 'rate')} in {bare_type(base).__name__}"
+    return Builtin(rows, title, index)
+
+
+def _own_attribute(module: nn.Module) -> str | None:
+    """The attribute that holds the rate of a layer that drops; a ``p`` may mean anything else."""
+    if unit_of(bare_type(module).__name__) is None or module._modules:
+        return None
+    attribute = rate_attribute(module)
+    return attribute if attribute and is_settable(module, attribute) else None
+
+
+def _row(target: Target, attribute: str) -> BuiltinRow:
+    module = target.module
+    held = (h for h in hooks_on(module) if isinstance(h, OwnRateHook))
+    site = next((h.site for h in held if h.attribute == attribute), None)
+    rate = float(getattr(module, attribute) if site is None else site.rate or 0.0)
+    return BuiltinRow(
+        name=target.name or ".",
+        type=bare_type(module).__name__,
+        attribute=attribute,
+        rate=rate,
+        on=rate > 0 and module.training,
+        selector=f"attr:{target.name}" if target.attribute else target.name or ".",
+        retuned=None if site is None else site.key,
+        aliases=target.aliases,
+    )
+
+
+_COLUMNS: Columns[BuiltinRow] = {
+    "entry of a spec": lambda row: named(row.entry, row.aliases),
+    "type": lambda row: row.type,
+    "rate": lambda row: row.rate,
+    "on": lambda row: "yes" if row.on else "no",
+}
+_HELD: Columns[BuiltinRow] = {**_COLUMNS, "held by": lambda row: row.retuned}
+
+
+def _alike(selector: str) -> str:
+    """The selector with a star for each number: the same layer of all blocks."""
+    head, colon, name = selector.rpartition(":")
+    parts = ["*" if part.isdigit() else part for part in name.split(".")]
+    return head + colon + ".".join(parts)
