@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from dropblock_hooks import Foreign, Regularizer, SpecError, attach
+from dropblock_hooks import Foreign, Regularizer, Retune, SpecError, attach
 from dropblock_hooks.registry import registered
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -65,6 +65,17 @@ class Block(nn.Module):
         return x + self.act(self.conv(x))
 
 
+class DroppingBlock(Block):
+    """With a layer that drops by itself, for what takes nothing else."""
+
+    def __init__(self, spatial, channels):
+        super().__init__(spatial, channels)
+        self.drop = nn.Dropout2d(0.0)
+
+    def forward(self, x):
+        return x + self.drop(self.act(self.conv(x)))
+
+
 class Net(nn.Module):
     """Stem, two blocks that can be checkpointed, head; `spatial` axes of 6."""
 
@@ -95,13 +106,17 @@ def make_net(regularizer, seed=0):
     """A model with maps of as many axes as the regularizer needs."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return Net(getattr(regularizer, "spatial", None) or 2)
+        net = Net(getattr(regularizer, "spatial", None) or 2)
+        if isinstance(regularizer, Retune):
+            net.body[0] = DroppingBlock(net.spatial, 4)
+        return net
 
 
 def put_on(net, regularizer, **options):
     """Attached to the first block; where layers are refused, to a parameter in it."""
+    name = "body.0.drop" if isinstance(regularizer, Retune) else "body.0"
     try:
-        return attach(net, {"body.0": regularizer}, **options)
+        return attach(net, {name: regularizer}, **options)
     except SpecError:
         return attach(net, {"param:body.0.conv.weight": regularizer}, **options)
 

@@ -7,6 +7,7 @@ placement    one regularizer on one layer, before it is put on
 own_rates    layers that drop by themselves: what holds their rate, who acts there
 resolve      a spec on a model: what goes where, and all that is wrong
 install      sites and their hooks, put on
+removal      all of them taken off
 report       the table of the sites
 verify       what ``verify`` lists
 activity     whether what was attached is on, looked at in every epoch

@@ -9,22 +9,22 @@ from typing import Any
 
 from torch import nn
 
-from ..layouts.map_sizes import size_hooks_on
 from ..regularizers.base import Regularizer
 from ..selectors.select import Select
 from ..sites.grad_scaler import checked_scaler, tell_missing
-from ..sites.hooks import SiteHook, take_off
-from ..sites.parameters import ParameterHook, keepers_on
+from ..sites.hooks import SiteHook
+from ..sites.parameters import ParameterHook
 from ..sites.record import Record, standing_still
 from ..sites.shared import Control
 from ..sites.site import Site
 from ..tables import Table, counted
 from ..warn import warn
-from .activity import look_back, take_off_model_hook
+from .activity import look_back
 from .compiled import tell_recompiling
 from .distributed import check_group, compare, summed, tell_equal_generators, world_size
 from .find import find
 from .rates import as_time, move, values_at, with_rates
+from .removal import take_out
 from .report import SiteRow, readings, scalars, site_table
 from .state import load, restore, save
 from .verify import Finding, find_faults, windows
@@ -227,21 +227,7 @@ class Attachment:
             with standing_still(self._records):
                 self._tell_waiting()
         finally:
-            self._take_out()
-
-    def _take_out(self) -> None:
-        control, base = self._control, self._base
-        control.installed = False
-        for module, hook in self._installed:
-            hook.remove(module)
-        take_off_model_hook(control, base)
-        for module in base.modules() if control.sizes.hooks else ():
-            for watch in size_hooks_on(module):
-                if watch.sizes is control.sizes:
-                    take_off(watch, module)
-        for keeper in keepers_on(base):
-            if any(hook.site.control is control for hook in keeper.hooks):
-                take_off(keeper, base)
+            take_out(self._base, self._control, self._installed)
 
     def __enter__(self) -> Attachment:
         return self

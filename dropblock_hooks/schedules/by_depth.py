@@ -1,0 +1,81 @@
+"""ByDepth: a rate spread over the layers of a spec entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from ..checks import as_number
+from ..registry import register
+from .base import (
+    Schedule,
+    between,
+    is_moving,
+    length_of,
+    put,
+    put_numbers,
+    span_of,
+    value_at,
+    within,
+)
+
+
+@register
+class ByDepth(Schedule):
+    """Spreads a rate over the sites of its spec entry, in model order: `start` first, `stop` last.
+
+    The ends may be schedules. ``attach`` gives each site its `share` of the way; a single site gets
+    `stop`. The linear decay rule of stochastic depth (Huang et al., 2016,
+    https://arxiv.org/abs/1603.09382) is ``StochasticDepth(p=ByDepth(0.0, 0.2))``.
+
+    Example:
+        >>> [ByDepth(0.0, 0.2).at(i, 3)(0) for i in range(3)]
+        [0.0, 0.1, 0.2]
+    """
+
+    start: float | Schedule | Callable[[float], float]
+    stop: float | Schedule | Callable[[float], float]
+    share: float = 0.0
+    calls_others: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name in ("start", "stop"):
+            end = getattr(self, name)
+            if isinstance(end, ByDepth):
+                raise TypeError(f"{name} of ByDepth can't itself be a ByDepth")
+            is_schedule = callable(end) and not isinstance(end, type)
+            put(self, name, end if is_schedule else as_number(name, end, "a number or a schedule"))
+        put_numbers(self, "share")
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"share must be in [0, 1], got {self.share}")
+
+    def at(self, i: int, n: int) -> ByDepth:
+        """The schedule of site `i` of `n`."""
+        return replace(self, share=i / (n - 1) if n > 1 else 1.0)
+
+    def __call__(self, t: float) -> float:
+        return between(value_at(self.start, t), value_at(self.stop, t), self.share)
+
+    @property
+    def length(self) -> float | None:
+        ends = [length_of(self.start), length_of(self.stop)]
+        known = [end for end in ends if end is not None]
+        return max(known) if len(known) == 2 else None
+
+    def within(self, epochs: int) -> ByDepth:
+        ends = {name: within(getattr(self, name), epochs) for name in ("start", "stop")}
+        return replace(self, **ends) if self.length is None else self
+
+    def span(self) -> tuple[float, float]:
+        low, high = zip(span_of(self.start), span_of(self.stop), strict=True)
+        return min(low), max(high)
+
+    @property
+    def constant(self) -> bool:
+        return not is_moving(self.start) and not is_moving(self.stop)
+
+
+def spread_rate(rate: Any, i: int, n: int) -> Any:
+    """The rate of site `i` of `n`: its own share of a `ByDepth`, the same for all otherwise."""
+    return rate.at(i, n) if isinstance(rate, ByDepth) else rate

@@ -1,0 +1,226 @@
+"""Schedules over time: constant, linear, cosine, in steps, in a window."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..checks import as_count, as_number
+from ..quoting import quote
+from ..registry import register
+from .base import UNSAID, Schedule, between, put, put_numbers
+
+_MOST_STEPS = 10_000
+
+
+@register
+class ConstantSchedule(Schedule):
+    """The same value at all times; a bare number means this.
+
+    Example:
+        >>> ConstantSchedule(0.1)(5)
+        0.1
+    """
+
+    value: float
+
+    def __post_init__(self) -> None:
+        put_numbers(self, "value")
+
+    def __call__(self, t: float) -> float:
+        return self.value
+
+    def span(self) -> tuple[float, float]:
+        return self.value, self.value
+
+
+@dataclass(frozen=True, repr=False)
+class _Ramp:
+    """What LinearSchedule and CosineSchedule share: all but the way between the ends."""
+
+    start: float
+    stop: float
+    epochs: int | None = None
+    delay: float = 0.0
+
+    def __post_init__(self) -> None:
+        put_numbers(self, "start", "stop", "delay")
+        if self.epochs is not None:
+            put(self, "epochs", as_count("epochs", self.epochs))
+        if self.delay < 0:
+            raise ValueError(f"delay must be >= 0, got {self.delay}")
+
+    def __call__(self, t: float) -> float:
+        if self.epochs is None:
+            if t <= self.delay:
+                return self.start
+            raise ValueError(UNSAID)
+        begun = float(t >= self.delay)
+        share = (t - self.delay) / (self.epochs - 1) if self.epochs > 1 else begun
+        return between(self.start, self.stop, self._way(min(max(share, 0.0), 1.0)))
+
+    @property
+    def length(self) -> float | None:
+        return None if self.epochs is None else self.delay + self.epochs
+
+    def within(self, epochs: int) -> Any:
+        if self.epochs is not None:
+            return self
+        if self.delay >= epochs:
+            raise ValueError(f"delay={self.delay:g} leaves nothing of {epochs} epochs of training")
+        return replace(self, epochs=math.floor(epochs - self.delay) or 1)
+
+    def _way(self, share: float) -> float:
+        """How far the value has come when this share of the time is over."""
+        return share
+
+    def span(self) -> tuple[float, float]:
+        return min(self.start, self.stop), max(self.start, self.stop)
+
+
+@register
+class LinearSchedule(_Ramp, Schedule):
+    """`start` in the first and `stop` in the last of `epochs` epochs, on a line between them.
+
+    ``start + (stop - start) * clip((t - delay) / (epochs - 1), 0, 1)``, as ``linspace`` has it;
+    with ``epochs=1`` the value is `stop`. A rate that rises like this is the "scheduled DropBlock"
+    of Ghiasi et al., 2018 (https://arxiv.org/abs/1810.12890).
+
+    Example:
+        >>> [LinearSchedule(0.0, 0.2, epochs=5)(t) for t in (0, 2, 4, 9)]
+        [0.0, 0.1, 0.2, 0.2]
+
+    Args:
+        start: value until `delay`.
+        stop: value from `delay` + `epochs` - 1 on.
+        epochs: number of epochs of the ramp, at least 1; without it those of the training, less
+            `delay`, as ``attach(..., epochs=90)`` says them.
+        delay: epochs before the ramp begins.
+
+    Raises:
+        ValueError: for ``epochs`` below 1 or a negative `delay`.
+    """
+
+
+@register
+class CosineSchedule(_Ramp, Schedule):
+    """From `start` to `stop` along half a cosine: slow at both ends, fast in the middle.
+
+    Example:
+        >>> round(CosineSchedule(0.0, 0.2, epochs=5)(1), 4)
+        0.0293
+
+    Its arguments are those of `LinearSchedule`.
+    """
+
+    def _way(self, share: float) -> float:
+        return (1 - math.cos(math.pi * share)) / 2
+
+
+@register
+class StepSchedule(Schedule):
+    """The value of the latest of the given times that has come.
+
+    Example:
+        >>> schedule = StepSchedule({0: 0.0, 30: 0.1, 60: 0.2})
+        >>> schedule(29.5), schedule(30), schedule(100)
+        (0.0, 0.1, 0.2)
+
+    Args:
+        values: time to value; must say the value at time 0.
+    """
+
+    values: Mapping[float, float]
+
+    def __post_init__(self) -> None:
+        try:
+            pairs = self.values.items() if isinstance(self.values, Mapping) else self.values
+            steps = [
+                (as_number("time", t), as_number("value", v))
+                for t, v in itertools.islice(pairs, _MOST_STEPS + 1)
+            ]
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                "StepSchedule takes a mapping of time to value, such as {0: 0.0, 30: 0.1}, "
+                f"got {quote(self.values)}: {error}"
+            ) from error
+        if len(steps) > _MOST_STEPS:
+            raise ValueError(f"StepSchedule takes at most {_MOST_STEPS} times")
+        steps.sort()
+        times = [t for t, _ in steps]
+        if not times or times[0] != 0:
+            got = quote(times)
+            raise ValueError(f"StepSchedule must begin with the value at time 0, got times {got}")
+        if len(set(times)) < len(times):
+            raise ValueError(f"StepSchedule has a time twice: {quote(times)}")
+        put(self, "values", _Steps(tuple(steps)))
+
+    def __call__(self, t: float) -> float:
+        come = [value for time, value in self.values.items() if time <= t]
+        return come[-1] if come else self.values[0.0]
+
+    @property
+    def length(self) -> float:
+        last = max(self.values)
+        return last + 1 if last else 0.0
+
+    def span(self) -> tuple[float, float]:
+        return min(self.values.values()), max(self.values.values())
+
+
+class _Steps(Mapping[float, float]):
+    """The mapping of a StepSchedule: hashable and unchangeable, as schedules are."""
+
+    def __init__(self, pairs: tuple[tuple[float, float], ...]) -> None:
+        self._pairs = pairs
+
+    def __getitem__(self, time: float) -> float:
+        return dict(self._pairs)[time]
+
+    def __iter__(self) -> Iterator[float]:
+        return (time for time, _ in self._pairs)
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __hash__(self) -> int:
+        return hash(self._pairs)
+
+    def __repr__(self) -> str:
+        return repr(dict(self._pairs))
+
+
+@register
+class WindowSchedule(Schedule):
+    """`value` while ``begin <= t < end``, `outside` before and after: early or late dropout.
+
+    Liu et al., 2023, "Dropout Reduces Underfitting" (https://arxiv.org/abs/2303.01500).
+
+    Example:
+        >>> early = WindowSchedule(0.1, begin=0, end=50)
+        >>> early(49), early(50)
+        (0.1, 0.0)
+    """
+
+    value: float
+    begin: float
+    end: float
+    outside: float = 0.0
+
+    def __post_init__(self) -> None:
+        put_numbers(self, "value", "begin", "end", "outside")
+        if self.begin >= self.end:
+            raise ValueError(f"begin must be before end, got begin={self.begin}, end={self.end}")
+
+    def __call__(self, t: float) -> float:
+        return self.value if self.begin <= t < self.end else self.outside
+
+    @property
+    def length(self) -> float:
+        return self.end
+
+    def span(self) -> tuple[float, float]:
+        return min(self.value, self.outside), max(self.value, self.outside)
