@@ -7,6 +7,7 @@ The map:
 `DropBlock2d`, `ClampGrad`  regularizers: ``regularizers``, `Foreign` for peers' layers
 `LinearSchedule`            schedules: functions of the epoch, wherever a rate or bound is taken
 `Select`, `Spec`            selectors, and the spec that maps them to regularizers; YAML and JSON
+`sample`                    Monte-Carlo dropout: mean and spread of many forwards in evaluation
 `plan`                      what a spec will do on a model, before anything is put on
 `layers`                    what a model has to attach to
 ``functional``              the equations, as pure functions of tensors
@@ -15,13 +16,14 @@ The map:
 
 The folders, each with a map of its own in its ``__init__``, from the bottom up: ``functional``,
 ``selectors``, ``regularizers``, ``layouts`` (how axes are read), ``spec``, ``sites`` (run time),
-``attachment`` (the handle), ``planning`` (the dry run).
+``attachment`` (the handle), ``planning`` (the dry run), ``calls`` (a model with regularizers, run).
 """
 
 from . import functional, presets
 from .attach import attach, attachments, detach_all
 from .attachment.attachment import Attachment
 from .attachment.verify import Finding
+from .calls.sample import Sampled, sample
 from .planning.layers import layers
 from .planning.plan import plan
 from .planning.table import Plan
@@ -96,6 +98,7 @@ __all__ = [
     "Range",
     "Rate",
     "Regularizer",
+    "Sampled",
     "ScaleGrad",
     "Schedule",
     "Select",
@@ -115,4 +118,5 @@ __all__ = [
     "plan",
     "presets",
     "register",
+    "sample",
 ]

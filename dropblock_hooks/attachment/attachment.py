@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
@@ -186,14 +186,17 @@ class Attachment:
     def enabled(self, on: bool) -> None:
         self._control.switch(bool(on))
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> AbstractContextManager[None]:
         """Switch off within a ``with`` block."""
-        before, self.enabled = self.enabled, False
-        try:
-            yield
-        finally:
-            self.enabled = before
+        return self._control.paused()
+
+    def always(self) -> AbstractContextManager[None]:
+        """Have what draws random numbers for activations act in evaluation too, in a ``with`` block.
+
+        As if it were ``active="always"``: Monte-Carlo dropout, see `sample`. A backward through
+        checkpointed layers belongs inside.
+        """
+        return self._control.acting_always()
 
     @property
     def grad_scaler(self) -> Any:
