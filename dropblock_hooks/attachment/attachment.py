@@ -191,7 +191,7 @@ class Attachment:
         return self._control.paused()
 
     def always(self) -> AbstractContextManager[None]:
-        """Have what draws random numbers for activations act in evaluation too, in a ``with`` block.
+        """Within a ``with`` block, what draws random numbers for activations acts in evaluation.
 
         As if it were ``active="always"``: Monte-Carlo dropout, see `sample`. A backward through
         checkpointed layers belongs inside.

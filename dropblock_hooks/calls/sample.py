@@ -100,7 +100,7 @@ def _acting(model: nn.Module) -> list[Site]:
     random = [site for attachment in attached for site in attachment if site.draws]
     switched_on = [site for site in random if site.control.enabled]
     on = [site for site in switched_on if site.is_on(False)]
-    acting = [site for site in on if not (site.regularizer.idle_at_zero and site.rate == 0.0)]
+    acting = [site for site in on if not _is_idle(site)]
     if acting:
         return acting
     keys = listed([site.key for site in on or random], 3)
@@ -116,6 +116,11 @@ def _acting(model: nn.Module) -> list[Site]:
     else:
         why = f"{keys}: at a rate of 0 now: move it with attached.step(epoch), or set another rate"
     raise RuntimeError(f"all samples would be equal. {why}")
+
+
+def _is_idle(site: Site) -> bool:
+    """Whether its rates are such that it does nothing."""
+    return site.rate == 0.0 and (site.regularizer.idle_at_zero or not any(site.values.values()))
 
 
 def _active_calls(sites: Sequence[Site]) -> int:
