@@ -7,6 +7,7 @@ The map:
 `DropBlock2d`, `ClampGrad`  regularizers: ``regularizers``, `Foreign` for peers' layers
 `LinearSchedule`            schedules: functions of the epoch, wherever a rate or bound is taken
 `Select`, `Spec`            selectors, and the spec that maps them to regularizers; YAML and JSON
+`sample`                    Monte-Carlo dropout: mean and spread of many forwards in evaluation
 `plan`                      what a spec will do on a model, before anything is put on
 `layers`                    what a model has to attach to
 `builtin`, `Retune`         what a model drops by itself, and another rate for it
@@ -16,13 +17,14 @@ The map:
 
 The folders, each with a map of its own in its ``__init__``, from the bottom up: ``functional``,
 ``selectors``, ``regularizers``, ``layouts`` (how axes are read), ``spec``, ``sites`` (run time),
-``attachment`` (the handle), ``planning`` (the dry run).
+``attachment`` (the handle), ``planning`` (the dry run), ``calls`` (a model with regularizers, run).
 """
 
 from . import functional, presets
 from .attach import attach, attachments, detach_all
 from .attachment.attachment import Attachment
 from .attachment.verify import Finding
+from .calls.sample import Sampled, sample
 from .planning.builtin import builtin
 from .planning.layers import layers
 from .planning.plan import plan
@@ -100,6 +102,7 @@ __all__ = [
     "Rate",
     "Regularizer",
     "Retune",
+    "Sampled",
     "ScaleGrad",
     "Schedule",
     "Select",
@@ -120,4 +123,5 @@ __all__ = [
     "plan",
     "presets",
     "register",
+    "sample",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import nn
@@ -203,6 +203,14 @@ class Attachment:
             yield
         finally:
             self.enabled = before
+
+    def always(self) -> AbstractContextManager[None]:
+        """Within a ``with`` block, what draws random numbers for activations acts in evaluation.
+
+        As if it were ``active="always"``: Monte-Carlo dropout, see `sample`. A backward through
+        checkpointed layers belongs inside.
+        """
+        return self._control.acting_always()
 
     @property
     def grad_scaler(self) -> Any:

@@ -200,7 +200,7 @@ def refuse_tracing(site: Site, training: bool) -> None:
     if tracing and site.is_on(training):
         raise site.error(
             "torch.jit.trace would keep the rate of now for good: call model.eval() before "
-            "tracing, and leave active='always' out; torch.export can hold it"
+            "tracing, and leave active='always' and always() out; torch.export can hold it"
         )
     if torch.compiler.is_exporting() and site.regularizer.acts_on == "gradient":
         raise site.error(

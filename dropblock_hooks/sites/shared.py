@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +22,8 @@ class Control:
     Attributes:
         root: where names begin in the model.
         epoch: the time.
+        always: whether what is random acts in evaluation too.
+        was_always: whether it ever did: sites note their evaluations then.
         stepped: whether anybody has called `Attachment.step`.
         fresh: whether nobody has since attaching or loading: no epoch has ended then.
         warned: whether it was told that nobody calls it.
@@ -44,6 +48,7 @@ class Control:
         self.epoch = 0.0
         self.enabled = True
         self.installed = True
+        self.always = self.was_always = False
         self.stepped = False
         self.fresh = True
         self.warned = False
@@ -65,6 +70,7 @@ class Control:
         copied = Control.__new__(Control)
         copied.__dict__.update(self.__dict__)  # the scaler stays the one of the training loop
         memo[id(self)] = copied  # which what was met leads back to
+        copied.always = False  # nobody would end it
         copied.record, copied.told = copy.deepcopy(self.record, memo), set(self.told)
         copied.sizes = copy.deepcopy(self.sizes, memo)
         copied.origin, copied.copied_at = weakref.ref(self), self.epoch
@@ -73,7 +79,7 @@ class Control:
     def __getstate__(self) -> dict[str, Any]:
         told_none = self.grad_scaler is False  # a scaler is of the training loop
         of_loop = {"grad_scaler": False if told_none else None, "scaler_sought": told_none}
-        return {**self.__dict__, **of_loop, "origin": None}
+        return {**self.__dict__, **of_loop, "origin": None, "always": False}
 
     def use_scaler(self, scaler: Any) -> None:
         """Take the GradScaler; False says that there is none, None says nothing."""
@@ -97,6 +103,15 @@ class Control:
         """Switch the regularizers on or off."""
         self.enabled = on
         self.was_off |= not on
+
+    @contextmanager
+    def acting_always(self) -> Iterator[None]:
+        """What is random acts in evaluation too within a ``with`` block."""
+        before, self.always, self.was_always = self.always, True, True
+        try:
+            yield
+        finally:
+            self.always = before
 
     def open_window(self) -> None:
         """Begin a new window; its first training forward will be looked at."""

@@ -190,7 +190,7 @@ class Site:
         if graph_task() != NO_TASK:  # recomputing, whatever was switched since the forward
             return bool(self._acted[training].again())
         record, control = self.record, self.control
-        if not (training or self._beyond_training):
+        if not (training or self._beyond_training or control.was_always):
             next(record.evaluated)
             if self._waiting and not control.stepped:
                 self._watch_time(training)
@@ -237,9 +237,16 @@ class Site:
         tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # torch's
         return self.regularizer.follows_host and not (tracing or torch.compiler.is_exporting())
 
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers for activations."""
+        return self.regularizer.random and self.regularizer.acts_on == "activation"
+
     def is_on(self, training: bool) -> bool:
         """Whether the regularizer is active in this mode of its layer."""
-        return training or self.regularizer.active == "always"
+        if training or self.regularizer.active == "always":
+            return True
+        return self.control.always and self.draws
 
     def form_of(self, x: Tensor, told: Any = ()) -> Form:
         """How the axes of a tensor are read; `told` is what the layer took and gave.
@@ -279,8 +286,7 @@ class Site:
 
     def _watch_recomputation(self) -> None:
         """Warn, once, where a checkpoint draws another mask than the forward did."""
-        draws = self.regularizer.random and self.regularizer.acts_on == "activation"
-        if self._recomputed or self.rate == 0.0 or not draws:
+        if self._recomputed or self.rate == 0.0 or not self.draws:
             return
         self._recomputed = True
         if loses_random_state():

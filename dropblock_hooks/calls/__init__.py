@@ -1,0 +1,4 @@
+"""A model with what was attached, called in a way of its own.
+
+sample  `sample`: Monte-Carlo dropout, the mean and spread of many forwards in evaluation
+"""

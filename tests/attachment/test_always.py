@@ -1,0 +1,243 @@
+"""`Attachment.always`: what is random acts in evaluation too."""
+
+import copy
+import pickle
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from dropblock_hooks import (
+    ClampGrad,
+    DropBlock2d,
+    Dropout,
+    Foreign,
+    Regularizer,
+    StochasticDepth,
+    ZeroGrad,
+    attach,
+    attachments,
+    detach_all,
+)
+from dropblock_hooks.registry import registered
+
+OWN = [
+    cls for cls in registered(Regularizer).values() if cls.__module__.startswith("dropblock_hooks.")
+]
+ON_ACTIVATIONS = [cls for cls in OWN if cls.random and cls.acts_on == "activation"]
+OTHERS = [cls for cls in OWN if cls not in ON_ACTIVATIONS and cls.acts_on == "gradient"]
+SHAPES = {None: (8, 6, 7, 7), 1: (8, 6, 7), 2: (8, 6, 7, 7), 3: (8, 6, 5, 5, 5)}
+
+
+def made(cls, **options):
+    """One of a class, at a rate at which it shows."""
+    return cls(0.5, **options) if cls is not ZeroGrad else cls()
+
+
+class Block(nn.Module):
+    """One convolution's worth of a host, which any regularizer for activations fits."""
+
+    def forward(self, x):
+        return x * 2.0
+
+
+def host(*regularizers):
+    model = nn.Sequential(Block(), Block())
+    attached = attach(model, {"0": list(regularizers)})
+    return model.eval(), attached
+
+
+def varies(model, x):
+    outputs = [model(x) for _ in range(4)]
+    return any(not torch.equal(outputs[0], other) for other in outputs[1:])
+
+
+def images():
+    return torch.rand(8, 6, 7, 7, generator=torch.Generator().manual_seed(0)) + 0.5
+
+
+def test_there_are_both_kinds():
+    assert len(ON_ACTIVATIONS) >= 12
+    assert len(OTHERS) >= 4
+
+
+@pytest.mark.parametrize(
+    ("cls", "at"),
+    [
+        (cls, at)
+        for cls in ON_ACTIVATIONS
+        for at in ("output", "input")
+        if (cls, at) != (StochasticDepth, "input")  # it needs a block's output beside its input
+    ],
+)
+def test_every_random_class_acts(cls, at):
+    torch.manual_seed(0)
+    model, attached = host(made(cls, at=at))
+    x = torch.rand(SHAPES[cls.spatial]) + 0.5
+    plain = model(x)
+    with attached.always():
+        assert varies(model, x)
+    assert torch.equal(model(x), plain)
+    assert attached.sites[0].active_calls == 4
+    assert attached.sites[0].calls == 6
+
+
+@pytest.mark.parametrize("cls", OTHERS, ids=lambda cls: cls.__name__)
+def test_gradients_are_left_alone(cls):
+    model, attached = host(cls(0.0, 0.5) if cls is ClampGrad else made(cls))
+    gradients = []
+    for block in (attached.always, attached.paused):
+        x = images().requires_grad_()
+        with block():
+            y = model(x)
+            y.square().sum().backward()
+        gradients.append(x.grad)
+        assert not y.grad_fn.name().startswith("GradIdentity")
+    assert torch.equal(*gradients)
+    assert attached.sites[0].active_calls == 0
+
+
+class Jitter(Regularizer):
+    """Says that it draws no random numbers."""
+
+    random = False
+
+    def apply(self, x, now):
+        return x + 1.0, None
+
+
+def test_what_is_not_random_is_left_alone():
+    model, attached = host(Jitter())
+    with attached.always():
+        assert torch.equal(model(images()), images() * 4.0)
+    assert attached.sites[0].active_calls == 0
+
+
+def test_nested_blocks_and_an_exception():
+    model, attached = host(Dropout(0.5))
+    x = images()
+    with attached.always():
+        with attached.always():
+            assert varies(model, x)
+        assert varies(model, x)
+        with pytest.raises(KeyError), attached.always():
+            raise KeyError
+        assert varies(model, x)
+    assert not varies(model, x)
+    with pytest.raises(KeyError), attached.always():
+        raise KeyError
+    assert not varies(model, x)
+
+
+def test_paused_inside_pauses():
+    model, attached = host(Dropout(0.5), Foreign(nn.Dropout2d, p=0.5))
+    with attached.always():
+        with attached.paused():
+            assert not varies(model, images())
+        assert varies(model, images())
+    with attached.paused(), attached.always():
+        assert not varies(model, images())
+    assert attached.enabled
+
+
+def test_only_this_attachment():
+    model, attached = host(Dropout(0.5))
+    attach(model, {"1": DropBlock2d(0.5, 3)})
+    with attached.always():
+        model(images())
+    assert [a.sites[0].active_calls for a in attachments(model)] == [1, 0]
+
+
+def test_not_after_removal():
+    model, attached = host(Dropout(0.5))
+    with attached.always():
+        attached.remove()
+        assert not varies(model, images())
+
+
+@pytest.mark.parametrize("target", [nn.Dropout, nn.Dropout(0.5), nn.functional.dropout])
+def test_a_foreign_layer_is_in_training_mode(target):
+    torch.manual_seed(0)
+    model, attached = host(Foreign(target))
+    x = images()
+    with attached.always():
+        assert varies(model, x)
+    assert not varies(model, x)
+    site = attached.sites[0]
+    assert site.active_calls == 4
+    assert site.realized_rate == pytest.approx(0.5, abs=0.02)  # of 4 * 2352 elements: 4 sigma
+
+
+def test_training_is_as_before():
+    model, attached = host(Dropout(0.5))
+    x, outputs = images(), []
+    model.train()
+    for block in (attached.always, nullcontext):
+        torch.manual_seed(3)
+        with block():
+            outputs.append(model(x))
+    assert torch.equal(*outputs)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_a_copy_made_inside_is_not_on_for_good(copied):
+    model, attached = host(Dropout(0.5))
+    with attached.always():
+        other = copied(model)
+        assert varies(model, images())
+    assert not varies(other, images())
+
+
+def test_a_new_rate_inside():
+    model, attached = host(Dropout(0.0))
+    with attached.always():
+        assert not varies(model, images())
+        attached.set("0/Dropout", p=0.5)
+        assert varies(model, images())
+    assert not varies(model, images())
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_recomputes_what_its_forward_did(reentrant):
+    model, attached = host(Dropout(0.5))
+    x = images().requires_grad_()
+
+    def gradient():
+        x.grad = None
+        y = checkpoint(model, x, use_reentrant=reentrant)
+        y.square().sum().backward()  # 2 y dy: where the recomputation differs, so does this
+        return y.detach(), x.grad
+
+    for block in (nullcontext, attached.always, nullcontext):
+        torch.manual_seed(0)
+        with block():
+            y, grad = gradient()
+        torch.testing.assert_close(grad, 2 * y * (y / x.detach()))
+        assert bool((y == 0).any()) == (block is not nullcontext)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled(backend):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(6, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)).eval()
+    x = images()
+    with torch.no_grad():
+        plain = torch.compile(copy.deepcopy(model), backend=backend, fullgraph=True)(x)
+        attached = attach(model, {"1": [Dropout(0.5), DropBlock2d(0.2, 3), ClampGrad(-1, 1)]})
+        call = torch.compile(model, backend=backend, fullgraph=True)
+        assert torch.equal(call(x), plain)
+        with attached.always():
+            assert varies(call, x)
+            with attached.paused():
+                assert torch.equal(call(x), plain)
+        assert torch.equal(call(x), plain)
+        compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        with attached.always():
+            assert varies(call, x)
+        assert torch.equal(call(x), plain)
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled
+    assert [site.active_calls for site in attached.sites] == [8, 8, 0]
+    detach_all(model)

@@ -1,0 +1,409 @@
+"""`sample`: Monte-Carlo dropout."""
+
+import math
+import pickle
+from collections import UserDict
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dropblock_hooks import (
+    ClampGrad,
+    Dropout,
+    Dropout2d,
+    Foreign,
+    HookWarning,
+    LinearSchedule,
+    Sampled,
+    StochasticDepth,
+    attach,
+    sample,
+)
+
+
+class Small(nn.Module):
+    """A convolution, a norm with running statistics, a dropout of its own, a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+        self.own = nn.Dropout(0.5)
+        self.head = nn.Linear(8, 4)
+        self.branch = nn.Linear(8, 4)  # which nobody calls
+
+    def forward(self, x, scale=1.0):
+        return self.head(self.own(self.norm(self.conv(x)).relu().mean((2, 3)))) * scale
+
+
+def images():
+    return torch.rand(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def prepared(spec=None):
+    torch.manual_seed(0)
+    model = Small()
+    model(images())  # running statistics that are not the initial ones
+    return model, attach(model, spec or {"conv": Dropout2d(0.3)})
+
+
+def test_mean_and_std_are_those_of_the_outputs():
+    model, attached = prepared()
+    seen = []
+    model.register_forward_hook(lambda module, args, y: seen.append(y.numpy().copy()))
+    with attached.always():
+        mean, std, samples = sample(model, images(), n=7)
+    assert np.array_equal(samples.numpy(), np.stack(seen))
+    assert samples.shape == (7, 5, 4)
+    wide = samples.double().numpy()
+    np.testing.assert_allclose(mean.numpy(), wide.mean(0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(std.numpy(), wide.std(0, ddof=1), rtol=1e-4, atol=1e-6)
+    assert std.min() > 0
+
+
+def test_what_comes_back():
+    model, attached = prepared()
+    with attached.always():
+        sampled = sample(model, images())
+    assert isinstance(sampled, Sampled)
+    assert sampled._fields == ("mean", "std", "samples")
+    assert len(sampled.samples) == 30
+    assert not any(tensor.requires_grad for tensor in sampled)
+    assert torch.is_grad_enabled()
+
+
+def test_moments_of_dropout_before_a_linear_layer():
+    """y = sum w x m / (1 - p): its mean is w x, its variance sum (w x)^2 p / (1 - p).
+
+    The means of n samples are within 4.5 standard errors, for 64 of which the largest of normal
+    ones is above that with a chance of 4e-4; so are the variances, with the fourth moment of y.
+    """
+    torch.manual_seed(0)
+    n, p, units = 4000, 0.3, 50
+    model = nn.Sequential(nn.Linear(units, 4, bias=False)).double().eval()
+    x = torch.rand(16, units).double()
+    attach(model, {"0": Dropout(p, at="input", active="always")})
+    mean, std, _ = sample(model, x, n=n)
+    terms = model[0].weight.detach() * x[:, None]  # (16, 4, units)
+    variance = terms.square().sum(-1) * p / (1 - p)
+    z = (mean - terms.sum(-1)) / (variance / n).sqrt()
+    assert z.abs().max() < 4.5
+    # m / (1 - p) has the excess kurtosis (1 - 6 p (1 - p)) / (p (1 - p)); those of terms add up
+    excess = (1 - 6 * p * (1 - p)) / (p * (1 - p))
+    kurtosis = excess * terms.pow(4).sum(-1) / terms.square().sum(-1).square()
+    spread = variance * ((kurtosis + 2 * n / (n - 1)) / n).sqrt()
+    z = (std.square() - variance) / spread
+    assert z.abs().max() < 4.5
+
+
+def modes(model):
+    return [module.training for module in model.modules()]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+def test_modes_are_as_before(training, fails):
+    model, attached = prepared()
+    model.train(training)
+    model.norm.train(not training)  # frozen, or forgotten
+    before = modes(model)
+    seen = []
+    model.register_forward_hook(lambda module, args, y: seen.append(modes(module)))
+    if fails:
+        with attached.always(), pytest.raises(ZeroDivisionError):
+            sample(model, images(), n=2, transform=lambda y: 1 / 0)
+    else:
+        with attached.always():
+            sample(model, images(), n=2)
+    assert modes(model) == before
+    assert not any(map(any, seen))
+    assert seen
+
+
+def test_a_class_that_trains_in_its_own_way():
+    class Merging(Small):
+        """As LoRA layers, it does more than to set flags."""
+
+        merged = False
+
+        def train(self, mode=True):
+            self.merged = not mode
+            super().train(mode)
+            self.norm.eval()
+            return self
+
+    model = Merging()
+    attached = attach(model, {"conv": Dropout2d(0.3)})
+    model.train()
+    model.norm.train()
+    before = modes(model)
+    with attached.always():
+        sample(model, images(), n=2, transform=lambda y: y * (1 if model.merged else math.nan))
+    assert modes(model) == before
+    assert not model.merged
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_running_statistics_stay_to_the_bit(training):
+    model, attached = prepared()
+    model.train(training)
+    model.norm.train()
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with attached.always():
+        sample(model, images(), n=3)
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, before[name])
+
+
+def test_the_models_own_dropout_in_training_mode_stays_so():
+    model, attached = prepared()
+    model.eval()
+    plain = model(images())
+    model.own.train()
+    attached.set("conv/Dropout2d", p=1e-12)
+    with attached.always():
+        varying = sample(model, images(), n=3)
+    assert varying.std.min() > 0
+    assert model.own.training
+    model.own.eval()
+    with attached.always():
+        _, std, samples = sample(model, images(), n=3)
+    assert torch.equal(samples[0], plain)
+    assert not std.any()
+
+
+def test_over_what_is_always_active():
+    model, attached = prepared({"conv": Dropout2d(0.3, active="always"), "norm": Dropout(0.5)})
+    assert sample(model, images(), n=2).std.max() > 0
+    assert [site.active_calls for site in attached] == [2, 0]
+    with attached.always():
+        sample(model, images(), n=2)
+    assert [site.active_calls for site in attached] == [4, 2]
+
+
+def test_transform_comes_before_the_mean():
+    model, attached = prepared()
+    with attached.always():
+        mean, _, samples = sample(model, images(), n=5, transform=lambda y: y.softmax(-1))
+    torch.testing.assert_close(samples.sum(-1), torch.ones(5, 5))
+    torch.testing.assert_close(mean, samples.mean(0))
+
+
+@pytest.mark.parametrize("kind", [torch.long, torch.bool])
+def test_votes(kind):
+    model, attached = prepared()
+    with attached.always():
+        mean, std, samples = sample(
+            model, images(), n=8, transform=lambda y: (y.argmax(-1) == 0).to(kind)
+        )
+    assert samples.dtype is kind
+    assert torch.equal(mean, samples.float().mean(0))
+    torch.testing.assert_close(std, samples.float().std(0))
+
+
+def test_arguments_and_keywords():
+    model, attached = prepared()
+    given = [(images(), 2.0), {"x": images(), "scale": 2.0}, UserDict(x=images(), scale=2.0)]
+    with attached.always():
+        torch.manual_seed(1)
+        first = sample(model, images(), n=2).samples * 2.0
+        for x in given:
+            torch.manual_seed(1)
+            assert torch.equal(sample(model, x, n=2).samples, first)
+
+
+@dataclass
+class Output:
+    logits: torch.Tensor
+
+
+class Returns(nn.Module):
+    def __init__(self, wrap):
+        super().__init__()
+        self.inner, self.wrap = nn.Linear(3, 3), wrap
+
+    def forward(self, x):
+        return self.wrap(self.inner(x))
+
+
+def wrapped(wrap):
+    model = Returns(wrap)
+    attach(model, {"inner": Dropout(0.5, active="always")})
+    return model
+
+
+@pytest.mark.parametrize(
+    ("wrap", "pick", "said"),
+    [
+        (lambda y: (y, 1), lambda output: output[0], "tuple"),
+        (lambda y: {"logits": y}, lambda output: output["logits"], r"dict with \['logits'\]"),
+        (Output, lambda output: output.logits, "Output"),
+    ],
+)
+def test_an_output_that_is_no_tensor(wrap, pick, said):
+    model, x = wrapped(wrap), torch.ones(2, 3)
+    with pytest.raises(TypeError, match=f"no tensor but {said}: pick one by transform"):
+        sample(model, x)
+    assert sample(model, x, n=2, transform=pick).samples.shape == (2, 2, 3)
+    assert model.training
+
+
+def test_outputs_are_kept_though_a_model_uses_its_memory_again():
+    class Reuses(Returns):
+        def forward(self, x):
+            return self.kept.copy_(self.inner(x))
+
+    model = Reuses(None)
+    model.kept = torch.zeros(2, 3)
+    attach(model, {"inner": Dropout(0.5, active="always")})
+    torch.manual_seed(0)
+    assert sample(model, torch.ones(2, 3), n=10).std.max() > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        ({"n": 1}, ValueError, "n must be an integer of at least 2|n must be"),
+        ({"n": 2.5}, ValueError, "n must be"),
+        ({"transform": "softmax"}, TypeError, "transform must be a function of the output"),
+        ({"transform": lambda y: y.tolist()}, TypeError, "must return a tensor, got list"),
+        ({"model": [1]}, TypeError, "model must be a torch.nn.Module, got list"),
+    ],
+)
+def test_bad_input(given, error, said):
+    model = wrapped(lambda y: y)
+    with pytest.raises(error, match=said):
+        sample(**{"model": model, "x": torch.ones(2, 3), **given})
+
+
+CURE = r"`with attached.always\(\):`, or attach with active='always'"
+NOTHING_RANDOM = {
+    "nothing": (None, r"nothing is attached to this Small: attach a spec, and .*" + CURE),
+    "train": (Dropout2d(0.3), r"conv/Dropout2d: off in evaluation: .*" + CURE),
+    "foreign": (Foreign(nn.Dropout), r"conv/Foreign\(Dropout\): off in evaluation: .*" + CURE),
+    "gradient": (ClampGrad(-1.0, 1.0), "what is attached draws no random numbers for activations"),
+    "gradient always": (ClampGrad(-1.0, 1.0, active="always"), "what is attached draws no random"),
+    "zero": (Dropout2d(0.0, active="always"), "conv/Dropout2d: at a rate of 0 now"),
+    "zero block": (StochasticDepth(0.0, active="always"), "conv/StochasticDepth: at a rate of 0"),
+    "zero foreign": (Foreign(nn.Dropout, p=0.0, active="always"), ".*: at a rate of 0 now"),
+}
+
+
+@pytest.mark.parametrize("case", NOTHING_RANDOM)
+def test_nothing_random(case):
+    regularizer, said = NOTHING_RANDOM[case]
+    model = Small()
+    if regularizer is not None:
+        attach(model, {"conv": regularizer})
+    called = []
+    model.register_forward_hook(lambda *given: called.append(given))
+    with pytest.raises(RuntimeError, match=f"all samples would be equal. {said}"):
+        sample(model, images())
+    assert not called
+    assert all(modes(model))
+
+
+def test_nothing_random_within_always():
+    model, attached = prepared({"conv": Dropout2d(LinearSchedule(0.0, 0.5, epochs=3))})
+    with attached.always():
+        with pytest.raises(RuntimeError, match="at a rate of 0 now: move it with attached.step"):
+            sample(model, images())
+        attached.step(1)
+        assert sample(model, images(), n=2).std.max() > 0
+        with (
+            attached.paused(),
+            pytest.raises(RuntimeError, match=r"conv/Dropout2d: switched off, by `paused\(\)`"),
+        ):
+            sample(model, images())
+    attached.remove()
+    with pytest.raises(RuntimeError, match="nothing is attached"):
+        sample(model, images())
+
+
+def test_a_layer_that_nobody_calls():
+    model, attached = prepared({"branch": Dropout(0.5)})
+    with (
+        attached.always(),
+        pytest.warns(HookWarning, match=r"the 3 forwards called no layer of branch/Dropout"),
+    ):
+        _, std, _ = sample(model, images(), n=3)
+    assert not std.any()
+
+
+def test_a_submodule():
+    model, attached = prepared()
+    with attached.always():
+        assert sample(model.conv, images(), n=2).std.max() > 0
+    with attached.always(), pytest.raises(RuntimeError, match="nothing is attached to this Linear"):
+        sample(model.head, torch.ones(2, 8))
+
+
+def test_a_loaded_model():
+    model, _ = prepared({"conv": Dropout2d(0.3, active="always")})
+    assert sample(pickle.loads(pickle.dumps(model)), images(), n=2).std.max() > 0
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_model(backend):
+    torch._dynamo.reset()
+    model, attached = prepared()
+    call = torch.compile(model, backend=backend, fullgraph=True)
+    model.eval()
+    with torch.no_grad():
+        plain = call(images())
+    model.train()
+    before = modes(call)
+    with attached.always():
+        _, std, _ = sample(call, images(), n=4)
+    assert modes(call) == before == [True] * len(before)
+    assert std.min() > 0
+    assert attached.sites[0].active_calls == 4
+    model.eval()
+    with torch.no_grad():
+        assert torch.equal(call(images()), plain)
+
+
+def test_a_compiled_model_that_never_calls_the_layer():
+    torch._dynamo.reset()
+    model, attached = prepared({"branch": Dropout(0.5)})
+    call = torch.compile(model, backend="eager")
+    with attached.always(), pytest.warns(HookWarning, match="called no layer of branch/Dropout"):
+        sample(call, images(), n=2)
+
+
+def test_a_model_in_ddp():
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model, attached = prepared()
+        ddp = nn.parallel.DistributedDataParallel(model)
+        with attached.always():
+            assert sample(ddp, images(), n=3).std.min() > 0
+        assert all(modes(ddp))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_foreign_layer_with_a_mean_of_zero():
+    class Noise(nn.Module):
+        def __init__(self, mean, std):
+            super().__init__()
+            self.mean, self.std = mean, std
+
+        def forward(self, x):
+            return x + torch.empty_like(x).normal_(self.mean, self.std) * self.training
+
+    model, attached = prepared({"conv": Foreign(Noise, mean=0.0, std=0.1)})
+    with attached.always():
+        assert sample(model, images(), n=3).std.min() > 0
+
+
+def test_half_precision():
+    model, attached = prepared()
+    model.to(torch.bfloat16)
+    with attached.always():
+        sampled = sample(model, images().bfloat16(), n=3)
+    assert {tensor.dtype for tensor in sampled} == {torch.bfloat16}
+    assert sampled.std.isfinite().all()
