@@ -15,6 +15,7 @@ from dropblock_hooks import (
     Dropout,
     Foreign,
     Regularizer,
+    Retune,
     StochasticDepth,
     ZeroGrad,
     attach,
@@ -70,6 +71,7 @@ def test_there_are_both_kinds():
         for cls in ON_ACTIVATIONS
         for at in ("output", "input")
         if (cls, at) != (StochasticDepth, "input")  # it needs a block's output beside its input
+        and cls is not Retune  # it needs a layer that drops, see below
     ],
 )
 def test_every_random_class_acts(cls, at):
@@ -82,6 +84,16 @@ def test_every_random_class_acts(cls, at):
     assert torch.equal(model(x), plain)
     assert attached.sites[0].active_calls == 4
     assert attached.sites[0].calls == 6
+
+
+def test_a_retuned_layer_acts():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.0)).eval()
+    attached = attach(model, {"1": Retune(0.5)})
+    x = torch.ones(4, 8)
+    plain = model(x)
+    with attached.always():
+        assert varies(model, x)
+    assert torch.equal(model(x), plain)
 
 
 @pytest.mark.parametrize("cls", OTHERS, ids=lambda cls: cls.__name__)
