@@ -95,7 +95,7 @@ class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of 
         by_steps = args.max_steps > 0
         if by_steps == (self.unit == "step"):
             length = args.max_steps if by_steps else math.ceil(args.num_train_epochs)
-            self._attach(given["model"], length)
+            self._attach(given["model"], max(length, 1))
         else:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", HookWarning)  # they come when training begins

@@ -1,6 +1,11 @@
 """The callback of Transformers' Trainer, on tiny models that train for a few steps."""
 
 import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -424,3 +429,51 @@ def test_compiled_models(tmp_path, how):
         options = {"torch_compile": True, "torch_compile_backend": "eager"}
     trainer(tmp_path, callback, model=model, num_train_epochs=1, **options).train()
     assert callback.attached.sites[0].active_calls >= STEPS - 1
+
+
+class SeedOfRank(TrainerCallback):
+    """What the page about the Trainer recommends."""
+
+    def on_train_begin(self, args, state, control, **given):
+        torch.manual_seed(args.seed + args.process_index)
+
+
+def fit_and_resume(folder):
+    """Runs in two processes: a training, and the rest of it from its first checkpoint."""
+    warnings.simplefilter("error", HookWarning)
+    for name, resume in (("whole", None), ("resumed", folder / "whole" / "checkpoint-1")):
+        callback, rates = Regularize(SPEC), Rates()
+        options = {"save_strategy": "steps", "save_steps": 1}
+        made = trainer(folder / name, callback, rates, SeedOfRank(), **options)
+        made.train(resume_from_checkpoint=resume and str(resume))
+        affected = [site["affected"] for site in callback.attached.state_dict()["sites"].values()]
+        result = {"rates": rates.seen, "weights": weights(made.model), "affected": affected}
+        torch.save(result, folder / f"{name}-{made.args.process_index}.pt")
+
+
+@pytest.mark.slow
+def test_two_processes(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import pathlib\n"
+        "from tests.integrations.test_transformers import fit_and_resume\n"
+        f"fit_and_resume(pathlib.Path({str(tmp_path)!r}))\n"
+    )
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *launch, script], env=environment, capture_output=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    found = {
+        name: [torch.load(tmp_path / f"{name}-{rank}.pt") for rank in (0, 1)]
+        for name in ("whole", "resumed")
+    }
+    for whole, resumed in zip(found["whole"], found["resumed"], strict=True):
+        assert list(whole["rates"]) == [0, 1, 2, 3]
+        assert resumed["rates"] == {step: whole["rates"][step] for step in (1, 2, 3)}
+        assert same(whole["weights"], resumed["weights"])
+    first, second = found["whole"]
+    assert first["rates"] == second["rates"]
+    assert first["affected"] != second["affected"]  # each draws its own masks
