@@ -1,0 +1,81 @@
+"""An Attachment in the checkpoints of timm's ``train.py``."""
+
+import os
+from typing import Any
+
+from timm.utils.checkpoint_saver import load_checkpoint_metadata
+
+from ..attachment.attachment import Attachment
+from ..quoting import kind_of
+from ..warn import warn
+
+_KEY = "dropblock_hooks"
+
+
+def keep_in_checkpoints(
+    attached: Attachment,
+    saver: Any,
+    *,
+    resume: str | os.PathLike[str] | None = None,
+    loss_scaler: Any = None,
+) -> None:
+    """Put the state of an Attachment into each file of a CheckpointSaver, and take it out of one.
+
+    Call it where the saver has been made, before the first epoch, on every rank. The files stay
+    files of timm: the state, plain numbers and text, lies in them beside the saver's own, as
+    ``file["saver"]["dropblock_hooks"]``.
+
+    Example:
+        >>> from dropblock_hooks.integrations.timm import keep_in_checkpoints
+        >>> keep_in_checkpoints(
+        ...     attached, saver, resume=args.resume, loss_scaler=loss_scaler
+        ... )  # doctest: +SKIP
+
+    Args:
+        attached: what ``attach`` gave.
+        saver: timm's ``CheckpointSaver``; None on the ranks that write no files.
+        resume: the file that ``--resume`` names; nothing where it is empty.
+        loss_scaler: timm's ``NativeScaler``, which multiplies the loss, or None where nothing does.
+
+    Raises:
+        RuntimeError: for a saver that keeps an Attachment already.
+        TypeError: for what is no saver, or one of an older timm, whose files have no place for it.
+        ValueError: for a file of another spec, with the differences; nothing is changed.
+    """
+    if saver is not None:
+        _check(saver)
+    if resume:
+        _take_out(attached, os.fspath(resume))
+    attached.grad_scaler = False if loss_scaler is None else loss_scaler
+    if saver is not None:
+        own = saver.state_dict
+        saver.state_dict = lambda *args, **kwargs: {
+            **own(*args, **kwargs),
+            _KEY: attached.state_dict(),
+        }
+
+
+def _check(saver: Any) -> None:
+    if not callable(getattr(saver, "state_dict", None)) or not hasattr(saver, "save_checkpoint"):
+        raise TypeError(
+            "saver must be a CheckpointSaver of a timm whose savers have a state_dict, as that of "
+            f"timm 1.0.31, got {kind_of(saver)}"
+        )
+    if "state_dict" in vars(saver):
+        raise RuntimeError(
+            "this saver keeps an Attachment already: attach once, with all of the spec"
+        )
+
+
+def _take_out(attached: Attachment, path: str) -> None:
+    """Restore what a file holds."""
+    checkpoint = load_checkpoint_metadata(path)
+    beside = checkpoint.get("saver") if isinstance(checkpoint, dict) else None
+    state = beside.get(_KEY) if isinstance(beside, dict) else None
+    if state is None:
+        warn(
+            f"{path} has no state of an Attachment, since it was written without one: counts begin "
+            "anew, and rates follow attached.step(epoch)"
+        )
+        return
+    attached.load_state_dict(state)

@@ -1,0 +1,113 @@
+"""A loop with Accelerate: attach, then prepare; the state by register_for_checkpointing."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pytest.importorskip("accelerate")
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+
+from dropblock_hooks import ClipGradNorm, DropBlock2d, HookWarning, LinearSchedule, attach
+
+SPEC = {"layer2.*": DropBlock2d(p=LinearSchedule(0.0, 0.3), block_size=3)}
+EPOCHS, STEPS = 3, 4
+
+
+@pytest.fixture
+def data():
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(4 * STEPS, 3, 16, 16, generator=generator)
+    return TensorDataset(images, torch.arange(4 * STEPS) % 5)
+
+
+def fit(model, data, folder, *, stop=None, resume=None, spec=SPEC):
+    """Train from the start or from a folder, up to a step of all; what came of it."""
+    accelerator = Accelerator(cpu=True)
+    set_seed(0, device_specific=True)
+    attached = attach(model, spec, epochs=EPOCHS, grad_scaler=accelerator.scaler or False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    order = torch.Generator()  # of the loader: the global one is of the masks
+    loader = DataLoader(data, batch_size=4, shuffle=True, generator=order)
+    wrapped, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    accelerator.register_for_checkpointing(attached)
+    done, rates = 0, []
+    if resume is not None:
+        accelerator.load_state(resume)
+        done = round(attached.epoch * STEPS) + 1
+    for epoch in range(done // STEPS, EPOCHS):
+        wrapped.train()
+        order.manual_seed(epoch)
+        skipped = done % STEPS if epoch == done // STEPS else 0
+        batches = accelerator.skip_first_batches(loader, skipped) if skipped else loader
+        for i, (x, y) in enumerate(batches, skipped):
+            if epoch * STEPS + i == stop:
+                return accelerator, attached, rates
+            attached.step(epoch + i / STEPS)
+            rates.append(attached.rates)
+            accelerator.backward(nn.functional.cross_entropy(wrapped(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+            if epoch * STEPS + i + 1 == stop:
+                accelerator.save_state(folder)
+    return accelerator, attached, rates
+
+
+@pytest.mark.parametrize("stop", [STEPS, STEPS + 2])
+def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, net, data, stop):
+    first = net.state_dict()
+    start = {name: tensor.clone() for name, tensor in first.items()}
+    _, whole, rates = fit(net, data, tmp_path)
+    weights = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    counted = whole.state_dict()
+    whole.remove()
+
+    net.load_state_dict(start)
+    _, broken, before = fit(net, data, tmp_path, stop=stop)
+    broken.remove()
+    other = type(net)()
+    _, resumed, after = fit(other, data, tmp_path, resume=tmp_path)
+    assert before + after == rates
+    assert all(torch.equal(other.state_dict()[name], weights[name]) for name in weights)
+    assert resumed.state_dict() == counted
+
+
+def test_evaluation_is_clean(tmp_path, net, data):
+    x = data.tensors[0]
+    _, attached, _ = fit(net, data, tmp_path)
+    assert attached.sites[0].calls == EPOCHS * STEPS
+    output = net.eval()(x)
+    attached.remove()
+    assert torch.equal(net(x), output)
+
+
+def test_a_checkpoint_of_another_spec(tmp_path, net, data):
+    _, attached, _ = fit(net, data, tmp_path, stop=2)
+    attached.remove()
+    with pytest.raises(ValueError, match="state is of another spec"):
+        fit(net, data, tmp_path, resume=tmp_path, spec={"layer1.*": DropBlock2d(p=0.1)})
+
+
+def test_attached_after_prepare(net, data):
+    accelerator = Accelerator(cpu=True)
+    wrapped = torch.compile(accelerator.prepare(net), backend="eager")
+    wrapped(data.tensors[0][:4])
+    attached = attach(wrapped, {"layer2.*": DropBlock2d(p=0.2, block_size=3)})
+    wrapped(data.tensors[0][:4])
+    assert [site.active_calls for site in attached.sites] == [1, 1]
+
+
+def test_the_scaler(net, data):
+    """Accelerate makes it with mixed precision on a GPU; here it is put in its place."""
+    accelerator = Accelerator(cpu=True)
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    attached = attach(net, {"param:fc.weight": ClipGradNorm(1e-3)})
+    net = accelerator.prepare(net)
+    x, y = data.tensors[0][:4], data.tensors[1][:4]
+    with pytest.warns(HookWarning, match="a GradScaler is in use"):
+        accelerator.backward(nn.functional.cross_entropy(net(x), y))
+    attached.grad_scaler = accelerator
+    net.zero_grad()
+    accelerator.backward(nn.functional.cross_entropy(net(x), y))
+    assert net.fc.weight.grad.norm() / 1024 == pytest.approx(1e-3, rel=1e-4)

@@ -1,0 +1,146 @@
+"""A loop that is written by hand: the order of wrapping, and resuming in the middle of an epoch."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from dropblock_hooks import (
+    ClipGradNorm,
+    DropBlock2d,
+    Dropout,
+    LinearSchedule,
+    attach,
+    attachments,
+    detach_all,
+)
+
+SPEC = {
+    "layer2.*": DropBlock2d(p=LinearSchedule(0.0, 0.3), block_size=3),
+    "param:fc.weight": ClipGradNorm(0.05),
+}
+EPOCHS, STEPS = 3, 4
+
+
+@pytest.fixture
+def batches():
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(4, 3, 16, 16, generator=generator), torch.arange(4)) for _ in range(STEPS)]
+
+
+def fit(model, batches, path, *, stop=None, resume=False, spec=SPEC):
+    """Train up to a step of all, writing a checkpoint there, or on from there."""
+    attached = attach(model, spec, epochs=EPOCHS)
+    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=3)
+    attached.grad_scaler = scaler
+    parts = {"model": model, "ema": ema, "optimizer": optimizer, "scaler": scaler, "reg": attached}
+    done, rates = 0, []
+    torch.manual_seed(0)
+    if resume:
+        saved = torch.load(path)
+        for name, part in parts.items():
+            part.load_state_dict(saved[name])
+        torch.set_rng_state(saved["rng"])
+        done = saved["done"]
+    for step in range(done, EPOCHS * STEPS):
+        if step == stop:
+            saved = {name: part.state_dict() for name, part in parts.items()}
+            torch.save({**saved, "rng": torch.get_rng_state(), "done": step}, path)
+            break
+        epoch, i = divmod(step, STEPS)
+        attached.step(epoch + i / STEPS)
+        rates.append(attached.rates)
+        x, y = batches[i]
+        scaler.scale(nn.functional.cross_entropy(model(x), y)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        ema.update_parameters(model)
+    return attached, ema, rates
+
+
+@pytest.mark.parametrize("stop", [STEPS, STEPS + 1, 2 * STEPS + 3])
+def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, net, batches, stop):
+    path = tmp_path / "checkpoint.pt"
+    start = copy.deepcopy(net)
+    whole, ema, rates = fit(net, batches, path)
+    _, _, before = fit(start, batches, path, stop=stop)
+    other = type(net)()
+    resumed, other_ema, after = fit(other, batches, path, resume=True)
+    assert before + after == rates
+    for done, again in ((net, other), (ema, other_ema)):
+        ours, theirs = done.state_dict(), again.state_dict()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    for site, one in zip(resumed.sites, whole.sites, strict=True):
+        assert (site.calls, site.active_calls) == (one.calls, one.active_calls)
+        assert site.total_realized_rate == one.total_realized_rate
+    assert resumed.verify() == []
+
+
+def test_evaluation_is_clean(tmp_path, net, batches):
+    attached, ema, _ = fit(net, batches, tmp_path / "checkpoint.pt")
+    x = batches[0][0]
+    outputs = [each.eval()(x) for each in (net, ema)]
+    attached.remove()
+    detach_all(ema)
+    assert all(
+        torch.equal(each(x), output) for each, output in zip((net, ema), outputs, strict=True)
+    )
+
+
+def test_a_checkpoint_of_another_spec(tmp_path, net, batches):
+    fit(net, batches, tmp_path / "checkpoint.pt", stop=2)
+    other = {"layer2.*": Dropout(p=0.1)}
+    with pytest.raises(ValueError, match="state is of another spec"):
+        fit(type(net)(), batches, tmp_path / "checkpoint.pt", resume=True, spec=other)
+
+
+@pytest.fixture
+def group(tmp_path):
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def wrapped(model, order):
+    """The model in its wrappers, with the spec attached at some point; and what was attached."""
+    attached = None
+    for what in order:
+        if what == "attach":
+            attached = attach(model, {"layer2.*": DropBlock2d(p=0.2, block_size=3)})
+        elif what == "compile":
+            model = torch.compile(model, backend="eager")
+        elif what == "ddp":
+            model = DistributedDataParallel(model)
+        else:
+            AveragedModel(model)
+    return model, attached
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        ("attach", "compile", "ema", "ddp"),
+        ("compile", "attach", "ema", "ddp"),
+        ("ddp", "attach"),
+        ("compile", "ddp", "attach"),
+    ],
+    ids=" ".join,
+)
+def test_orders_of_wrapping(net, batches, group, order):
+    model, attached = wrapped(net, order)
+    model(batches[0][0]).sum().backward()
+    assert [site.active_calls for site in attached.sites] == [1, 1]
+    assert attached.verify() == []
+    assert attachments(net) == [attached]
+
+
+def test_dataparallel_is_told(net):
+    with pytest.raises(RuntimeError, match="nn.DataParallel"):
+        attach(nn.DataParallel(net), SPEC, epochs=1)

@@ -1,0 +1,479 @@
+"""The callback of Transformers' Trainer, on tiny models that train for a few steps."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("transformers")
+import transformers
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    Trainer,
+    TrainerCallback,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from dropblock_hooks import (
+    ClipGradNorm,
+    DropBlock2d,
+    Dropout,
+    HookWarning,
+    LinearSchedule,
+    SpecError,
+    attach,
+    attachments,
+    detach_all,
+)
+from dropblock_hooks.integrations.transformers import Regularize
+
+RISING = Dropout(p=LinearSchedule(0.0, 0.3))
+SPEC = {"bert.encoder.layer.*.output.dense": RISING}
+STEPS, EPOCHS = 4, 2  # steps of an epoch
+
+
+def bert():
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=20,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=8,
+    )
+    return BertForSequenceClassification(config)
+
+
+def texts():
+    ids = torch.randint(0, 20, (4 * STEPS, 6), generator=torch.Generator().manual_seed(1))
+    return [{"input_ids": row, "labels": int(row[0]) % 2} for row in ids]
+
+
+class Rates(TrainerCallback):
+    """Notes the rates of each step; raises in one of them."""
+
+    def __init__(self, raise_at=None):
+        self.raise_at = raise_at
+        self.seen = {}
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **given):
+        if state.global_step == self.raise_at:
+            raise KeyboardInterrupt
+        (attached,) = attachments(model)
+        self.seen[state.global_step] = attached.rates
+
+
+def trainer(folder, *callbacks, model=None, data=None, **options):
+    options = {"num_train_epochs": EPOCHS, "save_strategy": "no", **options}
+    args = transformers.TrainingArguments(
+        str(folder),
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        per_device_train_batch_size=4,
+        logging_steps=2,
+        dataloader_pin_memory=False,
+        **options,
+    )
+    return Trainer(
+        model if model is not None else bert(),
+        args,
+        train_dataset=data or texts(),
+        eval_dataset=(data or texts())[:4],
+        callbacks=list(callbacks),
+    )
+
+
+def weights(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+
+
+def test_a_training(tmp_path, hook_count):
+    callback, model = Regularize(SPEC), bert()
+    bare = hook_count(model)
+    rates = Rates()
+    made = trainer(tmp_path, callback, rates, model=model)
+    assert len(callback.attached) == 2
+    assert attachments(model) == [callback.attached]
+    made.train()
+    assert hook_count(model) == bare
+    assert attachments(model) == []
+    values = [next(iter(seen.values()))["p"] for seen in rates.seen.values()]
+    expected = [LinearSchedule(0.0, 0.3, epochs=EPOCHS)(i / STEPS) for i in range(EPOCHS * STEPS)]
+    assert values == expected
+    assert values[0] == 0
+    assert values[-1] == 0.3
+    assert [site.calls for site in callback.attached.sites] == [EPOCHS * STEPS] * 2
+    logged = [entry for entry in made.state.log_history if "loss" in entry]
+    key = "bert.encoder.layer.0.output.dense/Dropout"
+    assert [entry[f"reg/{key}/p"] for entry in logged] == pytest.approx(values[1::2])
+    assert logged[-1][f"reg/{key}/realized_rate"] == pytest.approx(0.3, abs=0.05)
+
+
+@pytest.mark.parametrize("restored", [False, True])
+@pytest.mark.parametrize("unit", ["epoch", "step"])
+@pytest.mark.parametrize("at", [3, STEPS])
+def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, restored, unit, at):
+    options = {
+        "save_strategy": "steps",
+        "save_steps": at,
+        "restore_callback_states_from_checkpoint": restored,
+        "gradient_accumulation_steps": 1,
+    }
+    whole = Regularize(SPEC, unit)
+    seen = Rates()
+    model = bert()
+    trainer(tmp_path / "whole", whole, seen, model=model, **options).train()
+
+    broken = Regularize(SPEC, unit)
+    made = trainer(tmp_path / "broken", broken, Rates(at + 1), **options)
+    with pytest.raises(KeyboardInterrupt):
+        made.train()
+    assert attachments(made.model) == [broken.attached]  # a Trainer tells nothing of exceptions
+
+    resumed, again = Regularize(SPEC, unit), Rates()
+    made = trainer(tmp_path / "broken", resumed, again, **options)
+    made.train(resume_from_checkpoint=str(tmp_path / "broken" / f"checkpoint-{at}"))
+    rest = {step: rates for step, rates in seen.seen.items() if step >= at}
+    assert again.seen == rest
+    assert len(rest) == EPOCHS * STEPS - at
+    assert same(weights(made.model), weights(model))
+    (used,) = [c for c in made.callback_handler.callbacks if isinstance(c, Regularize)]
+    assert (used is resumed) != restored
+    assert [site.calls for site in used.attached.sites] == [EPOCHS * STEPS] * 2
+    realized = [[s.total_realized_rate for s in c.attached.sites] for c in (used, whole)]
+    assert realized[0] == realized[1]
+    assert attachments(made.model) == []
+
+
+def test_accumulated_steps_resume_too(tmp_path):
+    options = {"save_strategy": "steps", "save_steps": 1, "gradient_accumulation_steps": 2}
+    runs = []
+    for folder, resume in (("a", None), ("b", tmp_path / "a" / "checkpoint-1")):
+        callback, rates = Regularize(SPEC), Rates()
+        made = trainer(tmp_path / folder, callback, rates, **options)
+        made.train(resume_from_checkpoint=resume and str(resume))
+        runs.append((rates.seen, weights(made.model), callback.attached))
+    assert list(runs[0][0]) == [0, 1, 2, 3]
+    assert list(runs[1][0]) == [1, 2, 3]
+    assert all(runs[1][0][step] == runs[0][0][step] for step in runs[1][0])
+    assert same(runs[0][1], runs[1][1])
+    assert runs[0][2].sites[0].calls == runs[1][2].sites[0].calls == 8
+
+
+def test_evaluation_is_clean(tmp_path):
+    plain = trainer(tmp_path).predict(texts()).predictions
+    callback = Regularize({"bert.encoder.layer.*.output.dense": Dropout(p=0.5)})
+    made = trainer(tmp_path, callback, eval_strategy="steps", eval_steps=1)
+    assert (made.predict(texts()).predictions == plain).all()
+    made.train()
+    trained = made.predict(texts()).predictions
+    other = bert()
+    other.load_state_dict(made.model.state_dict())
+    assert (trainer(tmp_path, model=other).predict(texts()).predictions == trained).all()
+    callback = Regularize({"bert.encoder.layer.*.output.dense": Dropout(p=0.5)})
+    during = trainer(tmp_path, callback, model=other)  # attached
+    assert (during.predict(texts()).predictions == trained).all()
+
+
+def test_a_model_that_is_made_in_train(tmp_path):
+    made = []
+
+    def init():
+        made.append(bert())
+        return made[-1]
+
+    callback, rates = Regularize(SPEC), Rates()
+    args = trainer(tmp_path).args
+    run = Trainer(model_init=init, args=args, train_dataset=texts(), callbacks=[callback, rates])
+    first = callback.attached
+    run.train()
+    assert run.model is made[-1]
+    assert len(made) == 2
+    assert callback.attached != first
+    assert len(rates.seen) == EPOCHS * STEPS
+    assert all(attachments(model) == [] for model in made)
+    assert callback.attached.sites[0].calls == EPOCHS * STEPS
+
+
+def test_the_length_of_training(tmp_path):
+    for unit, options, last in (
+        ("epoch", {"num_train_epochs": 1.5}, 1.25),
+        ("epoch", {"max_steps": 6}, 1.25),
+        ("step", {"max_steps": 6}, 5),
+        ("step", {"num_train_epochs": 1}, 3),
+    ):
+        callback, rates = Regularize(SPEC, unit), Rates()
+        trainer(tmp_path, callback, rates, **options).train()
+        length = 2 if unit == "epoch" else last + 1
+        value = next(iter(rates.seen[max(rates.seen)].values()))["p"]
+        assert value == LinearSchedule(0.0, 0.3, epochs=length)(last), (unit, options)
+
+
+def test_a_longer_schedule_is_told_once(tmp_path):
+    spec = {"bert.encoder.layer.0": Dropout(p=LinearSchedule(0.0, 0.3, epochs=9))}
+    with pytest.warns(HookWarning, match="takes 9 epochs, and the training has 2") as told:
+        trainer(tmp_path, Regularize(spec))
+    assert len(told) == 1
+    made = trainer(tmp_path, Regularize(spec), max_steps=8)
+    with pytest.warns(HookWarning, match="takes 9 epochs, and the training has 2") as told:
+        made.train()
+    assert len(told) == 1
+
+
+def test_trained_twice(tmp_path):
+    callback, rates = Regularize(SPEC), Rates()
+    made = trainer(tmp_path, callback, rates)
+    made.train()
+    made.train()
+    assert callback.attached.sites[0].calls == EPOCHS * STEPS
+    assert attachments(made.model) == []
+
+
+class Idle(BertForSequenceClassification):
+    """A model with a layer that it never calls."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.idle = nn.Linear(2, 2)
+
+
+def test_a_layer_that_does_nothing_is_told_once(tmp_path):
+    model = Idle(bert().config)
+    made = trainer(tmp_path, Regularize({**SPEC, "idle": Dropout(p=0.1)}), model=model)
+    with pytest.warns(HookWarning) as told:
+        made.train()
+    assert [("idle" in str(each.message)) for each in told] == [True]
+
+
+def test_what_verify_finds_later_is_told_once(tmp_path):
+    class Replace(TrainerCallback):
+        def on_step_begin(self, args, state, control, model=None, **given):
+            if state.global_step == 1:
+                model.bert.encoder.layer[0].output.dense = nn.Linear(16, 16)
+
+    made = trainer(tmp_path, Regularize(SPEC), Replace())
+    with pytest.warns(HookWarning, match="layer.0.output.dense") as told:
+        made.train()
+    assert len(told) == 1
+
+
+def test_outputs_of_models_are_indexed(tmp_path):
+    """A ModelOutput is a mapping: what is put in is seen by key and as an attribute."""
+    model, ids = bert().train(), torch.randint(0, 20, (4, 6))
+    kept = []
+    model.bert.encoder.register_forward_hook(lambda *a: kept.append(a[2]))
+    spec = {"bert.encoder": Dropout(p=0.5, index="last_hidden_state")}
+    with attach(model, spec):
+        seen = []
+        model.bert.encoder.register_forward_hook(lambda *a: seen.append(a[2]))
+        model(ids)
+    before, after = kept[0], seen[0]
+    assert type(after) is type(before) is not dict
+    assert after["last_hidden_state"] is after.last_hidden_state is after[0]
+    assert (after.last_hidden_state == 0).float().mean() == pytest.approx(0.5, abs=0.1)
+    assert not (before.last_hidden_state == 0).any()  # the layer's own is as it was
+    callback = Regularize(spec)
+    made = trainer(tmp_path, callback)
+    made.train()
+    assert callback.attached.sites[0].total_realized_rate == pytest.approx(0.5, abs=0.05)
+
+
+def test_an_output_without_index_says_what_there_is(tmp_path):
+    made = trainer(tmp_path, Regularize({"bert.encoder": Dropout(p=0.5)}))
+    with pytest.raises(Exception, match="last_hidden_state.*say which element with index="):
+        made.train()
+    detach_all(made.model)
+
+
+def test_blocks_of_a_vision_transformer(tmp_path):
+    config = ViTConfig(
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=16,
+        image_size=32,
+        patch_size=4,
+        num_labels=2,
+    )
+    torch.manual_seed(0)
+    data = [{"pixel_values": torch.randn(3, 32, 32), "labels": i % 2} for i in range(16)]
+    callback = Regularize({"type:ViTLayer": DropBlock2d(p=0.2, block_size=3)})
+    trainer(tmp_path, callback, model=ViTForImageClassification(config), data=data).train()
+    assert callback.attached.sites[0].map_size == (8, 8)
+    assert callback.attached.sites[0].total_realized_rate == pytest.approx(0.2, abs=0.03)
+
+
+def test_gradients_of_a_scaled_loss(tmp_path):
+    """Bounds are of the unscaled loss: the Trainer's scaler is found in its optimizer."""
+    trained = []
+    for scale in (None, 1024.0):
+        callback = Regularize({"param:classifier.weight": ClipGradNorm(1e-3)})
+        options = {"num_train_epochs": 1, "max_grad_norm": 0.0, "optim": "sgd"}
+        made = trainer(tmp_path, callback, learning_rate=1.0, **options)
+        if scale is not None:
+            made.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        made.train()
+        trained.append((callback.attached.grad_scaler, made.model.classifier.weight.detach()))
+    (none, plain), (scaler, scaled) = trained
+    assert none is False
+    assert scaler.get_scale() == 1024.0
+    torch.testing.assert_close(scaled, plain, rtol=0, atol=1e-6)
+    moved = (plain - bert().classifier.weight).norm()
+    assert 0 < moved <= STEPS * 1e-3
+
+
+def test_a_spec_that_matches_nothing_raises_when_the_trainer_is_made(tmp_path, hook_count):
+    for options in ({}, {"max_steps": 4}):
+        model = bert()
+        with pytest.raises(SpecError, match="bert.encoder.layr"):
+            trainer(tmp_path, Regularize({"bert.encoder.layr.0": RISING}), model=model, **options)
+        assert hook_count(model) == 0
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="unit must be one of 'epoch', 'step', got 'epochs'"):
+        Regularize(SPEC, "epochs")
+    with pytest.raises(SpecError, match="Drpout"):
+        Regularize({"bert": {"Drpout": {"p": 0.1}}})
+    with pytest.raises(ValueError, match="spec is None"):
+        Regularize(None)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_steps": 4}])
+def test_twice(tmp_path, options):
+    callback = Regularize(SPEC)
+    for pair in ((Regularize(SPEC), Regularize({"bert.pooler": RISING})), (callback, callback)):
+        model = bert()
+        with pytest.raises(RuntimeError, match="has a Regularize callback already"):
+            trainer(tmp_path, *pair, model=model, **options)
+    made = trainer(tmp_path, Regularize(SPEC), **options)
+    made.add_callback(Regularize({"bert.pooler": RISING}))
+    with pytest.raises(RuntimeError, match="has a Regularize callback already"):
+        made.train()
+    detach_all(made.model)
+
+
+def test_dataparallel_is_refused(tmp_path):
+    args = trainer(tmp_path).args
+    args._n_gpu = 2
+    with pytest.raises(RuntimeError, match="nn.DataParallel on 2 GPUs"):
+        Regularize(SPEC).on_init_end(args, None, None, model=bert())
+
+
+def test_a_checkpoint_of_another_spec(tmp_path, hook_count):
+    options = {"save_strategy": "steps", "save_steps": 3, "max_steps": 4}
+    trainer(tmp_path, Regularize(SPEC), **options).train()
+    checkpoint = str(tmp_path / "checkpoint-3")
+    other = {"bert.encoder.layer.*.output.dense": Dropout(p=0.2)}
+    made = trainer(tmp_path, Regularize(other), **options)
+    with pytest.raises(ValueError, match="state is of another spec"):
+        made.train(resume_from_checkpoint=checkpoint)
+    assert hook_count(made.model) == 0
+    callback = Regularize(other, strict=False)
+    trainer(tmp_path, callback, **options).train(resume_from_checkpoint=checkpoint)
+    assert callback.attached.sites[0].calls == 4
+
+
+def test_a_checkpoint_without_it(tmp_path):
+    options = {"save_strategy": "steps", "save_steps": 1, "max_steps": 4}
+    trainer(tmp_path, **options).train()
+    callback = Regularize(SPEC)
+    made = trainer(tmp_path, callback, **options)
+    with pytest.warns(HookWarning, match="the checkpoint has nothing of Regularize"):
+        made.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert callback.attached.sites[0].calls == 2
+    kept = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
+    assert kept["stateful_callbacks"]["Regularize"]["attributes"]["saved"]["epoch"] == 0.75
+
+
+def test_a_spec_with_code_in_it_resumes(tmp_path):
+    options = {"save_strategy": "steps", "save_steps": 1, "max_steps": 4}
+    spec = {"bert.pooler": Dropout(p=grow)}
+    trainer(tmp_path, Regularize(spec), **options).train()
+    callback = Regularize(spec)
+    made = trainer(tmp_path, callback, **options)
+    made.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert callback.attached.sites[0].calls == 4
+    made = trainer(
+        tmp_path, Regularize(spec), restore_callback_states_from_checkpoint=True, **options
+    )
+    with pytest.raises(ValueError, match="leave restore_callback_states_from_checkpoint=False"):
+        made.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    detach_all(made.model)
+
+
+def grow(t):
+    return 0.1 * t / 10
+
+
+@pytest.mark.parametrize("how", ["before", "by the Trainer"])
+def test_compiled_models(tmp_path, how):
+    callback, model, options = Regularize(SPEC), bert(), {}
+    if how == "before":
+        model.compile(backend="eager")
+    else:
+        options = {"torch_compile": True, "torch_compile_backend": "eager"}
+    trainer(tmp_path, callback, model=model, num_train_epochs=1, **options).train()
+    assert callback.attached.sites[0].active_calls >= STEPS - 1
+
+
+class SeedOfRank(TrainerCallback):
+    """What the page about the Trainer recommends."""
+
+    def on_train_begin(self, args, state, control, **given):
+        torch.manual_seed(args.seed + args.process_index)
+
+
+def fit_and_resume(folder):
+    """Runs in two processes: a training, and the rest of it from its first checkpoint."""
+    warnings.simplefilter("error", HookWarning)
+    for name, resume in (("whole", None), ("resumed", folder / "whole" / "checkpoint-1")):
+        callback, rates = Regularize(SPEC), Rates()
+        options = {"save_strategy": "steps", "save_steps": 1}
+        made = trainer(folder / name, callback, rates, SeedOfRank(), **options)
+        made.train(resume_from_checkpoint=resume and str(resume))
+        affected = [site["affected"] for site in callback.attached.state_dict()["sites"].values()]
+        result = {"rates": rates.seen, "weights": weights(made.model), "affected": affected}
+        torch.save(result, folder / f"{name}-{made.args.process_index}.pt")
+
+
+@pytest.mark.slow
+def test_two_processes(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import pathlib\n"
+        "from tests.integrations.test_transformers import fit_and_resume\n"
+        f"fit_and_resume(pathlib.Path({str(tmp_path)!r}))\n"
+    )
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *launch, script], env=environment, capture_output=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    found = {
+        name: [torch.load(tmp_path / f"{name}-{rank}.pt") for rank in (0, 1)]
+        for name in ("whole", "resumed")
+    }
+    for whole, resumed in zip(found["whole"], found["resumed"], strict=True):
+        assert list(whole["rates"]) == [0, 1, 2, 3]
+        assert resumed["rates"] == {step: whole["rates"][step] for step in (1, 2, 3)}
+        assert same(whole["weights"], resumed["weights"])
+    first, second = found["whole"]
+    assert first["rates"] == second["rates"]
+    assert first["affected"] != second["affected"]  # each draws its own masks
