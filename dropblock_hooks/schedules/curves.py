@@ -71,7 +71,8 @@ class _Ramp:
             return self
         if self.delay >= epochs:
             raise ValueError(f"delay={self.delay:g} leaves nothing of {epochs} epochs of training")
-        return replace(self, epochs=math.floor(epochs - self.delay) or 1)
+        rest = epochs - math.ceil(self.delay)  # whole numbers: epochs may be very many
+        return replace(self, epochs=rest or 1)
 
     def _way(self, share: float) -> float:
         """How far the value has come when this share of the time is over."""
