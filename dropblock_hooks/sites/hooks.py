@@ -236,4 +236,4 @@ def take_off(hook: object, module: nn.Module) -> None:
 
 def hooks_on(module: nn.Module) -> list[SiteHook]:
     """Our hooks on this very module, each once."""
-    return [hook for hook in dict.fromkeys(hooks_of(module)) if isinstance(hook, SiteHook)]
+    return list(dict.fromkeys(h for h in hooks_of(module) if isinstance(h, SiteHook)))
