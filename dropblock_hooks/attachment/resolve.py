@@ -20,6 +20,8 @@ from ..sites.hooks import hooks_on
 from ..spec.copying import Problems
 from ..spec.draft import Draft, Entry, SpecError
 
+_CURE = "from dropblock_hooks import detach_all; detach_all(model)"
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -200,7 +202,7 @@ def _twice_live(placements: list[Placement]) -> list[str]:
                 clashes[quote(p.entry.selector), p.regularizer.label].append(hook.site.key)
     return [
         f"{selector}: {label} is already on, as {listed(keys, 3)} of a live Attachment; call its "
-        "remove(), or detach_all(model), or allow it with Select(..., compose=True)"
+        f"remove(), or run `{_CURE}`, or allow it with Select(..., compose=True)"
         for (selector, label), keys in clashes.items()
     ]
 

@@ -16,7 +16,6 @@ from .problems import Caution
 
 Range = tuple[float, float]
 Size = tuple[int | tuple[int, int], ...]
-_ITEM = TextWrapper(WIDTH, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False)
 
 
 @dataclass(frozen=True)
@@ -85,13 +84,15 @@ class Plan(Table[PlanRow]):
         notes = [("problems", self.problems), ("warnings", self.warnings)]
         return [(heading, lines) for heading, lines in notes if lines]
 
-    def __str__(self) -> str:
-        parts = [super().__str__()]
+    def to_text(self, width: int = WIDTH) -> str:
+        """The table, and the lines below it, at most so many columns wide."""
+        item = TextWrapper(
+            width, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False
+        )
+        parts = [super().to_text(width)]
         for heading, lines in self._notes():
-            parts.append("\n".join([f"{heading}:", *(_ITEM.fill(line) for line in lines)]))
+            parts.append("\n".join([f"{heading}:", *(item.fill(line) for line in lines)]))
         return "\n\n".join(parts)
-
-    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         return "\n".join([super()._repr_html_(), *(html_list(*note) for note in self._notes())])
