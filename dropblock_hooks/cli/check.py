@@ -11,7 +11,7 @@ from ..tables import Forms, Table
 from .result import Commands, Result, all_problems
 
 
-def add(commands: Commands, shared: argparse.ArgumentParser) -> None:
+def add_check(commands: Commands, shared: argparse.ArgumentParser) -> None:
     command = commands.add_parser(
         "check",
         parents=[shared],

@@ -13,11 +13,15 @@ from ..quoting import quote
 from ..selectors.index import NoMatchError
 from ..spec.draft import SpecError
 from ..tables import UNLIMITED, WIDTH
-from . import check, layers, plan, preset, regularizers
+from .check import add_check
+from .layers import add_layers
 from .models import import_module
+from .plan import add_plan
+from .preset import add_preset
+from .regularizers import add_regularizers
 from .result import CommandError, Result, all_problems
 
-_COMMANDS = (layers, plan, check, regularizers, preset)
+_COMMANDS = (add_layers, add_plan, add_check, add_regularizers, add_preset)
 _NARROWEST = 80
 
 
@@ -94,6 +98,6 @@ def _parser(shared: argparse.ArgumentParser) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
-    for module in _COMMANDS:
-        module.add(commands, shared)
+    for add in _COMMANDS:
+        add(commands, shared)
     return parser

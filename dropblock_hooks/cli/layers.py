@@ -18,7 +18,7 @@ from .models import add_model, input_size, model_of, samples
 from .result import CommandError, Commands, Result, of_table
 
 
-def add(commands: Commands, shared: argparse.ArgumentParser) -> None:
+def add_layers(commands: Commands, shared: argparse.ArgumentParser) -> None:
     command = commands.add_parser(
         "layers",
         parents=[shared],

@@ -8,7 +8,7 @@ from .models import add_model, model_of, samples
 from .result import Commands, Result, count
 
 
-def add(commands: Commands, shared: argparse.ArgumentParser) -> None:
+def add_plan(commands: Commands, shared: argparse.ArgumentParser) -> None:
     command = commands.add_parser(
         "plan",
         parents=[shared],

@@ -55,7 +55,7 @@ _TYPES: dict[str, dict[str, Any]] = {
 }
 
 
-def add(commands: Commands, shared: argparse.ArgumentParser) -> None:
+def add_preset(commands: Commands, shared: argparse.ArgumentParser) -> None:
     command = commands.add_parser(
         "preset",
         help="write a placement from a paper as a spec file",

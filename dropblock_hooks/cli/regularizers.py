@@ -20,7 +20,7 @@ from .result import CommandError, Commands, Result, of_table
 _OR_SCHEDULE = " or a schedule"
 
 
-def add(commands: Commands, shared: argparse.ArgumentParser) -> None:
+def add_regularizers(commands: Commands, shared: argparse.ArgumentParser) -> None:
     command = commands.add_parser(
         "regularizers",
         parents=[shared],
@@ -125,7 +125,7 @@ def _type_text(hint: Any) -> str:
         text = str if origin is Literal else _type_text
         *others, last = dict.fromkeys(map(text, get_args(hint)))
         return f"{', '.join(others)} or {last}" if others else last
-    return _WORDS.get(origin) or getattr(origin, "__name__", str(origin))
+    return _WORDS.get(origin) or str(getattr(origin, "__name__", origin))
 
 
 @dataclass(frozen=True)
