@@ -1,5 +1,6 @@
 """Rows that print as a table of at most 100 columns, and convert to HTML, dicts and pandas."""
 
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +20,10 @@ _NARROWEST = 3
 
 @dataclass(frozen=True)
 class Forms:
-    """One cell in several lengths, the longest first: a table takes the longest that fits."""
+    """One cell in several lengths, the longest first: a table takes the longest that fits.
+
+    A column in which nothing stands any more is left out.
+    """
 
     texts: tuple[str, ...]
 
@@ -103,12 +107,14 @@ def _lines(section: Section[Row], width: int) -> list[str]:
     heads, cells = list(section.columns), _cells(section)
     deepest = max((len(c.texts) for row in cells for c in row if isinstance(c, Forms)), default=1)
     for level in range(deepest):
-        lines = [heads, *([_one_line(_form(cell, level)) for cell in row] for row in cells)]
+        texts = [[_one_line(_form(cell, level)) for cell in row] for row in cells]
+        kept = [any(column) for column in zip(*texts, strict=True)] or [True] * len(heads)
+        lines = [list(itertools.compress(line, kept)) for line in (heads, *texts)]
         natural = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        widths = fit(natural, list(map(len, heads)), width)
+        widths = fit(natural, list(map(len, lines[0])), width)
         if widths == natural:
             break
-    if len(widths) < len(heads):  # not even the headings of all have room
+    if len(widths) < len(natural):  # not even the headings of all have room
         lines = [[*line[: len(widths) - 1], "…"] for line in lines]
     columns = zip(zip(*lines, strict=True), widths, strict=True)
     narrow = [[text.ljust(n) for text in apart(c, n)] for c, n in columns]

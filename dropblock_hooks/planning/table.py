@@ -10,7 +10,7 @@ from ..attachment.report import block_cell, is_clipped
 from ..attachment.resolve import Placement
 from ..schedules import span_of
 from ..selectors.wrappers import bare_type
-from ..tables import WIDTH, Table, html_list, named, ranged, shown
+from ..tables import WIDTH, Forms, Table, html_list, named, ranged, shown
 from .probe import SiteMet
 from .problems import Caution
 
@@ -100,11 +100,11 @@ class Plan(Table[PlanRow]):
 
 _COLUMNS: dict[str, Any] = {
     "site": lambda row: named(row.site, row.aliases),
-    "type": lambda row: row.type,
+    "type": lambda row: Forms((row.type, row.type, "")),
     "shape": lambda row: row.shape,
     "layout": lambda row: row.layout,
     "calls": lambda row: row.calls,
-    "block": block_cell,
+    "block": lambda row: Forms((block_cell(row), shown(row.block_size))),
     "rate": lambda row: ranged(row.rate),
     "expected": lambda row: ranged(row.expected_share),
 }
