@@ -1,10 +1,11 @@
 """``dropblock-hooks plan MODEL SPEC``."""
 
 import argparse
+import sys
 
 from ..planning.plan import plan
 from ..tables import counted
-from .models import add_model, model_of, samples
+from .models import add_model, input_size, model_of, samples
 from .result import Commands, Result, count
 
 
@@ -32,6 +33,9 @@ def add_plan(commands: Commands, shared: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> Result:
     model = model_of(options.model)
     planned = plan(model, options.spec, samples(model, options), epochs=options.epochs)
+    if not options.input_size and any(c.kind == "no_pass" for c in planned.cautions):
+        size = input_size(model, options)
+        print(f"planned without shapes: tried samples of {size}, see --input-size", file=sys.stderr)
     if options.wide:
         more = {"regularizer": lambda row: row.regularizer, "selector": lambda row: row.selector}
         planned.columns = {**planned.columns, **more}

@@ -9,6 +9,7 @@ import pytest
 import dropblock_hooks
 from dropblock_hooks import Spec, presets
 from dropblock_hooks.cli import main
+from dropblock_hooks.cli.models import model_of
 
 pytest.importorskip("timm", reason="models come from timm")
 
@@ -70,6 +71,11 @@ def test_layers_lists_parameters(capsys):
         ["fc.weight", "1000x512", "512000", "yes"],
         ["fc.bias", "1000", "1000", "yes"],
     ]
+
+
+def test_models_take_no_memory():
+    for name in ("resnet18", "torchvision:resnet18"):
+        assert all(parameter.is_meta for parameter in model_of(name).parameters())
 
 
 def test_models_by_library(capsys):
