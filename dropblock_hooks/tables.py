@@ -1,5 +1,7 @@
 """Rows that print as a table of at most 100 columns, and convert to HTML, dicts and pandas."""
 
+import itertools
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
@@ -9,6 +11,8 @@ Row = TypeVar("Row")
 Columns = dict[str, Callable[[Row], Any]]
 WIDTH = 100
 """How wide what is printed may be, in characters."""
+UNLIMITED = sys.maxsize
+"""A width at which nothing is shortened."""
 _GAP = 2
 _NARROW = 8  # a column is not made narrower than this as long as another one can be
 _NARROWEST = 3
@@ -16,7 +20,10 @@ _NARROWEST = 3
 
 @dataclass(frozen=True)
 class Forms:
-    """One cell in several lengths, the longest first: a table takes the longest that fits."""
+    """One cell in several lengths, the longest first: a table takes the longest that fits.
+
+    A column in which nothing stands any more is left out.
+    """
 
     texts: tuple[str, ...]
 
@@ -36,8 +43,8 @@ class Section(Generic[Row]):
 class Table(Sequence[Row], Generic[Row]):
     """A sequence of dataclass rows with a heading.
 
-    As text it is at most 100 columns wide: what is longer is shortened in its middle. The rows,
-    `to_dict`, `to_pandas` and the HTML of notebooks hold everything whole.
+    As text it is at most 100 columns wide, or as `to_text` is told: what is longer is shortened in
+    its middle. The rows, `to_dict`, `to_pandas` and the HTML of notebooks hold everything whole.
 
     Args:
         rows: the rows.
@@ -74,10 +81,14 @@ class Table(Sequence[Row], Generic[Row]):
         """The rows as they are printed, under one line of headings or several."""
         return [Section(self.rows, self.columns)]
 
-    def __str__(self) -> str:
-        parts = ["\n".join(_lines(section)) for section in self.sections()]
-        title = [elide(_one_line(self.title))] if self.title else []
+    def to_text(self, width: int = WIDTH) -> str:
+        """The table as text of at most so many columns; `UNLIMITED` shortens nothing."""
+        parts = ["\n".join(_lines(section, width)) for section in self.sections()]
+        title = [elide(_one_line(self.title), width)] if self.title else []
         return "\n".join([*title, "\n\n".join(parts)])
+
+    def __str__(self) -> str:
+        return self.to_text()
 
     __repr__ = __str__
 
@@ -91,23 +102,25 @@ def _cells(section: Section[Row]) -> list[list[Any]]:
     return [[find(row) for find in section.columns.values()] for row in section.rows]
 
 
-def _lines(section: Section[Row]) -> list[str]:
+def _lines(section: Section[Row], width: int) -> list[str]:
     """Headings, a rule and the rows, with the longest form of the cells that fits."""
     heads, cells = list(section.columns), _cells(section)
     deepest = max((len(c.texts) for row in cells for c in row if isinstance(c, Forms)), default=1)
     for level in range(deepest):
-        lines = [heads, *([_one_line(_form(cell, level)) for cell in row] for row in cells)]
+        texts = [[_one_line(_form(cell, level)) for cell in row] for row in cells]
+        kept = [any(column) for column in zip(*texts, strict=True)] or [True] * len(heads)
+        lines = [list(itertools.compress(line, kept)) for line in (heads, *texts)]
         natural = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        widths = fit(natural, list(map(len, heads)))
+        widths = fit(natural, list(map(len, lines[0])), width)
         if widths == natural:
             break
-    if len(widths) < len(heads):  # not even the headings of all have room
+    if len(widths) < len(natural):  # not even the headings of all have room
         lines = [[*line[: len(widths) - 1], "…"] for line in lines]
     columns = zip(zip(*lines, strict=True), widths, strict=True)
-    narrow = [[text.ljust(width) for text in apart(c, width)] for c, width in columns]
+    narrow = [[text.ljust(n) for text in apart(c, n)] for c, n in columns]
     text = ["  ".join(line).rstrip() for line in zip(*narrow, strict=True)]
-    rule = "  ".join("-" * width for width in widths)
-    note = [elide(section.note)] if section.note else []
+    rule = "  ".join("-" * n for n in widths)
+    note = [elide(section.note, width)] if section.note else []
     return [*note, text[0], rule, *text[1:]]
 
 

@@ -28,7 +28,7 @@ from dropblock_hooks import (
     layers,
     plan,
 )
-from dropblock_hooks.tables import WIDTH, Forms, Table, elide, fit
+from dropblock_hooks.tables import UNLIMITED, WIDTH, Forms, Table, elide, fit
 
 
 def too_wide(text):
@@ -168,6 +168,21 @@ def test_a_cell_has_its_longest_form_that_fits():
     columns = {"a": lambda row: Forms(("x" * 90, "y" * 50, "z")), "b": lambda row: row.values[0]}
     for length, letter in ((8, "x"), (9, "y"), (48, "y"), (49, "z"), (200, "z")):
         assert letter in str(Table([Wide(("b" * length,))], columns)).splitlines()[2]
+
+
+def test_a_column_in_which_nothing_stands_is_left_out():
+    columns = {"a": lambda row: row.values[0], "b": lambda row: Forms(("b" * 9, ""))}
+    table = Table([Wide(("x" * 30,))], columns)
+    assert table.to_text(41).splitlines()[0].split() == ["a", "b"]
+    assert table.to_text(40).splitlines() == ["a", "-" * 30, "x" * 30]
+    assert "bbb" in table._repr_html_()
+
+
+def test_any_width():
+    table = Table([Wide(("l" * 300,))], {"a": lambda row: row.values[0]}, "t" * 300)
+    for width in (40, 80, 200):
+        assert max(map(len, table.to_text(width).splitlines())) == width
+    assert table.to_text(UNLIMITED).splitlines() == ["t" * 300, "a", "-" * 300, "l" * 300]
 
 
 def test_shortened_in_the_middle():

@@ -23,6 +23,8 @@ from ..spec.draft import Draft, Entry, SpecError
 from .own_rates import own_rates
 from .placement import Placement
 
+CURE = "from dropblock_hooks import detach_all; detach_all(model)"
+
 
 def place(
     model: nn.Module, draft: Draft, epochs: int | None = None
@@ -93,12 +95,17 @@ def _timed(placements: list[Placement], epochs: int | None) -> list[Placement]:
 def without_epochs(placements: list[Placement]) -> list[str]:
     """The entries with schedules that wait to be told how long the training is."""
     found = {
-        f"{quote(p.entry.selector)}: {quote(rate)}: {UNSAID}": None
+        f"{quote(p.entry.selector)}: {quote(_as_written(p).rates[name])}: {UNSAID}": None
         for p in placements
-        for rate in p.regularizer.rates.values()
+        for name, rate in p.regularizer.rates.items()
         if length_of(rate) is None
     }
     return list(found)
+
+
+def _as_written(p: Placement) -> Regularizer:
+    """The regularizer of the entry, before its rates were spread over layers."""
+    return (p.entry.regularizers or (p.regularizer,))[p.position[1]]
 
 
 def _too_long(placements: list[Placement], epochs: int | None) -> list[str]:
@@ -107,7 +114,7 @@ def _too_long(placements: list[Placement], epochs: int | None) -> list[str]:
         f"{quote(p.entry.selector)}: {quote(rate)} takes {length:g} epochs, and the training has "
         f"{epochs}: it does not come to its end": None
         for p in placements
-        for rate in p.regularizer.rates.values()
+        for rate in _as_written(p).rates.values()
         if epochs is not None and (length := length_of(rate) or 0.0) > epochs
     }
     return list(found)
@@ -195,7 +202,7 @@ def _twice_live(placements: list[Placement]) -> list[str]:
                 clashes[quote(p.entry.selector), p.regularizer.label].append(hook.site.key)
     return [
         f"{selector}: {label} is already on, as {listed(keys, 3)} of a live Attachment; call its "
-        "remove(), or detach_all(model), or allow it with Select(..., compose=True)"
+        f"remove(), or run `{CURE}`, or allow it with Select(..., compose=True)"
         for (selector, label), keys in clashes.items()
     ]
 

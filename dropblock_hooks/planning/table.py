@@ -10,13 +10,12 @@ from ..attachment.placement import Placement
 from ..attachment.report import block_cell, is_clipped
 from ..schedules import span_of
 from ..selectors.wrappers import bare_type
-from ..tables import WIDTH, Table, html_list, named, ranged, shown
+from ..tables import WIDTH, Forms, Table, html_list, named, ranged, shown
 from .probe import SiteMet
 from .problems import Caution
 
 Range = tuple[float, float]
 Size = tuple[int | tuple[int, int], ...]
-_ITEM = TextWrapper(WIDTH, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False)
 
 
 @dataclass(frozen=True)
@@ -85,13 +84,15 @@ class Plan(Table[PlanRow]):
         notes = [("problems", self.problems), ("warnings", self.warnings)]
         return [(heading, lines) for heading, lines in notes if lines]
 
-    def __str__(self) -> str:
-        parts = [super().__str__()]
+    def to_text(self, width: int = WIDTH) -> str:
+        """The table, and the lines below it, at most so many columns wide."""
+        item = TextWrapper(
+            width, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False
+        )
+        parts = [super().to_text(width)]
         for heading, lines in self._notes():
-            parts.append("\n".join([f"{heading}:", *(_ITEM.fill(line) for line in lines)]))
+            parts.append("\n".join([f"{heading}:", *(item.fill(line) for line in lines)]))
         return "\n\n".join(parts)
-
-    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         return "\n".join([super()._repr_html_(), *(html_list(*note) for note in self._notes())])
@@ -99,11 +100,11 @@ class Plan(Table[PlanRow]):
 
 _COLUMNS: dict[str, Any] = {
     "site": lambda row: named(row.site, row.aliases),
-    "type": lambda row: row.type,
+    "type": lambda row: Forms((row.type, row.type, "")),
     "shape": lambda row: row.shape,
     "layout": lambda row: row.layout,
     "calls": lambda row: row.calls,
-    "block": block_cell,
+    "block": lambda row: Forms((block_cell(row), shown(row.block_size))),
     "rate": lambda row: ranged(row.rate),
     "expected": lambda row: ranged(row.expected_share),
 }

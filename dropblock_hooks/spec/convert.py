@@ -45,6 +45,11 @@ def regularizer_from(value: Any, path: Path = ()) -> Regularizer:
     return _build(Regularizer, value, path)
 
 
+def schedule_from(value: Any, path: Path = ()) -> Schedule:
+    """A schedule from plain data, as it stands in a file."""
+    return _build(Schedule, value, path)
+
+
 def _build(base: type[_T], value: Any, path: Path) -> _T:
     """An object of a registered class, from ``{Name: fields}`` or the text of a call."""
     kind = base.__name__.lower()

@@ -1,14 +1,12 @@
-"""layers(model), and the command."""
+"""layers(model)."""
 
 import subprocess
 import sys
 
-import pytest
 import torch
 from torch import nn
 
 from dropblock_hooks import Dropout, attach, layers
-from dropblock_hooks.cli import main
 
 
 def test_layers(net):
@@ -50,67 +48,6 @@ def test_layers_of_odd_models():
     assert (rows["unused"].calls, rows["unused"].shape) == (0, None)
     assert layers(Odd(), (torch.ones(2), 3))[0].calls == 1
     assert layers(nn.Sequential(nn.Flatten()), torch.ones(2, 2))[0].shape == (2, 2)
-
-
-def run(capsys, *arguments):
-    code = main(arguments)
-    return code, *capsys.readouterr()
-
-
-@pytest.fixture
-def _models():
-    pytest.importorskip("timm", reason="models come from timm")
-
-
-@pytest.mark.usefixtures("_models")
-def test_the_command(capsys):
-    code, out, _ = run(capsys, "layers", "resnet18")
-    assert code == 0
-    lines = out.splitlines()
-    assert lines[0].split() == ["name", "type", "output", "calls", "parameters"]
-    assert any(
-        line.split() == ["layer4.1.conv2", "Conv2d", "1x512x7x7", "1", "2359296"] for line in lines
-    )
-    code, out, _ = run(capsys, "layers", "resnet18", "layer4.*", "--input-size", "3", "64", "64")
-    assert [line.split()[0] for line in out.splitlines()[2:]] == ["layer4.0", "layer4.1"]
-    assert "1x512x2x2" in out
-    code, out, _ = run(capsys, "layers", "vgg11", "type:Linear")
-    assert code == 0
-    code, out, _ = run(capsys, "layers", "shufflenet_v2_x0_5", "fc")
-    assert (code, "1x1000" in out) == (0, True)
-
-
-@pytest.mark.usefixtures("_models")
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["resnet81"], "unknown model 'resnet81' (closest: "),
-        (["resnet18", "layr4"], "layer4"),
-        (["resnet18", "--input-size", "5", "64", "64"], "can't run on inputs of shape (5, 64, 64)"),
-        (["resnet18", "--input-size", "0"], ">= 1"),
-    ],
-)
-def test_the_command_says_what_is_wrong(capsys, arguments, text):
-    code, out, err = run(capsys, "layers", *arguments)
-    assert (code, out) == (2, "")
-    assert text in err
-    assert len(err.splitlines()) == 1
-
-
-def test_help():
-    with pytest.raises(SystemExit) as stopped:
-        main(["--help"])
-    assert stopped.value.code == 0
-    with pytest.raises(SystemExit) as stopped:
-        main([])
-    assert stopped.value.code == 2
-
-
-def test_without_timm(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "timm", None)
-    code, _, err = run(capsys, "layers", "resnet18")
-    assert code == 2
-    assert "dropblock-hooks[timm]" in err
 
 
 def test_the_core_imports_neither_timm_nor_torchvision_nor_dynamo():

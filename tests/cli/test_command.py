@@ -1,0 +1,330 @@
+"""The command: what it prints, as text and JSON, and how it fails."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import dropblock_hooks
+from dropblock_hooks import Spec, presets
+from dropblock_hooks.cli import main
+from dropblock_hooks.cli.models import model_of
+
+pytest.importorskip("timm", reason="models come from timm")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+def run(capsys, *arguments):
+    code = main(arguments)
+    return code, *capsys.readouterr()
+
+
+def data_of(capsys, *arguments):
+    code, out, err = run(capsys, *arguments, "--json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def wrong_usage(capsys, *arguments):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
+
+
+def write(text, name="spec.yaml"):
+    with open(name, "w") as file:
+        file.write(text)
+    return name
+
+
+def test_layers(capsys):
+    code, out, _ = run(capsys, "layers", "resnet18")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0].split() == ["name", "type", "output", "calls", "parameters"]
+    assert any(
+        line.split() == ["layer4.1.conv2", "Conv2d", "1x512x7x7", "1", "2359296"] for line in lines
+    )
+    code, out, _ = run(capsys, "layers", "resnet18", "layer4.*", "--input-size", "3", "64", "64")
+    assert [line.split()[0] for line in out.splitlines()[2:]] == ["layer4.0", "layer4.1"]
+    assert "1x512x2x2" in out
+    code, out, _ = run(capsys, "layers", "vgg11", "type:Linear")
+    assert code == 0
+    code, out, _ = run(capsys, "layers", "shufflenet_v2_x0_5", "fc")  # torchvision's
+    assert (code, "1x1000" in out) == (0, True)
+
+
+def test_layers_lists_parameters(capsys):
+    code, out, _ = run(capsys, "layers", "resnet18", "param:fc.*")
+    assert code == 0
+    rows = [line.split() for line in out.splitlines()]
+    assert rows[0] == ["parameter", "shape", "elements", "trainable"]
+    assert rows[2:] == [
+        ["fc.weight", "1000x512", "512000", "yes"],
+        ["fc.bias", "1000", "1000", "yes"],
+    ]
+
+
+def test_models_take_no_memory():
+    for name in ("resnet18", "torchvision:resnet18"):
+        assert all(parameter.is_meta for parameter in model_of(name).parameters())
+
+
+def test_models_by_library(capsys):
+    sizes = {
+        name: data_of(capsys, "layers", name, ".")[0]["type"]
+        for name in ("timm:vgg11", "torchvision:vgg11", "vgg11")
+    }
+    assert sizes == {"timm:vgg11": "VGG", "torchvision:vgg11": "VGG", "vgg11": "VGG"}
+    ours = data_of(capsys, "layers", "timm:vgg11")
+    assert [row["name"] for row in data_of(capsys, "layers", "vgg11")] == [r["name"] for r in ours]
+    theirs = data_of(capsys, "layers", "torchvision:vgg11")
+    assert {"classifier.0"} <= {r["name"] for r in theirs} - {r["name"] for r in ours}
+    code, _, err = run(capsys, "layers", "torchvision:convnext_pico")  # which only timm has
+    assert (code, "unknown model" in err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["layers", "resnet81"], "unknown model 'resnet81' (closest: "),
+        (["layers", "timm:resnet81"], "unknown model 'resnet81' (closest: "),
+        (["layers", "resnet18", "layr4"], "layer4"),
+        (["layers", "resnet18", "param:fc.wieght"], "fc.weight"),
+        (["layers", "resnet18", "--input-size", "5", "9", "9"], "can't run on inputs of shape (5,"),
+        (["layers", "no_such_module:make"], "can't import 'no_such_module': ModuleNotFoundError"),
+        (["layers", "collections:Ordered"], "no 'Ordered' (closest: OrderedDict"),
+        (["layers", "sys:maxsize"], "sys:maxsize must be a function or a class, got "),
+        (["layers", "collections:OrderedDict"], "must make a torch.nn.Module, got OrderedDict"),
+        (["layers", "torch.nn:Linear"], "making torch.nn:Linear raised TypeError: "),
+        (["--import", "no_such_module", "regularizers"], "can't import 'no_such_module'"),
+        (["regularizers", "DropBlok2d"], "'DropBlok2d' (closest: DropBlock2d"),
+        (["preset", "drop_path", "resnet18"], "no layer drop_path"),
+        (["preset", "drop_block_resnet", "vgg11"], "has no such layer"),
+        (
+            ["preset", "by_stage", "torchvision:resnet18", "--regularizer", "Dropout"],
+            "feature_info",
+        ),
+        (["preset", "drop_block_resnet", "resnet18", "--option", "siez=3"], "siez"),
+        (["preset", "drop_block_resnet", "resnet18", "--p", "1.5"], "p must be in [0, 1]"),
+    ],
+)
+def test_what_fails_is_one_line_and_exit_code_1(capsys, arguments, text):
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (1, "")
+    assert err.startswith("dropblock-hooks: ")
+    assert text in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "COMMAND"),
+        (["layrs", "resnet18"], "layrs"),
+        (["layers"], "MODEL"),
+        (["layers", "resnet18", "--input-size", "0"], "must be an integer >= 1, got '0'"),
+        (["plan", "resnet18"], "SPEC"),
+        (["plan", "resnet18", "spec.yaml", "--epochs", "no"], "must be an integer >= 1, got 'no'"),
+        (["preset", "by_stage", "resnet18"], "--regularizer"),
+        (["preset", "by_stage", "resnet18", "--regularizer", "Dropot()"], "closest: Dropout"),
+        (["preset", "drop_path", "vit_tiny_patch16_224", "--p", "a lot"], "--p"),
+        (["preset", "drop_block_resnet", "resnet18", "--option", "layout"], "must be NAME=VALUE"),
+        (["layers", "resnet18", "--import"], "--import"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(capsys, arguments, text):
+    assert text in wrong_usage(capsys, *arguments)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["layers", "--help"]])
+def test_help_and_version(capsys, arguments):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 0
+    out = capsys.readouterr().out
+    assert ("usage" in out) or out == f"dropblock-hooks {dropblock_hooks.__version__}\n"
+
+
+def test_without_timm(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    code, _, err = run(capsys, "layers", "resnet18")
+    assert code == 1
+    assert "dropblock-hooks[timm]" in err
+
+
+SPEC = """
+layer4.*:
+  DropBlock2d: {p: {LinearSchedule: {start: 0.0, stop: 0.1}}, block_size: 7}
+"param:fc.*": ClipGradNorm(max_norm=1.0)
+"""
+
+
+def test_plan(capsys):
+    write(SPEC)
+    code, out, err = run(capsys, "plan", "resnet18", "spec.yaml", "--epochs", "10")
+    assert (code, err) == (0, "")
+    assert "layer4.0/DropBlock2d" in out
+    assert "warnings" not in out
+    data = data_of(capsys, "plan", "resnet18", "spec.yaml")
+    assert [site["site"] for site in data["sites"]][:1] == ["layer4.0/DropBlock2d"]
+    assert data["problems"] == []
+    assert "does not say its epochs" in data["warnings"][0]
+
+
+def test_plan_tells_what_is_wrong(capsys):
+    write("fc: DropBlock2d(p=0.1)")
+    code, out, err = run(capsys, "plan", "resnet18", "spec.yaml")
+    assert (code, err) == (1, "dropblock-hooks: 1 problem\n")
+    assert "DropBlock2d can't work on fc" in out
+    code, out, _ = run(capsys, "--json", "plan", "resnet18", "spec.yaml")
+    assert code == 1
+    assert "DropBlock2d can't work on fc" in json.loads(out)["problems"][0]
+    write("layr4: Dropout\nlayr3: Dropout")
+    code, out, err = run(capsys, "plan", "resnet18", "spec.yaml")
+    assert (code, out) == (1, "")
+    assert err.splitlines()[0] == "dropblock-hooks: 2 problems in the spec in spec.yaml:"
+    assert [line.split(":")[0] for line in err.splitlines()[1:]] == ["  - 'layr4'", "  - 'layr3'"]
+
+
+def test_check(capsys):
+    write(SPEC + "layer4.1: null\n")
+    code, out, err = run(capsys, "check", "spec.yaml")
+    assert (code, err) == (0, "")
+    rows = [line.split("  ") for line in out.splitlines()]
+    assert [row[0].strip() for row in rows[2:]] == ["layer4.*", "param:fc.*", "layer4.1"]
+    assert "clears earlier entries" in out
+    data = data_of(capsys, "check", "spec.yaml")
+    assert data["problems"] == []
+    assert [entry["acts_on"] for entry in data["entries"]] == ["activation", "gradient", None]
+
+
+def test_check_shows_all_faults(capsys):
+    write("".join(f"layer{i}: Dropout(p={i})\n" for i in range(2, 16)))
+    code, out, err = run(capsys, "check", "spec.yaml")
+    assert (code, out) == (1, "")
+    lines = err.splitlines()
+    assert lines[0] == "dropblock-hooks: 14 problems in the spec in spec.yaml:"
+    assert len(lines) == 15
+    assert all("p must be in [0, 1]" in line for line in lines[1:])
+    code, out, _ = run(capsys, "check", "spec.yaml", "--json")
+    assert (code, len(json.loads(out)["problems"])) == (1, 14)
+    code, out, err = run(capsys, "check", "no.yaml")
+    assert (code, out) == (1, "")
+    assert "there is no file 'no.yaml'" in err
+
+
+def test_regularizers(capsys):
+    code, out, _ = run(capsys, "regularizers")
+    assert code == 0
+    rows = data_of(capsys, "regularizers")
+    assert {row["name"] for row in rows} == set(dropblock_hooks.registry.registered(object))
+    by_name = {row["name"]: row for row in rows}
+    block = by_name["DropBlock1d"]  # whose paper and meanings stand at its functions
+    assert (block["acts_on"], block["paper"]) == ("activation", "Ghiasi, Lin and Le, 2018")
+    assert "https://arxiv.org/abs/1810.12890" in block["reference"]
+    p = {"name": "p", "takes": "in [0, 1] or a schedule", "default": "0.1"}
+    assert block["fields"][0].items() >= p.items()
+    assert all(field["meaning"] for field in block["fields"])
+    assert by_name["ClipGradNorm"]["fields"][0]["default"] is None
+    cited = {name for name, row in by_name.items() if row["paper"]}
+    assert {"ScaleGrad", "WindowSchedule", "ByDepth", "StochasticDepth", "Disout"} <= cited
+    for row in rows:
+        if row["name"] in dropblock_hooks.__all__:
+            assert row["name"] in out
+            _, full, _ = run(capsys, "regularizers", row["name"])
+            assert max(map(len, full.splitlines())) <= 100
+            assert all(f"  {field['name']}: {field['takes']}" in full for field in row["fields"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "spec"),
+    [
+        (["drop_block_resnet", "resnet18"], lambda m: presets.drop_block_resnet(m)),
+        (
+            [
+                "drop_block_resnet",
+                "resnet18",
+                "--p",
+                "LinearSchedule(0,.2,epochs=9)",
+                "--block-size",
+                "3",
+                "--option",
+                "layout=NCHW",
+            ],
+            lambda m: presets.drop_block_resnet(
+                m, dropblock_hooks.LinearSchedule(0, 0.2, epochs=9), 3, layout="NCHW"
+            ),
+        ),
+        (
+            ["by_stage", "resnet18", "--regularizer", "Dropout2d(p=0.2)", "--stages", "-1", "-3"],
+            lambda m: presets.by_stage(dropblock_hooks.Dropout2d(0.2), (-1, -3)),
+        ),
+        (
+            ["stochastic_depth", "resnet18", "--p", "0.2", "--input-size", "3", "64", "64"],
+            lambda m: presets.stochastic_depth(m, 0.2),
+        ),
+        (["drop_path", "vit_tiny_patch16_224"], lambda m: presets.drop_path(m)),
+    ],
+)
+def test_presets_are_written_as_files(capsys, arguments, spec):
+    import timm
+
+    expected = spec(timm.create_model(arguments[1]))
+    code, out, err = run(capsys, "preset", *arguments)
+    assert (code, err) == (0, "")
+    assert Spec.from_yaml(out) == expected
+    _, out, _ = run(capsys, "preset", *arguments, "--json")
+    assert Spec.from_json(out) == expected
+    write(run(capsys, "preset", *arguments)[1])
+    assert run(capsys, "plan", arguments[1], "spec.yaml")[0] == 0
+
+
+TABLES = [
+    ("layers", "resnet18"),
+    ("layers", "resnet18", "param:**"),
+    ("plan", "resnet18", "spec.yaml"),
+    ("check", "spec.yaml"),
+    ("regularizers",),
+    ("regularizers", "DropBlock2d"),
+]
+
+
+@pytest.mark.parametrize("arguments", TABLES, ids=" ".join)
+@pytest.mark.parametrize(("columns", "most"), [(40, 80), (90, 90), (300, 100)])
+def test_tables_are_as_wide_as_the_terminal_within_bounds(
+    capsys, monkeypatch, arguments, columns, most
+):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    long = "ByDepth(start=LinearSchedule(0.0, 0.1), stop=CosineSchedule(0.0, 0.25, delay=2.5))"
+    write(f"{SPEC}layer3.*: DropBlock2d(p={long}, block_size=9, calibration='paper')")
+    code, out, _ = run(capsys, *arguments)
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= most
+    assert "\033" not in out
+    if arguments[0] in ("plan", "check"):
+        code, out, _ = run(capsys, *arguments, "--wide")
+        assert "CosineSchedule(start=0.0, stop=0.25, delay=2.5)" in out
+        assert "…" not in out
+
+
+def test_the_reader_may_stop_early():
+    done = subprocess.run(
+        f"{sys.executable} -c 'from dropblock_hooks.cli import main; import sys; sys.exit(main())'"
+        " layers resnet50 --json | head -1; echo ${PIPESTATUS[0]}",
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == ["[", "0"]
+    assert done.stderr == ""
