@@ -78,7 +78,7 @@ class Regularize(_Callback):  # type: ignore[misc]
         self.log_every_n_steps, self.epochs = log_every_n_steps, checked_epochs(epochs)
         self.fractions, self.rng_state = fractions, rng_state
         self.attached: Attachment | None = None
-        self._fitting = self._within_epoch = False
+        self._fitting = self._within_epoch = self._trained = False
         self._loaded: Mapping[str, Any] | None = None
         self._counts: Mapping[str, Any] | None = None
         self._random_on: torch.device | None = None
@@ -93,7 +93,8 @@ class Regularize(_Callback):  # type: ignore[misc]
         """Attach, where the model is there already."""
         if stage != "fit":
             return
-        self.attached, self._loaded, self._fitting, self._within_epoch = None, None, True, False
+        self.attached = self._loaded = None
+        self._fitting, self._within_epoch, self._trained = True, False, False
         alone = self.rng_state and trainer.world_size == 1
         self._random_on = trainer.strategy.root_device if alone else None
         self._attach(trainer, pl_module, "setup")
@@ -131,7 +132,7 @@ class Regularize(_Callback):  # type: ignore[misc]
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
         """Move the schedules."""
-        self._within_epoch = True
+        self._within_epoch = self._trained = True
         self._step(trainer, batch_idx)
 
     def on_train_batch_end(
@@ -148,8 +149,10 @@ class Regularize(_Callback):  # type: ignore[misc]
         attached = self._on()
         self._log(trainer, pl_module, on_step=False)
         told = attached._control.told  # with what the attachment has warned of by itself
-        found = [each for each in attached.verify() if (each.key, each.kind) not in told]
+        found = attached.verify() if self._trained else []  # else it was resumed at this end
+        found = [each for each in found if (each.key, each.kind) not in told]
         told.update((each.key, each.kind) for each in found)
+        self._trained = False
         for each in found:
             warn(str(each))
 

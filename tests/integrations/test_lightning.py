@@ -2,12 +2,15 @@
 
 import contextlib
 import copy
+import csv
 import importlib
+import json
 import warnings
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from dropblock_hooks import (
     ClampGrad,
@@ -33,6 +36,7 @@ pytestmark = [
         "`isinstance.treespec, LeafSpec.` is deprecated",
         "Checkpoint directory .* exists",
         "You defined a `validation_step` but have no `val_dataloader`",
+        "The dirpath has changed from",
     )
 ]
 
@@ -66,12 +70,18 @@ class Batches:
         return {"order": self.order, "at": self.at}
 
     def load_state_dict(self, state):
-        self.order, self.at, self.loaded = state["order"], state["at"], True
+        self.order, self.at = state["order"], state["at"]
+        self.loaded = self.at < len(self)  # else the next epoch has its own order
+
+
+def in_order():
+    """The same batches, always in one order."""
+    return DataLoader(Batches().data, batch_size=None)
 
 
 def layers():
     return nn.Sequential(
-        nn.Conv2d(2, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 1)
+        nn.Conv2d(2, 5, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 1)
     )
 
 
@@ -84,6 +94,7 @@ class Steps:
     def validation_step(self, batch, batch_idx):
         self.seen = getattr(self, "seen", [])
         self.seen.append(self.model(batch))
+        return self.seen[-1]
 
     test_step = predict_step = validation_step
 
@@ -148,7 +159,7 @@ KEY = "model.1/DropBlock2d"
 
 
 def fitted(pl, spec, *callbacks, data=None, net=None, ckpt_path=None, options=None, **arguments):
-    callback, net = Regularize(spec, **arguments), net or module(pl)
+    callback, net = Regularize(spec, **arguments), module(pl) if net is None else net
     runner = trainer(pl, callback, *callbacks, **(options or {}))
     runner.fit(net, data or Batches(), ckpt_path=ckpt_path)
     return callback, net, runner
@@ -199,13 +210,12 @@ def test_layers_that_are_made_late(pl, mixin):
 
 
 def test_batches_without_a_number(pl):
-    class Endless(torch.utils.data.IterableDataset):
+    class Endless:
         def __iter__(self):
             yield from Batches().data
 
     notes = rates_seen(pl)
-    loader = torch.utils.data.DataLoader(Endless(), batch_size=None)
-    fitted(pl, drop(), notes, data=loader)
+    fitted(pl, drop(), notes, data=Endless())
     assert ps(notes) == pytest.approx([0.0] * 4 + [0.4] * 4)
 
 
@@ -289,7 +299,9 @@ def test_no_random_state_if_not_wanted(pl, tmp_path):
 
 
 def checkpoint(path):
-    (state,) = torch.load(path, weights_only=True)["callbacks"].values()
+    """The callback's part of a checkpoint, which has no objects but tensors."""
+    states = torch.load(path, weights_only=True)["callbacks"]
+    (state,) = (state for key, state in states.items() if key.startswith("Regularize"))
     return state
 
 
@@ -299,15 +311,14 @@ def test_evaluation_is_that_of_the_model(pl, tmp_path):
         expected = [net.model(batch) for batch in Batches().data]
     for stage in ("validate", "test", "predict"):
         callback = Regularize(drop(0.5))
-        data = list(Batches().data)
         net.seen = []
         getattr(trainer(pl, callback), stage)(
-            net, data, **({"verbose": False} if stage != "predict" else {})
+            net, in_order(), **({"verbose": False} if stage != "predict" else {})
         )
         assert callback.attached is None
         assert all(map(torch.equal, net.seen, expected))
     callback, net, runner = fitted(pl, drop(0.2))
-    runner.validate(net, list(Batches().data), ckpt_path=path, verbose=False, weights_only=True)
+    runner.validate(net, in_order(), ckpt_path=path, verbose=False, weights_only=True)
     assert callback.attached[KEY].calls == 8  # the report remains that of the training
 
 
@@ -321,7 +332,7 @@ def test_the_validation_before_the_training_counts_nowhere(pl):
 
     callback, net = Regularize(spec), module(pl)
     runner = trainer(pl, callback, Look(), limit_val_batches=2)
-    runner.fit(net, Batches(), list(Batches().data))
+    runner.fit(net, Batches(), in_order())
     assert seen == [0]
 
 
@@ -329,11 +340,11 @@ def test_validation_in_a_fit_is_clean(pl):
     net = module(pl)
     callback = Regularize(drop(0.5))
     runner = trainer(pl, callback, max_epochs=1, num_sanity_val_steps=0)
-    runner.fit(net, Batches(), list(Batches().data))
+    runner.fit(net, Batches(), in_order())
     seen = net.seen
     with torch.no_grad():
         assert all(map(torch.equal, seen, [net.model(batch) for batch in Batches().data]))
-    assert callback.attached[KEY].calls == 4
+    assert callback.attached[KEY].active_calls == 4
 
 
 def test_hooks_go_when_training_fails(pl):
@@ -356,7 +367,7 @@ def test_what_is_wrong_is_told_once(pl):
     class Half(Steps, pl.LightningModule):
         def __init__(self):
             super().__init__()
-            self.model, self.unused = layers(), nn.Linear(4, 4)
+            self.model, self.unused = layers(), nn.Linear(5, 5)
 
     spec = {**drop(0.1), "unused": Dropout(p=0.1)}
     with warnings.catch_warnings(record=True) as caught:
@@ -368,27 +379,29 @@ def test_what_is_wrong_is_told_once(pl):
     assert "never called" in told[0]
 
 
+def logged(folder, tag):
+    """Steps and values that were written."""
+    with open(next(folder.rglob("metrics.csv"))) as file:
+        return [(int(row["step"]), float(row[tag])) for row in csv.DictReader(file) if row[tag]]
+
+
 def test_the_logger_gets_the_rates(pl, tmp_path):
     logger = pl.loggers.CSVLogger(tmp_path)
     options = {"logger": logger, "log_every_n_steps": 1}
     _, _, runner = fitted(pl, drop(), options=options, log_every_n_steps=2)
     tag = "reg/model.1/DropBlock2d/p"
-    rows = [row for row in logger.experiment.metrics if tag in row]
-    assert [(row["step"], row[tag]) for row in rows] == [
-        (1, pytest.approx(0.1)),
-        (3, pytest.approx(0.3)),
-        (3, pytest.approx(0.3)),
-        (5, pytest.approx(0.4)),
-        (7, pytest.approx(0.4)),
-        (7, pytest.approx(0.4)),
-    ]
+    rows = logged(tmp_path, tag)
+    # by Lightning, at each step the last that was logged, and at the end of an epoch its own
+    steps, values = zip(*rows, strict=True)
+    assert steps == (1, 2, 3, 3, 5, 6, 7, 7)
+    assert values == pytest.approx([0.1, 0.1, 0.3, 0.3, 0.4, 0.4, 0.4, 0.4])
     assert "reg/model.1/DropBlock2d/realized_rate" in runner.logged_metrics
 
 
 def test_it_does_not_log_within_epochs_unasked(pl, tmp_path):
     logger = pl.loggers.CSVLogger(tmp_path)
     fitted(pl, drop(), options={"logger": logger, "log_every_n_steps": 1})
-    assert [row["step"] for row in logger.experiment.metrics] == [3, 7]
+    assert [step for step, _ in logged(tmp_path, "reg/model.1/DropBlock2d/p")] == [3, 7]
 
 
 def test_barebones(pl):
@@ -503,3 +516,61 @@ def test_wrapped_models(pl):
         fitted(pl, drop(), net=net)
     with pytest.raises(TypeError, match="must be a `LightningModule`"):
         fitted(pl, drop(), net=nn.DataParallel(module(pl)))
+
+
+class Rank:
+    """Seeds its rank, and writes what it has seen."""
+
+    folder, seed_apart, seen = None, False, ()
+
+    def on_train_start(self):
+        if self.seed_apart:
+            torch.manual_seed(self.trainer.global_rank)
+
+    def on_train_epoch_end(self):
+        attached = self.trainer.callbacks[0].attached
+        sites = [(site.key, site.calls, site.active_calls) for site in attached]
+        state = {"sites": sites, "rates": attached.rates, "told": self.told}
+        path = self.folder / f"{self.trainer.current_epoch}-{self.trainer.global_rank}.json"
+        path.write_text(json.dumps(state))
+
+    def on_fit_start(self):
+        self.told = []
+        warnings.showwarning = lambda message, category, *_: self.told.append(
+            [category.__name__, str(message)]
+        )
+
+
+class Parallel(Rank, Steps, lightning.LightningModule):
+    """At the top of the module, for processes that are spawned."""
+
+    def __init__(self, folder, seed_apart):
+        super().__init__()
+        self.model, self.folder, self.seed_apart = layers(), folder, seed_apart
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed_apart", [False, True])
+def test_two_processes(tmp_path, seed_apart):
+    net = Parallel(tmp_path, seed_apart)
+    spec = {**drop(), "param:model.4.*": ClampGrad(1.0)}
+    callback, notes = (
+        Regularize(spec, log_every_n_steps=1),
+        lightning.callbacks.ModelCheckpoint(tmp_path),
+    )
+    runner = trainer(lightning, callback, notes, strategy="ddp_spawn", devices=2, max_epochs=2)
+    runner.fit(net, in_order())
+    assert callback.attached is None  # it lived in the processes
+    assert hook_count(net) == 0
+    for epoch in (0, 1):
+        first, second = (
+            json.loads((tmp_path / f"{epoch}-{rank}.json").read_text()) for rank in (0, 1)
+        )
+        assert first["sites"] == second["sites"]
+        assert first["sites"][0] == [KEY, 2 * (epoch + 1), 2 * (epoch + 1)]
+        assert first["rates"] == second["rates"]
+        told = [text for name, text in first["told"] if name == "HookWarning"]
+        assert len(told) == (not seed_apart), told
+        assert all("random" in text for text in told), told
+        assert not any("sync_dist" in text for _, text in first["told"])
+    assert "random" not in checkpoint(next(tmp_path.glob("*.ckpt")))
