@@ -234,6 +234,7 @@ def interrupt(pl, at):
     return Interrupt()
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("mixins", [(), (ByConfigureModel,)], ids=["made", "late"])
 @pytest.mark.parametrize("unit", ["epoch", "step"])
 @pytest.mark.parametrize("at", [3, 4, 6], ids=["middle", "end", "second"])
@@ -259,8 +260,33 @@ def test_a_resumed_run_is_that_without_a_break(pl, tmp_path, at, unit, mixins):
     assert later == rates[at:]
     for name, tensor in net.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), name
-    assert resumed.attached.state_dict() == whole.attached.state_dict()
+    assert counts(resumed) == counts(whole)
     assert hook_count(other) == 0
+
+
+@pytest.mark.parametrize("validated", [False, True])
+def test_it_resumes_at_the_end_of_an_epoch_with_torch_s_loader(pl, tmp_path, validated):
+    def run(folder, *callbacks, ckpt_path=None):
+        torch.manual_seed(5 if ckpt_path is None else 6)
+        net, saver = module(pl), pl.callbacks.ModelCheckpoint(tmp_path / folder, save_top_k=-1)
+        torch.manual_seed(5 if ckpt_path is None else 6)
+        data = DataLoader(Batches().data, batch_size=None, shuffle=True)
+        runner = trainer(pl, Regularize(drop(0.4)), saver, *callbacks, max_epochs=3)
+        with contextlib.suppress(Interrupted):
+            runner.fit(net, data, in_order() if validated else None, ckpt_path=ckpt_path)
+        return net.state_dict()
+
+    whole = run("whole")
+    run("first", interrupt(pl, 6))
+    (path,) = (tmp_path / "first").glob("epoch=0-*.ckpt")
+    resumed = run("then", ckpt_path=path)
+    assert all(map(torch.equal, whole.values(), resumed.values()))
+
+
+def counts(callback):
+    """What was counted; sums of fractions differ in their last digits."""
+    site = callback.attached.state_dict()["sites"][KEY]
+    return {**site, "expected": pytest.approx(site["expected"])}
 
 
 def saved(pl, tmp_path, spec=None, **arguments):
@@ -435,6 +461,23 @@ def test_parameters_are_hooked(pl):
     callback, net, _ = fitted(pl, {"param:model.4.*": ClampGrad(1e-3)})
     assert all(site.active_calls == 8 for site in callback.attached)
     assert hook_count(net) == 0
+
+
+def test_a_strategy_that_shards_comes_first(pl, tmp_path):
+    class Shards(pl.strategies.SingleDeviceStrategy):
+        restore_checkpoint_after_setup = True
+
+        def setup(self, trainer):
+            super().setup(trainer)
+            for each in self.lightning_module.modules():
+                each._is_fsdp_managed_module = True  # as FSDP does
+
+    with pytest.raises(SpecError, match="FSDP shards the parameter"):
+        fitted(pl, {"param:model.4.*": ClampGrad(1.0)}, options={"strategy": Shards("cpu")})
+    path = saved(pl, tmp_path)
+    options = {"strategy": Shards("cpu")}
+    callback, _, _ = fitted(pl, drop(0.2), options=options, ckpt_path=path)
+    assert callback.attached[KEY].calls == 8
 
 
 @pytest.mark.parametrize("unit", ["epoch", "step"])
