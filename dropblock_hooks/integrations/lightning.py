@@ -144,15 +144,19 @@ class Regularize(_Callback):  # type: ignore[misc]
         if every is not None and trainer.global_step % every == 0:
             self._log(trainer, pl_module, on_step=True)
 
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """What is saved now goes on in the epoch, if only with its end."""
+        self._within_epoch = self._fitting and not trainer.sanity_checking
+
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Log, and warn of what is wrong, each time of what is new."""
         attached = self._on()
         self._log(trainer, pl_module, on_step=False)
         told = attached._control.told  # with what the attachment has warned of by itself
-        found = attached.verify() if self._trained else []  # else it was resumed at this end
+        found = attached.verify() if self._trained else []  # else it was resumed at its end
         found = [each for each in found if (each.key, each.kind) not in told]
         told.update((each.key, each.kind) for each in found)
-        self._trained = False
+        self._within_epoch = self._trained = False
         for each in found:
             warn(str(each))
 

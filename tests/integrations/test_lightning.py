@@ -59,10 +59,14 @@ class Batches:
         return len(self.data)
 
     def __iter__(self):
+        fresh = torch.randperm(len(self)).tolist()  # torch's loaders draw here too
         if not self.loaded:
-            self.order, self.at = torch.randperm(len(self.data)).tolist(), 0
+            self.order, self.at = fresh, 0
         self.loaded = False
-        while self.at < len(self.data):
+        return self._rest()
+
+    def _rest(self):
+        while self.at < len(self):
             self.at += 1
             yield self.data[self.order[self.at - 1]]
 
@@ -264,11 +268,16 @@ def test_a_resumed_run_is_that_without_a_break(pl, tmp_path, at, unit, mixins):
     assert hook_count(other) == 0
 
 
-@pytest.mark.parametrize("validated", [False, True])
-def test_it_resumes_at_the_end_of_an_epoch_with_torch_s_loader(pl, tmp_path, validated):
+@pytest.mark.parametrize(
+    ("validated", "at_end"), [(False, True), (True, True), (True, False)], ids=str
+)
+def test_it_resumes_at_the_end_of_an_epoch_with_torch_s_loader(pl, tmp_path, validated, at_end):
     def run(folder, *callbacks, ckpt_path=None):
         torch.manual_seed(5 if ckpt_path is None else 6)
-        net, saver = module(pl), pl.callbacks.ModelCheckpoint(tmp_path / folder, save_top_k=-1)
+        net = module(pl)
+        saver = pl.callbacks.ModelCheckpoint(
+            tmp_path / folder, save_top_k=-1, save_on_train_epoch_end=at_end
+        )
         torch.manual_seed(5 if ckpt_path is None else 6)
         data = DataLoader(Batches().data, batch_size=None, shuffle=True)
         runner = trainer(pl, Regularize(drop(0.4)), saver, *callbacks, max_epochs=3)
