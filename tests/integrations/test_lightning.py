@@ -1,0 +1,631 @@
+"""The callback of Lightning: real trainers, under both names of the package, on tiny models."""
+
+import contextlib
+import copy
+import csv
+import importlib
+import json
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from dropblock_hooks import (
+    ClampGrad,
+    DropBlock2d,
+    Dropout,
+    LinearSchedule,
+    Spec,
+    SpecError,
+    attach,
+)
+from dropblock_hooks.warn import HookWarning
+from tests.conftest import hook_count
+
+lightning = pytest.importorskip("lightning.pytorch", reason="the trainer is Lightning's")
+from dropblock_hooks.integrations.lightning import Regularize  # noqa: E402
+
+# what Lightning says of tiny runs, and of its own insides
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore:{message}")
+    for message in (
+        "The '.*_dataloader' does not have many workers",
+        "The number of training batches",
+        "`isinstance.treespec, LeafSpec.` is deprecated",
+        "Checkpoint directory .* exists",
+        "You defined a `validation_step` but have no `val_dataloader`",
+        "The dirpath has changed from",
+    )
+]
+
+
+@pytest.fixture(params=["lightning.pytorch", "pytorch_lightning"])
+def pl(request):
+    """The package, under each of its names."""
+    return importlib.import_module(request.param)
+
+
+class Batches:
+    """Batches in an order drawn anew each epoch, which goes on in the middle of one."""
+
+    def __init__(self, n=4, resumable=True):
+        generator = torch.Generator().manual_seed(1)
+        self.data = torch.randn(n, 8, 2, 6, 6, generator=generator)
+        self.order, self.at, self.loaded = [], 0, False
+
+    def __len__(self):
+        return len(self.data)
+
+    def __iter__(self):
+        fresh = torch.randperm(len(self)).tolist()  # torch's loaders draw here too
+        if not self.loaded:
+            self.order, self.at = fresh, 0
+        self.loaded = False
+        return self._rest()
+
+    def _rest(self):
+        while self.at < len(self):
+            self.at += 1
+            yield self.data[self.order[self.at - 1]]
+
+    def state_dict(self):
+        return {"order": self.order, "at": self.at}
+
+    def load_state_dict(self, state):
+        self.order, self.at = state["order"], state["at"]
+        self.loaded = self.at < len(self)  # else the next epoch has its own order
+
+
+def in_order():
+    """The same batches, always in one order."""
+    return DataLoader(Batches().data, batch_size=None)
+
+
+def layers():
+    return nn.Sequential(
+        nn.Conv2d(2, 5, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 1)
+    )
+
+
+class Steps:
+    """The methods of the LightningModules below; notes rates, masks' traces and modes."""
+
+    def training_step(self, batch, batch_idx):
+        return (self.model(batch) - 1).square().mean()
+
+    def validation_step(self, batch, batch_idx):
+        self.seen = getattr(self, "seen", [])
+        self.seen.append(self.model(batch))
+        return self.seen[-1]
+
+    test_step = predict_step = validation_step
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+def module(pl, *mixins):
+    class Module(*mixins, Steps, pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = None if mixins else layers()
+
+    torch.manual_seed(0)
+    return Module()
+
+
+class BySetup:
+    def setup(self, stage):
+        self.model = self.model or layers()
+
+
+class ByConfigureModel:
+    def configure_model(self):
+        self.model = self.model or layers()
+
+
+def rates_seen(pl):
+    """A callback that notes the rate of each batch."""
+
+    class Notes(pl.Callback):
+        def __init__(self):
+            self.rates = []
+
+        def on_before_zero_grad(self, trainer, pl_module, optimizer):
+            (callback,) = [c for c in trainer.callbacks if isinstance(c, Regularize)]
+            self.rates.append(callback.attached.rates)
+
+    return Notes()
+
+
+def trainer(pl, *callbacks, **options):
+    defaults = {
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": any(isinstance(c, pl.callbacks.Checkpoint) for c in callbacks),
+        "max_epochs": 2,
+    }
+    return pl.Trainer(**{**defaults, **options}, callbacks=list(callbacks))
+
+
+RISING = LinearSchedule(0.0, 0.4)
+
+
+def drop(p=RISING):
+    return {"model.1": DropBlock2d(p=p, block_size=2)}
+
+
+KEY = "model.1/DropBlock2d"
+
+
+def fitted(pl, spec, *callbacks, data=None, net=None, ckpt_path=None, options=None, **arguments):
+    callback, net = Regularize(spec, **arguments), module(pl) if net is None else net
+    runner = trainer(pl, callback, *callbacks, **(options or {}))
+    runner.fit(net, data or Batches(), ckpt_path=ckpt_path)
+    return callback, net, runner
+
+
+def ps(notes, key=KEY):
+    return [rates[key]["p"] for rates in notes.rates]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "expected"),
+    [
+        ({}, {"max_epochs": 3}, [0.05 * i for i in range(8)] + [0.4] * 4),
+        ({"fractions": False}, {"max_epochs": 3}, [0.0] * 4 + [0.2] * 4 + [0.4] * 4),
+        ({"unit": "step"}, {"max_epochs": 1}, [0.4 / 3 * i for i in range(4)]),
+        ({"unit": "step"}, {"max_epochs": -1, "max_steps": 3}, [0.0, 0.2, 0.4]),
+        ({"unit": "step", "epochs": 2}, {"max_epochs": 1}, [0.0, 0.4, 0.4, 0.4]),
+        (
+            {"unit": "step"},
+            {"max_epochs": 1, "accumulate_grad_batches": 2},
+            [0.0, 0.4],
+        ),
+    ],
+)
+def test_time_comes_from_the_trainer(pl, arguments, options, expected):
+    notes = rates_seen(pl)
+    callback, net, _ = fitted(pl, drop(), notes, options=options, **arguments)
+    if "accumulate_grad_batches" in options:
+        assert notes.rates[0][KEY]["p"] == 0.0
+        assert notes.rates[-1][KEY]["p"] == pytest.approx(0.4)
+    else:
+        assert ps(notes) == pytest.approx(expected)
+    assert hook_count(net) == 0
+    assert callback.attached[KEY].calls == callback.attached[KEY].active_calls > 0
+    assert "removed" in repr(callback.attached)
+
+
+def test_names_begin_at_the_root(pl):
+    callback, _, _ = fitted(pl, {"1": Dropout(p=0.1)}, root="model")
+    assert callback.attached["1/Dropout"].active_calls == 8
+
+
+@pytest.mark.parametrize("mixin", [BySetup, ByConfigureModel])
+def test_layers_that_are_made_late(pl, mixin):
+    callback, net, _ = fitted(pl, drop(), net=module(pl, mixin))
+    assert callback.attached[KEY].active_calls == 8
+    assert hook_count(net) == 0
+
+
+def test_batches_without_a_number(pl):
+    class Endless:
+        def __iter__(self):
+            yield from Batches().data
+
+    notes = rates_seen(pl)
+    fitted(pl, drop(), notes, data=Endless())
+    assert ps(notes) == pytest.approx([0.0] * 4 + [0.4] * 4)
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupt(pl, at):
+    """A callback that ends the training behind a batch, as a crash does."""
+
+    class Interrupt(pl.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if trainer.global_step == at:
+                raise Interrupted
+
+    return Interrupt()
+
+
+@pytest.mark.pairwise
+@pytest.mark.parametrize("mixins", [(), (ByConfigureModel,)], ids=["made", "late"])
+@pytest.mark.parametrize("unit", ["epoch", "step"])
+@pytest.mark.parametrize("at", [3, 4, 6], ids=["middle", "end", "second"])
+def test_a_resumed_run_is_that_without_a_break(pl, tmp_path, at, unit, mixins):
+    def saver(folder):
+        return pl.callbacks.ModelCheckpoint(
+            tmp_path / folder, every_n_train_steps=1, save_top_k=-1, filename="{step}"
+        )
+
+    def run(folder, *callbacks, ckpt_path=None):
+        notes = rates_seen(pl)
+        torch.manual_seed(5 if ckpt_path is None else 6)
+        callback, net = Regularize(drop(), unit=unit), module(pl, *mixins)
+        torch.manual_seed(5 if ckpt_path is None else 6)
+        runner = trainer(pl, callback, notes, saver(folder), *callbacks, max_epochs=3)
+        with contextlib.suppress(Interrupted):
+            runner.fit(net, Batches(), ckpt_path=ckpt_path)
+        return callback, net, ps(notes)
+
+    whole, net, rates = run("whole")
+    run("first", interrupt(pl, at))
+    resumed, other, later = run("then", ckpt_path=tmp_path / "first" / f"step={at}.ckpt")
+    assert later == rates[at:]
+    assert resumed.attached[KEY].calls == whole.attached[KEY].calls
+    if at == 4:
+        return  # saved between the last batch and the end of its epoch: the loader's order is new
+    for name, tensor in net.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name]), name
+    assert counts(resumed) == counts(whole)
+    assert hook_count(other) == 0
+
+
+@pytest.mark.parametrize(
+    ("validated", "at_end"), [(False, True), (True, True), (True, False)], ids=str
+)
+def test_it_resumes_at_the_end_of_an_epoch_with_torch_s_loader(pl, tmp_path, validated, at_end):
+    def run(folder, *callbacks, ckpt_path=None):
+        torch.manual_seed(5 if ckpt_path is None else 6)
+        net = module(pl)
+        saver = pl.callbacks.ModelCheckpoint(
+            tmp_path / folder, save_top_k=-1, save_on_train_epoch_end=at_end
+        )
+        torch.manual_seed(5 if ckpt_path is None else 6)
+        data = DataLoader(Batches().data, batch_size=None, shuffle=True)
+        runner = trainer(pl, Regularize(drop(0.4)), saver, *callbacks, max_epochs=3)
+        with contextlib.suppress(Interrupted):
+            runner.fit(net, data, in_order() if validated else None, ckpt_path=ckpt_path)
+        return net.state_dict()
+
+    whole = run("whole")
+    run("first", interrupt(pl, 6))
+    (path,) = (tmp_path / "first").glob("epoch=0-*.ckpt")
+    resumed = run("then", ckpt_path=path)
+    assert all(map(torch.equal, whole.values(), resumed.values()))
+
+
+def counts(callback):
+    """What was counted; sums of fractions differ in their last digits."""
+    site = callback.attached.state_dict()["sites"][KEY]
+    return {**site, "expected": pytest.approx(site["expected"])}
+
+
+def saved(pl, tmp_path, spec=None, **arguments):
+    """The path of a checkpoint of one epoch."""
+    _, _, runner = fitted(pl, spec or drop(0.2), options={"max_epochs": 1}, **arguments)
+    runner.save_checkpoint(tmp_path / "a.ckpt")
+    return tmp_path / "a.ckpt"
+
+
+@pytest.mark.parametrize("mixins", [(), (ByConfigureModel,)], ids=["made", "late"])
+def test_a_checkpoint_of_another_spec(pl, tmp_path, mixins):
+    path = saved(pl, tmp_path, net=module(pl, *mixins))
+    net = module(pl, *mixins)
+    with pytest.raises(ValueError, match="another spec") as caught:
+        fitted(pl, drop(0.3), net=net, ckpt_path=path)
+    assert "DropBlock2d(p=0.2" in str(caught.value)
+    assert hook_count(net) == 0
+    callback, _, _ = fitted(pl, drop(0.3), ckpt_path=path, net=module(pl, *mixins), strict=False)
+    assert callback.attached[KEY].calls == 8
+
+
+def test_a_checkpoint_without_the_callback(pl, tmp_path):
+    runner = trainer(pl, max_epochs=1)
+    runner.fit(module(pl), Batches())
+    runner.save_checkpoint(tmp_path / "a.ckpt")
+    notes = rates_seen(pl)
+    with pytest.warns(HookWarning, match="no state of Regularize"):
+        callback, _, _ = fitted(pl, drop(), notes, ckpt_path=tmp_path / "a.ckpt")
+    assert callback.attached[KEY].calls == 4
+    assert ps(notes) == pytest.approx([0.4] * 4)
+
+
+def test_no_random_state_if_not_wanted(pl, tmp_path):
+    assert "random" in checkpoint(saved(pl, tmp_path))
+    assert "random" not in checkpoint(saved(pl, tmp_path, rng_state=False))
+
+
+def checkpoint(path):
+    """The callback's part of a checkpoint, which has no objects but tensors."""
+    states = torch.load(path, weights_only=True)["callbacks"]
+    (state,) = (state for key, state in states.items() if key.startswith("Regularize"))
+    return state
+
+
+def test_evaluation_is_that_of_the_model(pl, tmp_path):
+    path, net = saved(pl, tmp_path), module(pl)
+    with torch.no_grad():
+        expected = [net.model(batch) for batch in Batches().data]
+    for stage in ("validate", "test", "predict"):
+        callback = Regularize(drop(0.5))
+        net.seen = []
+        getattr(trainer(pl, callback), stage)(
+            net, in_order(), **({"verbose": False} if stage != "predict" else {})
+        )
+        assert callback.attached is None
+        assert all(map(torch.equal, net.seen, expected))
+    callback, net, runner = fitted(pl, drop(0.2))
+    runner.validate(net, in_order(), ckpt_path=path, verbose=False, weights_only=True)
+    assert callback.attached[KEY].calls == 8  # the report remains that of the training
+
+
+def test_the_validation_before_the_training_counts_nowhere(pl):
+    spec = {"model.1": Dropout(p=LinearSchedule(0.0, 0.2), active="always")}
+    seen = []
+
+    class Look(pl.Callback):
+        def on_train_start(self, trainer, pl_module):
+            seen.append(callback.attached["model.1/Dropout"].calls)
+
+    callback, net = Regularize(spec), module(pl)
+    runner = trainer(pl, callback, Look(), limit_val_batches=2)
+    runner.fit(net, Batches(), in_order())
+    assert seen == [0]
+
+
+def test_validation_in_a_fit_is_clean(pl):
+    net = module(pl)
+    callback = Regularize(drop(0.5))
+    runner = trainer(pl, callback, max_epochs=1, num_sanity_val_steps=0)
+    runner.fit(net, Batches(), in_order())
+    seen = net.seen
+    with torch.no_grad():
+        assert all(map(torch.equal, seen, [net.model(batch) for batch in Batches().data]))
+    assert callback.attached[KEY].active_calls == 4
+
+
+def test_hooks_go_when_training_fails(pl):
+    net = module(pl)
+    callback = Regularize(drop())
+    with pytest.raises(Interrupted):
+        trainer(pl, callback, interrupt(pl, 2)).fit(net, Batches())
+    assert hook_count(net) == 0
+    assert callback.attached[KEY].calls == 2
+
+
+def test_it_can_fit_again(pl):
+    callback, net = Regularize(drop()), module(pl)
+    for _ in range(2):
+        trainer(pl, callback).fit(net, Batches())
+        assert callback.attached[KEY].calls == 8
+
+
+def test_what_is_wrong_is_told_once(pl):
+    class Half(Steps, pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model, self.unused = layers(), nn.Linear(5, 5)
+
+    spec = {**drop(0.1), "unused": Dropout(p=0.1)}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fitted(pl, spec, net=Half(), options={"max_epochs": 3})
+    told = [str(w.message) for w in caught if issubclass(w.category, HookWarning)]
+    assert len(told) == 1
+    assert "unused" in told[0]
+    assert "never called" in told[0]
+
+
+def logged(folder, tag):
+    """Steps and values that were written."""
+    with open(next(folder.rglob("metrics.csv"))) as file:
+        return [(int(row["step"]), float(row[tag])) for row in csv.DictReader(file) if row[tag]]
+
+
+def test_the_logger_gets_the_rates(pl, tmp_path):
+    logger = pl.loggers.CSVLogger(tmp_path)
+    options = {"logger": logger, "log_every_n_steps": 1}
+    _, _, runner = fitted(pl, drop(), options=options, log_every_n_steps=2)
+    tag = "reg/model.1/DropBlock2d/p"
+    rows = logged(tmp_path, tag)
+    # by Lightning, at each step the last that was logged, and at the end of an epoch its own
+    steps, values = zip(*rows, strict=True)
+    assert steps == (1, 2, 3, 3, 5, 6, 7, 7)
+    assert values == pytest.approx([0.1, 0.1, 0.3, 0.3, 0.4, 0.4, 0.4, 0.4])
+    assert "reg/model.1/DropBlock2d/realized_rate" in runner.logged_metrics
+
+
+def test_it_does_not_log_within_epochs_unasked(pl, tmp_path):
+    logger = pl.loggers.CSVLogger(tmp_path)
+    fitted(pl, drop(), options={"logger": logger, "log_every_n_steps": 1})
+    assert [step for step, _ in logged(tmp_path, "reg/model.1/DropBlock2d/p")] == [3, 7]
+
+
+def test_barebones(pl):
+    options = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar"])
+    callback = Regularize(drop())
+    pl.Trainer(barebones=True, accelerator="cpu", max_epochs=1, callbacks=callback, **options).fit(
+        module(pl), Batches()
+    )
+    assert callback.attached[KEY].calls == 4
+
+
+def test_the_scaler_of_the_precision_plugin(pl):
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    plugin = pl.plugins.MixedPrecision("16-mixed", "cpu", scaler)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        callback, _, _ = fitted(
+            pl, {"model.4": ClampGrad(1e-8)}, options={"plugins": plugin, "max_epochs": 1}
+        )
+    assert callback.attached.grad_scaler is scaler
+
+
+def test_without_a_scaler_none_is_looked_for(pl):
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))  # another model's, in use
+    callback, _, _ = fitted(pl, {"model.4": ClampGrad(1.0)})
+    assert callback.attached.grad_scaler is False
+
+
+def test_parameters_are_hooked(pl):
+    callback, net, _ = fitted(pl, {"param:model.4.*": ClampGrad(1e-3)})
+    assert all(site.active_calls == 8 for site in callback.attached)
+    assert hook_count(net) == 0
+
+
+def test_a_strategy_that_shards_comes_first(pl, tmp_path):
+    class Shards(pl.strategies.SingleDeviceStrategy):
+        restore_checkpoint_after_setup = True
+
+        def setup(self, trainer):
+            super().setup(trainer)
+            for each in self.lightning_module.modules():
+                each._is_fsdp_managed_module = True  # as FSDP does
+
+    with pytest.raises(SpecError, match="FSDP shards the parameter"):
+        fitted(pl, {"param:model.4.*": ClampGrad(1.0)}, options={"strategy": Shards("cpu")})
+    path = saved(pl, tmp_path)
+    options = {"strategy": Shards("cpu")}
+    callback, _, _ = fitted(pl, drop(0.2), options=options, ckpt_path=path)
+    assert callback.attached[KEY].calls == 8
+
+
+@pytest.mark.parametrize("unit", ["epoch", "step"])
+def test_a_spec_that_matches_nothing_fails_before_training(pl, unit):
+    net = module(pl)
+    before = copy.deepcopy(net.state_dict())
+    spec = {"model.9": Dropout(LinearSchedule(0.0, 0.1)), "mdoel.1": Dropout()}
+    with pytest.raises(SpecError, match=r"model\.1"):
+        fitted(pl, spec, net=net, unit=unit)
+    assert all(map(torch.equal, net.state_dict().values(), before.values()))
+    assert hook_count(net) == 0
+
+
+@pytest.mark.parametrize("options", [{"max_epochs": -1, "max_steps": 4}])
+def test_a_length_that_is_not_known(pl, options):
+    with pytest.raises(SpecError, match="does not say its epochs"):
+        fitted(pl, drop(), options=options)
+
+
+def test_the_same_twice_is_one_error(pl):
+    with pytest.raises(RuntimeError, match="more than one stateful callback of type `Regularize`"):
+        trainer(pl, Regularize(drop()), Regularize(drop()))
+
+
+def test_two_that_differ(pl):
+    first, second = Regularize(drop()), Regularize({"3": Dropout(0.1)}, unit="step", root="model")
+    trainer(pl, first, second).fit(module(pl), Batches())
+    assert first.attached[KEY].calls == second.attached["3/Dropout"].calls == 8
+
+
+def test_a_model_that_has_it_already(pl):
+    net = module(pl)
+    with attach(net, drop(0.1)), pytest.raises(SpecError, match="already on"):
+        fitted(pl, drop(0.1), net=net)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"unit": "epochs"},
+            r"unit must be one of 'epoch', 'step', got 'epochs' \(closest: epoch\)",
+        ),
+        ({"unit": None}, "unit must be one of"),
+        ({"log_every_n_steps": 0}, "log_every_n_steps must be an integer >= 1, got 0"),
+        ({"log_every_n_steps": True}, "log_every_n_steps must be"),
+        ({"log_every_n_steps": 2.5}, "log_every_n_steps must be"),
+        ({"epochs": -1}, "epochs must be an integer >= 1"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Regularize(drop(), **arguments)
+
+
+def test_a_spec_from_a_file(pl, tmp_path):
+    Spec(drop(0.2)).save(tmp_path / "spec.yaml")
+    callback, _, _ = fitted(pl, tmp_path / "spec.yaml", unit="step")
+    assert callback.attached[KEY].calls == 8
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["module", "layers"])
+def test_compiled(pl, whole):
+    net = module(pl)
+    if whole:
+        given = torch.compile(net, backend="eager")
+    else:
+        given = net
+        net.model = torch.compile(net.model, backend="eager")
+    callback, _, _ = fitted(pl, drop(0.2), net=given)
+    assert callback.attached[KEY].active_calls == 8
+    assert hook_count(net) == 0
+
+
+def test_wrapped_models(pl):
+    net = module(pl)
+    net.model = nn.DataParallel(net.model)
+    with pytest.raises(RuntimeError, match="use DistributedDataParallel"):
+        fitted(pl, drop(), net=net)
+    with pytest.raises(TypeError, match="must be a `LightningModule`"):
+        fitted(pl, drop(), net=nn.DataParallel(module(pl)))
+
+
+class Rank:
+    """Seeds its rank, and writes what it has seen."""
+
+    folder, seed_apart, seen = None, False, ()
+
+    def on_train_start(self):
+        if self.seed_apart:
+            torch.manual_seed(self.trainer.global_rank)
+
+    def on_train_epoch_end(self):
+        attached = self.trainer.callbacks[0].attached
+        sites = [(site.key, site.calls, site.active_calls) for site in attached]
+        state = {"sites": sites, "rates": attached.rates, "told": self.told}
+        path = self.folder / f"{self.trainer.current_epoch}-{self.trainer.global_rank}.json"
+        path.write_text(json.dumps(state))
+
+    def on_fit_start(self):
+        self.told = []
+        warnings.showwarning = lambda message, category, *_: self.told.append(
+            [category.__name__, str(message)]
+        )
+
+
+class Parallel(Rank, Steps, lightning.LightningModule):
+    """At the top of the module, for processes that are spawned."""
+
+    def __init__(self, folder, seed_apart):
+        super().__init__()
+        self.model, self.folder, self.seed_apart = layers(), folder, seed_apart
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed_apart", [False, True])
+def test_two_processes(tmp_path, seed_apart):
+    net = Parallel(tmp_path, seed_apart)
+    spec = {**drop(), "param:model.4.*": ClampGrad(1.0)}
+    callback, notes = (
+        Regularize(spec, log_every_n_steps=1),
+        lightning.callbacks.ModelCheckpoint(tmp_path),
+    )
+    runner = trainer(lightning, callback, notes, strategy="ddp_spawn", devices=2, max_epochs=2)
+    runner.fit(net, in_order())
+    assert callback.attached is None  # it lived in the processes
+    assert hook_count(net) == 0
+    for epoch in (0, 1):
+        first, second = (
+            json.loads((tmp_path / f"{epoch}-{rank}.json").read_text()) for rank in (0, 1)
+        )
+        assert first["sites"] == second["sites"]
+        assert first["sites"][0] == [KEY, 2 * (epoch + 1), 2 * (epoch + 1)]
+        assert first["rates"] == second["rates"]
+        told = [text for name, text in first["told"] if name == "HookWarning"]
+        assert len(told) == (not seed_apart), told
+        assert all("random" in text for text in told), told
+        assert not any("sync_dist" in text for _, text in first["told"])
+    assert "random" not in checkpoint(next(tmp_path.glob("*.ckpt")))

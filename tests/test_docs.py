@@ -1,0 +1,39 @@
+"""The pages about trainers and retuning: their code runs, each page's blocks in order and in one namespace."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = [DOCS / "retune.md", *sorted((DOCS / "trainers").glob("*.md"))]
+
+# what trainers say of a tiny run, and libraries of their own insides
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore:{message}")
+    for message in (
+        "The '.*_dataloader' does not have many workers",
+        "The number of training batches",
+        "Starting from v1.9.0",
+        "Checkpoint directory .* exists",
+        "`isinstance.treespec, LeafSpec.` is deprecated",
+        "GPU available but not used",
+    )
+]
+
+
+def blocks(page):
+    """The Python of a page, each block at its own lines, as tracebacks show it."""
+    text = page.read_text(encoding="utf-8")
+    for found in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        yield "\n" * text.count("\n", 0, found.start(1)) + found[1]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": f"docs.{page.stem}"}
+    code = list(blocks(page))
+    assert code
+    for block in code:
+        exec(compile(block, page, "exec"), names)
