@@ -1,4 +1,4 @@
-"""The pages about trainers and retuning: their code runs, each page's blocks in order and in one namespace."""
+"""The pages about trainers and retuning run: a page's blocks in order, in one namespace."""
 
 import re
 from pathlib import Path
