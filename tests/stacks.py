@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import Foreign, Regularizer, Retune, SpecError, attach
 from dropblock_hooks.registry import registered
+from dropblock_hooks.sites.hooks import hooks_on
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -114,9 +115,14 @@ def make_net(regularizer, seed=0):
 
 def put_on(net, regularizer, **options):
     """Attached to the first block; where layers are refused, to a parameter in it."""
-    name = "body.0.drop" if isinstance(regularizer, Retune) else "body.0"
+    if isinstance(regularizer, Retune):
+        attached = attach(net, {"body.0.drop": regularizer}, **options)
+        for hook in hooks_on(net.body[0].drop):
+            hook.called = True  # as after its first call: compiled, that draws what is not used
+            hook.put(net.body[0].drop)
+        return attached
     try:
-        return attach(net, {name: regularizer}, **options)
+        return attach(net, {"body.0": regularizer}, **options)
     except SpecError:
         return attach(net, {"param:body.0.conv.weight": regularizer}, **options)
 

@@ -32,6 +32,8 @@ def blocks(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    for library in re.findall(r"^(?:from|import) (\w+)", page.read_text(encoding="utf-8"), re.M):
+        pytest.importorskip(library, reason="the page is about it")
     names: dict[str, object] = {"__name__": f"docs.{page.stem}"}
     code = list(blocks(page))
     assert code

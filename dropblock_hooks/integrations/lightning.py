@@ -27,7 +27,7 @@ _MAKES_LAYERS = ("setup", "configure_model", "configure_sharded_model")
 _Callback: Any = type("_Callback", tuple(each.Callback for each in _PACKAGES), {})
 
 
-class Regularize(_Callback):  # type: ignore[misc]
+class Regularize(_Callback):  # type: ignore[misc]  # its base is made above
     """A callback that puts regularizers on a LightningModule for the time of ``trainer.fit``.
 
     It takes the length of the training, the time and the GradScaler from the trainer, warns after

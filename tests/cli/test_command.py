@@ -316,6 +316,7 @@ def test_tables_are_as_wide_as_the_terminal_within_bounds(
         assert "…" not in out
 
 
+@pytest.mark.slow  # a process of its own takes seconds to begin
 def test_the_reader_may_stop_early():
     done = subprocess.run(
         f"{sys.executable} -c 'from dropblock_hooks.cli import main; import sys; sys.exit(main())'"

@@ -6,6 +6,9 @@ import sys
 
 import pytest
 
+from dropblock_hooks import registry
+from dropblock_hooks.cli import main
+
 MODULE = '''
 import torch
 from torch import nn
@@ -54,11 +57,17 @@ def fails():
 '''
 
 
-@pytest.fixture(name="command")
-def _command(tmp_path):
-    """The installed command, called in a folder with a module and a spec."""
+@pytest.fixture(name="folder")
+def _folder(tmp_path):
+    """A folder with a module and a spec."""
     (tmp_path / "mymodule.py").write_text(MODULE)
     (tmp_path / "spec.yaml").write_text("type:ReLU: Attenuate(p=0.2)\n'0': {Dropout: {p: 0.1}}\n")
+    return tmp_path
+
+
+@pytest.fixture(name="process")
+def _process(folder):
+    """The command, called in that folder as a process of its own."""
     call = "import sys; from dropblock_hooks.cli import main; sys.exit(main())"
 
     def run(*arguments):
@@ -66,20 +75,39 @@ def _command(tmp_path):
             [sys.executable, "-P", "-c", call, *arguments],
             capture_output=True,
             text=True,
-            cwd=tmp_path,
+            cwd=folder,
         )
 
     return run
 
 
-def test_a_regularizer_and_a_model_of_a_module_are_planned_from_yaml(command):
+@pytest.fixture(name="command")
+def _command(folder, capsys, monkeypatch):
+    """The same in this process: a process of its own takes seconds to begin."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(registry, "_CLASSES", dict(registry._CLASSES))
+
+    def run(*arguments):
+        code = main(arguments)
+        return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())
+
+    yield run
+    sys.modules.pop("mymodule", None)
+
+
+def test_a_regularizer_and_a_model_of_a_module_are_planned_from_yaml(process):
     arguments = ("plan", "mymodule:make_model", "spec.yaml", "--input-size", "4")
-    done = command("--import", "mymodule", *arguments)
+    done = process("--import", "mymodule", *arguments)
     assert done.returncode == 0, done.stderr
     assert "what a module prints is no result" not in done.stdout
     rows = [line.split() for line in done.stdout.splitlines()]
     assert rows[0] == ["2", "sites", "on", "Net"]
     assert rows[3][:3] == ["1/Attenuate", "ReLU", "2x8"]
+
+
+def test_its_json(command):
+    arguments = ("plan", "mymodule:make_model", "spec.yaml", "--input-size", "4")
     after = command(*arguments, "--json", "--import=mymodule")
     sites = json.loads(after.stdout)["sites"]
     assert [site["rate"] for site in sites] == [0.2, 0.1]
@@ -120,6 +148,7 @@ def test_its_fields_and_paper_are_listed(command):
 
 
 def test_it_can_stand_in_an_option(command):
+    pytest.importorskip("timm", reason="the model is timm's")
     options = ("--regularizer", "Attenuate(p=0.4)")
     done = command("preset", "by_stage", "resnet18", *options, "--import", "mymodule")
     assert "Attenuate" in done.stdout, done.stderr
