@@ -22,6 +22,7 @@ from importlib.metadata import version
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+PATH = "tests/models/test_matrix.py"
 PAGE = """# Training stacks
 
 Compilers, precisions, memory savings, parallel wrappers and regularizers: every pair of values of
@@ -52,7 +53,7 @@ def run() -> dict[tuple[str, ...], dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         records = Path(folder) / "records"
         records.touch()
-        command = ["-m", "pytest", "-q", "-n", "1", "-m", "", "tests/models/test_matrix.py"]
+        command = ["-m", "pytest", "-q", "-n", "1", "-m", "", "--exhaustive", PATH]
         environment = {**os.environ, "MATRIX_RECORDS": str(records)}
         subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, check=False)
         lines = [json.loads(line) for line in records.read_text().splitlines()]
