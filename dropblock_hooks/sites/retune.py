@@ -76,10 +76,8 @@ class RetuneHook(OwnRateHook, OutputHook):
             self.before = {name: getattr(module, name) for name in names}
             if self.ours:
                 module.register_forward_pre_hook(self._first_call)
-        self._put_on(
-            module._forward_hooks,
-            lambda: module.register_forward_hook(self.__call__, with_kwargs=True),
-        )
+        # first of all: whatever is on the layer gets what the layer itself would give
+        module.register_forward_hook(self.__call__, with_kwargs=True, prepend=True)
         self.put(module)
 
     def held(self) -> dict[str, Any]:
