@@ -833,3 +833,171 @@ def test_without_compiled_code_nothing_is_told():
     for epoch in range(3):
         attached.step(epoch)
         model(torch.ones(3, 4))
+
+
+# Layers that drop by themselves --------------------------------------------------------------
+
+
+class WithIndices(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.drop = kind(0.5)
+
+    def forward(self, x):
+        y = self.drop(x)
+        return y[0] if isinstance(y, tuple) else x * y
+
+
+class Mask(nn.Module):
+    """Gives which elements stay."""
+
+    def __init__(self, prob):
+        super().__init__()
+        self.prob = prob
+
+    def forward(self, x):
+        return torch.rand_like(x) >= self.prob
+
+
+@pytest.mark.parametrize("kind", [timm.layers.PatchDropoutWithIndices, Mask])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_what_gives_no_single_tensor_acts_by_itself(kind, compiled):
+    model, x = WithIndices(kind), torch.ones(3, 41, 2)
+    attached = attach(model, {"drop": Retune(p=0.25)}, example_input=x)
+    y = (torch.compile(model, backend="eager") if compiled else model)(x)
+    assert y.count_nonzero() == 3 * 31 * 2 if y.shape != x.shape else y.mean() < 1
+    (site,) = attached.sites
+    assert (site.calls, site.active_calls, site.realized_rate) == (1, 1, None)
+    assert attached.verify() == []
+
+
+class CountingDropPath(DropPaths):
+    def __init__(self, drop_prob):
+        super().__init__(drop_prob)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)
+
+
+class BlockDropPath(DropPaths):
+    def __init__(self, drop_prob):
+        super().__init__(drop_prob)
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x):
+        return super().forward(self.norm(x))
+
+
+@pytest.mark.parametrize("kind", [CountingDropPath, BlockDropPath])
+def test_a_layer_with_a_state_is_not_tried(kind):
+    model = Model(kind(0.5))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    attach(model, {"drop": Retune(p=0.25)})
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    model(torch.ones(8, 3, 2))
+    assert model.drop.drop_prob == 0.25
+
+
+def test_a_forward_of_the_layer_s_own_acts_by_itself():
+    model = Model(nn.Dropout(0.5))
+    model.drop.forward = lambda x: x * 7
+    attach(model, {"drop": Retune(p=0.25)})
+    assert model(torch.ones(3)).tolist() == [7.0] * 3
+    assert model.drop.p == 0.25
+
+
+def test_attaching_draws_no_random_number():
+    model = made("Transformers")
+    state = torch.get_rng_state()
+    attach(model, {"drop": Retune(p=0.25)})
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# Rates that modules hold themselves ----------------------------------------------------------
+
+
+class Holding(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.lstm = nn.Linear(4, 400), nn.LSTM(400, 4, 2, dropout=0.5)
+        self.dropout, self.uses_lstm = 0, True
+
+    def forward(self, x):
+        if self.uses_lstm:
+            self.lstm(self.fc(x))
+        return nn.functional.dropout(self.fc(x), self.dropout, self.training)
+
+
+def test_rates_that_modules_hold():
+    model, x = Holding(), torch.ones(50, 4)
+    ramp = LinearSchedule(0.0, 0.4, epochs=3)
+    spec = {"attr:dropout": Retune(p=ramp), "attr:lstm.dropout": Retune(p=0.1)}
+    attached = attach(model, spec)
+    assert [site.at for site in attached] == ["attribute", "attribute"]
+    for epoch, p in enumerate((0.0, 0.2, 0.4)):
+        attached.step(epoch)
+        assert (model.dropout, model.lstm.dropout) == (pytest.approx(p), 0.1)
+        n = 20_000
+        assert abs((model(x) == 0).sum() - n * p) <= 4 * math.sqrt(n * p * (1 - p))
+    site = attached.sites[0]
+    assert (site.calls, site.active_calls, site.realized_rate, site.layout) == (3, 3, None, None)
+    assert attached.scalars() == {"reg/dropout/Retune/p": 0.4}
+    with attached.paused():
+        assert (model.dropout, model.lstm.dropout) == (0, 0.5)
+    for other in (copy.deepcopy(model), pickled(model)):
+        assert other.dropout == 0.4
+        assert detach_all(other) == 1
+        assert (other.dropout, type(other.dropout), other.lstm.dropout) == (0, int, 0.5)
+        assert model.dropout == 0.4
+    model.eval()
+    assert torch.equal(model(x), model.fc(x))
+    attached.remove()
+    assert (model.dropout, type(model.dropout), model.lstm.dropout) == (0, int, 0.5)
+
+
+def test_a_rate_of_a_module_that_is_never_called_is_told():
+    model = Holding()
+    model.uses_lstm = False
+    attached = attach(model, {"attr:lstm.dropout": Retune(p=0.1)})
+    with pytest.warns(HookWarning, match=r"lstm.dropout/Retune: never called"):
+        model(torch.ones(5, 4))
+    (finding,) = attached.verify()
+    assert "never called" in str(finding)
+
+
+def test_a_plan_of_what_modules_hold_changes_nothing():
+    model = Holding()
+    told = plan(
+        model,
+        {"attr:dropout": Retune(p=LinearSchedule(0.0, 0.4, 5))},
+        example_input=torch.ones(2, 4),
+    )
+    assert (model.dropout, type(model.dropout)) == (0, int)
+    (caution,) = [each for each in told.cautions if each.kind == "recompiles"]
+    assert "each of 5 values: dropout" in caution.text
+    assert told.rows[0].layout is None
+
+
+# Wrapped -------------------------------------------------------------------------------------
+
+
+def test_in_distributed_data_parallel():
+    from torch import distributed
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model = made("Dropout-inplace")
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        attached = attach(wrapped, {"drop": Retune(p=0.25)})
+        y = wrapped(torch.ones(999))
+        y.sum().backward()
+        assert model.weight.grad == pytest.approx(y.sum().item())
+        dropped_by(KINDS["Dropout"], torch.ones(999), y.detach(), 0.25)
+        assert attached.verify(distributed=True) == []
+        attached.remove()
+        assert (model.drop.p, model.drop.inplace) == (0.4, True)
+    finally:
+        distributed.destroy_process_group()
