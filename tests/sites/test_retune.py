@@ -944,7 +944,7 @@ def test_rates_that_modules_hold():
         assert abs((model(x) == 0).sum() - n * p) <= 4 * math.sqrt(n * p * (1 - p))
     site = attached.sites[0]
     assert (site.calls, site.active_calls, site.realized_rate, site.layout) == (3, 3, None, None)
-    assert attached.scalars() == {"reg/dropout/Retune/p": 0.4}
+    assert attached.scalars() == {"reg/dropout/Retune/p": 0.4, "reg/lstm.dropout/Retune/p": 0.1}
     with attached.paused():
         assert (model.dropout, model.lstm.dropout) == (0, 0.5)
     for other in (copy.deepcopy(model), pickled(model)):
