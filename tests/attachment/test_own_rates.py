@@ -168,6 +168,7 @@ NO_RATES = {
     "negative": (lambda: dropout(-0.1), "and is -0.1"),
     "nan": (lambda: dropout(float("nan")), "and is nan"),
     "property": (Property, "the p of Property is a property without a setter"),
+    "scripted, and no rate": (lambda: torch.jit.script(nn.Linear(3, 3)), "it is a ScriptModule"),
     "scripted": (lambda: torch.jit.script(nn.Dropout(0.5)), "it is a ScriptModule"),
 }
 

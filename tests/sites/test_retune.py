@@ -807,16 +807,18 @@ def warned_of(model, spec, epochs=4, call=None):
 
 def test_rates_that_compiled_code_holds_are_told_once():
     torch._dynamo.reset()
-    model = nn.Sequential(nn.Linear(4, 4), Masks(0.1), nn.Dropout(0.2))
+    model = nn.Sequential(nn.Linear(4, 4), Masks(0.1), nn.Dropout(0.2), Masks(0.1))
     spec = {
         "1": Retune(p=LinearSchedule(0, 0.3, epochs=8)),
         "2": Retune(p=LinearSchedule(0, 0.3, epochs=8)),
     }
+    spec["3"] = Retune(p=0.2)
     (text,) = warned_of(model, spec)
     assert text.startswith("1/Retune: if torch.compile runs this model")
     assert "6 values to come" in text
     assert f"recompile_limit ({torch._dynamo.config.recompile_limit})" in text
     assert "2/Retune" not in text
+    assert "3/Retune" not in text
 
 
 @pytest.mark.parametrize("p", [0.2, LinearSchedule(0.2, 0.2, epochs=4)])
