@@ -70,6 +70,7 @@ def test_there_are_both_kinds():
         for cls in ON_ACTIVATIONS
         for at in ("output", "input")
         if (cls, at) != (StochasticDepth, "input")  # it needs a block's output beside its input
+        and cls.__name__ != "Retune"  # of layers that drop: tests/sites/test_retune.py
     ],
 )
 def test_every_random_class_acts(cls, at):

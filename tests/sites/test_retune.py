@@ -500,6 +500,17 @@ def test_paused_a_first_call_drops_at_its_own_rate_once():
     assert set(model(x).unique().tolist()) == {0.0, 1.25}
 
 
+@pytest.mark.parametrize("name", OURS)
+def test_ours_can_act_in_evaluation(name):
+    kind, model, x = KINDS[name], made(name).eval(), input_of(name)
+    attached = attach(model, {"drop": Retune(p=0.3)})
+    expected = model(x)
+    with attached.always():
+        dropped = dropped_by(kind, x, model(x), 0.3)
+    assert 0 < dropped.float().mean() < 1
+    assert torch.equal(model(x), expected)
+
+
 # Copies --------------------------------------------------------------------------------------
 
 
