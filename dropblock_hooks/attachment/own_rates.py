@@ -2,7 +2,9 @@
 
 from collections import defaultdict
 from dataclasses import replace
+from itertools import product
 
+import torch
 from torch import nn
 
 from ..checks import closest
@@ -28,6 +30,8 @@ def own_rates(placements: list[Placement], index: Index) -> tuple[list[Placement
     found, problems = list(placements), list[str]()
     entries: dict[tuple[int, int], list[int]] = defaultdict(list)
     for i, p in enumerate(placements):
+        if isinstance(p.target.module, torch.jit.ScriptModule):
+            continue  # refused, whatever is put on it
         if isinstance(p.regularizer, Retune) and not p.target.parameter:
             entries[p.position].append(i)
         elif p.target.attribute:
@@ -42,6 +46,7 @@ def own_rates(placements: list[Placement], index: Index) -> tuple[list[Placement
 def _settle(found: list[Placement], positions: list[int], index: Index) -> list[str]:
     """Settle the placements of one entry; what is wrong with them."""
     reasons: dict[str, list[str]] = defaultdict(list)
+    by_themselves: list[str] = []
     identities, donors = [], dict[str, Placement]()
     for i in positions:
         p = found[i]
@@ -55,8 +60,7 @@ def _settle(found: list[Placement], positions: list[int], index: Index) -> list[
             continue
         function = None if p.target.attribute else function_of(module, attribute)
         if function is None and p.regularizer.active == "always":
-            why = "it drops by itself, in training mode: active='always' can't reach it"
-            reasons[why].append(p.target.name)
+            by_themselves.append(p.target.name)
         found[i] = _settled(p, attribute, function)
         donors.setdefault(_local(p), found[i])
     for i in identities:
@@ -70,7 +74,11 @@ def _settle(found: list[Placement], positions: list[int], index: Index) -> list[
     first = found[positions[0]]
     about = f"{quote(first.entry.selector)}: {quote(first.regularizer)} can't work on"
     hint = _nearest(reasons, index)
-    return [f"{about} {listed(names, 3)}: {why}{hint}" for why, names in reasons.items()]
+    problems = [f"{about} {listed(names, 3)}: {why}{hint}" for why, names in reasons.items()]
+    if by_themselves:
+        why = "it drops by itself, in training mode: active='always' can't reach it"
+        problems.append(f"{about} {listed(by_themselves, 3)}: {why}")
+    return problems
 
 
 def _settled(p: Placement, attribute: str | None, function: Drop | None) -> Placement:
@@ -107,13 +115,22 @@ def _nearest(reasons: dict[str, list[str]], index: Index) -> str:
     """The layers with a rate that are nearest to the first one without."""
     if not reasons:
         return ""
-    name = next(iter(reasons.values()))[0]
-    able = [n for n, t in index.modules.items() if n and rate_attribute(t.module)]
+    names = [name for group in reasons.values() for name in group]
+    name = names[0]
+    own = [n for n, t in index.attributes.items() if t.owner == name and "drop" in n]
+    if own:
+        return f"; it holds {listed((quote(f'attr:{n}') for n in own), 3)}"
+    able = [n for n, t in index.modules.items() if n not in ("", *names) and _can_be_set(t.module)]
     inside = [n for n in able if not name or n.startswith(f"{name}.")]
     if inside:
         return f"; inside it, {listed(inside, 3)} drop"
     near = closest(name, able) or (f" (there are: {listed(able, 3)})" if able else "")
     return f"; builtin(model) lists what drops{near}" if near else "; nothing in this model does"
+
+
+def _can_be_set(module: nn.Module) -> bool:
+    attribute = rate_attribute(module)
+    return attribute is not None and is_settable(module, attribute)
 
 
 def _held_twice(placements: list[Placement]) -> list[str]:
@@ -143,22 +160,20 @@ def _held_twice(placements: list[Placement]) -> list[str]:
 
 def _dropped_by_two(placements: list[Placement]) -> list[str]:
     """Layers whose own rate is set, and that get another dropout besides."""
-    retuned: dict[int, Placement] = {}
+    layers: dict[nn.Module, list[Placement]] = defaultdict(list)
     for p in placements:
-        if isinstance(p.regularizer, Retune) and not p.target.form:
-            retuned[id(p.target.module)] = p
+        layers[p.target.module].append(p)
     clashes: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    for p in placements:
-        own = retuned.get(id(p.target.module))
-        if own and not isinstance(p.regularizer, Retune) and unit_dropped(p.regularizer):
-            about = quote(own.entry.selector), quote(p.entry.selector), p.regularizer.label
-            clashes[about].append(p.target.name)
-    for p in retuned.values():
-        for hook in hooks_on(p.target.module):
-            other = hook.site.regularizer
-            if not isinstance(other, Retune) and unit_dropped(other):
-                about = quote(p.entry.selector), hook.site.key, other.label
-                clashes[about].append(p.target.name)
+    for module, group in layers.items():
+        new = [(quote(p.entry.selector), p.regularizer, p.attribute) for p in group]
+        live = [
+            (hook.site.key, hook.site.regularizer, getattr(hook, "attribute", None))
+            for hook in hooks_on(module)
+        ]
+        for (a, own, attribute), (b, other, _) in [*product(new, new + live), *product(live, new)]:
+            of_layer = attribute is None or attribute == rate_attribute(module)
+            if isinstance(own, Retune) and of_layer and unit_dropped(other):
+                clashes[a, b, other.label].append(group[0].target.owner)
     return [
         f"{a} and {b}: Retune and {other} both drop at {listed(names, 3)}; give Retune the rate "
         f"that is meant, and leave {other} out"

@@ -192,10 +192,11 @@ def _twice_live(placements: list[Placement]) -> list[str]:
     """The same class on one layer from an Attachment that is still live."""
     clashes: dict[tuple[str, str], list[str]] = defaultdict(list)
     for p in placements:
+        if isinstance(p.regularizer, Retune):
+            continue
         for hook in hooks_on(p.target.module):
-            same_target = hook.parameter == p.target.parameter and not p.target.attribute
             if (
-                same_target
+                hook.parameter == p.target.parameter
                 and hook.site.regularizer.kind == p.regularizer.kind
                 and not _composes(p.entry)
             ):

@@ -70,13 +70,13 @@ class Builtin(Table[BuiltinRow]):
         """
         if not self.rows:
             raise ValueError("this model drops nothing by itself: there is nothing to retune")
-        groups: dict[Any, list[str]] = {}
+        groups: dict[tuple[str, float | None], list[str]] = {}
         for row in self.rows:
-            rate = row.rate if p is None else p
-            groups.setdefault((_alike(row.selector), rate), []).append(row.selector)
+            own = row.rate if p is None else None
+            groups.setdefault((_alike(row.selector), own), []).append(row.selector)
         entries = [
-            (self._selector(pattern, names, whole=p is not None), Retune(p=rate))
-            for (pattern, rate), names in groups.items()
+            (self._selector(pattern, names, whole=own is None), Retune(p=p if own is None else own))
+            for (pattern, own), names in groups.items()
         ]
         return Spec(entries)
 
@@ -122,7 +122,7 @@ def builtin(model: nn.Module, *, root: str = "") -> Builtin:
     rows += [
         _row(target, str(target.attribute))
         for target in index.attributes.values()
-        if target.owner not in layers and "drop" in str(target.attribute)
+        if target.owner not in layers and _is_dropout(target)
     ]
     order = {name: i for i, name in enumerate(index.modules)}
     rows.sort(key=lambda row: order.get(row.name, order.get(row.name.rpartition(".")[0], 0)))
@@ -138,11 +138,18 @@ def _own_attribute(module: nn.Module) -> str | None:
     return attribute if attribute and is_settable(module, attribute) else None
 
 
+def _is_dropout(target: Target) -> bool:
+    """Whether a number of a module is a rate, by its name; a whole one rather counts something."""
+    local = str(target.attribute)
+    return "drop" in local and isinstance(getattr(target.module, local), float)
+
+
 def _row(target: Target, attribute: str) -> BuiltinRow:
     module = target.module
     held = (h for h in hooks_on(module) if isinstance(h, OwnRateHook))
     site = next((h.site for h in held if h.attribute == attribute), None)
-    rate = float(getattr(module, attribute) if site is None else site.rate or 0.0)
+    acts = site is not None and site.control.enabled
+    rate = float(site.rate or 0.0 if site and acts else getattr(module, attribute))
     return BuiltinRow(
         name=target.name or ".",
         type=bare_type(module).__name__,

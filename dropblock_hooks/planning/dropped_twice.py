@@ -15,7 +15,7 @@ from torch import nn
 
 from ..attachment.placement import Placement
 from ..quoting import listed
-from ..regularizers.droppers import unit_dropped
+from ..regularizers.droppers import rate_attribute, unit_dropped
 from ..regularizers.retune import Retune
 from ..selectors.select import Select
 from ..selectors.wrappers import named_modules
@@ -56,7 +56,7 @@ def find_doubled(
         met: for each, layers whose input or output was its very tensor in a forward.
         calls: calls of all layers in that forward: what was not called drops nothing.
     """
-    retunes = [p for p in placements if isinstance(p.regularizer, Retune) and not p.target.form]
+    retunes = [p for p in placements if isinstance(p.regularizer, Retune) and _of_layer(p)]
     live = droppers(base, {p.target.module: highest_rate(p.regularizer) for p in retunes})
     if calls is not None:
         live = {name: dropper for name, dropper in live.items() if calls.get(name)}
@@ -82,6 +82,11 @@ def find_doubled(
         for group in groups.values():
             names = listed((site.placement.target.name for site in group), 3)
             yield f"{told(group)}: {names}", tuple(key for site in group for key in site.keys)
+
+
+def _of_layer(p: Placement) -> bool:
+    """Whether what it sets is the rate of a layer, by whatever name."""
+    return not p.target.form or p.attribute == rate_attribute(p.target.module)
 
 
 def _of_list(sites: list[_Site]) -> str:

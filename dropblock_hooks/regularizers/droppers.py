@@ -69,6 +69,8 @@ def function_of(module: nn.Module, attribute: str) -> Drop | None:
     Layers of torch are told by their forward. Of what drops samples, which each library writes
     anew, a copy is tried.
     """
+    if "forward" in vars(module):
+        return None  # somebody's
     known = _OF_FORWARDS.get(type(module).forward)
     if known is None and unit_of(type(module).__name__) == "samples":
         return _drops_samples(module, attribute)
@@ -106,6 +108,8 @@ _OF_FORWARDS: dict[Any, Drop] = {
 
 def _drops_samples(module: nn.Module, attribute: str) -> Drop | None:
     """Ours, if the layer drops whole samples, and scales the others up or leaves them."""
+    if module._modules or module._parameters or module._buffers:
+        return None  # more than a plain one: a trial could change what it holds
     tried: Any = copy.copy(module)
     tried.training = True
     try:

@@ -205,6 +205,9 @@ def _no_attribute(text: str, index: Index) -> str:
     owner, _, local = text.rpartition(".")
     target = index.modules.get(owner)
     if target is not None and hasattr(target.module, local):
+        if hasattr(type(target.module), local):
+            kind = bare_type(target.module).__name__
+            return f"{quote(text)} is an attribute of the class {kind}, as a property is"
         value = quote(getattr(target.module, local), 60)
         return f"{quote(text)} is no number in [0, 1], but {value}"
     return f"{quote(text)} matches no attribute with a rate{index.closest(text, index.attributes)}"

@@ -2,9 +2,10 @@
 
 import inspect
 import re
+from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from ..checkpointing import NO_TASK, graph_task
@@ -39,6 +40,15 @@ class OwnRateHook(SiteHook):
     def is_constant_in_code(self) -> bool:
         """Whether compiled code holds the rate as a constant: each value is compiled anew."""
         return self.attribute is not None
+
+    def _count_call(self) -> None:
+        """Count a call; what it has dropped is not known."""
+        record = self.site.record
+        if is_compiling():
+            record.meter.add_call()
+            record.meter.add_active(None, 0, 0.0)
+        elif graph_task() == NO_TASK:
+            record.add_active(None, 0, 0.0)
 
     def remove(self, module: nn.Module) -> None:
         super().remove(module)
@@ -76,10 +86,8 @@ class RetuneHook(OwnRateHook, OutputHook):
             self.before = {name: getattr(module, name) for name in names}
             if self.ours:
                 module.register_forward_pre_hook(self._first_call)
-        self._put_on(
-            module._forward_hooks,
-            lambda: module.register_forward_hook(self.__call__, with_kwargs=True),
-        )
+        # first of all: whatever is on the layer gets what the layer itself would give
+        module.register_forward_hook(self.__call__, with_kwargs=True, prepend=True)
         self.put(module)
 
     def held(self) -> dict[str, Any]:
@@ -103,6 +111,9 @@ class RetuneHook(OwnRateHook, OutputHook):
     def _act(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         kwargs, output = rest
         given = (*args, *kwargs.values())
+        integers = isinstance(output, Tensor) and not output.is_floating_point()
+        if not self.ours and (integers or isinstance(output, tuple | list | Mapping)):
+            return self._count_call()  # a layer that gives indices besides, or a mask
         if is_compiling() and self.ours and given:
             output = given[0]
         return super()._act(module, given, {}, output)
@@ -133,12 +144,7 @@ class AttributeHook(OwnRateHook):
         self.put(module)
 
     def _act(self, module: nn.Module, *given: Any) -> None:
-        record = self.site.record
-        if is_compiling():
-            record.meter.add_call()
-            record.meter.add_active(None, 0, 0.0)
-        elif graph_task() == NO_TASK:
-            record.add_active(None, 0, 0.0)
+        self._count_call()
 
 
 def reads(module: nn.Module, name: str) -> bool:

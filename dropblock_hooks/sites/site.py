@@ -120,7 +120,7 @@ class Site:
     def layout(self) -> str | None:
         """The axes of the tensors seen last, ``"NHWC"`` say; None before the first call."""
         form = self.forms.last
-        return None if form is None else form.layout
+        return None if form is None or self.at == "attribute" else form.layout
 
     @property
     def calls(self) -> int:

@@ -20,6 +20,7 @@ from dropblock_hooks import (
     GaussianNoise,
     HookWarning,
     LinearSchedule,
+    Retune,
     Select,
     StochasticDepth,
     WindowSchedule,
@@ -472,3 +473,89 @@ def test_what_is_scripted_or_decorated_is_not_read():
     model = nn.Sequential(nn.Dropout(0.1), scripted, Doubles())
     attach(model, {"2": Dropout(0.1)})  # without a warning
     assert model(torch.ones(1, 2)).shape == (1, 2)
+
+
+# Beside Retune -------------------------------------------------------------------------------
+
+
+class Behind(nn.Module):
+    """A residual block whose branch ends with a layer that drops paths."""
+
+    def __init__(self):
+        super().__init__()
+        self.mlp, self.drop_path = Mlp(0.5), DropPaths(0.2)
+
+    def forward(self, x):
+        return x + self.drop_path(self.mlp(x))
+
+
+TWICE = {
+    "dropout": (lambda: Mlp(0.5), "drop", Dropout(p=0.2), (2, 6), "0.5", "0.6", "drop"),
+    "drop path": (Behind, "mlp", DropPath(p=0.1), (2, 6), "0.2", "0.28", "drop_path"),
+    "a scheduled one": (Behind, "mlp", DropPath(p=RAMP), (2, 6), "0.2", "0.36", "drop_path"),
+}
+
+
+@pytest.mark.parametrize(
+    ("build", "name", "regularizer", "shape", "own", "both", "meant"), TWICE.values(), ids=TWICE
+)
+def test_retune_is_proposed(build, name, regularizer, shape, own, both, meant):
+    model, spec = build(), {name: regularizer}
+    (caution,) = told_by_plan(model, spec, shape)
+    (text,) = told_by_attach(model, spec)
+    ours = regularizer.p if regularizer.p is not RAMP else 0.2
+    for each in (caution.text, text):
+        assert f"drops {own}: {both} in all" in each
+        assert f'change it by "{meant}": Retune(p={ours:g}) alone' in each
+    attach(model, {meant: Retune(p=ours)}).remove()
+
+
+SETTINGS = [
+    (0.4, "0.46"),
+    (LinearSchedule(0.0, 0.6, epochs=5), "0.64"),
+    (ByDepth(0.0, 0.3), "0.37"),
+]
+
+
+@pytest.mark.parametrize(("p", "both"), SETTINGS, ids=repr)
+@pytest.mark.parametrize("selector", ["drop_path", "attr:drop_path.drop_prob"])
+def test_the_rate_is_the_one_that_retune_sets(selector, p, both):
+    model, spec = Behind(), {"mlp": DropPath(p=0.1), selector: Retune(p=p)}
+    assert f": {both} in all" in told_by_plan(model, spec, (2, 6))[0].text
+    assert f": {both} in all" in told_by_attach(model, spec)[0]
+    assert model.drop_path.drop_prob == 0.2
+
+
+@pytest.mark.parametrize("selector", ["drop_path", "attr:drop_path.drop_prob"])
+def test_the_rate_is_the_one_of_a_live_retune(selector):
+    model = Behind()
+    attached = attach(model, {selector: Retune(p=0.4)})
+    model(torch.ones(2, 6))  # from now on ours acts, and the layer's own rate is 0
+    assert ": 0.46 in all" in told_by_attach(model, {"mlp": DropPath(p=0.1)})[0]
+    attached.remove()
+    assert ": 0.28 in all" in told_by_attach(model, {"mlp": DropPath(p=0.1)})[0]
+
+
+@pytest.mark.parametrize("selector", ["drop_path", "attr:drop_path.drop_prob"])
+def test_a_layer_that_is_set_to_0_drops_nothing(selector):
+    model, spec = Behind(), {"mlp": DropPath(p=0.1), selector: Retune(p=0)}
+    assert told_by_plan(model, spec, (2, 6)) == told_by_attach(model, spec) == []
+
+
+def test_retune_alone_drops_once():
+    model, spec = Behind(), {"drop_path": Retune(p=0.4), "mlp.drop": Retune(p=0.1)}
+    assert told_by_plan(model, spec, (2, 6)) == told_by_attach(model, spec) == []
+
+
+def test_inside_the_drop_blocks_of_timm():
+    timm = pytest.importorskip("timm", reason="its models")
+    model = timm.create_model("resnet18", drop_block_rate=0.1)
+    (text,) = told_by_attach(model, {"layer4.*": DropBlock2d(p=0.2, block_size=7)})
+    assert "0.1: 0.28 in all" in text
+    assert "make the model with drop_block_rate=0" in text
+    assert '"layer4.0.drop_block": Retune(p=0.2) alone' in text
+    spec = {
+        "layer4.*": DropBlock2d(p=0.2, block_size=7),
+        "layer4.*.drop_block": Retune(p=0.5),
+    }
+    assert "0.5: 0.6 in all" in told_by_attach(model, spec)[0]

@@ -1,0 +1,290 @@
+"""What Retune can't be put on: one clear error each, and nothing has changed."""
+
+import warnings
+
+import pytest
+import timm.layers
+import torch
+from torch import nn
+
+from dropblock_hooks import (
+    ClipGradNorm,
+    Disout,
+    Dropout,
+    Dropout2d,
+    DropPath,
+    GaussianNoise,
+    Retune,
+    Select,
+    SpecError,
+    attach,
+)
+
+
+class Branch(nn.Module):
+    def __init__(self, p):
+        super().__init__()
+        self.norm = nn.Identity()
+        self.drop_path = timm.layers.DropPath(p) if p else nn.Identity()
+
+    def forward(self, x):
+        return x + self.drop_path(self.norm(x))
+
+
+class Property(nn.Module):
+    @property
+    def p(self):
+        return 0.5
+
+    def forward(self, x):
+        return x
+
+
+class Settable(nn.Module):
+    """A property with a setter."""
+
+    def __init__(self, share):
+        super().__init__()
+        self.share = share
+
+    @property
+    def p(self):
+        return self.share / 100
+
+    @p.setter
+    def p(self, p):
+        self.share = 100 * p
+
+    def forward(self, x):
+        return nn.functional.dropout(x, self.p, self.training)
+
+
+class Masks(nn.Module):
+    def __init__(self, prob):
+        super().__init__()
+        self.prob = prob
+
+    def forward(self, x):
+        return x * (torch.rand_like(x) >= self.prob) if self.training else x
+
+
+def dropout(p):
+    """An ``nn.Dropout`` with anything for a rate."""
+    layer = nn.Dropout()
+    layer.p = p
+    return layer
+
+
+def buffered():
+    layer = nn.Dropout()
+    del layer.p
+    layer.register_buffer("p", torch.tensor(0.5))
+    return layer
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.dropout = nn.Linear(3, 3), nn.Dropout(0.5)
+        self.branches = nn.Sequential(Branch(0.0), Branch(0.2))
+        self.lstm, self.other = nn.LSTM(3, 3, 2, dropout=0.1), nn.Identity()
+
+    def forward(self, x):
+        return self.branches(self.dropout(self.fc(x)))
+
+
+R = Retune(p=0.25)
+BAD = {
+    "no rate": (
+        {"fc": R},
+        r"'fc': Retune\(p=0.25\) can't work on fc: a Linear holds no rate \(p, drop_prob, prob\); "
+        r"builtin\(model\) lists what drops \(there are: dropout, branches.1.drop_path\)$",
+    ),
+    "holds one itself": ({"lstm": R}, r"a LSTM holds no rate .*; it holds 'attr:lstm.dropout'$"),
+    "inside": ({"branches": R}, "a Sequential holds no rate .*; inside it, branches.1.drop_path"),
+    "the model": ({".": R}, "a Net holds no rate .*; inside it, dropout"),
+    "misspelt": ({"dropuot": R}, r"'dropuot' matches nothing \(closest: dropout\)"),
+    "a parameter": ({"param:fc.weight": R}, "param: takes regularizers of gradients"),
+    "an Identity": (
+        {"branches.0.drop_path": R},
+        r"it is an nn.Identity, .* to drop samples there, put DropPath\(p=...\) on it",
+    ),
+    "another Identity": (
+        {"branches.**.norm": R, "other": Dropout(p=0.1)},
+        r"on branches.0.norm, branches.1.norm: it is an nn.Identity, .* DropPath\(p=...\)",
+    ),
+    "an Identity besides": (
+        {"branches.*.*": R},
+        "on branches.0.norm, branches.1.norm: it is an nn.Identity, and no layer of this entry "
+        "that drops has its name",
+    ),
+    "in one list": ({"dropout": [R, R]}, "'dropout' and 'dropout': both set dropout; a rate is"),
+    "in two entries": ({"dropout": R, "type:Dropout": R}, "'dropout' and 'type:Dropout': both set"),
+    "by attr, too": ({"dropout": R, "attr:dropout.p": R}, "both set dropout.p; a rate is held by"),
+    "twice by attr": ({"attr:lstm.dropout": R, "attr:lstm.*": R}, "both set lstm.dropout"),
+    "with Dropout": (
+        {"dropout": [R, Dropout(p=0.1)]},
+        "'dropout' and 'dropout': Retune and Dropout both drop at dropout; give Retune the rate "
+        "that is meant, and leave Dropout out",
+    ),
+    "after Dropout": (
+        {"type:Dropout": Dropout2d(p=0.1), "dropout": R},
+        "'dropout' and 'type:Dropout': Retune and Dropout2d both drop at dropout",
+    ),
+    "by attr with Dropout": (
+        {"attr:dropout.p": R, "dropout": Dropout(p=0.1)},
+        "'attr:dropout.p' and 'dropout': Retune and Dropout both drop at dropout",
+    ),
+    "DropPath": (
+        {"branches.*.drop_path": R, Select(names="branches.1.*", compose=True): DropPath(p=0.1)},
+        "Retune and DropPath both drop at branches.1.drop_path",
+    ),
+    "always, by attr": (
+        {"attr:lstm.dropout": Retune(p=0.1, active="always")},
+        "drops by itself, in training mode: active='always' can't reach it$",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_specs(case, hook_count):
+    spec, message = BAD[case]
+    model = Net()
+    with pytest.raises(SpecError, match=f"(?s)^1 problem in the spec:\n.*{message}"):
+        attach(model, spec)
+    assert hook_count(model) == 0
+    assert model.dropout.p == 0.5
+    assert model.branches[1].drop_path.drop_prob == 0.2
+    assert model.lstm.dropout == 0.1
+
+
+NO_RATES = {
+    "tensor": (lambda: dropout(torch.tensor(0.5)), r"must be a number in \[0, 1\], and is tensor"),
+    "buffer": (buffered, r"must be a number in \[0, 1\], and is tensor"),
+    "text": (lambda: dropout("0.5"), "and is '0.5'"),
+    "None": (lambda: dropout(None), "and is None"),
+    "bool": (lambda: dropout(True), "and is True"),
+    "large": (lambda: dropout(2.0), "and is 2.0"),
+    "negative": (lambda: dropout(-0.1), "and is -0.1"),
+    "nan": (lambda: dropout(float("nan")), "and is nan"),
+    "property": (Property, "the p of Property is a property without a setter"),
+    "scripted, and no rate": (lambda: torch.jit.script(nn.Linear(3, 3)), "it is a ScriptModule"),
+    "scripted": (lambda: torch.jit.script(nn.Dropout(0.5)), "it is a ScriptModule"),
+}
+
+
+@pytest.mark.parametrize("case", NO_RATES)
+@pytest.mark.filterwarnings("ignore:.*torch.jit:")
+def test_layers_without_a_rate_that_can_be_set(case):
+    make, message = NO_RATES[case]
+    model = nn.Sequential(nn.Linear(3, 3), make())
+    with pytest.raises(SpecError, match=f"^1 problem in the spec:\n.*{message}") as raised:
+        attach(model, {"1": R})
+    assert "closest: 1" not in str(raised.value)
+
+
+def test_a_layer_of_its_own_can_t_be_always_on(hook_count):
+    model = nn.Sequential(nn.Linear(3, 3), Masks(0.5), nn.Dropout(0.5))
+    with pytest.raises(SpecError, match=r"1 problem.*\n.* on 1: it drops by itself, .*reach it$"):
+        attach(model, {"1": Retune(p=0.1, active="always")})
+    assert (model[1].prob, hook_count(model)) == (0.5, 0)
+    attach(model, {"2": Retune(p=1.0, active="always")})
+    assert model.eval()(torch.ones(2, 3)).tolist() == [[0.0] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({}, TypeError, "'p'"),
+        ({"p": 1.5}, ValueError, r"p must be in \[0, 1\], got 1.5"),
+        ({"p": -0.1}, ValueError, r"p must be in \[0, 1\], got -0.1"),
+        ({"p": float("nan")}, ValueError, r"p must be in \[0, 1\], got nan"),
+        ({"p": "0.1"}, TypeError, "p must be a number or a schedule, got '0.1'"),
+        ({"p": None}, TypeError, "p must be a number or a schedule, got None"),
+        ({"p": True}, TypeError, "p must be a number or a schedule, got True"),
+        ({"p": torch.tensor(0.1)}, TypeError, "p must be a number or a schedule, got tensor"),
+        ({"p": 0.1, "at": "input"}, ValueError, "it takes no at, index or layout"),
+        ({"p": 0.1, "index": 0}, ValueError, "it takes no at, index or layout"),
+        ({"p": 0.1, "layout": "NHWC"}, ValueError, "it takes no at, index or layout"),
+        ({"p": 0.1, "function": len}, TypeError, "unexpected keyword argument 'function'"),
+    ],
+)
+def test_arguments(options, error, message):
+    with pytest.raises(error, match=message):
+        Retune(**options)
+
+
+LIVE = {
+    "Retune": ({"dropout": R}, {"dropout": R}, "'dropout': Retune is already on, as dropout/Ret"),
+    "by attr": ({"attr:dropout.p": R}, {"dropout": R}, "already on, as dropout.p/Retune of a live"),
+    "attr": ({"dropout": R}, {"attr:dropout.p": R}, "Retune is already on, as dropout/Retune of"),
+    "attr twice": ({"attr:lstm.dropout": R}, {"attr:lstm.*": R}, "on, as lstm.dropout/Retune of"),
+    "Dropout": (
+        {"dropout": R},
+        {"dropout": Dropout(p=0.1)},
+        "dropout/Retune and 'dropout': Retune and Dropout both drop at dropout",
+    ),
+    "on Dropout": (
+        {"dropout": Dropout(p=0.1)},
+        {"dropout": R},
+        "'dropout' and dropout/Dropout: Retune and Dropout both drop at dropout",
+    ),
+    "attr on Dropout": (
+        {"dropout": Dropout(p=0.1)},
+        {"attr:dropout.p": R},
+        "'attr:dropout.p' and dropout/Dropout: Retune and Dropout both drop at dropout",
+    ),
+    "Identity": ({"branches.*.drop_path": R}, {"branches.*.drop_path": R}, "live Attachment"),
+}
+
+
+@pytest.mark.parametrize("case", LIVE)
+def test_what_is_on_already(case, hook_count):
+    first, second, message = LIVE[case]
+    model = Net()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        attached = attach(model, first)
+    hooks = hook_count(model)
+    rates = model.dropout.p, model.lstm.dropout
+    with pytest.raises(SpecError, match=f"^1 problem in the spec:\n.*{message}"):
+        attach(model, second)
+    assert hook_count(model) == hooks
+    assert (model.dropout.p, model.lstm.dropout) == rates
+    attached.remove()
+    assert (model.dropout.p, model.lstm.dropout) == (0.5, 0.1)
+
+
+@pytest.mark.parametrize("other", [GaussianNoise(0.1), Disout(p=0.1), ClipGradNorm(1.0)], ids=repr)
+@pytest.mark.filterwarnings("ignore:.*block")
+def test_what_does_not_drop_goes_beside_it(other):
+    model = nn.Sequential(nn.Conv2d(1, 1, 1), nn.Dropout(0.5))
+    attached = attach(model, {"1": [R, other]})
+    model(torch.ones(2, 1, 9, 9)).sum().backward()
+    assert attached.verify() == []
+    attached.remove()
+    attach(model, {"1": other}).remove()
+    assert model[1].p == 0.5
+
+
+def test_all_problems_are_told_at_once():
+    spec = {"fc": R, "branches.0.drop_path": R, "dropout": [R, Dropout(p=0.1)], "dropuot": R}
+    with pytest.raises(SpecError, match="^4 problems"):
+        attach(Net(), spec)
+
+
+def test_a_property_with_a_setter_is_a_rate():
+    model = nn.Sequential(Settable(50))
+    attached = attach(model, {"0": R})
+    assert model[0].share == 25
+    attached.remove()
+    assert model[0].share == 50
+
+
+@pytest.mark.parametrize("name", ["p", "drop_prob", "prob", "drop_rate", "drop_p"])
+def test_names_of_rates(name):
+    layer = Masks(0.5)
+    del layer.prob
+    setattr(layer, name, 0.5)
+    attach(nn.Sequential(layer), {"0": R})
+    assert getattr(layer, name) == 0.25

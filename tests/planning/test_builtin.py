@@ -1,0 +1,215 @@
+"""builtin: what a model drops already."""
+
+import copy
+
+import pytest
+import timm
+import timm.layers
+import torch
+from scipy import stats
+from torch import nn
+
+from dropblock_hooks import (
+    ByDepth,
+    LinearSchedule,
+    Retune,
+    Select,
+    Spec,
+    attach,
+    builtin,
+)
+
+
+class Block(nn.Module):
+    def __init__(self, rate):
+        super().__init__()
+        self.fc, self.drop = nn.Linear(4, 4), nn.Dropout(0.1)
+        self.drop_path = timm.layers.DropPath(rate) if rate else nn.Identity()
+
+    def forward(self, x):
+        return x + self.drop_path(self.drop(self.fc(x)))
+
+
+class Net(nn.Module):
+    """Blocks whose rates grow, and rates that modules hold themselves."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(*(Block(rate) for rate in (0.0, 0.1, 0.2)))
+        self.attention = nn.MultiheadAttention(4, 2, dropout=0.3, batch_first=True)
+        self.head_dropout, self.drop_last, self.prob, self.p = 0.4, 1, 0.5, 0.5
+        self.drop_text = "no"
+
+    def forward(self, x):
+        x = self.attention(*[self.blocks(x)] * 3)[0]
+        return nn.functional.dropout(x, self.head_dropout, self.training)
+
+
+def rows_of(model, **options):
+    return [(row.selector, row.type, row.rate, row.on) for row in builtin(model, **options)]
+
+
+ROWS = [
+    ("attr:head_dropout", "Net", 0.4, True),
+    ("blocks.0.drop", "Dropout", 0.1, True),
+    ("blocks.1.drop", "Dropout", 0.1, True),
+    ("blocks.1.drop_path", "DropPath", 0.1, True),
+    ("blocks.2.drop", "Dropout", 0.1, True),
+    ("blocks.2.drop_path", "DropPath", 0.2, True),
+    ("attr:attention.dropout", "MultiheadAttention", 0.3, True),
+]
+
+
+def test_rows():
+    assert rows_of(Net()) == ROWS
+
+
+def test_text():
+    text = str(builtin(Net()))
+    assert text.startswith("7 rates in Net\n")
+    assert '"attr:attention.dropout": Retune(p=0.3)' in text
+    assert "held by" not in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_names_begin_at_a_root():
+    assert rows_of(Net(), root="blocks.1") == [
+        ("drop", "Dropout", 0.1, True),
+        ("drop_path", "DropPath", 0.1, True),
+    ]
+
+
+def test_a_layer_alone():
+    assert rows_of(nn.Dropout(0.5)) == [(".", "Dropout", 0.5, True)]
+    model = nn.Dropout(0.5)
+    attached = attach(model, builtin(model).spec(p=0.25))
+    assert model.p == 0.25
+    attached.remove()
+
+
+def test_off_are_rates_of_0_and_layers_in_evaluation():
+    model = nn.Sequential(nn.Dropout(0.0), nn.Dropout(0.5), nn.Dropout(0.5)).train()
+    model[2].eval()
+    assert [row.on for row in builtin(model)] == [False, True, False]
+
+
+def test_shared_layers_are_one_row():
+    drop = nn.Dropout(0.5)
+    (row,) = builtin(nn.Sequential(drop, nn.ReLU(), drop))
+    assert (row.name, row.aliases) == ("0", ("2",))
+
+
+def test_wrappers_are_looked_through():
+    model = Net()
+    assert rows_of(torch.compile(model)) == rows_of(torch.optim.swa_utils.AveragedModel(model))
+    assert rows_of(torch.compile(model)) == ROWS
+
+
+def test_a_model_without_any():
+    found = builtin(nn.Sequential(nn.Linear(3, 3), nn.Identity()))
+    assert len(found) == 0
+    assert str(found).startswith("0 rates in Sequential")
+    with pytest.raises(ValueError, match="drops nothing by itself: there is nothing to retune"):
+        found.spec()
+
+
+@pytest.mark.parametrize("bad", [None, "resnet18", {}, nn.Linear])
+def test_no_model(bad):
+    with pytest.raises(TypeError, match="model must be a torch.nn.Module"):
+        builtin(bad)
+
+
+def test_what_is_retuned_shows_the_rate_that_holds():
+    model = Net()
+    spec = {
+        "blocks.*.drop": Retune(p=LinearSchedule(0.0, 0.6, 4)),
+        "attr:head_dropout": Retune(0.5),
+    }
+    attached = attach(model, spec)
+    model(torch.ones(2, 3, 4))
+    attached.step(2)
+    assert model.blocks[0].drop.p == 0
+    rates = {row.selector: (row.rate, row.retuned) for row in builtin(model)}
+    assert rates["blocks.0.drop"] == (pytest.approx(0.4), "blocks.0.drop/Retune")
+    assert rates["attr:head_dropout"] == (0.5, "head_dropout/Retune")
+    assert rates["blocks.1.drop_path"] == (0.1, None)
+    assert "held by" in str(builtin(model))
+    with attached.paused():
+        assert rows_of(model) == ROWS
+    attached.remove()
+    assert rows_of(model) == ROWS
+
+
+# Specs ---------------------------------------------------------------------------------------
+
+
+def rates_under(spec):
+    model = Net()
+    return {site.name: site.rate for site in attach(model, spec)}
+
+
+def test_a_spec_keeps_each_rate():
+    spec = builtin(Net()).spec()
+    assert rates_under(spec) == {name.removeprefix("attr:"): rate for name, _, rate, _ in ROWS}
+    assert "blocks.*.drop" in spec.to_plain()
+
+
+def test_a_spec_of_one_rate_counts_identities_in():
+    rates = rates_under(builtin(Net()).spec(p=0.25))
+    assert rates.keys() == {*(n.removeprefix("attr:") for n, *_ in ROWS), "blocks.0.drop_path"}
+    assert set(rates.values()) == {0.25}
+    by_depth = rates_under(builtin(Net()).spec(p=ByDepth(0.0, 0.2)))
+    assert [by_depth[f"blocks.{i}.drop_path"] for i in range(3)] == [0.0, 0.1, 0.2]
+
+
+def test_a_spec_changes_nothing_that_is_drawn():
+    """Zeros in 200 outputs: a bare model, and one with what it has."""
+    torch.manual_seed(0)
+    bare = Net()
+    held = copy.deepcopy(bare)
+    attach(held, builtin(held).spec())
+    x = torch.randn(8, 4, 4)
+    zeros, norms = [], []
+    for model in (bare, held):
+        ys = [model(x) for _ in range(200)]
+        zeros.append([(y == 0).float().mean().item() for y in ys])
+        norms.append([y.norm().item() for y in ys])
+    assert stats.ks_2samp(*zeros).pvalue > 1e-3
+    assert stats.ks_2samp(*norms).pvalue > 1e-3
+    assert torch.equal(bare.eval()(x), held.eval()(x))
+
+
+@pytest.mark.parametrize("p", [None, 0.25, ByDepth(0.0, 0.2), LinearSchedule(0.0, 0.2, epochs=3)])
+def test_a_spec_is_written_and_read(p, tmp_path):
+    spec = builtin(Net()).spec(p=p)
+    spec.save(tmp_path / "spec.yaml")
+    assert Spec.load(tmp_path / "spec.yaml") == spec
+    attach(Net(), tmp_path / "spec.yaml")
+
+
+@pytest.mark.parametrize(
+    ("p", "error", "message"),
+    [(2, ValueError, "got 2"), ([0.1], TypeError, r"got \[0.1\]"), ("a", TypeError, "got 'a'")],
+)
+def test_no_rates(p, error, message):
+    with pytest.raises(error, match=f"p must be .*{message}"):
+        builtin(Net()).spec(p=p)
+
+
+def test_names_that_a_pattern_would_not_mean_alone():
+    """The head between them holds no rate, and is no Identity."""
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 3), nn.Dropout(0.5))
+    spec = builtin(model).spec(p=0.1)
+    assert repr(Select(names=("0", "2"))) in repr(spec)
+    assert len(attach(model, spec)) == 2
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet18", "convnext_atto"])
+def test_models_of_timm(name):
+    with torch.device("meta"):
+        model = timm.create_model(name, drop_rate=0.1, drop_path_rate=0.2)
+    rows = rows_of(model)
+    assert max(rate for *_, rate, _ in rows) == pytest.approx(0.2)
+    for spec in (builtin(model).spec(), builtin(model).spec(p=0.15)):
+        attach(model, spec).remove()
+        assert rows_of(model) == rows

@@ -1,0 +1,129 @@
+"""attr: selectors: the numbers that modules hold as rates."""
+
+import pytest
+import torch
+from torch import nn
+
+from dropblock_hooks import ClipGradNorm, Dropout, Retune, Select, SpecError, attach
+
+
+class Layer(nn.Module):
+    def __init__(self, dropout):
+        super().__init__()
+        self.fc, self.drop = nn.Linear(3, 3), nn.Dropout(0.5)
+        self.dropout = dropout
+        self.attention_dropout = 0.25
+
+    def forward(self, x):
+        return self.drop(self.fc(x))
+
+
+class Holder(nn.Module):
+    """Holds rates, and what is none, under names of rates."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(0.0), Layer(1)])
+        self.lstm = nn.LSTM(3, 3, 2, dropout=0.5)
+        self.drop_rate, self.prob_mask, self.p, self.threshold = 0.125, 0.0, 0.5, 0.75
+        self.drop_tensor, self.drop_text, self.drop_bool = torch.tensor(0.5), "0.5", True
+        self.drop_none, self.drop_large, self.drop_negative, self.drop_nan = (
+            None,
+            2.0,
+            -0.1,
+            float("nan"),
+        )
+        self.register_buffer("drop_buffer", torch.tensor(0.5))
+
+    of_class_dropout = 0.5
+
+    @property
+    def drop_property(self):
+        return 0.5
+
+    def forward(self, x):
+        return x
+
+
+MATCHES = {
+    "attr:drop_rate": ["drop_rate"],
+    "attr:lstm.dropout": ["lstm.dropout"],
+    "attr:layers.*.dropout": ["layers.0.dropout", "layers.1.dropout"],
+    "attr:layers.1.*dropout": ["layers.1.dropout", "layers.1.attention_dropout"],
+    "attr:*": ["drop_rate", "prob_mask", "p"],
+    "attr:*.dropout": ["lstm.dropout"],
+    "attr:layers.*.drop.p": ["layers.0.drop.p", "layers.1.drop.p"],
+    "attr:**.p": ["p", "layers.0.drop.p", "layers.1.drop.p"],
+    r"attr:re:layers\.[01]\.dropout": ["layers.0.dropout", "layers.1.dropout"],
+    "attr:re:.*attention.*": ["layers.0.attention_dropout", "layers.1.attention_dropout"],
+    "attr:threshold": ["threshold"],  # any number, if it is named in full
+}
+SELECTS = {
+    Select(names="attr:layers.*.dropout", expect=2): ["layers.0.dropout", "layers.1.dropout"],
+    Select(names=("attr:drop_rate", "attr:lstm.dropout")): ["drop_rate", "lstm.dropout"],
+    Select(names="attr:layers.*.*dropout", exclude="attr:*.*.attention*"): [
+        "layers.0.dropout",
+        "layers.1.dropout",
+    ],
+    Select(names="attr:layers.*.dropout", where=lambda name, module: module.dropout == 1): [
+        "layers.1.dropout"
+    ],
+}
+
+
+@pytest.mark.parametrize("selector", [*MATCHES, *SELECTS], ids=str)
+def test_matches(selector):
+    expected = {**MATCHES, **SELECTS}[selector]
+    attached = attach(Holder(), {selector: Retune(p=0.25)})
+    assert [site.name for site in attached] == expected
+    assert [site.at for site in attached] == ["attribute"] * len(expected)
+
+
+NOTHING = {
+    "attr:drop_rato": r"'drop_rato' matches no attribute with a rate \(closest: drop_rate\)",
+    "attr:lstm.dropuot": r"matches no attribute with a rate \(closest: lstm.dropout",
+    "attr:zzz*": "'zzz\\*' matches no attribute with a rate",
+    "attr:re:zzz": "'zzz' matches no attribute with a rate",
+    "attr:re:(": "'\\(' is not a regular expression",
+    "attr:": "is empty",
+    "attr:.": "'.' matches no attribute with a rate",
+    "attr:nowhere.p": "'nowhere.p' matches no attribute with a rate",
+    "attr:lstm": "'lstm' is a layer: select it by its name alone, 'lstm'",
+    "attr:layers.0.drop": "is a layer: select it by its name alone, 'layers.0.drop'",
+    "attr:drop_tensor": r"is no number in \[0, 1\], but tensor\(0.5000\)",
+    "attr:drop_buffer": r"is no number in \[0, 1\], but tensor\(0.5000\)",
+    "attr:drop_text": r"is no number in \[0, 1\], but '0.5'",
+    "attr:drop_bool": r"is no number in \[0, 1\], but True",
+    "attr:drop_none": r"is no number in \[0, 1\], but None",
+    "attr:drop_large": r"is no number in \[0, 1\], but 2.0",
+    "attr:drop_negative": r"is no number in \[0, 1\], but -0.1",
+    "attr:drop_nan": r"is no number in \[0, 1\], but nan",
+    "attr:layers.0.fc.in_features": r"is no number in \[0, 1\], but 3",
+    "attr:layers.0.training": r"is no number in \[0, 1\], but True",
+    "attr:drop_property": "is an attribute of the class Holder, as a property is",
+    "attr:of_class_dropout": "is an attribute of the class Holder",
+    "atr:dropout": r"atr: is not a form of selector \(closest: attr\)",
+    Select(names="attr:drop_*", expect=7): "expected 7 layers, got 1: drop_rate",
+}
+
+
+@pytest.mark.parametrize("selector", NOTHING, ids=str)
+def test_what_matches_nothing(selector):
+    model = Holder()
+    with pytest.raises(SpecError, match=f"^1 problem in the spec:\n.*{NOTHING[selector]}"):
+        attach(model, {selector: Retune(p=0.25)})
+
+
+@pytest.mark.parametrize("other", [Dropout(p=0.2), ClipGradNorm(max_norm=1.0)], ids=repr)
+def test_only_retune_is_put_on_a_rate(other):
+    model = Holder()
+    with pytest.raises(SpecError, match=r"1 problem.*\n.*attr: takes Retune alone, got (Dro|Clip)"):
+        attach(model, {"attr:drop_rate": other})
+    assert model.drop_rate == 0.125
+
+
+def test_none_clears_a_rate():
+    model = Holder()
+    spec = [("attr:layers.*.dropout", Retune(p=0.25)), ("attr:layers.0.dropout", None)]
+    assert [site.name for site in attach(model, spec)] == ["layers.1.dropout"]
+    assert (model.layers[0].dropout, model.layers[1].dropout) == (0.0, 0.25)
