@@ -4,7 +4,7 @@ import inspect
 import re
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from ..checkpointing import NO_TASK, graph_task
@@ -44,6 +44,15 @@ class OwnRateHook(SiteHook):
         super().remove(module)
         for name, value in self.before.items():
             setattr(module, name, value)
+
+    def _count_call(self) -> None:
+        """Count a call, and nothing of what was dropped in it."""
+        record = self.site.record
+        if is_compiling():
+            record.meter.add_call()
+            record.meter.add_active(None, 0, 0.0)
+        elif graph_task() == NO_TASK:
+            record.add_active(None, 0, 0.0)
 
 
 class RetuneHook(OwnRateHook, OutputHook):
@@ -102,6 +111,8 @@ class RetuneHook(OwnRateHook, OutputHook):
 
     def _act(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         kwargs, output = rest
+        if not self.ours and not isinstance(output, Tensor):
+            return self._count_call()  # as of what drops tokens, and tells which it keeps
         given = (*args, *kwargs.values())
         if is_compiling() and self.ours and given:
             output = given[0]
@@ -133,12 +144,7 @@ class AttributeHook(OwnRateHook):
         self.put(module)
 
     def _act(self, module: nn.Module, *given: Any) -> None:
-        record = self.site.record
-        if is_compiling():
-            record.meter.add_call()
-            record.meter.add_active(None, 0, 0.0)
-        elif graph_task() == NO_TASK:
-            record.add_active(None, 0, 0.0)
+        self._count_call()
 
 
 def reads(module: nn.Module, name: str) -> bool:
