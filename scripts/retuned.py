@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 HEADER = """# What the timm families drop by themselves, retuned
 
-`builtin(model).spec(p=LinearSchedule({first}, {p}, epochs=2))` on the smallest model of each family,
-built with every rate that the family takes ({options}); random weights, batch {batch}, CPU; a
-training step in each of the two epochs, and evaluations. A row is *ok* when
+`builtin(model).spec(p=LinearSchedule({first}, {p}, epochs=2))` on the smallest model of each
+family, built with every rate that the family takes ({options}); random weights, batch {batch},
+CPU; a training step in each of the two epochs, and evaluations. A row is *ok* when
 
 - where ours acts in place of the layer: the layer's rate is 0, each call and all that was dropped
   is counted, and of at least {decisions} decisions for the layer's own shapes the share dropped is

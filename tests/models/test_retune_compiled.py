@@ -16,20 +16,27 @@ from dropblock_hooks import HookWarning, LinearSchedule, Retune, attach
 from tests.cases import rest_slow
 
 EPOCHS = 50
+SMALL = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+}
 
 
 def timm_vit(**rates):
     timm = pytest.importorskip("timm", reason="the model is timm's")
-    sizes = {
-        "img_size": 32,
-        "patch_size": 16,
-        "embed_dim": 16,
-        "depth": 2,
-        "num_heads": 2,
-        "num_classes": 5,
-    }
     model = timm.models.VisionTransformer(
-        **sizes, drop_path_rate=0.2, proj_drop_rate=0.1, pos_drop_rate=0.1, **rates
+        img_size=32,
+        patch_size=16,
+        embed_dim=16,
+        depth=2,
+        num_heads=2,
+        num_classes=5,
+        drop_path_rate=0.2,
+        proj_drop_rate=0.1,
+        pos_drop_rate=0.1,
+        **rates,
     )
     selectors = (
         "blocks.*.drop_path1", "blocks.*.drop_path2", "blocks.*.attn.proj_drop",
@@ -40,14 +47,8 @@ def timm_vit(**rates):
 
 def bert():
     transformers = pytest.importorskip("transformers", reason="the model is Hugging Face's")
-    sizes = {
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 24,
-    }
     config = transformers.BertConfig(
-        **sizes, vocab_size=50, max_position_embeddings=16, attention_probs_dropout_prob=0.0
+        **SMALL, vocab_size=50, max_position_embeddings=16, attention_probs_dropout_prob=0.0
     )
     model = transformers.BertModel(config, add_pooling_layer=False)
     return model, torch.randint(3, 50, (2, 7)), ("embeddings.dropout", "**.output.dropout")
@@ -114,13 +115,7 @@ def bert_attention():
 
 def llama():
     transformers = pytest.importorskip("transformers", reason="the model is Hugging Face's")
-    sizes = {
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 24,
-    }
-    config = transformers.LlamaConfig(**sizes, vocab_size=50, attention_dropout=0.1)
+    config = transformers.LlamaConfig(**SMALL, vocab_size=50, attention_dropout=0.1)
     config.use_cache = False
     model = transformers.LlamaModel(config)
     return model, torch.randint(3, 50, (2, 7)), ("attr:layers.*.self_attn.attention_dropout",)
