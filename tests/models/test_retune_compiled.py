@@ -76,7 +76,7 @@ def test_fifty_rates_make_at_most_two_graphs(build, backend):
     torch._dynamo.reset()
     counters.clear()
     model, x, selectors = build()
-    schedule = LinearSchedule(0.0, 0.49, epochs=EPOCHS)
+    schedule = LinearSchedule(0.01, 0.5, epochs=EPOCHS)
     attached = attach(model, {selector: Retune(p=schedule) for selector in selectors})
     run = torch.compile(model.train(), backend=backend, fullgraph=True)
     graphs = []
@@ -87,8 +87,8 @@ def test_fifty_rates_make_at_most_two_graphs(build, backend):
     assert graphs[0] == 1
     assert graphs[1] == graphs[-1] <= 2
     assert all(site.calls == EPOCHS for site in attached.sites)
-    for site in attached.sites:  # the mean of the rates is 0.245; a DropPath has made 100 decisions
-        assert abs(site.total_realized_rate - 0.245) < 0.2
+    for site in attached.sites:  # the mean of the rates is 0.255; a DropPath has made 100 decisions
+        assert abs(site.total_realized_rate - 0.255) < 0.2
     torch._dynamo.reset()
 
 
