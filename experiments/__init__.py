@@ -14,8 +14,8 @@ Read in this order:
 - `recounting`: whether what is said of it, in reports and READMEs, is what the runs tell
 
 What attaching costs is another matter: `overhead` times works against `peers`, with their
-`memory`. `families` tries every timm family.
+`memory`. `families` tries every timm family; `retuned`, what each drops by itself.
 
 The commands are in `scripts`: `train.py`, `ablate.py`, `report.py`, `recount.py`,
-`bench_overhead.py`, `families.py`, `matrix.py`; `commands`: how each begins and ends.
+`bench_overhead.py`, `families.py`, `retuned.py`, `matrix.py`; `commands`: how each begins and ends.
 """

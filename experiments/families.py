@@ -44,13 +44,13 @@ class Member:
     options: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     channels: tuple[int, int] | None = None
 
-    def build(self) -> nn.Module:
+    def build(self, **options: Any) -> nn.Module:
         """The model with random weights."""
         import timm
 
-        built: nn.Module = timm.create_model(
-            self.model, **({"img_size": self.size} if self.sized else {})
-        )
+        if self.sized:
+            options["img_size"] = self.size
+        built: nn.Module = timm.create_model(self.model, **options)
         return built
 
     def spec(self) -> dict[str, Any]:
@@ -247,12 +247,12 @@ def observe(member: Member, checkpointing: bool = False) -> Outcome:
     model, x = member.build(), torch.randn(BATCH, 3, member.size, member.size)
     if checkpointing:
         model.set_grad_checkpointing(True)  # type: ignore[operator]
-    keys, hooks = list(model.state_dict()), _hook_count(model)
+    keys, hooks = list(model.state_dict()), hook_count(model)
     with torch.no_grad():
-        bare = _tensors(model.eval()(x))
+        bare = tensors_of(model.eval()(x))
     attached = attach(model, member.spec())
     with torch.no_grad():
-        equal = all(map(torch.equal, bare, _tensors(model.eval()(x))))
+        equal = all(map(torch.equal, bare, tensors_of(model.eval()(x))))
     modules = [model.get_submodule(site.name) for site in attached.sites]
     kept = [_Kept(attached) for _ in modules]
     handles = [
@@ -260,7 +260,7 @@ def observe(member: Member, checkpointing: bool = False) -> Outcome:
         for module, keep in zip(modules, kept, strict=True)
     ]
     calls = [site.calls for site in attached.sites]
-    sum(y.square().mean() for y in _tensors(model.train()(x))).backward()
+    sum(y.square().mean() for y in tensors_of(model.train()(x))).backward()
     calls = [site.calls - before for site, before in zip(attached.sites, calls, strict=True)]
     for handle in handles:
         handle.remove()
@@ -273,7 +273,7 @@ def observe(member: Member, checkpointing: bool = False) -> Outcome:
         )
     )
     attached.remove()
-    clean = list(model.state_dict()) == keys and _hook_count(model) == hooks
+    clean = list(model.state_dict()) == keys and hook_count(model) == hooks
     return Outcome(stages, finite, equal, clean)
 
 
@@ -320,18 +320,18 @@ def _stage_widths(model: nn.Module) -> tuple[int, int]:
     return entries[-2]["num_chs"], entries[-1]["num_chs"]
 
 
-def _hook_count(model: nn.Module) -> int:
+def hook_count(model: nn.Module) -> int:
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 
 
-def _tensors(output: Any) -> list[Tensor]:
+def tensors_of(output: Any) -> list[Tensor]:
     """The tensors of an output."""
     if isinstance(output, Tensor):
         return [output]
     if isinstance(output, dict):
-        return _tensors(tuple(output.values()))
+        return tensors_of(tuple(output.values()))
     items = output if isinstance(output, tuple | list) else ()
-    return [tensor for item in items for tensor in _tensors(item)]
+    return [tensor for item in items for tensor in tensors_of(item)]
 
 
 def has_checkpointing(member: Member) -> bool:

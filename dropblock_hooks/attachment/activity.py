@@ -20,7 +20,7 @@ from ..sites.site import Site
 from ..tables import counted
 from ..warn import warn
 from .compiled import has_compiled
-from .faults import Window, fault_of
+from .faults import Window, fault_of, runs_unseen
 from .verify import windows
 
 
@@ -99,7 +99,8 @@ def look_back(
     if not window.trained:
         something = graphs_built() != control.graphs  # else nobody trains: a look at the rates
         news = (".", "not_trained") not in control.told
-        if ended and something and news and not control.was_off and not control.is_copy:
+        known = not control.was_off and not control.is_copy
+        if ended and something and news and known and not runs_unseen(base, hooks):
             return [_of_no_training(base, control, hooks, window)]
         return []
     if window.off:

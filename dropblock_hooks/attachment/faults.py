@@ -4,7 +4,7 @@ There is one finder, `fault_of`. ``verify`` lists what it finds, the first train
 end of an epoch warn of it, ``plan`` groups it: they differ in how they tell it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from ..sites.counts import Counts
 from ..sites.hooks import SiteHook, hooks_on
 from ..sites.parameters import ParameterHook
 from ..sites.retune import RetuneHook
+from .compiled import has_compiled
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -116,6 +117,13 @@ def fault_of(
 def is_read(base: nn.Module, hook: RetuneHook) -> bool:
     """Whether the module around a layer reads its rate, as fused attention does."""
     return hook.is_read_by(_parent(base, hook.owner_name)[1])
+
+
+def runs_unseen(base: nn.Module, hooks: Iterable[SiteHook]) -> bool:
+    """Whether compiled code may run the model and leave no trace: all layers are only read."""
+    return has_compiled() and all(
+        isinstance(hook, RetuneHook) and is_read(base, hook) for hook in hooks
+    )
 
 
 def _of_hook(hook: SiteHook, owner: nn.Module, module: nn.Module | None) -> Fault | None:

@@ -9,7 +9,7 @@ from ..sites.grad_scaler import MISSING, in_use, key_of_bounded
 from ..sites.hooks import SiteHook
 from ..sites.record import standing_still
 from ..sites.shared import Control
-from .faults import Fault, Window, fault_of
+from .faults import Fault, Window, fault_of, runs_unseen
 
 _GONE = (
     "it was replaced, or written out, as torch.fx.symbolic_trace does with containers; attach to "
@@ -71,8 +71,9 @@ def find_faults(
         and in_use()
     ):
         found.append(Finding(".", "grad_scaler", MISSING))
-    window = last_window(control, [hook for _, hook in installed])
-    if not window.ran:
+    hooks = [hook for _, hook in installed]
+    window = last_window(control, hooks)
+    if not window.ran and not runs_unseen(base, hooks):
         message = (
             "no layer was called in this epoch, nor since it was attached or loaded: run a "
             "training step first"

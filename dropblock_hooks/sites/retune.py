@@ -55,6 +55,15 @@ class OwnRateHook(SiteHook):
         for name, value in self.before.items():
             setattr(module, name, value)
 
+    def _count_call(self) -> None:
+        """Count a call, and nothing of what was dropped in it."""
+        record = self.site.record
+        if is_compiling():
+            record.meter.add_call()
+            record.meter.add_active(None, 0, 0.0)
+        elif graph_task() == NO_TASK:
+            record.add_active(None, 0, 0.0)
+
 
 class RetuneHook(OwnRateHook, OutputHook):
     """On a layer. Where ours is its function, its rate is 0 from its first call on, and ours acts.
@@ -110,6 +119,8 @@ class RetuneHook(OwnRateHook, OutputHook):
 
     def _act(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         kwargs, output = rest
+        if not self.ours and not isinstance(output, Tensor):
+            return self._count_call()  # as of what drops tokens, and tells which it keeps
         given = (*args, *kwargs.values())
         integers = isinstance(output, Tensor) and not output.is_floating_point()
         if not self.ours and (integers or isinstance(output, tuple | list | Mapping)):

@@ -1,0 +1,278 @@
+"""A model with all that it drops by itself retuned: two training steps, and what they have shown.
+
+Shared by ``tests/models/test_retune_families.py`` and ``test_retune_transformers.py``, which
+assert, and ``scripts/retuned.py``, which writes ``docs/retuned.md`` of the timm families.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import fmean, variance
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dropblock_hooks import Attachment, HookWarning, LinearSchedule, attach, builtin
+from dropblock_hooks.regularizers.droppers import unit_of
+from dropblock_hooks.sites.hooks import hooks_on
+from dropblock_hooks.sites.retune import AttributeHook
+
+from .families import Member, hook_count, tensors_of
+
+BUILT, FIRST, P = 0.2, 0.1, 0.3
+"""The rate that a model is built with, and those that it is given, in two epochs."""
+DECISIONS, RUNS = 400, 40
+"""How many a share is measured of, at least; how often a layer that acts by itself is run."""
+OPTIONS = (
+    "drop_rate",
+    "drop_path_rate",
+    "proj_drop_rate",
+    "attn_drop_rate",
+    "pos_drop_rate",
+    "patch_drop_rate",
+    "drop_block_rate",
+)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """One rate of a model.
+
+    Attributes:
+        name: of the layer; of a rate that a module holds itself, the module and the attribute.
+        type: class of the layer, or of that module.
+        kind: ``"ours"``: ours acts in place of the layer; ``"itself"``: the layer acts by itself;
+            ``"read"``: it was never called, and its module reads the rate; ``"idle"``: it was never
+            called, and the rate means nothing; ``"attribute"``: a module holds the rate.
+        held: what the layer or the module holds; None of an ``nn.Identity``.
+        counted: whether each call was counted, and, where ours acts, all that was dropped.
+        share: what was dropped; None where nothing was called.
+        z: how far that is from what was to be expected, in standard errors.
+    """
+
+    name: str
+    type: str
+    kind: str
+    held: float | None
+    counted: bool = True
+    share: float | None = None
+    z: float = 0.0
+
+    @property
+    def right(self) -> bool:
+        """Whether all is as it should be."""
+        held = 0.0 if self.kind == "ours" else P
+        return self.held in (None, held) and self.counted and abs(self.z) <= 4
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was seen.
+
+    Attributes:
+        rates: of the model.
+        gradients_finite: in both training steps.
+        told: the warnings of the training.
+        evaluation_equal: to the bare model's, to the bit: attached, in each epoch, and removed.
+        restored: whether ``remove`` left no hook, and every rate is the very object it was.
+    """
+
+    rates: tuple[Rate, ...]
+    gradients_finite: bool
+    told: tuple[str, ...]
+    evaluation_equal: bool
+    restored: bool
+
+    @property
+    def told_right(self) -> bool:
+        """Whether there was a warning of the idle layers, where there are any, and no other."""
+        idle = sum(rate.kind == "idle" for rate in self.rates)
+        news = f"{idle} of {len(self.rates)} sites did nothing in the first training forward"
+        return len(self.told) == bool(idle) and all(text.startswith(news) for text in self.told)
+
+
+def with_rates(member: Member) -> nn.Module:
+    """The model of a family, with all rates that it takes."""
+    options = dict.fromkeys(OPTIONS, BUILT)
+    if member.family == "vision_transformer_sam":  # whose windows need all patches
+        del options["patch_drop_rate"]
+    while True:
+        try:
+            return member.build(**options)
+        except TypeError as error:
+            refused = [name for name in options if f"'{name}'" in str(error)]
+            if not refused:
+                raise
+            for name in refused:
+                del options[name]
+
+
+def observe(model: nn.Module, x: Any) -> Outcome:
+    """Retune all that a model drops, train it for two steps, and remove that again.
+
+    Args:
+        model: any, with rates of its own.
+        x: what it takes; a dict for keywords.
+    """
+    before, keys, hooks = own_rates(model), list(model.state_dict()), hook_count(model)
+    names = [row.name for row in builtin(model).rows if not row.selector.startswith("attr:")]
+    layers = {name: copy.deepcopy(model.get_submodule(name)) for name in names}
+    state = copy.deepcopy(model.state_dict())
+    bare = _evaluated(model, x)
+    schedule = LinearSchedule(FIRST, P, epochs=2)
+    attached = attach(model, builtin(model).spec(p=schedule))
+    equal = [_same(bare, _evaluated(model, x))]
+    calls = _watch(model)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", HookWarning)
+        finite = all(_trained(model, x, attached, calls, epoch) for epoch in (0, 1))
+    for seen in calls:
+        seen.handle.remove()
+    model.zero_grad()
+    model.load_state_dict(state)  # without what norms have seen since
+    equal.append(_same(bare, _evaluated(model, x)))
+    model.train()
+    with torch.no_grad():
+        rates = tuple(_rate(model, attached, seen, layers) for seen in calls)
+    attached.remove()
+    equal.append(_same(bare, _evaluated(model, x)))
+    after = own_rates(model)
+    restored = before.keys() == after.keys() and all(before[key] is after[key] for key in before)
+    clean = list(model.state_dict()) == keys and hook_count(model) == hooks
+    texts = tuple(str(each.message) for each in told)
+    return Outcome(rates, finite, texts, all(equal), restored and clean)
+
+
+def own_rates(model: nn.Module) -> dict[tuple[str, str], Any]:
+    """Every rate that a model holds, by the module and the attribute that hold it."""
+    found = {}
+    for row in builtin(model).rows:
+        name = row.name
+        if row.selector.startswith("attr:"):
+            name = name.rpartition(".")[0]
+        found[name, row.attribute] = getattr(model.get_submodule(name), row.attribute)
+    return found
+
+
+class _Calls:
+    """Forward hook beside one of ours: how often its layer was called, and with what shape."""
+
+    def __init__(self, hook: Any, module: nn.Module) -> None:
+        self.hook, self.site, self.module = hook, hook.site, module
+        self.count, self.right, self.shape = 0, True, torch.Size()
+        self.handle = module.register_forward_hook(self, prepend=True)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self.count += 1
+        if args and isinstance(args[0], Tensor):
+            self.shape = args[0].shape
+
+
+def _watch(model: nn.Module) -> list[_Calls]:
+    found = [(hook, module) for module in model.modules() for hook in hooks_on(module)]
+    return [_Calls(hook, module) for hook, module in found]
+
+
+def _trained(
+    model: nn.Module, x: Any, attached: Attachment, calls: list[_Calls], epoch: int
+) -> bool:
+    """A training step: whether the gradients are finite."""
+    attached.step(epoch)
+    earlier = {site.key: site.calls for site in attached.sites}
+    for seen in calls:
+        seen.count = 0
+    model.zero_grad()
+    loss: Any = sum(y.square().mean() for y in tensors_of(_called(model.train(), x)))
+    loss.backward()
+    for seen in calls:
+        seen.right &= seen.site.calls - earlier[seen.site.key] == seen.count
+    return all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
+
+
+def _rate(
+    model: nn.Module, attached: Attachment, seen: _Calls, layers: dict[str, nn.Module]
+) -> Rate:
+    """What was dropped by one layer, given ones in the shape of what the model gave it."""
+    site, module, attribute = seen.site, seen.module, seen.hook.attribute
+    held = None if attribute is None else getattr(module, attribute)
+    about = site.name, type(module).__name__
+    if isinstance(seen.hook, AttributeHook):
+        return Rate(*about, "attribute", held)
+    if seen.count == 0:
+        read = seen.hook.is_read_by(model.get_submodule(site.name.rpartition(".")[0]))
+        kind = "read" if read else "idle"
+        return Rate(*about, kind, held, counted=seen.right and site.calls == 0)
+    layer = layers.get(site.name) or _beside(site.name, layers)
+    ones = _ones(type(layer).__name__, seen.shape)
+    decisions = _decisions(type(layer).__name__, ones)
+    attached.set(site.key, p=P)  # which begins a window
+    if decisions is None:
+        shares = [_lost(module(ones), ones) for _ in range(RUNS)]
+        z = _two_sample(shares, list(_by_hand(layer, ones)))
+        return Rate(*about, "itself", held, seen.right, fmean(shares), z)
+    runs = math.ceil(DECISIONS / decisions)
+    share = fmean(_lost(module(ones), ones) for _ in range(runs))
+    counted = seen.right and math.isclose(share, site.realized_rate or 0.0, rel_tol=1e-6)
+    z = (share - P) / math.sqrt(P * (1 - P) / (runs * decisions))
+    return Rate(*about, "ours", held, counted, share, z)
+
+
+def _beside(name: str, layers: dict[str, nn.Module]) -> nn.Module:
+    """The layer for which an ``nn.Identity`` stands: one of the same name in another block."""
+    local = name.rpartition(".")[2]
+    return next(layer for other, layer in layers.items() if other.rpartition(".")[2] == local)
+
+
+def _ones(kind: str, shape: torch.Size) -> Tensor:
+    """What a layer is given; smaller, where all of a sample goes the same way."""
+    if unit_of(kind) == "samples":
+        shape = torch.Size((shape[0], *(min(edge, 4) for edge in shape[1:])))
+    return torch.ones(shape)
+
+
+def _decisions(kind: str, x: Tensor) -> int | None:
+    """How many decisions a layer makes of one tensor; None where they are not independent."""
+    sizes = {"elements": x.numel(), "channels": x.shape[:2].numel(), "samples": x.shape[0]}
+    return sizes.get(unit_of(kind) or "")
+
+
+def _lost(output: Any, ones: Tensor) -> float:
+    """The share that is zero, or gone."""
+    y = tensors_of(output)[0]
+    return 1 - float(y.count_nonzero()) / ones.numel()
+
+
+def _by_hand(layer: nn.Module, ones: Tensor) -> Iterator[float]:
+    """What a layer drops that was never retuned, at the same rate."""
+    for name in ("drop_prob", "prob", "p"):
+        if hasattr(layer, name):
+            setattr(layer, name, P)
+    for _ in range(RUNS):
+        yield _lost(layer.train()(ones.clone()), ones)
+
+
+def _two_sample(a: list[float], b: list[float]) -> float:
+    """Welch's statistic."""
+    error = math.sqrt(variance(a) / len(a) + variance(b) / len(b))
+    difference = fmean(a) - fmean(b)
+    if error == 0.0:
+        return 0.0 if difference == 0.0 else math.inf
+    return difference / error
+
+
+def _evaluated(model: nn.Module, x: Any) -> list[Tensor]:
+    with torch.no_grad():
+        return tensors_of(_called(model.eval(), x))
+
+
+def _called(model: nn.Module, x: Any) -> Any:
+    return model(**x) if isinstance(x, dict) else model(x)
+
+
+def _same(a: list[Tensor], b: list[Tensor]) -> bool:
+    return len(a) == len(b) and all(map(torch.equal, a, b))

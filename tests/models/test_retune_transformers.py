@@ -1,0 +1,185 @@
+"""What five architectures of Hugging Face drop by themselves, retuned; random weights, tiny.
+
+Layers that are called are measured as in ``test_retune_families``; rates that are only read, by
+outputs of known values, as in ``tests.revealing``.
+"""
+
+import pytest
+import torch
+
+from dropblock_hooks import Retune, attach
+from experiments.retuned import observe
+from tests.revealing import BATCH, RATES, TOKENS, check_both_epochs, reveal, tokens, z_score
+
+transformers = pytest.importorskip("transformers", reason="the models are Hugging Face's")
+
+SMALL = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+}
+WIDE = {
+    "hidden_size": TOKENS,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "intermediate_size": 8,
+}
+
+
+def vit(sizes=SMALL, **options):
+    config = transformers.ViTConfig(
+        **sizes,
+        image_size=16,
+        patch_size=4,
+        hidden_dropout_prob=0.1,
+        attention_probs_dropout_prob=0.5,
+        **options,
+    )
+    return transformers.ViTModel(config)
+
+
+def bert(sizes=SMALL, **options):
+    config = transformers.BertConfig(
+        **sizes,
+        vocab_size=50,
+        max_position_embeddings=16,
+        attention_probs_dropout_prob=0.5,
+        **options,
+    )
+    return transformers.BertModel(config)
+
+
+def bart(width=16, heads=2, **options):
+    sizes = {
+        f"{part}_{name}": value
+        for part in ("encoder", "decoder")
+        for name, value in (("layers", 2), ("attention_heads", heads), ("ffn_dim", 24))
+    }
+    config = transformers.BartConfig(
+        vocab_size=50,
+        d_model=width,
+        max_position_embeddings=64,
+        attention_dropout=0.5,
+        activation_dropout=0.1,
+        **sizes,
+        **options,
+    )
+    return transformers.BartModel(config)
+
+
+def convnext():
+    config = transformers.ConvNextConfig(
+        hidden_sizes=[8, 16], depths=[2, 2], num_stages=2, drop_path_rate=0.2
+    )
+    return transformers.ConvNextModel(config)
+
+
+def llama(sizes=SMALL, **options):
+    config = transformers.LlamaConfig(
+        **sizes, vocab_size=50, attention_dropout=0.5, max_position_embeddings=64, **options
+    )
+    return transformers.LlamaModel(config)
+
+
+def words():
+    return {"input_ids": torch.randint(3, 50, (2, 7))}
+
+
+CASES = {
+    "vit": (
+        vit,
+        lambda: {"pixel_values": torch.randn(2, 3, 16, 16)},
+        {("Dropout", "ours"): 3, ("ViTAttention", "attribute"): 2},
+    ),
+    "bert": (bert, words, {("Dropout", "ours"): 5, ("Dropout", "read"): 2}),
+    "bart": (
+        bart,
+        lambda: {**words(), "use_cache": False},
+        {
+            ("BartEncoder", "attribute"): 2,
+            ("BartDecoder", "attribute"): 2,
+            ("BartEncoderLayer", "attribute"): 4,
+            ("BartDecoderLayer", "attribute"): 4,
+            ("BartAttention", "attribute"): 6,
+        },
+    ),
+    "convnext": (
+        convnext,
+        lambda: {"pixel_values": torch.randn(2, 3, 32, 32)},
+        {("Identity", "ours"): 1, ("ConvNextDropPath", "ours"): 3},
+    ),
+    "llama": (llama, lambda: {**words(), "use_cache": False}, {("LlamaAttention", "attribute"): 2}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_architecture(name):
+    build, given, kinds = CASES[name]
+    outcome = observe(build(), given())
+    assert outcome.gradients_finite
+    assert outcome.evaluation_equal
+    assert outcome.restored
+    if name != "bart":  # which leaves out layers at random, once its layerdrop is retuned
+        assert outcome.told_right, outcome.told
+    assert [rate for rate in outcome.rates if not rate.right] == []
+    found = [(rate.type, rate.kind) for rate in outcome.rates]
+    assert {kind: found.count(kind) for kind in found} == kinds
+
+
+@pytest.mark.parametrize("kind", ["sdpa", "eager"])
+def test_attention_of_vit(kind):
+    model = vit(WIDE, attn_implementation=kind)
+    attention = model.layers[0].attention
+    reveal(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+    check_both_epochs(
+        model, "attr:layers.0.attention.attention_dropout", lambda: attention(tokens())[0]
+    )
+
+
+@pytest.mark.parametrize("kind", ["sdpa", "eager"])
+def test_attention_of_bert_whose_dropout_is_only_read(kind):
+    model = bert(WIDE, attn_implementation=kind)
+    attention = model.encoder.layer[0].attention.self
+    reveal(attention.query, attention.key, attention.value, torch.nn.Linear(TOKENS, TOKENS))
+    site = "encoder.layer.0.attention.self.dropout"
+    check_both_epochs(model, site, lambda: attention(tokens())[0])
+
+
+@pytest.mark.parametrize("kind", ["sdpa", "eager"])
+def test_attention_of_llama(kind):
+    model = llama(WIDE, attn_implementation=kind)
+    attention = model.layers[0].self_attn
+    reveal(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+    angles = torch.zeros(BATCH, TOKENS, TOKENS)
+    causal = torch.ones(TOKENS, TOKENS).tril()
+    mask = causal.log().expand(BATCH, 1, -1, -1)
+
+    def run():
+        return attention(tokens(), position_embeddings=(angles.cos(), angles.sin()),
+                         attention_mask=mask)[0]  # fmt: skip
+
+    check_both_epochs(model, "attr:layers.0.self_attn.attention_dropout", run, among=causal)
+
+
+@pytest.mark.parametrize("kind", ["sdpa", "eager"])
+def test_attention_of_bart(kind):
+    model = bart(TOKENS, heads=1, attn_implementation=kind)
+    attention = model.encoder.layers[1].self_attn
+    reveal(attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj)
+    site = "attr:encoder.layers.1.self_attn.dropout"
+    check_both_epochs(model, site, lambda: attention(tokens())[0])
+
+
+def test_rates_that_bart_gives_to_a_function():
+    model = bart()
+    given = []
+    model.encoder.layers[0].register_forward_pre_hook(lambda module, args: given.append(args[0]))
+    attached = attach(model, {"attr:encoder.dropout": Retune(p=RATES)})
+    x = {"input_ids": torch.randint(3, 50, (16, 40)), "use_cache": False}
+    for epoch, p in enumerate((0.1, 0.3)):
+        attached.step(epoch)
+        model.train()(**x)
+        assert abs(z_score(given.pop() == 0, p)) <= 4
+    attached.remove()
+    assert model.encoder.dropout == 0.1
