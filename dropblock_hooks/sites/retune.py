@@ -2,7 +2,6 @@
 
 import inspect
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -119,12 +118,10 @@ class RetuneHook(OwnRateHook, OutputHook):
 
     def _act(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         kwargs, output = rest
-        if not self.ours and not isinstance(output, Tensor):
-            return self._count_call()  # as of what drops tokens, and tells which it keeps
+        known = isinstance(output, Tensor) and output.is_floating_point()
+        if not self.ours and not known:
+            return self._count_call()  # of what gives a mask, or indices besides
         given = (*args, *kwargs.values())
-        integers = isinstance(output, Tensor) and not output.is_floating_point()
-        if not self.ours and (integers or isinstance(output, tuple | list | Mapping)):
-            return self._count_call()  # a layer that gives indices besides, or a mask
         if is_compiling() and self.ours and given:
             output = given[0]
         return super()._act(module, given, {}, output)
