@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from torch import Tensor, nn
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_exporting
 
 from ..checkpointing import NO_TASK, graph_task
 from .hooks import OutputHook, SiteHook
@@ -43,6 +43,8 @@ class OwnRateHook(SiteHook):
     def _count_call(self) -> None:
         """Count a call; what it has dropped is not known."""
         record = self.site.record
+        if is_exporting():
+            return  # there is nothing to count into
         if is_compiling():
             record.meter.add_call()
             record.meter.add_active(None, 0, 0.0)
@@ -53,15 +55,6 @@ class OwnRateHook(SiteHook):
         super().remove(module)
         for name, value in self.before.items():
             setattr(module, name, value)
-
-    def _count_call(self) -> None:
-        """Count a call, and nothing of what was dropped in it."""
-        record = self.site.record
-        if is_compiling():
-            record.meter.add_call()
-            record.meter.add_active(None, 0, 0.0)
-        elif graph_task() == NO_TASK:
-            record.add_active(None, 0, 0.0)
 
 
 class RetuneHook(OwnRateHook, OutputHook):
