@@ -32,7 +32,8 @@ and written this page (torch {version} on the CPU; ddp and fsdp2 are two process
 A row's masks, counts and loss are those of one process in float32 without checkpoints. So are its
 gradients (for ddp and fsdp2 the mean of two such processes): in float32 to 1e-4 of their norm,
 under autocast to 0.2. *difference* is the largest over the parameters, as a share of the norm.
-Inductor runs with torch's `fallback_random`, so that it draws the numbers that eager mode draws.
+Inductor runs with torch's `fallback_random`, so that it draws the numbers that eager mode draws;
+with checkpoints it may draw the two numbers of a mask in the other order, and is held against that.
 With fsdp2 the blocks are compiled, each inside its checkpoint: compiled code can't tell that it
 runs again there, and counts its calls twice; rates, as shares, are the same. Disout and
 GaussianNoise keep nothing for the backward, and are not run again. With a GradScaler that has not

@@ -438,3 +438,29 @@ def test_what_draws_in_the_backward_needs_no_random_state_of_the_forward():
     x = torch.ones(2, 3, requires_grad=True)
     checkpoint(model, x, use_reentrant=False, preserve_rng_state=False).sum().backward()
     assert x.grad is not None
+
+
+class Checkpointed(nn.Module):
+    """Hands its input on, in a checkpoint."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Identity()
+
+    def forward(self, x):
+        return checkpoint(self.layer, x * 1.0, use_reentrant=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drawn_as_in_eager", [True, False])
+@pytest.mark.parametrize("name", ["DropBlock2d", "Dropout", "Dropout2d", "DropPath"])
+def test_inductor_repeats_the_mask_of_the_forward(name, drawn_as_in_eager):
+    model = Checkpointed()
+    attach(model, {"layer": regularizers()[name]})
+    x = (torch.rand(8, 4, 9, 9) + 0.5).requires_grad_()
+    torch._dynamo.reset()
+    with torch._inductor.config.patch(fallback_random=drawn_as_in_eager):
+        y = torch.compile(model, fullgraph=True)(x)
+        y.sum().backward()
+    assert 0 < (y == 0).sum() < y.numel()
+    assert torch.allclose(x.grad, y.detach() / x.detach())
