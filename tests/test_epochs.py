@@ -61,10 +61,10 @@ def test_without_a_length_nothing_is_attached(net, hook_count):
         attach(net, spec)
     assert hook_count(net) == 0
     planned = plan(net, spec, torch.ones(2, 3, 16, 16))
-    assert any("does not say its epochs" in line for line in planned.warnings)
+    assert any("does not say its epochs" in line for line in planned.problems)
     assert planned.rows[0].rate == (0.0, 0.2)
     said = plan(net, spec, torch.ones(2, 3, 16, 16), epochs=4)
-    assert not any("epochs" in line for line in said.warnings)
+    assert not said.problems
 
 
 @pytest.mark.parametrize("epochs", [0, -1, 2.5, True, "90", math.nan])

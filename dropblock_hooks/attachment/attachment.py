@@ -207,8 +207,8 @@ class Attachment:
     def always(self) -> AbstractContextManager[None]:
         """Within a ``with`` block, what draws random numbers for activations acts in evaluation.
 
-        As if it were ``active="always"``: Monte-Carlo dropout, see `sample`. A backward through
-        checkpointed layers belongs inside.
+        As if it were ``active="always"``, but not counted: Monte-Carlo dropout, see `sample`. A
+        backward through checkpointed layers belongs inside.
         """
         return self._control.acting_always()
 

@@ -16,6 +16,8 @@ from ..sites.shared import Control
 from ..tables import counted
 from ..warn import warn
 
+_MOST_TIMES = 1_000  # that are looked at: torch's limit is far below
+
 
 def has_compiled() -> bool:
     """Whether torch holds compiled code at all."""
@@ -63,19 +65,24 @@ def tell_recompiling(control: Control, hooks: Iterable[SiteHook]) -> None:
     control.told.add((".", "recompiles"))
     most = None if None in values else max(more or 0 for more in values)
     limit = torch._dynamo.config.recompile_limit
+    coming = "which are not known" if most is None else f"{counted(most, 'value')} to come"
+    if control.epoch != math.floor(control.epoch):
+        coming = "one at each step, since time moves by fractions of an epoch"
     warn(
         f"{listed((h.site.key for h in held), 3)}: if torch.compile runs this model, it holds the "
-        "rate of each as a constant and compiles again for each new value, "
-        f"{'which are not known' if most is None else counted(most, 'value') + ' to come'}; after "
+        f"rate of each as a constant and compiles again for each new value, {coming}; after "
         f"torch._dynamo.config.recompile_limit ({limit}) it runs the code without compiling. A "
         "StepSchedule takes few values"
     )
 
 
 def values_to_come(regularizer: Regularizer, t: float) -> int | None:
-    """How many other values its rates will have, epoch by epoch; None where that is not known."""
+    """How many other values its rates will have, epoch by epoch; None where that is not known.
+
+    Of very many epochs, or steps, at least so many.
+    """
     length = max((length_of(rate) or 0.0 for rate in regularizer.rates.values()), default=0.0)
     if regularizer.moving and not length:
         return None
-    times = [t + i for i in range(max(math.ceil(length - t), 0) + 1)]
+    times = [t + i for i in range(min(max(math.ceil(length - t), 0), _MOST_TIMES) + 1)]
     return len({tuple(regularizer.values(time).values()) for time in times}) - 1

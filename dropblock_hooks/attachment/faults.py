@@ -104,7 +104,11 @@ def fault_of(
             what = "no gradient has come to it, and its layer was never called"
             return Fault("never_active", what, why_not_called(base, owner, name, window))
     elif isinstance(hook, RetuneHook) and not counts.calls and is_read(base, hook):
-        return None
+        if not hook.called:
+            return None
+        what = "never called in this window, in which the module around it may have read its rate"
+        why = "that is 0 since training has called the layer before: attach again"
+        return Fault("never_called", what, why)
     elif missed or not counts.calls:
         what = f"never called{' in training' if counts.calls else ''}"
         return Fault("never_called", what, why_not_called(base, owner, name, window))

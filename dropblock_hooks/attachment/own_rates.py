@@ -99,7 +99,7 @@ def _no_rate(module: nn.Module, attribute: str | None) -> str:
     if held:
         name, value = next(iter(held.items()))
         return f"the {name} of {kind} must be a number in [0, 1], and is {quote(value, 60)}"
-    return f"a {kind} holds no rate ({', '.join(RATES[:3])})"
+    return f"a {kind} holds no rate ({', '.join(RATES)})"
 
 
 def _of_identity(p: Placement, *, alone: bool) -> str:

@@ -49,10 +49,18 @@ def move(
     values: Sequence[dict[str, float]],
 ) -> None:
     """Put the values of a time in place; windows close where its whole part is another."""
-    model_at = device_of(base)
-    for (module, hook), new in zip(installed, values, strict=True):
-        hook.site.move(new, hook.site.record.meter.home(module, model_at))
-        hook.put(module)
+    model_at, moved = device_of(base), []
+    try:
+        for (module, hook), new in zip(installed, values, strict=True):
+            moved.append((module, hook, hook.site.values))
+            hook.site.move(new, hook.site.record.meter.home(module, model_at))
+            hook.put(module)
+    except BaseException:  # of a layer that does not take its rate: all go back
+        for _, hook, old in moved:
+            hook.site.move(old)
+        for module, hook, _ in moved[:-1]:
+            hook.put(module)
+        raise
     if math.floor(t) != math.floor(control.epoch):
         for record in (control.record, *(hook.site.record for _, hook in installed)):
             record.close_window()

@@ -1,6 +1,6 @@
 """``sample``: Monte-Carlo dropout, many forwards in evaluation with other masks each."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -76,13 +76,14 @@ def sample(
     args, kwargs = (x if isinstance(x, tuple) else (x,)), {}
     if isinstance(x, Mapping):
         args, kwargs = (), dict(x)
-    before = _active_calls(sites)
+    before = sum(site.calls for site in sites)
     with _evaluation(model), torch.no_grad():
         samples = torch.stack(
             [_tensor(model(*args, **kwargs), transform).clone() for _ in range(n)]
         )
         std, mean = torch.std_mean(samples.to(torch.result_type(samples, 1.0)), 0)
-    if _active_calls(sites) == before:
+    # compiled code counts nothing of this
+    if sum(site.calls for site in sites) == before and bool((samples == samples[:1]).all()):
         warn(
             f"the {n} forwards called no layer of {listed([site.key for site in sites], 3)}, so "
             "nothing drew random numbers: are these layers used in evaluation?"
@@ -108,7 +109,10 @@ def _acting(model: nn.Module) -> list[Site]:
         why = f"nothing is attached to this {class_name(bare_type(model))}: attach a spec, and "
         why += _CURE
     elif not random:
-        why = "what is attached draws no random numbers for activations: attach a Dropout, say"
+        why = (
+            "what is attached draws no random numbers for activations: attach a Dropout, say (a "
+            "layer that Retune leaves to itself drops in training mode alone)"
+        )
     elif not switched_on:
         why = f"{keys}: switched off, by `paused()` or `enabled = False`: switch it on"
     elif not on:
@@ -121,10 +125,6 @@ def _acting(model: nn.Module) -> list[Site]:
 def _is_idle(site: Site) -> bool:
     """Whether its rates are such that it does nothing."""
     return site.rate == 0.0 and (site.regularizer.idle_at_zero or not any(site.values.values()))
-
-
-def _active_calls(sites: Sequence[Site]) -> int:
-    return sum(site.active_calls for site in sites)
 
 
 @contextmanager
@@ -152,7 +152,8 @@ def _tensor(output: Any, transform: Callable[[Any], Any] | None) -> Tensor:
     if transform is not None:
         raise TypeError(f"transform must return a tensor, got {kind_of(y)}")
     keys = f" with {quote(list(y))}" if isinstance(y, Mapping) else ""
+    first = quote(next(iter(y), 0)) if isinstance(y, Mapping) else "0"
     raise TypeError(
         f"the output is no tensor but {kind_of(y)}{keys}: pick one by transform, as in "
-        "transform=lambda output: output[0]"
+        f"transform=lambda output: output[{first}]"
     )

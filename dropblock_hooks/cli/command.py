@@ -40,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with contextlib.redirect_stdout(sys.stderr):
             result: Result = options.run(options)
     except SpecError as error:
+        if options.json:
+            print(json.dumps({"problems": list(error.problems)}, indent=2), flush=True)
         return _fail(all_problems(error))
     except (CommandError, NoMatchError) as error:
         return _fail(str(error))

@@ -29,7 +29,11 @@ def add_model(command: argparse.ArgumentParser) -> None:
         "model", metavar="MODEL", help="resnet50, torchvision:resnet50 or package.module:factory"
     )
     command.add_argument(
-        "--input-size", nargs="+", type=count, metavar="N", help="shape of one sample: 3 224 224"
+        "--input-size",
+        nargs="+",
+        type=count,
+        metavar="N",
+        help="shape of one sample, behind all else: 3 224 224",
     )
 
 
@@ -89,6 +93,8 @@ def _named(name: str, libraries: tuple[str, ...]) -> Callable[[], Any]:
         return functools.partial(builder, **nothing)
     known = {"timm": timm.list_models, "torchvision": lambda: names}
     hint = closest(name, [each for library in libraries for each in known[library]()])
+    if not hint and "." in name:
+        hint = ": a factory of yours is package.module:factory, with a colon"
     raise CommandError(f"unknown model {quote(name)}{hint}")
 
 

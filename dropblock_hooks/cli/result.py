@@ -44,5 +44,7 @@ def all_problems(error: SpecError) -> str:
 def count(text: str) -> int:
     """The type of an option that takes an integer above 0."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"must be an integer >= 1, got {text!r} (what follows it is taken for one more)"
+        )
     return int(text)

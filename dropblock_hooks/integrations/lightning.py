@@ -32,7 +32,8 @@ class Regularize(_Callback):  # type: ignore[misc]  # its base is made above
 
     It takes the length of the training, the time and the GradScaler from the trainer, warns after
     each epoch of what `Attachment.verify` finds, and keeps its state in the trainer's checkpoints.
-    Validation, test and prediction compute what the model does without it.
+    Validation, test and prediction compute what the model does without it, but for what is
+    ``active="always"``. A Trainer takes one callback for each unit and root: put all in one spec.
 
     Example:
         >>> callback = Regularize({"model.layer4.*": DropBlock2d(p=LinearSchedule(0.0, 0.1))})
@@ -206,9 +207,15 @@ class Regularize(_Callback):  # type: ignore[misc]  # its base is made above
             self.spec,
             root=self.root,
             epochs=self._length(trainer, hook),
-            grad_scaler=getattr(trainer.precision_plugin, "scaler", None) or False,
+            grad_scaler=self._scaler(trainer, module),
         )
         self._take_over()
+
+    @staticmethod
+    def _scaler(trainer: Any, module: Any) -> Any:
+        """That of the trainer; a module that optimizes by itself may have one of its own."""
+        own = getattr(trainer.precision_plugin, "scaler", None)
+        return False if own is None and module.automatic_optimization else own
 
     def _first_hook(self, trainer: Any, module: Any) -> str:
         if self.unit == "step" and trainer.max_epochs != -1 and self._needs_length():

@@ -35,7 +35,8 @@ def keep_in_checkpoints(
         attached: what ``attach`` gave.
         saver: timm's ``CheckpointSaver``; None on the ranks that write no files.
         resume: the file that ``--resume`` names; nothing where it is empty.
-        loss_scaler: timm's ``NativeScaler``, which multiplies the loss, or None where nothing does.
+        loss_scaler: timm's ``NativeScaler``, which multiplies the loss; None leaves what the
+            Attachment was given.
 
     Raises:
         RuntimeError: for a saver that keeps an Attachment already.
@@ -46,7 +47,8 @@ def keep_in_checkpoints(
         _check(saver)
     if resume:
         _take_out(attached, os.fspath(resume))
-    attached.grad_scaler = False if loss_scaler is None else loss_scaler
+    if loss_scaler is not None:
+        attached.grad_scaler = loss_scaler
     if saver is not None:
         own = saver.state_dict
         saver.state_dict = lambda *args, **kwargs: {

@@ -194,7 +194,8 @@ def _refuse_second(model: nn.Module) -> None:
     if _of_callbacks(model):
         raise RuntimeError(
             "this model has a Regularize callback already: a Trainer takes one, with all of the "
-            "spec; what an earlier Trainer has left is taken off by detach_all(model)"
+            "spec; what an earlier Trainer, or the first of two callbacks, has left on the model "
+            "is taken off by detach_all(model)"
         )
 
 

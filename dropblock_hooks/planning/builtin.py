@@ -60,7 +60,8 @@ class Builtin(Table[BuiltinRow]):
     def spec(self, p: Any = None) -> Spec:
         """A Spec that retunes all of them: one entry for the layers of one name in all blocks.
 
-        An ``nn.Identity`` that stands among these for a layer of rate 0 is retuned with them.
+        With `p`, rates of 0 are set as well: leave out what is not meant. An ``nn.Identity`` that
+        stands among these for a layer of rate 0 is retuned with them.
 
         Args:
             p: the rate of all, or a schedule; by default each keeps the rate that it has.
@@ -139,9 +140,15 @@ def _own_attribute(module: nn.Module) -> str | None:
 
 
 def _is_dropout(target: Target) -> bool:
-    """Whether a number of a module is a rate, by its name; a whole one rather counts something."""
+    """Whether a number of a module is a rate of dropout, by its name; LayerDrop skips layers, and a
+    whole number rather counts something.
+    """
     local = str(target.attribute)
-    return "drop" in local and isinstance(getattr(target.module, local), float)
+    return (
+        "drop" in local
+        and local != "layerdrop"
+        and isinstance(getattr(target.module, local), float)
+    )
 
 
 def _row(target: Target, attribute: str) -> BuiltinRow:

@@ -102,16 +102,23 @@ def _of_list(sites: list[_Site]) -> str:
 def _of_model(sites: list[_Site]) -> str:
     """What the model drops by itself."""
     own = [site.own for site in sites if site.own]
-    first, names = own[0], {dropper.name for dropper in own}
+    text = (
+        f"{sites[0].placement.regularizer.label} drops {_span(both(*s.rates) for s in sites)} "
+        f"where the model's own {own[0].type} drops {_span(dropper.rate for dropper in own)}: "
+        f"{_span(both(*s.rates, d.rate) for s, d in zip(sites, own, strict=True))} in all; "
+    )
+    return text + ("use Retune alone" if own[0].retuned else _advice(own, sites[0].rates[0]))
+
+
+def _advice(own: Sequence[Dropper], rate: float) -> str:
+    """What to do about layers of the model that drop."""
+    first, names = own[0], list(dict.fromkeys(dropper.name for dropper in own))
     argument = _ARGUMENTS.get(first.unit)
     return (
-        f"{sites[0].placement.regularizer.label} drops {_span(both(*s.rates) for s in sites)} "
-        f"where the model's own {first.type} drops {_span(dropper.rate for dropper in own)}: "
-        f"{_span(both(*s.rates, d.rate) for s, d in zip(sites, own, strict=True))} in all; set the "
-        f"model's own rate to 0 (model.{first.name}.{first.attribute} = 0.0"
+        f"set the model's own rate to 0 (model.{first.name}.{first.attribute} = 0.0"
         f"{' and so on' if len(names) > 1 else ''}"
         f"{f', or make the model with {argument}=0' if argument else ''}), change it by "
-        f'"{first.name}": Retune(p={sites[0].rates[0]:.3g}) alone, or use one of the two'
+        f'"{first.name}": Retune(p={rate:.3g}) alone, or use one of the two'
     )
 
 

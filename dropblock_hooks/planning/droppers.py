@@ -18,13 +18,17 @@ from ..sites.retune import OwnRateHook
 
 @dataclass(frozen=True)
 class Dropper:
-    """A layer of the model that drops by itself; `rate` is its share, held by `attribute`."""
+    """A layer of the model that drops by itself; `rate` is its share, held by `attribute`.
+
+    `retuned` says that the rate is set by ``Retune``.
+    """
 
     name: str
     type: str
     attribute: str
     rate: float
     unit: str
+    retuned: bool = False
 
 
 def droppers(
@@ -45,7 +49,8 @@ def droppers(
             live = [highest_rate(hook.site.regularizer) for hook in held]
             rate = retuned.get(module, (live or [getattr(module, attribute)])[0])
             if rate > 0:
-                found[name] = Dropper(name, kind, attribute, float(rate), unit)
+                ours = bool(live) or module in retuned
+                found[name] = Dropper(name, kind, attribute, float(rate), unit, ours)
     return found
 
 

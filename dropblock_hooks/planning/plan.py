@@ -59,10 +59,10 @@ def plan(
     """
     base = submodule(unwrap(model, spec), root)
     placements, told = place(base, Draft.of(spec), checked_epochs(epochs))
-    told += without_epochs(placements)
+    unsaid = without_epochs(placements)
     planned = plan_placements(unwrap(model), base, placements, example_input)
     cautions = [*(Caution("spec", line) for line in told), *planned.cautions]
-    return Plan(planned.rows, planned.title, [*planned.problems], cautions)
+    return Plan(planned.rows, planned.title, [*unsaid, *planned.problems], cautions)
 
 
 def plan_placements(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_map_only
 
-from ..attachment.faults import Fault, Window, fault_of, why_not_called
+from ..attachment.faults import Fault, Window, fault_of, is_read, why_not_called
 from ..attachment.install import install, make_hook
 from ..attachment.placement import Placement
 from ..attachment.verify import windows
@@ -43,6 +43,7 @@ class SiteMet:
         followers: layers that work in place on its output.
         loses_samples: whether no shortcut runs around it (asked of what drops whole samples).
         without_gradient: whether no gradient will come (asked of what acts on gradients).
+        is_read: whether the module around a retuned layer has its rate in its forward.
         dropped: layers that drop by themselves and have taken, or given, the very tensor.
     """
 
@@ -55,6 +56,7 @@ class SiteMet:
     followers: dict[str, None] = field(default_factory=dict)
     loses_samples: bool = False
     without_gradient: bool = False
+    is_read: bool = False
     dropped: dict[str, None] = field(default_factory=dict)
 
 
@@ -114,6 +116,7 @@ def probe(
                 met = hook.met
                 met.loses_samples = hook.loses_samples(outputs, sources)
                 met.fault = None if met.error else fault_of(copied, hook, window)
+                met.is_read = isinstance(hook, RetuneHook) and is_read(copied, hook)
             elif p.target.attribute:
                 met = SiteMet(hook.site, hook, fault=fault_of(copied, hook, window))
             else:

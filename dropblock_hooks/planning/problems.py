@@ -100,7 +100,8 @@ def _of_site(p: Placement, met: SiteMet) -> Iterator[tuple[str, str, str]]:
     if met.fault is not None:
         yield met.fault.kind, f"{met.fault.what} ({met.fault.why})", name
     if isinstance(met.hook, OwnRateHook):
-        yield from _of_own_rate(p, met.hook, called=site.calls > 0 or met.fault is not None)
+        called = site.calls > 0 or met.fault is not None
+        yield from _of_own_rate(p, met.hook, called=called, is_read=met.is_read)
     if p.target.form or not site.calls:
         return
     if met.loses_samples:
@@ -126,7 +127,7 @@ def _of_site(p: Placement, met: SiteMet) -> Iterator[tuple[str, str, str]]:
 
 
 def _of_own_rate(
-    p: Placement, hook: OwnRateHook, *, called: bool
+    p: Placement, hook: OwnRateHook, *, called: bool, is_read: bool
 ) -> Iterator[tuple[str, str, str]]:
     """Of a layer that drops by itself: where its rate stays in its attribute."""
     if not called and not p.target.form:
@@ -135,11 +136,17 @@ def _of_own_rate(
             "it drops is not counted"
         )
         yield "read", text, _name(p)
+    if is_read and called:
+        text = (
+            "called, and the module around it has its rate in its forward besides: where that is "
+            "read in training it is 0, for ours acts"
+        )
+        yield "read", text, _name(p)
     if p.regularizer.moving and (hook.is_constant_in_code or not called):
         more = values_to_come(p.regularizer, 0.0)
         values = "an unknown number of" if more is None else more + 1
         text = (
             "torch.compile holds the rate of what is not called, or has a function of its own, as "
-            f"a constant, and compiles anew for each of {values} values"
+            f"a constant, and, epoch by epoch, compiles anew for each of {values} values"
         )
         yield "recompiles", text, _name(p)

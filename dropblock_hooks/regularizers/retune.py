@@ -18,8 +18,9 @@ from .rates import Probability
 class Retune(DropsShare, Regularizer):
     """Another rate, or a schedule, for a layer that drops by itself: ``nn.Dropout``, a DropPath.
 
-    Any layer with a number in [0, 1] as ``p``, ``drop_prob`` or ``prob`` can be retuned, and, by
-    ``attr:`` selectors, rates that modules hold themselves, as ``nn.LSTM.dropout``. Where ours is
+    Any layer with a number in [0, 1] as ``p``, ``drop_prob``, ``prob``, ``drop_rate`` or ``drop_p``
+    can be retuned, and, by ``attr:`` selectors, rates that modules hold themselves, as
+    ``nn.LSTM.dropout``. Where ours is
     the layer's own function (torch's dropouts, drop paths), the layer's rate is 0 from its first
     call on and ours acts in its place: a schedule compiles once, and counts are exact. Other layers
     go on by themselves at the rate that is set. `Attachment.remove` puts every rate back.

@@ -12,7 +12,8 @@ from ..quoting import described, message_of
 from ..registry import brief, check_fields
 
 UNSAID = (
-    "it does not say its epochs: give it epochs=, or attach(..., epochs=) for the whole training"
+    "it does not say its epochs: give it epochs=, or the length of the whole training "
+    "(attach(..., epochs=90); of a callback epochs=, of the command --epochs)"
 )
 
 

@@ -76,18 +76,10 @@ class Index:
         found = {}
         for name, target in self.modules.items():
             for local, value in vars(target.module).items() if name == target.name else ():
-                if _names_rate(local) and _is_share(value):
+                if _names_rate(local) and is_share(value):
                     full = f"{name}.{local}" if name else local
                     found[full] = self._attribute(full, target.module, local)
         return found
-
-    def attribute(self, name: str) -> Target | None:
-        """A number that a module holds under any name; None where there is none."""
-        owner, _, local = name.rpartition(".")
-        target = self.modules.get(owner)
-        if target is None or not _is_share(vars(target.module).get(local)):
-            return None
-        return self._attribute(name, target.module, local)
 
     def _attribute(self, name: str, module: nn.Module, local: str) -> Target:
         self.positions.setdefault(f"attr:{name}", len(self.positions))
@@ -120,7 +112,8 @@ def _key(target: Target) -> str:
     return f"{target.form}:{target.name}" if target.form else target.name
 
 
-def _is_share(value: Any) -> bool:
+def is_share(value: Any) -> bool:
+    """Whether a value is a number in [0, 1]."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from ..checks import as_count
 from ..quoting import class_name, described, kind_of, label, listed, quote
 from ..registry import brief
-from .index import Index, NoMatchError, Target
+from .index import Index, NoMatchError, Target, is_share
 from .patterns import PatternError, matching
 from .stages import stage_module, stage_target
 from .wrappers import bare_type
@@ -110,9 +110,6 @@ def _match_text(text: str, index: Index) -> list[Target]:
     if kind in ("param", "attr") and rest.startswith("re:"):
         kind, rest = "re", rest[3:]
     found = _match_names(rest, kind == "re", table, index)
-    if kind == "attr" and not found:
-        exact = index.attribute(rest)
-        found = [exact] if exact else []
     callable_ones = [target for target in found if target.form or _has_forward(target.module)]
     if found and not callable_ones:
         raise NoMatchError(
@@ -182,6 +179,8 @@ def _nothing(text: str, table: dict[str, Target], index: Index) -> str:
         return f"{label(form)}: is not a form of selector{hint}; forms: {', '.join(FORMS)}"
     if table is vars(index).get("attributes"):
         return _no_attribute(text, index)
+    if text in index.attributes:
+        return f"{quote(text)} is a rate of a module: did you mean {quote('attr:' + text)}?"
     if text in index.types:
         return f"{quote(text)} matches no name; it is a type: did you mean {quote('type:' + text)}?"
     if table is index.parameters and text in index.modules:
@@ -209,6 +208,8 @@ def _no_attribute(text: str, index: Index) -> str:
             kind = bare_type(target.module).__name__
             return f"{quote(text)} is an attribute of the class {kind}, as a property is"
         value = quote(getattr(target.module, local), 60)
+        if is_share(vars(target.module).get(local)):
+            return f"{quote(text)} is {value}, and its name is none of a rate (drop, prob, p)"
         return f"{quote(text)} is no number in [0, 1], but {value}"
     return f"{quote(text)} matches no attribute with a rate{index.closest(text, index.attributes)}"
 

@@ -69,7 +69,7 @@ def act(site: Site, x: Tensor, call: Call) -> Tensor:
     form = site.form_of(x, call.told)
     now = Now(input=call.input, layout=form.layout, training=on, grad_scale=1.0, **values)
     y, affected, total = _apply(site, x, form, now, site.record)
-    if on and not again:
+    if on and not again and site.is_counted(call.training):
         site.record.add_active(_known(affected, total), total, next(iter(values.values()), 0.0))
         if y is x:
             site.remember_idle(x, form, 0 if affected is None else total)
@@ -85,7 +85,9 @@ def _trace(site: Site, x: Tensor, call: Call) -> Tensor:
         if not may_get_gradient(x):
             return x
     exporting = torch.compiler.is_exporting()  # nothing to count into; the rates of now are kept
-    form, meter = site.form_of(x, call.told), None if exporting else site.record.meter
+    form, meter = site.form_of(x, call.told), None
+    if not exporting and site.is_counted(call.training):
+        meter = site.record.meter
     values: Mapping[str, Any] = site.values if exporting else site.traced_values(x.device)
     if meter is not None:
         meter.add_call()

@@ -63,12 +63,14 @@ class RetuneHook(OwnRateHook, OutputHook):
     A layer that is only read, as fused attention reads the rate of a dropout, so keeps the rate.
 
     Attributes:
-        called: whether the layer was ever called.
+        called: whether training has ever called the layer.
+        counts_zeros: whether what a layer with a function of its own sets to zero is what it drops.
     """
 
     def __init__(self, site: Site, attribute: str | None) -> None:
         super().__init__(site)
         self.attribute, self.called, self.before = attribute, False, {}
+        self.counts_zeros = False
 
     @property
     def ours(self) -> bool:
@@ -80,6 +82,7 @@ class RetuneHook(OwnRateHook, OutputHook):
         return self.attribute is not None and not (self.ours and self.called)
 
     def install(self, module: nn.Module) -> None:
+        self.counts_zeros = not module._modules and not module._parameters
         if self.attribute is not None:
             names = [self.attribute]
             if getattr(module, "inplace", False):
@@ -98,10 +101,11 @@ class RetuneHook(OwnRateHook, OutputHook):
         return {name: False if name == "inplace" else rate for name in self.before}
 
     def _first_call(self, module: nn.Module, args: Any) -> None:
-        """Forward pre-hook, for one call: a checkpoint must not see another rate when it repeats
-        it. In compiled code nothing may be written; there `_act` takes what the layer was given.
+        """Forward pre-hook, until training calls the layer: a checkpoint must not see another rate
+        when it repeats the call. In compiled code nothing may be written; there `_act` takes what
+        the layer was given. An evaluation may call what training reads, to look at attention.
         """
-        if is_compiling():
+        if is_compiling() or not module.training:
             return
         self.called = True
         self.put(module)
@@ -111,9 +115,9 @@ class RetuneHook(OwnRateHook, OutputHook):
 
     def _act(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         kwargs, output = rest
-        known = isinstance(output, Tensor) and output.is_floating_point()
+        known = isinstance(output, Tensor) and output.is_floating_point() and self.counts_zeros
         if not self.ours and not known:
-            return self._count_call()  # of what gives a mask, or indices besides
+            return self._count_call()  # of what gives a mask, or does more than to drop
         given = (*args, *kwargs.values())
         if is_compiling() and self.ours and given:
             output = given[0]

@@ -3,7 +3,6 @@
 import warnings
 
 import pytest
-import timm.layers
 import torch
 from torch import nn
 
@@ -19,6 +18,8 @@ from dropblock_hooks import (
     SpecError,
     attach,
 )
+
+timm = pytest.importorskip("timm", reason="the layers are timm's")
 
 
 class Branch(nn.Module):
@@ -97,8 +98,9 @@ R = Retune(p=0.25)
 BAD = {
     "no rate": (
         {"fc": R},
-        r"'fc': Retune\(p=0.25\) can't work on fc: a Linear holds no rate \(p, drop_prob, prob\); "
-        r"builtin\(model\) lists what drops \(there are: dropout, branches.1.drop_path\)$",
+        r"'fc': Retune\(p=0.25\) can't work on fc: a Linear holds no rate \(p, drop_prob, "
+        r"prob, drop_rate, drop_p\); builtin\(model\) lists what drops "
+        r"\(there are: dropout, branches.1.drop_path\)$",
     ),
     "holds one itself": ({"lstm": R}, r"a LSTM holds no rate .*; it holds 'attr:lstm.dropout'$"),
     "inside": ({"branches": R}, "a Sequential holds no rate .*; inside it, branches.1.drop_path"),

@@ -174,10 +174,12 @@ def test_plan(capsys):
     assert (code, err) == (0, "")
     assert "layer4.0/DropBlock2d" in out
     assert "warnings" not in out
-    data = data_of(capsys, "plan", "resnet18", "spec.yaml")
+    data = data_of(capsys, "plan", "resnet18", "spec.yaml", "--epochs", "10")
     assert [site["site"] for site in data["sites"]][:1] == ["layer4.0/DropBlock2d"]
     assert data["problems"] == []
-    assert "does not say its epochs" in data["warnings"][0]
+    code, out, _ = run(capsys, "plan", "resnet18", "spec.yaml", "--json")
+    assert code == 1
+    assert "does not say its epochs" in json.loads(out)["problems"][0]
 
 
 def test_plan_tells_what_is_wrong(capsys):
@@ -291,7 +293,7 @@ def test_presets_are_written_as_files(capsys, arguments, spec):
 TABLES = [
     ("layers", "resnet18"),
     ("layers", "resnet18", "param:**"),
-    ("plan", "resnet18", "spec.yaml"),
+    ("plan", "resnet18", "spec.yaml", "--epochs", "9"),
     ("check", "spec.yaml"),
     ("regularizers",),
     ("regularizers", "DropBlock2d"),
@@ -312,7 +314,8 @@ def test_tables_are_as_wide_as_the_terminal_within_bounds(
     assert "\033" not in out
     if arguments[0] in ("plan", "check"):
         code, out, _ = run(capsys, *arguments, "--wide")
-        assert "CosineSchedule(start=0.0, stop=0.25, delay=2.5)" in out
+        said = "epochs=6, " if arguments[0] == "plan" else ""
+        assert f"CosineSchedule(start=0.0, stop=0.25, {said}delay=2.5)" in out
         assert "…" not in out
 
 

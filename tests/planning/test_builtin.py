@@ -3,8 +3,6 @@
 import copy
 
 import pytest
-import timm
-import timm.layers
 import torch
 from scipy import stats
 from torch import nn
@@ -18,6 +16,8 @@ from dropblock_hooks import (
     attach,
     builtin,
 )
+
+timm = pytest.importorskip("timm", reason="the layers are timm's")
 
 
 class Block(nn.Module):

@@ -56,7 +56,6 @@ MATCHES = {
     "attr:**.p": ["p", "layers.0.drop.p", "layers.1.drop.p"],
     r"attr:re:layers\.[01]\.dropout": ["layers.0.dropout", "layers.1.dropout"],
     "attr:re:.*attention.*": ["layers.0.attention_dropout", "layers.1.attention_dropout"],
-    "attr:threshold": ["threshold"],  # any number, if it is named in full
 }
 SELECTS = {
     Select(names="attr:layers.*.dropout", expect=2): ["layers.0.dropout", "layers.1.dropout"],
@@ -97,6 +96,7 @@ NOTHING = {
     "attr:drop_none": r"is no number in \[0, 1\], but None",
     "attr:drop_large": r"is no number in \[0, 1\], but 2.0",
     "attr:drop_negative": r"is no number in \[0, 1\], but -0.1",
+    "attr:threshold": r"'threshold' is 0.75, and its name is none of a rate \(drop, prob, p\)",
     "attr:drop_nan": r"is no number in \[0, 1\], but nan",
     "attr:layers.0.fc.in_features": r"is no number in \[0, 1\], but 3",
     "attr:layers.0.training": r"is no number in \[0, 1\], but True",

@@ -2,17 +2,16 @@
 
 import copy
 import functools
+import importlib
+import importlib.util
 import io
 import math
 import pickle
 import warnings
 
 import pytest
-import timm.layers
 import torch
-import torchvision.ops
 from scipy import stats
-from timm.utils import ModelEmaV3
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
@@ -93,8 +92,13 @@ def one(p):
     return 1.0
 
 
-tvs, paths = torchvision.ops, timm.layers.DropPath
-blocks = functools.partial(timm.layers.DropBlock2d, block_size=3)
+def optional(name):
+    """A module of a library that may not be here."""
+    there = importlib.util.find_spec(name.partition(".")[0])
+    return importlib.import_module(name) if there else None
+
+
+layers, tvs = optional("timm.layers"), optional("torchvision.ops")
 KINDS = {
     "Dropout": Kind(nn.Dropout, (40, 50), 2),
     "Dropout-inplace": Kind(functools.partial(nn.Dropout, inplace=True), (40, 50), 2),
@@ -110,32 +114,43 @@ KINDS = {
         functools.partial(nn.AlphaDropout, inplace=True), (40, 50), 2, alpha=True
     ),
     "FeatureAlphaDropout": Kind(nn.FeatureAlphaDropout, (30, 40, 2, 3), 2, alpha=True),
-    "DropPath": Kind(paths, (900, 3, 2), 1, held="drop_prob"),
-    "DropPath-unscaled": Kind(
-        functools.partial(paths, scale_by_keep=False), (900, 3), 1, held="drop_prob", scale=one
-    ),
     "Transformers": Kind(DropPaths, (900, 3, 2), 1, held="drop_prob"),
-    "StochasticDepth-row": Kind(functools.partial(tvs.StochasticDepth, mode="row"), (900, 3), 1),
-    "StochasticDepth-batch": Kind(
-        functools.partial(tvs.StochasticDepth, mode="batch"), (9, 3), 0, ours=False
-    ),
     "Tripled": Kind(Tripled, (40, 50), 2, ours=False, scale=lambda p: 3 / (1 - p) if p < 1 else 0),
     "Masks": Kind(Masks, (40, 50), 2, held="prob", ours=False, scale=one),
-    "timm-DropBlock2d": Kind(blocks, (8, 4, 12, 12), held="drop_prob", ours=False),
-    "timm-DropBlock2d-inplace": Kind(
-        functools.partial(blocks, inplace=True), (8, 4, 12, 12), held="drop_prob", ours=False
-    ),
-    "DropBlock2d": Kind(
-        functools.partial(tvs.DropBlock2d, block_size=3), (8, 4, 12, 12), ours=False
-    ),
-    "DropBlock2d-inplace": Kind(
-        functools.partial(tvs.DropBlock2d, block_size=3, inplace=True), (8, 4, 12, 12), ours=False
-    ),
-    "DropBlock3d": Kind(
-        functools.partial(tvs.DropBlock3d, block_size=3), (4, 2, 6, 6, 6), ours=False
-    ),
-    "PatchDropout": Kind(timm.layers.PatchDropout, (6, 41, 3), held="prob", ours=False),
 }
+if layers:
+    paths, blocks = layers.DropPath, functools.partial(layers.DropBlock2d, block_size=3)
+    KINDS |= {
+        "DropPath": Kind(paths, (900, 3, 2), 1, held="drop_prob"),
+        "DropPath-unscaled": Kind(
+            functools.partial(paths, scale_by_keep=False), (900, 3), 1, held="drop_prob", scale=one
+        ),
+        "timm-DropBlock2d": Kind(blocks, (8, 4, 12, 12), held="drop_prob", ours=False),
+        "timm-DropBlock2d-inplace": Kind(
+            functools.partial(blocks, inplace=True), (8, 4, 12, 12), held="drop_prob", ours=False
+        ),
+        "PatchDropout": Kind(layers.PatchDropout, (6, 41, 3), held="prob", ours=False),
+    }
+if tvs:
+    KINDS |= {
+        "StochasticDepth-row": Kind(
+            functools.partial(tvs.StochasticDepth, mode="row"), (900, 3), 1
+        ),
+        "StochasticDepth-batch": Kind(
+            functools.partial(tvs.StochasticDepth, mode="batch"), (9, 3), 0, ours=False
+        ),
+        "DropBlock2d": Kind(
+            functools.partial(tvs.DropBlock2d, block_size=3), (8, 4, 12, 12), ours=False
+        ),
+        "DropBlock2d-inplace": Kind(
+            functools.partial(tvs.DropBlock2d, block_size=3, inplace=True),
+            (8, 4, 12, 12),
+            ours=False,
+        ),
+        "DropBlock3d": Kind(
+            functools.partial(tvs.DropBlock3d, block_size=3), (4, 2, 6, 6, 6), ours=False
+        ),
+    }
 OURS = [name for name, kind in KINDS.items() if kind.ours]
 DECIDED = [name for name, kind in KINDS.items() if kind.decided]
 # torch tells what it takes a tensor of 3 axes for
@@ -526,7 +541,8 @@ def saved(model):
 
 
 def ema(model):
-    return ModelEmaV3(model).module
+    utils = pytest.importorskip("timm.utils", reason="the average is timm's")
+    return utils.ModelEmaV3(model).module
 
 
 def averaged(model):
@@ -665,7 +681,7 @@ def test_a_plan_changes_nothing():
 
 
 class Residual(nn.Module):
-    def __init__(self, p, kind=paths):
+    def __init__(self, p, kind=DropPaths):
         super().__init__()
         self.fc, self.drop_path = nn.Linear(3, 3), kind(p) if p else nn.Identity()
 
@@ -673,10 +689,12 @@ class Residual(nn.Module):
         return x + self.drop_path(self.fc(x))
 
 
-BATCH = functools.partial(tvs.StochasticDepth, mode="batch")
+STANDINS = [DropPaths, Masks]
+if layers and tvs:
+    STANDINS += [layers.DropPath, functools.partial(tvs.StochasticDepth, mode="batch")]
 
 
-@pytest.mark.parametrize("kind", [paths, DropPaths, BATCH, Masks], ids=["a", "b", "c", "d"])
+@pytest.mark.parametrize("kind", STANDINS, ids="abcd"[: len(STANDINS)])
 def test_identities_among_layers_drop_as_they_do(kind):
     model = nn.Sequential(*(Residual(p, kind) for p in (0.0, 0.1, 0.0)))
     attached = attach(model, {"*.drop_path": Retune(p=ByDepth(0.2, 0.6))})
@@ -872,7 +890,7 @@ class Mask(nn.Module):
         return torch.rand_like(x) >= self.prob
 
 
-@pytest.mark.parametrize("kind", [timm.layers.PatchDropoutWithIndices, Mask])
+@pytest.mark.parametrize("kind", [*([layers.PatchDropoutWithIndices] if layers else []), Mask])
 @pytest.mark.parametrize("compiled", [True, False])
 def test_what_gives_no_single_tensor_acts_by_itself(kind, compiled):
     model, x = WithIndices(kind), torch.ones(3, 41, 2)
