@@ -103,7 +103,7 @@ def fault_of(
         if enabled and not counts.calls:
             what = "no gradient has come to it, and its layer was never called"
             return Fault("never_active", what, why_not_called(base, owner, name, window))
-    elif isinstance(hook, RetuneHook) and not counts.calls and is_read(base, hook):
+    elif isinstance(hook, RetuneHook) and not counts.trained and is_read(base, hook):
         if not hook.called:
             return None
         what = "never called in this window, in which the module around it may have read its rate"
