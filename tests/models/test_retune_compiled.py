@@ -71,7 +71,7 @@ def loss_of(output):
 
 
 @pytest.mark.parametrize("backend", rest_slow(["eager", "aot_eager"]))
-@pytest.mark.parametrize("build", [timm_vit, bert, efficientnet])
+@pytest.mark.parametrize("build", rest_slow([timm_vit, bert, efficientnet]))
 def test_fifty_rates_make_at_most_two_graphs(build, backend):
     torch._dynamo.reset()
     counters.clear()
@@ -129,7 +129,7 @@ READ = {
 }
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", rest_slow(READ))
 def test_of_rates_that_are_read_one_warning_tells(name):
     torch._dynamo.reset()
     build, named = READ[name]
