@@ -270,11 +270,16 @@ def test_regularizers(capsys):
             ["by_stage", "resnet18", "--regularizer", "Dropout2d(p=0.2)", "--stages", "-1", "-3"],
             lambda m: presets.by_stage(dropblock_hooks.Dropout2d(0.2), (-1, -3)),
         ),
-        (
+        pytest.param(
             ["stochastic_depth", "resnet18", "--p", "0.2", "--input-size", "3", "64", "64"],
             lambda m: presets.stochastic_depth(m, 0.2),
+            marks=pytest.mark.slow,
         ),
-        (["drop_path", "vit_tiny_patch16_224"], lambda m: presets.drop_path(m)),
+        pytest.param(
+            ["drop_path", "vit_tiny_patch16_224"],
+            lambda m: presets.drop_path(m),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_presets_are_written_as_files(capsys, arguments, spec):
