@@ -83,7 +83,9 @@ def _row(name: str, cls: Any) -> KindRow:
     said = meanings(cls)
     is_schedule = issubclass(cls, Schedule)
     own = [_field(cls, f, said) for f in fields(cls) if f.init and not f.kw_only]
-    shared = [_field(cls, f, said) for f in fields(cls) if f.init and f.kw_only]
+    refused = getattr(cls, "refused_options", ())
+    optional = [f for f in fields(cls) if f.init and f.kw_only and f.name not in refused]
+    shared = [_field(cls, f, said) for f in optional]
     return KindRow(
         name,
         "schedule" if is_schedule else "regularizer",
@@ -181,7 +183,7 @@ def _in_full(row: KindRow, width: int) -> str:
     """All that is known of one, as text."""
     acts_on = f", acts on the {row.acts_on}" if row.acts_on else ""
     parts = [f"{row.name}: a {row.kind}{acts_on}", fill(row.summary, width)]
-    for heading, rows in (("fields", row.fields), ("options of all regularizers", row.options)):
+    for heading, rows in (("fields", row.fields), ("options", row.options)):
         if rows:
             parts.append("\n".join([f"{heading}:", *(_definition(f, width) for f in rows)]))
     if row.reference:

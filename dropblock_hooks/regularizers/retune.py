@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -41,6 +41,15 @@ class Retune(DropsShare, Regularizer):
 
     p: Probability
     function: Drop | None = field(default=None, init=False, repr=False, compare=False)
+
+    refused_options: ClassVar[tuple[str, ...]] = (
+        "at",
+        "index",
+        "layout",
+        "grid",
+        "prefix_tokens",
+    )
+    """Options of all regularizers that mean nothing here."""
 
     def check(self, values: Mapping[str, float]) -> None:
         if self.at != "output" or self.index is not None or self.layout != "auto":
