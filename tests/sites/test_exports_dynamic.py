@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from dropblock_hooks import Disout, DropBlock1d, DropBlock2d, DropBlock3d, Foreign, attach
+from dropblock_hooks import Disout, DropBlock1d, DropBlock2d, DropBlock3d, Foreign, Retune, attach
 from tests.cases import rest_slow
 from tests.stacks import ACTIVATIONS, CONVOLUTIONS
 
@@ -77,7 +77,9 @@ def _forget_graphs():
 )
 def test_it_runs_with_other_sizes_and_drops_as_much(name, regularizer, rank, spatial, strict):
     net = nn.Sequential(Shifted(rank))
-    with attach(net, {"0": regularizer}):
+    if isinstance(regularizer, Retune):
+        net.append(nn.Dropout(0.0))  # a layer that drops
+    with attach(net, {str(len(net) - 1): regularizer}):
         program = exported(net, torch.randn(4, 2, *[8] * rank), spatial=spatial, strict=strict)
     for batch, edge in ((2, 8), (700, 8), (300, 11)) if spatial else ((2, 8), (700, 8)):
         x = torch.randn(batch, 2, *[edge] * rank)
