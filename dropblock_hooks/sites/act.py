@@ -69,7 +69,8 @@ def act(site: Site, x: Tensor, call: Call) -> Tensor:
     form = site.form_of(x, call.told)
     now = Now(input=call.input, layout=form.layout, training=on, grad_scale=1.0, **values)
     y, affected, total = _apply(site, x, form, now, site.record)
-    if on and not again and site.is_counted(call.training):
+    # what always() adds is no training, and not counted
+    if on and not again and (call.training or site.regularizer.active == "always"):
         site.record.add_active(_known(affected, total), total, next(iter(values.values()), 0.0))
         if y is x:
             site.remember_idle(x, form, 0 if affected is None else total)
@@ -86,7 +87,7 @@ def _trace(site: Site, x: Tensor, call: Call) -> Tensor:
             return x
     exporting = torch.compiler.is_exporting()  # nothing to count into; the rates of now are kept
     form, meter = site.form_of(x, call.told), None
-    if not exporting and site.is_counted(call.training):
+    if not exporting and (call.training or site.regularizer.active == "always"):
         meter = site.record.meter
     values: Mapping[str, Any] = site.values if exporting else site.traced_values(x.device)
     if meter is not None:

@@ -248,10 +248,6 @@ class Site:
             return True
         return self.control.always and self.draws
 
-    def is_counted(self, training: bool) -> bool:
-        """Whether what it does in this mode is counted: not what `Attachment.always` adds."""
-        return training or self.regularizer.active == "always"
-
     def form_of(self, x: Tensor, told: Any = ()) -> Form:
         """How the axes of a tensor are read; `told` is what the layer took and gave.
 
