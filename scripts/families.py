@@ -35,7 +35,7 @@ more runs of the layer's own hook on what the layer gave. A row is *ok* when
 "options" is what the model does not tell, so that the regularizer has to be told: which element of
 a tuple (`index`), and the grid of the tokens (`grid`) of models that take images of any size, or
 whose last stage flattens its map. Tokens before the map (class and register tokens) are left alone.
-What these models drop by themselves, and how that is retuned, is in [retuned.md](retuned.md).
+All 98 drop something by themselves; how that is retuned is in [retuned.md](retuned.md).
 """
 
 
