@@ -55,10 +55,12 @@ def tell_recompiling(control: Control, hooks: Iterable[SiteHook]) -> None:
 
     Which code runs a layer that is only read is not known: any that was compiled may.
     """
-    if (".", "recompiles") in control.told or not has_compiled():
+    if (".", "recompiles") in control.told:
         return
     held = [h for h in hooks if isinstance(h, OwnRateHook) and h.is_constant_in_code]
     held = [h for h in held if h.site.regularizer.moving]
+    if not held or not has_compiled():  # which goes through all that was compiled, at each step
+        return
     values = [values_to_come(h.site.regularizer, control.epoch) for h in held]
     if not any(more is None or more > 0 for more in values):
         return

@@ -15,13 +15,14 @@ from ..regularizers.droppers import (
     function_of,
     is_settable,
     rate_attribute,
+    settable_rate,
     unit_dropped,
 )
 from ..regularizers.retune import Retune, Twin
 from ..selectors.index import Index
 from ..selectors.wrappers import bare_type
 from ..sites.hooks import hooks_on
-from ..sites.retune import OwnRateHook
+from ..sites.retune import own_rate_hooks
 from .placement import Placement
 
 
@@ -120,7 +121,9 @@ def _nearest(reasons: dict[str, list[str]], index: Index) -> str:
     own = [n for n, t in index.attributes.items() if t.owner == name and "drop" in n]
     if own:
         return f"; it holds {listed((quote(f'attr:{n}') for n in own), 3)}"
-    able = [n for n, t in index.modules.items() if n not in ("", *names) and _can_be_set(t.module)]
+    able = [
+        n for n, t in index.modules.items() if n not in ("", *names) and settable_rate(t.module)
+    ]
     inside = [n for n in able if not name or n.startswith(f"{name}.")]
     if inside:
         return f"; inside it, {listed(inside, 3)} drop"
@@ -128,15 +131,11 @@ def _nearest(reasons: dict[str, list[str]], index: Index) -> str:
     return f"; builtin(model) lists what drops{near}" if near else "; nothing in this model does"
 
 
-def _can_be_set(module: nn.Module) -> bool:
-    attribute = rate_attribute(module)
-    return attribute is not None and is_settable(module, attribute)
-
-
 def _held_twice(placements: list[Placement]) -> list[str]:
     """A rate that two regularizers would set."""
     first: dict[tuple[int, str], str] = {}
-    clashes: dict[tuple[str, str], list[str]] = defaultdict(list)
+    in_spec: dict[str, list[str]] = defaultdict(list)
+    on_model: dict[str, list[str]] = defaultdict(list)
     for p in placements:
         if not isinstance(p.regularizer, Retune):
             continue
@@ -144,17 +143,20 @@ def _held_twice(placements: list[Placement]) -> list[str]:
         here = quote(p.entry.selector)
         there = first.setdefault((id(module), held), here)
         if there is not here:
-            clashes[f"{there} and {here}", "both set"].append(p.target.name)
-        live = (h for h in hooks_on(module) if isinstance(h, OwnRateHook))
-        clashes[here, "Retune is already on, as"] += [
-            hook.site.key for hook in live if (hook.attribute or "") == held
-        ]
+            in_spec[f"{there} and {here}"].append(p.target.name)
+        for hook in own_rate_hooks(module):
+            if (hook.attribute or "") == held:
+                on_model[here].append(hook.site.key)
     return [
-        f"{about}: {what} {listed(names, 3)}"
-        + ("" if what == "both set" else " of a live Attachment; call its remove(), or")
-        + ("; a rate is held by one entry" if what == "both set" else " detach_all(model)")
-        for (about, what), names in clashes.items()
-        if names
+        *(
+            f"{both}: both set {listed(names, 3)}; a rate is held by one entry"
+            for both, names in in_spec.items()
+        ),
+        *(
+            f"{here}: Retune is already on, as {listed(keys, 3)} of a live Attachment; call its "
+            "remove(), or detach_all(model)"
+            for here, keys in on_model.items()
+        ),
     ]
 
 

@@ -95,6 +95,13 @@ def find_faults(
     return found
 
 
+def untold(control: Control, found: Iterable[Finding]) -> list[Finding]:
+    """What nobody has warned of yet, which is taken for told from now on."""
+    news = [each for each in found if (each.key, each.kind) not in control.told]
+    control.told.update((each.key, each.kind) for each in news)
+    return news
+
+
 def _message(fault: Fault, hook: SiteHook, calls: int) -> str:
     if fault.kind == "never_called":
         return f"the layer '{hook.owner_name}' ({hook.site.module_type}) was {fault}"

@@ -11,6 +11,7 @@ import torch
 from ..attach import attach
 from ..attachment.attachment import Attachment
 from ..attachment.resolve import checked_epochs
+from ..attachment.verify import untold
 from ..checks import as_count, check_option
 from ..schedules import length_of
 from ..spec.draft import Draft
@@ -153,10 +154,8 @@ class Regularize(_Callback):  # type: ignore[misc]  # its base is made above
         """Log, and warn of what is wrong, each time of what is new."""
         attached = self._on()
         self._log(trainer, pl_module, on_step=False)
-        told = attached._control.told  # with what the attachment has warned of by itself
         found = attached.verify() if self._trained else []  # else it was resumed at its end
-        found = [each for each in found if (each.key, each.kind) not in told]
-        told.update((each.key, each.kind) for each in found)
+        found = untold(attached._control, found)
         self._within_epoch = self._trained = False
         for each in found:
             warn(str(each))

@@ -12,6 +12,7 @@ from transformers.trainer_callback import ExportableState, TrainerCallback
 
 from ..attach import attach, attachments
 from ..attachment.attachment import Attachment
+from ..attachment.verify import untold
 from ..checks import check_option
 from ..sites.shared import Control
 from ..spec.spec import Spec
@@ -124,11 +125,8 @@ class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of 
         """Warn of what is wrong, of each fault once."""
         if self.attached is None:
             return
-        told = _control(self.attached).told
-        for finding in self.attached.verify():
-            if (finding.key, finding.kind) not in told:
-                told.add((finding.key, finding.kind))
-                warn(str(finding))
+        for finding in untold(_control(self.attached), self.attached.verify()):
+            warn(str(finding))
 
     def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Put the scalars beside the loss."""

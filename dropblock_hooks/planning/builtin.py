@@ -8,13 +8,12 @@ from typing import Any
 
 from torch import nn
 
-from ..regularizers.droppers import is_settable, rate_attribute, unit_of
+from ..regularizers.droppers import settable_rate, unit_of
 from ..regularizers.retune import Retune
 from ..selectors.index import Index, Target
 from ..selectors.select import Select, match
 from ..selectors.wrappers import bare_type, submodule, unwrap
-from ..sites.hooks import hooks_on
-from ..sites.retune import OwnRateHook
+from ..sites.retune import own_rate_hooks
 from ..spec.spec import Spec
 from ..tables import Columns, Table, counted, named
 
@@ -135,8 +134,7 @@ def _own_attribute(module: nn.Module) -> str | None:
     """The attribute that holds the rate of a layer that drops; a ``p`` may mean anything else."""
     if unit_of(bare_type(module).__name__) is None or module._modules:
         return None
-    attribute = rate_attribute(module)
-    return attribute if attribute and is_settable(module, attribute) else None
+    return settable_rate(module)
 
 
 def _is_dropout(target: Target) -> bool:
@@ -153,8 +151,8 @@ def _is_dropout(target: Target) -> bool:
 
 def _row(target: Target, attribute: str) -> BuiltinRow:
     module = target.module
-    held = (h for h in hooks_on(module) if isinstance(h, OwnRateHook))
-    site = next((h.site for h in held if h.attribute == attribute), None)
+    held = (hook.site for hook in own_rate_hooks(module) if hook.attribute == attribute)
+    site = next(held, None)
     acts = site is not None and site.control.enabled
     rate = float(site.rate or 0.0 if site and acts else getattr(module, attribute))
     return BuiltinRow(

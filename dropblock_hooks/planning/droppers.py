@@ -12,8 +12,7 @@ from ..regularizers.base import Regularizer
 from ..regularizers.droppers import RATES, rate_attribute, unit_of
 from ..schedules import ByDepth, span_of
 from ..selectors.wrappers import bare_type, named_modules
-from ..sites.hooks import hooks_on
-from ..sites.retune import OwnRateHook
+from ..sites.retune import own_rate_hooks
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,7 @@ def droppers(
         kind = "" if module._modules else bare_type(module).__name__
         unit, attribute = unit_of(kind), rate_attribute(module) if kind else None
         if unit is not None and attribute and (module.training or not base.training):
-            held = (h for h in hooks_on(module) if isinstance(h, OwnRateHook))
-            live = [highest_rate(hook.site.regularizer) for hook in held]
+            live = [highest_rate(h.site.regularizer) for h in own_rate_hooks(module)]
             rate = retuned.get(module, (live or [getattr(module, attribute)])[0])
             if rate > 0:
                 ours = bool(live) or module in retuned

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..functional.dropout import drop_alpha, drop_channels, drop_samples, drop_shape
 from ..functional.masks import Rate
+from ..selectors.index import is_share
 from ..selectors.wrappers import attribute_of
 from .base import Regularizer
 
@@ -47,14 +48,15 @@ def unit_dropped(regularizer: Regularizer) -> str | None:
     return next(filter(None, map(unit_of, names)), None)
 
 
-def is_rate(value: Any) -> bool:
-    """Whether a value can be a rate: a number in [0, 1]."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
-
-
 def rate_attribute(module: nn.Module) -> str | None:
     """The attribute that holds the rate of a layer; None where there is none."""
-    return next((name for name in RATES if is_rate(attribute_of(module, name))), None)
+    return next((name for name in RATES if is_share(attribute_of(module, name))), None)
+
+
+def settable_rate(module: nn.Module) -> str | None:
+    """The same, where it can be set."""
+    attribute = rate_attribute(module)
+    return attribute if attribute and is_settable(module, attribute) else None
 
 
 def is_settable(module: nn.Module, attribute: str) -> bool:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling, is_exporting
 
 from ..checkpointing import NO_TASK, graph_task
-from .hooks import OutputHook, SiteHook
+from .hooks import OutputHook, SiteHook, hooks_on
 from .site import Site
 
 
@@ -150,6 +150,11 @@ class AttributeHook(OwnRateHook):
 
     def _act(self, module: nn.Module, *given: Any) -> None:
         self._count_call()
+
+
+def own_rate_hooks(module: nn.Module) -> list[OwnRateHook]:
+    """Those on this very module."""
+    return [hook for hook in hooks_on(module) if isinstance(hook, OwnRateHook)]
 
 
 def reads(module: nn.Module, name: str) -> bool:
