@@ -8,6 +8,7 @@ The map:
 `LinearSchedule`            schedules: functions of the epoch, wherever a rate or bound is taken
 `Select`, `Spec`            selectors, and the spec that maps them to regularizers; YAML and JSON
 `sample`                    Monte-Carlo dropout: mean and spread of many forwards in evaluation
+`gradcam`                   where a model looks: the places that speak for a class
 `plan`                      what a spec will do on a model, before anything is put on
 `layers`                    what a model has to attach to
 `builtin`, `Retune`         what a model drops by itself, and another rate for it
@@ -24,6 +25,7 @@ from . import functional, presets
 from .attach import attach, attachments, detach_all
 from .attachment.attachment import Attachment
 from .attachment.verify import Finding
+from .calls.gradcam import CAM, gradcam
 from .calls.sample import Sampled, sample
 from .planning.builtin import builtin
 from .planning.layers import layers
@@ -71,6 +73,7 @@ from .warn import HookWarning
 __version__ = "0.1.0"
 
 __all__ = [
+    "CAM",
     "Applied",
     "Attachment",
     "ByDepth",
@@ -119,6 +122,7 @@ __all__ = [
     "builtin",
     "detach_all",
     "functional",
+    "gradcam",
     "layers",
     "plan",
     "presets",
