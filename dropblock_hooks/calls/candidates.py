@@ -11,7 +11,6 @@ from ..selectors.index import Index, NoMatchError
 from ..selectors.select import match
 
 _NO_FEATURES = re.compile("Norm|Pool|Permute|Transpose|Flatten|Drop|Identity")
-_STAGES = 8
 
 
 class Called(NamedTuple):
@@ -22,19 +21,18 @@ class Called(NamedTuple):
 
     @property
     def is_map(self) -> bool:
-        """Whether it gives four axes, and not single points in one of the two orders."""
-        s = self.shape
-        return len(s) == 4 and s[2:] != (1, 1) and s[1:3] != (1, 1)
+        """Whether it gives four axes, and more than one place, in either order."""
+        return len(self.shape) == 4 and not self.is_point
+
+    @property
+    def is_point(self) -> bool:
+        """Whether it gives maps of one place."""
+        return len(self.shape) == 4 and (1, 1) in (self.shape[2:], self.shape[1:3])
 
     @property
     def is_tokens(self) -> bool:
         """Whether it gives three axes."""
         return len(self.shape) == 3 and self.shape[1] > 1
-
-    @property
-    def is_norm(self) -> bool:
-        """Whether it is a norm of tokens or maps, by the name of its class."""
-        return "Norm" in type(self.module).__name__ and (self.is_map or self.is_tokens)
 
 
 def calls_of(index: Index, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Called]:
@@ -75,41 +73,43 @@ def only_tensor(output: Any) -> Tensor | None:
 def candidates(index: Index, calls: dict[str, Called]) -> list[str]:
     """Names of layers, the best one first.
 
-    The last feature stage comes first, then the ones before it; for models that tell of no stages,
-    the last layers called that give maps or tokens and lie in no part that gives something else.
-    Of tokens it is the first norm in the last block: behind it, the head may read no other token
-    than the class token.
+    The last feature stage comes first, then the layers called last that give maps or tokens. Of
+    tokens it is the first norm in the last block: behind it, the head may read no other token than
+    the class token.
     """
     order: dict[str, None] = {}
-    for name in (*_stages(index, calls), *_trunk(calls)):
-        called = calls[name]
+    for name in (*_last_stage(index, calls), *_trunk(calls)):
+        called, block, norms = calls[name], name, []
         if not called.is_map:
             block = _last_block(index, calls, name)
-            order.update(dict.fromkeys(n for n in _inside(calls, block) if calls[n].is_norm))
-        if called.is_map or called.is_tokens:
-            order[name] = None
+            norms = [n for n in _inside(calls, block) if _is_norm(calls[n]) and calls[n].is_tokens]
+        own = [norm for norm in norms if norm.rpartition(".")[0] == block]
+        itself = [name] if _spatial(called) else []
+        order.update(dict.fromkeys([*own, *itself, *norms]))
     return list(order)
 
 
-def _stages(index: Index, calls: Mapping[str, Called]) -> Iterator[str]:
-    for number in range(1, _STAGES + 1):
-        try:
-            name = match(f"stage:-{number}", index)[0].name
-        except NoMatchError:
-            return
-        if name in calls:
-            yield name
+def _last_stage(index: Index, calls: Mapping[str, Called]) -> list[str]:
+    try:
+        names = [target.name for target in match("stage:-1", index)]
+    except NoMatchError:  # the model tells of no stages
+        return []
+    return [name for name in names if name in calls]
 
 
 def _trunk(calls: dict[str, Called]) -> list[str]:
-    """Layers with features, the last one first; before all others those around which all have."""
+    """Layers with features, the last one first; at the end those in a part that ends in points."""
     names = [name for name in reversed(calls) if name and _has_features(calls[name])]
-    return sorted(names, key=lambda name: not all(map(_spatial, _around(calls, name))))
+    return sorted(names, key=lambda name: any(c.is_point for c in _around(calls, name)))
 
 
 def _has_features(called: Called) -> bool:
     named_so = _NO_FEATURES.search(type(called.module).__name__)
     return _spatial(called) and not (named_so and not called.module._modules)
+
+
+def _is_norm(called: Called) -> bool:
+    return "Norm" in type(called.module).__name__ and _spatial(called)
 
 
 def _spatial(called: Called) -> bool:
@@ -136,7 +136,7 @@ def _last_block(index: Index, calls: Mapping[str, Called], name: str) -> str:
         inner
         for inner in _inside(calls, name)
         if isinstance(_parent(index, inner), nn.Sequential | nn.ModuleList)
-        and any(calls[n].is_norm for n in _inside(calls, inner))
+        and any(_is_norm(calls[n]) for n in _inside(calls, inner))
     ]
     if not blocks:
         return name

@@ -126,7 +126,10 @@ class Explained:
         if not all(bool(each.isfinite().all()) for each in seen):
             raise capture.unfit("its output, or the gradient there, holds NaN or Inf")
         if not bool(seen.gradient.any()):
-            raise capture.unfit(f"the gradient is 0 at all places of its {shown(size)} map")
+            raise capture.unfit(
+                f"the gradient is 0 at all places of its {shown(size)} map: the scores do not "
+                "depend on it (a head with weights of 0? dead or saturated units behind it?)"
+            )
         return seen
 
     def _seen(self, capture: Capture, scores: Tensor) -> Seen:

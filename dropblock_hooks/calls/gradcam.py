@@ -108,8 +108,8 @@ def gradcam(
     names = Index(unwrap(model))
     chosen = None if layer is None else _one(layer, names)
     args, kwargs = _arguments(x)
-    size = _size([*args, *kwargs.values()])
-    scores = Scores(target)
+    n, *size = _images([*args, *kwargs.values()])
+    scores = Scores(target, n)
     reading = DropBlock2d(p=0.0, index=index, layout=layout, grid=grid, prefix_tokens=prefix_tokens)
     with undisturbed(names.model):
         args, kwargs = tuple(_own(args)), dict(zip(kwargs, _own(kwargs.values()), strict=True))
@@ -138,7 +138,7 @@ def weighted(seen: Seen, method: str) -> Tensor:
     return (weights * features).sum(1)
 
 
-def _scaled(raw: Tensor, size: tuple[int, int]) -> Tensor:
+def _scaled(raw: Tensor, size: list[int]) -> Tensor:
     """Each map from 0 to 1, in the size of the image."""
     above = raw - raw.amin((1, 2), keepdim=True)
     maps = above / (above.amax((1, 2), keepdim=True) + 1e-7)
@@ -192,11 +192,11 @@ def _with_graph(x: Tensor) -> Tensor:
     return x.requires_grad_().clone() if x.is_floating_point() else x
 
 
-def _size(given: list[Any]) -> tuple[int, int]:
-    """The size of the images, or one error that says what is missing."""
+def _images(given: list[Any]) -> tuple[int, int, int]:
+    """How many images there are, and their size; or one error that says what is missing."""
     for value in given:
         if isinstance(value, Tensor) and value.ndim == 4 and len(value):
-            return value.shape[2], value.shape[3]
+            return len(value), value.shape[2], value.shape[3]
     what = [tuple(v.shape) if isinstance(v, Tensor) else kind_of(v) for v in given]
     raise ValueError(f"x must hold a batch of images (N, C, H, W), got {quote(what)}")
 
@@ -209,8 +209,9 @@ def _first_fit(explained: Explained, calls: dict[str, Called]) -> tuple[Target, 
             return layer, explained.at(layer)
         except UnfitLayer as error:
             why.append(str(error))
-    tried = f" ({why[0]})" if why else ""
-    raise ValueError(f"no layer with a map was found{tried}: name one, by layer=")
+    if not why:
+        raise ValueError("no layer of the model gives a map: Grad-CAM needs one")
+    raise ValueError(f"no layer fits, of {len(why)} tried; name one by layer=. {why[0]}")
 
 
 def _candidates(explained: Explained, calls: dict[str, Called]) -> Iterator[Target]:
