@@ -12,6 +12,7 @@ The map:
 `plan`                      what a spec will do on a model, before anything is put on
 `layers`                    what a model has to attach to
 `builtin`, `Retune`         what a model drops by itself, and another rate for it
+``plots``                   pictures, by matplotlib
 ``functional``              the equations, as pure functions of tensors
 `Regularizer`, `register`   one class, one file: a regularizer of your own
 ==========================  ========================================================================
@@ -21,7 +22,7 @@ The folders, each with a map of its own in its ``__init__``, from the bottom up:
 ``attachment`` (the handle), ``planning`` (the dry run), ``calls`` (a model with regularizers, run).
 """
 
-from . import functional, presets
+from . import functional, plots, presets
 from .attach import attach, attachments, detach_all
 from .attachment.attachment import Attachment
 from .attachment.verify import Finding
@@ -125,6 +126,7 @@ __all__ = [
     "gradcam",
     "layers",
     "plan",
+    "plots",
     "presets",
     "register",
     "sample",
