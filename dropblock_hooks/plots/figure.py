@@ -18,14 +18,25 @@ def figure_of(ax: Any = None, **options: Any) -> tuple[Any, Any]:
         ImportError: where matplotlib is missing; it says which extra to install.
         TypeError: for `ax` that is no axes.
     """
-    try:
-        from matplotlib.axes import Axes
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(MISSING) from error
     if ax is None:
-        figure = Figure(layout="constrained", **options)
-        return figure, figure.add_subplot()
+        figure, axes = grid_of(1, 1, **options)
+        return figure, axes[0][0]
+    from matplotlib.axes import Axes
+
     if not isinstance(ax, Axes):
         raise TypeError(f"ax must be one matplotlib Axes, got {type(ax).__name__}")
     return ax.get_figure(), ax
+
+
+def grid_of(rows: int, columns: int, **options: Any) -> tuple[Any, list[list[Any]]]:
+    """A new Figure, and its axes, row by row.
+
+    Raises:
+        ImportError: where matplotlib is missing.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(MISSING) from error
+    figure = Figure(layout="constrained", **options)
+    return figure, figure.subplots(rows, columns, squeeze=False).tolist()

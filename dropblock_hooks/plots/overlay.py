@@ -33,7 +33,7 @@ def overlay(cam_map: Any, image: Any, ax: Any = None, *, title: str = "Grad-CAM"
         ImportError: where matplotlib is missing.
         ValueError: for a map or an image of another shape.
     """
-    values, pixels = _map(cam_map), _pixels(image)
+    values, pixels = _map(cam_map), pixels_of(image)
     figure, ax = figure_of(ax, figsize=(4.2, 3.6))
     height, width = pixels.shape[:2]
     ax.imshow(pixels.numpy(), cmap="gray", vmin=0.0, vmax=1.0)
@@ -63,8 +63,8 @@ def _map(given: Any) -> Tensor:
     return values
 
 
-def _pixels(given: Any) -> Tensor:
-    """An image as (H, W, 3) or (H, W), from 0 to 1."""
+def pixels_of(given: Any) -> Tensor:
+    """An image as (H, W, 3) or (H, W), from 0 to 1; for who draws on it."""
     image = _tensor("image", given)
     if image.ndim == 3 and image.shape[0] in (1, 3):
         image = image.movedim(0, -1)

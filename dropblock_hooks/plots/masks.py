@@ -1,0 +1,186 @@
+"""``plot_masks``: what is dropped of the maps of a model, over the image that it is given."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+
+from ..attach import attachments
+from ..checks import as_count
+from ..functional import axes
+from ..quoting import listed
+from ..regularizers.dropblock import DropBlock2d
+from ..selectors.select import Select
+from ..selectors.wrappers import unwrap
+from ..sites import indexing
+from ..sites.forms import Forms
+from ..sites.site import Site
+from .figure import grid_of
+from .overlay import pixels_of
+
+_MOST = 4
+_MAPS = DropBlock2d(0.1, block_size=1)  # as what takes maps reads tensors
+
+
+def plot_masks(
+    model: nn.Module, x: Any, which: str | Select | None = None, channels: int = 5
+) -> Any:
+    """Draw what the regularizers of a model drop of its maps, in one training forward of a copy.
+
+    A row is a layer: some channels of the first sample, what is dropped in each dark over the
+    image, and at the right the share of all channels that is dropped at each place. The model, its
+    counts and the random states stay what they are.
+
+    Example:
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU())
+        >>> attached = attach(model, {"1": DropBlock2d(p=0.2, block_size=5)})
+        >>> figure = plot_masks(model, torch.rand(1, 3, 32, 32), channels=3)
+        >>> [ax.get_title() for ax in figure.axes[:3]]
+        ['channel 0', 'channel 1', 'channel 2']
+
+    Args:
+        model: with something attached.
+        x: what it is called with: a tensor (N, C, H, W), or a tuple of arguments or a mapping of
+            keywords, of which the first such tensor is the image.
+        which: sites, by key or selector; None: the first four that drop parts of maps.
+        channels: how many channels of each, at least 1.
+
+    Returns:
+        The Figure: ``figure.savefig("masks.png")``.
+
+    Raises:
+        ImportError: where matplotlib is missing.
+        RuntimeError: where nothing that is attached drops parts of maps, with the cause.
+        KeyError: for `which` that means no site.
+    """
+    channels = as_count("channels", channels)
+    args, kwargs = (x if isinstance(x, tuple) else (x,)), {}
+    if isinstance(x, Mapping):
+        args, kwargs = (), dict(x)
+    image = pixels_of(_image([*args, *kwargs.values()]))
+    masks = _masks(model, which, args, kwargs)
+    size = (1.5 * (channels + 1) + 0.8, 1.7 * len(masks))
+    figure, rows = grid_of(len(masks), channels + 1, figsize=size)
+    figure.suptitle("dark: dropped in one training forward", fontsize=9)
+    for row, (site, kept) in zip(rows, masks, strict=True):
+        _draw(figure, row, site, kept, image)
+    return figure
+
+
+def _draw(figure: Any, row: Sequence[Any], site: Site, kept: Tensor, image: Tensor) -> None:
+    """One layer: some of its channels, and the share of all."""
+    size, grey = image.shape[:2], image if image.ndim == 2 else image.mean(-1)
+    for i, ax in enumerate(row[:-1]):
+        ax.set_axis_off()
+        if i >= len(kept):
+            continue
+        mask = interpolate(kept[None, i : i + 1], size, mode="nearest")[0, 0]
+        ax.imshow((grey * (0.15 + 0.85 * mask)).numpy(), cmap="gray", vmin=0.0, vmax=1.0)
+        ax.set_title(f"channel {i}", fontsize=8)
+    row[0].text(
+        -0.06, 0.5, f"{site.key}\n{_size(kept)}", fontsize=8, rotation=90, ha="right", va="center",
+        transform=row[0].transAxes,
+    )  # fmt: skip
+    dropped = 1 - kept.mean(0)
+    last = row[-1]
+    drawn = last.imshow(
+        dropped.numpy(), cmap="magma", vmin=0.0, vmax=max(float(dropped.max()), 0.1)
+    )
+    last.set_title(f"dropped: {float(dropped.mean()):.3g}", fontsize=8)
+    last.set_axis_off()
+    bar = figure.colorbar(drawn, ax=last, fraction=0.05)
+    bar.set_label(f"share of {len(kept)} channels", fontsize=7)
+    bar.ax.tick_params(labelsize=7)
+
+
+def _size(kept: Tensor) -> str:
+    return "x".join(map(str, kept.shape[1:]))
+
+
+def _masks(
+    model: nn.Module, which: str | Select | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[tuple[Site, Tensor]]:
+    """What is kept of the first sample at each layer, (C, h, w): a forward of a copy, on ones."""
+    copied = copy.deepcopy(unwrap(model))
+    probes: dict[tuple[str, str], _Probe] = {}
+    for attached in attachments(copied):
+        meant = attached.sites if which is None else attached[which]
+        meant_keys = {site.key for site in ((meant,) if isinstance(meant, Site) else meant)}
+        for module, hook in attached._installed:
+            site = hook.site
+            if site.key in meant_keys and site.draws and (site.name, site.at) not in probes:
+                probes[site.name, site.at] = _Probe(site, module)
+    if not probes:
+        raise RuntimeError(
+            "there is nothing to draw: "
+            + (
+                "what is meant drops no activations"
+                if attachments(model)
+                else "nothing is attached"
+            )
+        )
+    with torch.random.fork_rng(), torch.no_grad():
+        copied.train()(*args, **kwargs)
+    found = [(p.site, p.kept) for p in probes.values() if p.kept is not None]
+    found = found[: None if which is not None else _MOST]
+    if not found:
+        keys = listed([p.site.key for p in probes.values()], 3)
+        raise RuntimeError(
+            f"there is nothing to draw: {keys} dropped no parts of maps in a training forward: at "
+            "a rate of 0 now (move it with attached.step), switched off, never called, or no map"
+        )
+    return found
+
+
+class _Probe:
+    """Two hooks of a layer: the first puts ones in the place of what is dropped of, the last looks.
+
+    Attributes:
+        kept: of the first sample, (C, h, w), 1 and 0; None before a call that drops.
+    """
+
+    def __init__(self, site: Site, module: nn.Module) -> None:
+        self.site = site
+        self.forms = Forms(_MAPS, site.evidence, site.control.sizes)
+        self.kept: Tensor | None = None
+        if site.at == "output":
+            module.register_forward_hook(self.before, prepend=True)
+            module.register_forward_hook(self.after)
+        else:
+            module.register_forward_pre_hook(self.before, prepend=True, with_kwargs=True)
+            module.register_forward_pre_hook(self.after, with_kwargs=True)
+
+    def _value(self, given: tuple[Any, ...]) -> tuple[Any, Any]:
+        """What holds the tensor, and where in it."""
+        index = self.site.regularizer.index
+        if self.site.at == "output":
+            return given[-1], index
+        return given[isinstance(index, str)], 0 if index is None else index
+
+    def before(self, module: nn.Module, *given: Any) -> Any:
+        value, index = self._value(given)
+        ones = indexing.put(value, index, torch.ones_like(indexing.get(value, index)))
+        if self.site.at == "output":
+            return ones
+        return (given[0], ones) if isinstance(index, str) else (ones, given[1])
+
+    def after(self, module: nn.Module, *given: Any) -> None:
+        x = indexing.get(*self._value(given))
+        try:
+            maps = axes.as_map(x, self.forms.of(x, given))
+        except ValueError:
+            return  # no map: told where there is none at all
+        if self.kept is None and bool((maps == 0).any()):
+            self.kept = (maps[0] != 0).float().cpu()
+
+
+def _image(given: Sequence[Any]) -> Tensor:
+    """The first sample of the first image."""
+    images = [x for x in given if isinstance(x, Tensor) and x.ndim == 4]
+    if not images:
+        raise ValueError("x must hold an image, a tensor (N, C, H, W) with 1 or 3 channels")
+    return images[0][0]
