@@ -27,7 +27,7 @@ from .attach import attach, attachments, detach_all
 from .attachment.attachment import Attachment
 from .attachment.verify import Finding
 from .calls.sample import Sampled, sample
-from .observers import Observer, Seen, Watch
+from .observers import ActivationStats, GradientStats, Observer, Seen, Watch
 from .planning.builtin import builtin
 from .planning.layers import layers
 from .planning.plan import plan
@@ -74,6 +74,7 @@ from .warn import HookWarning
 __version__ = "0.1.0"
 
 __all__ = [
+    "ActivationStats",
     "Applied",
     "Attachment",
     "ByDepth",
@@ -94,6 +95,7 @@ __all__ = [
     "Foreign",
     "GaussianDropout",
     "GaussianNoise",
+    "GradientStats",
     "HookWarning",
     "LinearSchedule",
     "NonNegative",
