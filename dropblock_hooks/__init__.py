@@ -30,7 +30,7 @@ from .attachment.attachment import Attachment
 from .attachment.verify import Finding
 from .calls.gradcam import CAM, gradcam
 from .calls.sample import Sampled, sample
-from .observers import Observer, Seen, Watch
+from .observers import ActivationStats, GradientStats, Observer, Seen, Watch
 from .planning.builtin import builtin
 from .planning.layers import layers
 from .planning.plan import plan
@@ -78,6 +78,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CAM",
+    "ActivationStats",
     "Applied",
     "Attachment",
     "ByDepth",
@@ -98,6 +99,7 @@ __all__ = [
     "Foreign",
     "GaussianDropout",
     "GaussianNoise",
+    "GradientStats",
     "HookWarning",
     "LinearSchedule",
     "NonNegative",

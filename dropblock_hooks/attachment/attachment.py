@@ -130,6 +130,11 @@ class Attachment:
             if isinstance(hook, ParameterHook) and self._control.installed:
                 hook.rehook(module)
 
+    def _look(self) -> None:
+        """Let observers look at their layers."""
+        for module, hook in self._installed:
+            hook.look(module)
+
     def _tell_waiting(self) -> None:
         """Warn of a schedule that nobody moves: compiled code can't."""
         control = self._control
@@ -259,6 +264,7 @@ class Attachment:
         with standing_still(self._records):
             tell_missing(self._control, self.sites)
             self._tell_waiting()
+            self._look()
             have = readings(self.sites, self._control)
         title = self._title()
         if distributed:

@@ -56,6 +56,7 @@ def install(
         for module, hook in installed:
             hook.site.move(hook.site.values, hook.site.record.meter.home(module, model_at))
             hook.install(module)
+            hook.look(module)
         parameters = [hook for hook in hooks if isinstance(hook, ParameterHook)]
         if parameters:
             base.register_forward_pre_hook(KeeperHook(parameters))

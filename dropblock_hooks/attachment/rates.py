@@ -63,7 +63,8 @@ def move(
         raise
     if math.floor(t) != math.floor(control.epoch):
         control.record.close_window()
-        for _, hook in installed:
+        for module, hook in installed:
+            hook.look(module)
             hook.site.close_window()
         control.open_window()
     control.epoch = t

@@ -107,6 +107,15 @@ class Watch:
             ticket: what `see` has returned for this call; None where that is not known.
         """
 
+    def look(self, module: nn.Module, parameter: str | None) -> None:
+        """Look at the layer itself: when it is attached, before a window closes, and before it is
+        read.
+
+        Args:
+            module: the layer, or the owner of the parameter.
+            parameter: its name, of a site that is for one.
+        """
+
     def to(self, device: torch.device) -> None:
         """Follow the activations to their device."""
 

@@ -94,6 +94,11 @@ class SiteHook:
     def put(self, module: nn.Module) -> None:
         """Put on the module what its site holds there now; most hold nothing."""
 
+    def look(self, module: nn.Module) -> None:
+        """Let an observer look at the layer."""
+        if self.site.watch is not None:
+            self.site.watch.look(module, self.parameter)
+
     def _act(self, module: nn.Module, *given: Any) -> Any:
         """What it does where its site has something to do; `given` is what torch calls it with."""
         raise NotImplementedError

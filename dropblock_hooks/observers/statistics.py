@@ -1,0 +1,144 @@
+"""What was seen in a window, as plain numbers that can be added up over ranks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..tables import Columns, Forms
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What was seen in a window. None where there is nothing to tell it from.
+
+    Attributes:
+        calls: how many there were.
+        left_out: those with a value that is not finite: not in what follows up to `norm`.
+        values: how many.
+        mean, std, rms: of all values; the deviation is that of the population.
+        largest: the largest magnitude.
+        norm: the root of the sum of squares in each call, its mean over the calls.
+        looked: values in the calls that were looked at closely (``every``).
+        zeros: the share of them that was exactly zero.
+        nonfinite: the share that was NaN or infinite.
+        histogram: how many magnitudes, of values that are finite and not zero, lay below the first
+            edge, between each two, and from the last one on.
+        channels: how many, where they are watched one by one.
+        dead: those that were exactly zero in every call.
+        saturated: those that were flat in every call.
+        unwatched: why there is no `dead`, or no `saturated`.
+        alive, moved: the others, as bits of an integer.
+    """
+
+    calls: int = 0
+    left_out: int = 0
+    values: int = 0
+    mean: float | None = None
+    std: float | None = None
+    rms: float | None = None
+    largest: float | None = None
+    norm: float | None = None
+    looked: int = 0
+    zeros: float | None = None
+    nonfinite: float | None = None
+    histogram: tuple[int, ...] = ()
+    channels: int | None = None
+    dead: int | None = None
+    saturated: int | None = None
+    unwatched: str = ""
+    alive: int = field(default=0, repr=False)
+    moved: int = field(default=0, repr=False)
+
+    def plus(self, other: Any) -> Any:
+        """What both have seen, as of two ranks."""
+        from dataclasses import replace
+
+        kept = self.calls - self.left_out, other.calls - other.left_out
+        alive, moved = self.alive | other.alive, self.moved | other.moved
+        mean = _mean(self.mean, other.mean, self.values, other.values)
+        channels = _largest(self.channels, other.channels)
+        return replace(
+            self,
+            calls=self.calls + other.calls,
+            left_out=self.left_out + other.left_out,
+            values=self.values + other.values,
+            mean=mean,
+            std=self._std_with(other, mean),
+            rms=_root(_mean(_square(self.rms), _square(other.rms), self.values, other.values)),
+            largest=_largest(self.largest, other.largest),
+            norm=_mean(self.norm, other.norm, *kept),
+            looked=self.looked + other.looked,
+            zeros=_mean(self.zeros, other.zeros, self.looked, other.looked),
+            nonfinite=_mean(self.nonfinite, other.nonfinite, self.looked, other.looked),
+            histogram=tuple(a + b for a, b in zip(self.histogram, other.histogram, strict=True))
+            if self.histogram and other.histogram
+            else self.histogram or other.histogram,
+            channels=channels,
+            dead=_others(self.dead, other.dead, channels, alive),
+            saturated=_others(self.saturated, other.saturated, channels, moved),
+            unwatched=self.unwatched or other.unwatched,
+            alive=alive,
+            moved=moved,
+        )
+
+    def _std_with(self, other: Any, mean: float | None) -> float | None:
+        """Of both: each lies around its own mean, and these around that of both."""
+        if mean is None or self.std is None or other.std is None:
+            return self.std if other.std is None else other.std
+        squares = (each.values * (each.std**2 + (each.mean - mean) ** 2) for each in (self, other))
+        return math.sqrt(sum(squares) / (self.values + other.values))
+
+
+def _mean(a: float | None, b: float | None, n: int, m: int) -> float | None:
+    """The mean of two, of so many each."""
+    if a is None or b is None:
+        return b if a is None else a
+    return (a * n + b * m) / (n + m)
+
+
+def _square(x: float | None) -> float | None:
+    return None if x is None else x * x
+
+
+def _root(x: float | None) -> float | None:
+    return None if x is None else math.sqrt(x)
+
+
+def _largest(a: Any, b: Any) -> Any:
+    return max((each for each in (a, b) if each is not None), default=None)
+
+
+def _others(a: int | None, b: int | None, channels: int | None, noted: int) -> int | None:
+    """The channels that neither has noted; None where one does not watch them."""
+    if channels is None or (a is None and b is None):
+        return None
+    return channels - noted.bit_count()
+
+
+def columns_of_moments() -> Columns[Any]:
+    """The columns of moments and shares."""
+    return {
+        "mean": lambda s: s.mean,
+        "std": lambda s: s.std,
+        "rms": lambda s: s.rms,
+        "largest": lambda s: s.largest,
+        "norm": lambda s: s.norm,
+        "zeros": lambda s: s.zeros,
+        "not finite": lambda s: s.nonfinite,
+    }
+
+
+def columns_of_units() -> Columns[Any]:
+    """The columns of dead and saturated channels."""
+    return {
+        "dead": lambda s: _share(s.dead, s),
+        "saturated": lambda s: _share(s.saturated, s),
+    }
+
+
+def _share(count: int | None, s: Any) -> Any:
+    if count is None:
+        return Forms((f"- ({s.unwatched})", "-")) if s.unwatched else None
+    return Forms((f"{count} of {s.channels}", str(count)))
