@@ -1,0 +1,177 @@
+"""What observers have seen, layer by layer: activations, and the gradients that flow back."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ..attachment.attachment import Attachment
+from ..attachment.report import SiteRow
+from ..observers.activation_stats import ActivationStats
+from ..observers.gradient_stats import GradientStats
+from ..selectors.wrappers import named_modules
+from ..sites.site import Site
+from .figure import figure_of
+
+_NARROWEST, _WIDEST = 5.0, 14.0  # inches
+
+
+def plot_gradient_flow(attached: Attachment, ax: Any = None) -> Any:
+    """Draw the norm of the gradient of each layer, in the order of the spec, on a log scale.
+
+    Of every site of `GradientStats` the mean norm and the largest value; of every site that clips
+    by a norm its bound, and the norms before it. A gradient of 0 stands on the lower edge.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> attached = attach(model, {"*": GradientStats(), "2": ClipGradNorm(1.0)})
+        >>> model(torch.ones(3, 4)).sum().backward()
+        >>> figure = plot_gradient_flow(attached)
+        >>> [text.get_text() for text in figure.axes[0].get_xticklabels()]
+        ['0', '1', '2']
+
+    Args:
+        attached: with `GradientStats`, or with what clips by a norm.
+        ax: matplotlib's Axes to draw on. None: a new Figure.
+
+    Returns:
+        The Figure: ``figure.savefig("flow.png")``.
+
+    Raises:
+        ImportError: where matplotlib is missing.
+        RuntimeError: where no gradient was seen.
+    """
+    seen = _seen(attached, GradientStats)
+    rows = {row.site: row for row in attached.report()}
+    clips = [site for site in attached if "max_norm" in site.values]
+    clips = [site for site in clips if rows[site.key].mean_norm is not None]
+    if not seen and not clips:
+        raise RuntimeError(_nothing("gradients", "GradientStats()", "trained"))
+    names = _in_model_order(attached, [*(site for site, _ in seen), *clips])
+    figure, ax = figure_of(ax, figsize=(_width(len(names)), 3.6))
+    at = {name: i for i, name in enumerate(names)}
+    found = sorted(
+        ((at[site.name or "."], row.observed) for site, row in seen), key=lambda pair: pair[0]
+    )
+    for style, label, field in (("o-", "norm, mean", "norm"), (".:", "largest value", "largest")):
+        values = [getattr(each, field) or math.nan for _, each in found]
+        ax.plot([x for x, _ in found], values, style, ms=4, label=label)
+    zeros = [x for x, each in found if each.norm == 0]
+    if zeros:
+        low = ax.get_xaxis_transform()
+        ax.plot(zeros, [0.02] * len(zeros), "v", color="C0", ms=5, transform=low, label="0")
+    for i, site in enumerate(clips):
+        row, x = rows[site.key], at[site.name or "."]
+        seen_label, bound_label = ("norm before the bound", "bound") if i == 0 else (None, None)
+        ax.plot([x], [row.mean_norm], "x", color="C2", label=seen_label)
+        ax.plot([x - 0.3, x + 0.3], [site.values["max_norm"]] * 2, color="C3", label=bound_label)
+    _finish(ax, names, "gradients", attached)
+    ax.set_yscale("log", nonpositive="clip")
+    ax.set_ylabel("of the unscaled loss")
+    ax.legend(fontsize=8)
+    return figure
+
+
+def plot_activations(attached: Attachment, ax: Any = None) -> Any:
+    """Draw how large the activations of each layer are: the shares of their magnitudes by depth.
+
+    A column is a site of `ActivationStats`; dark means that many of its values are of this size.
+    The line is the root mean square; below a column stands the share of its values that is 0.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> attached = attach(model, {"*": ActivationStats()})
+        >>> y = model(torch.randn(16, 4))
+        >>> figure = plot_activations(attached)
+        >>> figure.axes[0].get_ylabel()
+        'magnitude'
+
+    Args:
+        attached: with `ActivationStats`.
+        ax: matplotlib's Axes to draw on. None: a new Figure.
+
+    Returns:
+        The Figure: ``figure.savefig("activations.png")``.
+
+    Raises:
+        ImportError: where matplotlib is missing.
+        RuntimeError: where no activation was seen.
+        ValueError: where the sites have other bins.
+    """
+    seen = _seen(attached, ActivationStats)
+    if not seen:
+        raise RuntimeError(_nothing("activations", "ActivationStats()", "called"))
+    kinds = {getattr(site.regularizer, "edges", ()) for site, _ in seen}
+    if len(kinds) > 1:
+        raise ValueError("the sites count into different bins: give all the same low, high, bins")
+    edges = kinds.pop()
+    figure, ax = figure_of(ax, figsize=(_width(len(seen)), 4.0))
+    columns = [_shares(row.observed.histogram) for _, row in seen]
+    drawn = ax.pcolormesh(
+        [i - 0.5 for i in range(len(seen) + 1)],
+        edges,
+        [list(line) for line in zip(*columns, strict=True)],
+        cmap="Blues",
+        vmin=0.0,
+    )
+    ax.plot([row.observed.rms for _, row in seen], "o-", color="C1", ms=3, label="rms")
+    names = [f"{site.name or '.'}  {row.observed.zeros or 0:.0%}" for site, row in seen]
+    _finish(ax, names, "activations (below: share of zeros)", attached)
+    ax.set_yscale("log")
+    ax.set_ylim(*_occupied(columns, edges))
+    ax.set_ylabel("magnitude")
+    ax.legend(fontsize=8)
+    figure.colorbar(drawn, ax=ax, label="share of the values that are not 0")
+    return figure
+
+
+def _seen(attached: Attachment, kind: type) -> list[tuple[Site, SiteRow]]:
+    """The sites of a class of observers that have seen something, with their rows."""
+    pairs = zip(attached, attached.report(), strict=True)
+    return [
+        (site, row)
+        for site, row in pairs
+        if isinstance(site.regularizer, kind)
+        and row.observed is not None
+        and row.observed.norm is not None
+    ]
+
+
+def _in_model_order(attached: Attachment, sites: Sequence[Site]) -> list[str]:
+    """The names of their layers, each once."""
+    order = {name: i for i, (name, _) in enumerate(named_modules(attached._base))}
+    names = sorted({site.name for site in sites}, key=lambda name: order.get(name, len(order)))
+    return [name or "." for name in names]
+
+
+def _nothing(what: str, observer: str, done: str) -> str:
+    return (
+        f"there is nothing to draw: no {what} were seen: attach {observer} to layers, and draw "
+        f"after the model was {done}"
+    )
+
+
+def _shares(histogram: Sequence[int]) -> list[float]:
+    """The shares of the bins between the edges."""
+    total = sum(histogram) or 1
+    return [count / total for count in histogram[1:-1]]
+
+
+def _occupied(columns: Sequence[Sequence[float]], edges: Sequence[float]) -> tuple[float, float]:
+    """The edges around all bins that hold anything."""
+    there = [i for i in range(len(edges) - 1) if any(column[i] > 1e-3 for column in columns)]
+    return edges[min(there, default=0)], edges[max(there, default=len(edges) - 2) + 1]
+
+
+def _width(layers: int) -> float:
+    return min(max(_NARROWEST, 1.8 + 0.28 * layers), _WIDEST)
+
+
+def _finish(ax: Any, names: Sequence[str], what: str, attached: Attachment) -> None:
+    """Titles, and the names of the layers below."""
+    ax.set_title(f"{what}, epoch {attached.epoch:g}", fontsize=10)
+    ax.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
+    ax.set_xlim(-0.6, len(names) - 0.4)

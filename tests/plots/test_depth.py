@@ -1,0 +1,93 @@
+"""Pictures of what observers have seen, layer by layer."""
+
+import pytest
+import torch
+from torch import nn
+
+from dropblock_hooks import ActivationStats, ClipGradNorm, GradientStats, attach
+from dropblock_hooks.plots import plot_activations, plot_gradient_flow
+
+pytest.importorskip("matplotlib", reason="pictures are drawn by matplotlib")
+
+
+def trained(spec):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4), nn.Linear(4, 2))
+    attached = attach(model, spec)
+    for _ in range(3):
+        model(torch.randn(16, 6)).square().mean().backward()
+    return attached
+
+
+def names(ax):
+    return [label.get_text() for label in ax.get_xticklabels()]
+
+
+def line(ax, label):
+    (found,) = [each for each in ax.get_lines() if each.get_label() == label]
+    return found.get_ydata().tolist()
+
+
+def test_gradients_stand_in_the_order_of_the_model_with_their_bounds():
+    attached = trained({"3": ClipGradNorm(0.5), "2": GradientStats(), "0": GradientStats()})
+    figure = plot_gradient_flow(attached)
+    figure.canvas.draw()
+    (ax,) = figure.axes
+    assert names(ax) == ["0", "2", "3"]
+    rows = {row.site: row for row in attached.report()}
+    norms = [rows[f"{i}/GradientStats"].observed.norm for i in (0, 2)]
+    assert line(ax, "norm, mean") == norms
+    assert line(ax, "bound") == [0.5, 0.5]
+    assert line(ax, "norm before the bound") == [rows["3/ClipGradNorm"].mean_norm]
+    assert ax.get_yscale() == "log"
+
+
+def test_a_gradient_of_zero_is_marked():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    nn.init.zeros_(model[1].weight)
+    attached = attach(model, {"*": GradientStats()})
+    model(torch.ones(1, 2)).sum().backward()
+    (ax,) = plot_gradient_flow(attached).axes
+    (zero,) = [each for each in ax.get_lines() if each.get_label() == "0"]
+    assert zero.get_xdata().tolist() == [0]
+
+
+def test_a_column_of_activations_is_the_share_of_each_size():
+    attached = trained({"*": ActivationStats(every=1, low=1e-4, high=1e2, bins=6)})
+    figure = plot_activations(attached)
+    figure.canvas.draw()
+    ax, bar = figure.axes
+    (mesh,) = ax.collections
+    shares = torch.as_tensor(mesh.get_array()).reshape(6, 4)
+    assert torch.allclose(shares.sum(0), torch.ones(4, dtype=shares.dtype), atol=0.02)
+    histogram = attached.report()[0].observed.histogram
+    assert shares[:, 0].tolist() == [n / sum(histogram) for n in histogram[1:-1]]
+    assert bar.get_ylabel() == "share of the values that are not 0"
+    zeros = attached.report()[1].observed.zeros
+    assert names(ax)[1] == f"1  {zeros:.0%}"
+    assert zeros > 0.2
+
+
+def test_on_axes_that_are_there():
+    from matplotlib.figure import Figure
+
+    attached = trained({"*": [ActivationStats(), GradientStats()]})
+    figure = Figure()
+    left, right = figure.subplots(1, 2)
+    assert plot_activations(attached, left) is figure
+    assert plot_gradient_flow(attached, right) is figure
+    assert left.get_title().startswith("activations")
+    assert right.get_title().startswith("gradients")
+
+
+@pytest.mark.parametrize("plot", [plot_activations, plot_gradient_flow])
+def test_nothing_seen(plot):
+    model = nn.Sequential(nn.Linear(2, 2))
+    with pytest.raises(RuntimeError, match="nothing to draw.*attach (Act|Grad).*Stats"):
+        plot(attach(model, {"0": [ActivationStats(), GradientStats()]}))
+
+
+def test_other_bins():
+    attached = trained({"0": ActivationStats(bins=4), "2": ActivationStats(bins=8)})
+    with pytest.raises(ValueError, match="different bins"):
+        plot_activations(attached)
