@@ -10,6 +10,7 @@ from ..regularizers.base import Regularizer
 from ..regularizers.rates import RateLike
 from ..schedules import Schedule, span_of
 from ..sites.counts import Reading
+from ..sites.norms import NO_NORMS
 from ..sites.shared import Control
 from ..sites.site import Site
 from ..tables import Columns, Forms, Section, Table, named, ranged
@@ -33,7 +34,12 @@ class SiteRow:
             values that lay beyond the bound and were changed.
         total_realized_rate: the same since attaching.
         mean_norm: of the gradients in the last window before they were clipped, in the unit of the
-            unscaled loss; the mean over samples or channels where these are clipped one by one.
+            unscaled loss; of samples or channels where these are clipped one by one, of a
+            `ClampGrad` the mean size of values. See `Norms`, also for the following.
+        median_norm: the norm that half of them do not exceed, within 4.5 %.
+        p90_norm: the one that 90 % do not exceed.
+        p99_norm: the one that 99 % do not exceed.
+        largest_norm: the largest.
         calls: forward calls of the layer.
         active_calls: those in which it was on; of gradients, how many it has seen.
         calls_per_forward: of the layer, in one forward of the model.
@@ -52,6 +58,10 @@ class SiteRow:
     realized_rate: float | None
     total_realized_rate: float | None
     mean_norm: float | None
+    median_norm: float | None
+    p90_norm: float | None
+    p99_norm: float | None
+    largest_norm: float | None
     calls: int
     active_calls: int
     calls_per_forward: float | None
@@ -75,7 +85,7 @@ class Readings(NamedTuple):
 
 def readings(sites: Sequence[Site], control: Control) -> Readings:
     """What they have counted so far."""
-    counted = {site.key: site.record.read() for site in sites}
+    counted = {site.key: site.record.read(norms=True) for site in sites}
     compiled = any(each.compiled for each in counted.values())
     forwards = control.record.read(elements=False).life.calls
     return Readings(counted, None if compiled else forwards)
@@ -84,6 +94,7 @@ def readings(sites: Sequence[Site], control: Control) -> Readings:
 def site_row(site: Site, counted: Reading, forwards: int | None) -> SiteRow:
     """The row of a site and what it has counted, of a model with this many forwards so far."""
     block, life, shown = site.block_on(counted.maps), counted.life, counted.shown
+    norms = counted.shown_norms or NO_NORMS
     return SiteRow(
         site=site.key,
         regularizer=repr(site.regularizer),
@@ -93,7 +104,11 @@ def site_row(site: Site, counted: Reading, forwards: int | None) -> SiteRow:
         values=dict(site.values),
         realized_rate=shown.share(),
         total_realized_rate=life.share(),
-        mean_norm=shown.mean_norm(),
+        mean_norm=norms.mean,
+        median_norm=norms.quantile(0.5),
+        p90_norm=norms.quantile(0.9),
+        p99_norm=norms.quantile(0.99),
+        largest_norm=norms.largest,
         calls=life.calls,
         active_calls=life.active,
         calls_per_forward=life.calls / forwards if forwards else None,
@@ -140,6 +155,7 @@ class Report(Table[SiteRow]):
 
     Attributes:
         gradients: the headings of their rows.
+        norms: those of the rows that say how large their norms were.
     """
 
     def __init__(
@@ -147,22 +163,29 @@ class Report(Table[SiteRow]):
         rows: Sequence[SiteRow],
         columns: Columns[SiteRow],
         gradients: Columns[SiteRow],
+        norms: Columns[SiteRow],
         title: str,
     ) -> None:
         super().__init__(rows, columns, title)
-        self.gradients = gradients
+        self.gradients, self.norms = gradients, norms
 
     def sections(self) -> list[Section[SiteRow]]:
         on_gradients = [row for row in self.rows if row.acts_on == "gradient"]
         if not on_gradients:
             return super().sections()
         others = [row for row in self.rows if row.acts_on != "gradient"]
-        section = Section(on_gradients, self.gradients, _OF_GRADIENTS)
-        return [*([Section(others, self.columns)] if others else []), section]
+        sized = [row for row in on_gradients if row.mean_norm is not None]
+        sections = [
+            Section(others, self.columns),
+            Section(on_gradients, self.gradients, _OF_GRADIENTS),
+            Section(sized, self.norms, _OF_NORMS),
+        ]
+        return [section for section in sections if section.rows]
 
 
-_OF_GRADIENTS = (
-    "gradients (changed: share of their values that the bound has changed; norm: before clipping)"
+_OF_GRADIENTS = "gradients (changed: share of their values that the bound has changed)"
+_OF_NORMS = (
+    "norms before the bound; of ClampGrad, sizes of values (p90: 90 % are not larger, to 4.5 %)"
 )
 
 
@@ -189,11 +212,23 @@ def site_table(sites: Sequence[Site], have: Readings, title: str) -> Report:
         **shared,
         "bound now": _bound,
         "changed": lambda row: row.realized_rate,
-        "mean norm": lambda row: row.mean_norm,
         **calls,
     }
+    norms: Columns[SiteRow] = {
+        "site": shared["site"],
+        "mean": lambda row: row.mean_norm,
+        "p50": lambda row: _short(row.median_norm),
+        "p90": lambda row: _short(row.p90_norm),
+        "p99": lambda row: _short(row.p99_norm),
+        "largest": lambda row: row.largest_norm,
+    }
     rows = [site_row(site, have.sites[site.key], have.forwards) for site in sites]
-    return Report(rows, columns, gradients, title)
+    return Report(rows, columns, gradients, norms, title)
+
+
+def _short(norm: float | None) -> str | None:
+    """A quantile, which is known to 4 %."""
+    return None if norm is None else f"{norm:.2g}"
 
 
 def _bound(row: SiteRow) -> str | None:

@@ -8,8 +8,8 @@ lies on a device is read at once: of one record, or of those that are held still
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..functional.masks import wide_dtype
 from .meter import ACTIVE, AFFECTED, CALLS, MODE, NOTHING, Sizes
+from .norms import NO_NORMS, Norms
 
 Varying = tuple[int | tuple[int, int], ...]
 """A size per axis; (smallest, largest) where it varies."""
@@ -34,8 +35,6 @@ class Counts(NamedTuple):
         affected: elements that were dropped or changed.
         total: elements that passed.
         expected: the sum of the nominal rates over these elements.
-        norm: the sum of the norms of gradients before they were clipped, of the unscaled loss.
-        norms: how many these are.
     """
 
     evaluated: int = 0
@@ -44,8 +43,6 @@ class Counts(NamedTuple):
     affected: int = 0
     total: int = 0
     expected: float = 0.0
-    norm: float = 0.0
-    norms: int = 0
 
     @classmethod
     def of(cls, numbers: Iterable[float]) -> Counts:
@@ -74,10 +71,6 @@ class Counts(NamedTuple):
         """The mean of the nominal rates, by elements; None where nothing was counted."""
         return self.expected / self.total if self.total else None
 
-    def mean_norm(self) -> float | None:
-        """The mean norm of gradients before they were clipped; None where none was taken."""
-        return self.norm / self.norms if self.norms else None
-
 
 class Mark:
     """The totals of a site at one moment; `settle` reads what lies on a device.
@@ -85,11 +78,18 @@ class Mark:
     Args:
         eager: the counts of eager mode; elements and norms may be tensors.
         metered: what the meter showed; None where nothing was compiled.
+        norms: the cells of the norms, read apart: they are many, and seldom asked for.
     """
 
-    def __init__(self, eager: Counts, metered: Tensor | list[float] | None = None) -> None:
+    def __init__(
+        self,
+        eager: Counts,
+        metered: Tensor | list[float] | None = None,
+        norms: Tensor | None = None,
+    ) -> None:
         self.eager = eager
         self._metered: Any = metered
+        self.norms = norms
 
     def unread(self) -> Iterator[Tensor]:
         """What lies on a device."""
@@ -118,7 +118,7 @@ class Mark:
         """The calls of this moment, and the elements of another."""
         mine, theirs = self.numbers(), other.numbers()
         eager = Counts._make((*self.eager[:3], *other.eager[3:]))
-        return Mark(eager, [*mine[:AFFECTED], *theirs[AFFECTED:MODE], *mine[MODE:]])
+        return Mark(eager, [*mine[:AFFECTED], *theirs[AFFECTED:MODE], *mine[MODE:]], other.norms)
 
 
 def settle(marks: list[Mark]) -> None:
@@ -163,6 +163,8 @@ class Reading:
         maps: the smallest and the largest map, per axis.
         compiled: calls that compiled code has counted.
         resumed: how often training has resumed after an evaluation, as compiled code has seen it.
+        norms: those of gradients before a bound, by the names of life, window and closed; empty
+            where that was not asked.
     """
 
     life: Counts
@@ -171,6 +173,7 @@ class Reading:
     maps: Sizes | None
     compiled: int = 0
     resumed: int = 0
+    norms: Mapping[str, Norms] = field(default_factory=dict)
 
     @property
     def map_size(self) -> Varying | None:
@@ -182,6 +185,12 @@ class Reading:
         """The open window; where nothing was counted in it, the one that was closed last."""
         return self.window if self.window.total else self.closed
 
+    @property
+    def shown_norms(self) -> Norms | None:
+        """The norms of the same window; None where there are none."""
+        norms = self.norms.get("window" if self.window.total else "closed")
+        return norms if norms is not None and norms.bins else None
+
     def plus(self, other: Reading) -> Reading:
         """The sum, as over processes."""
         return Reading(
@@ -191,6 +200,7 @@ class Reading:
             union(self.maps, other.maps),
             self.compiled + other.compiled,
             self.resumed + other.resumed,
+            {name: n.plus(other.norms.get(name, NO_NORMS)) for name, n in self.norms.items()},
         )
 
 

@@ -17,6 +17,7 @@ from ..warn import warn
 from .counts import Varying, varying
 from .forms import Forms
 from .meter import Sizes
+from .norms import Norms
 from .record import Record
 from .shared import Control
 
@@ -62,7 +63,8 @@ class Site:
         self.evidence = evidence
         self.forms = Forms(regularizer, evidence, control.sizes)
         self.order = 0
-        self.record = Record(regularizer.spatial, torch.device("cpu"))
+        of_gradients = regularizer.acts_on == "gradient"
+        self.record = Record(regularizer.spatial, torch.device("cpu"), of_gradients)
         self._waiting = self._recomputed = False
         self._mode: bool | None = None  # of the last call, while nobody has stepped a schedule
         self._resumed = 0  # how often training went on after an evaluation
@@ -157,12 +159,17 @@ class Site:
 
     @property
     def mean_norm(self) -> float | None:
-        """The mean norm of its gradients before they were clipped, over the same window.
+        """The mean of `norms`; None where there are none."""
+        norms = self.norms
+        return None if norms is None else norms.mean
 
-        In the unit of the unscaled loss, without norms that are not finite; None where the
-        regularizer takes no norm. Reading it waits for the device.
+    @property
+    def norms(self) -> Norms | None:
+        """How large the norms of its gradients were before its bound, over the same window.
+
+        None where none were counted, or none can be. Reading it waits for the device.
         """
-        return self.record.read().shown.mean_norm()
+        return self.record.read(norms=True).shown_norms
 
     @property
     def map_size(self) -> Varying | None:
