@@ -211,7 +211,7 @@ class Attachment(SiteList):
         """
         if distributed:
             check_group("report(distributed=True)")
-        with standing_still(self._records):
+        with standing_still(self._records, norms=True):
             tell_missing(self._control, self.sites)
             self._tell_waiting()
             have = readings(self.sites, self._control)
@@ -269,12 +269,17 @@ class Attachment(SiteList):
         are set hide nothing, since norms are counted before them. Waits for the device.
 
         Example:
-            >>> model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+            >>> model = nn.Sequential(nn.Linear(4, 1))
             >>> attached = attach(model, {"param:0.weight": ClipGradNorm(100.0)})
             >>> for scale in range(1, 11):
-            ...     (model(torch.ones(4, 3)) + 1).exp().sum().mul(scale).backward()
-            >>> (row,) = attached.suggest(share=0.2)
-            >>> attached.set(row.site, max_norm=row.proposed)
+            ...     model(torch.ones(1, 4)).sum().mul(scale).backward()
+            >>> print(attached.suggest(share=0.2))
+            bounds that 0.2 of the norms (of ClampGrad, of the values) lie beyond
+            site                   bound     now  changed  proposed  norms  over
+            ---------------------  --------  ---  -------  --------  -----  ------
+            0.weight/ClipGradNorm  max_norm  100  0        16.71     10     window
+            <BLANKLINE>
+            attached.set('0.weight/ClipGradNorm', max_norm=16.71)
 
         Args:
             share: in (0, 1), of the norms; of a `ClampGrad`, of the values.
@@ -291,12 +296,12 @@ class Attachment(SiteList):
                 "the attachment was removed, so there is nothing to suggest: attach again"
             )
         sites = self.sites if which is None else find(which, self._base, self._hooks)
-        with standing_still(self._records):
+        with standing_still(self._records, norms=True):
             return suggestions(sites, share)
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch and statistics, as plain numbers and text."""
-        with standing_still(self._records):
+        with standing_still(self._records, norms=True):
             self._tell_waiting()
             return save(self.sites, self._control)
 

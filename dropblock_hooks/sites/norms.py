@@ -20,7 +20,8 @@ from ..functional.masks import wide_dtype
 _PER_OCTAVE, _LOWEST, _OCTAVES = 8, -64, 128
 _LARGEST, _SUM, _BINS = range(3)  # the cells; the first bin is that of zeros
 _LAST = _PER_OCTAVE * _OCTAVES + 1  # the bin of what lies above
-CELLS = _BINS + _LAST + 1
+_CELLS = _BINS + _LAST + 1
+NO_CELLS = (0.0,) * _CELLS
 ERROR = 2 ** (0.5 / _PER_OCTAVE) - 1
 """How far a quantile may be off, as a share of it: 0.044."""
 
@@ -33,7 +34,7 @@ class NormBins:
 
     def __init__(self, device: torch.device) -> None:
         with torch.inference_mode(False):
-            self.cells = torch.zeros(CELLS, dtype=wide_dtype(device), device=device)
+            self.cells = torch.zeros(_CELLS, dtype=wide_dtype(device), device=device)
 
     def to(self, device: torch.device) -> None:
         """Follow the gradients to their device."""
@@ -83,9 +84,9 @@ class Norms:
     it, and stand for all; the largest is that of all, unless some are not finite.
 
     Example:
-        >>> model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+        >>> model = nn.Sequential(nn.Linear(3, 2))
         >>> attached = attach(model, {"0": ClipGradNorm(1.0, per="sample")})
-        >>> (model(torch.ones(4, 3)) + 1).sum().backward()
+        >>> model(torch.ones(4, 3)).sum().backward()
         >>> norms = attached.sites[0].norms
         >>> norms.count
         4

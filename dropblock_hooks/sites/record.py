@@ -14,7 +14,7 @@ from ..functional.axes import Form, are_numbers
 from ..functional.gradients import Clipped
 from .counts import Counts, Mark, Reading, settle, union
 from .meter import CALLS, RESUMED, Counted, Meter, Sizes
-from .norms import CELLS, NO_NORMS, Norms
+from .norms import NO_NORMS, Norms
 
 _COUNTING = threading.Lock()  # one for all: a lock of its own could be neither copied nor pickled
 _MOST_KINDS = 256  # of tensors, that are remembered at a rate of 0
@@ -127,7 +127,9 @@ class Record:
         """
         now, marks = self._at()
         if elements or self.meter.is_used:
-            settle(marks)
+            settle(marks, self._asks_norms(norms))
+        if norms:
+            settle([now, *self._marks()], norms)  # where that was not said before the first look
         of = Mark.counts if elements else Mark.calls
         counts, (loaded, begun, before) = of(now), map(of, self._marks())
         numbers = now.numbers()
@@ -141,14 +143,16 @@ class Record:
             resumed=int(numbers[RESUMED]),
         )
 
+    def _asks_norms(self, norms: bool) -> bool:
+        """Whether norms are read now: also where all will be asked for them."""
+        held = self._held
+        return norms or (held is not None and held.norms)
+
     def _norms(self, now: Mark) -> dict[str, Norms]:
         """The norms of life, window and closed window."""
-        if now.norms is None:
+        if self.meter.norms is None:
             return {}
-        cells = [now.norms.tolist()]
-        for mark in self._marks():
-            cells.append([0.0] * CELLS if mark.norms is None else mark.norms.tolist())
-        latest, loaded, begun, before = cells
+        latest, loaded, begun, before = (mark.norms() for mark in (now, *self._marks()))
         return {
             "life": replace(self._earlier[1].plus(Norms.between(latest, loaded)), peak=0.0),
             "window": Norms.between(latest, begun),
@@ -198,10 +202,14 @@ class Record:
 
 
 class _Moment:
-    """The marks of records at one moment: when one of them is first asked."""
+    """The marks of records at one moment: when one of them is first asked.
 
-    def __init__(self, records: list[Record]) -> None:
-        self._records = records
+    Attributes:
+        norms: whether norms are read with all else.
+    """
+
+    def __init__(self, records: list[Record], norms: bool) -> None:
+        self._records, self.norms = records, norms
         self._now: dict[Record, Mark] = {}
         self._marks: list[Mark] = []
 
@@ -214,10 +222,13 @@ class _Moment:
 
 
 @contextmanager
-def standing_still(records: Iterable[Record]) -> Iterator[None]:
-    """Within it, records answer as of the first question, and are read all at once."""
+def standing_still(records: Iterable[Record], norms: bool = False) -> Iterator[None]:
+    """Within it, records answer as of the first question, and are read all at once.
+
+    `norms` says whether norms will be asked for: they are read with the rest then.
+    """
     held = [record for record in records if record._held is None]
-    moment = _Moment(held)
+    moment = _Moment(held, norms)
     for record in held:
         record._held = moment
     try:
