@@ -18,7 +18,7 @@ Per: TypeAlias = Literal["tensor", "sample", "channel"]
 _PERS = get_args(Per)
 
 
-SAMPLE = 2**16
+SAMPLE = 2**14
 """How many values of a gradient are looked at: to know how large they are, more would not help."""
 
 
@@ -79,13 +79,15 @@ def values_met(grad: Tensor, below: bool, above: bool) -> Met:
     than `SAMPLE` values so many are taken, spread over all; the largest is that of all.
     """
     n = grad.numel()
-    values = grad.reshape(-1) if n <= SAMPLE else grad.take(_spread(n, grad.device))
+    # channels-last as it lies in memory: else that is slow
+    flat = (grad if grad.ndim < 3 or grad.is_contiguous() else grad.movedim(1, -1)).reshape(-1)
+    values = flat if n <= SAMPLE else flat[_spread(n, grad.device)]
     if not below:
         values = values.clamp_min(0.0)
     values = values.abs() if above else (-values).clamp_min(0.0)
     if n <= SAMPLE:
         return Met(values)
-    lowest, highest = grad.aminmax()
+    lowest, highest = flat.aminmax()
     if not below:
         lowest = torch.zeros_like(lowest)
     if not above:

@@ -50,12 +50,13 @@ class NormBins:
             return
         cells = self.cells
         norms = met.norms.detach().reshape(-1).to(cells.dtype)
-        finite = norms.isfinite()
+        finite = norms < float("inf")  # nor is it NaN
         norms = norms.where(finite, 0.0)
-        octaves = norms.log2() - _LOWEST  # -inf of 0
-        bins = (octaves * _PER_OCTAVE + 1).clamp(0, _LAST).long()
-        cells.index_add_(0, bins + _BINS, finite.to(cells.dtype) * met.weight)
-        cells[_SUM].add_(norms.sum() * met.weight)
+        at = norms.log2() * _PER_OCTAVE + (_BINS + 1 - _LOWEST * _PER_OCTAVE)  # -inf of 0
+        cells.index_add_(
+            0, at.clamp(_BINS, _BINS + _LAST).long(), finite.to(cells.dtype), alpha=met.weight
+        )
+        cells[_SUM].add_(norms.sum(), alpha=met.weight)
         cells[_LARGEST].clamp_(min=norms.amax())
         if met.largest is not None:
             known = met.largest.detach().to(cells.dtype)
@@ -80,7 +81,7 @@ class Norms:
 
     Of a `ClipGradNorm` they are the norms of what it clips: of gradients, samples or channels. Of a
     `ClampGrad` each value is a norm of its own, its size; with one bound only, values of the other
-    sign count as 0. Of a gradient with more than 65,536 values so many are looked at, spread over
+    sign count as 0. Of a gradient with more than 16,384 values so many are looked at, spread over
     it, and stand for all; the largest is that of all, unless some are not finite.
 
     Example:
