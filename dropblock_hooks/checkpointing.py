@@ -7,6 +7,8 @@ from typing import Generic, TypeVar
 import torch
 from torch.compiler import is_compiling
 
+from .warn import warn
+
 graph_task = torch._C._current_graph_task_id  # of the backward that runs now
 NO_TASK = -1
 
@@ -61,6 +63,16 @@ def loses_random_state() -> bool:
                 return not preserve
         frame = frame.f_back
     return False
+
+
+def tell_lost_random_state(key: str) -> None:
+    """Warn where this recomputation draws another mask than the forward did; `key` is the site."""
+    if loses_random_state():
+        warn(
+            f"{key}: the gradients are wrong: its layer is checkpointed with "
+            "preserve_rng_state=False, so the recomputation draws another mask than the "
+            "forward did; leave preserve_rng_state at True"
+        )
 
 
 class Past(Generic[T]):

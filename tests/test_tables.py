@@ -228,14 +228,20 @@ def test_rows_of_gradients_have_headings_of_their_own():
     }
     attached = attach(model, spec)
     model(torch.ones(3, 2)).sum().backward()
-    above, below = str(attached).split("\n\n")
+    above, below, norms = str(attached).split("\n\n")
     assert "realized" in above
     assert "Grad" not in above
     note, heads, _, *rows = below.splitlines()
     assert "changed: share of their values" in note
     assert heads.split("  ")[0] == "site"
     assert [" ".join(h.split()) for h in heads.split("  ") if h] == [
-        "site", "regularizer", "bound now", "changed", "mean norm", "calls", "active",
+        "site", "regularizer", "bound now", "changed", "calls", "active",
+    ]  # fmt: skip
+    note, heads, _, *sized = norms.splitlines()
+    assert note.startswith("norms before the bound")
+    assert heads.split() == ["site", "mean", "p50", "p90", "p99", "largest"]
+    assert [row.split()[0] for row in sized] == [
+        "0/ClampGrad", "1/ClampGrad", "1/ClipGradNorm", "1.bias/ClampGrad",
     ]  # fmt: skip
     for row, bound in zip(rows, ["-1 to 2", "x -0.1", ">= -3", "0.5", "<= 4"], strict=True):
         assert f"  {bound}  " in row

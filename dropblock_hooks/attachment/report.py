@@ -12,6 +12,7 @@ from ..regularizers.base import Regularizer
 from ..regularizers.rates import RateLike
 from ..schedules import Schedule, span_of
 from ..sites.counts import Reading, numbers_of
+from ..sites.norms import NO_NORMS
 from ..sites.shared import Control
 from ..sites.site import Site
 from ..tables import Columns, Forms, Section, Table, named, ranged
@@ -35,7 +36,12 @@ class SiteRow:
             values that lay beyond the bound and were changed.
         total_realized_rate: the same since attaching.
         mean_norm: of the gradients in the last window before they were clipped, in the unit of the
-            unscaled loss; the mean over samples or channels where these are clipped one by one.
+            unscaled loss; of samples or channels where these are clipped one by one, of a
+            `ClampGrad` the mean size of values. See `Norms`, also for the following.
+        median_norm: the norm that half of them do not exceed, within 4.5 %.
+        p90_norm: the one that 90 % do not exceed.
+        p99_norm: the one that 99 % do not exceed.
+        largest_norm: the largest.
         calls: forward calls of the layer.
         active_calls: those in which it was on; of gradients, how many it has seen.
         calls_per_forward: of the layer, in one forward of the model.
@@ -55,6 +61,10 @@ class SiteRow:
     realized_rate: float | None
     total_realized_rate: float | None
     mean_norm: float | None
+    median_norm: float | None
+    p90_norm: float | None
+    p99_norm: float | None
+    largest_norm: float | None
     calls: int
     active_calls: int
     calls_per_forward: float | None
@@ -81,7 +91,7 @@ class Readings(NamedTuple):
 
 def readings(sites: Sequence[Site], control: Control) -> Readings:
     """What they have counted so far."""
-    counted = {site.key: site.record.read() for site in sites}
+    counted = {site.key: site.record.read(norms=True) for site in sites}
     compiled = any(each.compiled for each in counted.values())
     forwards = control.record.read(elements=False).life.calls
     return Readings(counted, None if compiled else forwards, observations(sites))
@@ -97,6 +107,7 @@ def observations(sites: Sequence[Site]) -> dict[str, Any]:
 def site_row(site: Site, counted: Reading, forwards: int | None, observed: Any = None) -> SiteRow:
     """The row of a site and what it has counted, of a model with this many forwards so far."""
     block, life, shown = site.block_on(counted.maps), counted.life, counted.shown
+    norms = counted.shown_norms or NO_NORMS
     return SiteRow(
         site=site.key,
         regularizer=repr(site.regularizer),
@@ -106,7 +117,11 @@ def site_row(site: Site, counted: Reading, forwards: int | None, observed: Any =
         values=dict(site.values),
         realized_rate=shown.share(),
         total_realized_rate=life.share(),
-        mean_norm=shown.mean_norm(),
+        mean_norm=norms.mean,
+        median_norm=norms.quantile(0.5),
+        p90_norm=norms.quantile(0.9),
+        p99_norm=norms.quantile(0.99),
+        largest_norm=norms.largest,
         calls=life.calls,
         active_calls=life.active,
         calls_per_forward=life.calls / forwards if forwards else None,
@@ -163,8 +178,9 @@ class Report(Table[SiteRow]):
         return self._sections or super().sections()
 
 
-_OF_GRADIENTS = (
-    "gradients (changed: share of their values that the bound has changed; norm: before clipping)"
+_OF_GRADIENTS = "gradients (changed: share of their values that the bound has changed)"
+_OF_NORMS = (
+    "norms before the bound; of ClampGrad, sizes of values (p90: 90 % are not larger, to 4.5 %)"
 )
 
 
@@ -191,8 +207,15 @@ def site_table(sites: Sequence[Site], have: Readings, title: str) -> Report:
         **shared,
         "bound now": _bound,
         "changed": lambda row: row.realized_rate,
-        "mean norm": lambda row: row.mean_norm,
         **calls,
+    }
+    norms: Columns[SiteRow] = {
+        "site": shared["site"],
+        "mean": lambda row: row.mean_norm,
+        "p50": lambda row: _short(row.median_norm),
+        "p90": lambda row: _short(row.p90_norm),
+        "p99": lambda row: _short(row.p99_norm),
+        "largest": lambda row: row.largest_norm,
     }
     rows = {
         site.key: site_row(site, have.sites[site.key], have.forwards, have.observed.get(site.key))
@@ -203,6 +226,7 @@ def site_table(sites: Sequence[Site], have: Readings, title: str) -> Report:
     sections = [
         Section([row for row in acting if row.acts_on != "gradient"], columns),
         Section([row for row in acting if row.acts_on == "gradient"], gradients, _OF_GRADIENTS),
+        Section([row for row in acting if row.mean_norm is not None], norms, _OF_NORMS),
         *_observed(watching, rows, {**shared, **calls}),
     ]
     return Report(sections, list(rows.values()), title)
@@ -221,6 +245,11 @@ def _observed(
 
 def _of_observed(find: Callable[[Any], Any], row: SiteRow) -> Any:
     return None if row.observed is None else find(row.observed)
+
+
+def _short(norm: float | None) -> str | None:
+    """A quantile, which is known to 4 %."""
+    return None if norm is None else f"{norm:.2g}"
 
 
 def _bound(row: SiteRow) -> str | None:

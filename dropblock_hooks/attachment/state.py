@@ -9,12 +9,13 @@ from torch import Tensor
 
 from ..checks import as_number
 from ..sites.counts import Counts
+from ..sites.norms import NO_NORMS, Norms
 from ..sites.shared import Control
 from ..sites.site import Site
 
-_VERSION = 2
-_COUNTS = ("calls", "active_calls", "affected", "total", "norms")
-_ELEMENTS = ("affected", "total", "expected", "norm", "norms")
+_VERSION = 3
+_COUNTS = ("calls", "active_calls", "affected", "total")
+_ELEMENTS = ("affected", "total", "expected")
 
 
 def save(sites: Sequence[Site], control: Control) -> dict[str, Any]:
@@ -30,12 +31,14 @@ def save(sites: Sequence[Site], control: Control) -> dict[str, Any]:
 
 def site_state(site: Site) -> dict[str, Any]:
     """The statistics of one site."""
-    life = site.record.read().life
+    counted = site.record.read(norms=True)
+    life, norms = counted.life, counted.norms.get("life", NO_NORMS)
     state = {
         "regularizer": repr(site.regularizer),
         "calls": life.calls,
         "active_calls": life.active,
         **{name: getattr(life, name) for name in _ELEMENTS},
+        **({"norms": norms.saved()} if norms.bins else {}),
     }
     buffers = _buffers(site)
     return {**state, "buffers": buffers} if buffers else state
@@ -109,8 +112,17 @@ def _misfit(site: Site, saved: Mapping[str, Any]) -> Exception | None:
 def _is_whole(site: Any) -> bool:
     if not isinstance(site, Mapping) or not isinstance(site.get("regularizer"), str):
         return False
-    sums = all(isinstance(site.get(name), int | float) for name in ("expected", "norm"))
-    return sums and all(isinstance(site.get(name), int) for name in _COUNTS)
+    try:
+        _norms(site)
+    except (KeyError, TypeError, ValueError):
+        return False
+    expected = isinstance(site.get("expected"), int | float)
+    return expected and all(isinstance(site.get(name), int) for name in _COUNTS)
+
+
+def _norms(saved: Mapping[str, Any]) -> Norms:
+    """The norms in the state of a site, where it has any."""
+    return Norms.restored(saved["norms"]) if "norms" in saved else NO_NORMS
 
 
 def restore(state: Mapping[str, Any], sites: Sequence[Site], control: Control) -> None:
@@ -120,9 +132,10 @@ def restore(state: Mapping[str, Any], sites: Sequence[Site], control: Control) -
     for site in sites:
         saved = state["sites"].get(site.key)
         if saved is None:
-            site.record.restore(site.record.read().life)
+            counted = site.record.read(norms=True)
+            site.record.restore(counted.life, counted.norms.get("life", NO_NORMS))
             continue
-        site.record.restore(restored(saved))
+        site.record.restore(restored(saved), _norms(saved))
         if "buffers" in saved and _misfit(site, saved) is None:
             site.bound.load_state_dict(_tensors(saved["buffers"]))
     control.open_window()

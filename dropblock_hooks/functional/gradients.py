@@ -1,8 +1,8 @@
 """Gradients, bounded: by value and by norm. Non-finite values pass, so that overflow stays visible.
 
 A bound is a number, or (multiplied by a loss scale) a 0-dim tensor on the gradient's device. The
-``*_counted`` functions return the tensor and how many elements were changed; where a norm is taken
-anyway, its size too.
+``*_counted`` functions return the tensor and how many elements were changed; that of the norm also
+which norms it has met. `values_met` has the same of bounds on values.
 """
 
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
@@ -11,29 +11,49 @@ import torch
 from torch import Tensor
 
 from ..checks import as_number, check_option
+from .masks import wide_dtype
 
 Bound: TypeAlias = float | Tensor
 Per: TypeAlias = Literal["tensor", "sample", "channel"]
 _PERS = get_args(Per)
 
 
-class Clipped(NamedTuple):
-    """What a bound on the norm has met: nothing of it is read before someone asks.
+SAMPLE = 2**14
+"""How many values of a gradient are looked at: to know how large they are, more would not help."""
+
+
+class Met(NamedTuple):
+    """The norms that a bound has met, before it has changed any; some may not be finite.
 
     Attributes:
-        changed: how many values lay in groups that were scaled down.
-        norm: the sum of the norms before, of those that are finite.
-        norms: how many these are.
+        norms: of each group of values, in any shape.
+        weight: how many groups each of them stands for.
+        largest: the largest norm of all, where `norms` are a sample of them.
+    """
+
+    norms: Tensor
+    weight: float = 1.0
+    largest: Tensor | None = None
+
+    def unscaled(self, scale: Bound) -> "Met":
+        """The same in the unit of the loss that was multiplied by `scale`."""
+        if not isinstance(scale, Tensor) and scale == 1.0:
+            return self
+        wide = wide_dtype(self.norms.device)
+        largest = None if self.largest is None else self.largest.to(wide) / scale
+        return Met(self.norms.to(wide) / scale, self.weight, largest)
+
+
+class Clipped(NamedTuple):
+    """What a bound has done and met: nothing of it is read before someone asks.
+
+    Attributes:
+        changed: how many values it has changed.
+        met: the norms that it has met.
     """
 
     changed: Tensor
-    norm: Tensor
-    norms: Tensor
-
-    def unscaled(self, scale: Bound) -> tuple[Tensor, Tensor]:
-        """Sum and number of the norms, in the unit of the loss that was multiplied by `scale`."""
-        plain = not isinstance(scale, Tensor) and scale == 1.0
-        return self.norm if plain else self.norm / scale, self.norms
+    met: Met
 
 
 def clamp_counted(grad: Tensor, min: Bound | None, max: Bound | None) -> tuple[Tensor, Tensor]:
@@ -52,13 +72,45 @@ def _fit(bound: Bound | None, dtype: torch.dtype) -> Any:
     return bound if bound is None else sorted((-largest, bound, largest))[1]
 
 
+def values_met(grad: Tensor, below: bool, above: bool) -> Met:
+    """How far each value goes towards bounds `below` and `above`: a norm of its own.
+
+    Towards both it is the absolute value; towards one, values of the other sign count as 0. Of more
+    than `SAMPLE` values so many are taken, spread over all; the largest is that of all.
+    """
+    n = grad.numel()
+    # channels-last as it lies in memory: else that is slow
+    flat = (grad if grad.ndim < 3 or grad.is_contiguous() else grad.movedim(1, -1)).reshape(-1)
+    values = flat if n <= SAMPLE else flat[_spread(n, grad.device)]
+    if not below:
+        values = values.clamp_min(0.0)
+    values = values.abs() if above else (-values).clamp_min(0.0)
+    if n <= SAMPLE:
+        return Met(values)
+    lowest, highest = flat.aminmax()
+    if not below:
+        lowest = torch.zeros_like(lowest)
+    if not above:
+        highest = torch.zeros_like(highest)
+    return Met(values, n / SAMPLE, torch.maximum(-lowest, highest).clamp_min(0.0))
+
+
+def _spread(n: int, device: torch.device) -> Tensor:
+    """Positions among `n`, the multiples of the golden ratio: in step with no axis of a tensor."""
+    turns = torch.arange(SAMPLE, device=device) * _GOLDEN % 2**31
+    return turns * n >> 31
+
+
+_GOLDEN = 1327217885  # in 2**31 parts of a turn
+
+
 def clip_norm_counted(
     grad: Tensor, max_norm: Bound, norm_type: float, per: Per, channel_axis: int = 1
 ) -> tuple[Tensor, Clipped]:
     """`grad` with each group scaled to a norm of at most `max_norm`, and what was met."""
     if grad.numel() == 0:
         none = torch.zeros((), dtype=torch.int64, device=grad.device)
-        return grad, Clipped(none, none, none)
+        return grad, Clipped(none, Met(grad))
     norm = _group_norm(grad, norm_type, per, channel_axis)
     finite = norm.isfinite()
     over = (norm > max_norm) & finite
@@ -68,7 +120,7 @@ def clip_norm_counted(
     dtype = torch.promote_types(grad.dtype, torch.float32)
     clipped = grad * most.to(dtype) * (scale / most).to(dtype)
     changed = over.sum() * (grad.numel() // norm.numel())
-    return clipped.to(grad.dtype), Clipped(changed, norm.where(finite, 0.0).sum(), finite.sum())
+    return clipped.to(grad.dtype), Clipped(changed, Met(norm))
 
 
 def _group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int) -> Tensor:

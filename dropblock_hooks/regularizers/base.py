@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..checks import LARGEST, as_count, check_option
 from ..functional import axes
+from ..functional.gradients import Met
 from ..quoting import label, quote, shown
 from ..registry import brief, check_fields, name_of
 from ..schedules import Schedule, is_moving, same_kind, value_at
@@ -27,15 +28,15 @@ class Now:
         layout: the axes of the tensor as the layer gave it, for example ``"NCHW"``; "" if unknown.
         training: the mode of the layer.
         grad_scale: what the loss was multiplied by (AMP): gradient bounds are multiplied by it.
-        norms: ``apply`` may leave here the sum of the norms that it has taken of a gradient, of the
-            unscaled loss, and their number: the report shows their mean.
+        norms: ``apply`` may leave here the norms that it has taken of a gradient, of the unscaled
+            loss, as ``functional.gradients.Met(norms)``: the report shows how large they are.
     """
 
     input: Any
     layout: str
     training: bool
     grad_scale: float | Tensor
-    norms: tuple[Tensor, Tensor] | None = None
+    norms: Met | None = None
 
     def __init__(
         self,
@@ -142,6 +143,10 @@ class Regularizer:
     def block_in_force(self, map_size: tuple[int, ...]) -> tuple[int, ...] | None:
         """The block that is dropped on a map of this size, or None."""
         return None
+
+    def bounds_at(self, norm: float) -> dict[str, float]:
+        """Rates by name with which what lies beyond this norm is changed; none where none is."""
+        return {}
 
     def expected_share(
         self, values: Mapping[str, float], map_size: tuple[int, ...] | None

@@ -37,6 +37,7 @@ from ..functional.gradients import (
     check_norm,
     clamp_counted,
     clip_norm_counted,
+    values_met,
 )
 from ..registry import register
 from .base import Applied, Now, Regularizer
@@ -65,11 +66,16 @@ class ClampGrad(Regularizer):
     def check(self, values: Mapping[str, float]) -> None:
         check_bounds(values.get("min"), values.get("max"))
 
+    def bounds_at(self, norm: float) -> dict[str, float]:
+        both = {"min": -norm, "max": norm}
+        return {name: bound for name, bound in both.items() if name in self.rates}
+
     def apply(self, x: Tensor, now: Now) -> Applied:
         # asked of now: compiled code would guard the bounds of self as numbers
         low, high = getattr(now, "min", None), getattr(now, "max", None)
         low = None if low is None else low * now.grad_scale
         high = None if high is None else high * now.grad_scale
+        now.norms = values_met(x, low is not None, high is not None).unscaled(now.grad_scale)
         return clamp_counted(x, low, high)
 
 
@@ -120,11 +126,14 @@ class ClipGradNorm(Regularizer):
             return "a parameter has no samples: per must be 'tensor' or 'channel'"
         return None
 
+    def bounds_at(self, norm: float) -> dict[str, float]:
+        return {"max_norm": norm}
+
     def apply(self, x: Tensor, now: Now) -> Applied:
         limit = now.max_norm * now.grad_scale
-        y, met = clip_norm_counted(x, limit, self.order, self.per)
-        now.norms = met.unscaled(now.grad_scale)
-        return y, met.changed
+        y, clipped = clip_norm_counted(x, limit, self.order, self.per)
+        now.norms = clipped.met.unscaled(now.grad_scale)
+        return y, clipped.changed
 
 
 @register

@@ -174,7 +174,7 @@ def _applied(apply: Any, x: Tensor, now: Now) -> tuple[Tensor, Counted]:
     if y.shape != x.shape:
         raise ValueError(f"must keep the shape {tuple(x.shape)}, got {tuple(y.shape)}")
     if now.norms is not None and isinstance(changed, Tensor):
-        return y, Clipped(changed, *now.norms)
+        return y, Clipped(changed, now.norms)
     return y, changed
 
 

@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from ..functional.gradients import Clipped
 from ..functional.masks import wide_dtype
+from .norms import NormBins
 
 Counted = Clipped | Tensor | int | None
-"""How many elements were dropped or changed; of a gradient clipped by its norm, that norm too."""
+"""How many elements were dropped or changed; of a gradient with a bound, the norms before too."""
 Sizes = tuple[tuple[int, ...], tuple[int, ...]]
 """The smallest and the largest map seen, per axis."""
 
-CALLS, ACTIVE, AFFECTED, TOTAL, EXPECTED, NORM, NORMS, MODE, RESUMED, LOW = range(10)
+CALLS, ACTIVE, AFFECTED, TOTAL, EXPECTED, MODE, RESUMED, LOW = range(8)
 _TRAINED, _EVALUATED = 1, 2  # what the cell of the mode holds; 0 before any training
 NOTHING = [0.0] * LOW
 
@@ -26,10 +27,12 @@ class Meter:
 
     Its numbers only grow, and are read when someone asks; where nothing was compiled, never. In
     float64 they are exact up to 2**53. A flag that says whether it was used would be a side effect,
-    which the compiler does not allow inside a checkpoint.
+    which the compiler does not allow inside a checkpoint. Norms of gradients have bins of their
+    own, where eager mode counts them too.
     """
 
-    def __init__(self, spatial: int | None, device: torch.device) -> None:
+    def __init__(self, spatial: int | None, device: torch.device, gradients: bool = False) -> None:
+        self.norms = NormBins(device) if gradients else None
         self.spatial = spatial or 0
         self._loaded = False
         counts = [0.0] * LOW + [math.inf] * self.spatial + [0.0] * self.spatial
@@ -39,6 +42,8 @@ class Meter:
 
     def to(self, device: torch.device) -> None:
         """Follow the activations to their device."""
+        if self.norms is not None:
+            self.norms.to(device)
         if self.counts.device == device or device.type == "meta":
             return  # on meta, what was counted would be lost
         moved = self.counts.to(device, wide_dtype(device), non_blocking=True)
@@ -62,9 +67,8 @@ class Meter:
         changed = affected.changed if isinstance(affected, Clipped) else affected
         if changed is None or (isinstance(changed, Tensor) and changed.is_meta):
             return
-        if isinstance(affected, Clipped):
-            self.counts[NORM].add_(affected.norm)
-            self.counts[NORMS].add_(affected.norms)
+        if self.norms is not None and isinstance(affected, Clipped):
+            self.norms.add(affected.met)
         self.counts[AFFECTED].add_(changed)
         self.counts[TOTAL].add_(total)
         self.counts[EXPECTED].add_(rate * total)

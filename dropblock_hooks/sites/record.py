@@ -4,6 +4,7 @@ import itertools
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from ..functional.axes import Form, are_numbers
 from ..functional.gradients import Clipped
 from .counts import Counts, Mark, Reading, settle, union
 from .meter import CALLS, RESUMED, Counted, Meter, Sizes
+from .norms import NO_NORMS, Norms
 
 _COUNTING = threading.Lock()  # one for all: a lock of its own could be neither copied nor pickled
 _MOST_KINDS = 256  # of tensors, that are remembered at a rate of 0
@@ -44,16 +46,16 @@ class Record:
         meter: what compiled code has counted.
     """
 
-    def __init__(self, spatial: int | None, device: torch.device) -> None:
-        self.meter = Meter(spatial, device)
+    def __init__(self, spatial: int | None, device: torch.device, gradients: bool = False) -> None:
+        self.meter = Meter(spatial, device, gradients)
         self.evaluated, self.trained = itertools.count(), itertools.count()
         self.idle: dict[tuple[Any, ...], Idle] = {}
         self._reads = 0
         self._active = self._total = self._passed = 0
-        self._lying: tuple[Any, Any, Any] = (0, 0.0, 0)  # affected, norm, norms: unread tensors
+        self._lying: Any = 0  # affected: an unread tensor
         self._expected = 0.0
         self._maps: Sizes | None = None
-        self._earlier = Counts()  # what a loaded state had counted
+        self._earlier = Counts(), NO_NORMS  # what a loaded state had counted
         self._loaded = self._begun = self._before = Mark(Counts())
         self._held: _Moment | None = None
 
@@ -98,11 +100,12 @@ class Record:
             self._active += 1
             if affected is None:
                 return
-            changed, norm, norms = self._lying
             if isinstance(affected, Clipped):
-                norm, norms = _sum(norm, affected.norm), _sum(norms, affected.norms)
+                if self.meter.norms is not None:
+                    self.meter.norms.to(affected.met.norms.device)
+                    self.meter.norms.add(affected.met)
                 affected = affected.changed
-            self._lying = _sum(changed, affected), norm, norms
+            self._lying = _sum(self._lying, affected)
             self._total += total
             self._expected += rate * total
 
@@ -117,25 +120,44 @@ class Record:
             calls = self._ticked()[:3]
         return Counts(*calls).since(Counts(*self._begun.eager[:3]))
 
-    def read(self, elements: bool = True) -> Reading:
-        """All that was counted. Waits for the device.
+    def read(self, elements: bool = True, norms: bool = False) -> Reading:
+        """All that was counted, norms only where they are asked for. Waits for the device.
 
         Without elements, only where compiled code may have counted.
         """
         now, marks = self._at()
         if elements or self.meter.is_used:
-            settle(marks)
+            settle(marks, self._asks_norms(norms))
+        if norms:
+            settle([now, *self._marks()], norms)  # where that was not said before the first look
         of = Mark.counts if elements else Mark.calls
         counts, (loaded, begun, before) = of(now), map(of, self._marks())
         numbers = now.numbers()
         return Reading(
-            life=self._earlier.plus(counts.since(loaded)),
+            life=self._earlier[0].plus(counts.since(loaded)),
             window=counts.since(begun),
             closed=begun.since(before),
             maps=union(self._maps, Meter.maps(numbers)),
+            norms=self._norms(now) if norms else {},
             compiled=int(numbers[CALLS]),
             resumed=int(numbers[RESUMED]),
         )
+
+    def _asks_norms(self, norms: bool) -> bool:
+        """Whether norms are read now: also where all will be asked for them."""
+        held = self._held
+        return norms or (held is not None and held.norms)
+
+    def _norms(self, now: Mark) -> dict[str, Norms]:
+        """The norms of life, window and closed window."""
+        if self.meter.norms is None:
+            return {}
+        latest, loaded, begun, before = (mark.norms() for mark in (now, *self._marks()))
+        return {
+            "life": replace(self._earlier[1].plus(Norms.between(latest, loaded)), peak=0.0),
+            "window": Norms.between(latest, begun),
+            "closed": Norms.between(begun, before),
+        }
 
     def _at(self) -> tuple[Mark, list[Mark]]:
         """This moment, and all that is read with it."""
@@ -151,13 +173,14 @@ class Record:
     def _now(self) -> Mark:
         with _COUNTING:
             *calls, total = self._ticked()
-            affected, norm, norms = self._lying
-            eager = Counts._make((*calls, affected, total, self._expected, norm, norms))
-            return Mark(eager, self.meter.copied())
+            eager = Counts._make((*calls, self._lying, total, self._expected))
+            norms = None if self.meter.norms is None else self.meter.norms.copied()
+            return Mark(eager, self.meter.copied(), norms)
 
     def close_window(self) -> None:
         """Begin a new window; the old one is the one before, then."""
         self._before, self._begun = self._begun, self._at()[0]
+        self._forget_largest()
 
     def forget_elements(self) -> None:
         """Begin the windows of the elements anew; calls stay in theirs. Waits for the device."""
@@ -165,18 +188,28 @@ class Record:
         settle(marks)
         self._before = self._before.with_elements_of(now)
         self._begun = self._begun.with_elements_of(now)
+        self._forget_largest()
 
-    def restore(self, life: Counts) -> None:
+    def restore(self, life: Counts, norms: Norms = NO_NORMS) -> None:
         """Take over what another record had counted in its life, and begin a new window."""
-        self._earlier = life
+        self._earlier = life, norms
         self._loaded = self._before = self._begun = self._at()[0]
+        self._forget_largest()
+
+    def _forget_largest(self) -> None:
+        if self.meter.norms is not None:
+            self.meter.norms.forget_largest()
 
 
 class _Moment:
-    """The marks of records at one moment: when one of them is first asked."""
+    """The marks of records at one moment: when one of them is first asked.
 
-    def __init__(self, records: list[Record]) -> None:
-        self._records = records
+    Attributes:
+        norms: whether norms are read with all else.
+    """
+
+    def __init__(self, records: list[Record], norms: bool) -> None:
+        self._records, self.norms = records, norms
         self._now: dict[Record, Mark] = {}
         self._marks: list[Mark] = []
 
@@ -189,10 +222,13 @@ class _Moment:
 
 
 @contextmanager
-def standing_still(records: Iterable[Record]) -> Iterator[None]:
-    """Within it, records answer as of the first question, and are read all at once."""
+def standing_still(records: Iterable[Record], norms: bool = False) -> Iterator[None]:
+    """Within it, records answer as of the first question, and are read all at once.
+
+    `norms` says whether norms will be asked for: they are read with the rest then.
+    """
     held = [record for record in records if record._held is None]
-    moment = _Moment(held)
+    moment = _Moment(held, norms)
     for record in held:
         record._held = moment
     try:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checkpointing import NO_TASK, Past, graph_task, loses_random_state, plainly_run
+from ..checkpointing import NO_TASK, Past, graph_task, plainly_run, tell_lost_random_state
 from ..functional.axes import Form, are_numbers
 from ..functional.masks import wide_dtype
 from ..layouts.hints import Evidence
@@ -18,6 +18,7 @@ from ..warn import warn
 from .counts import Varying, varying
 from .forms import Forms
 from .meter import Sizes
+from .norms import Norms
 from .record import Record
 from .shared import Control
 
@@ -63,7 +64,8 @@ class Site:
         self.evidence = evidence
         self.forms = Forms(regularizer, evidence, control.sizes)
         self.order = 0
-        self.record = Record(regularizer.spatial, torch.device("cpu"))
+        of_gradients = regularizer.acts_on == "gradient"
+        self.record = Record(regularizer.spatial, torch.device("cpu"), of_gradients)
         self._waiting = self._recomputed = False
         self._mode: bool | None = None  # of the last call, while nobody has stepped a schedule
         self._resumed = 0  # how often training went on after an evaluation
@@ -171,12 +173,17 @@ class Site:
 
     @property
     def mean_norm(self) -> float | None:
-        """The mean norm of its gradients before they were clipped, over the same window.
+        """The mean of `norms`; None where there are none."""
+        norms = self.norms
+        return None if norms is None else norms.mean
 
-        In the unit of the unscaled loss, without norms that are not finite; None where the
-        regularizer takes no norm. Reading it waits for the device.
+    @property
+    def norms(self) -> Norms | None:
+        """How large the norms of its gradients were before its bound, over the same window.
+
+        None where none were counted, or none can be. Reading it waits for the device.
         """
-        return self.record.read().shown.mean_norm()
+        return self.record.read(norms=True).shown_norms
 
     @property
     def map_size(self) -> Varying | None:
@@ -277,7 +284,9 @@ class Site:
         """The values now; in a forward that runs again, those of the one that it repeats."""
         past, now = self._drawn_with, self.values
         if again:
-            self._watch_recomputation()  # first: it may be stopped early, inside the call
+            if not self._recomputed and self.rate != 0.0 and self.draws:
+                self._recomputed = True  # first: it may be stopped early, inside the call
+                tell_lost_random_state(self.key)
             before = past.again()
             if before is not None:
                 return before
@@ -297,18 +306,6 @@ class Site:
         """An error that names the site."""
         where = f" at its {self.at}" if self.at == "input" else ""
         return SiteError(f"{self.key} on {self.module_type} '{self.name or '.'}'{where}: {cause}")
-
-    def _watch_recomputation(self) -> None:
-        """Warn, once, where a checkpoint draws another mask than the forward did."""
-        if self._recomputed or self.rate == 0.0 or not self.draws:
-            return
-        self._recomputed = True
-        if loses_random_state():
-            warn(
-                f"{self.key}: the gradients are wrong: its layer is checkpointed with "
-                "preserve_rng_state=False, so the recomputation draws another mask than the "
-                "forward did; leave preserve_rng_state at True"
-            )
 
     def _watch_time(self, training: bool) -> None:
         """Warn, once, when training goes on after evaluations, and nobody has called ``step``."""

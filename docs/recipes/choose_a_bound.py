@@ -1,0 +1,58 @@
+"""Choose the bound of gradient clipping from the norms that a training has.
+
+A first run clips nothing (its bound is far above) and counts the norms. `suggest` then proposes the
+bound that one norm in ten exceeds; it is set, and training goes on with it.
+
+    pip install 'dropblock-hooks[plot]' scikit-learn
+    python choose_a_bound.py [folder of choose_a_bound.png]
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from dropblock_hooks import ClipGradNorm, attach
+from dropblock_hooks.plots import plot_gradient_flow
+
+FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+digits = load_digits()
+images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
+labels = torch.tensor(digits.target)
+torch.manual_seed(0)
+model = nn.Sequential(
+    nn.Conv2d(1, 16, 3),
+    nn.ReLU(),
+    nn.Conv2d(16, 32, 3),
+    nn.ReLU(),
+    nn.Flatten(),
+    nn.Linear(512, 10),
+)
+attached = attach(model, {"param:**.weight": ClipGradNorm(1e6)})
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def train(epoch):
+    """One epoch, the loss of its last batch."""
+    attached.step(epoch)
+    for batch in torch.randperm(len(labels)).split(64):
+        loss = cross_entropy(model(images[batch]), labels[batch])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+
+
+for epoch in range(2):
+    print(f"epoch {epoch}, unbounded: loss {train(epoch):.3f}")
+suggested = attached.suggest(share=0.1)
+print(suggested)
+for row in suggested:
+    attached.set(row.site, **{row.field: row.proposed})
+for epoch in range(2, 4):
+    print(f"epoch {epoch}, bounded: loss {train(epoch):.3f}")
+print(attached)
+plot_gradient_flow(attached).savefig(FOLDER / "choose_a_bound.png", dpi=60)
