@@ -55,4 +55,4 @@ for row in suggested:
 for epoch in range(2, 4):
     print(f"epoch {epoch}, bounded: loss {train(epoch):.3f}")
 print(attached)
-plot_gradient_flow(attached).savefig(FOLDER / "choose_a_bound.png", dpi=60)
+plot_gradient_flow(attached).savefig(FOLDER / "choose_a_bound.png", dpi=80)

@@ -56,16 +56,19 @@ def plot_gradient_flow(attached: Attachment, ax: Any = None) -> Any:
     )
     for style, label, field in (("o-", "norm, mean", "norm"), (".:", "largest value", "largest")):
         values = [getattr(each, field) or math.nan for _, each in found]
-        ax.plot([x for x, _ in found], values, style, ms=4, label=label)
+        if found:
+            ax.plot([x for x, _ in found], values, style, ms=4, label=label)
     zeros = [x for x, each in found if each.norm == 0]
     if zeros:
         low = ax.get_xaxis_transform()
         ax.plot(zeros, [0.02] * len(zeros), "v", color="C0", ms=5, transform=low, label="0")
     for i, site in enumerate(clips):
         row, x = rows[site.key], at[site.name or "."]
-        seen_label, bound_label = ("norm before the bound", "bound") if i == 0 else (None, None)
-        ax.plot([x], [row.mean_norm], "x", color="C2", label=seen_label)
-        ax.plot([x - 0.3, x + 0.3], [site.values["max_norm"]] * 2, color="C3", label=bound_label)
+        labels = ("norms before the bound: 50 to 99 %", "their mean", "bound")
+        spread, mean, bound = labels if i == 0 else (None, None, None)
+        ax.plot([x, x], [row.median_norm, row.p99_norm], color="C2", alpha=0.5, lw=4, label=spread)
+        ax.plot([x], [row.mean_norm], "x", color="C2", label=mean)
+        ax.plot([x - 0.3, x + 0.3], [site.values["max_norm"]] * 2, color="C3", label=bound)
     _finish(ax, names, "gradients", attached)
     ax.set_yscale("log", nonpositive="clip")
     ax.set_ylabel("of the unscaled loss")
