@@ -115,6 +115,7 @@ def test_of_many_values_some_stand_for_all(low, high, layout):
     """Also where the size of values follows the axes."""
     torch.manual_seed(0)
     grad = torch.randn(16, 32, 14, 14) * torch.rand(32, 1, 1) * torch.linspace(0, 1, 14)
+    grad = grad * torch.linspace(1, 2, 16).view(16, 1, 1, 1)
     grad = grad.contiguous(memory_format=layout)
     assert grad.numel() > 4 * SAMPLE
     norms = counted(values_met(grad, low, high))
