@@ -12,12 +12,13 @@ from ..checkpointing import NO_TASK, Past, graph_task, loses_random_state, plain
 from ..functional.axes import Form, are_numbers
 from ..functional.masks import wide_dtype
 from ..layouts.hints import Evidence
+from ..observers.base import Watch
 from ..regularizers.base import Regularizer
 from ..warn import warn
 from .counts import Varying, varying
 from .forms import Forms
 from .meter import Sizes
-from .norms import Norms
+from .norms import NO_NORMS, Norms
 from .record import Record
 from .shared import Control
 
@@ -63,8 +64,7 @@ class Site:
         self.evidence = evidence
         self.forms = Forms(regularizer, evidence, control.sizes)
         self.order = 0
-        of_gradients = regularizer.acts_on == "gradient"
-        self.record = Record(regularizer.spatial, torch.device("cpu"), of_gradients)
+        self.record = Record(regularizer.spatial, gradients=regularizer.acts_on == "gradient")
         self._waiting = self._recomputed = False
         self._mode: bool | None = None  # of the last call, while nobody has stepped a schedule
         self._resumed = 0  # how often training went on after an evaluation
@@ -95,6 +95,8 @@ class Site:
         meter = self.record.meter
         if device is not None:
             meter.to(device)
+            if self.watch is not None:
+                self.watch.to(device)
         self.values = values
         self.rate = next(iter(values.values()), None)
         whole = self.regularizer.index is None and self.regularizer.idle_at_zero
@@ -107,6 +109,17 @@ class Site:
             self._traced = torch.empty(len(values), dtype=wide_dtype(place), device=place)
             for at, value in enumerate(values.values()):
                 self._traced[at].fill_(value)  # no copy from the host, which would be waited for
+
+    def close_window(self) -> None:
+        """The whole part of the epoch changes: begin to count anew."""
+        self.record.close_window()
+        if self.watch is not None:
+            self.watch.close_window()
+
+    @property
+    def watch(self) -> Watch | None:
+        """What it has seen, where it is one of an observer."""
+        return self.bound if isinstance(self.bound, Watch) else None
 
     def __repr__(self) -> str:
         return f"Site({self.key!r}, {self.regularizer!r})"
@@ -160,15 +173,11 @@ class Site:
     @property
     def mean_norm(self) -> float | None:
         """The mean of `norms`; None where there are none."""
-        norms = self.norms
-        return None if norms is None else norms.mean
+        return (self.norms or NO_NORMS).mean
 
     @property
     def norms(self) -> Norms | None:
-        """How large the norms of its gradients were before its bound, over the same window.
-
-        None where none were counted, or none can be. Reading it waits for the device.
-        """
+        """Those of its gradients before its bound, over the same window; None without any."""
         return self.record.read(norms=True).shown_norms
 
     @property
@@ -251,9 +260,8 @@ class Site:
 
     def is_on(self, training: bool) -> bool:
         """Whether the regularizer is active in this mode of its layer."""
-        if training or self.regularizer.active == "always":
-            return True
-        return self.control.always and self.draws
+        always = self.regularizer.active == "always"
+        return training or always or (self.control.always and self.draws)
 
     def form_of(self, x: Tensor, told: Any = ()) -> Form:
         """How the axes of a tensor are read; `told` is what the layer took and gave.
@@ -271,8 +279,7 @@ class Site:
         past, now = self._drawn_with, self.values
         if again:
             self._watch_recomputation()  # first: it may be stopped early, inside the call
-            before = past.again()
-            if before is not None:
+            if (before := past.again()) is not None:
                 return before
         if past.settled is not now:
             past.note(now)
