@@ -223,10 +223,11 @@ def site_table(sites: Sequence[Site], have: Readings, title: str) -> Report:
     }
     watching = [site for site in sites if isinstance(site.regularizer, Observer)]
     acting = [rows[site.key] for site in sites if site not in watching]
+    sized = [row for row in acting if row.mean_norm is not None]
     sections = [
         Section([row for row in acting if row.acts_on != "gradient"], columns),
         Section([row for row in acting if row.acts_on == "gradient"], gradients, _OF_GRADIENTS),
-        Section([row for row in acting if row.mean_norm is not None], norms, _OF_NORMS),
+        Section(sized, norms, _OF_NORMS),
         *_observed(watching, rows, {**shared, **calls}),
     ]
     return Report(sections, list(rows.values()), title)

@@ -46,8 +46,8 @@ class Record:
         meter: what compiled code has counted.
     """
 
-    def __init__(self, spatial: int | None, device: torch.device, gradients: bool = False) -> None:
-        self.meter = Meter(spatial, device, gradients)
+    def __init__(self, spatial: int | None, gradients: bool = False) -> None:
+        self.meter = Meter(spatial, torch.device("cpu"), gradients)
         self.evaluated, self.trained = itertools.count(), itertools.count()
         self.idle: dict[tuple[Any, ...], Idle] = {}
         self._reads = 0

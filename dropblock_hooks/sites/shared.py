@@ -53,7 +53,7 @@ class Control:
         self.stepped = False
         self.fresh = True
         self.warned = False
-        self.record = Record(None, torch.device("cpu"))
+        self.record = Record(None)
         self.looked = False
         self.was_off = self.idled = self.idled_before = False
         self.graphs = graphs_built()

@@ -18,7 +18,7 @@ from ..warn import warn
 from .counts import Varying, varying
 from .forms import Forms
 from .meter import Sizes
-from .norms import Norms
+from .norms import NO_NORMS, Norms
 from .record import Record
 from .shared import Control
 
@@ -64,8 +64,7 @@ class Site:
         self.evidence = evidence
         self.forms = Forms(regularizer, evidence, control.sizes)
         self.order = 0
-        of_gradients = regularizer.acts_on == "gradient"
-        self.record = Record(regularizer.spatial, torch.device("cpu"), of_gradients)
+        self.record = Record(regularizer.spatial, gradients=regularizer.acts_on == "gradient")
         self._waiting = self._recomputed = False
         self._mode: bool | None = None  # of the last call, while nobody has stepped a schedule
         self._resumed = 0  # how often training went on after an evaluation
@@ -174,15 +173,11 @@ class Site:
     @property
     def mean_norm(self) -> float | None:
         """The mean of `norms`; None where there are none."""
-        norms = self.norms
-        return None if norms is None else norms.mean
+        return (self.norms or NO_NORMS).mean
 
     @property
     def norms(self) -> Norms | None:
-        """How large the norms of its gradients were before its bound, over the same window.
-
-        None where none were counted, or none can be. Reading it waits for the device.
-        """
+        """Those of its gradients before its bound, over the same window; None without any."""
         return self.record.read(norms=True).shown_norms
 
     @property
@@ -265,9 +260,8 @@ class Site:
 
     def is_on(self, training: bool) -> bool:
         """Whether the regularizer is active in this mode of its layer."""
-        if training or self.regularizer.active == "always":
-            return True
-        return self.control.always and self.draws
+        always = self.regularizer.active == "always"
+        return training or always or (self.control.always and self.draws)
 
     def form_of(self, x: Tensor, told: Any = ()) -> Form:
         """How the axes of a tensor are read; `told` is what the layer took and gave.
@@ -287,8 +281,7 @@ class Site:
             if not self._recomputed and self.rate != 0.0 and self.draws:
                 self._recomputed = True  # first: it may be stopped early, inside the call
                 tell_lost_random_state(self.key)
-            before = past.again()
-            if before is not None:
+            if (before := past.again()) is not None:
                 return before
         if past.settled is not now:
             past.note(now)

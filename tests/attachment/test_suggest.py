@@ -1,0 +1,182 @@
+"""Bounds that are proposed: set, they change the wanted share of the same data."""
+
+import json
+import re
+
+import pytest
+import torch
+from torch import distributed, nn
+
+from dropblock_hooks import ClampGrad, ClipGradNorm, Dropout, LinearSchedule, attach
+from dropblock_hooks.sites.norms import ERROR
+from tests.pair import run_pair
+
+
+def make(spec):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Conv2d(4, 3, 3))
+    return model, attach(model, spec)
+
+
+def train(model, times=20):
+    torch.manual_seed(1)
+    for _ in range(times):
+        (model(torch.randn(4, 2, 9, 9)) * torch.randn(4, 1, 1, 1).exp()).square().sum().backward()
+
+
+def shares_beyond(spec, bound):
+    """The least and the largest share that a bound within the error of this one changes."""
+    found = []
+    for factor in (1 + ERROR + 1e-3, 1 / (1 + ERROR + 1e-3)):
+        model, attached = make(spec(bound * factor))
+        train(model)
+        found.append(attached.sites[0].realized_rate)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [
+        ("max_norm", lambda b: {"2": ClipGradNorm(b, per="sample")}),
+        ("max_norm", lambda b: {"0": ClipGradNorm(b, per="channel")}),
+        ("max_norm", lambda b: {"param:0.weight": ClipGradNorm(b)}),
+        ("max", lambda b: {"2": ClampGrad(-b, b)}),
+        ("max", lambda b: {"2": ClampGrad(max=b)}),
+    ],
+)
+@pytest.mark.parametrize("share", [0.05, 0.3])
+@pytest.mark.parametrize("now", [1e-3, 1e3])
+def test_it_changes_the_wanted_share(name, spec, share, now):
+    """Whatever the bound of now has changed."""
+    model, attached = make(spec(now))
+    train(model)
+    suggested = attached.suggest(share)
+    proposed = {row.field: row.proposed for row in suggested}
+    (line,) = [line for line in str(suggested).splitlines() if line.startswith("attached.set(")]
+    exec(line, {"attached": attached})  # what it prints can be pasted
+    (site,) = attached.sites
+    assert site.values == proposed
+    assert site.realized_rate is None
+    train(model)
+    least, most = shares_beyond(spec, proposed[name])
+    assert least <= site.realized_rate <= most
+    assert least - 1e-9 <= share <= most + 0.05 * (site.norms.count < 30)  # of few, no exact share
+
+
+def test_both_bounds_of_a_clamp_are_symmetric_and_others_are_left_out():
+    spec = {"0": [Dropout(0.1), ClampGrad(-1.0, 2.0)], "2": ClampGrad(min=-1.0)}
+    model, attached = make(spec)
+    train(model)
+    low, high, only = attached.suggest()
+    assert (low.site, low.field, high.field) == ("0/ClampGrad", "min", "max")
+    assert (low.bound, high.bound) == (-1.0, 2.0)
+    assert low.proposed == -high.proposed < 0
+    assert low.call == high.call
+    assert (only.site, only.field) == ("2/ClampGrad", "min")
+    assert only.proposed < 0
+    assert low.over == "window"
+    assert low.changed == attached.sites[1].realized_rate
+    assert [row.site for row in attached.suggest(which="2")] == ["2/ClampGrad"]
+    assert [row.site for row in attached.suggest(which=ClampGrad)] == [
+        low.site,
+        high.site,
+        only.site,
+    ]
+    assert "0.1 of the norms" in str(attached.suggest())
+    assert "attached.set(" in attached.suggest()._repr_html_()
+
+
+def test_where_nothing_was_seen():
+    model, attached = make({"2": ClipGradNorm(1.0)})
+    (row,) = attached.suggest()
+    assert (row.proposed, row.seen, row.call) == (None, 0, "")
+    assert "# 2/ClipGradNorm: no gradient was seen yet" in str(attached.suggest())
+    (model(torch.ones(1, 2, 9, 9)) * 0).sum().backward()
+    (row,) = attached.suggest()
+    assert row.proposed is None
+    assert "0.9 of the norms are 0" in row.reason
+
+
+def test_over_the_window_or_else_over_all():
+    model = nn.Linear(4, 1)
+    attached = attach(model, {".": ClipGradNorm(LinearSchedule(5.0, 1.0, epochs=9))})
+
+    def proposed(factor):
+        if factor:
+            (model(torch.ones(1, 4)) * factor).sum().backward()
+        (row,) = attached.suggest()
+        return row.over, row.proposed
+
+    def about(norm):
+        return pytest.approx(norm, rel=ERROR + 1e-3)
+
+    assert proposed(3.0) == ("window", about(3.0))
+    attached.step(1)
+    assert proposed(0.0) == ("window", about(3.0))  # the one that closed
+    assert proposed(2.0) == ("window", about(2.0))
+    attached.set(ClipGradNorm, max_norm=1.0)
+    assert proposed(0.0) == ("life", about(3.0))
+
+
+def test_in_the_state():
+    model, attached = make({"2": ClipGradNorm(1.0, per="sample"), "0": ClampGrad(-1.0, 1.0)})
+    train(model, 3)
+    state = attached.state_dict()
+    assert json.loads(json.dumps(state)) == state
+    again, loaded = make({"2": ClipGradNorm(1.0, per="sample"), "0": ClampGrad(-1.0, 1.0)})
+    loaded.load_state_dict(json.loads(json.dumps(state)))
+    assert loaded.state_dict() == state
+    assert [site.norms for site in loaded] == [None, None]  # a new window
+    assert {row.over for row in loaded.suggest()} == {"life"}
+    for row, other in zip(attached.suggest(), loaded.suggest(), strict=True):
+        assert row.proposed == pytest.approx(other.proposed, rel=1e-9)
+        assert row.seen == other.seen
+    train(again, 3)
+    counts = {row.site: row.seen for row in loaded.suggest()}
+    assert counts == {row.site: row.seen for row in attached.suggest()}
+    for broken in ({"total": 1.0}, {"total": 1.0, "bins": [[-1, 2]]}, {"total": 1.0, "bins": 3}):
+        state["sites"]["2/ClipGradNorm"]["norms"] = broken
+        with pytest.raises(ValueError, match="the state of 2/ClipGradNorm is damaged"):
+            loaded.load_state_dict(state)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.1, 1.5])
+def test_a_share_that_is_none(share):
+    _, attached = make({"2": ClipGradNorm(1.0)})
+    with pytest.raises(ValueError, match=re.escape(f"share must be in (0, 1), got {share:g}")):
+        attached.suggest(share)
+
+
+def test_what_can_not_be_answered():
+    _, attached = make({"2": [ClipGradNorm(1.0), Dropout(0.1)], "0": Dropout(0.1)})
+    with pytest.raises(TypeError, match="share must be a number"):
+        attached.suggest("0.1")
+    with pytest.raises(ValueError, match=r"nothing to suggest.*ClipGradNorm.*there are: Dropout"):
+        attached.suggest(which="0")
+    with pytest.raises(KeyError, match="no site is 'three'"):
+        attached.suggest(which="three")
+    attached.remove()
+    with pytest.raises(RuntimeError, match="removed, so there is nothing to suggest"):
+        attached.suggest()
+
+
+def gloo_sums(rank):
+    """Norms of both ranks, in one histogram."""
+    model = nn.Linear(4, 1)
+    attached = attach(model, {".": ClipGradNorm(100.0)})
+    for factor in [(1.0, 2.0, 3.0), (40.0,)][rank]:
+        (model(torch.ones(1, 4)) * factor).sum().backward()
+    (row,) = attached.report(distributed=True)
+    assert row.mean_norm == pytest.approx(46 / 4)
+    assert row.median_norm == pytest.approx(2.0, rel=ERROR + 1e-6)
+    assert row.largest_norm == 40.0
+    assert attached.sites[0].norms.count == [3, 1][rank], "reading changes nothing"
+
+
+@pytest.mark.skipif(
+    not (distributed.is_available() and distributed.is_gloo_available()),
+    reason="this torch has no gloo",
+)
+@pytest.mark.slow
+def test_two_processes(tmp_path):
+    run_pair(tmp_path, "tests.attachment.test_suggest", ["gloo_sums"])

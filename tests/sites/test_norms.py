@@ -1,0 +1,269 @@
+"""The norms of gradients before a bound: against numpy on what a plain hook collected."""
+
+import copy
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from dropblock_hooks import ClampGrad, ClipGradNorm, attach, attachments
+from dropblock_hooks.functional.gradients import SAMPLE, Met, values_met
+from dropblock_hooks.sites.norms import ERROR, NO_CELLS, NormBins, Norms
+from tests.cases import rest_slow
+
+SHARES = [0.0, 0.1, 0.5, 0.9, 0.99, 1.0]
+
+
+def counted(*mets):
+    bins = NormBins(torch.device("cpu"))
+    for met in mets:
+        bins.add(met)
+    return Norms.between(bins.cells.tolist(), NO_CELLS)
+
+
+def assert_as(norms, values):
+    """Count, mean, largest and quantiles as of these values."""
+    values = np.asarray(values, dtype=np.float64)
+    assert norms.count == len(values)
+    assert norms.mean == pytest.approx(values.mean(), rel=1e-5)
+    assert norms.largest == pytest.approx(values.max(), rel=1e-5)
+    for q in SHARES:
+        wanted = np.quantile(values, q, method="inverted_cdf")
+        assert norms.quantile(q) == pytest.approx(wanted, rel=ERROR + 1e-4)
+
+
+def groups(grad, per):
+    """The parts of a gradient that have a norm each, the parts in float64."""
+    grad = grad.double()
+    return {"tensor": [grad], "sample": grad.unbind(0), "channel": grad.unbind(1)}[per]
+
+
+def sizes(grads, per):
+    return [float(part.norm()) for grad in grads for part in groups(grad, per)]
+
+
+class Net(nn.Module):
+    """A convolution between two, whose gradient is regularized; perhaps in a checkpoint."""
+
+    def __init__(self, checkpointed=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.body = nn.Conv2d(2, 6, 3), nn.Sequential(nn.Conv2d(6, 4, 3), nn.Tanh())
+        self.checkpointed = checkpointed
+
+    def forward(self, x):
+        x = self.stem(x)
+        return checkpoint(self.body, x, use_reentrant=False) if self.checkpointed else self.body(x)
+
+
+BATCHES = [torch.randn(n, 2, 9, 9, generator=torch.Generator().manual_seed(n)) for n in (5, 3, 2)]
+
+
+def train(model, call=None, scale=1.0):
+    for x in BATCHES:
+        (((model if call is None else call)(x) ** 2).sum() * scale).backward()
+
+
+def gradients(make=Net):
+    """What comes back to the first layer of the body, as a plain hook sees it."""
+    model, seen = make(), []
+
+    def watch(module, args, output):
+        output.register_hook(seen.append)
+
+    model.body[0].register_forward_hook(watch)
+    train(model)
+    return seen
+
+
+@given(
+    st.floats(-10, 10),
+    st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    st.floats(0.1, 3.0),
+    st.integers(0, 2**31),
+)
+@settings(max_examples=60, deadline=None)
+def test_quantiles_are_numpys_over_all_scales(exponent, batches, spread, seed):
+    draw = np.random.default_rng(seed)
+    parts = [10**exponent * np.exp(spread * draw.standard_normal(n)) for n in batches]
+    norms = counted(*(Met(torch.from_numpy(part)) for part in parts))
+    assert_as(norms, np.concatenate(parts))
+    assert norms.quantile(1.0) == norms.largest == np.concatenate(parts).max()
+
+
+def test_what_is_not_finite_or_lies_outside_the_bins():
+    inf, nan = math.inf, math.nan
+    norms = counted(Met(torch.tensor([0.0, 1e-30, 3.0, inf, nan])), Met(torch.tensor([1e30])))
+    assert norms.count == 4
+    assert [norms.quantile(q) for q in (0.1, 0.5, 1.0)] == [0.0, 0.0, pytest.approx(1e30)]
+    assert norms.quantile(0.75) == pytest.approx(3.0, rel=ERROR)
+    assert counted(Met(torch.tensor([nan]))).quantile(0.5) is None
+    assert counted(Met(torch.zeros(0))).mean is None
+    with pytest.raises(ValueError, match=r"q must be in \[0, 1\], got 1.5"):
+        norms.quantile(1.5)
+
+
+@pytest.mark.parametrize(("low", "high"), [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_of_many_values_some_stand_for_all(low, high, layout):
+    """Also where the size of values follows the axes."""
+    torch.manual_seed(0)
+    grad = torch.randn(16, 32, 14, 14) * torch.rand(32, 1, 1) * torch.linspace(0, 1, 14)
+    grad = grad * torch.linspace(1, 2, 16).view(16, 1, 1, 1)
+    grad = grad.contiguous(memory_format=layout)
+    assert grad.numel() > 4 * SAMPLE
+    norms = counted(values_met(grad, low, high))
+    towards = {(1, 1): grad.abs(), (1, 0): (-grad).clamp_min(0), (0, 1): grad.clamp_min(0)}
+    values = towards[low, high].flatten().numpy()
+    assert norms.count == len(values)
+    assert norms.largest == values.max()
+    assert norms.mean == pytest.approx(values.mean(), rel=0.05)  # 4 sigma
+    for q in (0.75, 0.9, 0.99):
+        share = (values <= norms.quantile(q)).mean()
+        assert share == pytest.approx(q, abs=0.01 + 0.2 * (1 - q))  # the bin, and 4 sigma
+
+
+@pytest.mark.parametrize(
+    ("mode", "per", "scale"),
+    rest_slow(
+        itertools.product(
+            ("eager", "checkpointed", "compiled", "both"),
+            ("tensor", "sample", "channel"),
+            (1.0, 2.0**16),
+        ),
+        plain=[
+            *itertools.product(("eager",), ("tensor", "sample", "channel"), (1.0, 2.0**16)),
+            ("checkpointed", "sample", 2.0**16),
+            ("both", "channel", 2.0**16),
+        ],
+    ),
+)
+def test_norms_of_a_training(mode, per, scale):
+    """In any mode, and with a GradScaler those of the unscaled loss."""
+    torch._dynamo.reset()
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale > 1)
+    model = Net(mode in ("checkpointed", "both"))
+    attached = attach(model, {"body.0": ClipGradNorm(0.5, per=per)}, grad_scaler=scaler)
+    if scale > 1:
+        scaler.scale(torch.zeros(()))  # its scale is made then
+    compiled = mode in ("compiled", "both")
+    call = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+    train(model, call, scale)
+    assert_as(attached.sites[0].norms, sizes(gradients(), per))
+
+
+@pytest.mark.parametrize(
+    ("compiled", "bounds"),
+    rest_slow(itertools.product((False, True), [(-0.1, 0.1), (-0.1, None), (None, 0.1)]), plain=3),
+)
+def test_values_of_a_training(compiled, bounds):
+    torch._dynamo.reset()
+    model = Net()
+    attached = attach(model, {"body.0": ClampGrad(*bounds)})
+    train(model, torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model)
+    values = torch.cat([grad.flatten() for grad in gradients()])
+    values = values.abs() if None not in bounds else values * (1 if bounds[0] is None else -1)
+    assert_as(attached.sites[0].norms, values.clamp_min(0).numpy())
+
+
+@pytest.mark.parametrize("size", rest_slow([24, 4]))
+def test_two_graphs_serve_batches_of_all_sizes(size):
+    """Also where only some values are looked at."""
+    torch._dynamo.reset()
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.Tanh())
+    spec = {"0": [ClampGrad(-1e-3, 1e-3), ClipGradNorm(1.0, per="sample")]}
+    attached = attach(model, spec)
+    call = torch.compile(model, backend=backend, fullgraph=True)
+    batches = (9, 8, 7, 6)
+    for n in batches:
+        call(torch.randn(n, 2, size, size)).sum().backward()
+    assert len(graphs) <= 2
+    clamped, clipped = attached.sites
+    assert clamped.norms.count == sum(batches) * 8 * size**2
+    assert clipped.norms.count == sum(batches)
+
+
+@pytest.mark.slow
+def test_in_code_of_inductor():
+    torch._dynamo.reset()
+    outcomes = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 4, 1))
+        spec = {"0": ClampGrad(-1e-3, 1e-3), "2": ClipGradNorm(1.0, per="sample")}
+        attached = attach(model, spec)
+        call = torch.compile(model, fullgraph=True) if compiled else model
+        for seed in range(3):
+            x = torch.randn(9, 2, 24, 24, generator=torch.Generator().manual_seed(seed))
+            call(x).square().sum().backward()
+        outcomes.append([site.norms for site in attached])
+    for eager, other in zip(*outcomes, strict=True):
+        assert other.count == eager.count
+        assert other.mean == pytest.approx(eager.mean, rel=1e-5)
+        assert other.largest == pytest.approx(eager.largest, rel=1e-5)
+        for q in (0.5, 0.9, 0.99):
+            assert other.quantile(q) == pytest.approx(eager.quantile(q), rel=1e-3)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_of_the_window_alone(compiled):
+    """The largest too, which is no sum."""
+    torch._dynamo.reset()
+    model = nn.Linear(4, 1)
+    attached = attach(model, {"param:weight": ClipGradNorm(100.0), ".": ClipGradNorm(100.0)})
+    call = torch.compile(model, backend="aot_eager") if compiled else model
+    sites = attached.sites
+    for epoch, factors in enumerate([(8.0, 5.0), (3.0, 1.0, 2.0), ()]):
+        attached.step(epoch)
+        for factor in factors:
+            (call(torch.ones(1, 4)) * factor).sum().backward()
+        if factors:
+            expected = len(factors), max(factors)
+        for site, unit in zip(sites, (2.0, 1.0), strict=True):
+            assert (site.norms.count, site.norms.largest / unit) == expected
+            assert site.norms.mean / unit == pytest.approx(site.norms.quantile(0.5) / unit, rel=0.4)
+    attached.set(ClipGradNorm, max_norm=50.0)
+    assert [site.norms for site in sites] == [None, None]
+    (call(torch.ones(1, 4)) * 0.5).sum().backward()
+    assert [site.norms.largest for site in sites] == [1.0, 0.5]
+
+
+def test_in_the_report():
+    model = nn.Linear(4, 1)
+    attached = attach(model, {".": ClipGradNorm(100.0)})
+    for factor in range(1, 101):
+        (model(torch.ones(1, 4)) * factor).sum().backward()
+    (row,) = attached.report()
+    assert row.mean_norm == 50.5
+    assert row.median_norm == pytest.approx(50, rel=ERROR)
+    assert row.p90_norm == pytest.approx(90, rel=ERROR)
+    assert row.p99_norm == pytest.approx(99, rel=ERROR)
+    assert row.largest_norm == 100
+    lines = str(attached).splitlines()
+    assert all(len(line) <= 100 for line in lines)
+    assert "50.5" in lines[-1]
+    assert repr(attached.sites[0].norms).startswith("Norms(count=100, mean=50.5, median=")
+
+
+def test_a_copy_counts_for_itself():
+    model = nn.Linear(4, 1)
+    attached = attach(model, {".": ClipGradNorm(100.0)})
+    model(torch.ones(1, 4)).sum().backward()
+    copied = copy.deepcopy(model)
+    (other,) = attachments(copied)
+    copied(torch.ones(1, 4)).sum().backward()
+    assert attached.sites[0].norms.count == 1
+    assert other.sites[0].norms.count == 2
