@@ -52,6 +52,7 @@ from .regularizers import (
     ZeroGrad,
 )
 from .regularizers.base import Applied, Now
+from .regularizers.gradients import OnGradients
 from .regularizers.rates import NonNegative, Positive, Probability, Range, Rate
 from .schedules import (
     ByDepth,
@@ -95,6 +96,7 @@ __all__ = [
     "LinearSchedule",
     "NonNegative",
     "Now",
+    "OnGradients",
     "Plan",
     "Positive",
     "Probability",

@@ -11,7 +11,7 @@ from torch import nn
 
 from ..regularizers.base import Regularizer
 from ..selectors.select import Select
-from ..sites.grad_scaler import checked_scaler, tell_missing
+from ..sites.grad_scaler import tell_missing
 from ..sites.hooks import SiteHook
 from ..sites.parameters import ParameterHook
 from ..sites.record import Record, standing_still
@@ -27,10 +27,11 @@ from .rates import as_time, move, values_at, with_rates
 from .removal import take_out
 from .report import SiteRow, readings, scalars, site_table
 from .state import load, restore, save
+from .training_loop import OfTrainingLoop
 from .verify import Finding, find_faults, windows
 
 
-class Attachment:
+class Attachment(OfTrainingLoop):
     """Regularizers attached to a model: the list of its sites, their time and switches.
 
     ``attach`` makes it, ``attachments(model)`` finds it again, also on a copy or a loaded model.
@@ -211,20 +212,6 @@ class Attachment:
         backward through checkpointed layers belongs inside.
         """
         return self._control.acting_always()
-
-    @property
-    def grad_scaler(self) -> Any:
-        """The GradScaler whose scale multiplies gradient bounds; set it on a loaded model.
-
-        What wraps one can be given as well: timm's NativeScaler, Lightning's precision plugin,
-        accelerate's Accelerator. False says that the loss is not scaled, and that a GradScaler
-        elsewhere in the process is another model's.
-        """
-        return self._control.grad_scaler
-
-    @grad_scaler.setter
-    def grad_scaler(self, scaler: Any) -> None:
-        self._control.use_scaler(checked_scaler(scaler))
 
     def remove(self) -> None:
         """Take every hook out; the model is what it was. Safe to repeat, also before a backward.

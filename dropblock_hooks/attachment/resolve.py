@@ -163,6 +163,8 @@ def _refusal(regularizer: Regularizer, target: Target) -> str | None:
         sharded = shard_refusal(target.module)
         if sharded is not None:
             return sharded
+    elif regularizer.accumulates:
+        return "what acts once per update is for parameters: write param: before the selector"
     return regularizer.refusal(target.module, parameter)
 
 

@@ -5,6 +5,7 @@ A bound is a number, or (multiplied by a loss scale) a 0-dim tensor on the gradi
 anyway, its size too.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
@@ -59,7 +60,14 @@ def clip_norm_counted(
     if grad.numel() == 0:
         none = torch.zeros((), dtype=torch.int64, device=grad.device)
         return grad, Clipped(none, none, none)
-    norm = _group_norm(grad, norm_type, per, channel_axis)
+    return scale_counted(grad, max_norm, _group_norm(grad, norm_type, per, channel_axis))
+
+
+def scale_counted(grad: Tensor, max_norm: Bound, norm: Tensor) -> tuple[Tensor, Clipped]:
+    """`grad` scaled by ``max_norm / norm`` where that is below 1, and what was met.
+
+    The norms, one or several, are those of groups of it, or of more than it.
+    """
     finite = norm.isfinite()
     over = (norm > max_norm) & finite
     scale = torch.where(over, max_norm / norm.clamp_min(max_norm), 1.0)
@@ -69,6 +77,21 @@ def clip_norm_counted(
     clipped = grad * most.to(dtype) * (scale / most).to(dtype)
     changed = over.sum() * (grad.numel() // norm.numel())
     return clipped.to(grad.dtype), Clipped(changed, norm.where(finite, 0.0).sum(), finite.sum())
+
+
+def common_norm(grads: Sequence[Tensor], norm_type: float) -> Tensor:
+    """The norm of all values of several gradients, in float64, on the device of the first."""
+    norms = [_whole(_group_norm(grad, norm_type, "tensor", 0)) for grad in grads if grad.numel()]
+    if not norms:
+        return torch.zeros((), dtype=torch.float64)
+    row = torch.cat([norm.reshape(1).to(norms[0].device) for norm in norms])
+    return _group_norm(row, norm_type, "tensor", 0).reshape(())
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """What is spread over processes (a DTensor), whole on each."""
+    whole: Tensor = getattr(tensor, "full_tensor", lambda: tensor)()
+    return whole
 
 
 def _group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int) -> Tensor:

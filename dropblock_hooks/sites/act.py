@@ -119,7 +119,19 @@ def regularize_grad(site: Site, form: Form, values: Mapping[str, float], grad: T
         return grad
     if site.regularizer.reads_grad_scale and not control.scaler_sought:
         seek(control, site.key)
-    scale = control.grad_scale(grad.device)
+    return _regularized(site, form, grad, control.grad_scale(grad.device), values)
+
+
+def regularize_update(
+    site: Site, grad: Tensor, scale: float | Tensor, measured: Mapping[str, Tensor]
+) -> Tensor:
+    """The gradient that a parameter has accumulated, of a loss times `scale`."""
+    return _regularized(site, site.form_of(grad), grad, scale, {**site.values, **measured})
+
+
+def _regularized(
+    site: Site, form: Form, grad: Tensor, scale: float | Tensor, values: Mapping[str, Any]
+) -> Tensor:
     now = Now(input=None, layout=form.layout, training=True, grad_scale=scale, **values)
     y, affected, total = _apply(site, grad, form, now, site.record)
     site.record.add_active(_known(affected, total), total, 0.0)

@@ -40,6 +40,8 @@ class Site:
         regularizer: what is done here.
         values: the rates now, by field.
         rate: the main rate now: the first one of the regularizer; None where it has none.
+        order: its number among the sites.
+        position: the number of its entry in the spec, and of its regularizer in the entry.
         record: what was counted.
         bound: what the regularizer has bound for this site, with a state of its own perhaps.
     """
@@ -61,7 +63,7 @@ class Site:
         self.control = control
         self.evidence = evidence
         self.forms = Forms(regularizer, evidence, control.sizes)
-        self.order = 0
+        self.order, self.position = 0, (0, 0)
         self.record = Record(regularizer.spatial, torch.device("cpu"))
         self._waiting = self._recomputed = False
         self._mode: bool | None = None  # of the last call, while nobody has stepped a schedule
