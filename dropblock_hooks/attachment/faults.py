@@ -145,6 +145,7 @@ def _of_hook(hook: SiteHook, owner: nn.Module, module: nn.Module | None) -> Faul
 
 def _of_parameter(hook: ParameterHook, owner: nn.Module, module: nn.Module | None) -> Fault | None:
     refusal, parameter = shard_refusal(owner), owner._parameters.get(hook.parameter)
+    refusal = None if isinstance(hook, UpdateHook) else refusal
     held = hook.follows(owner)
     if refusal is not None:
         return Fault("sharded", refusal)

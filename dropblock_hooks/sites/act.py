@@ -18,9 +18,10 @@ from torch.compiler import is_compiling
 from ..checkpointing import NO_TASK, graph_task
 from ..functional import axes
 from ..functional.axes import Form
-from ..functional.gradients import Clipped
+from ..functional.gradients import Clipped, whole
 from ..functional.masks import wide_dtype
 from ..regularizers.base import Now
+from ..selectors.wrappers import is_dtensor
 from .grad_scaler import seek
 from .identity import (
     GradIdentity,
@@ -134,6 +135,9 @@ def _regularized(
 ) -> Tensor:
     now = Now(input=None, layout=form.layout, training=True, grad_scale=scale, **values)
     y, affected, total = _apply(site, grad, form, now, site.record)
+    if is_dtensor(grad):  # all processes are here; one alone may read what was counted
+        affected = Clipped(*map(whole, affected)) if isinstance(affected, Clipped) else affected
+        affected = whole(affected) if isinstance(affected, Tensor) else affected
     site.record.add_active(_known(affected, total), total, 0.0)
     return y
 

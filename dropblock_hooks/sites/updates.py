@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..functional.masks import wide_dtype
 from ..regularizers.gradients import OnGradients
-from ..selectors.wrappers import shard_refusal
+from ..selectors.wrappers import is_dtensor, shard_refusal, update_refusal
 from ..warn import warn
 from .act import regularize_update
 from .hooks import SiteHook, break_graph
@@ -74,6 +74,9 @@ class StepHook:
             for module, hook in installed
             if isinstance(hook, UpdateHook)
         ]
+        self._shards: dict[UpdateHook, weakref.ref[Tensor]] = {}
+        for reference, hook in self.hooks:
+            self._parameter(reference(), hook)
 
     def __call__(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -100,12 +103,12 @@ class StepHook:
         met = []
         for reference, hook in self.hooks:
             module = reference()
-            parameter = None if module is None else module._parameters.get(hook.parameter)
+            parameter = self._parameter(module, hook)
             if module is None or parameter is None or id(parameter) not in held:
                 continue
             meant = hook.is_meant()  # asked at every update: the next one begins here
             if meant and parameter.grad is not None:
-                _check(hook, module, parameter.grad)
+                _check(hook, module, parameter)
                 met.append((hook, parameter.grad))
         if not (self.control.installed and self.control.enabled):
             return
@@ -114,6 +117,15 @@ class StepHook:
         with torch.no_grad():
             for _, entry in itertools.groupby(met, key=lambda pair: pair[0].site.position):
                 _regularize(list(entry), scale)
+
+    def _parameter(self, module: nn.Module | None, hook: UpdateHook) -> Tensor | None:
+        """The parameter by its name; while FSDP has it gathered, the shard that was seen last."""
+        parameter = None if module is None else module._parameters.get(hook.parameter)
+        if parameter is None or module is None or shard_refusal(module) is None:
+            return parameter
+        if is_dtensor(parameter):
+            self._shards[hook] = weakref.ref(parameter)
+        return self._shards.get(hook, lambda: parameter)()
 
 
 def _regularize(entry: Sequence[tuple[UpdateHook, Tensor]], scale: Tensor | None) -> None:
@@ -124,6 +136,8 @@ def _regularize(entry: Sequence[tuple[UpdateHook, Tensor]], scale: Tensor | None
         measured = regularizer.measure([grad for _, grad in entry])
     for hook, grad in entry:
         new = regularize_update(hook.site, grad, _on(grad, scale), measured)
+        if is_dtensor(new):  # spread as the gradient is
+            new = new.redistribute(placements=grad.placements)  # type: ignore[attr-defined]
         if new is not grad:
             grad.copy_(new)
 
@@ -135,12 +149,12 @@ def _on(grad: Tensor, scale: Any) -> float | Tensor:
     return 1.0 if scale is None else float(scale)
 
 
-def _check(hook: UpdateHook, module: nn.Module, grad: Tensor) -> None:
+def _check(hook: UpdateHook, module: nn.Module, parameter: Tensor) -> None:
     """Raise SiteError for a gradient that can't be regularized."""
-    if grad.layout is not torch.strided:
+    if parameter.grad is not None and parameter.grad.layout is not torch.strided:
         raise hook.site.error(
             "its gradient is sparse, which is not supported: make the layer with sparse=False"
         )
-    refusal = shard_refusal(module)
+    refusal = update_refusal(module, parameter)
     if refusal is not None:
         raise hook.site.error(refusal)

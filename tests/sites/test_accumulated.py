@@ -652,9 +652,91 @@ def ddp_clips_the_mean(rank):
         assert attached.verify(distributed=True) == []
 
 
+def sharded(model):
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in (model[0], model[2]):  # of rows that don't divide evenly
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+def whole(model):
+    return {name: p.grad.full_tensor() for name, p in model.named_parameters()}
+
+
+FSDP2 = {
+    **{name: {"param:*.weight": regularizer} for name, (regularizer, _) in BY_HAND.items()},
+    "group": {"param:**": ClipGradNorm(0.5, group=True)},
+    "group, largest": {"param:**": ClipGradNorm(0.5, float("inf"), group=True)},
+    "group, high": {"param:**": ClipGradNorm(0.5, 9.0, group=True)},
+    "largest": {"param:**": ClipGradNorm(0.1, float("inf"), **ONCE)},
+    "list": {"param:**": [ClampGrad(-0.5, 0.5, **ONCE), ClipGradNorm(0.5, group=True)]},
+}
+
+
+def odd():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+
+
+def fsdp2_is_one_process(rank, when):
+    """What accumulates in two backwards on two ranks, attached before or after it is sharded."""
+    for name, spec in FSDP2.items():
+        model, plain = odd(), odd()
+        if when == "before":
+            attached = attach(model, spec)
+        model = sharded(model)
+        if when == "after":
+            attached = attach(model, spec)
+        optimizer, other = (ADAMW(each.parameters(), lr=0.1) for each in (model, plain))
+        attached.optimizer = optimizer
+        alone = attach(plain, spec, optimizer=other)
+        for step in range(2):
+            for part in range(2):
+                loss_of(model, 4 * step + 2 * part + rank).backward()
+                for i in range(2):
+                    (loss_of(plain, 4 * step + 2 * part + i) / 2).backward()
+            with torch.no_grad():
+                model.eval()(batch(0))  # which leaves the parameters of the root gathered
+            model.train()
+            optimizer.step()
+            other.step()
+            close(whole(model), gradients(plain), rtol=1e-4)
+            optimizer.zero_grad()
+            other.zero_grad()
+        assert attached.verify() == [], name
+        if rank == 0:  # alone: nothing waits for the other
+            for mine, one in zip(attached.sites, alone.sites, strict=True):
+                assert mine.active_calls == one.active_calls == 2
+                assert mine.realized_rate == one.realized_rate
+                assert (mine.mean_norm or 0) == pytest.approx(one.mean_norm or 0, rel=1e-4)
+
+
+def fsdp2_refuses_what_is_gathered(rank):
+    model = sharded(odd())
+    for each in model.modules():
+        if isinstance(each, nn.Linear):
+            each.unshard()
+    with pytest.raises(SpecError, match=r"FSDP shards the parameter.*model\.reshard\(\)"):
+        attach(model, {"param:**": ClampGrad(-1, 1, **ONCE)})
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (distributed.is_available() and distributed.is_gloo_available()),
     reason="this torch has no gloo",
 )
-def test_ddp(tmp_path):
-    run_pair(tmp_path, "tests.sites.test_accumulated", ["ddp_clips_the_mean"])
+@pytest.mark.parametrize(
+    "calls",
+    [
+        ["ddp_clips_the_mean"],
+        [
+            "fsdp2_is_one_process:before",
+            "fsdp2_is_one_process:after",
+            "fsdp2_refuses_what_is_gathered",
+        ],
+    ],
+    ids=["ddp", "fsdp2"],
+)
+def test_two_processes(tmp_path, calls):
+    run_pair(tmp_path, "tests.sites.test_accumulated", calls)
