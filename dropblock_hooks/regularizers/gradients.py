@@ -20,16 +20,15 @@ Inside ``torch.func.vmap`` each sample has a gradient of its own, as in a loop o
 Compiled, such a transform breaks the graph.
 
 Under DistributedDataParallel a hook on a parameter sees the gradient of its own process, before the
-mean over all; FSDP shards the parameters, and hooks on them are refused.
+mean over all; FSDP shards the parameters, and hooks on them are refused, but for what follows.
 
 With ``when="accumulated"`` a parameter's gradient is regularized once per update instead, when the
 optimizer that ``attach`` was given begins its step: all that has accumulated, unscaled, and under
-DistributedDataParallel the mean over all processes. Of 3 in one backward and -2 in the next, a
+DistributedDataParallel and ``fully_shard`` the mean over all processes. Of 3 in one backward and -2 in the next, a
 bound of 1 leaves 1 - 1 = 0 when it acts in each of them, and the sum, 1, when it acts once. The
 rates are those of the step; where that takes a closure, it acts after each call of it.
 
-Forward-mode derivatives
-(``torch.func.jvp``) have no gradient that could be changed, and pass by.
+Forward-mode derivatives (``torch.func.jvp``) have no gradient that could be changed, and pass by.
 """
 
 from collections.abc import Mapping, Sequence

@@ -29,6 +29,7 @@ from dropblock_hooks import (
     attachments,
     detach_all,
     functional,
+    plan,
     register,
 )
 from tests.pair import run_pair
@@ -521,9 +522,9 @@ def test_neither_keeps_the_other_alive():
         assert attached.optimizer is None
         optimizer = SGD(model.parameters(), lr=0.0)
         attached.optimizer = optimizer
-        there = weakref.ref(model)
+        there = [weakref.ref(module) for module in model.modules()]
         del model, attached
-        assert there() is None
+        assert [module() for module in there] == [None] * 4
         optimizer.step()
     finally:
         gc.enable()
@@ -599,6 +600,14 @@ def test_a_sparse_gradient_is_refused():
     model(torch.tensor([1])).sum().backward()
     with pytest.raises(SiteError, match=r"weight/ClampGrad.*sparse, which is not supported"):
         optimizer.step()
+
+
+def test_a_plan_shows_the_sites():
+    model = net()
+    planned = plan(model, {"param:0.*": ClipGradNorm(1.0, group=True)}, batch(0))
+    assert [row.site for row in planned] == ["0.weight/ClipGradNorm", "0.bias/ClipGradNorm"]
+    assert not planned.problems
+    assert not planned.warnings
 
 
 def test_specs_hold_the_options():
