@@ -24,9 +24,9 @@ mean over all; FSDP shards the parameters, and hooks on them are refused, but fo
 
 With ``when="accumulated"`` a parameter's gradient is regularized once per update instead, when the
 optimizer that ``attach`` was given begins its step: all that has accumulated, unscaled, and under
-DistributedDataParallel and ``fully_shard`` the mean over all processes. Of 3 in one backward and -2 in the next, a
-bound of 1 leaves 1 - 1 = 0 when it acts in each of them, and the sum, 1, when it acts once. The
-rates are those of the step; where that takes a closure, it acts after each call of it.
+DistributedDataParallel and ``fully_shard`` the mean over all processes. Of 3 in one backward and -2
+in the next, a bound of 1 leaves 1 - 1 = 0 when it acts in each of them, and the sum, 1, when it
+acts once. The rates are those of the step; where that takes a closure, it acts after each call.
 
 Forward-mode derivatives (``torch.func.jvp``) have no gradient that could be changed, and pass by.
 """

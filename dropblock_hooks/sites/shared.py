@@ -42,6 +42,7 @@ class Control:
         scaler_sought: whether one was given, ruled out, or looked for.
         epochs: how long the training is, if that was said.
         optimizers: those of the training loop, held weakly, each with what takes our hook off it.
+        shared: what the sites of observers share, each class under its name.
     """
 
     def __init__(self, root: str = "", grad_scaler: Any = None, epochs: int | None = None) -> None:
@@ -68,6 +69,7 @@ class Control:
         self.use_scaler(grad_scaler)
         self.optimizers: list[tuple[weakref.ref[Any], RemovableHandle]] = []
         self.sizes = MapSizes()
+        self.shared: dict[str, Any] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Control:
         copied = Control.__new__(Control)
@@ -77,6 +79,7 @@ class Control:
         copied.optimizers = []  # they update the original
         copied.record, copied.told = copy.deepcopy(self.record, memo), set(self.told)
         copied.sizes = copy.deepcopy(self.sizes, memo)
+        copied.shared = copy.deepcopy(self.shared, memo)
         copied.origin, copied.copied_at = weakref.ref(self), self.epoch
         return copied
 

@@ -46,6 +46,9 @@ class UpdateHook(ParameterHook):
     def rehook(self, module: nn.Module) -> None:
         """There is nothing to hook."""
 
+    def _hook_last(self, parameter: Tensor) -> None:
+        """Nor where another site of the parameter hooks it anew."""
+
     def _watch(self, parameter: Tensor | None) -> None:
         """Warn, once for the Attachment, of an update that nobody has told."""
         control, kind = self.site.control, "no_optimizer"

@@ -177,6 +177,21 @@ def test_the_norm_is_over_the_entry():
     close(gradients(model), gradients(plain))
 
 
+def test_beside_what_acts_in_each_backward():
+    layer = nn.Linear(1, 1, bias=False)
+    optimizer = SGD(layer.parameters(), lr=0.0)
+    spec = {"param:weight": [ScaleGrad(2.0, **ONCE), ClampGrad(-1, 1)]}
+    attached = attach(layer, spec, optimizer=optimizer)
+    layer.weight = nn.Parameter(torch.ones(1, 1))
+    optimizer.param_groups[0]["params"] = [layer.weight]
+    for value in (3.0, 0.5):
+        layer(torch.tensor([[value]])).sum().backward()
+    assert layer.weight.grad.item() == 1.5
+    optimizer.step()
+    assert layer.weight.grad.item() == 3.0
+    assert [site.active_calls for site in attached] == [1, 2]
+
+
 def test_infinite_norms_pass():
     model = net()
     optimizer = SGD(model.parameters(), lr=0.0)
