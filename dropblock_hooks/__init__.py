@@ -58,6 +58,7 @@ from .regularizers import (
     ZeroGrad,
 )
 from .regularizers.base import Applied, Now
+from .regularizers.gradients import OnGradients
 from .regularizers.rates import NonNegative, Positive, Probability, Range, Rate
 from .schedules import (
     ByDepth,
@@ -105,6 +106,7 @@ __all__ = [
     "NonNegative",
     "Now",
     "Observer",
+    "OnGradients",
     "Plan",
     "Positive",
     "Probability",

@@ -13,6 +13,7 @@ from .planning.problems import FAULTS, doubled
 from .selectors.wrappers import find_module, submodule, unwrap
 from .sites.grad_scaler import checked_scaler
 from .sites.hooks import SiteHook, hooks_on
+from .sites.optimizers import checked_optimizers
 from .sites.shared import Control
 from .spec.draft import Draft, SpecError
 from .warn import warn
@@ -24,6 +25,7 @@ def attach(
     *,
     root: str = "",
     grad_scaler: Any = None,
+    optimizer: Any = None,
     epochs: int | None = None,
     example_input: Any = None,
 ) -> Attachment:
@@ -52,6 +54,9 @@ def attach(
             bounds of gradient regularizers are then in the unit of the unscaled loss. One that is
             made later can be set as ``attached.grad_scaler``. False: the loss is not scaled, and
             a GradScaler elsewhere in the process is another model's.
+        optimizer: that of the training loop, or a list of several: gradients of parameters are
+            regularized at its step where a spec says ``when="accumulated"``. One that is made later
+            can be set as ``attached.optimizer``.
         epochs: how long the training is, in the unit of ``step``: what schedules without epochs of
             their own follow, as ``LinearSchedule(0.0, 0.1)``. You get a warning of a longer one.
         example_input: what the model is called with (a tensor, or a tuple of arguments or a
@@ -61,7 +66,8 @@ def attach(
     Raises:
         SpecError: with all that is wrong with the spec on this model; nothing was installed.
         RuntimeError: for DataParallel.
-        TypeError: for a model that is none.
+        TypeError: for a model, or an optimizer, that is none.
+        ValueError: for an optimizer that holds none of the parameters that wait for its step.
     """
     base = submodule(unwrap(model, spec), root)
     draft = Draft.of(spec)
@@ -70,6 +76,7 @@ def attach(
     if unsaid:
         raise draft.error(unsaid)
     control = Control(root, checked_scaler(grad_scaler), epochs)
+    optimizers = checked_optimizers(optimizer)
     if example_input is None:
         cautions += [c.text for c in doubled(base, placements, site_keys(placements), None)]
     else:
@@ -81,6 +88,7 @@ def attach(
         control.told = {(key, caution.kind) for caution in faults for key in caution.keys}
     attachment = install(base, placements, control)
     try:
+        attachment.optimizer = optimizers
         forget_compiled()
         for caution in cautions:
             warn(caution)

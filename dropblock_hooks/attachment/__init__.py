@@ -6,6 +6,7 @@ rates        values at a time, and others in their place
 placement    one regularizer on one layer, before it is put on
 own_rates    layers that drop by themselves: what holds their rate, who acts there
 resolve      a spec on a model: what goes where, and all that is wrong
+training_loop  its GradScaler and optimizers, as the Attachment is told of them
 install      sites and their hooks, put on
 removal      all of them taken off
 report       the table of the sites

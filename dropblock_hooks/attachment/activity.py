@@ -150,10 +150,14 @@ def _news(
         if fault is None or (key, fault.kind) in control.told:
             continue
         # that a parameter is frozen is likely meant
-        if not isinstance(hook, ParameterHook) or fault.kind in ("replaced", "never_active"):
+        if not isinstance(hook, ParameterHook) or fault.kind in _TOLD:
             control.told.add((key, fault.kind))
             found.setdefault(str(fault), []).append(key)
     return found
+
+
+_TOLD = ("replaced", "never_active", "no_optimizer")
+"""Of parameters, what there is a warning of."""
 
 
 def _did_nothing(found: dict[str, list[str]], sites: int, when: str) -> str:

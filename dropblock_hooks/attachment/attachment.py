@@ -9,7 +9,7 @@ from typing import Any
 
 from ..regularizers.base import Regularizer
 from ..selectors.select import Select
-from ..sites.grad_scaler import checked_scaler, tell_missing
+from ..sites.grad_scaler import tell_missing
 from ..sites.parameters import ParameterHook
 from ..sites.record import standing_still
 from ..tables import Table, counted
@@ -24,10 +24,11 @@ from .report import SiteRow, readings, scalars, site_table
 from .site_list import SiteList
 from .state import load, restore, save
 from .suggest import Suggestion, suggestions
+from .training_loop import OfTrainingLoop
 from .verify import Finding, find_faults, windows
 
 
-class Attachment(SiteList):
+class Attachment(SiteList, OfTrainingLoop):
     """Regularizers attached to a model: the list of its sites, their time and switches.
 
     ``attach`` makes it, ``attachments(model)`` finds it again, also on a copy or a loaded model.
@@ -171,20 +172,6 @@ class Attachment(SiteList):
         backward through checkpointed layers belongs inside.
         """
         return self._control.acting_always()
-
-    @property
-    def grad_scaler(self) -> Any:
-        """The GradScaler whose scale multiplies gradient bounds; set it on a loaded model.
-
-        What wraps one can be given as well: timm's NativeScaler, Lightning's precision plugin,
-        accelerate's Accelerator. False says that the loss is not scaled, and that a GradScaler
-        elsewhere in the process is another model's.
-        """
-        return self._control.grad_scaler
-
-    @grad_scaler.setter
-    def grad_scaler(self, scaler: Any) -> None:
-        self._control.use_scaler(checked_scaler(scaler))
 
     def remove(self) -> None:
         """Take every hook out; the model is what it was. Safe to repeat, also before a backward.

@@ -15,6 +15,7 @@ from ..sites.counts import Counts
 from ..sites.hooks import SiteHook, hooks_on
 from ..sites.parameters import ParameterHook
 from ..sites.retune import RetuneHook
+from ..sites.updates import MISSING, UpdateHook
 from .compiled import has_compiled
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -97,6 +98,8 @@ def fault_of(
     missed = window.trained and owner.training and not counts.trained
     gradient = site.regularizer.acts_on == "gradient"
     enabled = site.control.enabled and not window.off
+    if isinstance(hook, UpdateHook):
+        return _of_update(hook) if enabled and window.trained else None
     if hook.parameter is not None:  # a gradient has to come to it: its layer need not be called
         if not (window.backward and (window.trained or counts.calls)):
             return None
@@ -142,7 +145,8 @@ def _of_hook(hook: SiteHook, owner: nn.Module, module: nn.Module | None) -> Faul
 
 def _of_parameter(hook: ParameterHook, owner: nn.Module, module: nn.Module | None) -> Fault | None:
     refusal, parameter = shard_refusal(owner), owner._parameters.get(hook.parameter)
-    held = hook.holds(parameter)
+    refusal = None if isinstance(hook, UpdateHook) else refusal
+    held = hook.follows(owner)
     if refusal is not None:
         return Fault("sharded", refusal)
     if module is not None and owner is not module and not held:
@@ -161,6 +165,16 @@ def _of_parameter(hook: ParameterHook, owner: nn.Module, module: nn.Module | Non
             "hook it"
         )
     return Fault("lost", text)
+
+
+def _of_update(hook: UpdateHook) -> Fault:
+    """Of a parameter whose gradient was not regularized, though training went on."""
+    optimizers = hook.site.control.optimizers
+    what = "its gradient was not regularized in an update"
+    if not optimizers:
+        return Fault("no_optimizer", f"{what}, since the optimizer is not known", MISSING)
+    why = "the optimizer that was given has made no step, or no gradient had come then"
+    return Fault("never_active", what, why)
 
 
 def _replaced(hook: SiteHook, owner: nn.Module) -> Fault:

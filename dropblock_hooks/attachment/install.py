@@ -15,6 +15,7 @@ from ..sites.parameters import KeeperHook, ParameterHook
 from ..sites.retune import AttributeHook, RetuneHook
 from ..sites.shared import Control
 from ..sites.site import Site
+from ..sites.updates import UpdateHook
 from .activity import ModelHook
 from .attachment import Attachment
 from .placement import Placement
@@ -23,7 +24,8 @@ from .placement import Placement
 def make_hook(site: Site, p: Placement) -> SiteHook:
     """The hook that a site needs."""
     if p.target.parameter is not None:
-        return ParameterHook(site, p.target.parameter)
+        kind = UpdateHook if p.regularizer.accumulates else ParameterHook
+        return kind(site, p.target.parameter)
     if p.target.attribute is not None:
         return AttributeHook(site, p.target.attribute)
     if isinstance(p.regularizer, Retune):
@@ -81,7 +83,7 @@ def _sites(placements: list[Placement], control: Control) -> list[Site]:
             p.target.aliases,
             p.evidence,
         )
-        site.order = order
+        site.order, site.position = order, p.position
         sites.append(site)
     return sites
 

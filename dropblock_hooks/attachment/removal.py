@@ -16,6 +16,7 @@ def take_out(
 ) -> None:
     """Take every hook off, and put back what the hooks have held."""
     control.installed = False
+    control.drop_optimizers()
     for module, hook in installed:
         hook.remove(module)
     take_off_model_hook(control, base)

@@ -17,7 +17,7 @@ from ..schedules import UNSAID, length_of, spread_rate, within
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.select import Select, Selector, match
 from ..selectors.stages import stage_channels, stage_ratios
-from ..selectors.wrappers import shard_refusal
+from ..selectors.wrappers import shard_refusal, update_refusal
 from ..sites.hooks import hooks_on
 from ..spec.copying import Problems
 from ..spec.draft import Draft, Entry, SpecError
@@ -161,9 +161,12 @@ def _refusal(regularizer: Regularizer, target: Target) -> str | None:
             return "the parameter is frozen (requires_grad is False), it gets no gradient"
         if regularizer.at != "output" or regularizer.index is not None:
             return "at= and index= mean nothing for a parameter"
-        sharded = shard_refusal(target.module)
+        once, owner = regularizer.accumulates, target.module
+        sharded = update_refusal(owner, parameter) if once else shard_refusal(owner)
         if sharded is not None:
             return sharded
+    elif regularizer.accumulates:
+        return "what acts once per update is for parameters: write param: before the selector"
     return regularizer.refusal(target.module, parameter)
 
 

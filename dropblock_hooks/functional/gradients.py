@@ -5,6 +5,7 @@ A bound is a number, or (multiplied by a loss scale) a 0-dim tensor on the gradi
 which norms it has met. `values_met` has the same of bounds on values.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
@@ -111,7 +112,14 @@ def clip_norm_counted(
     if grad.numel() == 0:
         none = torch.zeros((), dtype=torch.int64, device=grad.device)
         return grad, Clipped(none, Met(grad))
-    norm = _group_norm(grad, norm_type, per, channel_axis)
+    return scale_counted(grad, max_norm, _group_norm(grad, norm_type, per, channel_axis))
+
+
+def scale_counted(grad: Tensor, max_norm: Bound, norm: Tensor) -> tuple[Tensor, Clipped]:
+    """`grad` scaled by ``max_norm / norm`` where that is below 1, and what was met.
+
+    The norms, one or several, are those of groups of it, or of more than it.
+    """
     finite = norm.isfinite()
     over = (norm > max_norm) & finite
     scale = torch.where(over, max_norm / norm.clamp_min(max_norm), 1.0)
@@ -121,6 +129,21 @@ def clip_norm_counted(
     clipped = grad * most.to(dtype) * (scale / most).to(dtype)
     changed = over.sum() * (grad.numel() // norm.numel())
     return clipped.to(grad.dtype), Clipped(changed, Met(norm))
+
+
+def common_norm(grads: Sequence[Tensor], norm_type: float) -> Tensor:
+    """The norm of all values of several gradients, in float64, on the device of the first."""
+    norms = [whole(_group_norm(grad, norm_type, "tensor", 0)) for grad in grads if grad.numel()]
+    if not norms:
+        return torch.zeros((), dtype=torch.float64)
+    row = torch.cat([norm.reshape(1).to(norms[0].device) for norm in norms])
+    return _group_norm(row, norm_type, "tensor", 0).reshape(())
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """What is spread over processes (a DTensor), whole on each."""
+    full: Tensor = getattr(tensor, "full_tensor", lambda: tensor)()
+    return full
 
 
 def _group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int) -> Tensor:
@@ -146,8 +169,22 @@ _SAFE_POWER = 7  # a sum of such powers of float32 values can't overflow in floa
 
 
 def _norm(grad: Tensor, norm_type: float, axes: list[int], dtype: torch.dtype) -> Tensor:
+    if norm_type == float("inf") and hasattr(grad, "to_local") and len(axes) == grad.ndim:
+        return _largest(grad, dtype)
     norm: Tensor = torch.linalg.vector_norm(grad, norm_type, dim=axes, keepdim=True, dtype=dtype)
     return norm
+
+
+def _largest(grad: Any, dtype: torch.dtype) -> Tensor:
+    """The largest magnitude in a DTensor: torch knows none of an empty shard, as one may be."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    local = grad.to_local()
+    peak = local.abs().amax().to(dtype) if local.numel() else local.new_zeros((), dtype=dtype)
+    peak = peak.nan_to_num(float("inf"), float("inf")).reshape([1] * grad.ndim)  # not finite
+    spread = [Partial("max") if each.is_shard() else Replicate() for each in grad.placements]
+    largest: Tensor = DTensor.from_local(peak, grad.device_mesh, spread, run_check=False)
+    return largest
 
 
 def check_bounds(min: float | None, max: float | None) -> None:

@@ -31,10 +31,11 @@ _Callback: Any = type("_Callback", tuple(each.Callback for each in _PACKAGES), {
 class Regularize(_Callback):  # type: ignore[misc]  # its base is made above
     """A callback that puts regularizers on a LightningModule for the time of ``trainer.fit``.
 
-    It takes the length of the training, the time and the GradScaler from the trainer, warns after
-    each epoch of what `Attachment.verify` finds, and keeps its state in the trainer's checkpoints.
-    Validation, test and prediction compute what the model does without it, but for what is
-    ``active="always"``. A Trainer takes one callback for each unit and root: put all in one spec.
+    It takes the length of the training, the time, the GradScaler and the optimizers from the
+    trainer, warns after each epoch of what `Attachment.verify` finds, and keeps its state in the
+    trainer's checkpoints. Validation, test and prediction compute what the model does without it,
+    but for what is ``active="always"``. A Trainer takes one callback for each unit and root: put
+    all in one spec.
 
     Example:
         >>> callback = Regularize({"model.layer4.*": DropBlock2d(p=LinearSchedule(0.0, 0.1))})
@@ -118,6 +119,8 @@ class Regularize(_Callback):  # type: ignore[misc]  # its base is made above
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Attach, where only the loader tells how long the training is."""
         self._attach(trainer, pl_module, "on_train_start")
+        if any(site.regularizer.accumulates for site in self._on()):
+            self._on().optimizer = trainer.optimizers
         if trainer.ckpt_path is not None and self._loaded is None:
             warn(
                 f"the checkpoint has no state of {self.state_key}: the counts of its sites begin "

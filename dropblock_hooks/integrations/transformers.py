@@ -113,6 +113,8 @@ class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of 
             now = self._attach(model, length)
         scaler = getattr(given.get("optimizer"), "scaler", None)
         now.grad_scaler = False if scaler is None else scaler
+        if any(site.regularizer.accumulates for site in now):
+            now.optimizer = given.get("optimizer")
         if state.global_step:
             self._resume(now, state.stateful_callbacks)
 

@@ -145,8 +145,9 @@ def _seen(attached: Attachment, kind: type) -> list[tuple[Site, SiteRow]]:
 
 def _in_model_order(attached: Attachment, sites: Sequence[Site]) -> list[str]:
     """The names of their layers, each once."""
-    order = {name: i for i, (name, _) in enumerate(named_modules(attached._base))}
-    names = sorted({site.name for site in sites}, key=lambda name: order.get(name, len(order)))
+    layers = {name: i for i, (name, _) in enumerate(named_modules(attached._base))}
+    order = {hook.site.name: layers.get(hook.owner_name, 0) for hook in attached._hooks}
+    names = sorted({site.name for site in sites}, key=lambda name: (order[name], name))
     return [name or "." for name in names]
 
 

@@ -200,6 +200,11 @@ class Regularizer:
                 raise TypeError(f"{name} must be True or False, got {shown(value)}")
 
     @property
+    def accumulates(self) -> bool:
+        """Whether it acts once per update, on gradients of parameters: see `OnGradients`."""
+        return False
+
+    @property
     def kind(self) -> object:
         """What may be on a layer once: the class."""
         return type(self)

@@ -20,32 +20,85 @@ Inside ``torch.func.vmap`` each sample has a gradient of its own, as in a loop o
 Compiled, such a transform breaks the graph.
 
 Under DistributedDataParallel a hook on a parameter sees the gradient of its own process, before the
-mean over all; FSDP shards the parameters, and hooks on them are refused. Forward-mode derivatives
-(``torch.func.jvp``) have no gradient that could be changed, and pass by.
+mean over all; FSDP shards the parameters, and hooks on them are refused, but for what follows.
+
+With ``when="accumulated"`` a parameter's gradient is regularized once per update instead, when the
+optimizer that ``attach`` was given begins its step: all that has accumulated, unscaled, and under
+DistributedDataParallel and ``fully_shard`` the mean over all processes. Of 3 in one backward and -2
+in the next, a bound of 1 leaves 1 - 1 = 0 when it acts in each of them, and the sum, 1, when it
+acts once. The rates are those of the step; where that takes a closure, it acts after each call.
+
+Forward-mode derivatives (``torch.func.jvp``) have no gradient that could be changed, and pass by.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 
+from ..checks import check_option
 from ..functional.gradients import (
     Per,
     check_bounds,
     check_norm,
     clamp_counted,
     clip_norm_counted,
+    common_norm,
+    scale_counted,
     values_met,
 )
 from ..registry import register
 from .base import Applied, Now, Regularizer
 from .rates import Positive, Rate
 
+When: TypeAlias = Literal["backward", "accumulated"]
+
+
+@dataclass(frozen=True, repr=False)
+class OnGradients:
+    """What regularizers of gradients share: a mix-in, also for those of your own.
+
+    Example:
+        >>> @register
+        ... class SignGrad(OnGradients, Regularizer):
+        ...     def apply(self, x, now):
+        ...         return x.sign(), None
+        >>> SignGrad(when="accumulated")
+        SignGrad(when='accumulated')
+
+    Args:
+        when: regularize what each ``"backward"`` brings, or, of parameters, what has
+            ``"accumulated"`` when the optimizer begins its step: it must be given to ``attach``.
+    """
+
+    when: When = field(default="backward", kw_only=True)
+    acts_on: ClassVar[Literal["activation", "gradient"]] = "gradient"
+    random: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_option("when", self.when, get_args(When))
+        super().__post_init__()  # type: ignore[misc]  # of Regularizer, which follows
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether it acts once per update."""
+        return self.when == "accumulated" or self.together
+
+    @property
+    def together(self) -> bool:
+        """Whether it looks at all parameters of its entry at once, by `measure`."""
+        return False
+
+    def measure(self, grads: Sequence[Tensor]) -> dict[str, Tensor]:
+        """What ``apply`` needs to know of all these gradients, by name: attributes of ``now``."""
+        raise NotImplementedError(f"{type(self).__name__} must define measure(grads)")
+
 
 @register
-class ClampGrad(Regularizer):
+class ClampGrad(OnGradients, Regularizer):
     """Clamps each value of the gradient to [min, max]; see `functional.clamp_grad`.
 
     Example:
@@ -59,8 +112,6 @@ class ClampGrad(Regularizer):
 
     min: Rate | None = None
     max: Rate | None = None
-    acts_on: ClassVar[Literal["gradient"]] = "gradient"
-    random: ClassVar[bool] = False
     reads_grad_scale: ClassVar[bool] = True
 
     def check(self, values: Mapping[str, float]) -> None:
@@ -80,7 +131,7 @@ class ClampGrad(Regularizer):
 
 
 @register
-class ClipGradNorm(Regularizer):
+class ClipGradNorm(OnGradients, Regularizer):
     """Scales the gradient down to a norm of `max_norm`; see `functional.clip_grad_norm`.
 
     Example:
@@ -92,17 +143,20 @@ class ClipGradNorm(Regularizer):
         norm_type: order of the norm; inf allowed.
         per: one norm for the whole ``"tensor"``, for each ``"sample"`` or for each ``"channel"``
             (of a parameter: its axis 0).
+        group: one norm over all parameters of the entry, as ``torch.nn.utils.clip_grad_norm_``
+            takes it; once per update, as with ``when="accumulated"``.
     """
 
     max_norm: Positive
     norm_type: float = 2.0
     per: Per = "tensor"
-    acts_on: ClassVar[Literal["gradient"]] = "gradient"
-    random: ClassVar[bool] = False
+    group: bool = False
     reads_grad_scale: ClassVar[bool] = True
 
     def check(self, values: Mapping[str, float]) -> None:
         object.__setattr__(self, "norm_type", check_norm(self.norm_type, self.per))
+        if self.group and self.per != "tensor":
+            raise ValueError(f"with group=True, per must be 'tensor', got {self.per!r}")
         _ = self.order  # known from here on: the compiler can't trace how it is found
 
     @cached_property
@@ -121,6 +175,13 @@ class ClipGradNorm(Regularizer):
     def samplewise(self) -> bool:  # type: ignore[override]  # a constant elsewhere
         return self.per == "sample"
 
+    @property
+    def together(self) -> bool:
+        return self.group
+
+    def measure(self, grads: Sequence[Tensor]) -> dict[str, Tensor]:
+        return {"common_norm": common_norm(grads, self.order)}
+
     def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
         if parameter is not None and self.per == "sample":
             return "a parameter has no samples: per must be 'tensor' or 'channel'"
@@ -131,13 +192,16 @@ class ClipGradNorm(Regularizer):
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         limit = now.max_norm * now.grad_scale
-        y, clipped = clip_norm_counted(x, limit, self.order, self.per)
+        if self.group:
+            y, clipped = scale_counted(x, limit, now.common_norm.to(x.device))
+        else:
+            y, clipped = clip_norm_counted(x, limit, self.order, self.per)
         now.norms = clipped.met.unscaled(now.grad_scale)
         return y, clipped.changed
 
 
 @register
-class ScaleGrad(Regularizer):
+class ScaleGrad(OnGradients, Regularizer):
     """Multiplies the gradient; a negative scale reverses it (domain-adversarial training).
 
     Ganin et al., 2016, "Domain-Adversarial Training of Neural Networks"
@@ -149,8 +213,6 @@ class ScaleGrad(Regularizer):
     """
 
     scale: Rate
-    acts_on: ClassVar[Literal["gradient"]] = "gradient"
-    random: ClassVar[bool] = False
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         unchanged = not isinstance(now.scale, Tensor) and now.scale == 1.0
@@ -158,16 +220,13 @@ class ScaleGrad(Regularizer):
 
 
 @register
-class ZeroGrad(Regularizer):
+class ZeroGrad(OnGradients, Regularizer):
     """Replaces the gradient by zeros: nothing flows back through here.
 
     Example:
         >>> ZeroGrad()
         ZeroGrad()
     """
-
-    acts_on: ClassVar[Literal["gradient"]] = "gradient"
-    random: ClassVar[bool] = False
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return torch.zeros_like(x), None

@@ -136,8 +136,29 @@ def shard_refusal(owner: nn.Module) -> str | None:
         return None
     return (
         "FSDP shards the parameter, and a hook on it sees no gradient: regularize the gradient at "
-        "the output of the layer, or clip after the backward (torch.nn.utils.clip_grad_norm_)"
+        "the output of the layer, or clip after the backward (torch.nn.utils.clip_grad_norm_; with "
+        "fully_shard also when='accumulated')"
     )
+
+
+def update_refusal(owner: nn.Module, parameter: object) -> str | None:
+    """Why its gradient can't be regularized at the step of the optimizer, or None.
+
+    What ``fully_shard`` has sharded is a DTensor but while it is gathered, for a forward say.
+    """
+    if shard_refusal(owner) is None or is_dtensor(parameter):
+        return None
+    return (
+        "FSDP shards the parameter, and does not show its part of it as a DTensor: use "
+        "fully_shard; if you do, it is gathered now: attach before a forward, or after "
+        "model.reshard()"
+    )
+
+
+def is_dtensor(tensor: object) -> bool:
+    """Whether a tensor is one that is spread over processes, and knows how."""
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return kind is not None and isinstance(tensor, kind)
 
 
 def submodule(model: nn.Module, root: str) -> nn.Module:

@@ -14,13 +14,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
+from torch.utils._pytree import tree_map_only
 
 from ..checkpointing import NO_TASK, graph_task
 from ..functional import axes
 from ..functional.axes import Form
-from ..functional.gradients import Clipped
+from ..functional.gradients import Clipped, whole
 from ..functional.masks import wide_dtype
 from ..regularizers.base import Now
+from ..selectors.wrappers import is_dtensor
 from .grad_scaler import seek
 from .identity import (
     GradIdentity,
@@ -125,8 +127,23 @@ def regularize_grad(site: Site, form: Form, values: Mapping[str, float], grad: T
         site.watch.see_gradient(grad, 0, scale, None)
         site.record.add_active(None, 0, 0.0)
         return grad
+    return _regularized(site, form, grad, scale, values)
+
+
+def regularize_update(
+    site: Site, grad: Tensor, scale: float | Tensor, measured: Mapping[str, Tensor]
+) -> Tensor:
+    """The gradient that a parameter has accumulated, of a loss times `scale`."""
+    return _regularized(site, site.form_of(grad), grad, scale, {**site.values, **measured})
+
+
+def _regularized(
+    site: Site, form: Form, grad: Tensor, scale: float | Tensor, values: Mapping[str, Any]
+) -> Tensor:
     now = Now(input=None, layout=form.layout, training=True, grad_scale=scale, **values)
     y, affected, total = _apply(site, grad, form, now, site.record)
+    if is_dtensor(grad):  # all processes are here; one alone may read what was counted
+        affected = tree_map_only(Tensor, whole, affected)
     site.record.add_active(_known(affected, total), total, 0.0)
     return y
 

@@ -72,6 +72,7 @@ def seek(control: Control, key: str) -> None:
 
 def key_of_bounded(sites: Iterable[Site]) -> str | None:
     """The first site whose bound, in the unit of the loss, has met a gradient."""
+    sites = [site for site in sites if not site.regularizer.accumulates]  # those are unscaled
     bounded = [site for site in sites if site.regularizer.reads_grad_scale]
     return bounded[0].key if any(site.active_calls for site in bounded) else None
 

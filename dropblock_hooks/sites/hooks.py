@@ -21,7 +21,7 @@ from .site import Site
 _disabled: list[Any] = []
 
 
-def _break_graph(call: Callable[..., Any], *given: Any) -> Any:
+def break_graph(call: Callable[..., Any], *given: Any) -> Any:
     """Call it as in eager mode: nothing in it is compiled."""
     if "torch._dynamo" not in sys.modules:
         return call(*given)  # importing dynamo takes a second
@@ -72,7 +72,7 @@ class SiteHook:
             return None
         if site.regularizer.traceable:
             return self._act(module, *given)
-        return _break_graph(self._act, module, *given)
+        return break_graph(self._act, module, *given)
 
     @property
     def owner_name(self) -> str:
@@ -113,7 +113,7 @@ class SiteHook:
             return None
         if site.regularizer.traceable or torch.compiler.is_exporting():
             return self._act(module, *given)
-        return _break_graph(self, module, *given)
+        return break_graph(self, module, *given)
 
 
 def put_on(module: nn.Module, hook: Any, at_input: bool, with_kwargs: bool = False) -> None:

@@ -64,6 +64,10 @@ class ParameterHook(SiteHook):
         parameter = module._parameters.get(self.parameter)
         return super().lost(module) or not self.holds(parameter)
 
+    def follows(self, module: nn.Module) -> bool:
+        """Whether the gradient of the parameter that this module holds is met."""
+        return self.holds(module._parameters.get(self.parameter))
+
     def holds(self, parameter: Tensor | None) -> bool:
         """Whether this very parameter is hooked."""
         for reference, _ in self._hooked:  # at every forward, so no generator

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from ..functional.masks import wide_dtype
 from ..layouts.map_sizes import MapSizes
@@ -40,6 +41,7 @@ class Control:
         expects_scaler: whether one was given, which a loaded model has lost.
         scaler_sought: whether one was given, ruled out, or looked for.
         epochs: how long the training is, if that was said.
+        optimizers: those of the training loop, held weakly, each with what takes our hook off it.
         shared: what the sites of observers share, each class under its name.
     """
 
@@ -65,6 +67,7 @@ class Control:
         self.copied_at = 0.0
         self.scaler_sought = False
         self.use_scaler(grad_scaler)
+        self.optimizers: list[tuple[weakref.ref[Any], RemovableHandle]] = []
         self.sizes = MapSizes()
         self.shared: dict[str, Any] = {}
 
@@ -73,6 +76,7 @@ class Control:
         copied.__dict__.update(self.__dict__)  # the scaler stays the one of the training loop
         memo[id(self)] = copied  # which what was met leads back to
         copied.always = False  # nobody would end it
+        copied.optimizers = []  # they update the original
         copied.record, copied.told = copy.deepcopy(self.record, memo), set(self.told)
         copied.sizes = copy.deepcopy(self.sizes, memo)
         copied.shared = copy.deepcopy(self.shared, memo)
@@ -82,13 +86,19 @@ class Control:
     def __getstate__(self) -> dict[str, Any]:
         told_none = self.grad_scaler is False  # a scaler is of the training loop
         of_loop = {"grad_scaler": False if told_none else None, "scaler_sought": told_none}
-        return {**self.__dict__, **of_loop, "origin": None, "always": False}
+        return {**self.__dict__, **of_loop, "optimizers": [], "origin": None, "always": False}
 
     def use_scaler(self, scaler: Any) -> None:
         """Take the GradScaler; False says that there is none, None says nothing."""
         self.grad_scaler = scaler
         self.expects_scaler = scaler is not None and scaler is not False
         self.scaler_sought |= scaler is not None
+
+    def drop_optimizers(self) -> None:
+        """Take our hooks off the optimizers."""
+        for _, handle in self.optimizers:
+            handle.remove()
+        self.optimizers = []
 
     @property
     def is_copy(self) -> bool:

@@ -63,7 +63,7 @@ class Site:
         self.control = control
         self.evidence = evidence
         self.forms = Forms(regularizer, evidence, control.sizes)
-        self.order = 0
+        self.order, self.position = 0, (0, 0)  # in the spec: of its entry, and in that
         self.record = Record(regularizer.spatial, gradients=regularizer.acts_on == "gradient")
         self._waiting = self._recomputed = False
         self._mode: bool | None = None  # of the last call, while nobody has stepped a schedule

@@ -111,3 +111,23 @@ def test_the_scaler(net, data):
     net.zero_grad()
     accelerator.backward(nn.functional.cross_entropy(net(x), y))
     assert net.fc.weight.grad.norm() / 1024 == pytest.approx(1e-3, rel=1e-4)
+
+
+@pytest.mark.parametrize("accelerated", [False, True], ids=["bare", "prepared"])
+def test_gradients_that_accumulate_are_clipped_once(net, data, accelerated):
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    attached = attach(net, {"param:**": ClipGradNorm(1e-3, group=True)})
+    bare = torch.optim.SGD(net.parameters(), 0.1)
+    wrapped, optimizer, loader = accelerator.prepare(net, bare, DataLoader(data, batch_size=4))
+    attached.optimizer = optimizer if accelerated else bare
+    assert attached.optimizer is bare
+    for x, y in loader:
+        with accelerator.accumulate(wrapped):
+            accelerator.backward(nn.functional.cross_entropy(wrapped(x), y))
+            optimizer.step()
+            if accelerator.sync_gradients:
+                norm = torch.nn.utils.get_total_norm([p.grad for p in net.parameters()])
+                assert norm.item() == pytest.approx(1e-3, rel=1e-4)
+            optimizer.zero_grad()
+    assert {(site.calls, site.active_calls) for site in attached} == {(STEPS, STEPS // 2)}
+    assert attached.verify() == []

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from dropblock_hooks import (
     ClampGrad,
+    ClipGradNorm,
     DropBlock2d,
     Dropout,
     LinearSchedule,
@@ -473,6 +474,43 @@ def test_parameters_are_hooked(pl):
     callback, net, _ = fitted(pl, {"param:model.4.*": ClampGrad(1e-3)})
     assert all(site.active_calls == 8 for site in callback.attached)
     assert hook_count(net) == 0
+
+
+class ByHand:
+    """Steps of its own, of two optimizers."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(self.model[i].parameters(), lr=0.1) for i in (0, 4)]
+
+    def training_step(self, batch, batch_idx):
+        self.manual_backward(super().training_step(batch, batch_idx))
+        if batch_idx % 2:
+            for optimizer in self.optimizers():
+                optimizer.step()
+                norms = [p.grad.norm().item() for p in optimizer.param_groups[0]["params"]]
+                assert max(norms) <= 1.001e-3
+                optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("mixins", [(), (ByHand,)], ids=["automatic", "by hand"])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_gradients_that_accumulate_are_clipped_once(pl, mixins, precision):
+    class Norms(pl.Callback):
+        def on_before_zero_grad(self, trainer, module, optimizer):
+            norms = [p.grad.norm().item() for p in module.parameters() if p.grad is not None]
+            assert not norms or max(norms) == pytest.approx(1e-3, rel=1e-2)
+
+    options = {"accumulate_grad_batches": 1 if mixins else 2, "precision": precision}
+    spec = {"param:model.**": ClipGradNorm(1e-3, when="accumulated")}
+    net = module(pl, *mixins)
+    net.model = layers()
+    callback, net, runner = fitted(pl, spec, Norms(), net=net, options=options)
+    assert {(site.calls, site.active_calls) for site in callback.attached} == {(8, 4)}
+    assert not any(optimizer._optimizer_step_pre_hooks for optimizer in runner.optimizers)
 
 
 def test_a_strategy_that_shards_comes_first(pl, tmp_path):

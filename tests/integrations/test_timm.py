@@ -186,3 +186,17 @@ def test_bad_savers(net, tmp_path):
     with pytest.raises(RuntimeError, match="keeps an Attachment already"):
         keep_in_checkpoints(attached, saver)
     keep_in_checkpoints(attached, None)  # a rank that writes nothing
+
+
+def test_gradients_that_accumulate_meet_the_scaler_and_lookahead(net):
+    optimizer = create_optimizer_v2(net, opt="lookahead_sgd", lr=0.1)
+    attached = attach(net, {"param:**": ClipGradNorm(1e-3, group=True)}, optimizer=optimizer)
+    scaler = utils.NativeScaler(device="cpu")
+    for i in range(4):
+        loss = net(torch.randn(2, 3, 16, 16)).square().sum()
+        scaler(loss, optimizer, parameters=net.parameters(), need_update=i % 2 == 1)
+        if i % 2:
+            norm = torch.nn.utils.get_total_norm([p.grad for p in net.parameters()])
+            assert norm.item() == pytest.approx(1e-3, rel=1e-4)
+            optimizer.zero_grad()
+    assert {(site.calls, site.active_calls) for site in attached} == {(4, 2)}

@@ -477,3 +477,19 @@ def test_two_processes(tmp_path):
     first, second = found["whole"]
     assert first["rates"] == second["rates"]
     assert first["affected"] != second["affected"]  # each draws its own masks
+
+
+def test_gradients_that_accumulate_are_clipped_once(tmp_path):
+    seen = []
+
+    class Norms(TrainerCallback):
+        def on_optimizer_step(self, args, state, control, model=None, **given):
+            grads = [p.grad for p in model.parameters() if p.grad is not None]
+            seen.append(torch.nn.utils.get_total_norm(grads).item())
+
+    callback = Regularize({"param:**": ClipGradNorm(1e-3, group=True)})
+    options = {"gradient_accumulation_steps": 2, "max_grad_norm": 0.0}
+    trainer(tmp_path, callback, Norms(), **options).train()
+    assert seen == pytest.approx([1e-3] * (STEPS // 2 * EPOCHS), rel=1e-4)
+    on = {(site.calls, site.active_calls) for site in callback.attached}
+    assert on == {(STEPS * EPOCHS, STEPS // 2 * EPOCHS)}

@@ -1,0 +1,163 @@
+"""Gradients that accumulate: regularized once per update, when the optimizer begins its step."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..functional.masks import wide_dtype
+from ..regularizers.gradients import OnGradients
+from ..selectors.wrappers import is_dtensor, shard_refusal, update_refusal
+from ..warn import warn
+from .act import regularize_update
+from .hooks import SiteHook, break_graph
+from .parameters import ParameterHook
+from .shared import Control
+
+MISSING = "pass it, attach(..., optimizer=optimizer), or set attached.optimizer = optimizer"
+
+
+class UpdateHook(ParameterHook):
+    """Forward pre-hook of the owner of a parameter: follows its mode, for a `StepHook` to know.
+
+    The parameter itself is not hooked: it is looked up by its name at each update.
+    """
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._seen: tuple[int, int] | None = None
+
+    def lost(self, module: nn.Module) -> bool:
+        return SiteHook.lost(self, module)
+
+    def follows(self, module: nn.Module) -> bool:
+        return not self.lost(module)
+
+    def follow(self, module: nn.Module) -> None:
+        self.take_mode(module)
+        if not self.site.control.optimizers and shard_refusal(module) is None:
+            self._watch(module._parameters.get(self.parameter))
+
+    def rehook(self, module: nn.Module) -> None:
+        """There is nothing to hook."""
+
+    def _hook_last(self, parameter: Tensor) -> None:
+        """Nor where another site of the parameter hooks it anew."""
+
+    def _watch(self, parameter: Tensor | None) -> None:
+        """Warn, once for the Attachment, of an update that nobody has told."""
+        control, kind = self.site.control, "no_optimizer"
+        if parameter is None or (self.site.key, kind) in control.told:
+            return
+        before, self._seen = self._seen, (id(parameter), parameter._version)
+        if before is not None and before[0] == id(parameter) and before != self._seen:
+            control.told.update((key, kind) for key in control.keys)
+            warn(
+                f"{self.site.key}: its parameter was updated, and the gradient was not "
+                f"regularized, since the optimizer is not known: {MISSING}"
+            )
+
+
+class StepHook:
+    """Step pre-hook of an optimizer: regularizes the gradients of the parameters that it holds.
+
+    It holds no module, and the Attachment holds neither it nor the optimizer: an optimizer may
+    outlive the model, and the other way round.
+    """
+
+    def __init__(self, control: Control, installed: Iterable[tuple[nn.Module, SiteHook]]) -> None:
+        self.control = control
+        self.hooks = [
+            (weakref.ref(module), hook)
+            for module, hook in installed
+            if isinstance(hook, UpdateHook)
+        ]
+        self._shards: dict[UpdateHook, weakref.ref[Tensor]] = {}
+        for reference, hook in self.hooks:
+            self._parameter(reference(), hook)
+
+    def __call__(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if not callable(closure):
+            self._begin(optimizer)
+            return None
+
+        def evaluated(*given: Any, **options: Any) -> Any:
+            loss = closure(*given, **options)
+            self._begin(optimizer)
+            return loss
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": evaluated}
+        return (args[0], evaluated, *args[2:]), kwargs
+
+    def _begin(self, optimizer: Any) -> None:
+        """The gradients have come; where the step is compiled, what follows is not."""
+        break_graph(self._regularize, optimizer)
+
+    def _regularize(self, optimizer: Any) -> None:
+        """Regularize the gradients, in the order of the spec."""
+        held = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        met = []
+        for reference, hook in self.hooks:
+            module = reference()
+            parameter = self._parameter(module, hook)
+            if module is None or parameter is None or id(parameter) not in held:
+                continue
+            meant = hook.is_meant()  # asked at every update: the next one begins here
+            if meant and parameter.grad is not None:
+                _check(hook, module, parameter)
+                met.append((hook, parameter.grad))
+        if not (self.control.installed and self.control.enabled):
+            return
+        # a fused optimizer is given gradients of the scaled loss, and the scale
+        scale = getattr(optimizer, "grad_scale", None)
+        with torch.no_grad():
+            for _, entry in itertools.groupby(met, key=lambda pair: pair[0].site.position):
+                _regularize(list(entry), scale)
+
+    def _parameter(self, module: nn.Module | None, hook: UpdateHook) -> Tensor | None:
+        """The parameter by its name; while FSDP has it gathered, the shard that was seen last."""
+        parameter = None if module is None else module._parameters.get(hook.parameter)
+        if parameter is None or module is None or shard_refusal(module) is None:
+            return parameter
+        if is_dtensor(parameter):
+            self._shards[hook] = weakref.ref(parameter)
+        return self._shards.get(hook, lambda: parameter)()
+
+
+def _regularize(entry: Sequence[tuple[UpdateHook, Tensor]], scale: Tensor | None) -> None:
+    """Regularize the gradients of the parameters of one entry, in place."""
+    regularizer = entry[0][0].site.regularizer
+    measured: dict[str, Tensor] = {}
+    if isinstance(regularizer, OnGradients) and regularizer.together:
+        measured = regularizer.measure([grad for _, grad in entry])
+    for hook, grad in entry:
+        new = regularize_update(hook.site, grad, _on(grad, scale), measured)
+        if is_dtensor(new):  # spread as the gradient is
+            new = new.redistribute(placements=grad.placements)  # type: ignore[attr-defined]
+        if new is not grad:
+            grad.copy_(new)
+
+
+def _on(grad: Tensor, scale: Any) -> float | Tensor:
+    """The scale, where the gradient is: wide, so that a bound times it fits."""
+    if isinstance(scale, Tensor):
+        return scale.to(grad.device, wide_dtype(grad.device), non_blocking=True).reshape(())
+    return 1.0 if scale is None else float(scale)
+
+
+def _check(hook: UpdateHook, module: nn.Module, parameter: Tensor) -> None:
+    """Raise SiteError for a gradient that can't be regularized."""
+    if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+        raise hook.site.error(
+            "its gradient is sparse, which is not supported: make the layer with sparse=False"
+        )
+    refusal = update_refusal(module, parameter)
+    if refusal is not None:
+        raise hook.site.error(refusal)

@@ -1,0 +1,766 @@
+"""Gradients that accumulate: regularized once per update, at the step of the optimizer."""
+
+import copy
+import gc
+import io
+import pickle
+import weakref
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import distributed, nn
+from torch.nn.utils import clip_grad_norm_, get_total_norm
+
+from dropblock_hooks import (
+    ClampGrad,
+    ClipGradNorm,
+    HookWarning,
+    LinearSchedule,
+    OnGradients,
+    Regularizer,
+    ScaleGrad,
+    SiteError,
+    Spec,
+    SpecError,
+    ZeroGrad,
+    attach,
+    attachments,
+    detach_all,
+    functional,
+    plan,
+    register,
+)
+from tests.pair import run_pair
+
+SGD, ADAMW = torch.optim.SGD, torch.optim.AdamW
+OPTIMIZERS = {
+    "sgd": lambda params: SGD(params, lr=0.1, momentum=0.9, foreach=False),
+    "sgd, foreach": lambda params: SGD(params, lr=0.1, momentum=0.9, foreach=True),
+    "sgd, fused": lambda params: SGD(params, lr=0.1, momentum=0.9, fused=True),
+    "adamw": lambda params: ADAMW(params, lr=0.1, foreach=False),
+    "adamw, foreach": lambda params: ADAMW(params, lr=0.1, foreach=True),
+    "adamw, fused": lambda params: ADAMW(params, lr=0.1, fused=True),
+}
+
+
+@register(name="SignGradOfTheTests")
+class SignGrad(OnGradients, Regularizer):
+    """One of a user's own."""
+
+    channelwise = True
+
+    def apply(self, x, now):
+        assert x.ndim > 1  # (1, C, ...)
+        return x.sign(), None
+
+
+ONCE = {"when": "accumulated"}
+BY_HAND = {
+    "clamp": (ClampGrad(-0.5, 0.3, **ONCE), lambda g: g.clamp(-0.5, 0.3)),
+    "norm": (ClipGradNorm(0.4, **ONCE), lambda g: functional.clip_grad_norm(g, 0.4)),
+    "channels": (
+        ClipGradNorm(0.4, norm_type=1.0, per="channel", **ONCE),
+        lambda g: functional.clip_grad_norm(g, 0.4, 1.0, "channel", channel_axis=0),
+    ),
+    "scale": (ScaleGrad(-0.5, **ONCE), lambda g: -0.5 * g),
+    "zero": (ZeroGrad(**ONCE), lambda g: 0 * g),
+    "own": (SignGrad(**ONCE), lambda g: g.sign()),
+}
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def batch(i, n=5):
+    generator = torch.Generator().manual_seed(i)
+    return torch.randn(n, 3, generator=generator)
+
+
+def loss_of(model, i=0, scale=3.0):
+    x = batch(i).to(next(model.parameters()).dtype)
+    return scale * model(x).square().sum()
+
+
+def gradients(model):
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def close(found, wanted, rtol=1e-6):
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name], rtol=rtol, atol=1e-7, msg=name)
+
+
+def clipped(model, max_norm, norm_type=2.0, parts=1):
+    """The gradients of so many parts, clipped as torch does."""
+    plain = copy.deepcopy(model)
+    detach_all(plain)
+    plain.zero_grad()
+    for i in range(parts):
+        loss_of(plain, i).backward()
+    clip_grad_norm_(plain.parameters(), max_norm, norm_type)
+    return gradients(plain)
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+@settings(max_examples=40, deadline=None)
+@given(
+    parts=st.lists(
+        st.lists(st.floats(-4, 4, width=32), min_size=6, max_size=6), min_size=1, max_size=4
+    )
+)
+def test_what_acts_once_acts_on_the_sum(name, parts):
+    regularizer, by_hand = BY_HAND[name]
+    layer = nn.Linear(3, 2, bias=False)
+    optimizer = SGD(layer.parameters(), lr=0.0)
+    attached = attach(layer, {"param:weight": regularizer}, optimizer=optimizer)
+    whole = torch.zeros(2, 3)
+    for part in parts:
+        given = torch.tensor(part).view(2, 3)
+        whole += given
+        (layer(torch.eye(3)) * given.T).sum().backward()
+    torch.testing.assert_close(layer.weight.grad, whole)
+    optimizer.step()
+    torch.testing.assert_close(layer.weight.grad, by_hand(whole))
+    assert (attached.sites[0].calls, attached.sites[0].active_calls) == (len(parts), 1)
+
+
+@pytest.mark.parametrize(("when", "left"), [("backward", 0.0), ("accumulated", 1.0)])
+def test_of_3_and_then_minus_2(when, left):
+    layer = nn.Linear(1, 1, bias=False)
+    optimizer = SGD(layer.parameters(), lr=0.0)
+    attach(layer, {"param:weight": ClampGrad(-1, 1, when=when)}, optimizer=optimizer)
+    for value in (3.0, -2.0):
+        layer(torch.tensor([[value]])).sum().backward()
+    optimizer.step()
+    assert layer.weight.grad.item() == left
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, 3.0, float("inf")])
+@pytest.mark.parametrize("max_norm", [0.5, 1e4])
+def test_the_group_is_clipped_as_torch_does(norm_type, max_norm):
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.0)
+    spec = {"param:**": ClipGradNorm(max_norm, norm_type, group=True)}
+    attached = attach(model, spec, optimizer=optimizer)
+    wanted = clipped(model, max_norm, norm_type, parts=2)
+    for i in range(2):
+        loss_of(model, i).backward()
+    norm = get_total_norm([p.grad for p in model.parameters()], norm_type).item()
+    optimizer.step()
+    close(gradients(model), wanted)
+    for site in attached.sites:
+        assert site.mean_norm == pytest.approx(norm, rel=1e-6)
+        assert site.realized_rate == (norm > max_norm)
+        assert site.active_calls == 1
+
+
+def test_the_norm_is_over_the_entry():
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.0)
+    clip = ClipGradNorm(0.5, group=True)
+    attach(
+        model, {"param:0.*": clip, "param:2.*": [ScaleGrad(2.0, **ONCE), clip]}
+    ).optimizer = optimizer
+    plain = net()
+    for each in (model, plain):
+        loss_of(each).backward()
+    optimizer.step()
+    clip_grad_norm_(plain[0].parameters(), 0.5)
+    for p in plain[2].parameters():
+        p.grad *= 2.0
+    clip_grad_norm_(plain[2].parameters(), 0.5)
+    close(gradients(model), gradients(plain))
+
+
+def test_beside_what_acts_in_each_backward():
+    layer = nn.Linear(1, 1, bias=False)
+    optimizer = SGD(layer.parameters(), lr=0.0)
+    spec = {"param:weight": [ScaleGrad(2.0, **ONCE), ClampGrad(-1, 1)]}
+    attached = attach(layer, spec, optimizer=optimizer)
+    layer.weight = nn.Parameter(torch.ones(1, 1))
+    optimizer.param_groups[0]["params"] = [layer.weight]
+    for value in (3.0, 0.5):
+        layer(torch.tensor([[value]])).sum().backward()
+    assert layer.weight.grad.item() == 1.5
+    optimizer.step()
+    assert layer.weight.grad.item() == 3.0
+    assert [site.active_calls for site in attached] == [1, 2]
+
+
+def test_infinite_norms_pass():
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.0)
+    attached = attach(model, {"param:**": ClipGradNorm(0.5, group=True)}, optimizer=optimizer)
+    loss_of(model).backward()
+    model[0].bias.grad[0] = torch.inf
+    before = gradients(model)
+    optimizer.step()
+    close(gradients(model), before)
+    assert attached.sites[0].mean_norm is None
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_training_is_that_of_a_loop_that_clips(name):
+    model, plain = net(), net()
+    optimizer, other = (OPTIMIZERS[name](each.parameters()) for each in (model, plain))
+    attach(model, {"param:**": ClipGradNorm(0.5, group=True)}, optimizer=optimizer)
+    for step in range(3):
+        for each in (model, plain):
+            each.zero_grad(set_to_none=step == 1)
+            for i in range(2):
+                loss_of(each, 2 * step + i).backward()
+        clip_grad_norm_(plain.parameters(), 0.5)
+        optimizer.step()
+        other.step()
+    close(model.state_dict(), plain.state_dict(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("unscaled", [False, True])
+@pytest.mark.parametrize("name", ["sgd", "adamw, foreach", "adamw, fused"])
+def test_a_bound_is_of_the_unscaled_loss(name, unscaled):
+    model, plain = net(), net()
+    optimizer, other = (OPTIMIZERS[name](each.parameters()) for each in (model, plain))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    spec = {"param:0.*": ClampGrad(-0.2, 0.2, **ONCE), "param:2.*": ClipGradNorm(0.5, group=True)}
+    attached = attach(model, spec, optimizer=optimizer, grad_scaler=scaler)
+    for step in range(3):
+        for each in (model, plain):
+            each.zero_grad()
+            for i in range(2):
+                loss = loss_of(each, 2 * step + i)
+                (scaler.scale(loss) if each is model else loss).backward()
+        for p in plain[0].parameters():
+            p.grad.clamp_(-0.2, 0.2)
+        norm = clip_grad_norm_(plain[2].parameters(), 0.5)
+        if unscaled:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        other.step()
+        if step == 0:
+            assert attached["2.bias/ClipGradNorm"].mean_norm == pytest.approx(norm.item(), rel=1e-5)
+    close(model.state_dict(), plain.state_dict(), rtol=1e-5)
+    assert attached.verify() == []
+
+
+def test_a_scaler_needs_not_be_told():
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    attached = attach(model, {"param:**": ClampGrad(-1, 1, **ONCE)}, optimizer=optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(loss_of(model)).backward()
+    scaler.step(optimizer)
+    assert attached.verify() == []
+    attached.step()
+
+
+def test_a_step_that_is_skipped_is_no_update():
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    attached = attach(model, {"param:**": ClampGrad(-1, 1, **ONCE)}, optimizer=optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    (scaler.scale(loss_of(model)) * torch.inf).backward()
+    scaler.step(optimizer)
+    assert attached.sites[0].active_calls == 0
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw, foreach", "lbfgs"])
+@pytest.mark.parametrize("keyword", [False, True])
+def test_a_closure_brings_the_gradients(name, keyword):
+    make = {**OPTIMIZERS, "lbfgs": lambda params: torch.optim.LBFGS(params, 0.1, 3)}[name]
+    model, plain = net().double(), net().double()
+    optimizer, other = (make(each.parameters()) for each in (model, plain))
+    attach(model, {"param:**": ClipGradNorm(0.5, group=True)}, optimizer=optimizer)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        loss.backward()
+        return loss
+
+    def clipping():
+        other.zero_grad()
+        loss = loss_of(plain)
+        loss.backward()
+        norm = get_total_norm([p.grad for p in plain.parameters()])
+        for p in plain.parameters():  # without torch's 1e-6, for which LBFGS goes another way
+            p.grad *= 0.5 / norm.clamp_min(0.5)
+        return loss
+
+    for _ in range(2):
+        loss = optimizer.step(closure=closure) if keyword else optimizer.step(closure)
+        assert loss.item() == pytest.approx(other.step(clipping).item(), rel=1e-4)
+    close(model.state_dict(), plain.state_dict(), rtol=1e-4)
+
+
+def test_several_optimizers():
+    model = net()
+    first, second = SGD(model[0].parameters(), lr=0.0), ADAMW(model[2].parameters(), lr=0.0)
+    spec = {"param:0.*": ClipGradNorm(0.5, group=True), "param:2.*": ZeroGrad(**ONCE)}
+    attached = attach(model, spec, optimizer=[first, second])
+    assert attached.optimizer == [first, second]
+    loss_of(model).backward()
+    first.step()
+    assert get_total_norm([p.grad for p in model[0].parameters()]).item() == pytest.approx(0.5)
+    assert model[2].weight.grad.abs().sum() > 0
+    assert [site.active_calls for site in attached] == [1, 1, 0, 0]
+    second.step()
+    assert model[2].weight.grad.abs().sum() == 0
+    assert [site.active_calls for site in attached] == [1, 1, 1, 1]
+
+
+def test_one_norm_is_not_divided_among_optimizers():
+    model = net()
+    halves = [SGD(model[i].parameters(), lr=0.1) for i in (0, 2)]
+    with pytest.raises(ValueError, match=r"0.bias/Clip|2.weight/ClipGradNorm.*several optimizers"):
+        attach(model, {"param:**": ClipGradNorm(0.5, group=True)}, optimizer=halves)
+    assert not attachments(model)
+    assert not any(each._optimizer_step_pre_hooks for each in halves)
+
+
+def test_an_optimizer_of_another_model_is_refused():
+    model = net()
+    with pytest.raises(ValueError, match=r"holds none of the parameters of 0.weight/ClampGrad"):
+        attach(model, {"param:**": ClampGrad(1, **ONCE)}, optimizer=SGD(net().parameters()))
+    assert not attachments(model)
+    attached = attach(model, {"param:**": ClampGrad(1, **ONCE)})
+    mine = SGD(model.parameters())
+    attached.optimizer = mine
+    with pytest.raises(ValueError, match="holds none"):
+        attached.optimizer = SGD(net().parameters())
+    assert attached.optimizer is mine
+    with pytest.warns(HookWarning, match=r"2.weight/ClampGrad, 2.bias/ClampGrad: .* does not hold"):
+        attached.optimizer = SGD(model[0].parameters())
+
+
+@pytest.mark.parametrize("given", ["adam", SGD, 3, [3]])
+def test_what_is_no_optimizer_is_refused(given):
+    model = net()
+    with pytest.raises(TypeError, match=r"optimizer must be a torch.optim.Optimizer.*got"):
+        attach(model, {"param:**": ClampGrad(1, **ONCE)}, optimizer=given)
+    assert not attachments(model)
+
+
+def test_another_optimizer_takes_the_hook_over():
+    model = net()
+    old, new = SGD(model.parameters(), lr=0.0), SGD(model.parameters(), lr=0.0)
+    attached = attach(model, {"param:**": ZeroGrad(**ONCE)}, optimizer=old)
+    attached.optimizer = new
+    assert not old._optimizer_step_pre_hooks
+    assert attached.optimizer is new
+    loss_of(model).backward()
+    old.step()
+    assert model[0].weight.grad.abs().sum() > 0
+    new.step()
+    assert model[0].weight.grad.abs().sum() == 0
+    attached.optimizer = None
+    assert attached.optimizer is None
+    assert not new._optimizer_step_pre_hooks
+
+
+@pytest.mark.parametrize("take_off", [lambda attached, model: attached.remove(), None])
+def test_removal_takes_the_step_hook_off(take_off):
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.0)
+    attached = attach(model, {"param:**": ZeroGrad(**ONCE)}, optimizer=optimizer)
+    assert len(optimizer._optimizer_step_pre_hooks) == 1
+    take_off(attached, model) if take_off else detach_all(model)
+    assert not optimizer._optimizer_step_pre_hooks
+    assert attached.optimizer is None
+    with pytest.raises(RuntimeError, match="was removed"):
+        attached.optimizer = optimizer
+
+
+def test_paused_and_enabled_are_asked_at_the_step():
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.0)
+    attached = attach(model, {"param:**": ZeroGrad(**ONCE)}, optimizer=optimizer)
+    loss_of(model).backward()
+    with attached.paused():
+        optimizer.step()
+    assert model[0].weight.grad.abs().sum() > 0
+    attached.enabled = False
+    optimizer.step()
+    assert attached.sites[0].active_calls == 0
+    attached.enabled = True
+    optimizer.step()
+    assert model[0].weight.grad.abs().sum() == 0
+
+
+@pytest.mark.parametrize("active", ["train", "always"])
+@pytest.mark.parametrize(
+    ("modes", "trained"),
+    [("t", True), ("e", False), ("te", True), ("et", True), ("ee", False), ("tt", True)],
+)
+def test_it_acts_where_any_forward_since_the_last_update_was_in_training(modes, trained, active):
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.0)
+    attach(model, {"param:**": ZeroGrad(active=active, **ONCE)}, optimizer=optimizer)
+    for earlier in ("t", "e", modes):  # what was before is of another update
+        optimizer.zero_grad()
+        for mode in earlier:
+            loss_of(model.train(mode == "t")).backward()
+        model.eval()
+        with torch.no_grad():
+            model(batch(0))
+        optimizer.step()
+    assert (model[0].weight.grad.abs().sum() == 0) == (trained or active == "always")
+
+
+def test_a_parameter_without_gradient_counts_nothing():
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.0)
+    attached = attach(model, {"param:**": ClipGradNorm(0.5, group=True)}, optimizer=optimizer)
+    model[0].requires_grad_(False)
+    loss_of(model).backward()
+    optimizer.step()
+    assert [site.active_calls for site in attached] == [0, 0, 1, 1]
+    assert get_total_norm([p.grad for p in model[2].parameters()]).item() == pytest.approx(0.5)
+
+
+def test_a_parameter_that_was_replaced_is_met_by_its_name():
+    model = net()
+    attached = attach(model, {"param:**": ZeroGrad(**ONCE)})
+    model.load_state_dict(net().state_dict(), assign=True)
+    model[0].weight = nn.Parameter(torch.ones(4, 3))
+    optimizer = SGD(model.parameters(), lr=0.0)
+    attached.optimizer = optimizer
+    model[2].weight = nn.Parameter(torch.ones(2, 4))
+    optimizer.param_groups[0]["params"].append(model[2].weight)
+    loss_of(model).backward()
+    optimizer.step()
+    assert all(p.grad.abs().sum() == 0 for p in model.parameters())
+    assert attached.verify() == []
+
+
+def test_the_gradient_stays_the_same_tensor():
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.0)
+    attach(model, {"param:**": ClampGrad(-0.1, 0.1, **ONCE)}, optimizer=optimizer)
+    loss_of(model).backward()
+    before = model[0].weight.grad
+    optimizer.step()
+    assert model[0].weight.grad is before
+    assert before.abs().max() <= 0.1
+
+
+def test_a_schedule_is_that_of_the_step():
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.0)
+    rate = ScaleGrad(LinearSchedule(1.0, 0.0, epochs=2), **ONCE)
+    attached = attach(model, {"param:**": rate}, optimizer=optimizer)
+    loss_of(model).backward()
+    before = gradients(model)
+    attached.step(0.5)
+    optimizer.step()
+    close(gradients(model), {name: grad / 2 for name, grad in before.items()})
+
+
+def test_a_step_can_be_compiled():
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.0)
+    attached = attach(model, {"param:**": ClipGradNorm(0.5, group=True)}, optimizer=optimizer)
+    compiled, step = torch.compile(model, backend="eager"), torch.compile(optimizer.step)
+    for i in range(3):
+        optimizer.zero_grad()
+        loss_of(compiled, i).backward()
+        step()
+        assert get_total_norm([p.grad for p in model.parameters()]).item() == pytest.approx(0.5)
+    assert [site.active_calls for site in attached] == [3] * 4
+    assert attached.verify() == []
+
+
+# copies, and what is kept alive ------------------------------------------------------------------
+
+
+def by_pickle(model):
+    return pickle.loads(pickle.dumps(model))
+
+
+def by_file(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, by_pickle, by_file])
+def test_a_copy_has_no_optimizer(copied):
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.0)
+    attached = attach(model, {"param:**": ClipGradNorm(0.5, group=True)}, optimizer=optimizer)
+    other = copied(model)
+    (found,) = attachments(other)
+    assert found.optimizer is None
+    assert len(optimizer._optimizer_step_pre_hooks) == 1
+    loss_of(other).backward()
+    optimizer.step()
+    assert [finding.kind for finding in found.verify()] == ["no_optimizer"] * 4
+    found.optimizer = mine = SGD(other.parameters(), lr=0.0)
+    wanted = clipped(other, 0.5)
+    mine.step()
+    close(gradients(other), wanted)
+    assert found.verify() == []
+    assert attached.sites[0].active_calls == 0
+    found.remove()
+    assert len(optimizer._optimizer_step_pre_hooks) == 1
+
+
+def test_the_optimizer_is_pickled_and_copied_without_us():
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    plain = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    attach(model, {"param:**": ZeroGrad(**ONCE)}, optimizer=optimizer)
+    assert optimizer.state_dict() == plain.state_dict()
+    for copied in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert not copied._optimizer_step_pre_hooks
+    pickle.dumps(attachments(model)[0].state_dict())
+
+
+def test_neither_keeps_the_other_alive():
+    gc.collect()
+    gc.disable()
+    try:
+        model = net()
+        optimizer = SGD(model.parameters(), lr=0.0)
+        attached = attach(model, {"param:**": ZeroGrad(**ONCE)}, optimizer=optimizer)
+        loss_of(model).backward()
+        optimizer.step()
+        there = weakref.ref(optimizer)
+        del optimizer
+        assert there() is None
+        assert attached.optimizer is None
+        optimizer = SGD(model.parameters(), lr=0.0)
+        attached.optimizer = optimizer
+        there = [weakref.ref(module) for module in model.modules()]
+        del model, attached
+        assert [module() for module in there] == [None] * 4
+        optimizer.step()
+    finally:
+        gc.enable()
+
+
+# what is told ------------------------------------------------------------------------------------
+
+
+def training(model, optimizer, steps=2, start=0):
+    for i in range(start, start + steps):
+        optimizer.zero_grad()
+        loss_of(model, i).backward()
+        optimizer.step()
+
+
+def test_an_update_without_the_optimizer_is_told_once():
+    model = net()
+    attached = attach(model, {"param:**": ClampGrad(-1, 1, **ONCE)})
+    optimizer = SGD(model.parameters(), lr=0.1)
+    training(model, optimizer, 1)
+    with pytest.warns(HookWarning, match=r"0.weight/ClampGrad: .*attach\(\.\.\., optimizer="):
+        training(model, optimizer, 1)
+    training(model, optimizer, 2)
+    assert {f.kind for f in attached.verify()} == {"no_optimizer"}
+    assert "attached.optimizer" in str(attached.verify()[0])
+    attached.step()  # told before
+    attached.optimizer = optimizer
+    training(model, optimizer, 1)
+    assert attached.verify() == []
+
+
+def test_an_epoch_without_the_optimizer_is_told():
+    model = net()
+    attached = attach(model, {"param:**": ClampGrad(-1, 1, **ONCE)})
+    training(model, SGD(model.parameters(), lr=0.1), 1)
+    attached.step(0)
+    with pytest.warns(HookWarning, match=r"4 of 4 sites did nothing in the epoch.*\n.*optimizer="):
+        attached.step()
+
+
+def test_an_optimizer_that_makes_no_step_is_told():
+    model = net()
+    attached = attach(
+        model, {"param:**": ClampGrad(-1, 1, **ONCE)}, optimizer=SGD(model.parameters())
+    )
+    attached.step(0)
+    training(model, SGD(model.parameters(), lr=0.1), 2)
+    assert {f.kind for f in attached.verify()} == {"never_active"}
+    assert attached.optimizer is None  # nobody has kept it
+    with pytest.warns(HookWarning, match="the optimizer that was given has made no step"):
+        attached.step(1)
+
+
+def test_it_is_for_parameters():
+    for regularizer in (ClampGrad(-1, 1, **ONCE), ClipGradNorm(1.0, group=True)):
+        with pytest.raises(SpecError, match="acts once per update is for parameters: write param:"):
+            attach(net(), {"0": regularizer})
+
+
+def test_bad_options():
+    with pytest.raises(ValueError, match=r"when must be one of .*'accumulated'.*'acumulated'"):
+        ClampGrad(-1, 1, when="acumulated")
+    with pytest.raises(ValueError, match="with group=True, per must be 'tensor', got 'channel'"):
+        ClipGradNorm(1.0, per="channel", group=True)
+    with pytest.raises(TypeError, match="group must be True or False"):
+        ClipGradNorm(1.0, group=1)
+
+
+def test_a_sparse_gradient_is_refused():
+    model = nn.Embedding(4, 2, sparse=True)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    attach(model, {"param:weight": ClampGrad(-1, 1, **ONCE)}, optimizer=optimizer)
+    model(torch.tensor([1])).sum().backward()
+    with pytest.raises(SiteError, match=r"weight/ClampGrad.*sparse, which is not supported"):
+        optimizer.step()
+
+
+def test_a_plan_shows_the_sites():
+    model = net()
+    planned = plan(model, {"param:0.*": ClipGradNorm(1.0, group=True)}, batch(0))
+    assert [row.site for row in planned] == ["0.weight/ClipGradNorm", "0.bias/ClipGradNorm"]
+    assert not planned.problems
+    assert not planned.warnings
+
+
+def test_specs_hold_the_options():
+    spec = Spec(
+        {
+            "param:0.*": ClipGradNorm(1.0, group=True),
+            "param:2.*": [ClampGrad(-1.0, 1.0, **ONCE), SignGrad(**ONCE)],
+        }
+    )
+    assert Spec.from_yaml(spec.to_yaml()) == spec
+    assert "group: true" in spec.to_yaml()
+    assert "when: accumulated" in spec.to_yaml()
+
+
+def test_the_report():
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.0)
+    attached = attach(model, {"param:**": ClampGrad(-1e-9, 1e-9, **ONCE)}, optimizer=optimizer)
+    for i in range(2):
+        for part in range(3):
+            loss_of(model, 3 * i + part).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    (row, *_) = attached.report()
+    assert (row.at, row.calls, row.active_calls) == ("parameter", 6, 2)
+    assert row.realized_rate == 1.0
+    assert attached.state_dict()["sites"]["0.weight/ClampGrad"]["active_calls"] == 2
+
+
+# several processes -------------------------------------------------------------------------------
+
+
+def ddp_clips_the_mean(rank):
+    """Of gradients that accumulate on both ranks, and are averaged in the last backward."""
+    for view in (False, True):
+        model = net()
+        wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=view)
+        optimizer = SGD(wrapped.parameters(), lr=0.1)
+        spec = {"param:**": ClipGradNorm(0.5, group=True)}
+        attached = attach(wrapped, spec, optimizer=optimizer)
+        plain = net()
+        with wrapped.no_sync():
+            loss_of(wrapped, rank).backward()
+        loss_of(wrapped, 2 + rank).backward()
+        for i in range(4):
+            (loss_of(plain, i) / 2).backward()
+        norm = clip_grad_norm_(plain.parameters(), 0.5)
+        optimizer.step()
+        close(gradients(model), gradients(plain), rtol=1e-4)
+        assert attached.sites[0].mean_norm == pytest.approx(norm.item(), rel=1e-4)
+        assert attached.verify(distributed=True) == []
+
+
+def sharded(model):
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in (model[0], model[2]):  # of rows that don't divide evenly
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+def whole(model):
+    return {name: p.grad.full_tensor() for name, p in model.named_parameters()}
+
+
+FSDP2 = {
+    **{name: {"param:*.weight": regularizer} for name, (regularizer, _) in BY_HAND.items()},
+    "group": {"param:**": ClipGradNorm(0.5, group=True)},
+    "group, largest": {"param:**": ClipGradNorm(0.5, float("inf"), group=True)},
+    "group, high": {"param:**": ClipGradNorm(0.5, 9.0, group=True)},
+    "largest": {"param:**": ClipGradNorm(0.1, float("inf"), **ONCE)},
+    "list": {"param:**": [ClampGrad(-0.5, 0.5, **ONCE), ClipGradNorm(0.5, group=True)]},
+}
+
+
+def odd():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+
+
+def fsdp2_is_one_process(rank, when):
+    """What accumulates in two backwards on two ranks, attached before or after it is sharded."""
+    for name, spec in FSDP2.items():
+        model, plain = odd(), odd()
+        if when == "before":
+            attached = attach(model, spec)
+        model = sharded(model)
+        if when == "after":
+            attached = attach(model, spec)
+        optimizer, other = (ADAMW(each.parameters(), lr=0.1) for each in (model, plain))
+        attached.optimizer = optimizer
+        alone = attach(plain, spec, optimizer=other)
+        for step in range(2):
+            for part in range(2):
+                loss_of(model, 4 * step + 2 * part + rank).backward()
+                for i in range(2):
+                    (loss_of(plain, 4 * step + 2 * part + i) / 2).backward()
+            with torch.no_grad():
+                model.eval()(batch(0))  # which leaves the parameters of the root gathered
+            model.train()
+            optimizer.step()
+            other.step()
+            close(whole(model), gradients(plain), rtol=1e-4)
+            optimizer.zero_grad()
+            other.zero_grad()
+        assert attached.verify() == [], name
+        if rank == 0:  # alone: nothing waits for the other
+            for mine, one in zip(attached.sites, alone.sites, strict=True):
+                assert mine.active_calls == one.active_calls == 2
+                assert mine.realized_rate == one.realized_rate
+                assert (mine.mean_norm or 0) == pytest.approx(one.mean_norm or 0, rel=1e-4)
+
+
+def fsdp2_refuses_what_is_gathered(rank):
+    model = sharded(odd())
+    for each in model.modules():
+        if isinstance(each, nn.Linear):
+            each.unshard()
+    with pytest.raises(SpecError, match=r"FSDP shards the parameter.*model\.reshard\(\)"):
+        attach(model, {"param:**": ClampGrad(-1, 1, **ONCE)})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (distributed.is_available() and distributed.is_gloo_available()),
+    reason="this torch has no gloo",
+)
+@pytest.mark.parametrize(
+    "calls",
+    [
+        ["ddp_clips_the_mean"],
+        [
+            "fsdp2_is_one_process:before",
+            "fsdp2_is_one_process:after",
+            "fsdp2_refuses_what_is_gathered",
+        ],
+    ],
+    ids=["ddp", "fsdp2"],
+)
+def test_two_processes(tmp_path, calls):
+    run_pair(tmp_path, "tests.sites.test_accumulated", calls)
