@@ -44,7 +44,7 @@ class ActivationStats(Measuring):
 
     def headings(self) -> tuple[str, Columns[Any]]:
         return (
-            f"{self.note()}; dead, saturated: channels, in every call",
+            f"{self.note()}; dead, saturated: channels, so at all calls",
             {**columns_of_moments(), **columns_of_units()},
         )
 
@@ -54,7 +54,7 @@ class StatsWatch(Watch):
 
     def __init__(self, options: ActivationStats) -> None:
         self.every, self.at = options.every, options.at
-        self.moments = Moments(options.edges, units=True)
+        self.moments = Moments(options.octaves, units=True)
         self.zone: Zone | None = None
         self.unwatched = ""
 

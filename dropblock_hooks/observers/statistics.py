@@ -122,11 +122,10 @@ def columns_of_moments() -> Columns[Any]:
     return {
         "mean": lambda s: s.mean,
         "std": lambda s: s.std,
-        "rms": lambda s: s.rms,
         "largest": lambda s: s.largest,
         "norm": lambda s: s.norm,
         "zeros": lambda s: s.zeros,
-        "not finite": lambda s: s.nonfinite,
+        "nan/inf": lambda s: s.nonfinite,
     }
 
 
