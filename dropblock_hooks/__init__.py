@@ -27,7 +27,7 @@ from .attach import attach, attachments, detach_all
 from .attachment.attachment import Attachment
 from .attachment.verify import Finding
 from .calls.sample import Sampled, sample
-from .observers import ActivationStats, GradientStats, Observer, Seen, Watch
+from .observers import ActivationStats, GradientStats, Observer, Seen, Watch, WeightStats
 from .planning.builtin import builtin
 from .planning.layers import layers
 from .planning.plan import plan
@@ -120,6 +120,7 @@ __all__ = [
     "StepSchedule",
     "StochasticDepth",
     "Watch",
+    "WeightStats",
     "WindowSchedule",
     "ZeroGrad",
     "attach",

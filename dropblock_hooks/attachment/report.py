@@ -119,14 +119,17 @@ def site_row(site: Site, counted: Reading, forwards: int | None, observed: Any =
 
 
 def scalars(sites: Sequence[Site], on: Container[str], prefix: str) -> dict[str, float]:
-    """Rates, and of the sites that were on the realized rates, by tag."""
-    found = {}
+    """Rates, of the sites that were on the realized rates, and what was observed, by tag."""
+    found, observed = {}, observations(sites)
     for site in sites:
         for name, value in site.values.items():
             found[f"{prefix}{site.key}/{name}"] = value
         realized = site.realized_rate if site.key in on else None
         if realized is not None:
             found[f"{prefix}{site.key}/realized_rate"] = realized
+        seen = observed.get(site.key)
+        if hasattr(seen, "scalars"):
+            found |= {f"{prefix}{site.key}/{name}": n for name, n in seen.scalars().items()}
     return found
 
 

@@ -40,7 +40,7 @@ class GradientStats(Measuring):
     sees_gradients: ClassVar[bool] = True
     reads_grad_scale: ClassVar[bool] = True
 
-    def bind(self) -> Watch:
+    def bind(self) -> Any:
         """A `GradientWatch`."""
         return GradientWatch(self)
 

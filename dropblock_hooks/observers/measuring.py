@@ -57,7 +57,7 @@ class Measuring(Observer):
     def note(self) -> str:
         """What the columns are taken from."""
         every = "every call" if self.every == 1 else f"every {self.every}th call"
-        return f"{self.label}, this epoch; zeros, nan/inf: shares at {every}"
+        return f"{self.label}: this epoch; zeros, nan/inf: {every}"
 
     def _stated(self) -> dict[str, Any]:
         """What a repr says: what is not as usual."""

@@ -93,8 +93,8 @@ class Moments:
         channels: Tensor | None = None,
         zone: Zone | None = None,
         scale: float | Tensor = 1.0,
-    ) -> None:
-        """One more call.
+    ) -> bool:
+        """One more call; whether it was looked at closely.
 
         Args:
             x: its values.
@@ -113,7 +113,7 @@ class Moments:
             self.turn += 1
         self.sums[0, CALLS].add_(1)
         if not x.numel():
-            return
+            return False
         low, high = torch.aminmax(x)
         if channels is not None and channels.shape[1] <= self.live.shape[1]:
             self._see_units(channels, zone)
@@ -134,6 +134,7 @@ class Moments:
         self.most[0, LARGEST].clamp_(min=torch.where(finite, largest * unscaled, 0.0))
         if looked is not None:
             self._look(looked, scale)
+        return looked is not None
 
     def _see_units(self, x: Tensor, zone: Zone | None) -> None:
         """Note which channels were not zero, and which were not flat."""
@@ -144,7 +145,7 @@ class Moments:
         if on_host and bool(live.all()) and (zone is None or bool(moved.all())):
             return  # nothing more to note in this window
         high, low = _over_channels(x, torch.amax), _over_channels(x, torch.amin)
-        live.logical_or_((high != 0) | (low != 0))
+        live.logical_or_((high != 0) | (low != 0))  # a NaN is not zero either
         if zone is not None:
             moved.logical_or_(~zone.holds(x, high, low))
 
@@ -307,7 +308,8 @@ def _is_exact(total: float, squares: float, largest: float, n: int) -> bool:
 
 def _in_memory_order(x: Tensor) -> Tensor:
     """All values in one row: a view wherever they lie side by side."""
-    order = sorted(range(x.ndim), key=lambda axis: -x.stride(axis))
+    strides = x.stride()
+    order = sorted(range(x.ndim), key=lambda axis: -strides[axis])
     return x.permute(order).reshape(-1)
 
 
