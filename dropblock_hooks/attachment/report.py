@@ -128,7 +128,7 @@ def scalars(sites: Sequence[Site], on: Container[str], prefix: str) -> dict[str,
         if realized is not None:
             found[f"{prefix}{site.key}/realized_rate"] = realized
         seen = observed.get(site.key)
-        if hasattr(seen, "scalars"):
+        if seen is not None and hasattr(seen, "scalars"):
             found |= {f"{prefix}{site.key}/{name}": n for name, n in seen.scalars().items()}
     return found
 

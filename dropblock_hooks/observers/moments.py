@@ -113,6 +113,7 @@ class Moments:
             self.turn += 1
         self.sums[0, CALLS].add_(1)
         if not x.numel():
+            self.sums[0, KEPT].add_(1)
             return False
         low, high = torch.aminmax(x)
         if channels is not None and channels.shape[1] <= self.live.shape[1]:
