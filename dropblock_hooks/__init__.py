@@ -30,7 +30,7 @@ from .attachment.attachment import Attachment
 from .attachment.verify import Finding
 from .calls.gradcam import CAM, gradcam
 from .calls.sample import Sampled, sample
-from .observers import ActivationStats, GradientStats, Observer, Seen, Watch
+from .observers import ActivationStats, GradientStats, Observer, Seen, Watch, WeightStats
 from .planning.builtin import builtin
 from .planning.layers import layers
 from .planning.plan import plan
@@ -126,6 +126,7 @@ __all__ = [
     "StepSchedule",
     "StochasticDepth",
     "Watch",
+    "WeightStats",
     "WindowSchedule",
     "ZeroGrad",
     "attach",

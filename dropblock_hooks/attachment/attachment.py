@@ -314,13 +314,15 @@ class Attachment(SiteList, OfTrainingLoop):
         restore(state, self.sites, self._control)
 
     def scalars(self, prefix: str = "reg/") -> dict[str, float]:
-        """Rates and realized rates by tag, for ``log_dict``, ``wandb.log`` and the like.
+        """What has happened, by tag, for ``log_dict``, ``wandb.log`` and the like.
 
         Tags are ``<prefix><site key>/<field>`` and ``<prefix><site key>/realized_rate``, which is
-        left out where nothing was counted, also of a site that was off in this epoch's training.
+        left out where nothing was counted, also of a site that was off in this epoch's training;
+        and of observers what they have seen, ``<prefix><site key>/mean``.
         """
         with standing_still(self._records):
             self._tell_waiting()
+            self._look()
             window, _ = windows(self._control, self._hooks)
             on = {key for key, each in window.sites.items() if each.active or not window.trained}
             return scalars(self.sites, on, prefix)

@@ -134,14 +134,17 @@ def site_row(site: Site, counted: Reading, forwards: int | None, observed: Any =
 
 
 def scalars(sites: Sequence[Site], on: Container[str], prefix: str) -> dict[str, float]:
-    """Rates, and of the sites that were on the realized rates, by tag."""
-    found = {}
+    """Rates, of the sites that were on the realized rates, and what was observed, by tag."""
+    found, observed = {}, observations(sites)
     for site in sites:
         for name, value in site.values.items():
             found[f"{prefix}{site.key}/{name}"] = value
         realized = site.realized_rate if site.key in on else None
         if realized is not None:
             found[f"{prefix}{site.key}/realized_rate"] = realized
+        seen = observed.get(site.key)
+        if seen is not None and hasattr(seen, "scalars"):
+            found |= {f"{prefix}{site.key}/{name}": n for name, n in seen.scalars().items()}
     return found
 
 
@@ -187,6 +190,7 @@ _OF_NORMS = (
 def site_table(sites: Sequence[Site], have: Readings, title: str) -> Report:
     """The rows of all sites with what they have counted, which print as a table."""
     forms = {site.key: shortened(site.regularizer) for site in sites}
+    names = {site.key: site.name for site in sites}
     shared: Columns[SiteRow] = {
         "site": lambda row: named(row.site, row.aliases),
         "regularizer": lambda row: forms[row.site],
@@ -228,7 +232,7 @@ def site_table(sites: Sequence[Site], have: Readings, title: str) -> Report:
         Section([row for row in acting if row.acts_on != "gradient"], columns),
         Section([row for row in acting if row.acts_on == "gradient"], gradients, _OF_GRADIENTS),
         Section(sized, norms, _OF_NORMS),
-        *_observed(watching, rows, {**shared, **calls}),
+        *_observed(watching, rows, {**shared, "site": partial(_site, names), **calls}),
     ]
     return Report(sections, list(rows.values()), title)
 
@@ -242,6 +246,14 @@ def _observed(
         note, columns = group[0].regularizer.headings()  # type: ignore[attr-defined]  # an Observer
         shown = {name: partial(_of_observed, find) for name, find in columns.items()}
         yield Section([rows[site.key] for site in group], {**plain, **shown}, note)
+
+
+def _site(names: Mapping[str, str], row: SiteRow) -> Forms:
+    """The site of an observer; where there is little room its layer alone: its class is told."""
+    name = names[row.site] or "."
+    short = f"{name}#{row.site.rpartition('#')[2]}" if "#" in row.site else name
+    key = named(row.site, row.aliases)
+    return Forms((key, key, named(short, row.aliases)))
 
 
 def _of_observed(find: Callable[[Any], Any], row: SiteRow) -> Any:
@@ -274,6 +286,8 @@ def shortened(regularizer: Regularizer) -> Forms:
     label = regularizer.label  # of a Foreign it ends in a bracket, and its repr goes on inside
     head = f"{label[:-1]}, " if label.endswith(")") else f"{label}("
     options = short[len(head) : -1] if short.startswith(head) else ""
+    if isinstance(regularizer, Observer):  # the line above its rows tells the class
+        return Forms((whole, short, options))
     return Forms((whole, short, options or short))
 
 

@@ -3,14 +3,17 @@
 base              the observer: fields, and what one site has seen
 activation_stats  moments, shares, dead and saturated channels of what a layer gives
 gradient_stats    the same of the gradient that comes back to it
+batch_norm        BatchNorm's running statistics against those of its batches
 measuring         what these take: how often, which bins
 moments           sums of values on the device
 saturation        where activations are flat
 statistics        the sums as plain numbers
+weight_stats      moments of a layer's parameters, and how far their norm has moved
 """
 
 from .activation_stats import ActivationStats
 from .base import Observer, Seen, Watch
 from .gradient_stats import GradientStats
+from .weight_stats import WeightStats
 
-__all__ = ["ActivationStats", "GradientStats", "Observer", "Seen", "Watch"]
+__all__ = ["ActivationStats", "GradientStats", "Observer", "Seen", "Watch", "WeightStats"]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..registry import register
 from ..tables import Columns
 from .base import Seen, Watch
+from .batch_norm import BatchMoments, has_running
 from .measuring import Measuring
 from .moments import Moments, Zone
 from .saturation import zone_of
@@ -38,13 +39,13 @@ class ActivationStats(Measuring):
 
     channelwise: ClassVar[bool] = True
 
-    def bind(self) -> Watch:
+    def bind(self) -> Any:
         """A `StatsWatch`."""
         return StatsWatch(self)
 
     def headings(self) -> tuple[str, Columns[Any]]:
         return (
-            f"{self.note()}; dead, saturated: channels, in every call",
+            f"{self.note()}; dead, saturated: channels, always so",
             {**columns_of_moments(), **columns_of_units()},
         )
 
@@ -54,38 +55,58 @@ class StatsWatch(Watch):
 
     def __init__(self, options: ActivationStats) -> None:
         self.every, self.at = options.every, options.at
-        self.moments = Moments(options.edges, units=True)
+        self.moments = Moments(options.octaves, units=True)
         self.zone: Zone | None = None
         self.unwatched = ""
+        self.batches: BatchMoments | None = None
 
     def look(self, module: nn.Module, parameter: str | None) -> None:
         self.zone = zone_of(module) if self.at == "output" else None
+        if has_running(module):
+            if self.batches is None:
+                self.batches = BatchMoments(int(module.num_features))  # type: ignore[arg-type]  # a BatchNorm's
+            self.batches.look(module)
         self.unwatched = "" if self.zone else f"{type(module).__name__} has no known bounds"
 
     def see(self, seen: Seen) -> None:
         (x,) = seen.tensors
         if not x.is_floating_point():
             raise TypeError(f"takes statistics of floating-point tensors, got {x.dtype}")
-        self.moments.add(x, self.every, seen.channels_first(x), self.zone)
+        looks = self.moments.add(x, self.every, seen.channels_first(x), self.zone)
+        if self.batches is not None and looks and seen.training:
+            self.batches.add(seen.given[0][0].detach())
 
     def to(self, device: torch.device) -> None:
         self.moments.to(device)
+        if self.batches is not None:
+            self.batches.to(device)
 
     def close_window(self) -> None:
         self.moments.close()
+        if self.batches is not None:
+            self.batches.close()
 
     def tensors(self) -> list[Tensor]:
-        return self.moments.tensors()
+        batches = [] if self.batches is None else [self.batches.sums]
+        return self.moments.tensors() + batches
 
     def read(self, numbers: Mapping[int, list[float]]) -> Statistics | None:
         found = self.moments.read(numbers, self.zone is not None)
         if found is None:
             return None
-        unwatched = self.unwatched if found.channels else "its channels are not known"
-        return replace(found, unwatched=unwatched)
+        mean, variance = (None, None) if self.batches is None else self.batches.read(numbers)
+        return replace(
+            found,
+            unwatched=self.unwatched if found.channels else "its channels are not known",
+            mean_shift=mean,
+            variance_shift=variance,
+        )
 
     def state_dict(self) -> dict[str, Tensor]:
-        return self.moments.state_dict()
+        state = self.moments.state_dict()
+        return state if self.batches is None else {**state, "batches": self.batches.sums}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self.moments.load_state_dict(state)
+        if self.batches is not None:
+            self.batches.sums.copy_(state["batches"])

@@ -128,7 +128,7 @@ class Watch:
 
     def read(self, numbers: Mapping[int, list[float]]) -> Any:
         """What was seen, as plain numbers: an object with ``plus``, which adds that of another
-        rank; None where nothing was.
+        rank, and with ``scalars`` where there is something to log; None where nothing was.
 
         Args:
             numbers: of each of its `tensors`, by identity.

@@ -34,15 +34,13 @@ class GradientStats(Measuring):
     """
 
     low: float = 1e-12
-    high: float = 1e4
-    bins: int = 32
 
     acts_on: ClassVar[Literal["activation", "gradient"]] = "gradient"
     sees_values: ClassVar[bool] = False
     sees_gradients: ClassVar[bool] = True
     reads_grad_scale: ClassVar[bool] = True
 
-    def bind(self) -> Watch:
+    def bind(self) -> Any:
         """A `GradientWatch`."""
         return GradientWatch(self)
 
@@ -52,7 +50,7 @@ class GradientWatch(Watch):
 
     def __init__(self, options: GradientStats) -> None:
         self.every = options.every
-        self.moments = Moments(options.edges)
+        self.moments = Moments(options.octaves)
 
     def see_gradient(self, grad: Tensor, at: int, scale: float | Tensor, ticket: Any) -> None:
         self.moments.add(grad, self.every, scale=scale)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from ..checks import as_count, as_number
@@ -20,38 +21,45 @@ class Measuring(Observer):
     Args:
         every: shares and the histogram are taken at each so many calls of an epoch, the first
             included; in compiled code at all calls, of one in so many samples.
-        low, high: the bounds of the histogram, magnitudes above 0.
-        bins: how many bins lie between them, evenly on a logarithmic scale. What lies below and
-            beyond them is counted in two more.
+        low, high: the bounds of the histogram of magnitudes, from 1e-30 to 1e30. Its bins are
+            octaves: the bounds are rounded down and up to powers of 2. What lies below and beyond
+            them is counted in two more.
     """
 
     every: int = 10
     low: float = 1e-8
     high: float = 1e4
-    bins: int = 24
 
     def check(self, values: Mapping[str, float]) -> None:
         super().check(values)
         as_count("every", self.every)
-        as_count("bins", self.bins)
         low, high = as_number("low", self.low), as_number("high", self.high)
-        if not 0 < low < high:
+        if not 1e-30 <= low < high <= 1e30:
             raise ValueError(
-                "the bounds of the histogram must be magnitudes with 0 < low < high, got "
+                "the bounds of the histogram must be 1e-30 <= low < high <= 1e30, got "
                 f"low={shown(self.low)}, high={shown(self.high)}"
             )
 
     @property
+    def octaves(self) -> tuple[int, int]:
+        """The first and the last of `edges`, as powers of 2."""
+        return math.floor(math.log2(self.low)), math.ceil(math.log2(self.high))
+
+    @property
     def edges(self) -> tuple[float, ...]:
-        """The bounds of the bins, rising: one more than there are bins."""
-        low, high, n = float(self.low), float(self.high), self.bins
-        inner = (low * (high / low) ** (i / n) for i in range(1, n))
-        return (low, *inner, high)
+        """The edges of the bins, rising."""
+        first, last = self.octaves
+        return tuple(2.0**octave for octave in range(first, last + 1))
 
     def headings(self) -> tuple[str, Columns[Any]]:
         return self.note(), columns_of_moments()
 
     def note(self) -> str:
         """What the columns are taken from."""
-        times = "every call" if self.every == 1 else f"calls 1, {1 + self.every}, ..."
-        return f"since the epoch began; zeros, not finite: shares in {times}"
+        every = "every call" if self.every == 1 else f"every {self.every}th call"
+        return f"{self.label}: this epoch; zeros, nan/inf: {every}"
+
+    def _stated(self) -> dict[str, Any]:
+        """What a repr says: what is not as usual."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {f.name: values[f.name] for f in fields(self) if values[f.name] != f.default}

@@ -19,6 +19,7 @@ CAPACITY = 8192
 """Channels that are watched one by one; of more, none is."""
 _ROW = 4096  # float32 sums of so many values are exact enough, added up in float64
 _SMALL = 2**15  # values that are cheaper in float64 than with more calls
+_BITS = {torch.float32: (23, torch.int32), torch.float64: (52, torch.int64)}  # of the mantissa
 _WORD = 32  # flags that are read as one number
 
 
@@ -31,11 +32,18 @@ class Zone(NamedTuple):
     radius: float
     within: bool = False
 
-    def holds(self, high: Tensor, low: Tensor, nearest: Tensor | None) -> Tensor:
-        """Of each channel, whether all its values lie there."""
-        if nearest is not None:
-            return nearest >= self.radius
-        return (high <= self.centre + self.radius) & (low >= self.centre - self.radius)
+    def holds(self, x: Tensor, high: Tensor, low: Tensor) -> Tensor:
+        """Of each channel of (N, C, ...), whether all its values lie there.
+
+        Args:
+            x: the values.
+            high: the largest of each channel.
+            low: the smallest.
+        """
+        if self.within:
+            return (high <= self.centre + self.radius) & (low >= self.centre - self.radius)
+        far = (x - self.centre).abs_()
+        return _over_channels(far, torch.amin) >= self.radius
 
 
 class Moments:
@@ -45,7 +53,8 @@ class Moments:
     the open window in row 0, and the one that was closed last in row 1.
 
     Args:
-        edges: of the bins for magnitudes, rising.
+        octaves: the first and the last of the edges of bins for magnitudes, as powers of 2; a bin
+            is an octave.
         units: whether channels are watched one by one: which were never other than zero, and which
             never left the zone where their activation is flat.
 
@@ -57,11 +66,11 @@ class Moments:
         turn: eager calls in the open window.
     """
 
-    def __init__(self, edges: Sequence[float], units: bool = False) -> None:
+    def __init__(self, octaves: tuple[int, int] = (-27, 14), units: bool = False) -> None:
+        self.first, self.last = octaves
         capacity = CAPACITY if units else 0
         with torch.inference_mode(False), torch.device("cpu"):
-            self.edges = torch.tensor(edges, dtype=torch.float32)
-            self.sums = torch.zeros(2, BINS + len(edges) + 1, dtype=torch.float64)
+            self.sums = torch.zeros(2, BINS + self.last - self.first + 2, dtype=torch.float64)
             self.most = torch.zeros(2, 2, dtype=torch.float64)
             self.live = torch.zeros(2, capacity, dtype=torch.bool)
             self.moved = torch.zeros(2, capacity, dtype=torch.bool)
@@ -75,7 +84,6 @@ class Moments:
         with torch.inference_mode(False):
             wide = wide_dtype(device)
             self.sums, self.most = self.sums.to(device, wide), self.most.to(device, wide)
-            self.edges = self.edges.to(device)
             self.live, self.moved = self.live.to(device), self.moved.to(device)
 
     def add(
@@ -85,8 +93,8 @@ class Moments:
         channels: Tensor | None = None,
         zone: Zone | None = None,
         scale: float | Tensor = 1.0,
-    ) -> None:
-        """One more call.
+    ) -> bool:
+        """One more call; whether it was looked at closely.
 
         Args:
             x: its values.
@@ -97,19 +105,20 @@ class Moments:
             scale: what the values were multiplied by.
         """
         self.to(x.device)
-        compiling = is_compiling()
-        if compiling:
+        if is_compiling():
             looked: Tensor | None = x[::every] if x.ndim else x
         else:
+            x = _in_memory_order(x)
             looked = None if self.turn % every else x
             self.turn += 1
         self.sums[0, CALLS].add_(1)
         if not x.numel():
-            return
-        high = low = x
+            self.sums[0, KEPT].add_(1)
+            return False
+        low, high = torch.aminmax(x)
         if channels is not None and channels.shape[1] <= self.live.shape[1]:
-            high, low = self._see_units(channels, zone)
-        largest = torch.maximum(high.amax(), -low.amin()).to(self.sums.dtype)
+            self._see_units(channels, zone)
+        largest = torch.maximum(high, -low).to(self.sums.dtype)
         total, squares = _sums(x, largest)
         finite = torch.isfinite(total)
         unscaled = 1.0 / scale
@@ -126,31 +135,60 @@ class Moments:
         self.most[0, LARGEST].clamp_(min=torch.where(finite, largest * unscaled, 0.0))
         if looked is not None:
             self._look(looked, scale)
+        return looked is not None
 
-    def _see_units(self, x: Tensor, zone: Zone | None) -> tuple[Tensor, Tensor]:
-        """Note which channels were not zero, and which were not flat; the bounds of each."""
+    def _see_units(self, x: Tensor, zone: Zone | None) -> None:
+        """Note which channels were not zero, and which were not flat."""
         count = x.shape[1]
-        high, low = _over_channels(x, torch.amax), _over_channels(x, torch.amin)
         self.most[0, CHANNELS].clamp_(min=count)
-        self.live[0, :count].logical_or_((high != 0) | (low != 0))
+        live, moved = self.live[0, :count], self.moved[0, :count]
+        on_host = x.device.type == "cpu" and not is_compiling()
+        if on_host and bool(live.all()) and (zone is None or bool(moved.all())):
+            return  # nothing more to note in this window
+        high, low = _over_channels(x, torch.amax), _over_channels(x, torch.amin)
+        live.logical_or_((high != 0) | (low != 0))  # a NaN is not zero either
         if zone is not None:
-            nearest = None
-            if not zone.within:
-                nearest = _over_channels((x - zone.centre).abs(), torch.amin)
-            self.moved[0, :count].logical_or_(~zone.holds(high, low, nearest))
-        return high, low
+            moved.logical_or_(~zone.holds(x, high, low))
 
     def _look(self, x: Tensor, scale: float | Tensor) -> None:
         """Count zeros, what is not finite, and magnitudes by bins."""
-        finite = torch.isfinite(x)
-        sizes = torch.where(finite, x.abs(), 0.0)
-        sizes = sizes.float() if sizes.dtype.itemsize < 4 else sizes
-        bins = _binned(sizes, (self.edges * scale).to(sizes.dtype))
-        zeros, nonfinite = (x == 0).sum(), (~finite).sum()
-        bins[0] -= zeros + nonfinite
-        one, n = torch.ones_like(zeros), torch.full_like(zeros, x.numel())
-        self.sums[0, LOOKS:BINS].add_(torch.stack((one, n, zeros, nonfinite)))
+        x = x.float() if x.dtype.itemsize < 4 else x
+        if isinstance(scale, Tensor) or scale != 1.0:
+            x = x * (1.0 / scale)  # in float32 or more
+        zeros, n = x.numel() - torch.count_nonzero(x), x.numel()
+        if is_compiling():
+            finite = torch.isfinite(x)
+            nonfinite = (~finite).sum()
+            bins = self._compared(torch.where(finite, x.abs(), 0.0))
+        else:
+            bins, nonfinite = self._binned(x)
+        bins[0] -= zeros
+        looks = torch.stack((torch.ones_like(zeros), torch.full_like(zeros, n), zeros, nonfinite))
+        self.sums[0, LOOKS:BINS].add_(looks)
         self.sums[0, BINS:].add_(bins)
+
+    def _binned(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """How many lie in each bin, zeros in the first one; and how many are not finite.
+
+        The bins are octaves, so the exponent of a number tells its bin.
+        """
+        bits, ints = _BITS[x.dtype]
+        few = 2 ** (8 * x.dtype.itemsize - 1 - bits)
+        exponents = (x.contiguous().view(ints) >> bits) & (few - 1)
+        if x.device.type == "cpu":
+            counts = torch.bincount(exponents.view(-1), minlength=few)
+        else:  # which waits for nothing
+            counts = torch.histc(exponents.view(-1).to(torch.int32), few, 0, few)
+        first, last = self.first + few // 2 - 1, self.last + few // 2 - 1
+        ends = counts[:first].sum(0, keepdim=True), counts[last:-1].sum(0, keepdim=True)
+        return torch.cat((ends[0], counts[first:last], ends[1])), counts[-1]
+
+    def _compared(self, sizes: Tensor) -> Tensor:
+        """The same of finite magnitudes, for a compiler, which makes one loop of it."""
+        octaves = torch.arange(self.first, self.last + 1, device=sizes.device)
+        above = (sizes.reshape(-1, 1) >= torch.exp2(octaves.to(sizes.dtype))).sum(0)
+        first, last = above.new_full((1,), sizes.numel()), above.new_zeros(1)
+        return torch.cat((first, above)) - torch.cat((above, last))
 
     def close(self) -> None:
         """Begin a new window."""
@@ -242,13 +280,12 @@ def _sums(x: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
         if is_compiling():
             return total, x.to(wide).square().sum()
         return total, torch.linalg.vector_norm(x, dtype=wide).square()
-    flat = _in_memory_order(x)
     if x.numel() > _SMALL and x.dtype.itemsize <= 4:
-        total, squares = _sums_by_rows(flat.float())
+        total, squares = _sums_by_rows(x.float())
         if _is_exact(float(total), float(squares), float(largest), x.numel()):
             return total, squares
-    flat = flat.to(wide)
-    return flat.sum(), torch.dot(flat, flat)
+    x = x.to(wide)
+    return x.sum(), torch.dot(x, x)
 
 
 def _sums_by_rows(flat: Tensor) -> tuple[Tensor, Tensor]:
@@ -272,7 +309,8 @@ def _is_exact(total: float, squares: float, largest: float, n: int) -> bool:
 
 def _in_memory_order(x: Tensor) -> Tensor:
     """All values in one row: a view wherever they lie side by side."""
-    order = sorted(range(x.ndim), key=lambda axis: -x.stride(axis))
+    strides = x.stride()
+    order = sorted(range(x.ndim), key=lambda axis: -strides[axis])
     return x.permute(order).reshape(-1)
 
 
@@ -281,18 +319,6 @@ def _over_channels(x: Tensor, reduce: Any) -> Tensor:
     within: Tensor = reduce(x.flatten(2), 2) if x.ndim > 2 else x
     found: Tensor = reduce(within, 0)
     return found
-
-
-def _binned(sizes: Tensor, edges: Tensor) -> Tensor:
-    """How many lie below the first edge, between each two, and from the last one on."""
-    if is_compiling():  # which does it in one go
-        above = (sizes.reshape(-1, 1) >= edges).sum(0)
-        first, last = above.new_full((1,), sizes.numel()), above.new_zeros(1)
-        return torch.cat((first, above)) - torch.cat((above, last))
-    places = torch.bucketize(sizes.reshape(-1), edges, out_int32=True, right=True)
-    if places.device.type == "cpu":
-        return torch.bincount(places, minlength=len(edges) + 1)
-    return torch.histc(places, len(edges) + 1, 0, len(edges) + 1)  # waits for nothing
 
 
 def _words(flags: Tensor) -> Tensor:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ..tables import Columns, Forms
+
+_COUNTED = ("left_out", "dead", "saturated")
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,9 @@ class Statistics:
         dead: those that were exactly zero in every call.
         saturated: those that were flat in every call.
         unwatched: why there is no `dead`, or no `saturated`.
+        mean_shift: of a BatchNorm, how far its running mean is from the mean of the batches that
+            were looked at, in running deviations; the mean over its channels.
+        variance_shift: the same of the variance: the logarithm of the ratio, without its sign.
         alive, moved: the others, as bits of an integer.
     """
 
@@ -48,13 +53,13 @@ class Statistics:
     dead: int | None = None
     saturated: int | None = None
     unwatched: str = ""
+    mean_shift: float | None = None
+    variance_shift: float | None = None
     alive: int = field(default=0, repr=False)
     moved: int = field(default=0, repr=False)
 
     def plus(self, other: Any) -> Any:
         """What both have seen, as of two ranks."""
-        from dataclasses import replace
-
         kept = self.calls - self.left_out, other.calls - other.left_out
         alive, moved = self.alive | other.alive, self.moved | other.moved
         mean = _mean(self.mean, other.mean, self.values, other.values)
@@ -72,23 +77,34 @@ class Statistics:
             looked=self.looked + other.looked,
             zeros=_mean(self.zeros, other.zeros, self.looked, other.looked),
             nonfinite=_mean(self.nonfinite, other.nonfinite, self.looked, other.looked),
-            histogram=tuple(a + b for a, b in zip(self.histogram, other.histogram, strict=True))
-            if self.histogram and other.histogram
-            else self.histogram or other.histogram,
+            histogram=tuple(a + b for a, b in zip(self.histogram, other.histogram, strict=True)),
             channels=channels,
             dead=_others(self.dead, other.dead, channels, alive),
             saturated=_others(self.saturated, other.saturated, channels, moved),
             unwatched=self.unwatched or other.unwatched,
+            mean_shift=_mean(self.mean_shift, other.mean_shift, self.looked, other.looked),
+            variance_shift=_mean(
+                self.variance_shift, other.variance_shift, self.looked, other.looked
+            ),
             alive=alive,
             moved=moved,
         )
 
-    def _std_with(self, other: Any, mean: float | None) -> float | None:
+    def _std_with(self, other: Any, mean: Any) -> float | None:
         """Of both: each lies around its own mean, and these around that of both."""
-        if mean is None or self.std is None or other.std is None:
-            return self.std if other.std is None else other.std
-        squares = (each.values * (each.std**2 + (each.mean - mean) ** 2) for each in (self, other))
-        return math.sqrt(sum(squares) / (self.values + other.values))
+        squares = [
+            each.values * ((each.std or 0.0) ** 2 + ((each.mean or 0.0) - mean) ** 2)
+            for each in (self, other)
+            if each.values
+        ]
+        return math.sqrt(sum(squares) / (self.values + other.values)) if squares else None
+
+    def scalars(self) -> dict[str, float]:
+        """What is logged, by name."""
+        values = {name.name: getattr(self, name.name) for name in fields(self)}
+        return {name: values[name] for name in values if isinstance(values[name], float)} | {
+            name: values[name] for name in _COUNTED if values.get(name) is not None
+        }
 
 
 def _mean(a: float | None, b: float | None, n: int, m: int) -> float | None:
@@ -122,20 +138,27 @@ def columns_of_moments() -> Columns[Any]:
     return {
         "mean": lambda s: s.mean,
         "std": lambda s: s.std,
-        "rms": lambda s: s.rms,
         "largest": lambda s: s.largest,
         "norm": lambda s: s.norm,
         "zeros": lambda s: s.zeros,
-        "not finite": lambda s: s.nonfinite,
+        "nan/inf": lambda s: s.nonfinite,
     }
 
 
 def columns_of_units() -> Columns[Any]:
-    """The columns of dead and saturated channels."""
+    """The columns of dead and saturated channels, and of BatchNorm's running statistics."""
     return {
         "dead": lambda s: _share(s.dead, s),
         "saturated": lambda s: _share(s.saturated, s),
+        "running": _running,
     }
+
+
+def _running(s: Any) -> str:
+    """How far running statistics are; nothing where there are none."""
+    if s.mean_shift is None or s.variance_shift is None:
+        return ""
+    return f"{s.mean_shift:.2g}, {s.variance_shift:.2g}"
 
 
 def _share(count: int | None, s: Any) -> Any:

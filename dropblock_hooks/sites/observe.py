@@ -66,6 +66,9 @@ class ObserveHook(SiteHook):
 
     def _act(self, module: nn.Module, *given: Any) -> Any:
         site, observer, compiling = self.site, self.observer, is_compiling()
+        if not (observer.sees_values or observer.sees_gradients):
+            (site.record.meter.add_call() if compiling else None)
+            return self._count()
         found = self.found(given)
         if found is None:
             return None
@@ -75,7 +78,10 @@ class ObserveHook(SiteHook):
         if observer.sees_values and (compiling or graph_task() == NO_TASK):
             self._count()
             if found.readable:
-                ticket = self.watch.see(self._seen(module, found, given))
+                try:
+                    ticket = self.watch.see(self._seen(module, found, given))
+                except (TypeError, ValueError) as error:
+                    raise site.error(error) from error
             if not compiling:
                 self.ticket = ticket
         if not observer.sees_gradients or self.last is not None:

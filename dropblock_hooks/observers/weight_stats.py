@@ -1,0 +1,113 @@
+"""WeightStats: moments and shares of a layer's parameters, and how far their norm has moved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..registry import register
+from ..tables import Columns
+from .base import Observer, Watch
+from .moments import SQUARES, Moments
+from .statistics import Statistics, columns_of_moments
+
+
+@register
+class WeightStats(Observer):
+    """Mean, deviation, largest magnitude and norm of a layer's own parameters, all taken together.
+
+    They are looked at when the epoch ends and when the report is asked for: a forward costs
+    nothing. On ``param:`` selectors, of one parameter alone.
+
+    Example:
+        >>> from torch import nn
+        >>> from dropblock_hooks import WeightStats, attach
+        >>> attached = attach(nn.Sequential(nn.Linear(2, 3)), {"0": WeightStats()})
+        >>> attached.report()[0].observed.values
+        9
+    """
+
+    acts_on: ClassVar[Literal["activation", "gradient"]] = "gradient"  # as what parameters take
+    sees_values: ClassVar[bool] = False
+
+    def bind(self) -> Any:
+        """A `WeightWatch`."""
+        return WeightWatch()
+
+    def headings(self) -> tuple[str, Columns[Any]]:
+        moved: Columns[Any] = {"change": lambda s: s.change}
+        note = f"{self.label}, of now; change: of the norm in this epoch, relative"
+        return note, {**columns_of_moments(), **moved}
+
+
+@dataclass(frozen=True)
+class WeightStatistics(Statistics):
+    """What parameters are now.
+
+    Attributes:
+        change: the norm in relation to that when the epoch began, less 1; of the epoch before,
+            where it has not moved since.
+    """
+
+    change: float | None = None
+
+    def plus(self, other: Any) -> Any:
+        """Ranks hold the same parameters: those of the first one."""
+        return self
+
+
+class WeightWatch(Watch):
+    """What the parameters of one site are, and what their norm was."""
+
+    def __init__(self) -> None:
+        self.now = Moments()
+        with torch.inference_mode(False):
+            self.past = torch.full((2,), -1.0, dtype=torch.float64, device="cpu")
+
+    def look(self, module: nn.Module, parameter: str | None) -> None:
+        for tensor in (self.now.sums, self.now.most):
+            tensor.zero_()
+        self.now.turn = 0
+        for each in _parameters(module, parameter):
+            self.now.add(each.detach(), every=1)
+        self.past = self.past.to(self.now.sums)
+        self.past = torch.where(self.past < 0, self.now.sums[0, SQUARES], self.past)
+
+    def to(self, device: torch.device) -> None:
+        self.now.to(device)
+        self.past = self.past.to(self.now.sums)
+
+    def close_window(self) -> None:
+        self.past = torch.stack((self.now.sums[0, SQUARES], self.past[0]))
+
+    def tensors(self) -> list[Tensor]:
+        return [*self.now.tensors(), self.past]
+
+    def read(self, numbers: Mapping[int, list[float]]) -> WeightStatistics | None:
+        found = self.now.read(numbers)
+        if found is None or found.rms is None:
+            return None
+        squares = numbers[id(self.now.sums)][SQUARES]
+        begun, before = numbers[id(self.past)]
+        before = before if squares == begun else begun
+        change = (squares / before) ** 0.5 - 1 if before > 0 else None
+        values = {each.name: getattr(found, each.name) for each in fields(found)}
+        return WeightStatistics(**{**values, "norm": squares**0.5, "change": change})
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"past": self.past}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.past.copy_(state["past"])
+
+
+def _parameters(module: nn.Module, name: str | None) -> Iterator[Tensor]:
+    """The layer's own, or the one of this name, as far as they hold numbers."""
+    for key, each in module._parameters.items():
+        plain = type(each) in (Tensor, nn.Parameter) and not each.is_meta  # type: ignore[union-attr]
+        if plain and key == (name or key) and each.is_floating_point():  # type: ignore[union-attr]
+            yield each  # type: ignore[misc]

@@ -1,0 +1,420 @@
+"""ActivationStats on models: against NumPy, compiled, checkpointed, over processes, saved."""
+
+import copy
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import distributed, nn
+from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
+
+from dropblock_hooks import (
+    ActivationStats,
+    Dropout,
+    GradientStats,
+    SiteError,
+    Spec,
+    WeightStats,
+    attach,
+)
+from tests.pair import run_pair
+
+NAMES = ("mean", "std", "rms", "largest", "norm", "zeros")
+BATCHES = (4, 4, 7, 3)
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Sigmoid(), nn.Flatten()
+    )
+
+
+def batches(seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(n, 3, 12, 12, generator=generator) for n in BATCHES]
+
+
+def collected(model, names, inputs):
+    """What a plain hook collects of these layers, by name."""
+    found = {name: [] for name in names}
+    for name in names:
+        model.get_submodule(name).register_forward_hook(
+            lambda m, a, y, name=name: found[name].append(y.detach().double().numpy().copy())
+        )
+    for x in inputs:
+        model(x)
+    return found
+
+
+def reference(calls):
+    x = np.concatenate([call.ravel() for call in calls])
+    return {
+        "mean": x.mean(),
+        "std": x.std(),
+        "rms": np.sqrt((x**2).mean()),
+        "largest": np.abs(x).max(),
+        "norm": np.mean([np.linalg.norm(call.ravel()) for call in calls]),
+        "zeros": (x == 0).mean(),
+    }
+
+
+def observed(attached, distributed=False):
+    return {
+        row.site.split("/")[0]: row.observed for row in attached.report(distributed=distributed)
+    }
+
+
+def assert_is(found, calls):
+    wanted = reference(calls)
+    for name in NAMES:
+        value = getattr(found, name)
+        assert value == pytest.approx(wanted[name], rel=1e-5, abs=1e-6 * wanted["rms"]), name
+    assert found.calls == len(calls)
+    assert found.values == sum(call.size for call in calls)
+    others = range(calls[0].ndim)
+    zero = np.stack([(call == 0).all(tuple(a for a in others if a != 1)) for call in calls])
+    assert found.dead == zero.all(0).sum()
+
+
+def run(model, backend):
+    torch._dynamo.reset()
+    counters.clear()
+    return torch.compile(model, backend=backend, fullgraph=True) if backend else model
+
+
+@pytest.mark.parametrize(
+    "backend", [None, "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("backward", [True, False])
+def test_an_epoch_of_uneven_batches_against_numpy(backend, backward):
+    model = make_model()
+    wanted = collected(copy.deepcopy(model), ("0", "1", "3"), batches())
+    attached = attach(model, {name: ActivationStats(every=1) for name in wanted})
+    call = run(model, backend)
+    for x in batches():
+        y = call(x)
+        if backward:
+            y.sum().backward()
+    if backend:
+        assert counters["stats"]["unique_graphs"] <= 2
+        assert not counters["graph_break"]
+    found = observed(attached)
+    for name, calls in wanted.items():
+        assert_is(found[name], calls)
+        x = np.concatenate([each.ravel() for each in calls])
+        sizes = np.abs(x[x != 0])
+        edges = np.array([0, *ActivationStats().edges, np.inf])
+        assert found[name].histogram == tuple(np.histogram(sizes, edges)[0])
+
+
+def test_compiled_code_looks_at_some_samples_of_each_call():
+    model = make_model()
+    attached = attach(model, {"1": ActivationStats(every=3)})
+    call = run(model, "aot_eager")
+    for x in batches():
+        call(x)
+    found = observed(attached)["1"]
+    assert found.looked == sum(math.ceil(n / 3) for n in BATCHES) * 8 * 100
+    assert found.values == sum(BATCHES) * 8 * 100
+
+
+def gloo_epoch(rank):
+    model = make_model()
+    with torch.no_grad():
+        model[0].bias[5] = -100.0  # dead on both
+        model[0].bias[3] = -100.0 * rank  # on one
+    seen = {}
+    for each in (0, 1):
+        twin = make_model()
+        twin.load_state_dict(model.state_dict())
+        with torch.no_grad():
+            twin[0].bias[3] = -100.0 * each
+        inputs = batches(each)[: 2 + each]
+        for name, calls in collected(twin, ("1", "3"), inputs).items():
+            seen.setdefault(name, []).extend(calls)
+    attached = attach(model, {"1": ActivationStats(every=1), "3": ActivationStats(every=1)})
+    for x in batches(rank)[: 2 + rank]:
+        model(x)
+    assert observed(attached)["1"].dead == 1 + rank
+    found = observed(attached, distributed=True)
+    for name, calls in seen.items():
+        assert_is(found[name], calls)
+    assert found["1"].dead == 1
+
+
+@pytest.mark.skipif(
+    not (distributed.is_available() and distributed.is_gloo_available()),
+    reason="this torch has no gloo",
+)
+def test_over_two_processes(tmp_path):
+    run_pair(tmp_path, "tests.observers.test_activation_stats", ["gloo_epoch"])
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_is_not_counted_twice(reentrant):
+    model = make_model()
+    wanted = collected(copy.deepcopy(model), ("1",), batches())
+    attached = attach(model, {"1": ActivationStats(every=1)})
+    for x in batches():
+        checkpoint(model, x.requires_grad_(), use_reentrant=reentrant).sum().backward()
+    assert_is(observed(attached)["1"], wanted["1"])
+
+
+class Pair(nn.Module):
+    def forward(self, x):
+        return x, {"more": x[:, :1] * 3, "places": x.argmax(1)}
+
+
+def test_elements_of_a_tuple():
+    model = nn.Sequential(Pair())
+    attached = attach(model, {"0": [ActivationStats(index=0)]})
+    model(torch.ones(2, 3, 4, 4))
+    assert observed(attached)["0"].values == 96
+
+
+def test_integers_are_refused_by_name():
+    class Places(nn.Module):
+        def forward(self, x):
+            return x.argmax(1)
+
+    model = nn.Sequential(Places())
+    with (
+        attach(model, {"0": ActivationStats()}),
+        pytest.raises(SiteError, match="0/ActivationStats on Places '0'.*floating.*torch.int64"),
+    ):
+        model(torch.ones(2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"low": 1.0, "high": 0.1}, r"low < high .*got low=1.0 .float., high=0.1"),
+        ({"low": 1.0, "high": 1.0}, "low < high"),
+        ({"low": 0.0}, "1e-30 <= low"),
+        ({"low": -1.0}, "1e-30 <= low"),
+        ({"high": 1e40}, "<= 1e30"),
+        ({"high": math.inf}, "high must be a finite number"),
+        ({"every": 0}, "every must be an integer >= 1, got 0"),
+        ({"every": 2.5}, "every must be an integer"),
+    ],
+)
+@pytest.mark.parametrize("kind", [ActivationStats, GradientStats])
+def test_bad_options(kind, options, message):
+    with pytest.raises(ValueError, match=message):
+        kind(**options)
+
+
+def test_it_goes_through_yaml():
+    spec = Spec({"0": ActivationStats(every=5, low=1e-3)})
+    assert Spec.from_yaml(spec.to_yaml()) == spec
+    assert repr(ActivationStats()) == "ActivationStats()"
+
+
+SATURATED = {  # of an input of -100, 100, and both by turns
+    nn.Sigmoid: (1, 1, 1),
+    nn.Tanh: (1, 1, 1),
+    nn.Hardsigmoid: (1, 1, 1),
+    nn.Hardtanh: (1, 1, 1),
+    nn.ReLU6: (1, 1, 1),
+    nn.Hardswish: (1, 0, 0),
+}
+
+
+@pytest.mark.parametrize("kind", SATURATED)
+def test_saturated_channels_of_each_activation(kind):
+    model = nn.Sequential(kind())
+    attached = attach(model, {"0": ActivationStats()})
+    for channel, wanted in enumerate(SATURATED[kind]):
+        x = torch.linspace(0.3, 0.6, 2 * 3 * 5).reshape(2, 3, 5)
+        x[:, channel] = torch.tensor([[-100.0], [100.0]]) if channel == 2 else 200.0 * channel - 100
+        attached.step(channel)
+        model(x)
+        assert observed(attached)["0"].saturated == wanted
+
+
+def test_an_unknown_activation_says_so():
+    model = nn.Sequential(nn.GELU(), nn.Unflatten(0, (2, 1)))
+    attached = attach(model, {"0": ActivationStats(), "1": ActivationStats()})
+    model(torch.ones(2, 3, 4))
+    found = observed(attached)
+    assert found["0"].saturated is None
+    assert found["0"].unwatched == "GELU has no known bounds"
+    assert "- (GELU has no known bounds)" in attached.report().to_text(10**6)
+
+
+def test_channels_that_are_not_known_say_so():
+    model = nn.Sequential(nn.Sigmoid())
+    attached = attach(model, {"0": ActivationStats()})
+    model(torch.ones(2, 1, 3, 1, 1, 4))
+    found = observed(attached)["0"]
+    assert (found.values, found.dead, found.saturated) == (24, None, None)
+    assert found.unwatched == "its channels are not known"
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("spatial", [0, 2])
+def test_running_statistics_against_those_of_the_batches(backend, spatial):
+    torch.manual_seed(0)
+    layer = nn.BatchNorm1d(6) if spatial == 0 else nn.BatchNorm2d(6)
+    model = nn.Sequential(layer)
+    attached = attach(model, {"0": ActivationStats(every=1)})
+    call = run(model, backend)
+    means, variances = [], []
+    for n in (8, 8, 5):
+        x = torch.randn(n, 6, *[7] * spatial) * torch.arange(1, 7).view(6, *[1] * spatial) + 50
+        call(x)
+        y = x.double().movedim(1, 0).flatten(1).numpy()
+        means.append(y.mean(1))
+        variances.append(y.var(1, ddof=1))
+    mean, variance = layer.running_mean.double().numpy(), layer.running_var.double().numpy()
+    found = observed(attached)["0"]
+    off = np.abs(np.mean(means, 0) - mean) / np.sqrt(variance)
+    assert found.mean_shift == pytest.approx(off.mean(), rel=1e-4)
+    logs = np.abs(np.log(np.mean(variances, 0) / variance))
+    assert found.variance_shift == pytest.approx(logs.mean(), rel=1e-4)
+    attached.step(1)
+    assert observed(attached)["0"].mean_shift == found.mean_shift
+    assert "running" in str(attached)
+
+
+def test_a_window_is_an_epoch():
+    model = nn.Sequential(nn.ReLU())
+    attached = attach(model, {"0": ActivationStats(every=2)})
+    for epoch, value in enumerate((1.0, 2.0, 3.0)):
+        attached.step(epoch)
+        for _ in range(3):
+            model(torch.full((2, 2), value))
+        found = observed(attached)["0"]
+        assert (found.mean, found.calls, found.looked) == (value, 3, 8)
+    attached.step()
+    assert observed(attached)["0"].mean == 3.0
+    model.eval()(torch.zeros(2, 2))
+    assert observed(attached)["0"].mean == 3.0
+
+
+def test_it_is_logged_and_listed():
+    model = nn.Sequential(nn.ReLU())
+    attached = attach(model, {"0": ActivationStats()})
+    assert attached.scalars() == {}
+    model(torch.ones(2, 2))
+    logged = attached.scalars()
+    assert logged["reg/0/ActivationStats/mean"] == 1.0
+    assert logged["reg/0/ActivationStats/dead"] == 0
+    assert all(isinstance(value, int | float) for value in logged.values())
+    (row,) = attached.report().to_dict()
+    assert row["observed"]["values"] == 4
+    assert all(len(line) <= 100 for line in str(attached).splitlines())
+    assert "ActivationStats: this epoch; zeros, nan/inf: every 10th call" in str(attached)
+
+
+def test_a_resumed_run_is_one_that_was_never_interrupted():
+    spec = {"1": ActivationStats(every=3), "3": ActivationStats(), "0": WeightStats()}
+    spec["2"] = GradientStats()
+    whole = attach(make_model(), spec)
+    part = attach(make_model(), spec)
+    for epoch in (0, 1):
+        whole.step(epoch)
+        part.step(epoch)
+        for n, x in enumerate(batches(epoch)):
+            for attached in (whole, part):
+                attached._base(x).sum().backward()
+            if epoch == 1 and n == 1:
+                state = json.loads(json.dumps(part.state_dict()))
+                model = make_model()
+                part = attach(model, spec)
+                part.load_state_dict(state)
+    assert observed(part) == observed(whole)
+    assert (
+        part.state_dict()["sites"]["1/ActivationStats"]["buffers"]
+        == (whole.state_dict()["sites"]["1/ActivationStats"]["buffers"])
+    )
+
+
+EVERYTHING = [
+    ActivationStats(),
+    ActivationStats(when="before"),
+    GradientStats(),
+    GradientStats(when="before"),
+    WeightStats(),
+]
+
+
+def trained(model, x, steps, spec):
+    """Losses, parameters and random state of a training, with observers or without."""
+    attached = attach(model, spec) if spec else None
+    torch.manual_seed(1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    if attached is not None:
+        assert all(row.active_calls == steps for row in attached.report() if row.at == "output")
+    return losses, list(model.parameters()), torch.get_rng_state()
+
+
+def test_the_training_is_the_same_to_the_bit():
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model = timm.create_model("resnet10t", num_classes=4, drop_rate=0.2)
+    assert any(isinstance(m, nn.ReLU) and m.inplace for m in model.modules())
+    twin, x = copy.deepcopy(model), torch.randn(2, 3, 32, 32)
+    spec = {f"type:{name}": EVERYTHING for name in ("Conv2d", "BatchNorm2d", "Linear")}
+    spec["type:ReLU"] = EVERYTHING[:2]
+    found, wanted = trained(model, x, 20, spec), trained(twin, x, 20, {})
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+def live_bytes(steps, beats=6):
+    """Bytes of live tensors after each part of a training with every observer."""
+    import gc
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten())
+    model.append(nn.Linear(64, 2))
+    attached = attach(model, {"[0-4]": EVERYTHING, "param:*.weight": GradientStats()})
+    optimizer = torch.optim.SGD(model.parameters(), 0.001)
+    x, held = torch.randn(4, 1, 6, 6), []
+    for beat in range(beats):
+        attached.step(beat)
+        for _ in range(steps // beats):
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+        gc.collect()
+        tensors = [each for each in gc.get_objects() if isinstance(each, torch.Tensor)]
+        held.append((len(tensors), sum(each.numel() for each in tensors)))
+    return held
+
+
+@pytest.mark.parametrize("steps", [300, pytest.param(5_000, marks=pytest.mark.slow)])
+def test_memory_stays_what_it_is(steps):
+    _, _, first, *later = live_bytes(steps)  # the first windows open
+    assert later == [first] * 3
+
+
+def test_a_step_waits_for_nothing_but_the_host():
+    """On a device, no number is read: here, of tensors that have none."""
+    moments = attach(nn.Sequential(nn.ReLU()), {"0": ActivationStats()})
+    x = torch.ones(2, 3, device="meta")
+    moments._base(x)
+    assert observed(moments)["0"] is None
+
+
+def test_beside_dropout_it_sees_what_goes_on():
+    model = nn.Sequential(nn.Identity())
+    attached = attach(
+        model, {"0": [Dropout(0.5), ActivationStats(), ActivationStats(when="before")]}
+    )
+    torch.manual_seed(0)
+    model(torch.ones(64, 64))
+    rows = [row.observed for row in attached.report()][1:]
+    assert rows[0].zeros == pytest.approx(0.5, abs=0.05)
+    assert rows[1].zeros == 0.0

@@ -1,0 +1,240 @@
+"""Sums of values against a float64 reference, whatever the values."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dropblock_hooks.observers.moments import CAPACITY, Moments, Zone
+from dropblock_hooks.sites.counts import numbers_of
+
+
+def read(moments, zone=False):
+    return moments.read(numbers_of(moments.tensors()), zone)
+
+
+def seen(*calls, every=1, channels=False, zone=None, scale=1.0):
+    moments = Moments(units=channels)
+    for x in calls:
+        moments.add(x, every, x if channels else None, zone, scale)
+    return read(moments, zone is not None)
+
+
+def flat(calls):
+    return np.concatenate([x.double().numpy().ravel() for x in calls])
+
+
+def assert_is(found, calls):
+    """What was found is what NumPy says, in float64."""
+    x = flat(calls)
+    rms = np.sqrt((x**2).mean())
+    assert found.values == x.size
+    assert found.mean == pytest.approx(x.mean(), rel=1e-5, abs=1e-6 * rms)
+    assert found.std == pytest.approx(x.std(), rel=1e-5, abs=1e-7 * rms)
+    assert found.rms == pytest.approx(rms, rel=1e-5)
+    assert found.largest == np.abs(x).max()
+    norms = [np.linalg.norm(flat([call])) for call in calls]
+    assert found.norm == pytest.approx(np.mean(norms), rel=1e-5)
+    assert found.zeros == (x == 0).mean()
+
+
+VALUES = {
+    "plain": lambda x: x,
+    "rectified": lambda x: x.relu(),
+    "far from zero": lambda x: 100 + 0.1 * x,
+    "very far from zero": lambda x: 1e4 + 0.1 * x,
+    "large": lambda x: 1e15 * x,
+    "small": lambda x: 1e-15 * x,
+    "squares overflow": lambda x: 1e20 * x,
+    "squares vanish": lambda x: 1e-25 * x,
+    "all zero": lambda x: x * 0,
+}
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("edge", [3, 40])  # below and above what is summed in float64 at once
+def test_float32_against_float64(values, edge):
+    torch.manual_seed(0)
+    calls = [VALUES[values](torch.randn(n, 8, edge, edge)) for n in (4, 4, 7, 3)]
+    found = seen(*calls)
+    assert_is(found, calls)
+    assert sum(found.histogram) == np.count_nonzero(flat(calls))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("values", ["plain", "far from zero", "rectified"])
+def test_other_types(dtype, values):
+    torch.manual_seed(0)
+    calls = [VALUES[values](torch.randn(n, 8, 40, 40)).to(dtype) for n in (3, 5)]
+    assert_is(seen(*calls), calls)
+
+
+def test_a_sum_that_float16_does_not_hold():
+    calls = [torch.full((4, 8, 40, 40), 60000.0, dtype=torch.float16)]
+    assert_is(seen(*calls), calls)
+
+
+@pytest.mark.parametrize("order", ["channels_last", "strided", "expanded", "moved"])
+def test_whatever_lies_in_memory(order):
+    torch.manual_seed(0)
+    x = torch.randn(4, 8, 40, 40)
+    y = {
+        "channels_last": x.to(memory_format=torch.channels_last),
+        "strided": x[..., ::2],
+        "expanded": x[:, :1].expand(-1, 8, -1, -1),
+        "moved": x.movedim(1, -1),
+    }[order]
+    assert_is(seen(y), [y])
+
+
+@given(
+    st.lists(
+        st.lists(
+            st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=False),
+            max_size=40,
+        ),
+        min_size=1,
+        max_size=3,
+    )
+)
+@settings(max_examples=100, deadline=None)
+def test_any_values(calls):
+    tensors = [torch.tensor(values, dtype=torch.float32) for values in calls]
+    found = seen(*tensors)
+    x = flat(tensors)
+    assert found.calls == len(calls)
+    assert found.values == x.size
+    if x.size:
+        scale = np.abs(x).max()
+        assert found.mean == pytest.approx(x.mean(), rel=1e-6, abs=1e-12 * scale)
+        assert found.std == pytest.approx(x.std(), rel=1e-6, abs=1e-7 * scale)
+        assert found.largest == scale
+        assert sum(found.histogram) == np.count_nonzero(x)
+    else:
+        assert found.mean is found.zeros is None
+
+
+def test_the_bins_are_octaves_with_closed_lower_edges():
+    moments = Moments(octaves=(-2, 1))  # edges 0.25, 0.5, 1, 2
+    x = torch.tensor([0.0, 0.1, 0.25, -0.4, 0.5, -1.0, 1.99, 2.0, -1e30, math.inf, math.nan])
+    moments.add(x, 1)
+    found = read(moments)
+    assert found.histogram == (1, 2, 1, 2, 2)
+    assert (found.zeros, found.nonfinite) == (1 / 11, 2 / 11)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("n", [10, 50_000])
+def test_a_call_with_a_value_that_is_not_finite_is_left_out_and_counted(bad, n):
+    good, worse = torch.ones(n), torch.ones(n)
+    worse[3] = bad
+    found = seen(good, worse, 3 * good)
+    assert (found.calls, found.left_out, found.values) == (3, 1, 2 * n)
+    assert (found.mean, found.std, found.largest) == (2.0, 1.0, 3.0)
+    assert found.nonfinite == pytest.approx(1 / (3 * n))
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (0,), (0, 3, 4, 4), (2, 3)])
+def test_any_shape(shape):
+    x = torch.ones(shape)
+    found = seen(x, channels=len(shape) > 1)
+    assert (found.calls, found.left_out, found.values) == (1, 0, x.numel())
+
+
+def test_shares_are_of_every_nth_call_the_first_included():
+    calls = [torch.tensor([0.0, float(n % 2)]) for n in range(7)]
+    found = seen(*calls, every=3)  # calls 0, 3, 6
+    assert found.looked == 6
+    assert found.zeros == 5 / 6
+    assert found.values == 14
+
+
+@pytest.mark.parametrize("scale", [1024.0, torch.tensor(1024.0, dtype=torch.float64)])
+def test_what_was_scaled_is_told_in_its_own_unit(scale):
+    torch.manual_seed(0)
+    calls = [torch.randn(50), torch.randn(30)]
+    found = seen(*[x * 1024 for x in calls], scale=scale)
+    assert_is(found, calls)
+    assert found.histogram == seen(*calls).histogram
+
+
+def test_a_channel_is_dead_that_was_zero_in_all_calls():
+    x = torch.zeros(2, 4, 3)
+    x[0, 1, 0] = 1e-40  # not exactly zero
+    y = torch.zeros(5, 4, 3)
+    y[4, 2, 2] = -1.0
+    found = seen(x, y, channels=True)
+    assert (found.channels, found.dead) == (4, 2)
+    assert found.alive == 0b0110
+
+
+def test_a_channel_is_saturated_that_never_left_the_zone():
+    zone = Zone(0.5, 0.49)  # sigmoid's
+    x = torch.full((2, 4, 3), 0.5)
+    x[:, 0], x[:, 1], x[:, 2] = 0.001, 0.999, 0.001
+    x[1, 2, 0] = 0.995  # at either end
+    again = x.clone()
+    again[0, 1, 1] = 0.9
+    assert seen(x, channels=True, zone=zone).saturated == 3
+    assert seen(x, again, channels=True, zone=zone).saturated == 2
+    within = Zone(0.0, 0.1, within=True)
+    assert seen(x - 0.999, channels=True, zone=within).saturated == 1
+
+
+def test_of_more_channels_than_there_is_room_for_none_is_watched():
+    found = seen(torch.ones(1, CAPACITY + 1), channels=True)
+    assert (found.channels, found.dead) == (None, None)
+    assert found.values == CAPACITY + 1
+
+
+def test_an_empty_window_shows_the_one_before():
+    moments = Moments(units=True)
+    assert read(moments) is None
+    moments.add(torch.ones(2, 3), 1, torch.ones(2, 3))
+    moments.close()
+    assert (read(moments).values, read(moments).dead) == (6, 0)
+    moments.add(torch.zeros(1, 3), 1, torch.zeros(1, 3))
+    assert (read(moments).values, read(moments).dead) == (3, 3)
+    moments.close()
+    moments.close()
+    assert read(moments) is None
+
+
+def test_parts_add_up_to_the_whole():
+    torch.manual_seed(0)
+    calls = [torch.randn(n, 40).clamp_min(-1) + 3 for n in (3, 5, 2)]
+    for x in calls:
+        x[:, 7] = 0.0
+    calls[0][:, 9] = 0.0
+    whole = seen(*calls, channels=True, zone=Zone(0.0, 0.1, within=True))
+    first, second = (
+        seen(*part, channels=True, zone=Zone(0.0, 0.1, within=True))
+        for part in (calls[:1], calls[1:])
+    )
+    total = first.plus(second)
+    for name, value in vars(whole).items():
+        if value not in ("", None):
+            assert getattr(total, name) == pytest.approx(value, rel=1e-12), name
+    assert total.dead == 1
+    empty = seen(torch.ones(0, 40), channels=True)
+    assert first.plus(empty).mean == empty.plus(first).mean == first.mean
+    assert first.plus(empty).std == pytest.approx(first.std)
+
+
+def test_what_is_saved_goes_on_where_it_was():
+    torch.manual_seed(0)
+    calls = [torch.randn(4, 5).relu() for _ in range(9)]
+    alone, before, after = (Moments(units=True) for _ in range(3))
+    for n, x in enumerate(calls):
+        alone.add(x, 4, x)
+        (before if n < 5 else after).add(x, 4, x)
+        if n == 2:
+            alone.close()
+            before.close()
+        if n == 4:
+            after.load_state_dict(before.state_dict())
+    assert read(after) == read(alone)
+    assert all(map(torch.equal, after.state_dict().values(), alone.state_dict().values()))
