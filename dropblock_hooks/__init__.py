@@ -12,14 +12,16 @@ The map:
 `plan`                      what a spec will do on a model, before anything is put on
 `layers`                    what a model has to attach to
 `builtin`, `Retune`         what a model drops by itself, and another rate for it
+`Observer`                  what watches a layer and changes nothing: ``observers``
 ``plots``                   pictures, by matplotlib
 ``functional``              the equations, as pure functions of tensors
 `Regularizer`, `register`   one class, one file: a regularizer of your own
 ==========================  ========================================================================
 
 The folders, each with a map of its own in its ``__init__``, from the bottom up: ``functional``,
-``selectors``, ``regularizers``, ``layouts`` (how axes are read), ``spec``, ``sites`` (run time),
-``attachment`` (the handle), ``planning`` (the dry run), ``calls`` (a model with regularizers, run).
+``selectors``, ``regularizers``, ``layouts`` (how axes are read), ``observers``, ``spec``, ``sites``
+(run time), ``attachment`` (the handle), ``planning`` (the dry run), ``calls`` (a model with
+regularizers, run).
 """
 
 from . import functional, plots, presets
@@ -28,6 +30,7 @@ from .attachment.attachment import Attachment
 from .attachment.verify import Finding
 from .calls.gradcam import CAM, gradcam
 from .calls.sample import Sampled, sample
+from .observers import Observer, Seen, Watch
 from .planning.builtin import builtin
 from .planning.layers import layers
 from .planning.plan import plan
@@ -99,6 +102,7 @@ __all__ = [
     "LinearSchedule",
     "NonNegative",
     "Now",
+    "Observer",
     "Plan",
     "Positive",
     "Probability",
@@ -109,6 +113,7 @@ __all__ = [
     "Sampled",
     "ScaleGrad",
     "Schedule",
+    "Seen",
     "Select",
     "Site",
     "SiteError",
@@ -116,6 +121,7 @@ __all__ = [
     "SpecError",
     "StepSchedule",
     "StochasticDepth",
+    "Watch",
     "WindowSchedule",
     "ZeroGrad",
     "attach",

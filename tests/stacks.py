@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import Foreign, Regularizer, Retune, SpecError, attach
+from dropblock_hooks.observers import Observer
 from dropblock_hooks.registry import registered
 from dropblock_hooks.sites.hooks import hooks_on
 
@@ -32,10 +33,12 @@ ARGUMENTS = {
 
 
 def regularizers():
-    """A strong instance of every regularizer of the package, by name, of new ones too."""
+    """A strong instance of every regularizer of the package, by name, of new ones too; observers
+    have tests of their own.
+    """
     found = {"Foreign": Foreign(nn.Dropout2d, p=0.4)}
     for name, cls in registered(Regularizer).items():
-        if cls.__module__.startswith("dropblock_hooks."):
+        if cls.__module__.startswith("dropblock_hooks.") and not issubclass(cls, Observer):
             found[name] = cls(**ARGUMENTS.get(name, _rates(cls)))
     return dict(sorted(found.items()))
 

@@ -51,14 +51,21 @@ def summed(mine: Readings) -> Readings:
     Raises:
         RuntimeError: where the ranks have other sites than this one; on every rank.
     """
-    ranks, forwards = zip(*_gathered(mine), strict=True)
+    ranks, forwards, observed = zip(*_gathered(mine), strict=True)
     if any(list(sites) != list(ranks[0]) for sites in ranks):
         raise RuntimeError(
             "the ranks have different sites, which can't be added up: "
             "verify(distributed=True) says where they differ"
         )
     total = {key: functools.reduce(Reading.plus, (r[key] for r in ranks)) for key in mine.sites}
-    return Readings(total, None if None in forwards else sum(forwards))
+    seen = {key: _added([rank[key] for rank in observed]) for key in mine.observed}
+    return Readings(total, None if None in forwards else sum(forwards), seen)
+
+
+def _added(observed: Sequence[Any]) -> Any:
+    """What observers have seen on all ranks; None where none has seen anything."""
+    there = [each for each in observed if each is not None]
+    return functools.reduce(lambda a, b: a.plus(b), there) if there else None
 
 
 def compare(

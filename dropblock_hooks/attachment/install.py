@@ -5,10 +5,12 @@ from collections.abc import Callable
 from torch import nn
 
 from ..layouts.map_sizes import watch_sizes
+from ..observers.base import Observer
 from ..regularizers.retune import Retune
 from ..selectors.wrappers import bare_type
 from ..sites.hooks import InputHook, OutputHook, SiteHook
 from ..sites.meter import device_of
+from ..sites.observe import ObserveHook
 from ..sites.parameters import KeeperHook, ParameterHook
 from ..sites.retune import AttributeHook, RetuneHook
 from ..sites.shared import Control
@@ -26,6 +28,8 @@ def make_hook(site: Site, p: Placement) -> SiteHook:
         return AttributeHook(site, p.target.attribute)
     if isinstance(p.regularizer, Retune):
         return RetuneHook(site, p.attribute)
+    if isinstance(p.regularizer, Observer):
+        return ObserveHook(site)
     return OutputHook(site) if site.regularizer.at == "output" else InputHook(site)
 
 

@@ -62,8 +62,9 @@ def move(
             hook.put(module)
         raise
     if math.floor(t) != math.floor(control.epoch):
-        for record in (control.record, *(hook.site.record for _, hook in installed)):
-            record.close_window()
+        control.record.close_window()
+        for _, hook in installed:
+            hook.site.close_window()
         control.open_window()
     control.epoch = t
 

@@ -1,15 +1,17 @@
 """The report: what has happened at each site."""
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
+from ..observers.base import Observer
 from ..registry import name_of, text
 from ..regularizers.base import Regularizer
 from ..regularizers.rates import RateLike
 from ..schedules import Schedule, span_of
-from ..sites.counts import Reading
+from ..sites.counts import Reading, numbers_of
 from ..sites.shared import Control
 from ..sites.site import Site
 from ..tables import Columns, Forms, Section, Table, named, ranged
@@ -41,6 +43,7 @@ class SiteRow:
         block_size: the block in force on these maps.
         clipped: whether a larger block was asked for.
         aliases: other names of the same, shared, layer.
+        observed: what an observer has seen in the last window; None of what is none.
     """
 
     site: str
@@ -59,6 +62,7 @@ class SiteRow:
     block_size: Size
     clipped: bool
     aliases: tuple[str, ...]
+    observed: Any = None
 
 
 class Readings(NamedTuple):
@@ -67,10 +71,12 @@ class Readings(NamedTuple):
     Attributes:
         sites: by key.
         forwards: of the model so far; None where compiled ones could not be counted.
+        observed: what observers have seen, by key.
     """
 
     sites: dict[str, Reading]
     forwards: int | None
+    observed: dict[str, Any]
 
 
 def readings(sites: Sequence[Site], control: Control) -> Readings:
@@ -78,10 +84,17 @@ def readings(sites: Sequence[Site], control: Control) -> Readings:
     counted = {site.key: site.record.read() for site in sites}
     compiled = any(each.compiled for each in counted.values())
     forwards = control.record.read(elements=False).life.calls
-    return Readings(counted, None if compiled else forwards)
+    return Readings(counted, None if compiled else forwards, observations(sites))
 
 
-def site_row(site: Site, counted: Reading, forwards: int | None) -> SiteRow:
+def observations(sites: Sequence[Site]) -> dict[str, Any]:
+    """What the observers among them have seen, by key. Each device is waited for once."""
+    watches = {site.key: site.watch for site in sites if site.watch is not None}
+    numbers = numbers_of([tensor for watch in watches.values() for tensor in watch.tensors()])
+    return {key: watch.read(numbers) for key, watch in watches.items()}
+
+
+def site_row(site: Site, counted: Reading, forwards: int | None, observed: Any = None) -> SiteRow:
     """The row of a site and what it has counted, of a model with this many forwards so far."""
     block, life, shown = site.block_on(counted.maps), counted.life, counted.shown
     return SiteRow(
@@ -101,6 +114,7 @@ def site_row(site: Site, counted: Reading, forwards: int | None) -> SiteRow:
         block_size=block,
         clipped=is_clipped(block, site.regularizer),
         aliases=site.aliases,
+        observed=observed,
     )
 
 
@@ -136,29 +150,17 @@ def _several(calls: float | None) -> str:
 
 
 class Report(Table[SiteRow]):
-    """What has happened at each site; sites of gradients stand below, under headings of their own.
-
-    Attributes:
-        gradients: the headings of their rows.
+    """What has happened at each site: of regularizers of activations, then of gradients, then what
+    observers have seen, each under headings of its own.
     """
 
-    def __init__(
-        self,
-        rows: Sequence[SiteRow],
-        columns: Columns[SiteRow],
-        gradients: Columns[SiteRow],
-        title: str,
-    ) -> None:
+    def __init__(self, sections: Sequence[Section[SiteRow]], rows: Sequence[SiteRow], title: str):
+        self._sections = [section for section in sections if section.rows]
+        columns = self._sections[0].columns if self._sections else sections[0].columns
         super().__init__(rows, columns, title)
-        self.gradients = gradients
 
     def sections(self) -> list[Section[SiteRow]]:
-        on_gradients = [row for row in self.rows if row.acts_on == "gradient"]
-        if not on_gradients:
-            return super().sections()
-        others = [row for row in self.rows if row.acts_on != "gradient"]
-        section = Section(on_gradients, self.gradients, _OF_GRADIENTS)
-        return [*([Section(others, self.columns)] if others else []), section]
+        return self._sections or super().sections()
 
 
 _OF_GRADIENTS = (
@@ -192,8 +194,33 @@ def site_table(sites: Sequence[Site], have: Readings, title: str) -> Report:
         "mean norm": lambda row: row.mean_norm,
         **calls,
     }
-    rows = [site_row(site, have.sites[site.key], have.forwards) for site in sites]
-    return Report(rows, columns, gradients, title)
+    rows = {
+        site.key: site_row(site, have.sites[site.key], have.forwards, have.observed.get(site.key))
+        for site in sites
+    }
+    watching = [site for site in sites if isinstance(site.regularizer, Observer)]
+    acting = [rows[site.key] for site in sites if site not in watching]
+    sections = [
+        Section([row for row in acting if row.acts_on != "gradient"], columns),
+        Section([row for row in acting if row.acts_on == "gradient"], gradients, _OF_GRADIENTS),
+        *_observed(watching, rows, {**shared, **calls}),
+    ]
+    return Report(sections, list(rows.values()), title)
+
+
+def _observed(
+    sites: Sequence[Site], rows: Mapping[str, SiteRow], plain: Columns[SiteRow]
+) -> Iterator[Section[SiteRow]]:
+    """What observers have seen: the sites of each class under its headings."""
+    for kind in dict.fromkeys(type(site.regularizer) for site in sites):
+        group = [site for site in sites if type(site.regularizer) is kind]
+        note, columns = group[0].regularizer.headings()  # type: ignore[attr-defined]  # an Observer
+        shown = {name: partial(_of_observed, find) for name, find in columns.items()}
+        yield Section([rows[site.key] for site in group], {**plain, **shown}, note)
+
+
+def _of_observed(find: Callable[[Any], Any], row: SiteRow) -> Any:
+    return None if row.observed is None else find(row.observed)
 
 
 def _bound(row: SiteRow) -> str | None:

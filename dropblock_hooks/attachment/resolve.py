@@ -8,6 +8,7 @@ from torch import nn
 
 from ..checks import as_count
 from ..layouts.hints import Hints
+from ..observers.base import Observer
 from ..quoting import described, label, listed, message_of, quote, shorten
 from ..regularizers.base import Regularizer
 from ..regularizers.rates import RateLike
@@ -240,7 +241,7 @@ def _nested(placements: list[Placement], index: Index) -> list[str]:
     """Sites of one class inside one another, which drop again what is left."""
     by_label: dict[str, list[Placement]] = defaultdict(list)
     for p in placements:
-        if not p.target.form and not isinstance(p.regularizer, Retune):
+        if not p.target.form and not isinstance(p.regularizer, Retune | Observer):
             by_label[p.regularizer.label].append(p)
     warnings = []
     for name, group in by_label.items():

@@ -9,6 +9,7 @@ from textwrap import fill, indent
 from typing import Any, Literal, Union, get_args, get_origin
 
 from ..checks import closest
+from ..observers.base import Observer
 from ..quoting import quote
 from ..registry import registered
 from ..regularizers.rates import hints_of, is_optional, ranges_of
@@ -49,7 +50,7 @@ class KindRow:
     Attributes:
         name: as files write it.
         kind: ``"regularizer"`` or ``"schedule"``.
-        acts_on: ``"activation"`` or ``"gradient"``; None of a schedule.
+        acts_on: ``"activation"`` or ``"gradient"``; None of a schedule or an observer.
         summary: a sentence.
         fields: its own.
         options: those that all regularizers take.
@@ -81,15 +82,15 @@ def _run(options: argparse.Namespace) -> Result:
 
 def _row(name: str, cls: Any) -> KindRow:
     said = meanings(cls)
-    is_schedule = issubclass(cls, Schedule)
+    is_schedule, is_observer = issubclass(cls, Schedule), issubclass(cls, Observer)
     own = [_field(cls, f, said) for f in fields(cls) if f.init and not f.kw_only]
     refused = getattr(cls, "refused_options", ())
     optional = [f for f in fields(cls) if f.init and f.kw_only and f.name not in refused]
     shared = [_field(cls, f, said) for f in optional]
     return KindRow(
         name,
-        "schedule" if is_schedule else "regularizer",
-        None if is_schedule else cls.acts_on,
+        "schedule" if is_schedule else "observer" if is_observer else "regularizer",
+        None if is_schedule or is_observer else cls.acts_on,
         summary(cls),
         tuple(own),
         tuple(shared),
@@ -147,13 +148,14 @@ class Kinds(Table[KindRow]):
 
     def sections(self) -> list[Section[Any]]:
         notes = {
-            "activation": "regularizers of activations",
-            "gradient": "regularizers of gradients",
-            None: "schedules",
+            ("regularizer", "activation"): "regularizers of activations",
+            ("regularizer", "gradient"): "regularizers of gradients",
+            ("observer", None): "observers",
+            ("schedule", None): "schedules",
         }
         found = []
-        for acts_on, note in notes.items():
-            rows = [row for row in self.rows if row.acts_on == acts_on]
+        for group, note in notes.items():
+            rows = [row for row in self.rows if (row.kind, row.acts_on) == group]
             lines = [_Line(r, f, i == 0) for r in rows for i, f in enumerate(r.fields or (None,))]
             found.append(Section(lines, _COLUMNS, note))
         return found

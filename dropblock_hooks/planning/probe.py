@@ -14,6 +14,7 @@ from ..attachment.faults import Fault, Window, fault_of, is_read, why_not_called
 from ..attachment.install import install, make_hook
 from ..attachment.placement import Placement
 from ..attachment.verify import windows
+from ..observers.base import Observer
 from ..regularizers.base import Regularizer
 from ..regularizers.droppers import unit_dropped
 from ..regularizers.retune import Retune
@@ -21,6 +22,7 @@ from ..selectors.wrappers import named_modules
 from ..sites import indexing
 from ..sites.counts import Counts
 from ..sites.hooks import InputHook, OutputHook, SiteHook
+from ..sites.observe import ObserveHook
 from ..sites.retune import RetuneHook
 from ..sites.shared import Control
 from ..sites.site import Site, SiteError
@@ -96,16 +98,16 @@ def probe(
         copied, control = run.copy_of(base), Control()
         control.looked = True  # the plan tells what a first forward would be warned of
         hooks = _install(run, copied, placements, control, always=not training)
-        observer = _Observer(copied)  # its hooks stand behind those of the sites
+        passing = _Passing(copied)  # its hooks stand behind those of the sites
         probes = [hook for hook in hooks if isinstance(hook, _Probe)]
         for each in probes:
-            each.observer = observer
+            each.passing = passing
         sources = _ask_for_gradients(run) if any(each.drops_samples for each in probes) else []
         with torch.enable_grad():
             outputs = list(_tensors(run.run()))
         window = replace(
             windows(control, hooks)[0],
-            layers=observer.calls,
+            layers=passing.calls,
             model=Counts(trained=1),
             compiled=False,
             backward=False,
@@ -126,7 +128,7 @@ def probe(
                 if without_gradient(outputs, parameter):
                     met.fault = _unused(copied, owner, hook, window)
             sites.append(met)
-        return Probed(sites, observer.calls, run.left_out)
+        return Probed(sites, passing.calls, run.left_out)
 
 
 def _unused(base: nn.Module, owner: nn.Module, hook: SiteHook, window: Window) -> Fault:
@@ -138,7 +140,7 @@ def _unused(base: nn.Module, owner: nn.Module, hook: SiteHook, window: Window) -
     return Fault("never_active", f"{hook.site.regularizer.label} gets no gradient", why)
 
 
-class _Observer:
+class _Passing:
     """What passes between the layers in one forward.
 
     Attributes:
@@ -163,29 +165,29 @@ class _Observer:
 class _LayerHook:
     """Hooks of a layer: count its calls, and see what it changes in place, takes and gives."""
 
-    def __init__(self, name: str, drops: bool, observer: _Observer) -> None:
-        self.name, self.drops, self.observer = name, drops, observer
+    def __init__(self, name: str, drops: bool, passing: _Passing) -> None:
+        self.name, self.drops, self.passing = name, drops, passing
 
     def before(self, module: nn.Module, args: Any) -> None:
-        for met, output, version in self.observer.outputs.get(id(args[0]) if args else 0, ()):
+        for met, output, version in self.passing.outputs.get(id(args[0]) if args else 0, ()):
             if self.drops and output._version == version:
                 met.dropped[self.name] = None
 
     def after(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.observer.calls[self.name] += 1
+        self.passing.calls[self.name] += 1
         if self.drops and isinstance(output, Tensor):
-            self.observer.gave[id(output), output._version] = self.name, output
+            self.passing.gave[id(output), output._version] = self.name, output
         for x in args:
-            given = self.observer.outputs.get(id(x), [])
+            given = self.passing.outputs.get(id(x), [])
             if given and x._version > given[-1][-1]:
-                for met, *_ in self.observer.outputs.pop(id(x)):
+                for met, *_ in self.passing.outputs.pop(id(x)):
                     met.followers[self.name] = None
 
 
 class _Probe(SiteHook):
     """The hook of a site that notes what it meets, and goes on where the site can't work."""
 
-    observer: _Observer
+    passing: _Passing
 
     def __init__(self, site: Site, *given: Any) -> None:
         super().__init__(site, *given)
@@ -212,7 +214,7 @@ class _Probe(SiteHook):
             met.shapes.append(shape_of(value))
             return changed
         met.shapes.append(tuple(before.shape))
-        name, _ = self.observer.gave.get((id(before), before._version), (None, None))
+        name, _ = self.passing.gave.get((id(before), before._version), (None, None))
         if name is not None:
             met.dropped[name] = None
         if site.regularizer.acts_on == "gradient":
@@ -224,7 +226,7 @@ class _Probe(SiteHook):
             if self.drops_samples and after.grad_fn is not None:
                 after = self._marked(args, before, after)
                 changed = indexing.put(value, index, after)
-            given = self.observer.outputs.setdefault(id(after), [])
+            given = self.passing.outputs.setdefault(id(after), [])
             given.append((met, after, after._version))
         return changed
 
@@ -255,6 +257,10 @@ class _InputProbe(_Probe, InputHook):
     """At its input."""
 
 
+class _ObserverProbe(_Probe, ObserveHook):
+    """Of an observer."""
+
+
 class _RetuneProbe(_Probe, RetuneHook):
     """On a layer that drops by itself."""
 
@@ -281,6 +287,8 @@ def _install(
             hooks.append(make_hook(site, p))
         elif isinstance(p.regularizer, Retune):
             hooks.append(_RetuneProbe(site, p.attribute))
+        elif isinstance(p.regularizer, Observer):
+            hooks.append(_ObserverProbe(site))
         else:
             hooks.append(_OutputProbe(site) if site.at == "output" else _InputProbe(site))
         return hooks[-1]

@@ -93,7 +93,7 @@ def _trace(site: Site, x: Tensor, call: Call) -> Tensor:
     if meter is not None:
         meter.add_call()
     if gradient:  # the values are those of the forward, whatever `step` does before the backward
-        values = {**values, "grad_scale": _scale_in_graph(site, x.device)}
+        values = {**values, "grad_scale": scale_in_graph(site, x.device)}
         watch = _TracedWatch(site, form, tuple(values))
         watched: Tensor = GradIdentityTraced.apply(x, watch, *values.values())
         return watched
@@ -105,7 +105,8 @@ def _trace(site: Site, x: Tensor, call: Call) -> Tensor:
     return y
 
 
-def _scale_in_graph(site: Site, device: torch.device) -> Tensor:
+def scale_in_graph(site: Site, device: torch.device) -> Tensor:
+    """What the loss is multiplied by, as compiled code takes it."""
     scale = site.control.grad_scale(device)
     if isinstance(scale, Tensor):
         return scale
@@ -120,6 +121,10 @@ def regularize_grad(site: Site, form: Form, values: Mapping[str, float], grad: T
     if site.regularizer.reads_grad_scale and not control.scaler_sought:
         seek(control, site.key)
     scale = control.grad_scale(grad.device)
+    if site.watch is not None:
+        site.watch.see_gradient(grad, 0, scale, None)
+        site.record.add_active(None, 0, 0.0)
+        return grad
     now = Now(input=None, layout=form.layout, training=True, grad_scale=scale, **values)
     y, affected, total = _apply(site, grad, form, now, site.record)
     site.record.add_active(_known(affected, total), total, 0.0)
@@ -195,6 +200,11 @@ def _known(affected: Counted, total: int) -> Counted:
         if isinstance(count, fake):
             return None
     return None if count.is_meta or is_transformed(count) or _is_batched(count) else affected
+
+
+def has_data(x: Tensor) -> bool:
+    """Whether it is a tensor with numbers, outside of function transforms and batched gradients."""
+    return _known(x, 0) is x
 
 
 def refuse_tracing(site: Site, training: bool) -> None:

@@ -5,7 +5,8 @@ their site, and no reference to the model, to the Attachment, or to a tensor of 
 """
 
 import sys
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
+from enum import IntEnum
 from typing import Any
 
 import torch
@@ -33,16 +34,34 @@ def _call(call: Callable[..., Any], *given: Any) -> Any:
     return call(*given)
 
 
+class Turn(IntEnum):
+    """When a hook is called among those of its layer; the backward goes the other way round."""
+
+    FIRST = 0
+    BEFORE = 1
+    ACTIVATIONS = 2
+    AFTER = 3
+    GRADIENTS = 4
+    LAST = 5
+
+
 class SiteHook:
     """Base of the hooks of a site on its layer.
 
     What is registered is its method `__call__`: torch calls that faster than the object.
+
+    Attributes:
+        parameter: the name of the parameter that it is for, if it is for one.
+        turn: when it is called among those of its layer.
     """
 
     parameter: str | None = None
+    turn = Turn.ACTIVATIONS
 
     def __init__(self, site: Site) -> None:
         self.site = site
+        if site.regularizer.acts_on == "gradient":
+            self.turn = Turn.GRADIENTS
 
     def __call__(self, module: nn.Module, *given: Any) -> Any:
         """Called by torch at every forward of the layer: what follows is paid in evaluation too."""
@@ -91,17 +110,29 @@ class SiteHook:
             return self._act(module, *given)
         return _break_graph(self, module, *given)
 
-    def _put_on(self, hooks: MutableMapping[int, Any], register: Callable[[], Any]) -> None:
-        """Put it on a layer that has these hooks, where its turn is.
 
-        What acts on activations comes first, in written order; then what acts on gradients, the
-        last written first: the backward meets them the other way round. Those of a later
-        Attachment follow in the backward, too.
-        """
-        watching = [key for key, hook in hooks.items() if _acts_on_gradients(hook)]
-        register()
-        for key in watching:
-            hooks[key] = hooks.pop(key)
+def put_on(module: nn.Module, hook: Any, at_input: bool, with_kwargs: bool = False) -> None:
+    """Put a hook on a layer, where its turn is.
+
+    What acts on activations stands in written order; what acts on gradients the last written first:
+    the backward meets them the other way round. Those of a later Attachment follow in the backward,
+    too. Hooks of others stay before what has a later turn.
+    """
+    hooks = module._forward_pre_hooks if at_input else module._forward_hooks
+    later = [key for key, there in hooks.items() if _is_later(ours(there), hook.turn)]
+    if at_input:
+        module.register_forward_pre_hook(hook.__call__, with_kwargs=True)
+    else:
+        module.register_forward_hook(hook.__call__, with_kwargs=with_kwargs)
+    for key in later:
+        hooks[key] = hooks.pop(key)
+
+
+def _is_later(there: object, turn: Turn) -> bool:
+    theirs = getattr(there, "turn", None)
+    if not isinstance(theirs, Turn):
+        return False
+    return theirs > turn or theirs == turn == Turn.GRADIENTS
 
 
 class OutputHook(SiteHook):
@@ -114,12 +145,7 @@ class OutputHook(SiteHook):
     def install(self, module: nn.Module) -> None:
         if self.entry is not None:
             module.register_forward_pre_hook(self.entry)
-        self._put_on(
-            module._forward_hooks,
-            lambda: module.register_forward_hook(
-                self.__call__, with_kwargs=self.site.forms.reads_sizes
-            ),
-        )
+        put_on(module, self, at_input=False, with_kwargs=self.site.forms.reads_sizes)
 
     def remove(self, module: nn.Module) -> None:
         super().remove(module)
@@ -184,10 +210,7 @@ class InputHook(SiteHook):
     """Forward pre-hook: regularizes what the layer is given, or watches its gradient."""
 
     def install(self, module: nn.Module) -> None:
-        self._put_on(
-            module._forward_pre_hooks,
-            lambda: module.register_forward_pre_hook(self.__call__, with_kwargs=True),
-        )
+        put_on(module, self, at_input=True)
 
     def _act(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         site = self.site
@@ -205,15 +228,10 @@ class InputHook(SiteHook):
         return (args, changed) if isinstance(index, str) else (changed, kwargs)
 
 
-def _acts_on_gradients(hook: object) -> bool:
-    hook = ours(hook)
-    return isinstance(hook, SiteHook) and hook.site.regularizer.acts_on == "gradient"
-
-
 def ours(hook: Any) -> Any:
-    """The SiteHook whose method is registered; what is none of ours as it is."""
+    """The hook of ours whose method is registered; what is none of ours as it is."""
     owner = getattr(hook, "__self__", None)
-    return owner if isinstance(owner, SiteHook) else hook
+    return owner if isinstance(getattr(owner, "turn", None), Turn) else hook
 
 
 def hooks_of(module: nn.Module) -> Iterator[Any]:

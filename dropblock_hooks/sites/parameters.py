@@ -12,9 +12,10 @@ from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
 from ..functional.axes import Form
+from ..observers.base import Observer
 from ..selectors.wrappers import find_module, shard_refusal
 from .act import refuse_tracing, refuse_transforms, regularize_grad
-from .hooks import SiteHook, hooks_of
+from .hooks import SiteHook, Turn, hooks_of
 from .site import Site
 
 
@@ -40,6 +41,8 @@ class ParameterHook(SiteHook):
     def __init__(self, site: Site, parameter: str) -> None:
         super().__init__(site)
         self.parameter = parameter
+        if isinstance(site.regularizer, Observer):
+            self.turn = Turn.BEFORE if site.regularizer.when == "before" else Turn.LAST
         self.on = True
         self.trained = self.evaluated = False
         self.called = False  # whether its owner is ever called
@@ -118,7 +121,8 @@ class ParameterHook(SiteHook):
         """Hook the parameter, if it is another object than before.
 
         One that was hooked stays so: another may stand in its place for one call only, as in
-        ``torch.func.functional_call``. All sites of the parameter hook it anew, in their order.
+        ``torch.func.functional_call``. All sites of the parameter hook it anew, in their order;
+        what watches stands first or last.
         """
         parameter = module._parameters.get(self.parameter)
         if self.holds(parameter):
@@ -137,7 +141,8 @@ class ParameterHook(SiteHook):
             for hook in hooks_of(module)
             if isinstance(hook, ParameterHook) and hook.parameter == self.parameter
         ]
-        return found if any(hook is self for hook in found) else [*found, self]
+        found = found if any(hook is self for hook in found) else [*found, self]
+        return sorted(found, key=lambda hook: hook.turn)
 
     def _hook_last(self, parameter: Tensor) -> None:
         """Hook a parameter behind all that have hooked it."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling, is_exporting
 
 from ..checkpointing import NO_TASK, graph_task
-from .hooks import OutputHook, SiteHook, hooks_on
+from .hooks import OutputHook, SiteHook, Turn, hooks_on
 from .site import Site
 
 
@@ -66,6 +66,8 @@ class RetuneHook(OwnRateHook, OutputHook):
         called: whether training has ever called the layer.
         counts_zeros: whether what a layer with a function of its own sets to zero is what it drops.
     """
+
+    turn = Turn.FIRST
 
     def __init__(self, site: Site, attribute: str | None) -> None:
         super().__init__(site)

@@ -40,6 +40,7 @@ class Control:
         expects_scaler: whether one was given, which a loaded model has lost.
         scaler_sought: whether one was given, ruled out, or looked for.
         epochs: how long the training is, if that was said.
+        shared: what the sites of observers share, each class under its name.
     """
 
     def __init__(self, root: str = "", grad_scaler: Any = None, epochs: int | None = None) -> None:
@@ -65,6 +66,7 @@ class Control:
         self.scaler_sought = False
         self.use_scaler(grad_scaler)
         self.sizes = MapSizes()
+        self.shared: dict[str, Any] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Control:
         copied = Control.__new__(Control)
@@ -73,6 +75,7 @@ class Control:
         copied.always = False  # nobody would end it
         copied.record, copied.told = copy.deepcopy(self.record, memo), set(self.told)
         copied.sizes = copy.deepcopy(self.sizes, memo)
+        copied.shared = copy.deepcopy(self.shared, memo)
         copied.origin, copied.copied_at = weakref.ref(self), self.epoch
         return copied
 

@@ -12,6 +12,7 @@ from ..checkpointing import NO_TASK, Past, graph_task, loses_random_state, plain
 from ..functional.axes import Form, are_numbers
 from ..functional.masks import wide_dtype
 from ..layouts.hints import Evidence
+from ..observers.base import Watch
 from ..regularizers.base import Regularizer
 from ..warn import warn
 from .counts import Varying, varying
@@ -93,6 +94,8 @@ class Site:
         meter = self.record.meter
         if device is not None:
             meter.to(device)
+            if self.watch is not None:
+                self.watch.to(device)
         self.values = values
         self.rate = next(iter(values.values()), None)
         whole = self.regularizer.index is None and self.regularizer.idle_at_zero
@@ -105,6 +108,17 @@ class Site:
             self._traced = torch.empty(len(values), dtype=wide_dtype(place), device=place)
             for at, value in enumerate(values.values()):
                 self._traced[at].fill_(value)  # no copy from the host, which would be waited for
+
+    def close_window(self) -> None:
+        """The whole part of the epoch changes: begin to count anew."""
+        self.record.close_window()
+        if self.watch is not None:
+            self.watch.close_window()
+
+    @property
+    def watch(self) -> Watch | None:
+        """What it has seen, where it is one of an observer."""
+        return self.bound if isinstance(self.bound, Watch) else None
 
     def __repr__(self) -> str:
         return f"Site({self.key!r}, {self.regularizer!r})"

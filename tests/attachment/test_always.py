@@ -22,10 +22,13 @@ from dropblock_hooks import (
     attachments,
     detach_all,
 )
+from dropblock_hooks.observers import Observer
 from dropblock_hooks.registry import registered
 
 OWN = [
-    cls for cls in registered(Regularizer).values() if cls.__module__.startswith("dropblock_hooks.")
+    cls
+    for cls in registered(Regularizer).values()
+    if cls.__module__.startswith("dropblock_hooks.") and not issubclass(cls, Observer)
 ]
 ON_ACTIVATIONS = [cls for cls in OWN if cls.random and cls.acts_on == "activation"]
 OTHERS = [cls for cls in OWN if cls not in ON_ACTIVATIONS and cls.acts_on == "gradient"]

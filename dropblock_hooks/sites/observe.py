@@ -1,0 +1,258 @@
+"""The hook of an observer: it sees what a layer gives, or takes, and what gradient comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_compiling
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ..checkpointing import NO_TASK, graph_task
+from ..functional import axes
+from ..observers.base import Observer, Seen, Watch
+from . import indexing
+from .act import has_data, scale_in_graph
+from .hooks import SiteHook, Turn, put_on, take_off
+from .identity import GradIdentityTraced, may_get_gradient
+from .site import Site
+
+
+class ObserveHook(SiteHook):
+    """Forward hook, or forward pre-hook at an input, that watches; the values stay what they are.
+
+    Of a layer that is watched before what acts on it, gradients are seen by a second hook, which
+    stands last: it is the first that a gradient meets.
+
+    Attributes:
+        ticket: what was seen in the last call, for gradients that a second hook sees.
+    """
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        observer: Observer = site.regularizer  # type: ignore[assignment]  # `make_hook` has asked
+        self.observer = observer
+        self.turn = Turn.BEFORE if observer.when == "before" else Turn.AFTER
+        split = observer.sees_gradients and observer.when == "before"
+        self.last = LastHook(self) if split and observer.sees_values else None
+        if split and not observer.sees_values:
+            self.turn = Turn.LAST
+        self.ticket: Any = None
+
+    @property
+    def watch(self) -> Watch:
+        """What its site has seen."""
+        watch: Watch = self.site.bound
+        return watch
+
+    def install(self, module: nn.Module) -> None:
+        for hook in (self, self.last):
+            if hook is not None:
+                put_on(module, hook, at_input=self.site.at == "input")
+
+    def remove(self, module: nn.Module) -> None:
+        super().remove(module)
+        if self.last is not None:
+            take_off(self.last, module)
+
+    def _compile(self, module: nn.Module, *given: Any) -> Any:
+        if torch.compiler.is_exporting():
+            return None  # an exported program has nowhere to keep what is seen
+        return super()._compile(module, *given)
+
+    def _act(self, module: nn.Module, *given: Any) -> Any:
+        site, observer, compiling = self.site, self.observer, is_compiling()
+        found = self.found(given)
+        if found is None:
+            return None
+        if compiling:
+            site.record.meter.add_call()
+        ticket = None
+        if observer.sees_values and (compiling or graph_task() == NO_TASK):
+            self._count()
+            if found.readable:
+                ticket = self.watch.see(self._seen(module, found, given))
+            if not compiling:
+                self.ticket = ticket
+        if not observer.sees_gradients or self.last is not None:
+            return None
+        return self.hand_on(found, ticket)
+
+    def found(self, given: tuple[Any, ...]) -> _Found | None:
+        """What is watched; None of a layer without tensors, where that is no error.
+
+        Raises:
+            SiteError: where there is no tensor.
+        """
+        found = self._find(given)
+        if found is None:
+            return None
+        if is_compiling():
+            readable = not torch._C._are_functorch_transforms_active()
+        else:
+            readable = all(map(has_data, found.tensors))
+        return found._replace(readable=readable)
+
+    def _find(self, given: tuple[Any, ...]) -> _Found | None:
+        at_input, index = self.site.at == "input", self.observer.index
+        if index is None and self.observer.whole:
+            value: Any = given if at_input else given[-1]
+            leaves, nesting = tree_flatten(value)
+            places = [i for i, x in enumerate(leaves) if _is_watched(x)]
+            if places:
+                return _Found(
+                    [leaves[i] for i in places], _Nested(leaves, places, nesting), whole=True
+                )
+            if not self.observer.needs_tensor:
+                return None
+        index = 0 if index is None and at_input else index
+        value = given[-1] if not at_input or isinstance(index, str) else given[0]
+        try:
+            x = indexing.get(value, index)
+        except ValueError as error:
+            what = "what the layer is given" if at_input else "the output"
+            raise self.site.error(f"{what} {error}") from None
+        return _Found([x], _Element(given, index, at_input))
+
+    def hand_on(self, found: _Found, ticket: Any) -> Any:
+        """Watch the gradients of what was found; what the hook is to return."""
+        if not found.readable:
+            return None
+        new = [self._watched(x, i, ticket) for i, x in enumerate(found.tensors)]
+        changed = any(a is not b for a, b in zip(new, found.tensors, strict=True))
+        return found.put(new) if changed else None
+
+    def _watched(self, x: Tensor, at: int, ticket: Any) -> Tensor:
+        """The tensor, its gradient watched: a copy where its own hook could be passed by."""
+        if not may_get_gradient(x):
+            return x
+        if is_compiling():
+            scale = scale_in_graph(self.site, x.device)
+            traced: Tensor = GradIdentityTraced.apply(x, _TracedSeer(self, at, ticket), scale)
+            return traced
+        if x._is_view():  # work in place behind it would lose the hook
+            x = x.clone()
+        x.register_hook(_Seer(self, at, ticket))  # type: ignore[no-untyped-call]  # torch's
+        return x
+
+    def _seen(self, module: nn.Module, found: _Found, given: tuple[Any, ...]) -> Seen:
+        control, at_input = self.site.control, self.site.at == "input"
+        return Seen(
+            module=module,
+            tensors=[x.detach() for x in found.tensors],
+            nest=found.put if found.whole else itemgetter(0),
+            given=given if at_input else given[:-1],
+            training=module.training,
+            epoch=control.epoch,
+            channels_first=partial(self._channels_first, given),
+            shared=control.shared,
+        )
+
+    def _channels_first(self, told: tuple[Any, ...], x: Tensor) -> Tensor | None:
+        """A tensor as (N, C, ...); None where its channels are not known."""
+        if x.ndim < 2:
+            return None
+        try:
+            form = self.site.forms.of(x, told)
+        except ValueError:
+            return None  # what needs them says so in the report
+        return axes.as_map(x, form)
+
+    def _count(self) -> None:
+        """Count something that was seen."""
+        record = self.site.record
+        (record.meter if is_compiling() else record).add_active(None, 0, 0.0)
+
+    def see_gradient(self, grad: Tensor, at: int, scale: float | Tensor, ticket: Any) -> None:
+        """A gradient has come back."""
+        self.watch.see_gradient(grad.detach(), at, scale, ticket)
+        if not self.observer.sees_values:
+            self._count()
+
+
+class LastHook:
+    """The second hook of an observer: it sees gradients as they arrive."""
+
+    turn = Turn.LAST
+
+    def __init__(self, first: ObserveHook) -> None:
+        self.first = first
+
+    def __call__(self, module: nn.Module, *given: Any) -> Any:
+        first = self.first
+        if torch.compiler.is_exporting() or not first.site.acts(module.training):
+            return None
+        found = first.found(given)
+        return found and first.hand_on(found, None if is_compiling() else first.ticket)
+
+
+class _Seer:
+    """Tensor hook: sees a gradient. It holds no tensor of the graph."""
+
+    def __init__(self, hook: ObserveHook, at: int, ticket: Any) -> None:
+        self.hook, self.at, self.ticket = hook, at, ticket
+
+    def __call__(self, grad: Tensor | None) -> None:
+        control = self.hook.site.control
+        if grad is not None and has_data(grad) and control.installed and control.enabled:
+            self.hook.see_gradient(grad, self.at, control.grad_scale(grad.device), self.ticket)
+
+
+class _TracedSeer(_Seer):
+    """The same in compiled code, which is given the scale as a tensor."""
+
+    def __call__(self, grad: Tensor, *scale: Tensor) -> Tensor:  # type: ignore[override]
+        self.hook.see_gradient(grad, self.at, scale[0], self.ticket)
+        return grad
+
+
+class _Found(NamedTuple):
+    """What is watched.
+
+    Attributes:
+        tensors: one or several.
+        put: puts others in their place: what a hook is to return.
+        whole: whether they are all that the layer gives.
+        readable: whether they have data, outside of function transforms.
+    """
+
+    tensors: list[Tensor]
+    put: Callable[[Sequence[Any]], Any]
+    whole: bool = False
+    readable: bool = True
+
+
+class _Nested:
+    """Puts others in the place of all tensors of a nested value."""
+
+    def __init__(self, leaves: list[Any], places: list[int], nesting: Any) -> None:
+        self.leaves, self.places, self.nesting = leaves, places, nesting
+
+    def __call__(self, new: Sequence[Any]) -> Any:
+        leaves = list(self.leaves)
+        for place, x in zip(self.places, new, strict=True):
+            leaves[place] = x
+        return tree_unflatten(leaves, self.nesting)
+
+
+class _Element:
+    """Puts another in the place of one tensor; returns what a hook is to return."""
+
+    def __init__(self, given: tuple[Any, ...], index: indexing.Index, at_input: bool) -> None:
+        self.given, self.index, self.at_input = given, index, at_input
+
+    def __call__(self, new: Sequence[Any]) -> Any:
+        if not self.at_input:
+            return indexing.put(self.given[-1], self.index, new[0])
+        args, kwargs = self.given
+        if isinstance(self.index, str):
+            return args, indexing.put(kwargs, self.index, new[0])
+        return indexing.put(args, self.index, new[0]), kwargs
+
+
+def _is_watched(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
