@@ -33,7 +33,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     Random states are put back, and nothing of it is told by `Attachment.verify` or ``step``.
     """
     with ExitStack() as stack:
-        for context in (evaluation(model), _paused(model), _forked(model), _eager(), _uncached()):
+        for context in (evaluation(model), _paused(model), _forked(model), _eager()):
             stack.enter_context(context)
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
@@ -69,14 +69,3 @@ def _eager() -> AbstractContextManager[object]:
         return nullcontext()  # nothing is compiled, and importing it takes a second
     stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
     return stance
-
-
-@contextmanager
-def _uncached() -> Iterator[None]:
-    """Under autocast, weights cast here are not kept for the caller: the next ones need a graph."""
-    before = torch.is_autocast_cache_enabled()
-    try:
-        torch.set_autocast_cache_enabled(False)
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)

@@ -37,12 +37,13 @@ def overlay(cam_map: Any, image: Any, ax: Any = None, *, title: str = "Grad-CAM"
     figure, ax = figure_of(ax, figsize=(4.2, 3.6))
     height, width = pixels.shape[:2]
     ax.imshow(pixels.numpy(), cmap="gray", vmin=0.0, vmax=1.0)
+    top = max(float(values.max()), 1.0)
     drawn = ax.imshow(
         values.numpy(),
         cmap="inferno",
-        alpha=0.55,
+        alpha=(values / top).clamp(0.0, 1.0).mul(0.8).numpy(),  # the image is seen elsewhere
         vmin=0.0,
-        vmax=max(float(values.max()), 1.0),
+        vmax=top,
         extent=(-0.5, width - 0.5, height - 0.5, -0.5),
         interpolation="bilinear",
     )
