@@ -535,7 +535,7 @@ def test_a_layer_that_is_unfit_is_refused_with_a_better_one(x, layer, why):
         ({"x": [1]}, ValueError, "x must hold a batch of images"),
         ({"x": torch.randn(0, 3, 8, 8)}, ValueError, r"x must hold .*\(0, 3, 8, 8\)"),
     ],
-    ids=lambda value: repr(value)[:40] if isinstance(value, dict) else "",
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_bad_input(net, x, options, error, message):
     with pytest.raises(error, match=message):
