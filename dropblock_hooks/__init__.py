@@ -11,6 +11,7 @@ The map:
 `plan`                      what a spec will do on a model, before anything is put on
 `layers`                    what a model has to attach to
 `builtin`, `Retune`         what a model drops by itself, and another rate for it
+`capture`, `Capture`        activations and gradients: of one call, or of a training
 `Observer`                  what watches a layer and changes nothing: ``observers``
 ``functional``              the equations, as pure functions of tensors
 `Regularizer`, `register`   one class, one file: a regularizer of your own
@@ -26,8 +27,9 @@ from . import functional, presets
 from .attach import attach, attachments, detach_all
 from .attachment.attachment import Attachment
 from .attachment.verify import Finding
+from .calls.capture import capture
 from .calls.sample import Sampled, sample
-from .observers import Observer, Seen, Watch
+from .observers import Capture, Observer, Record, Seen, Watch
 from .planning.builtin import builtin
 from .planning.layers import layers
 from .planning.plan import plan
@@ -77,6 +79,7 @@ __all__ = [
     "Applied",
     "Attachment",
     "ByDepth",
+    "Capture",
     "ClampGrad",
     "ClipGradNorm",
     "ConstantSchedule",
@@ -104,6 +107,7 @@ __all__ = [
     "Probability",
     "Range",
     "Rate",
+    "Record",
     "Regularizer",
     "Retune",
     "Sampled",
@@ -123,6 +127,7 @@ __all__ = [
     "attach",
     "attachments",
     "builtin",
+    "capture",
     "detach_all",
     "functional",
     "layers",
