@@ -46,13 +46,13 @@ def _(handle: Tensor, tensors: Sequence[Tensor], nesting: str, training: bool) -
 
 
 @torch.library.custom_op("dropblock_hooks::capture_gradient", mutates_args=("handle",))
-def capture_gradient(handle: Tensor, grad: Tensor, at: int, ticket: Tensor) -> None:
+def capture_gradient(handle: Tensor, grad: Tensor, at: int, ticket: Tensor | None) -> None:
     """Give a gradient to the keeper."""
     keeper = _keepers.get(int(handle))
     if keeper is not None:
-        keeper.take_gradient(grad, at, int(ticket))
+        keeper.take_gradient(grad, at, UNKNOWN if ticket is None else int(ticket))
 
 
 @capture_gradient.register_fake
-def _(handle: Tensor, grad: Tensor, at: int, ticket: Tensor) -> None:
+def _(handle: Tensor, grad: Tensor, at: int, ticket: Tensor | None) -> None:
     return None
