@@ -10,18 +10,20 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
 from ..attachment.install import install
 from ..attachment.placement import Placement
 from ..attachment.resolve import place
+from ..checkpointing import NO_TASK, graph_task
 from ..observers.capture import Capture
 from ..observers.kept_calls import Record
 from ..quoting import kind_of, listed, quote, shown
 from ..selectors.select import Select
 from ..selectors.wrappers import unwrap
 from ..sites.identity import GradIdentity
-from ..sites.observe import ObserveHook, Seer
+from ..sites.observe import ObserveHook
 from ..sites.shared import Control
 from ..sites.site import Site
 from ..spec.draft import Draft
@@ -101,14 +103,14 @@ def capture(
     base, control = unwrap(model), Control()
     control.looked = True  # what did nothing is told below
     placements, _ = place(base, Draft.of({layers: once}))
-    root = torch.zeros((), requires_grad=True) if gradients else None
-    attached = install(base, placements, control, partial(_hook, root=root))
+    edges: list[GradientEdge] | None = [] if gradients else None
+    attached = install(base, placements, control, partial(_hook, edges=edges))
     try:
         with _as_written():
             output = _called(model, x)
             _check_called(attached.sites)
-            if root is not None:
-                _backward(output, loss, root)
+            if edges is not None:
+                _backward(output, loss, edges)
         records = {site.name or ".": site.bound.records for site in attached.sites}
     finally:
         attached.remove()
@@ -127,34 +129,36 @@ class _Once(Capture):
         return "capture"
 
 
-class _RootedHook(ObserveHook):
-    """Joins what it sees to a root, the one thing that the backward is asked for.
+class _EdgeHook(ObserveHook):
+    """Notes the places in the graph that the backward is to come to.
 
-    So the backward goes as far as to what is seen, and to no parameter; and it comes where nothing
-    else requires a gradient.
+    So it comes to no parameter. A tensor that requires no gradient is joined to a root that does.
+
+    Attributes:
+        edges: the places; None without gradients.
     """
 
-    def __init__(self, site: Site, root: Tensor | None) -> None:
+    def __init__(self, site: Site, edges: list[GradientEdge] | None) -> None:
         super().__init__(site)
-        self.root = root
+        self.edges = edges
 
     def watched(self, x: Tensor, at: int, ticket: Any) -> Tensor:
-        if self.root is None or not torch.is_grad_enabled():
+        if self.edges is None or not torch.is_grad_enabled():
             return x
-        joined: Tensor = GradIdentity.apply(x, _RootSeer(self, at, ticket), self.root)
-        return joined
+        if x.is_leaf:  # one that requires a gradient is somebody's, and would keep the hook
+            x = GradIdentity.apply(x, _unchanged, torch.zeros((), requires_grad=True))
+        x = super().watched(x, at, ticket)
+        if graph_task() == NO_TASK:
+            self.edges.append(get_gradient_edge(x))
+        return x
 
 
-class _RootSeer(Seer):
-    """Sees the gradient, which goes on."""
-
-    def __call__(self, grad: Tensor, *root: Tensor) -> Tensor:  # type: ignore[override]
-        super().__call__(grad)
-        return grad
+def _unchanged(grad: Tensor, root: Tensor) -> Tensor:
+    return grad
 
 
-def _hook(site: Site, placement: Placement, root: Tensor | None) -> _RootedHook:
-    return _RootedHook(site, root)
+def _hook(site: Site, placement: Placement, edges: list[GradientEdge] | None) -> ObserveHook:
+    return _EdgeHook(site, edges)
 
 
 def _check_grad_mode(loss: Any) -> None:
@@ -194,8 +198,8 @@ def _check_called(sites: Sequence[Site]) -> None:
         )
 
 
-def _backward(output: Any, loss: Callable[[Any], Tensor] | None, root: Tensor) -> None:
-    """The backward from the loss, as far as to what is seen."""
+def _backward(output: Any, loss: Callable[[Any], Tensor] | None, edges: list[GradientEdge]) -> None:
+    """The backward from the loss, as far as to what is seen, where hooks take the gradients."""
     if loss is None and not isinstance(output, Tensor):
         keys = f" with {quote(list(output))}" if isinstance(output, Mapping) else ""
         raise TypeError(
@@ -207,8 +211,8 @@ def _backward(output: Any, loss: Callable[[Any], Tensor] | None, root: Tensor) -
         raise TypeError(f"loss must return a tensor, got {kind_of(scalar)}")
     if scalar.numel() != 1:
         raise ValueError(f"loss must return one number, got shape {tuple(scalar.shape)}")
-    if scalar.requires_grad:
-        torch.autograd.grad(scalar, root, torch.ones_like(scalar), allow_unused=True)
+    if scalar.requires_grad and edges:
+        torch.autograd.grad(scalar, edges, torch.ones_like(scalar), allow_unused=True)
 
 
 def _check_gradients(records: Mapping[str, list[Record]]) -> None:
