@@ -8,11 +8,13 @@ The map:
 `LinearSchedule`            schedules: functions of the epoch, wherever a rate or bound is taken
 `Select`, `Spec`            selectors, and the spec that maps them to regularizers; YAML and JSON
 `sample`                    Monte-Carlo dropout: mean and spread of many forwards in evaluation
+`gradcam`                   where a model looks: the places that speak for a class
 `plan`                      what a spec will do on a model, before anything is put on
 `layers`                    what a model has to attach to
 `builtin`, `Retune`         what a model drops by itself, and another rate for it
 `capture`, `Capture`        activations and gradients: of one call, or of a training
 `Observer`                  what watches a layer and changes nothing: ``observers``
+``plots``                   pictures, by matplotlib
 ``functional``              the equations, as pure functions of tensors
 `Regularizer`, `register`   one class, one file: a regularizer of your own
 ==========================  ========================================================================
@@ -23,11 +25,12 @@ The folders, each with a map of its own in its ``__init__``, from the bottom up:
 regularizers, run).
 """
 
-from . import functional, presets
+from . import functional, plots, presets
 from .attach import attach, attachments, detach_all
 from .attachment.attachment import Attachment
 from .attachment.verify import Finding
 from .calls.capture import capture
+from .calls.gradcam import CAM, gradcam
 from .calls.sample import Sampled, sample
 from .observers import Capture, Observer, Record, Seen, Watch
 from .planning.builtin import builtin
@@ -76,6 +79,7 @@ from .warn import HookWarning
 __version__ = "0.1.0"
 
 __all__ = [
+    "CAM",
     "Applied",
     "Attachment",
     "ByDepth",
@@ -130,8 +134,10 @@ __all__ = [
     "capture",
     "detach_all",
     "functional",
+    "gradcam",
     "layers",
     "plan",
+    "plots",
     "presets",
     "register",
     "sample",

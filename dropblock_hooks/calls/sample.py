@@ -14,6 +14,7 @@ from ..quoting import class_name, kind_of, listed, quote, shown
 from ..selectors.wrappers import bare_type, unwrap
 from ..sites.site import Site
 from ..warn import warn
+from .undisturbed import evaluation
 
 _CURE = "sample within `with attached.always():`, or attach with active='always'"
 
@@ -130,18 +131,12 @@ def _is_idle(site: Site) -> bool:
 @contextmanager
 def _evaluation(model: nn.Module) -> Iterator[None]:
     """The model in evaluation mode, but for Dropouts that train in a model that does not."""
-    modes = [(module, module.training) for module in model.modules()]
-    was = model.training
-    try:
-        model.eval()
-        for module, mode in modes:
-            if mode and not was and isinstance(module, _DropoutNd):
-                module.training = True
+    modules = [] if model.training else list(model.modules())
+    training = [m for m in modules if m.training and isinstance(m, _DropoutNd)]
+    with evaluation(model):
+        for dropout in training:
+            dropout.training = True
         yield
-    finally:
-        model.train(was)  # a class may do more in it than to set a flag
-        for module, mode in modes:
-            module.training = mode
 
 
 def _tensor(output: Any, transform: Callable[[Any], Any] | None) -> Tensor:

@@ -1,0 +1,168 @@
+"""The layer that Grad-CAM looks at, in one forward: what it gives, and the gradient of a score."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..checkpointing import NO_TASK, graph_task
+from ..functional.axes import Form, as_map
+from ..layouts.hints import Hints
+from ..layouts.map_sizes import MapSizes, size_hooks_on, watch_sizes
+from ..quoting import quote
+from ..regularizers.base import Regularizer
+from ..selectors.index import Index, Target
+from ..selectors.stages import stage_channels, stage_ratios
+from ..sites import indexing
+from ..sites.forms import Forms
+from ..sites.hooks import take_off
+from ..tables import shown
+from .candidates import only_tensor
+
+
+class UnfitLayer(ValueError):
+    """Grad-CAM can't look at this layer; another one may do."""
+
+
+class Seen(NamedTuple):
+    """A map of features (N, C, h, w) of one layer, and the gradient there; in float32 or wider."""
+
+    features: Tensor
+    gradient: Tensor
+
+
+class Capture:
+    """Forward hook: the graph begins anew behind the layer, at what the layer gives.
+
+    So nothing before it needs a gradient. What is handed on is a copy, which the layers behind may
+    change in place. Of a layer that is called several times, the last call counts.
+    """
+
+    def __init__(self, name: str, forms: Forms) -> None:
+        self.name, self.forms = name, forms
+        self.start: Tensor | None = None
+        self.form = Form("")
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        index, x = self._picked(output)
+        with torch.enable_grad():
+            start = x.detach().clone().requires_grad_()
+            handed_on = start.clone()
+        if graph_task() == NO_TASK:  # a checkpoint's recomputation needs the same graph, no more
+            try:
+                self.form = self.forms.of(x, (*args, *kwargs.values(), output))
+            except ValueError as error:
+                raise self.unfit(f"its output has no map: {error}") from None
+            self.start = start
+        return indexing.put(output, index, handed_on)
+
+    def _picked(self, output: Any) -> tuple[int | str | None, Tensor]:
+        """The tensor to look at, and where in the output it is."""
+        index = self.forms.regularizer.index
+        try:
+            x = only_tensor(output) if index is None else None
+            if x is not None and not isinstance(output, Tensor):
+                pairs = output.items() if isinstance(output, Mapping) else enumerate(output)
+                index = next(key for key, value in pairs if value is x)
+            return index, indexing.get(output, index)
+        except ValueError as error:
+            raise self.unfit(f"its output {error}") from None
+
+    def unfit(self, why: str) -> UnfitLayer:
+        """The error that says why this layer can't be used."""
+        return UnfitLayer(f"layer {quote(self.name or '.')}: {why}")
+
+
+class Explained:
+    """A model and an input, to be explained at one layer or another.
+
+    Args:
+        index: of the model.
+        call: runs the model on the input.
+        scores_of: makes one score for each image of the output.
+        reading: how the axes are read: its ``spatial``, ``index``, ``layout``, ``grid``,
+            ``prefix_tokens``.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        call: Callable[[], Any],
+        scores_of: Callable[[Any], Tensor],
+        reading: Regularizer,
+    ) -> None:
+        self.index, self.call, self.scores_of, self.reading = index, call, scores_of, reading
+        self._hints = Hints(index, stage_channels(index), stage_ratios(index))
+
+    def at(self, layer: Target) -> Seen:
+        """The features of a layer, and the gradient of the sum of the scores there.
+
+        Raises:
+            UnfitLayer: where it has no map, is not called, or has no gradient.
+        """
+        name, module = layer.name, layer.module
+        sizes = MapSizes()
+        forms = Forms(self.reading, self._hints.of(layer, "output"), sizes)
+        capture = Capture(name, forms)
+        if isinstance(module, torch.jit.ScriptModule):
+            raise capture.unfit("it is a ScriptModule, which takes no hooks")
+        with _watched(self.index.model, sizes if forms.reads_grids else None):
+            handle = module.register_forward_hook(capture, with_kwargs=True)
+            try:
+                output = self.call()
+            finally:
+                handle.remove()
+        if capture.start is None:
+            raise capture.unfit("it is never called")
+        scores = self.scores_of(output)
+        seen = self._seen(capture, scores)
+        n, size = len(seen.features), tuple(seen.features.shape[2:])
+        if size == (1, 1):
+            raise capture.unfit("its map is 1x1, which tells nothing of places")
+        if n != len(scores):
+            raise capture.unfit(f"its maps are {n}, of {len(scores)} images: parts of them")
+        if not all(bool(each.isfinite().all()) for each in seen):
+            raise capture.unfit("its output, or the gradient there, holds NaN or Inf")
+        if not bool(seen.gradient.any()):
+            raise capture.unfit(
+                f"the gradient is 0 at all places of its {shown(size)} map: the scores do not "
+                "depend on it (a head with weights of 0? dead or saturated units behind it?)"
+            )
+        return seen
+
+    def _seen(self, capture: Capture, scores: Tensor) -> Seen:
+        """What was captured, with its gradient."""
+        start, form = capture.start, capture.form
+        assert start is not None
+        gradient = None
+        if scores.requires_grad:
+            (gradient,) = torch.autograd.grad(scores.sum(), start, allow_unused=True)
+        if gradient is None:
+            raise capture.unfit(
+                "what it gives does not reach the scores: it is not used, or cut off by detach() "
+                "or no_grad()"
+            )
+        features, there = as_map(start.detach(), form), as_map(gradient, form)
+        if form.prefix and bool(gradient.any()) and not bool(there.any()):
+            raise capture.unfit(
+                f"the gradient is 0 at all its tokens but the first {form.prefix}: the layers "
+                "behind read no token of the map"
+            )
+        wide = torch.promote_types(start.dtype, torch.float32)
+        return Seen(features.to(wide), there.to(wide))
+
+
+@contextmanager
+def _watched(model: nn.Module, sizes: MapSizes | None) -> Iterator[None]:
+    """With hooks that tell what sizes of maps the model meets."""
+    try:
+        if sizes is not None:
+            watch_sizes(model, sizes)
+        yield
+    finally:
+        for module in model.modules() if sizes is not None else ():
+            for hook in size_hooks_on(module):
+                if hook.sizes is sizes:
+                    take_off(hook, module)

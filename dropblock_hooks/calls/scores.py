@@ -1,0 +1,102 @@
+"""What Grad-CAM explains: one score for each image, made of the output of a model."""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from ..quoting import kind_of, quote, shown
+
+Wanted = int | Sequence[int] | Tensor | Callable[[Any], Tensor] | None
+
+
+class Scores:
+    """Makes the scores of an output, and keeps what they are of.
+
+    Args:
+        target: what was asked for, as `gradcam` takes it.
+        images: how many there are.
+
+    Attributes:
+        classes: of each image, as a tensor of indices; None before an output is seen, or where a
+            function makes the scores.
+    """
+
+    def __init__(self, target: Wanted, images: int) -> None:
+        self._target, self._images = target, images
+        self._function = target if callable(target) and not isinstance(target, Tensor) else None
+        self.classes: Tensor | None = None
+
+    def __call__(self, output: Any) -> Tensor:
+        """One score for each image.
+
+        Raises:
+            TypeError, ValueError: for a target that does not fit the output.
+        """
+        if self._function is not None:
+            return self._made(self._function(output), output)
+        if not isinstance(output, Tensor):
+            keys = f" with {quote(list(output))}" if isinstance(output, Mapping) else ""
+            first = quote(next(iter(output), 0)) if isinstance(output, Mapping) else "0"
+            raise TypeError(
+                f"the output is no tensor but {kind_of(output)}{keys}: give a function as target, "
+                f"as in target=lambda output: output[{first}].amax(1)"
+            )
+        if output.ndim != 2:
+            raise ValueError(
+                "the output must be (images, classes) for a target of classes, got shape "
+                f"{tuple(output.shape)}: give a function as target that makes one score for each "
+                "image, as in target=lambda output: output[:, 3].mean((1, 2))"
+            )
+        if len(output) != self._images:
+            raise ValueError(f"the output has {len(output)} rows for {self._images} images")
+        classes = output.argmax(1) if self._target is None else self._given(output.shape[1])
+        self.classes = classes.to(output.device)
+        return output.gather(1, self.classes[:, None])[:, 0]
+
+    def _given(self, k: int) -> Tensor:
+        """The classes that were asked for, of k, checked."""
+        given: Any = self._target
+        values = given.tolist() if hasattr(given, "tolist") else given
+        each = list(values) if isinstance(values, Sequence) else [values] * self._images
+        if isinstance(values, str) or not all(map(_is_index, each)):
+            raise TypeError(
+                "target must be a class (an integer), one for each image, or a function of the "
+                f"output, got {shown(given)}"
+            )
+        if len(each) != self._images:
+            raise ValueError(
+                f"target has {len(each)} classes for {self._images} images: {quote(given)}"
+            )
+        outside = [value for value in each if not 0 <= value < k]
+        if outside:
+            raise ValueError(f"target must be in 0..{k - 1} ({k} classes), got {outside[0]}")
+        return torch.tensor([operator.index(value) for value in each])
+
+    def _made(self, scores: Any, output: Any) -> Tensor:
+        """What the function has made of the output, checked."""
+        right = isinstance(scores, Tensor) and scores.is_floating_point()
+        if not right or tuple(scores.shape) != (self._images,):
+            raise TypeError(
+                f"target must return one score for each of {self._images} images, a "
+                f"floating-point tensor of shape ({self._images},), got {_shape(scores)}"
+            )
+        if not scores.requires_grad and any(
+            isinstance(x, Tensor) and x.requires_grad for x in tree_leaves(output)
+        ):
+            raise ValueError("target must compute its scores by differentiable operations")
+        made: Tensor = scores
+        return made
+
+
+def _is_index(value: Any) -> bool:
+    return not isinstance(value, bool) and hasattr(value, "__index__")
+
+
+def _shape(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return shown(value)
+    return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"

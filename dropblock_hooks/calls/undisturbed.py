@@ -1,0 +1,82 @@
+"""A model in evaluation for a while, and afterwards as it was: modes, switches, random states."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+
+import torch
+from torch import nn
+
+from ..attach import attachments
+from ..sites.shared import graphs_built
+
+_WITH_GENERATORS = ("cuda", "xpu")  # kinds of devices whose random state torch can fork
+
+
+@contextmanager
+def evaluation(model: nn.Module) -> Iterator[None]:
+    """Every module in evaluation mode; then each in the mode that it was in."""
+    modes, was = [(module, module.training) for module in model.modules()], model.training
+    try:
+        model.eval()
+        yield
+    finally:
+        model.train(was)  # a class may do more in it than to set a flag
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """In evaluation, with all that is attached paused, in eager mode, with gradients enabled.
+
+    Random states are put back, and nothing of it is told by `Attachment.verify` or ``step``.
+    """
+    with ExitStack() as stack:
+        for context in (evaluation(model), _paused(model), _forked(model), _eager(), _uncached()):
+            stack.enter_context(context)
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        yield
+
+
+@contextmanager
+def _paused(model: nn.Module) -> Iterator[None]:
+    """Not by `Attachment.paused`, which the report of the epoch would tell."""
+    found = {id(a.sites[0].control): a.sites[0].control for a in attachments(model)}
+    before = [(c, c.enabled, c.evaluated_with_grad) for c in found.values()]
+    untouched = [c for c in found.values() if c.graphs == graphs_built()]
+    try:
+        for control in found.values():
+            control.enabled = False
+        yield
+    finally:
+        for control, enabled, evaluated in before:
+            control.enabled, control.evaluated_with_grad = enabled, evaluated
+        for control in untouched:
+            control.graphs = graphs_built()
+
+
+def _forked(model: nn.Module) -> AbstractContextManager[None]:
+    tensors = (*model.parameters(), *model.buffers())
+    places = {t.device for t in tensors if t.device.type in _WITH_GENERATORS}
+    kind = next((place.type for place in places), "cuda")
+    return torch.random.fork_rng([p for p in places if p.type == kind], device_type=kind)
+
+
+def _eager() -> AbstractContextManager[object]:
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()  # nothing is compiled, and importing it takes a second
+    stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return stance
+
+
+@contextmanager
+def _uncached() -> Iterator[None]:
+    """Under autocast, weights cast here are not kept for the caller: the next ones need a graph."""
+    before = torch.is_autocast_cache_enabled()
+    try:
+        torch.set_autocast_cache_enabled(False)
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)

@@ -1,0 +1,535 @@
+"""Grad-CAM on small models: its formulas, what it leaves as it was, and what it refuses."""
+
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import interpolate
+
+from dropblock_hooks import (
+    CAM,
+    ClampGrad,
+    DropBlock2d,
+    HookWarning,
+    LinearSchedule,
+    Select,
+    attach,
+    gradcam,
+)
+
+METHODS = ["gradcam", "gradcam++", "layercam"]
+
+
+@pytest.fixture
+def x():
+    torch.manual_seed(1)
+    return torch.randn(3, 3, 16, 12)
+
+
+class Tokens(nn.Module):
+    """A ViT with a class token, by its names as torchvision has them."""
+
+    def __init__(self, pooled=False):
+        super().__init__()
+        self.patch_size, self.image_size, self.pooled = 4, 16, pooled
+        self.conv_proj = nn.Conv2d(3, 8, 4, stride=4)
+        self.class_token = nn.Parameter(torch.randn(1, 1, 8))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
+            for _ in range(2)
+        )
+        self.ln = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = self.conv_proj(x).flatten(2).transpose(1, 2)
+        x = torch.cat((self.class_token.expand(len(x), -1, -1), x), 1)
+        for layer in self.layers:
+            x = layer(x)
+        x = self.ln(x)
+        return self.head(x[:, 1:].mean(1) if self.pooled else x[:, 0])
+
+
+def by_hand(net, x, method, pick=lambda y: y.amax(1).sum()):
+    """The map at the output of ``layer2``, in float64, one channel after another."""
+    net = net.eval()
+    a = net.layer2(net.layer1(net.stem(x)))
+    g = torch.autograd.grad(pick(net.fc(a.mean((2, 3)))), a)[0].double().numpy()
+    a = a.detach().double().numpy()
+    raw = 0.0 * a[:, 0]
+    for n in range(a.shape[0]):
+        for c in range(a.shape[1]):
+            f, d = a[n, c], g[n, c]
+            positive = d * (d > 0)
+            if method == "gradcam":
+                raw[n] += f * d.mean()
+            elif method == "gradcam++":
+                raw[n] += f * (positive * d**2 / (2 * d**2 + f.sum() * d**3 + 1e-6)).sum()
+            else:
+                raw[n] += f * positive
+    return torch.from_numpy(raw * (raw > 0)).float()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_formulas(net, x, method):
+    cam = gradcam(net, x, "layer2", method=method)
+    torch.testing.assert_close(cam.raw, by_hand(net, x, method), rtol=1e-4, atol=1e-7)
+    assert cam.raw.shape == (3, 8, 6)
+    low = cam.raw.amin((1, 2), keepdim=True)
+    unit = (cam.raw - low) / ((cam.raw - low).amax((1, 2), keepdim=True) + 1e-7)
+    expected = interpolate(unit[:, None], (16, 12), mode="bilinear", align_corners=False)[:, 0]
+    torch.testing.assert_close(cam.maps, expected)
+    assert torch.equal(cam.target, net.eval()(x).argmax(1))
+
+
+@pytest.mark.parametrize(
+    ("layer", "found"),
+    [
+        (None, "layer2"), ("layer2", "layer2"), ("layer2.1.a*", "layer2.1.act"),
+        ("re:layer1\\.0", "layer1.0"), (Select(types="Sequential", exclude="layer1"), "layer2"),
+    ],
+)  # fmt: skip
+def test_any_selector_of_one_layer(net, x, layer, found):
+    cam = gradcam(net, x, layer)
+    assert cam.layer == found
+    assert cam.raw.shape == (3, 8, 6)
+
+
+def test_what_is_returned(net, x):
+    cam = gradcam(net, x)
+    maps, raw, target = cam
+    assert isinstance(cam, CAM)
+    assert maps.shape == x[:, 0].shape
+    assert maps.dtype == raw.dtype == torch.float32
+    assert {maps.requires_grad, raw.requires_grad} == {False}
+    assert target.tolist() == cam.target.tolist()
+    again = pickle.loads(pickle.dumps(cam))
+    assert again.layer == "layer2"
+    assert torch.equal(again.raw, raw)
+
+
+@pytest.mark.parametrize(
+    "given", [2, torch.tensor(2), [0, 4, 2], (0, 4, 2), torch.tensor([0, 4, 2])], ids=repr
+)
+def test_a_target_is_what_is_explained(net, x, given):
+    cam = gradcam(net, x, "layer2", given)
+    classes = torch.as_tensor(given).expand(3)
+    expected = by_hand(net, x, "gradcam", lambda y: y.gather(1, classes[:, None]).sum())
+    torch.testing.assert_close(cam.raw, expected, rtol=1e-4, atol=1e-7)
+    assert torch.equal(cam.target, classes)
+
+
+def test_a_function_chooses_from_any_output(net, x):
+    several = gradcam(net, x, "layer2", lambda y: y[:, 1] + y[:, 3])
+    expected = by_hand(net, x, "gradcam", lambda y: (y[:, 1] + y[:, 3]).sum())
+    torch.testing.assert_close(several.raw, expected, rtol=1e-4, atol=1e-7)
+    assert several.target is None
+
+    class Dense(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.last = net, nn.Conv2d(8, 4, 1)
+
+        def forward(self, x):
+            return {"out": self.last(self.net.layer2(self.net.stem(x)))}
+
+    dense = Dense()
+    cam = gradcam(dense, {"x": x}, "net.layer2", lambda y: y["out"][:, 2].mean((1, 2)))
+    weights = dense.last.weight[2, :, 0, 0]
+    features = net.layer2(net.stem(x))
+    expected = torch.einsum("nchw,c->nhw", features, weights).relu() / 48
+    torch.testing.assert_close(cam.raw, expected.detach(), rtol=1e-4, atol=1e-7)
+
+
+def test_an_image_does_not_depend_on_the_others(net, x):
+    together = gradcam(net, x, method="gradcam++")
+    for i in range(3):
+        alone = gradcam(net, x[i : i + 1], target=int(together.target[i]), method="gradcam++")
+        torch.testing.assert_close(alone.maps[0], together.maps[i], rtol=1e-4, atol=1e-5)
+
+
+# what is behind, around and before the layer
+
+
+def test_a_relu_in_place_behind_the_layer_changes_nothing():
+    torch.manual_seed(0)
+    conv, head = nn.Conv2d(3, 4, 3), [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)]
+    plain, inplace = (nn.Sequential(conv, nn.ReLU(inplace), *head) for inplace in (False, True))
+    x = torch.randn(2, 3, 9, 9)
+    for method in METHODS:
+        expected, cam = gradcam(plain, x, "0", 1, method), gradcam(inplace, x, "0", 1, method)
+        assert torch.equal(cam.raw, expected.raw)
+    a = conv(x)
+    g = torch.autograd.grad(plain[1:](a)[:, 1].sum(), a)[0]
+    expected = (g.mean((2, 3), keepdim=True) * a).sum(1).relu()
+    torch.testing.assert_close(gradcam(inplace, x, "0", 1).raw, expected)
+
+
+def test_frozen_parameters_and_a_callers_modes(net, x):
+    expected = gradcam(net, x)
+    net.requires_grad_(False)
+    for context in (torch.no_grad(), torch.inference_mode(), torch.enable_grad()):
+        with context:
+            cam = gradcam(net, x.clone())
+        assert torch.equal(cam.maps, expected.maps)
+    assert torch.equal(gradcam(net, x.clone().requires_grad_()).maps, expected.maps)
+
+
+def test_under_autocast_the_map_is_float32(net, x):
+    expected = gradcam(net, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        cam = gradcam(net, x, target=expected.target)
+        net(x).sum().backward()  # weights that were cast without a graph would get no gradient
+    assert cam.raw.dtype == cam.maps.dtype == torch.float32
+    torch.testing.assert_close(cam.maps, expected.maps, rtol=0, atol=0.1)
+    assert all(p.grad is not None for p in net.parameters())
+    assert gradcam(net.double(), x.double()).raw.dtype == torch.float64
+    assert gradcam(net.bfloat16(), x.bfloat16()).raw.dtype == torch.float32
+
+
+def test_a_compiled_model_runs_its_eager_module(net, x):
+    expected = gradcam(net, x)
+    compiled = torch.compile(net, backend="eager")
+    compiled(x)
+    assert torch.equal(gradcam(compiled, x).maps, expected.maps)
+    net.layer1 = torch.compile(net.layer1, backend="eager")
+    net(x)
+    cam = gradcam(net, x, "layer1.0")
+    assert cam.raw.shape == (3, 8, 6)
+    net.compile(backend="eager")
+    net(x)
+    assert torch.equal(gradcam(net, x).maps, expected.maps)
+    torch._dynamo.reset()
+
+
+def test_a_wrapped_model(net, x):
+    expected = gradcam(net, x)
+    averaged = torch.optim.swa_utils.AveragedModel(net)
+    cam = gradcam(averaged, x)
+    assert cam.layer == "layer2"
+    assert torch.equal(cam.maps, expected.maps)
+
+
+def test_of_several_calls_the_last_one_counts(x):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.act = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.ReLU()
+            self.fc = nn.Linear(4, 5)
+
+        def forward(self, x):
+            return self.fc(self.act(self.b(self.act(self.a(x)))).mean((2, 3)))
+
+    torch.manual_seed(0)
+    model = Twice()
+    features = model.act(model.b(model.act(model.a(x))))
+    weights = model.fc.weight[2] / features[0, 0].numel()
+    expected = torch.einsum("nchw,c->nhw", features, weights).relu().detach()
+    torch.testing.assert_close(gradcam(model, x, "act", 2).raw, expected, rtol=1e-4, atol=1e-7)
+
+
+def test_a_layer_in_a_checkpoint(net, x):
+    expected = gradcam(net, x, "layer2.0")
+    layer2 = net.layer2.forward
+    net.layer2.forward = lambda x: torch.utils.checkpoint.checkpoint(layer2, x, use_reentrant=False)
+    assert torch.equal(gradcam(net, x, "layer2.0").raw, expected.raw)
+
+
+def test_a_layer_that_returns_a_tuple(x):
+    class Pair(nn.Conv2d):
+        def forward(self, x):
+            y = super().forward(x)
+            return y, y.shape[2:], y * 2
+
+    class Model(nn.Sequential):
+        def forward(self, x):
+            return self[1](self[0](x)[2].mean((2, 3)))
+
+    model = Model(Pair(3, 4, 3), nn.Linear(4, 5))
+    with pytest.raises(ValueError, match="layer '0': its output is a tuple of 3 elements: say wh"):
+        gradcam(model, x, "0")
+    assert gradcam(model, x, "0", index=2).raw.shape == (3, 14, 10)
+    with pytest.raises(ValueError, match="does not reach the scores"):
+        gradcam(model, x, "0", index=0)
+
+
+# what is attached
+
+
+def test_what_is_attached_is_paused(net, x, hook_count):
+    expected = gradcam(net, x)
+    spec = {"layer1.*": DropBlock2d(0.5, 3, active="always"), "layer2.*": ClampGrad(-1e-9, 1e-9)}
+    attached, before = attach(net, spec), hook_count(net)
+    assert torch.equal(gradcam(net, x).maps, expected.maps)
+    with attached.always():
+        assert torch.equal(gradcam(net, x, "layer2.1").maps, expected.maps)
+    assert attached.enabled
+    assert hook_count(net) == before
+    attached.enabled = False
+    gradcam(net, x)
+    assert not attached.enabled
+
+
+def test_an_attachment_tells_nothing_of_it(net, x):
+    attached = attach(net, {"layer2.*": DropBlock2d(LinearSchedule(0.0, 0.1, epochs=3), 3)})
+    gradcam(net, x)
+    attached.step()  # it would tell of gradients without training
+    net.train()(x).sum().backward()
+    gradcam(net, x)
+    assert attached.verify() == []
+    attached.step()
+
+
+# nothing is changed
+
+
+def state(model):
+    tensors = {name: t.clone() for name, t in model.state_dict().items()}
+    grads = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    needs = [p.requires_grad for p in model.parameters()]
+    return tensors, grads, [m.training for m in model.modules()], needs, torch.get_rng_state()
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def random_net(net):
+    """With modes of its own in every module, gradients, and random numbers in evaluation."""
+    net.layer1.append(nn.BatchNorm2d(8))
+    net(torch.randn(2, 3, 16, 16)).sum().backward()
+    net.stem.bias.requires_grad_(False)
+    net.train()
+    net.layer1[0].eval()
+    net.layer1.register_forward_hook(lambda m, args, y: y + 0.01 * torch.randn_like(y))
+    return net
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"layer": "layer2"}, {"layer": "fc"}, {"layer": "stem", "target": 9},
+        {"target": lambda y: 1 / 0}, {"layer": "*"},
+    ],
+    ids=["default", "named", "no_map", "no_class", "raises", "several"],
+)  # fmt: skip
+def test_nothing_is_changed(net, x, options, hook_count):
+    model = random_net(net)
+    hooks, before = hook_count(model), state(model)
+    works = set(options) <= {"layer"} and options.get("layer") not in ("fc", "*")
+    given = x.clone()
+    if works:
+        cam = gradcam(model, x, **options)
+        assert torch.equal(gradcam(model, x, **options).maps, cam.maps)
+    else:
+        with pytest.raises((ValueError, ZeroDivisionError)):
+            gradcam(model, x, **options)
+    assert same(before, state(model))
+    assert hook_count(model) == hooks
+    assert torch.equal(x, given)
+    assert torch.is_grad_enabled()
+    assert torch.is_autocast_cache_enabled()
+
+
+def test_nothing_is_compiled_anew(net, x):
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    compiled = torch.compile(net.eval(), backend="eager")
+    with torch.no_grad():
+        compiled(x)
+        counters.clear()
+        gradcam(compiled, x)
+        compiled(x)
+    assert counters["stats"]["unique_graphs"] == 0
+    torch._dynamo.reset()
+
+
+# tokens
+
+
+def test_tokens_before_the_last_attention():
+    torch.manual_seed(0)
+    model, x = Tokens(), torch.randn(2, 3, 16, 16)
+    cam = gradcam(model, x)
+    assert cam.layer == "layers.1.norm1"
+    assert cam.raw.shape == (2, 4, 4)
+    assert cam.maps.shape == (2, 16, 16)
+    cause = (
+        "layer 'layers.1': the gradient is 0 at all its tokens but the first 1: .*; "
+        "try layer='layers.1.norm1'"
+    )
+    with pytest.raises(ValueError, match=cause):
+        gradcam(model, x, "layers.1")
+    assert gradcam(model, x, "layers.0").raw.shape == (2, 4, 4)
+    pooled = Tokens(pooled=True)
+    assert gradcam(pooled, x, "layers.1").raw.shape == (2, 4, 4)
+
+
+def test_a_grid_that_must_be_told():
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.Linear(3, 8), nn.Linear(8, 5)
+
+        def forward(self, x):
+            return self.head(self.embed(x.flatten(2).transpose(1, 2)).mean(1))
+
+    model, x = Mixed(), torch.randn(2, 3, 4, 6)
+    with pytest.raises(ValueError, match="24 tokens .* say grid=, .height, width."):
+        gradcam(model, x, "embed")
+    assert gradcam(model, x, "embed", grid=(4, 6), prefix_tokens=0).raw.shape == (2, 4, 6)
+
+
+# what is refused
+
+
+def test_a_map_that_is_nowhere_positive_is_told(x):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model.append(nn.Linear(4, 2))
+    nn.init.constant_(model[-1].weight[0], -1.0)
+    nn.init.constant_(model[-1].weight[1], 1.0)
+    with pytest.warns(HookWarning, match="no place at layer '1' speaks for .* image 0, 2: the wei"):
+        cam = gradcam(model, x, target=[0, 1, 0])
+    assert not cam.maps[[0, 2]].any()
+    assert cam.maps[1].any()
+
+
+def test_a_gradient_of_zero(net, x):
+    nn.init.zeros_(net.fc.weight)
+    with pytest.raises(ValueError, match="layer 'layer2': the gradient is 0 at all .*weights of 0"):
+        gradcam(net, x, "layer2")
+    with pytest.raises(ValueError, match="no layer fits, of .* tried; name one .* the gradient is"):
+        gradcam(net, x)
+
+
+def test_values_that_are_not_finite(net, x):
+    net.layer2.register_forward_hook(lambda m, args, y: y * torch.nan)
+    with pytest.raises(ValueError, match="layer 'layer2': its output, .* holds NaN or Inf"):
+        gradcam(net, x, "layer2", target=1)
+
+
+class Awkward(nn.Module):
+    """Layers that Grad-CAM can't look at."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.unused, self.aside = nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)
+        self.cut = nn.Conv2d(4, 4, 1)
+        self.fc = nn.Linear(4, 5)
+
+    def forward(self, x):
+        x = self.features(x)
+        self.aside(x)
+        return self.fc(self.pool(x + self.cut(x).detach()).flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    [
+        ("fc", "its output has no map: needs a 4-D tensor"),
+        ("pool", "its map is 1x1, which tells nothing of places"),
+        ("unused", "it is never called: a branch not taken"),
+        ("aside", "does not reach the scores: it is not used"),
+        ("cut", "does not reach the scores"),
+    ],
+)
+def test_a_layer_that_is_unfit_is_refused_with_a_better_one(x, layer, why):
+    message = f"layer '{layer}': .*{why}.*; try layer='features'"
+    with pytest.raises(ValueError, match=message):
+        gradcam(Awkward(), x, layer)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (
+            {"layer": "layer1.*"},
+            ValueError,
+            "'layer1.*' must mean one layer, and means 2: layer1.0",
+        ),
+        ({"layer": "layr2"}, ValueError, "layer='layr2': 'layr2' matches nothing.*closest: layer2"),
+        ({"layer": "param:fc.bias"}, ValueError, "must mean a layer, not what it holds"),
+        ({"layer": 3}, TypeError, "layer must be a selector of one layer, got 3"),
+        ({"layer": ""}, ValueError, "layer='': the selector '' is empty"),
+        ({"method": "grad-cam"}, ValueError, "method must be one of 'gradcam', .*closest: gradcam"),
+        ({"target": 5}, ValueError, r"target must be in 0..4 \(5 classes\), got 5"),
+        ({"target": -1}, ValueError, r"target must be in 0..4 \(5 classes\), got -1"),
+        ({"target": [0, 1]}, ValueError, r"target has 2 classes for 3 images: \[0, 1\]"),
+        ({"target": [0, 1, 7]}, ValueError, "target must be in 0..4 .*got 7"),
+        ({"target": [0, 1, 2.5]}, TypeError, "target must be a class .an integer., one for each"),
+        ({"target": 1.0}, TypeError, "target must be a class"),
+        ({"target": True}, TypeError, "target must be a class"),
+        ({"target": "cat"}, TypeError, "target must be a class .*got 'cat'"),
+        ({"target": torch.ones(3, 5, dtype=int)}, TypeError, "target must be a class"),
+        (
+            {"target": lambda y: y},
+            TypeError,
+            r"one score for each of 3 .*float32 .* \(3, 5\)",
+        ),
+        ({"target": lambda y: y.argmax(1)}, TypeError, "one score .*got int64 of shape"),
+        ({"target": lambda y: y.sum()}, TypeError, "target must return one score for each of 3"),
+        ({"target": lambda y: 3}, TypeError, "one score for each of .*got 3"),
+        ({"target": lambda y: y.detach().amax(1)}, ValueError, "by differentiable operations"),
+        ({"layout": "HWC"}, ValueError, "layout"),
+        ({"layer": "layer2", "index": 1}, ValueError, "its output .*has no element 1"),
+        ({"x": torch.randn(3, 16, 16)}, ValueError, r"x must hold a batch .*\(N, C, H, W\), got"),
+        ({"x": [1]}, ValueError, "x must hold a batch of images"),
+        ({"x": torch.randn(0, 3, 8, 8)}, ValueError, r"x must hold .*\(0, 3, 8, 8\)"),
+    ],
+    ids=lambda value: repr(value)[:40] if isinstance(value, dict) else "",
+)
+def test_bad_input(net, x, options, error, message):
+    with pytest.raises(error, match=message):
+        gradcam(net, **{"x": x, **options})
+
+
+def test_a_module_is_no_name(net, x):
+    with pytest.raises(
+        TypeError, match="the name of a layer, not the Sequential itself: write 'la"
+    ):
+        gradcam(net, x, net.layer2)
+    with pytest.raises(TypeError, match="not the ReLU itself$"):
+        gradcam(net, x, nn.ReLU())
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (lambda y: {"logits": y}, r"no tensor but dict with \['logits'\].*output\['logits'\]"),
+        (lambda y: (y, y), r"no tensor but tuple: .*lambda output: output\[0\]"),
+    ],
+)
+def test_an_output_that_is_no_tensor(net, x, output, message):
+    net.register_forward_hook(lambda m, args, y: output(y))
+    with pytest.raises(TypeError, match=message):
+        gradcam(net, x)
+
+
+def test_an_output_without_classes(net, x):
+    net.register_forward_hook(lambda m, args, y: y[:, :, None])
+    with pytest.raises(ValueError, match=r"must be \(images, classes\) .*got shape \(3, 5, 1\)"):
+        gradcam(net, x)
+
+
+def test_an_output_of_other_rows(net, x):
+    net.register_forward_hook(lambda m, args, y: torch.cat((y, y)))
+    with pytest.raises(ValueError, match="the output has 6 rows for 3 images"):
+        gradcam(net, x)
+
+
+def test_models_without_a_map(x):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 12, 5))
+    with pytest.raises(ValueError, match="no layer of the model gives a map"):
+        gradcam(model, x)
+    with pytest.raises(TypeError, match="model must be a torch.nn.Module"):
+        gradcam("resnet18", x)

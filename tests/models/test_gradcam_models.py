@@ -1,0 +1,233 @@
+"""Grad-CAM on timm's models: against NumPy, against the grad-cam package, and on all families."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dropblock_hooks import HookWarning, gradcam
+from experiments.families import MEMBERS
+from tests.cases import rest_slow
+
+timm = pytest.importorskip("timm", reason="the models are timm's")
+
+METHODS = ["gradcam", "gradcam++", "layercam"]
+CLASSES = [0, 4]  # whose maps are not all zeros, in each of the models
+
+
+def first(x):
+    return x
+
+
+def last(x):
+    """Swin's (N, H, W, C) as (N, C, H, W), as users of the package write it."""
+    return x.permute(0, 3, 1, 2)
+
+
+def tokens(x, height=6, width=6):
+    """A ViT's tokens without the class token, as the package's documentation has it."""
+    result = x[:, 1:, :].reshape(x.size(0), height, width, x.size(2))
+    return result.transpose(2, 3).transpose(1, 2)
+
+
+# model, options, layer, whether that is the default, as (N, C, H, W)
+MODELS = {
+    "resnet": ("test_resnet", {}, "layer4.0", True, first),
+    "convnext": ("test_convnext", {}, "stages.3", True, first),
+    "swin": ("swin_tiny_patch4_window7_224", {"img_size": 96}, "layers.3", True, last),
+    "vit": ("deit_tiny_patch16_224", {"img_size": 96}, "blocks.11.norm1", True, tokens),
+    "mambaout": ("test_mambaout", {}, "stages.3", True, last),
+    "resnet_inner": ("test_resnet", {}, "layer3.0.bn1", False, first),
+    "vit_earlier": ("deit_tiny_patch16_224", {"img_size": 96}, "blocks.8", False, tokens),
+}
+by_model = pytest.mark.parametrize("name", rest_slow(MODELS, 5))
+
+
+def built(name):
+    torch.manual_seed(0)
+    model, options, *rest = MODELS[name]
+    made = timm.create_model(model, num_classes=7, **options).eval()
+    for name, parameter in made.named_parameters():  # no zeros, and maps large beside rounding
+        if parameter.ndim > 1:
+            nn.init.trunc_normal_(parameter, std=parameter[0].numel() ** -0.5)
+        elif "weight" in name:
+            nn.init.uniform_(parameter, 0.5, 1.5)
+        else:
+            nn.init.normal_(parameter, std=0.1)
+    return made, torch.randn(2, 3, 96, 96), *rest
+
+
+def seen_by_hand(model, x, layer, classes, reshape):
+    """The layer's maps and their gradient, by a plain hook, as arrays (N, C, h, w)."""
+    kept = []
+
+    def keep(module, args, output):
+        output.retain_grad()
+        kept.append((output, output.detach().clone()))
+        return output.clone()  # behind it, a layer may work in place
+
+    handle = model.get_submodule(layer).register_forward_hook(keep)
+    model(x).gather(1, classes[:, None]).sum().backward()
+    handle.remove()
+    output, value = kept[0]
+    return reshape(value).double().numpy(), reshape(output.grad).double().numpy()
+
+
+def by_formula(a, g, method):
+    positive = np.maximum(g, 0)
+    if method == "gradcam":
+        weights = g.mean(axis=(2, 3), keepdims=True)
+    elif method == "gradcam++":
+        total = a.sum(axis=(2, 3), keepdims=True)
+        alpha = g**2 / (2 * g**2 + total * g**3 + 1e-6)
+        weights = (alpha * positive).sum(axis=(2, 3), keepdims=True)
+    else:
+        weights = positive
+    return np.maximum((weights * a).sum(axis=1), 0)
+
+
+def unit(maps):
+    """Each map from 0 to 1."""
+    low = maps.min(axis=(1, 2), keepdims=True)
+    return (maps - low) / ((maps - low).max(axis=(1, 2), keepdims=True) + 1e-7)
+
+
+def resized(maps, height, width):
+    """Bilinear, with pixels as areas."""
+
+    def weights(n, m):
+        at = np.clip((np.arange(n) + 0.5) * m / n - 0.5, 0, m - 1)
+        return np.maximum(1 - np.abs(at[:, None] - np.arange(m)), 0)
+
+    rows, columns = weights(height, maps.shape[1]), weights(width, maps.shape[2])
+    return np.einsum("yh,nhw,xw->nyx", rows, maps, columns)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@by_model
+def test_the_formulas_on_real_models(name, method):
+    model, x, layer, is_default, reshape = built(name)
+    cam = gradcam(model, x, None if is_default else layer, CLASSES, method)
+    assert cam.layer == layer
+    a, g = seen_by_hand(model, x, layer, torch.tensor(CLASSES), reshape)
+    expected = by_formula(a, g, method)
+    assert (expected.max(axis=(1, 2)) > 0).all()
+    scale = expected.max()
+    np.testing.assert_allclose(cam.raw.numpy() / scale, expected / scale, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(
+        cam.maps.numpy(), resized(unit(cam.raw.double().numpy()), 96, 96), rtol=0, atol=1e-5
+    )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the package imports
+@pytest.mark.parametrize("method", METHODS)
+@by_model
+def test_the_package_finds_the_same(name, method, monkeypatch):
+    package = pytest.importorskip("pytorch_grad_cam", reason="grad-cam is the reference")
+    from pytorch_grad_cam import base_cam
+    from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+
+    model, x, layer, _, reshape = built(name)
+    cam = gradcam(model, x, layer, CLASSES, method)
+    scaled = []  # before it is resized
+
+    def scale_cam_image(maps, target_size=None, scale=base_cam.scale_cam_image):
+        scaled.append(scale(maps))
+        return scale(maps, target_size)
+
+    monkeypatch.setattr(base_cam, "scale_cam_image", scale_cam_image)
+    kind = {"gradcam": "GradCAM", "gradcam++": "GradCAMPlusPlus", "layercam": "LayerCAM"}[method]
+    module = model.get_submodule(layer)
+    copied = module.register_forward_hook(lambda m, args, y: y.clone())
+    whole = None if reshape is first else reshape
+    with getattr(package, kind)(model, [module], reshape_transform=whole) as reference:
+        # hooks put on later see the copy, which the layers behind must not change
+        after = module.register_forward_hook(lambda m, args, y: y.clone())
+        resized_map = reference(x, [ClassifierOutputTarget(k) for k in CLASSES])
+    copied.remove()
+    after.remove()
+    np.testing.assert_allclose(unit(cam.raw.numpy()), scaled[0], rtol=0, atol=1e-5)
+    # it scales again what it has resized
+    np.testing.assert_allclose(unit(cam.maps.numpy()), resized_map, rtol=0, atol=1e-3)
+
+
+# all families, without a layer named
+
+PLAIN = {
+    "convnext", "efficientvim", "hiera", "hrnet", "levit", "mambaout", "resnet",
+    "swin_transformer", "vision_transformer", "xcit",
+}  # fmt: skip
+HEAD_OF_ZEROS = {"hiera", "mlp_mixer", "sequencer"}  # as timm initializes them
+DEFAULTS = {
+    "beit": "blocks.11.norm1",
+    "cait": "blocks.23.norm1",
+    "convnext": "stages.3",
+    "crossvit": "blocks.2.fusion.1.norm1",
+    "densenet": "features.norm5",
+    "hrnet": "final_layer",
+    "mambaout": "stages.3",
+    "resnet": "layer4.0",
+    "swin_transformer": "layers.3",
+    "twins": "blocks.3.3.norm1",
+    "vision_transformer": "blocks.5.norm1",
+    "xcit": "blocks.11.norm1",
+}
+
+
+@pytest.mark.parametrize(
+    "member",
+    rest_slow(MEMBERS, [m for m in MEMBERS if m.family in PLAIN]),
+    ids=lambda member: member.family,
+)
+def test_every_family_has_a_layer_to_look_at(member, hook_count):
+    torch.manual_seed(0)
+    model, x = member.build(), torch.randn(2, 3, member.size, member.size)
+    if member.family in HEAD_OF_ZEROS:
+        with pytest.raises(ValueError, match="the gradient is 0 at all places of its .*weights of"):
+            gradcam(model, x)
+        for name, parameter in model.named_parameters():
+            if "head" in name and parameter.ndim > 1:
+                nn.init.normal_(parameter)
+    options = {}
+    if member.family == "gemma4_vit":
+        with pytest.raises(ValueError, match="no layer fits, of 12 tried.* say grid="):
+            gradcam(model, x)
+        options = {"grid": (4, 4), "prefix_tokens": 0}
+    hooks = hook_count(model)
+    with warnings.catch_warnings():  # weights are random: the sum may be negative everywhere
+        warnings.filterwarnings("ignore", "no place at layer", HookWarning)
+        cam = gradcam(model, x, method="layercam", **options)
+    assert cam.layer == DEFAULTS.get(member.family, cam.layer)
+    assert cam.maps.shape == (2, member.size, member.size)
+    assert cam.raw.isfinite().all()
+    assert min(cam.raw.shape[1:]) > 1
+    assert hook_count(model) == hooks
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "layer"),
+    [
+        ("resnet18", 64, "layer4"),
+        ("resnet18", 32, "layer3"),  # layer4 gives 1x1
+        ("vgg11", 64, "features"),
+        ("vgg11", 32, "features.19"),
+        ("mobilenet_v2", 64, "features"),
+        ("efficientnet_b0", 64, "features"),
+        ("convnext_tiny", 64, "features"),
+        ("swin_t", 64, "features"),
+        ("vit_b_16", 224, "encoder.layers.encoder_layer_11.ln_1"),
+        ("densenet121", 64, "features"),
+    ],
+)
+@pytest.mark.slow
+def test_the_layer_of_torchvision_models(name, size, layer):
+    torchvision = pytest.importorskip("torchvision")
+    torch.manual_seed(0)
+    model = torchvision.models.get_model(name, weights=None)
+    if name == "vit_b_16":
+        nn.init.normal_(model.heads.head.weight)  # zeros
+    cam = gradcam(model, torch.randn(2, 3, size, size), method="layercam")
+    assert cam.layer == layer
+    assert cam.raw.any()

@@ -1,0 +1,83 @@
+"""The picture of a map over its image."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from dropblock_hooks.plots import overlay
+
+MAP = torch.tensor([[0.0, 0.25], [0.5, 1.0]])
+IMAGE = torch.rand(3, 8, 12)
+
+
+@pytest.fixture
+def matplotlib():
+    return pytest.importorskip("matplotlib", reason="pictures are drawn by matplotlib")
+
+
+@pytest.mark.usefixtures("matplotlib")
+@pytest.mark.parametrize(
+    "image",
+    [IMAGE, IMAGE.movedim(0, -1), IMAGE[:1], IMAGE[0], IMAGE.numpy(), IMAGE.double() * 9 - 4],
+    ids=["CHW", "HWC", "1HW", "HW", "numpy", "normalized"],
+)
+def test_a_map_lies_over_its_image(image):
+    figure = overlay(MAP, image)
+    ax, bar = figure.axes
+    below, above = ax.get_images()
+    assert below.get_array().shape[:2] == (8, 12)
+    assert (below.get_array().min(), below.get_array().max()) == (0, 1)
+    assert above.get_array().tolist() == MAP.tolist()
+    assert above.get_extent() == below.get_extent()
+    assert ax.get_title() == "Grad-CAM"
+    assert bar.get_ylabel() == "value of the map"
+    assert above.get_clim() == (0, 1)
+    figure.canvas.draw()
+
+
+@pytest.mark.usefixtures("matplotlib")
+def test_a_map_in_its_own_unit():
+    figure = overlay(7 * MAP.bfloat16().requires_grad_(), torch.zeros(8, 8), title="seven")
+    assert figure.axes[0].get_images()[1].get_clim() == (0, 7)
+    assert figure.axes[0].get_title() == "seven"
+    figure.canvas.draw()
+
+
+def test_on_axes_that_are_there(matplotlib):
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    left, right = figure.subplots(1, 2)
+    assert overlay(MAP, IMAGE, right) is figure
+    assert not left.get_images()
+    assert len(right.get_images()) == 2
+    with pytest.raises(TypeError, match="ax must be one matplotlib Axes, got ndarray"):
+        overlay(MAP, IMAGE, figure.subplots(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("cam_map", "image", "message"),
+    [
+        (MAP[None], IMAGE, r"cam_map must be the map of one .* \(1, 2, 2\): .* cam.maps\[0\]"),
+        (MAP, IMAGE[None], r"image must be .C, H, W.*got shape \(1, 3, 8, 12\)"),
+        (MAP, torch.rand(4, 8, 8), "image must be .*1 or 3 channels"),
+        ("cam", IMAGE, "cam_map must be a tensor or an array, got str"),
+        (MAP, None, "image must be a tensor or an array, got NoneType"),
+    ],
+)  # fmt: skip
+def test_bad_input(cam_map, image, message):
+    with pytest.raises(ValueError, match=message):
+        overlay(cam_map, image)
+
+
+def test_without_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.axes", None)
+    with pytest.raises(ImportError, match=r"matplotlib, .*: pip install 'dropblock-hooks\[plot\]'"):
+        overlay(MAP, IMAGE)
+
+
+def test_the_package_imports_no_matplotlib():
+    code = "import dropblock_hooks.plots, sys; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,67 @@
+"""The recipes of the documentation run, each as its user runs it, and are short."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+RECIPES = sorted((ROOT / "docs" / "recipes").glob("*.py"))
+NEEDS = {"gradcam": ("timm", "matplotlib", "sklearn")}
+QUICK = {"gradcam": ["1"]}  # what is given behind the folder, for a short run
+by_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+
+
+def run(path, folder, *given):
+    """The script in a folder of its own; what it has printed."""
+    for package in NEEDS.get(path.stem, ()):
+        pytest.importorskip(package)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(path), str(folder), *given],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MPLCONFIGDIR": str(folder / ".matplotlib")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def check_pictures(path, folder):
+    """The recipe has made the pictures that are committed beside it, of their size."""
+    image = pytest.importorskip("PIL.Image")
+    committed = [p for p in path.parent.glob("*.png") if p.stem.partition("-")[0] == path.stem]
+    assert committed
+    for picture in committed:
+        with image.open(folder / picture.name) as made, image.open(picture) as there:
+            assert made.size == there.size
+            low, high = made.convert("L").getextrema()
+            assert high - low > 100
+
+
+@by_recipe
+def test_a_recipe_is_short_and_its_picture_small(path):
+    lines = path.read_text().splitlines()
+    assert len(lines) <= 60
+    assert lines[0].startswith('"""')
+    for picture in path.parent.glob(f"{path.stem}*.png"):
+        assert picture.stat().st_size < 60_000
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in RECIPES if p.stem in QUICK], ids=lambda path: path.stem
+)
+def test_a_recipe_runs_for_a_short_while(path, tmp_path):
+    assert run(path, tmp_path, *QUICK[path.stem])
+    check_pictures(path, tmp_path)
+
+
+@pytest.mark.slow
+@by_recipe
+def test_a_recipe_runs(path, tmp_path):
+    assert run(path, tmp_path)
+    check_pictures(path, tmp_path)
