@@ -39,5 +39,6 @@ with torch.no_grad():
     values = capture(model.eval(), photograph, "conv1.0")  # nothing is left on the model
 for name, maps in values.items():
     print(f"{name}: {maps.shape[1]} channels of {maps.shape[2]} x {maps.shape[3]}")
-figure = plot_feature_maps(maps, n=6, title="conv1.0 of a resnet10t, of a photograph")
+title = "conv1.0 of a resnet10t, of a photograph"
+figure = plot_feature_maps(maps, n=6, title=title, own_scale=True)
 figure.savefig(FOLDER / "feature_maps.png", dpi=65)

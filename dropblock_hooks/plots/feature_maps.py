@@ -12,9 +12,14 @@ from .figure import figure_of
 
 
 def plot_feature_maps(
-    values: Any, n: int = 16, ax: Any = None, *, title: str = "feature maps"
+    values: Any,
+    n: int = 16,
+    ax: Any = None,
+    *,
+    title: str = "feature maps",
+    own_scale: bool = False,
 ) -> Any:
-    """Draw channels of what a layer gave for one sample, on one scale with a color bar.
+    """Draw channels of what a layer gave for one sample, with a color bar.
 
     They are spread evenly over all channels; above each stands its number.
 
@@ -29,6 +34,7 @@ def plot_feature_maps(
         n: at most so many channels.
         ax: matplotlib's Axes to draw on. None: a new Figure.
         title: above the picture.
+        own_scale: divide each channel by its largest magnitude: a strong one hides no others.
 
     Returns:
         The Figure: ``figure.savefig("maps.png")``.
@@ -38,6 +44,11 @@ def plot_feature_maps(
         ValueError: for values of another shape, or where none is finite.
     """
     maps = _maps(values)
+    label = "activation"
+    if own_scale:
+        label = "activation / largest of its channel"
+        finite = maps.where(maps.isfinite(), torch.zeros(())).abs()
+        maps = maps / finite.amax((1, 2), keepdim=True).clamp(min=1e-30)
     channels = _spread(len(maps), as_count("n", n))
     columns = math.ceil(math.sqrt(len(channels)))
     rows = math.ceil(len(channels) / columns)
@@ -63,7 +74,7 @@ def plot_feature_maps(
     )
     ax.set_title(f"{title}\n{len(channels)} of {len(maps)} channels, {height} × {width}", pad=14)
     ax.set_axis_off()
-    figure.colorbar(drawn, ax=ax, label="activation", fraction=0.05, shrink=0.8)
+    figure.colorbar(drawn, ax=ax, label=label, fraction=0.05, shrink=0.8)
     return figure
 
 

@@ -43,6 +43,14 @@ def test_values_of_both_signs_have_colors_around_zero():
     assert image.get_clim() == (-3.0, 3.0)
 
 
+def test_each_channel_on_its_own_scale():
+    maps = torch.tensor([1.0, 100.0])[:, None, None].expand(2, 3, 3)
+    image, _ = drawn(figure := plot_feature_maps(maps, own_scale=True))
+    sheet = numpy.asarray(image.get_array())
+    assert set(sheet[numpy.isfinite(sheet)]) == {1.0}
+    assert figure.axes[1].get_ylabel() == "activation / largest of its channel"
+
+
 def test_it_draws_on_given_axes_and_takes_arrays_and_gradients():
     figure = Figure()
     ax = figure.add_subplot()
