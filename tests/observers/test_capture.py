@@ -283,7 +283,7 @@ def test_memory_stays_constant_and_no_graph_is_held(reentrant):
         del y
         if step in (20, 197):
             counts.append(live())
-    assert counts[0] == counts[1]
+    assert counts[1] <= counts[0]  # what other tests have left may go meanwhile
     (watch, *_) = (site.bound for site in attached[Capture])
     assert len(watch.waiting.get(0, ())) <= 1_000
     for records in attached.captured().values():
