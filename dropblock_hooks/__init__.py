@@ -12,6 +12,7 @@ The map:
 `plan`                      what a spec will do on a model, before anything is put on
 `layers`                    what a model has to attach to
 `builtin`, `Retune`         what a model drops by itself, and another rate for it
+`capture`, `Capture`        activations and gradients: of one call, or of a training
 `Observer`                  what watches a layer and changes nothing: ``observers``
 ``plots``                   pictures, by matplotlib
 ``functional``              the equations, as pure functions of tensors
@@ -28,9 +29,19 @@ from . import functional, plots, presets
 from .attach import attach, attachments, detach_all
 from .attachment.attachment import Attachment
 from .attachment.verify import Finding
+from .calls.capture import capture
 from .calls.gradcam import CAM, gradcam
 from .calls.sample import Sampled, sample
-from .observers import ActivationStats, GradientStats, Observer, Seen, Watch, WeightStats
+from .observers import (
+    ActivationStats,
+    Capture,
+    GradientStats,
+    Observer,
+    Record,
+    Seen,
+    Watch,
+    WeightStats,
+)
 from .planning.builtin import builtin
 from .planning.layers import layers
 from .planning.plan import plan
@@ -83,6 +94,7 @@ __all__ = [
     "Applied",
     "Attachment",
     "ByDepth",
+    "Capture",
     "ClampGrad",
     "ClipGradNorm",
     "ConstantSchedule",
@@ -112,6 +124,7 @@ __all__ = [
     "Probability",
     "Range",
     "Rate",
+    "Record",
     "Regularizer",
     "Retune",
     "Sampled",
@@ -132,6 +145,7 @@ __all__ = [
     "attach",
     "attachments",
     "builtin",
+    "capture",
     "detach_all",
     "functional",
     "gradcam",

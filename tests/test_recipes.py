@@ -9,8 +9,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted((ROOT / "docs" / "recipes").glob("*.py"))
-NEEDS = {"gradcam": ("timm", "matplotlib", "sklearn")}
-QUICK = {"gradcam": ["1"]}  # what is given behind the folder, for a short run
+NEEDS = dict.fromkeys(("feature_maps", "gradcam"), ("timm", "matplotlib", "sklearn"))
+QUICK = {
+    "feature_maps": ["1"],
+    "gradcam": ["1"],
+}  # what is given behind the folder, for a short run
 by_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 
 

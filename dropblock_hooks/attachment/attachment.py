@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from ..observers.kept_calls import Record as Call
 from ..regularizers.base import Regularizer
 from ..selectors.select import Select
 from ..sites.grad_scaler import tell_missing
@@ -15,10 +16,11 @@ from ..sites.record import standing_still
 from ..tables import Table, counted
 from ..warn import warn
 from .activity import look_back
+from .captured import captured
 from .compiled import tell_recompiling
 from .distributed import check_group, compare, summed, tell_equal_generators, world_size
 from .find import find
-from .rates import as_time, move, values_at, with_rates
+from .rates import as_time, check_installed, move, values_at, with_rates
 from .removal import take_out
 from .report import SiteRow, readings, scalars, site_table
 from .site_list import SiteList
@@ -114,8 +116,6 @@ class Attachment(SiteList, OfTrainingLoop):
             >>> attached.rates
             {'1/Dropout2d': {'p': 0.3}}
             >>> attached.set(Dropout2d, p=0.2)
-            >>> attached.rates
-            {'1/Dropout2d': {'p': 0.2}}
 
         Args:
             which: a site key, a selector, or a class of regularizers: the sites that have one.
@@ -127,13 +127,8 @@ class Attachment(SiteList, OfTrainingLoop):
             RuntimeError: after `remove`.
             TypeError, ValueError: for a field that is no rate of theirs, or a bad value.
         """
-        if not self._control.installed:
-            raise RuntimeError(
-                "the attachment was removed, so there is nothing to set: attach again"
-            )
+        check_installed(self._control)
         sites = find(which, self._base, self._hooks)
-        if not rates:
-            raise ValueError("set takes at least one rate: set(which, p=0.2)")
         changed = with_rates(sites, rates, self._control)
         with standing_still(site.record for site in sites):
             for site, regularizer in zip(sites, changed, strict=True):
@@ -212,6 +207,15 @@ class Attachment(SiteList, OfTrainingLoop):
         if distributed:
             have, title = summed(have), f"{title}, {world_size()} ranks"
         return site_table(self.sites, have, title)
+
+    def captured(self, which: str | Select | None = None) -> dict[str, list[Call]]:
+        """What `Capture` has kept at all sites, or those of a site key or a selector: by the name
+        of the layer its last calls, oldest first; by site key where it has several.
+
+        Raises:
+            KeyError, RuntimeError: where there is none, or nothing was kept, with the cause.
+        """
+        return captured(which, self._base, self._control, self._hooks)
 
     def _title(self) -> str:
         state = "" if self.enabled else ", paused"

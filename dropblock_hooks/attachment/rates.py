@@ -68,6 +68,15 @@ def move(
             hook.site.close_window()
         control.open_window()
     control.epoch = t
+    for _, hook in installed:
+        if hook.site.watch is not None:
+            hook.site.watch.epoch = t
+
+
+def check_installed(control: Control) -> None:
+    """Raise RuntimeError where there are no hooks any more."""
+    if not control.installed:
+        raise RuntimeError("the attachment was removed, so there is nothing to set: attach again")
 
 
 def with_rates(
@@ -77,6 +86,8 @@ def with_rates(
 
     A `ByDepth` is spread over the layers of each class of regularizers for itself.
     """
+    if not rates:
+        raise ValueError("set takes at least one rate: set(which, p=0.2)")
     if control.epochs is not None:
         rates = {name: within(rate, control.epochs) for name, rate in rates.items()}
     unsaid = [rate for rate in rates.values() if length_of(rate) is None]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ..checks import check_option
+from ..functional import axes
 from ..regularizers.base import Applied, Now, Regularizer
 from ..tables import Columns
 
@@ -38,6 +39,8 @@ class Observer(Regularizer):
     """Whether it looks at what the layer gives."""
     sees_gradients: ClassVar[bool] = False
     """Whether it looks at the gradients that come back to it."""
+    keeps_graph: ClassVar[bool] = False
+    """Whether the tensors that it sees are those of the graph."""
 
     def bind(self) -> Any:
         """A `Watch`: what one site has seen. It is asked for once for each site."""
@@ -60,6 +63,15 @@ class Observer(Regularizer):
         return type(self), self.at, self.when, self.index
 
 
+class ChannelsFirst(Protocol):
+    """See `Seen`."""
+
+    def __call__(self, x: Tensor) -> Tensor | None: ...
+
+    def form(self, x: Tensor) -> axes.Form | None:
+        """How the axes of a tensor are read; None where its channels are not known."""
+
+
 class Seen(NamedTuple):
     """One call of a layer.
 
@@ -70,7 +82,8 @@ class Seen(NamedTuple):
         given: what the layer was called with.
         training: its mode.
         epoch: the time.
-        channels_first: a tensor as (N, C, ...), or None where its channels are not known.
+        channels_first: a tensor as (N, C, ...), or None where its channels are not known; its
+            method ``form`` tells how the axes are read.
         shared: what all sites of the Attachment share; each class keeps its own under its name.
     """
 
@@ -80,7 +93,7 @@ class Seen(NamedTuple):
     given: tuple[Any, ...]
     training: bool
     epoch: float
-    channels_first: Callable[[Tensor], Tensor | None]
+    channels_first: ChannelsFirst
     shared: dict[str, Any]
 
 
@@ -90,7 +103,12 @@ class Watch:
     In code that torch.compile traces (``torch.compiler.is_compiling()``), ``see`` and
     ``see_gradient`` may add into tensors in place, and must write no attribute, read no number, and
     not branch on one. The tensors are allocated before, when it is made or moved.
+
+    Attributes:
+        epoch: the time; code that is traced must not read it.
     """
+
+    epoch: float = 0.0
 
     def see(self, seen: Seen) -> Any:
         """A call of the layer. What is returned is given to `see_gradient`; tensors in it are of no

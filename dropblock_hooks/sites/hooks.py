@@ -19,6 +19,10 @@ from .identity import is_transformed
 from .site import Site
 
 _disabled: list[Any] = []
+_REASON = (
+    "dropblock_hooks: what is attached there can't be traced: leave fullgraph=True out, or call "
+    "the model under torch.compiler.set_stance('force_eager')"
+)
 
 
 def break_graph(call: Callable[..., Any], *given: Any) -> Any:
@@ -26,7 +30,7 @@ def break_graph(call: Callable[..., Any], *given: Any) -> Any:
     if "torch._dynamo" not in sys.modules:
         return call(*given)  # importing dynamo takes a second
     if not _disabled:
-        _disabled.append(torch.compiler.disable(_call))  # type: ignore[no-untyped-call]  # torch's
+        _disabled.append(torch.compiler.disable(_call, reason=_REASON))  # type: ignore[no-untyped-call]  # torch's
     return _disabled[0](call, *given)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -78,12 +77,9 @@ class ObserveHook(SiteHook):
         if observer.sees_values and (compiling or graph_task() == NO_TASK):
             self._count()
             if found.readable:
-                try:
-                    ticket = self.watch.see(self._seen(module, found, given))
-                except (TypeError, ValueError) as error:
-                    raise site.error(error) from error
-            if not compiling:
-                self.ticket = ticket
+                ticket = self._see(module, found, given)
+        if not compiling:
+            self.ticket = ticket  # none of a repetition
         if not observer.sees_gradients or self.last is not None:
             return None
         return self.hand_on(found, ticket)
@@ -128,45 +124,44 @@ class ObserveHook(SiteHook):
         """Watch the gradients of what was found; what the hook is to return."""
         if not found.readable:
             return None
-        new = [self._watched(x, i, ticket) for i, x in enumerate(found.tensors)]
+        new = [self.watched(x, i, ticket) for i, x in enumerate(found.tensors)]
         changed = any(a is not b for a, b in zip(new, found.tensors, strict=True))
         return found.put(new) if changed else None
 
-    def _watched(self, x: Tensor, at: int, ticket: Any) -> Tensor:
+    def watched(self, x: Tensor, at: int, ticket: Any) -> Tensor:
         """The tensor, its gradient watched: a copy where its own hook could be passed by."""
         if not may_get_gradient(x):
             return x
         if is_compiling():
-            scale = scale_in_graph(self.site, x.device)
-            traced: Tensor = GradIdentityTraced.apply(x, _TracedSeer(self, at, ticket), scale)
+            given = [scale_in_graph(self.site, x.device)]
+            if isinstance(ticket, Tensor):  # the backward takes none but those of the forward
+                given.append(ticket)
+                ticket = None
+            traced: Tensor = GradIdentityTraced.apply(x, _TracedSeer(self, at, ticket), *given)
             return traced
         if x._is_view():  # work in place behind it would lose the hook
             x = x.clone()
-        x.register_hook(_Seer(self, at, ticket))  # type: ignore[no-untyped-call]  # torch's
+        x.register_hook(Seer(self, at, ticket))  # type: ignore[no-untyped-call]  # torch's
         return x
+
+    def _see(self, module: nn.Module, found: _Found, given: tuple[Any, ...]) -> Any:
+        try:
+            return self.watch.see(self._seen(module, found, given))
+        except (TypeError, ValueError) as error:
+            raise self.site.error(error) from error
 
     def _seen(self, module: nn.Module, found: _Found, given: tuple[Any, ...]) -> Seen:
         control, at_input = self.site.control, self.site.at == "input"
         return Seen(
             module=module,
-            tensors=[x.detach() for x in found.tensors],
+            tensors=[x if self.observer.keeps_graph else x.detach() for x in found.tensors],
             nest=found.put if found.whole else itemgetter(0),
             given=given if at_input else given[:-1],
             training=module.training,
             epoch=control.epoch,
-            channels_first=partial(self._channels_first, given),
+            channels_first=_ChannelsFirst(self.site, given),
             shared=control.shared,
         )
-
-    def _channels_first(self, told: tuple[Any, ...], x: Tensor) -> Tensor | None:
-        """A tensor as (N, C, ...); None where its channels are not known."""
-        if x.ndim < 2:
-            return None
-        try:
-            form = self.site.forms.of(x, told)
-        except ValueError:
-            return None  # what needs them says so in the report
-        return axes.as_map(x, form)
 
     def _count(self) -> None:
         """Count something that was seen."""
@@ -196,7 +191,7 @@ class LastHook:
         return found and first.hand_on(found, None if is_compiling() else first.ticket)
 
 
-class _Seer:
+class Seer:
     """Tensor hook: sees a gradient. It holds no tensor of the graph."""
 
     def __init__(self, hook: ObserveHook, at: int, ticket: Any) -> None:
@@ -208,12 +203,33 @@ class _Seer:
             self.hook.see_gradient(grad, self.at, control.grad_scale(grad.device), self.ticket)
 
 
-class _TracedSeer(_Seer):
-    """The same in compiled code, which is given the scale as a tensor."""
+class _TracedSeer(Seer):
+    """The same in compiled code, which is given the scale, and a ticket that is one, as tensors."""
 
-    def __call__(self, grad: Tensor, *scale: Tensor) -> Tensor:  # type: ignore[override]
-        self.hook.see_gradient(grad, self.at, scale[0], self.ticket)
+    def __call__(self, grad: Tensor, *given: Tensor) -> Tensor:  # type: ignore[override]
+        ticket = given[1] if len(given) > 1 else self.ticket
+        self.hook.see_gradient(grad, self.at, given[0], ticket)
         return grad
+
+
+class _ChannelsFirst:
+    """A tensor as (N, C, ...); None where its channels are not known."""
+
+    def __init__(self, site: Site, told: tuple[Any, ...]) -> None:
+        self.site, self.told = site, told
+
+    def __call__(self, x: Tensor) -> Tensor | None:
+        form = self.form(x)
+        return None if form is None else axes.as_map(x, form)
+
+    def form(self, x: Tensor) -> axes.Form | None:
+        """How the axes of a tensor are read; None where its channels are not known."""
+        if x.ndim < 2:
+            return None
+        try:
+            return self.site.forms.of(x, self.told)
+        except ValueError:
+            return None  # what needs them says so in the report
 
 
 class _Found(NamedTuple):

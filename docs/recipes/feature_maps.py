@@ -1,0 +1,44 @@
+"""What do the channels of a convolution answer to in a real picture?
+
+A small ResNet learns scikit-learn's digits. Then it is given a photograph, and the maps of its
+first convolution are drawn: edges of one direction, areas that are light or dark.
+
+    pip install 'dropblock-hooks[timm,plot]' scikit-learn
+    python feature_maps.py [folder of the pictures] [epochs]
+"""
+
+import sys
+from pathlib import Path
+
+import timm
+import torch
+from sklearn.datasets import load_digits, load_sample_images
+from torch.nn.functional import cross_entropy, interpolate
+
+from dropblock_hooks import capture
+from dropblock_hooks.plots import plot_feature_maps
+
+FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+EPOCHS = int(sys.argv[2]) if len(sys.argv) > 2 else 2
+torch.set_num_threads(1)  # the tensors are small: more threads would wait for one another
+torch.manual_seed(0)
+digits = load_digits()
+pixels = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
+images, labels = interpolate(pixels, (32, 32), mode="bilinear"), torch.tensor(digits.target)
+model = timm.create_model("resnet10t", num_classes=10, in_chans=1)
+optimizer = torch.optim.SGD(model.parameters(), 0.05, 0.9)
+for _ in range(EPOCHS):
+    for batch in torch.randperm(1200).split(50):
+        optimizer.zero_grad()
+        cross_entropy(model.train()(images[batch]), labels[batch]).backward()
+        optimizer.step()
+
+photograph = load_sample_images().images[0].mean(2)  # the colors are left out
+photograph = interpolate(torch.tensor(photograph, dtype=torch.float32)[None, None] / 255, (96, 144))
+with torch.no_grad():
+    values = capture(model.eval(), photograph, "conv1.0")  # nothing is left on the model
+for name, maps in values.items():
+    print(f"{name}: {maps.shape[1]} channels of {maps.shape[2]} x {maps.shape[3]}")
+title = "conv1.0 of a resnet10t, of a photograph"
+figure = plot_feature_maps(maps, n=6, title=title, own_scale=True)
+figure.savefig(FOLDER / "feature_maps.png", dpi=65)

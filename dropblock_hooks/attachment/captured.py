@@ -1,0 +1,57 @@
+"""What the sites of a `Capture` have kept, by layer; and why nothing was."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from ..observers.capture import Capture
+from ..observers.kept_calls import Record
+from ..quoting import label, listed, quote
+from ..sites.hooks import SiteHook
+from ..sites.shared import Control
+from ..sites.site import Site
+from .find import find
+
+
+def captured(
+    which: Any, base: nn.Module, control: Control, hooks: Sequence[SiteHook]
+) -> dict[str, list[Record]]:
+    """The records by layer, oldest first; where a layer has several sites, by their keys.
+
+    Raises:
+        KeyError: where no site that is meant keeps any.
+        RuntimeError: where all of them have kept nothing, with the cause.
+    """
+    meant = find(Capture if which is None else which, base, hooks) if hooks else ()
+    sites = [site for site in meant if isinstance(site.regularizer, Capture)]
+    if not sites:
+        there = f"; {quote(which)} has {listed([s.key for s in meant], 3)}" if meant else ""
+        raise KeyError(f"no Capture is attached there{there}: attach(model, {{...: Capture()}})")
+    times = Counter(site.name for site in sites)
+    found = {
+        (site.name or ".") if times[site.name] == 1 else site.key: site.bound.records
+        for site in sites
+    }
+    if not any(found.values()):
+        causes = {_cause(site, control): None for site in sites}
+        raise RuntimeError(
+            f"nothing was captured at {listed(found, 3)}: {'; '.join(map(label, causes))}"
+        )
+    return found
+
+
+def _cause(site: Site, control: Control) -> str:
+    """Why a site has kept nothing."""
+    life = site.record.read(elements=False).life
+    if not life.calls:
+        never = "the layer was never called"
+        if not control.record.read(elements=False).life.calls:
+            never = "the model was not called yet: run a forward first"
+        return never if control.installed else f"{never}, and the attachment was removed"
+    if not life.active and not control.enabled:
+        return "the attachment is paused"
+    if not life.active and not life.trained:
+        return "the layer was called in evaluation mode alone: Capture(active='always')"
+    return "in its calls the tensors had no numbers: inside torch.func, or on the meta device"

@@ -1,0 +1,229 @@
+"""``capture``: the activations and gradients of layers in one call of a model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.parallel import DistributedDataParallel
+
+from ..attachment.install import install
+from ..attachment.placement import Placement
+from ..attachment.resolve import place
+from ..checkpointing import NO_TASK, graph_task
+from ..observers.capture import Capture
+from ..observers.kept_calls import Record
+from ..quoting import kind_of, listed, quote, shown
+from ..selectors.select import Select
+from ..selectors.wrappers import unwrap
+from ..sites.identity import GradIdentity
+from ..sites.observe import ObserveHook
+from ..sites.shared import Control
+from ..sites.site import Site
+from ..spec.draft import Draft
+
+Layers = str | Select | Sequence[str]
+
+
+def capture(
+    model: nn.Module,
+    x: Any,
+    layers: Layers,
+    *,
+    gradients: bool = False,
+    loss: Callable[[Any], Tensor] | None = None,
+    when: Literal["after", "before"] = "after",
+    at: Literal["output", "input"] = "output",
+    index: int | str | None = None,
+    reduce: str | Callable[[Tensor], Tensor] | None = None,
+    device: Any = None,
+    dtype: Any = None,
+) -> Any:
+    """Call a model once, and give what its layers have computed; nothing is left on it.
+
+    The model runs in the mode that it is in: in training mode, BatchNorm takes the batch into its
+    statistics and random numbers are drawn, as ever. A compiled model runs as it was written. The
+    gradients of parameters (``.grad``) stay as they are, and frozen ones are no hindrance.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(inplace=True), nn.Flatten())
+        >>> values = capture(model, torch.ones(2, 3, 6, 6), "type:Conv2d")
+        >>> {name: tuple(value.shape) for name, value in values.items()}
+        {'0': (2, 8, 4, 4)}
+        >>> values, grads = capture(
+        ...     model, torch.ones(2, 3, 6, 6), "0", gradients=True, loss=lambda y: y[:, 0].sum()
+        ... )
+        >>> grads["0"].shape == values["0"].shape
+        True
+
+    Args:
+        model: any model, wrapped or not, with something attached or not.
+        x: what it is called with: a tensor, or a tuple of arguments or a mapping of keywords.
+        layers: a selector, as in a spec, or several names.
+        gradients: give the gradients of the values as well. A layer that the loss does not depend
+            on has None.
+        loss: the scalar of the output whose gradients they are; by default the sum of the output,
+            where that is a tensor.
+        when: as of `Capture`, and so the following.
+        at: at the ``"output"`` or the ``"input"``.
+        index: which element of a tuple, list or dict.
+        reduce: keep less of each tensor.
+        device: where the values go.
+        dtype: as what they are given.
+
+    Returns:
+        By the name of the layer its value, nested as its output is; a list of them where it was
+        called several times. With ``gradients=True`` two such: ``(values, grads)``.
+
+    Raises:
+        SpecError: for layers that the model does not have.
+        RuntimeError: for layers that were not called, or where no gradient comes.
+        TypeError, ValueError: for a loss that is no scalar.
+    """
+    if gradients:
+        _check_grad_mode(loss)
+    if isinstance(layers, list | tuple):
+        layers = Select(names=tuple(layers))
+    once = _Once(
+        gradients=gradients,
+        keep=None,
+        when=when,
+        at=at,
+        index=index,
+        reduce=reduce,
+        device=device,
+        dtype=dtype,
+    )
+    base, control = unwrap(model), Control()
+    control.looked = True  # what did nothing is told below
+    placements, _ = place(base, Draft.of({layers: once}))
+    edges: list[GradientEdge] | None = [] if gradients else None
+    attached = install(base, placements, control, partial(_hook, edges=edges))
+    try:
+        with _as_written():
+            output = _called(model, x)
+            _check_called(attached.sites)
+            if edges is not None:
+                _backward(output, loss, edges)
+        records = {site.name or ".": site.bound.records for site in attached.sites}
+    finally:
+        attached.remove()
+    values = {name: _single([each.value for each in calls]) for name, calls in records.items()}
+    if not gradients:
+        return values
+    _check_gradients(records)
+    return values, {name: _single([c.grad for c in calls]) for name, calls in records.items()}
+
+
+class _Once(Capture):
+    """Beside a `Capture` that the model has already."""
+
+    @property
+    def label(self) -> str:
+        return "capture"
+
+
+class _EdgeHook(ObserveHook):
+    """Notes the places in the graph that the backward is to come to.
+
+    So it comes to no parameter. A tensor that requires no gradient is joined to a root that does.
+
+    Attributes:
+        edges: the places; None without gradients.
+    """
+
+    def __init__(self, site: Site, edges: list[GradientEdge] | None) -> None:
+        super().__init__(site)
+        self.edges = edges
+
+    def watched(self, x: Tensor, at: int, ticket: Any) -> Tensor:
+        if self.edges is None or not torch.is_grad_enabled():
+            return x
+        if x.is_leaf:  # one that requires a gradient is somebody's, and would keep the hook
+            x = GradIdentity.apply(x, _unchanged, torch.zeros((), requires_grad=True))
+        x = super().watched(x, at, ticket)
+        if graph_task() == NO_TASK:
+            self.edges.append(get_gradient_edge(x))
+        return x
+
+
+def _unchanged(grad: Tensor, root: Tensor) -> Tensor:
+    return grad
+
+
+def _hook(site: Site, placement: Placement, edges: list[GradientEdge] | None) -> ObserveHook:
+    return _EdgeHook(site, edges)
+
+
+def _check_grad_mode(loss: Any) -> None:
+    if not torch.is_grad_enabled():
+        raise RuntimeError(
+            "gradients=True needs gradients: call capture outside of torch.no_grad() and "
+            "torch.inference_mode()"
+        )
+    if loss is not None and not callable(loss):
+        raise TypeError(f"loss must be a function of the output, got {shown(loss)}")
+
+
+@contextmanager
+def _as_written() -> Iterator[None]:
+    """Compiled code is not used."""
+    compiling = "torch._dynamo" in sys.modules  # importing dynamo takes a second
+    with torch.compiler.set_stance("force_eager") if compiling else nullcontext():
+        yield
+
+
+def _called(model: nn.Module, x: Any) -> Any:
+    """The output; DistributedDataParallel would wait for a backward of its own."""
+    while isinstance(model, DistributedDataParallel):
+        model = model.module
+    if isinstance(x, Mapping):
+        return model(**x)
+    return model(*x) if isinstance(x, tuple) else model(x)
+
+
+def _check_called(sites: Sequence[Site]) -> None:
+    never = [site.name for site in sites if not site.bound.records]
+    if never:
+        raise RuntimeError(
+            f"never called in this forward: {listed(never, 5)}. A model may loop over what is in a "
+            "container (take the layers in it), read a layer's weights alone (fused attention), or "
+            "use it in the other mode only; leave it out by Select(..., exclude=...)"
+        )
+
+
+def _backward(output: Any, loss: Callable[[Any], Tensor] | None, edges: list[GradientEdge]) -> None:
+    """The backward from the loss, as far as to what is seen, where hooks take the gradients."""
+    if loss is None and not isinstance(output, Tensor):
+        keys = f" with {quote(list(output))}" if isinstance(output, Mapping) else ""
+        raise TypeError(
+            f"the output is no tensor but {kind_of(output)}{keys}: give "
+            "loss=lambda output: ..., a scalar of it"
+        )
+    scalar = output.sum() if loss is None else loss(output)
+    if not isinstance(scalar, Tensor):
+        raise TypeError(f"loss must return a tensor, got {kind_of(scalar)}")
+    if scalar.numel() != 1:
+        raise ValueError(f"loss must return one number, got shape {tuple(scalar.shape)}")
+    if scalar.requires_grad and edges:
+        torch.autograd.grad(scalar, edges, torch.ones_like(scalar), allow_unused=True)
+
+
+def _check_gradients(records: Mapping[str, list[Record]]) -> None:
+    if all(call.grad is None for calls in records.values() for call in calls):
+        raise RuntimeError(
+            f"no gradient came to {listed(records, 5)}: does the loss depend on them? Gradients "
+            "stop at torch.no_grad() and detach() in the model, and at checkpoints with "
+            "use_reentrant=True"
+        )
+
+
+def _single(calls: list[Any]) -> Any:
+    """What a layer gave in its only call, or in each one."""
+    return calls[0] if len(calls) == 1 else calls

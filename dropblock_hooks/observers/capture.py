@@ -1,0 +1,136 @@
+"""``Capture``: the activations and gradients of a layer, kept in a training run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from ..checks import as_count, check_option
+from ..functional import axes
+from ..quoting import kind_of, quote
+from ..registry import register
+from .base import Observer
+from .kept_calls import CaptureWatch
+
+_REDUCTIONS = ("mean", "norm", "channels")
+
+
+@register
+class Capture(Observer):
+    """Keeps the last activations of a layer, and their gradients: read ``attached.captured()``.
+
+    What is kept is a copy, as the layer gave it, whatever works on it in place later, and holds
+    nothing of the graph. Every call counts, of a layer that is called several times in a forward
+    too, but for those that a checkpoint repeats. It stays in compiled code; it takes the values
+    out of it as they are computed.
+
+    Example:
+        >>> from dropblock_hooks import attach
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(inplace=True))
+        >>> attached = attach(model, {"0": Capture(gradients=True, keep=2)})
+        >>> for _ in range(5):
+        ...     model(torch.ones(8, 4)).sum().backward()
+        >>> for record in attached.captured("0")["0"]:
+        ...     print(record.call, tuple(record.value.shape), tuple(record.grad.shape))
+        3 (8, 3) (8, 3)
+        4 (8, 3) (8, 3)
+
+    Args:
+        gradients: keep the gradients of the values. They are as autograd has them: under AMP, of
+            the scaled loss.
+        activations: keep the values.
+        every: look at each n-th call of the layer, the first one included.
+        keep: how many records, the last ones; None keeps all, so that memory grows.
+        reduce: keep less of each tensor: its ``"mean"`` or ``"norm"`` over all axes but the first,
+            its mean over the positions of each channel (``"channels"``, a tensor (N, C)), or what a
+            function of the tensor returns, which can't be written to a file.
+        device: where they are kept; by default where they are.
+        dtype: as what they are kept, ``"float16"`` say; by default as they are.
+        detach: False keeps the graph of the values, and all memory that it holds, until other
+            records take their place. Compiled code can't: there it breaks the graph, as
+            ``reduce="channels"`` does.
+        when, at, index, layout, grid, prefix_tokens: as of every `Observer`. At the input, without
+            `index`, the value is ``(arguments, keywords)``.
+        active: in training alone (``"train"``), or ``"always"``.
+    """
+
+    gradients: bool = False
+    activations: bool = True
+    every: int = 1
+    keep: int | None = 1
+    reduce: str | Callable[[Tensor], Tensor] | None = None
+    device: Any = None
+    dtype: Any = None
+    detach: bool = True
+    active: Literal["train", "always"] = field(default="always", kw_only=True)
+
+    whole: ClassVar[bool] = True
+
+    @property
+    def sees_gradients(self) -> bool:  # type: ignore[override]  # of each object, not of the class
+        return self.gradients
+
+    @property
+    def keeps_graph(self) -> bool:  # type: ignore[override]
+        return not self.detach
+
+    @property
+    def traceable(self) -> bool:  # type: ignore[override]
+        return self.detach and self.reduce != "channels"
+
+    def bind(self) -> Any:
+        return CaptureWatch(self)
+
+    def check(self, values: Mapping[str, float]) -> None:
+        super().check(values)
+        as_count("every", self.every)
+        if self.keep is not None:
+            as_count("keep", self.keep)
+        if not callable(self.reduce):
+            check_option("reduce", self.reduce, (None, *_REDUCTIONS))
+        if not (self.gradients or self.activations):
+            raise ValueError("activations=False keeps nothing without gradients=True")
+        if not (self.detach or self.activations):
+            raise ValueError("detach=False is for activations, and activations=False keeps none")
+        for name, plain in (("device", _device), ("dtype", _dtype)):
+            object.__setattr__(self, name, plain(getattr(self, name)))
+
+    def kept(self, x: Tensor, form: axes.Form | None) -> Tensor:
+        """What is kept of a tensor: a copy."""
+        y = self._reduced(x, form)
+        dtype = getattr(torch, self.dtype) if self.dtype else y.dtype
+        return y.to(self.device or y.device, dtype, copy=True)
+
+    def _reduced(self, x: Tensor, form: axes.Form | None) -> Tensor:
+        if callable(self.reduce):
+            y = self.reduce(x)
+            if not isinstance(y, Tensor):
+                raise TypeError(f"reduce must return a tensor, got {kind_of(y)}")
+            return y
+        if self.reduce == "channels" and form is not None:
+            return axes.as_map(x, form).flatten(2).mean(2)
+        if self.reduce is None or x.ndim < 2:
+            return x
+        rows = x.flatten(1)
+        return rows.mean(1) if self.reduce == "mean" else torch.linalg.vector_norm(rows, dim=1)
+
+
+def _device(given: Any) -> str | None:
+    """The name of a device."""
+    try:
+        return None if given is None else str(torch.device(given))
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device must be one of torch's, 'cpu' say, got {quote(given)}") from None
+
+
+def _dtype(given: Any) -> str | None:
+    """The name of a type of floating-point numbers."""
+    name = str(given).removeprefix("torch.")
+    found = getattr(torch, name, None)
+    if given is None or (isinstance(found, torch.dtype) and found.is_floating_point):
+        return None if given is None else name
+    raise ValueError(f"dtype must be of floating-point numbers, 'float16' say, got {quote(given)}")

@@ -1,0 +1,99 @@
+"""``plot_feature_maps``: the channels of one sample, as a grid of pictures."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..checks import as_count
+from ..quoting import kind_of
+from .figure import figure_of
+
+
+def plot_feature_maps(
+    values: Any,
+    n: int = 16,
+    ax: Any = None,
+    *,
+    title: str = "feature maps",
+    own_scale: bool = False,
+) -> Any:
+    """Draw channels of what a layer gave for one sample, with a color bar.
+
+    They are spread evenly over all channels; above each stands its number.
+
+    Example:
+        >>> import torch
+        >>> figure = plot_feature_maps(torch.rand(64, 7, 9), n=6, title="layer1")
+        >>> [text.get_text() for text in figure.axes[0].texts]
+        ['0', '13', '25', '38', '50', '63']
+
+    Args:
+        values: (C, H, W), or (1, C, H, W), as of `capture`: ``values["layer1"][:1]``.
+        n: at most so many channels.
+        ax: matplotlib's Axes to draw on. None: a new Figure.
+        title: above the picture.
+        own_scale: divide each channel by its largest magnitude: a strong one hides no others.
+
+    Returns:
+        The Figure: ``figure.savefig("maps.png")``.
+
+    Raises:
+        ImportError: where matplotlib is missing.
+        ValueError: for values of another shape, or where none is finite.
+    """
+    maps = _maps(values)
+    label = "activation"
+    if own_scale:
+        label = "activation / largest of its channel"
+        finite = maps.where(maps.isfinite(), torch.zeros(())).abs()
+        maps = maps / finite.amax((1, 2), keepdim=True).clamp(min=1e-30)
+    channels = _spread(len(maps), as_count("n", n))
+    columns = math.ceil(math.sqrt(len(channels)))
+    rows = math.ceil(len(channels) / columns)
+    height, width = maps.shape[1:]
+    gap = max(height, width) // 12 + 1
+    line = max(height // 5, 2)  # above each map, for its number
+    sheet = torch.full((rows * (height + line) - gap, columns * (width + gap) - gap), math.nan)
+    figure, ax = figure_of(ax, figsize=(1.4 + 1.4 * columns, 1.0 + 1.8 * rows * height / width))
+    for at, channel in enumerate(channels):
+        top, left = at // columns * (height + line), at % columns * (width + gap)
+        sheet[top : top + height, left : left + width] = maps[channel]
+        ax.text(left, top - 1, str(channel), fontsize=9, va="bottom", ha="left")
+    seen = maps[channels]
+    low, high = (float(edge) for edge in seen[seen.isfinite()].aminmax())
+    signed = low < 0 < high
+    bound = max(-low, high)
+    drawn = ax.imshow(
+        sheet.numpy(),
+        cmap="RdBu_r" if signed else "viridis",
+        vmin=-bound if signed else low,
+        vmax=bound if signed else high,
+        interpolation="nearest",
+    )
+    ax.set_title(f"{title}\n{len(channels)} of {len(maps)} channels, {height} × {width}", pad=14)
+    ax.set_axis_off()
+    figure.colorbar(drawn, ax=ax, label=label, fraction=0.05, shrink=0.8)
+    return figure
+
+
+def _maps(given: Any) -> Tensor:
+    """The maps of one sample, in float32 on the CPU."""
+    if not isinstance(given, Tensor) and not hasattr(given, "__array__"):
+        raise ValueError(f"values must be a tensor or an array, got {kind_of(given)}")
+    maps = torch.as_tensor(given).detach().float().cpu()
+    shape = tuple(maps.shape)
+    maps = maps[0] if maps.ndim == 4 and len(maps) == 1 else maps
+    if maps.ndim != 3 or not maps.numel():
+        more = ": of a batch take one sample, as in values[:1]" if len(shape) == 4 else ""
+        raise ValueError(f"values must be (C, H, W) or (1, C, H, W), got shape {shape}{more}")
+    if not maps.isfinite().any():
+        raise ValueError("values has no finite number")
+    return maps
+
+
+def _spread(channels: int, most: int) -> list[int]:
+    """At most so many channels, from the first to the last."""
+    count = min(channels, most)
+    return [round(at * (channels - 1) / max(count - 1, 1)) for at in range(count)]

@@ -1,0 +1,511 @@
+"""`Capture`: what it keeps is what a plain forward hook and a tensor hook inside it see."""
+
+import copy
+import gc
+import io
+import pickle
+import weakref
+from collections import namedtuple
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from dropblock_hooks import (
+    Capture,
+    ClampGrad,
+    Dropout,
+    Record,
+    ScaleGrad,
+    SiteError,
+    Spec,
+    SpecError,
+    attach,
+    attachments,
+)
+from tests.plain_hooks import PlainHooks, same, tensors_of
+
+Pair = namedtuple("Pair", "first second")
+
+
+class Several(nn.Module):
+    """A layer that is called three times, one that works in place, and one with many outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.often = nn.Linear(4, 4)
+        self.act = nn.ReLU(inplace=True)
+        self.many = Many()
+
+    def forward(self, x):
+        for _ in range(3):
+            x = self.act(self.often(x))
+        out = self.many(x)
+        return out["a"].first.sum() + (out["b"][0] ** 2).sum()
+
+
+class Many(nn.Module):
+    def forward(self, x):
+        return {"a": Pair(x * 2, x.long()), "b": [x + 1, "text", x * 3]}
+
+
+def model_and_input():
+    torch.manual_seed(0)
+    return Several(), torch.randn(5, 4)
+
+
+def check(attached, plain, name, calls):
+    records = attached.captured(name)[name]
+    assert len(records) == calls
+    for record, values, grads in zip(records, plain.values[name], plain.grads[name], strict=True):
+        same(tensors_of(record.value), values)
+        if record.grad is None:
+            assert grads == [None] * len(grads)
+        else:
+            same(tensors_of(record.grad), [g for g in grads if g is not None])
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_all_calls_as_plain_hooks_see_them(when):
+    model, x = model_and_input()
+    names = ["often", "act", "many"]
+    twin = copy.deepcopy(model)
+    plain = PlainHooks(twin, names)
+    attached = attach(model, dict.fromkeys(names, Capture(gradients=True, keep=None, when=when)))
+    for _ in range(2):
+        model(x).backward()
+        twin(x).backward()
+    check(attached, plain, "often", 6)
+    check(attached, plain, "act", 6)
+    check(attached, plain, "many", 2)
+    same([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])
+
+
+def test_nested_as_the_output_is():
+    model, x = model_and_input()
+    attached = attach(model, {"many": Capture(gradients=True)})
+    model(x).backward()
+    (record,) = attached.captured()["many"]
+    assert isinstance(record, Record)
+    assert isinstance(record.value["a"], Pair)
+    assert record.value["a"].second.dtype is torch.int64
+    assert record.value["b"][1] == "text"
+    assert record.grad["a"].second is None
+    assert record.grad["b"][1] is None
+    assert record.grad["b"][2] is None  # nothing was made of it
+    assert record.grad["a"].first.eq(1).all()
+    assert (record.epoch, record.call, record.training) == (0.0, 0, True)
+
+
+def test_at_the_input_and_one_element():
+    model, x = model_and_input()
+    attached = attach(
+        model,
+        {
+            "often": [Capture(at="input", keep=None), Capture(at="input", index=0)],
+            "many": Capture(index="b"),
+        },
+    )
+    with pytest.raises(SiteError, match="many/Capture on Many 'many'.*list"):
+        model(x)
+    attached.remove()
+    attached = attach(model, {"often": [Capture(at="input"), Capture(at="input", index=0)]})
+    model(x)
+    whole, first = attached.captured("often").values()
+    (args, kwargs), value = whole[0].value, first[0].value
+    assert kwargs == {}
+    same(list(args), [value])
+    assert list(attached.captured()) == ["often/Capture", "often/Capture#2"]
+    assert list(attached.captured("often/Capture#2")) == ["often"]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_once_in_a_checkpoint_with_its_own_gradient(reentrant, when):
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 4)
+    block = nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh())
+    attached = attach(block, {"0": Capture(gradients=True, keep=None, when=when)})
+    plain_block = nn.Sequential(*copy.deepcopy(block))
+    for hooks in (plain_block[0]._forward_hooks, plain_block[0]._forward_pre_hooks):
+        hooks.clear()
+    plain = PlainHooks(plain_block, ["0"])
+    x = torch.randn(3, 4, requires_grad=True)
+    for _ in range(2):
+        y = checkpoint(block, x, use_reentrant=reentrant)
+        y = checkpoint(block, y, use_reentrant=reentrant)
+        y.square().sum().backward()
+        plain_block(plain_block(x)).square().sum().backward()
+    check(attached, plain, "0", 8)
+
+
+def test_calls_that_are_left_out_keep_no_others_gradient():
+    layer = nn.Linear(2, 2)
+    block = nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), layer)
+    attached = attach(block, {"0": Capture(gradients=True, keep=None, every=2)})
+    plain_block = nn.Sequential(*copy.deepcopy(block))
+    for hooks in (plain_block[0]._forward_hooks, plain_block[0]._forward_pre_hooks):
+        hooks.clear()
+    plain = PlainHooks(plain_block, ["0"])
+    x = torch.randn(3, 2, requires_grad=True)
+    for _ in range(3):
+        checkpoint(block, x, use_reentrant=True).square().sum().backward()
+        plain_block(x).square().sum().backward()
+    records = attached.captured()["0"]
+    assert [record.call for record in records] == [0, 2, 4, 6, 8]
+    for record in records:
+        same(
+            [record.value, record.grad],
+            plain.values["0"][record.call] + plain.grads["0"][record.call],
+        )
+
+
+def test_gradients_before_and_after_their_bound():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Identity())
+    attached = attach(
+        model,
+        {
+            "0": [
+                Capture(gradients=True, when="before"),
+                ClampGrad(-0.5, 0.5),
+                Capture(gradients=True),
+            ]
+        },
+    )
+    (model(torch.ones(1, 2)) * 3).sum().backward()
+    before, after = (records[0].grad for records in attached.captured().values())
+    assert before.eq(3).all()
+    assert after.eq(0.5).all()
+
+
+def test_values_before_and_after_what_acts():
+    model = nn.Sequential(nn.Linear(2, 8))
+    attached = attach(model, {"0": [Capture(), Dropout(0.5), Capture(when="before")]})
+    y = model(torch.ones(3, 2))
+    after, before = (records[0].value for records in attached.captured().values())
+    same([after], [y.detach()])
+    assert (y.detach()[y != 0] / before[y != 0]).eq(2).all()
+
+
+def test_every_and_keep_and_the_epoch():
+    model = nn.Sequential(nn.Linear(2, 2))
+    attached = attach(model, {"0": Capture(every=3, keep=2)})
+    for i in range(10):
+        attached.step(i // 4)
+        model(torch.full((1, 2), float(i)))
+    records = attached.captured()["0"]
+    assert [(record.call, record.epoch) for record in records] == [(6, 1.0), (9, 2.0)]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_less_of_each_tensor(compiled):
+    kinds = [
+        Capture(reduce="mean", gradients=True),
+        Capture(reduce="norm", at="input", index=0),
+        Capture(reduce=torch.amax, when="before", dtype=torch.float64, device="cpu"),
+    ]
+    model = nn.Sequential(nn.Conv2d(1, 4, 3))
+    attached = attach(model, {"0": kinds})
+    x = torch.randn(2, 1, 6, 6)
+    run = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+    y = run(x)
+    y.square().sum().backward()
+    mean, norm, largest = (records[0] for records in attached.captured().values())
+    same([mean.value], [y.detach().flatten(1).mean(1)])
+    same([mean.grad], [(2 * y.detach()).flatten(1).mean(1)])
+    same([norm.value], [x.flatten(1).norm(dim=1)])
+    same([largest.value], [y.detach().max().double()])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_mean_of_each_channel_in_any_layout(compiled):
+    model = nn.Sequential(nn.Linear(4, 5))
+    attached = attach(model, {"0": Capture(reduce="channels", gradients=True, layout="NHWC")})
+    x = torch.randn(2, 6, 6, 4)
+    run = torch.compile(model, backend="aot_eager") if compiled else model
+    y = run(x)
+    y.square().sum().backward()
+    (record,) = attached.captured()["0"]
+    torch.testing.assert_close(record.value, y.detach().mean((1, 2)))
+    torch.testing.assert_close(record.grad, 2 * y.detach().mean((1, 2)))
+
+
+def test_with_the_graph_where_it_is_asked_for():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True))
+    attached = attach(model, {"0": Capture(detach=False)})
+    model(torch.ones(1, 2))
+    attached.captured()["0"][0].value.sum().backward()
+    assert model[0].bias.grad.eq(1).all()
+
+
+def test_in_evaluation_without_gradients_and_under_autocast():
+    model, x = model_and_input()
+    attached = attach(model, {"often": Capture(gradients=True, keep=None)})
+    model.eval()
+    with torch.no_grad():
+        model(x)
+    with torch.inference_mode():
+        model(x)
+    records = attached.captured()["often"]
+    assert [record.grad for record in records] == [None] * 6
+    assert not any(record.training for record in records)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(x).backward()
+    record = attached.captured()["often"][-1]
+    assert record.value.dtype is record.grad.dtype is torch.bfloat16
+
+
+def test_the_gradient_is_of_the_scaled_loss():
+    model = nn.Sequential(nn.Linear(2, 2))
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    attached = attach(model, {"0": Capture(gradients=True)}, grad_scaler=scaler)
+    scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+    assert attached.captured()["0"][0].grad.eq(8).all()
+
+
+def live():
+    gc.collect()
+    return sum(isinstance(each, torch.Tensor) for each in gc.get_objects())
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_memory_stays_constant_and_no_graph_is_held(reentrant):
+    model, x = model_and_input()
+    x.requires_grad_()
+    attached = attach(model, {"**": Capture(gradients=True, keep=2), "often": ScaleGrad(0.5)})
+    counts = []
+    for step in range(200):
+        y = model(x) if reentrant is None else checkpoint(model, x, use_reentrant=reentrant)
+        if step % 3:
+            y.backward()
+        model.zero_grad()
+        del y
+        if step in (20, 197):
+            counts.append(live())
+    assert counts[1] <= counts[0]  # what other tests have left may go meanwhile
+    (watch, *_) = (site.bound for site in attached[Capture])
+    assert len(watch.waiting.get(0, ())) <= 1_000
+    for records in attached.captured().values():
+        for record in records:
+            assert not any(x.requires_grad for x in tensors_of([record.value, record.grad]))
+
+
+def test_a_graph_is_freed_with_its_output():
+    class Flag:
+        pass
+
+    model, x = model_and_input()
+    attach(model, {"**": Capture(gradients=True)})
+    seen = []
+
+    class Watched(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.flag = Flag()
+            seen.append(weakref.ref(ctx.flag))
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad
+
+    y = model(Watched.apply(x.requires_grad_()))
+    y.backward()
+    del y
+    assert seen[0]() is None  # without the garbage collector
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_compiled_as_a_whole(backend, when):
+    if backend == "inductor" and when == "before":
+        pytest.skip("takes long, and is the same but for the order of hooks")
+    torch._dynamo.reset()
+    model, x = model_and_input()
+    plain = PlainHooks(twin := copy.deepcopy(model), ["often", "act", "many"])
+    attached = attach(
+        model,
+        {
+            "often": [Capture(gradients=True, keep=None, when=when), ScaleGrad(1.0)],
+            "act": Capture(gradients=True, keep=None),
+            "many": Capture(gradients=True, keep=None),
+        },
+    )
+    run = torch.compile(model, backend=backend, fullgraph=True)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for epoch in range(3):
+            attached.step(epoch)
+            run(x).backward()
+            twin(x).backward()
+    exact = backend == "aot_eager"
+    for name in ("often", "act", "many"):
+        records = attached.captured(name)[name]
+        assert [r.epoch for r in records] == [
+            float(e) for e in range(3) for _ in range(len(records) // 3)
+        ]
+        for record, values, grads in zip(
+            records, plain.values[name], plain.grads[name], strict=True
+        ):
+            here = tensors_of(record.value), tensors_of(record.grad)
+            there = values, [g for g in grads if g is not None]
+            tolerance = {"rtol": 0, "atol": 0} if exact else {}
+            torch.testing.assert_close(here, there, **tolerance)
+    value = records[0].value
+    assert set(value) == {"a", "b"}
+    assert isinstance(value["b"], list)
+
+
+@pytest.mark.parametrize("reentrant", [False])
+def test_compiled_with_a_checkpoint(reentrant):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh())
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            for _ in range(2):
+                x = checkpoint(self.inner, x, use_reentrant=reentrant)
+            return x.square().sum()
+
+    model = Model()
+    plain = PlainHooks(twin := copy.deepcopy(model), ["inner.0", "inner.2"])
+    attached = attach(model, {"inner.*": Capture(gradients=True, keep=None)})
+    run = torch.compile(model, backend="aot_eager", fullgraph=True)
+    x = torch.randn(3, 4, requires_grad=True)
+    for _ in range(2):
+        run(x).backward()
+        twin(x).backward()
+    check(attached, plain, "inner.0", 4)
+    check(attached, plain, "inner.2", 4)
+
+
+def test_compiled_code_that_cannot_hold_the_graph():
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    attached = attach(model, {"0": Capture(detach=False)})
+    torch.compile(model, backend="aot_eager")(torch.ones(1, 2))
+    attached.captured()["0"][0].value.sum().backward()
+    assert model[0].bias.grad.eq(1).all()
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="leave fullgraph=True out.*force_eager"):
+        torch.compile(model, backend="aot_eager", fullgraph=True)(torch.ones(1, 2))
+
+
+def test_a_copy_keeps_its_own_also_compiled():
+    torch._dynamo.reset()
+    model, x = model_and_input()
+    attached = attach(model, {"often": Capture(gradients=True)})
+    model(x).backward()
+    twin = copy.deepcopy(model)
+    loaded = pickle.loads(pickle.dumps(model))
+    for other in (twin, loaded):
+        (theirs,) = attachments(other)
+        with pytest.raises(RuntimeError, match="nothing was captured at often"):
+            theirs.captured()
+        torch.compile(other, backend="aot_eager", fullgraph=True)(x * 2).backward()
+        assert theirs.captured()["often"][0].grad is not None
+        assert attached.captured()["often"][0].call == 2
+
+
+def test_what_is_saved_holds_no_records():
+    model, x = model_and_input()
+    attached = attach(model, {"often": Capture(gradients=True)})
+    model(x).backward()
+    state = attached.state_dict()
+    assert "buffers" not in state["sites"]["often/Capture"]
+    assert state["sites"]["often/Capture"]["active_calls"] == 3
+    attached.load_state_dict(state)
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+
+
+def test_in_a_file():
+    spec = Spec(
+        {
+            "**": Capture(
+                gradients=True,
+                every=10,
+                keep=None,
+                reduce="norm",
+                device=torch.device("cpu"),
+                dtype=torch.float16,
+                active="train",
+                when="before",
+            )
+        }
+    )
+    assert Spec.from_yaml(spec.to_yaml()) == spec
+    assert "float16" in spec.to_yaml()
+    with pytest.raises(ValueError, match="reduce of .* is a function, which can't be written"):
+        Spec({"**": Capture(reduce=torch.amax)}).to_yaml()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every": 0}, "every must be an integer >= 1, got 0"),
+        ({"keep": 0}, "keep must be an integer >= 1, got 0"),
+        ({"keep": 1.5}, "keep must be an integer >= 1, got 1.5"),
+        ({"reduce": "men"}, r"reduce must be one of 'None|reduce must be one of None, 'mean'"),
+        ({"activations": False}, "activations=False keeps nothing without gradients=True"),
+        (
+            {"activations": False, "gradients": True, "detach": False},
+            "detach=False is for activations",
+        ),
+        ({"device": "gpu"}, "device must be one of torch's, 'cpu' say, got 'gpu'"),
+        ({"dtype": "int64"}, "dtype must be of floating-point numbers, 'float16' say, got 'int64'"),
+        ({"dtype": 3}, "dtype must be of floating-point numbers"),
+        ({"when": "later"}, "when must be one of 'after', 'before', got 'later'"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        Capture(**options)
+
+
+def test_bad_uses():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    with pytest.raises(SpecError, match="param: takes regularizers of gradients"):
+        attach(model, {"param:0.weight": Capture()})
+    attached = attach(model, {"0": Capture(reduce=lambda x: 3), "1": Dropout(0.1)})
+    with pytest.raises(SiteError, match="0/Capture.*reduce must return a tensor, got int"):
+        model(torch.ones(1, 2))
+    with pytest.raises(KeyError, match="no Capture is attached there; '1' has 1/Dropout"):
+        attached.captured("1")
+    with pytest.raises(KeyError, match="no site is '7'"):
+        attached.captured("7")
+
+
+def test_reading_what_was_never_kept_tells_the_cause():
+    class Idle(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.idle = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.used(x)
+
+    model, x = Idle(), torch.ones(1, 2)
+    attached = attach(model, {"idle": Capture(), "used": Capture(active="train")})
+    with pytest.raises(RuntimeError, match="the model was not called yet: run a forward first"):
+        attached.captured()
+    model.eval()(x)
+    with pytest.raises(RuntimeError, match="at used: the layer was called in evaluation mode"):
+        attached.captured("used")
+    with pytest.raises(RuntimeError, match="at idle: the layer was never called"):
+        attached.captured("idle")
+    model.train()
+    with attached.paused():
+        model(x)
+        with pytest.raises(RuntimeError, match="paused"):
+            attached.captured("used")
+    with pytest.warns(UserWarning, match="never called"):
+        model(x)
+    assert attached.captured()["idle"] == []
+    attached.remove()
+    assert len(attached.captured()["used"]) == 1

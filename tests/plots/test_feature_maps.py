@@ -1,0 +1,76 @@
+"""`plot_feature_maps`: what stands in the picture."""
+
+import math
+
+import numpy
+import pytest
+import torch
+
+pytest.importorskip("matplotlib", reason="it draws")
+
+from matplotlib.figure import Figure
+
+from dropblock_hooks.plots import plot_feature_maps
+
+
+def drawn(figure):
+    (image,) = figure.axes[0].get_images()
+    return image, [text.get_text() for text in figure.axes[0].texts]
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_the_channels_are_spread_and_each_is_where_its_number_is(batched):
+    maps = torch.arange(1.0, 12.0)[:, None, None].expand(11, 6, 8)
+    figure = plot_feature_maps(maps[None] if batched else maps, n=4, title="conv")
+    assert isinstance(figure, Figure)
+    image, numbers = drawn(figure)
+    assert numbers == ["0", "3", "7", "10"]
+    sheet = image.get_array()
+    for text, number in zip(figure.axes[0].texts, numbers, strict=True):
+        left, above = text.get_position()
+        part = sheet[int(above) + 1 : int(above) + 7, int(left) : int(left) + 8]
+        assert (numpy.asarray(part) == int(number) + 1).all()
+    assert figure.axes[0].get_title() == "conv\n4 of 11 channels, 6 × 8"
+    assert figure.axes[1].get_ylabel() == "activation"
+    assert image.get_clim() == (1.0, 11.0)
+
+
+def test_values_of_both_signs_have_colors_around_zero():
+    maps = torch.zeros(2, 4, 4)
+    maps[0, 0, 0], maps[1, 0, 0], maps[1, 1, 1] = -3.0, 1.0, math.nan
+    image, numbers = drawn(plot_feature_maps(maps))
+    assert numbers == ["0", "1"]
+    assert image.get_clim() == (-3.0, 3.0)
+
+
+def test_each_channel_on_its_own_scale():
+    maps = torch.tensor([1.0, 100.0])[:, None, None].expand(2, 3, 3)
+    image, _ = drawn(figure := plot_feature_maps(maps, own_scale=True))
+    sheet = numpy.asarray(image.get_array())
+    assert set(sheet[numpy.isfinite(sheet)]) == {1.0}
+    assert figure.axes[1].get_ylabel() == "activation / largest of its channel"
+
+
+def test_it_draws_on_given_axes_and_takes_arrays_and_gradients():
+    figure = Figure()
+    ax = figure.add_subplot()
+    values = torch.ones(1, 1, 1, requires_grad=True, dtype=torch.bfloat16)
+    assert plot_feature_maps(values, ax=ax) is figure
+    plot_feature_maps(numpy.ones((3, 5, 5)), n=1)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (torch.ones(2, 3, 4, 4), r"got shape \(2, 3, 4, 4\): of a batch take one sample"),
+        (torch.ones(4, 4), r"values must be \(C, H, W\) or \(1, C, H, W\), got shape \(4, 4\)$"),
+        (torch.ones(0, 4, 4), r"got shape \(0, 4, 4\)"),
+        ([1], "values must be a tensor or an array, got list"),
+        (torch.full((1, 2, 2), math.nan), "values has no finite number"),
+    ],
+)
+def test_bad_values(values, message):
+    with pytest.raises(ValueError, match=message):
+        plot_feature_maps(values)
+    with pytest.raises(ValueError, match="n must be an integer >= 1, got 0"):
+        plot_feature_maps(torch.ones(1, 2, 2), n=0)
