@@ -78,10 +78,7 @@ class ObserveHook(SiteHook):
         if observer.sees_values and (compiling or graph_task() == NO_TASK):
             self._count()
             if found.readable:
-                try:
-                    ticket = self.watch.see(self._seen(module, found, given))
-                except (TypeError, ValueError) as error:
-                    raise site.error(error) from error
+                ticket = self.watch.see(self._seen(module, found, given))
             if not compiling:
                 self.ticket = ticket
         if not observer.sees_gradients or self.last is not None:
