@@ -22,7 +22,7 @@ from .distributed import check_group, compare, summed, tell_equal_generators, wo
 from .find import find
 from .rates import as_time, check_installed, move, values_at, with_rates
 from .removal import take_out
-from .report import SiteRow, readings, scalars, site_table
+from .report import SiteRow, look, readings, scalars, site_table
 from .site_list import SiteList
 from .state import load, restore, save
 from .suggest import Suggestion, suggestions
@@ -87,11 +87,6 @@ class Attachment(SiteList, OfTrainingLoop):
         for module, hook in self._installed:
             if isinstance(hook, ParameterHook) and self._control.installed:
                 hook.rehook(module)
-
-    def _look(self) -> None:
-        """Let observers look at their layers."""
-        for module, hook in self._installed:
-            hook.look(module)
 
     def _tell_waiting(self) -> None:
         """Warn of a schedule that nobody moves: compiled code can't."""
@@ -201,7 +196,7 @@ class Attachment(SiteList, OfTrainingLoop):
         with standing_still(self._records, norms=True):
             tell_missing(self._control, self.sites)
             self._tell_waiting()
-            self._look()
+            look(self._installed)
             have = readings(self.sites, self._control)
         title = self._title()
         if distributed:
@@ -326,7 +321,7 @@ class Attachment(SiteList, OfTrainingLoop):
         """
         with standing_still(self._records):
             self._tell_waiting()
-            self._look()
+            look(self._installed)
             window, _ = windows(self._control, self._hooks)
             on = {key for key, each in window.sites.items() if each.active or not window.trained}
             return scalars(self.sites, on, prefix)

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from torch import nn
+
 from ..observers.base import Observer
 from ..registry import name_of, text
 from ..regularizers.base import Regularizer
 from ..regularizers.rates import RateLike
 from ..schedules import Schedule, span_of
 from ..sites.counts import Reading, numbers_of
+from ..sites.hooks import SiteHook
 from ..sites.norms import NO_NORMS
 from ..sites.shared import Control
 from ..sites.site import Site
@@ -95,6 +98,12 @@ def readings(sites: Sequence[Site], control: Control) -> Readings:
     compiled = any(each.compiled for each in counted.values())
     forwards = control.record.read(elements=False).life.calls
     return Readings(counted, None if compiled else forwards, observations(sites))
+
+
+def look(installed: Sequence[tuple[nn.Module, SiteHook]]) -> None:
+    """Let observers look at their layers, before they are read."""
+    for module, hook in installed:
+        hook.look(module)
 
 
 def observations(sites: Sequence[Site]) -> dict[str, Any]:

@@ -70,8 +70,6 @@ class StatsWatch(Watch):
 
     def see(self, seen: Seen) -> None:
         (x,) = seen.tensors
-        if not x.is_floating_point():
-            raise TypeError(f"takes statistics of floating-point tensors, got {x.dtype}")
         looks = self.moments.add(x, self.every, seen.channels_first(x), self.zone)
         if self.batches is not None and looks and seen.training:
             self.batches.add(seen.given[0][0].detach())

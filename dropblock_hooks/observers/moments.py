@@ -224,7 +224,7 @@ class Moments:
             "most": self.most,
             "live": _words(self.live),
             "moved": _words(self.moved),
-            "turn": torch.tensor(self.turn),
+            "turn": torch.tensor(self.turn, device="cpu"),
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

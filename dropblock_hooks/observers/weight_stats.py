@@ -40,7 +40,7 @@ class WeightStats(Observer):
 
     def headings(self) -> tuple[str, Columns[Any]]:
         moved: Columns[Any] = {"change": lambda s: s.change}
-        note = f"{self.label}, of now; change: of the norm in this epoch, relative"
+        note = f"{self.label}: of now; change: of the norm in this epoch, relative"
         return note, {**columns_of_moments(), **moved}
 
 

@@ -1,0 +1,130 @@
+"""GradientStats: of layers and of parameters, in the unit of the unscaled loss."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
+
+from dropblock_hooks import ClampGrad, GradientStats, attach
+from tests.observers.test_activation_stats import batches, make_model, reference, run
+
+FIELDS = ("mean", "std", "rms", "largest", "norm", "zeros")
+
+
+def gradients(model, name, inputs):
+    """What a tensor hook in a plain forward hook collects."""
+    found = []
+
+    def see(module, args, y):
+        y.register_hook(lambda grad: found.append(grad.double().numpy().copy()))
+
+    handle = model.get_submodule(name).register_forward_hook(see)
+    for x in inputs:
+        model(x).square().sum().backward()
+    handle.remove()
+    return found
+
+
+def assert_is(found, calls):
+    wanted = reference(calls)
+    for name in FIELDS:
+        value = getattr(found, name)
+        assert value == pytest.approx(wanted[name], rel=1e-5, abs=1e-6 * wanted["rms"]), name
+    assert found.calls == len(calls)
+
+
+def only(attached, distributed=False):
+    (row,) = attached.report(distributed=distributed)
+    return row.observed
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("name", ["0", "2"])
+def test_of_a_layer_against_numpy(backend, name):
+    model = make_model()
+    calls = gradients(copy.deepcopy(model), name, batches())
+    attached = attach(model, {name: GradientStats(every=1)})
+    call = run(model, backend)
+    for x in batches():
+        call(x).square().sum().backward()
+    assert_is(only(attached), calls)
+    if backend:
+        assert counters["stats"]["unique_graphs"] <= 2
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_of_a_checkpoint_once(reentrant):
+    model = make_model()
+    calls = gradients(copy.deepcopy(model), "1", batches())
+    attached = attach(model, {"1": GradientStats(every=1)})
+    for x in batches():
+        y = checkpoint(model, x.requires_grad_(), use_reentrant=reentrant)
+        y.square().sum().backward()
+    assert_is(only(attached), calls)
+
+
+def test_of_parameters():
+    model = nn.Sequential(nn.Linear(6, 4))
+    attached = attach(model, {"param:0.weight": GradientStats(every=1)})
+    calls = []
+    for n in (3, 5):
+        model.zero_grad()
+        model(torch.randn(n, 6)).square().sum().backward()
+        calls.append(model[0].weight.grad.double().numpy().copy())
+    assert_is(only(attached), calls)
+
+
+def test_after_the_bounds_or_as_it_arrived():
+    model = nn.Sequential(nn.Identity())
+    spec = [GradientStats(), GradientStats(when="before"), ClampGrad(-1.0, 1.0)]
+    attached = attach(model, {"0": spec})
+    x = torch.ones(2, 3, requires_grad=True)
+    (model(x) * 5).sum().backward()
+    after, before, _ = (row.observed for row in attached.report())
+    assert (after.largest, before.largest) == (1.0, 5.0)
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_in_the_unit_of_the_unscaled_loss(backend):
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    model = make_model()
+    calls = gradients(copy.deepcopy(model), "2", batches())
+    attached = attach(
+        model, {"2": GradientStats(every=1), "param:2.weight": GradientStats()}, grad_scaler=scaler
+    )
+    call = run(model, backend)
+    largest = 0.0
+    for x in batches():
+        model.zero_grad()
+        scaler.scale(call(x).square().sum()).backward()
+        largest = max(largest, model[2].weight.grad.abs().max().item() / 1024)
+    of_layer, of_parameter = (row.observed for row in attached.report())
+    assert_is(of_layer, calls)
+    assert of_parameter.largest == pytest.approx(largest)
+
+
+def test_what_overflowed_is_left_out_and_told():
+    model = nn.Sequential(nn.Identity())
+    attached = attach(model, {"0": GradientStats()})
+    for factor in (1.0, float("inf"), 3.0):
+        (model(torch.ones(2, 3, requires_grad=True)) * factor).sum().backward()
+    found = only(attached)
+    assert (found.calls, found.left_out, found.mean) == (3, 1, 2.0)
+    assert found.channels is found.dead is None
+    lines = str(attached).splitlines()
+    assert "GradientStats: this epoch" in lines[1]
+    assert "dead" not in lines[2]
+
+
+def test_the_largest_of_an_epoch_in_float16():
+    model = nn.Sequential(nn.Identity())
+    attached = attach(model, {"0": GradientStats(every=1)})
+    x = torch.ones(4, 30_000, dtype=torch.float16, requires_grad=True)
+    gradient = torch.full((4, 30_000), 60_000.0, dtype=torch.float16)
+    model(x).backward(gradient)
+    assert_is(only(attached), [gradient.double().numpy()])
+    assert np.isfinite(only(attached).norm)

@@ -1,0 +1,94 @@
+"""WeightStats: what parameters are now, and how far their norm has moved in the epoch."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dropblock_hooks import WeightStats, attach
+
+
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 40, 5), nn.BatchNorm2d(40), nn.Flatten())
+
+
+def values(*parameters):
+    return np.concatenate([p.detach().double().numpy().ravel() for p in parameters])
+
+
+def of(attached):
+    return [row.observed for row in attached.report()]
+
+
+def test_of_a_layer_and_of_one_parameter_against_numpy():
+    model = make()
+    attached = attach(model, {"0": WeightStats(), "param:0.bias": WeightStats()})
+    wanted = values(model[0].weight, model[0].bias), values(model[0].bias)
+    for found, x in zip(of(attached), wanted, strict=True):
+        assert found.values == x.size
+        assert found.mean == pytest.approx(x.mean(), rel=1e-5)
+        assert found.std == pytest.approx(x.std(), rel=1e-5)
+        assert found.norm == pytest.approx(np.linalg.norm(x), rel=1e-6)
+        assert found.largest == np.abs(x).max()
+        assert found.zeros == found.nonfinite == 0.0
+
+
+def test_they_are_read_as_they_are_now():
+    model = make()
+    attached = attach(model, {"0": WeightStats()})
+    with torch.no_grad():
+        model[0].weight.fill_(2.0)
+        model[0].bias.fill_(float("nan"))
+    (found,) = of(attached)
+    assert (found.mean, found.left_out) == (2.0, 1)
+    assert found.nonfinite == pytest.approx(40 / 3040)
+
+
+def test_the_norm_moves_within_an_epoch():
+    layer = nn.Linear(2, 2, bias=False)
+    with torch.no_grad():
+        layer.weight.fill_(1.0)
+    attached = attach(layer, {".": WeightStats()})
+
+    def grow(factor):
+        with torch.no_grad():
+            layer.weight.mul_(factor)
+
+    grow(2.0)
+    assert of(attached)[0].change == pytest.approx(1.0)
+    attached.step()
+    assert of(attached)[0].change == pytest.approx(1.0)  # nothing yet: of the epoch before
+    grow(1.5)
+    assert of(attached)[0].change == pytest.approx(0.5)
+    state = json.loads(json.dumps(attached.state_dict()))
+    attached.remove()
+    again = attach(layer, {".": WeightStats()})
+    again.load_state_dict(state)
+    assert of(again)[0].change == pytest.approx(0.5)
+    assert again.scalars()["reg/./WeightStats/change"] == pytest.approx(0.5)
+    assert "WeightStats: of now" in str(again)
+
+
+def test_a_layer_without_parameters_has_none():
+    model = make()
+    attached = attach(model, {"2": WeightStats()})
+    model(torch.ones(1, 3, 6, 6))
+    assert of(attached) == [None]
+    assert attached.sites[0].calls == 1
+    assert attached.verify() == []
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_forward_stays_what_it_is(compiled):
+    model = make()
+    wanted = model(torch.ones(2, 3, 6, 6))
+    attached = attach(model, {"*": WeightStats(), "param:0.*": WeightStats()})
+    call = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+    found = call(torch.ones(2, 3, 6, 6))
+    assert torch.equal(found, wanted)
+    found.sum().backward()
+    assert attached.verify() == []
+    assert all(len(line) <= 100 for line in str(attached).splitlines())
