@@ -11,6 +11,7 @@ The map:
 `plan`                      what a spec will do on a model, before anything is put on
 `layers`                    what a model has to attach to
 `builtin`, `Retune`         what a model drops by itself, and another rate for it
+`watch`                     `Watchdog`: what goes wrong first, and the layer that made it
 `Observer`                  what watches a layer and changes nothing: ``observers``
 ``functional``              the equations, as pure functions of tensors
 `Regularizer`, `register`   one class, one file: a regularizer of your own
@@ -25,9 +26,10 @@ regularizers, run).
 from . import functional, presets
 from .attach import attach, attachments, detach_all
 from .attachment.attachment import Attachment
-from .attachment.verify import Finding
+from .attachment.finding import Alert, Finding, WatchdogError
 from .calls.sample import Sampled, sample
-from .observers import Observer, Seen, Watch
+from .calls.watch import watch
+from .observers import Observer, Seen, Watch, Watchdog
 from .planning.builtin import builtin
 from .planning.layers import layers
 from .planning.plan import plan
@@ -74,6 +76,7 @@ from .warn import HookWarning
 __version__ = "0.1.0"
 
 __all__ = [
+    "Alert",
     "Applied",
     "Attachment",
     "ByDepth",
@@ -118,6 +121,8 @@ __all__ = [
     "StepSchedule",
     "StochasticDepth",
     "Watch",
+    "Watchdog",
+    "WatchdogError",
     "WindowSchedule",
     "ZeroGrad",
     "attach",
@@ -130,4 +135,5 @@ __all__ = [
     "presets",
     "register",
     "sample",
+    "watch",
 ]

@@ -38,6 +38,10 @@ class Observer(Regularizer):
     """Whether it looks at what the layer gives."""
     sees_gradients: ClassVar[bool] = False
     """Whether it looks at the gradients that come back to it."""
+    sees_given: ClassVar[bool] = False
+    """Whether it looks at what the layer is called with as well, and what gradient goes there."""
+    needs_calls: ClassVar[bool] = True
+    """Whether it is a fault that its layer is never called."""
 
     def bind(self) -> Any:
         """A `Watch`: what one site has seen. It is asked for once for each site."""
@@ -92,6 +96,12 @@ class Watch:
     not branch on one. The tensors are allocated before, when it is made or moved.
     """
 
+    def join(self, shared: dict[str, Any]) -> None:
+        """It is made: `shared` is what all sites of the Attachment share, as in `Seen`."""
+
+    def give(self, tensors: Sequence[Tensor]) -> None:
+        """A call of the layer begins, with these tensors; of an observer that `sees_given`."""
+
     def see(self, seen: Seen) -> Any:
         """A call of the layer. What is returned is given to `see_gradient`; tensors in it are of no
         graph. Not called again where a checkpoint repeats the call.
@@ -106,6 +116,9 @@ class Watch:
             scale: what the loss was multiplied by (AMP).
             ticket: what `see` has returned for this call; None where that is not known.
         """
+
+    def see_handed(self, grad: Tensor) -> None:
+        """The gradient that the layer hands on to one of the tensors that it was given."""
 
     def to(self, device: torch.device) -> None:
         """Follow the activations to their device."""

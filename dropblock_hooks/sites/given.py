@@ -1,0 +1,101 @@
+"""The hook of an observer at what its layer is given: these values, and the gradients that the
+layer hands on to them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_compiling
+
+from ..checkpointing import NO_TASK, graph_task
+from .act import has_data
+from .hooks import Turn, ours
+from .identity import GradIdentityTraced, may_get_gradient
+from .nested import Nested
+
+if TYPE_CHECKING:
+    from .observe import ObserveHook
+
+
+class GivenHook:
+    """Forward pre-hook, the first one: it hands tensors on as views, one for each use.
+
+    So the gradient of this use alone is seen. Where a layer works in place on what it was given, a
+    view keeps that work, and its gradient is not seen. Compiled code, which can't do so, is given
+    copies at layers without children, and sees nothing at others.
+    """
+
+    turn = Turn.FIRST
+
+    def __init__(self, hook: ObserveHook) -> None:
+        self.hook = hook
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        hook, site = self.hook, self.hook.site
+        if torch.compiler.is_exporting() or not site.acts(module.training):
+            return None
+        compiling = is_compiling()
+        given = Nested((args, kwargs))
+        if compiling:
+            if torch._C._are_functorch_transforms_active():
+                return None
+        elif not all(map(has_data, given.tensors)):
+            return None
+        if compiling or graph_task() == NO_TASK:
+            hook.watch.give([x.detach() for x in given.tensors])
+        if not compiling:
+            _put_last(hook, module)
+        if not any(map(may_get_gradient, given.tensors)) or not _may_share(module, compiling):
+            return None
+        new: dict[int, Tensor] = {}  # a tensor that is given twice stays one
+        for x in given.tensors:
+            if id(x) not in new:
+                new[id(x)] = self._watched(x, compiling) if may_get_gradient(x) else x
+        return given([new[id(x)] for x in given.tensors])
+
+    def _watched(self, x: Tensor, compiling: bool) -> Tensor:
+        if compiling:
+            traced: Tensor = GradIdentityTraced.apply(x, _TracedHanded(self.hook))
+            return traced
+        view = x.view_as(x)
+        view.register_hook(_Handed(self.hook))  # type: ignore[no-untyped-call]  # torch's
+        return view
+
+
+def _may_share(module: nn.Module, compiling: bool) -> bool:
+    """Whether the layer can be given something else than the very tensor."""
+    if isinstance(module, nn.Identity) or getattr(module, "inplace", False):
+        return False
+    return not compiling or not module._modules
+
+
+def _put_last(hook: ObserveHook, module: nn.Module) -> None:
+    """See what the layer hands on: behind hooks that others have put on it since."""
+    hooks = module._forward_hooks
+    last = ours(next(reversed(hooks.values()), hook))
+    if last is not hook and not isinstance(getattr(last, "turn", None), Turn):
+        for key in [key for key, there in hooks.items() if ours(there) is hook]:
+            hooks[key] = hooks.pop(key)
+
+
+class _Handed:
+    """Tensor hook: sees a gradient. It holds no tensor of the graph."""
+
+    def __init__(self, hook: ObserveHook) -> None:
+        self.hook = hook
+
+    def __call__(self, grad: Tensor | None) -> None:
+        control = self.hook.site.control
+        if grad is not None and has_data(grad) and control.installed and control.enabled:
+            self.hook.watch.see_handed(grad.detach())
+
+
+class _TracedHanded(_Handed):
+    """The same in compiled code."""
+
+    def __call__(self, grad: Tensor, *_: Tensor) -> Tensor:  # type: ignore[override]
+        self.hook.watch.see_handed(grad.detach())
+        return grad
