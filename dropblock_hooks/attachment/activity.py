@@ -31,6 +31,8 @@ class ModelHook:
     In compiled code it does nothing, and ``Attachment.step`` looks.
     """
 
+    closes = True  # it is called behind the hooks of sites
+
     def __init__(self, control: Control, hooks: Iterable[SiteHook]) -> None:
         self.control = control
         self.hooks = tuple(hooks)

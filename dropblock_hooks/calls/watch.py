@@ -11,7 +11,7 @@ from ..observers.watchdog import RULES, Watchdog
 from ..selectors.wrappers import named_modules, unwrap
 
 _MOST = 1000
-_IDLE = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict, nn.Identity)
+_IDLE = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
 def watch(

@@ -48,13 +48,24 @@ class GivenHook:
             hook.watch.give([x.detach() for x in given.tensors])
         if not compiling:
             _put_last(hook, module)
-        if not any(map(may_get_gradient, given.tensors)) or not _may_share(module, compiling):
+        if not any(map(may_get_gradient, given.tensors)):
+            return None
+        if getattr(module, "inplace", False):
+            return None if compiling else self._watch(given.tensors)
+        if compiling and module._modules:
             return None
         new: dict[int, Tensor] = {}  # a tensor that is given twice stays one
         for x in given.tensors:
             if id(x) not in new:
                 new[id(x)] = self._watched(x, compiling) if may_get_gradient(x) else x
         return given([new[id(x)] for x in given.tensors])
+
+    def _watch(self, tensors: list[Tensor]) -> None:
+        """Watch the very tensors that a layer works on in place: it is their only use."""
+        for x in tensors:
+            if may_get_gradient(x) and not x.is_leaf:
+                x.register_hook(_Handed(self.hook))  # type: ignore[no-untyped-call]  # torch's
+                put_first(x._backward_hooks)
 
     def _watched(self, x: Tensor, compiling: bool) -> Tensor:
         if compiling:
@@ -65,20 +76,24 @@ class GivenHook:
         return view
 
 
-def _may_share(module: nn.Module, compiling: bool) -> bool:
-    """Whether the layer can be given something else than the very tensor."""
-    if isinstance(module, nn.Identity) or getattr(module, "inplace", False):
-        return False
-    return not compiling or not module._modules
+def put_first(hooks: Any) -> None:
+    """Move the hook that was registered last to the front."""
+    for key in list(hooks)[:-1]:  # not by `move_to_end`: torch reads a plain dict
+        hooks[key] = hooks.pop(key)
 
 
 def _put_last(hook: ObserveHook, module: nn.Module) -> None:
     """See what the layer hands on: behind hooks that others have put on it since."""
     hooks = module._forward_hooks
-    last = ours(next(reversed(hooks.values()), hook))
-    if last is not hook and not isinstance(getattr(last, "turn", None), Turn):
-        for key in [key for key, there in hooks.items() if ours(there) is hook]:
-            hooks[key] = hooks.pop(key)
+    for there in reversed(hooks.values()):
+        last = ours(there)
+        if isinstance(getattr(last, "turn", None), Turn):
+            return
+        if not getattr(last, "closes", False):
+            break
+    behind = [key for key, each in hooks.items() if getattr(each, "closes", False)]
+    for key in [*(key for key, each in hooks.items() if ours(each) is hook), *behind]:
+        hooks[key] = hooks.pop(key)
 
 
 class _Handed:

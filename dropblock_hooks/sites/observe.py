@@ -16,7 +16,7 @@ from ..functional import axes
 from ..observers.base import Observer, Seen, Watch
 from . import indexing
 from .act import has_data, scale_in_graph
-from .given import GivenHook
+from .given import GivenHook, put_first
 from .hooks import SiteHook, Turn, put_on, take_off
 from .identity import GradIdentityTraced, may_get_gradient
 from .nested import Nested
@@ -58,9 +58,7 @@ class ObserveHook(SiteHook):
                 put_on(module, hook, at_input=self.site.at == "input")
         if self.given is not None:
             put_on(module, self.given, at_input=True)
-            others = list(module._forward_pre_hooks)[:-1]
-            for key in others:
-                module._forward_pre_hooks[key] = module._forward_pre_hooks.pop(key)
+            put_first(module._forward_pre_hooks)
 
     def remove(self, module: nn.Module) -> None:
         super().remove(module)
@@ -140,11 +138,11 @@ class ObserveHook(SiteHook):
             scale = scale_in_graph(self.site, x.device)
             traced: Tensor = GradIdentityTraced.apply(x, _TracedSeer(self, at, ticket), scale)
             return traced
-        if x._is_view() or x.is_leaf:  # work in place loses the hook; a parameter would keep it
+        if (x._is_view() and self.site.module_type != "Identity") or x.is_leaf:  # work in place loses the hook; a parameter would keep it
             x = x.clone()
-        handle = x.register_hook(_Seer(self, at, ticket))  # type: ignore[no-untyped-call]  # torch's
-        if self.given is not None:  # before what the layer's own hooks do to it, and as it arrives
-            x._backward_hooks.move_to_end(handle.id, last=False)  # type: ignore[union-attr]
+        x.register_hook(_Seer(self, at, ticket))  # type: ignore[no-untyped-call]  # torch's
+        if self.given is not None:  # as it arrives, before what the layer's own hooks do to it
+            put_first(x._backward_hooks)
         return x
 
     def _seen(self, module: nn.Module, found: _Found, given: tuple[Any, ...]) -> Seen:
