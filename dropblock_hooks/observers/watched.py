@@ -15,6 +15,7 @@ from .base import Seen, Watch
 CHANNELS = 4096
 """Channels beyond this number are not looked at."""
 _INF = math.inf
+_HUGE = 1e30  # a norm beyond it counts as this: its squares may not fit
 
 
 class Numbers(NamedTuple):
@@ -169,7 +170,7 @@ class Watched(Watch):
         bad = self._see_bad(grad, "grad_bad")
         norm = torch.linalg.vector_norm(grad, dtype=_summed(grad)).to(self.kept) / scale
         self._slot("grads").add_(1)
-        self._slot("norm").add_(torch.where(bad | ~(norm < _INF), 0.0, norm))
+        self._slot("norm").add_(torch.where(bad, 0.0, norm.clamp(max=_HUGE)))
 
     def see_handed(self, grad: Tensor) -> None:
         if grad.numel():
