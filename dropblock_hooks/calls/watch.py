@@ -36,7 +36,9 @@ def watch(
 
     Args:
         model: any model, wrapped or not, as for `attach`.
-        rules, action, every: as of `Watchdog`.
+        rules: names of rules, or one; see `Watchdog`.
+        action: ``"warn"``, ``"raise"``, or a function of an `Alert`.
+        every: look at every so many training forwards; 0 or None: only at ``attached.step``.
         options: other thresholds of `Watchdog`, and arguments of `attach`: ``grad_scaler``.
 
     Raises:

@@ -1,17 +1,15 @@
 """Watchdog: the layer that made NaN or Inf is named, forward and backward."""
 
 import copy
+import gc
 import math
-import warnings
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 
-from dropblock_hooks import HookWarning, Spec, Watchdog, WatchdogError, attach, watch
+from dropblock_hooks import watch
 
 BAD = [math.nan, math.inf, -math.inf]
 
@@ -198,3 +196,113 @@ def test_the_layer_that_made_it_is_named_wherever_that_is(which, direction, late
             if [each.layer for each in found] != [name]:
                 wrong.append((name, how, value, [each.layer for each in found]))
     assert not wrong, "\n".join(map(str, wrong))
+
+
+class Reads(TorchDispatchMode):
+    """Counts numbers that are read, for which a device would be waited."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("which", MODELS)
+def test_results_stay_what_they_are_and_no_number_is_read(which):
+    make, size = MODELS[which]
+    torch.manual_seed(0)
+    model = make()
+    twin = copy.deepcopy(model)
+    watch(model)
+    batches = [torch.randn(size) for _ in range(3)]
+    with Reads() as reads:
+        for x in batches:
+            model(x).square().mean().backward()
+    assert reads.count == 0
+    for x in batches:
+        twin(x).square().mean().backward()
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+    for ours, theirs in zip(model.buffers(), twin.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_nothing_grows():
+    class Prompt(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            return self.weight
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.prompt, self.head = Prompt(), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.head(x + self.prompt(x))
+
+    model = Model()
+    watch(model)
+    x = torch.ones(2, 4, requires_grad=True)
+    sizes = []
+    for _ in range(3):
+        model(x).sum().backward()
+        gc.collect()
+        sizes.append(sum(isinstance(each, torch.Tensor) for each in gc.get_objects()))
+    assert sizes[1] == sizes[2]
+    assert not model.prompt.weight._backward_hooks
+    assert not x._backward_hooks
+
+
+def test_a_mask_of_minus_infinity_is_no_bad_input():
+    class Masked(nn.Module):
+        def forward(self, x, mask):
+            return (x @ x.transpose(-2, -1) + mask).softmax(-1) / (x.sum() - x.sum())
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = Masked()
+
+        def forward(self, x):
+            return self.attention(x, mask=torch.full((3, 3), -math.inf).triu(1))
+
+    found = []
+    attached = watch(Model(), action=found.append)
+    attached._base(torch.ones(2, 3, 4))
+    attached.step()
+    assert [each.layer for each in found] == ["attention"]
+
+
+@pytest.mark.parametrize("value", BAD)
+def test_what_comes_with_the_batch_or_the_loss_is_told_as_such(value):
+    model, found = Tokens(), []
+    attached = watch(model, action=found.append)
+    x = torch.randn(4, 6, 5)
+    (model(x).square().mean() * value).backward()
+    attached.step()
+    (from_loss,) = found
+    assert "came from the loss" in from_loss.message
+    model.zero_grad()
+    model(x)
+    attached.step()
+    x[0, 0, 0] = value
+    model(x)
+    attached.step()
+    assert "as did what it was given" in found[-1].message
+    assert len(found) == 2
+
+
+def test_large_values_of_half_precision_are_finite():
+    model, found = nn.Sequential(nn.Identity(), nn.Identity()), []
+    attached = watch(model, action=found.append)
+    x = torch.full((64, 64), 60_000.0, dtype=torch.float16, requires_grad=True)
+    model(x).backward(x.detach() * -1)
+    attached.step()
+    assert found == []
