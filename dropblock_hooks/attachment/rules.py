@@ -171,19 +171,21 @@ def _along_depth(looked: Looked) -> Iterator[Alert]:
             continue
         end = max(1, len(layers) // 4)
         norms = [s.kept.norm / s.kept.grads for s in layers]
-        late = median(norms[-end:])
-        early = (max if kind == "vanishing" else min)(norms[:end])
+        # a branch may have small gradients by design: neither rule goes by the smallest
+        vanishing = kind == "vanishing"
+        late = median(norms[-end:]) if vanishing else max(norms[-end:])
+        early = max(norms[:end]) if vanishing else min(norms[:end])
         if not late:
             continue
         ratio = early / late
         sight, last, limit = layers[0], layers[-1], _dog(layers[0]).max_ratio
-        if kind == "vanishing" and ratio < 1 / limit:
+        if vanishing and ratio < 1 / limit:
             message = (
                 f"its gradient is {norms[0]:.3g}, and at '{last.site.name}' {norms[-1]:.3g}: it "
                 f"vanishes over {len(layers)} layers"
             )
             cure = "put in shortcuts or normalization, or begin with larger weights"
-        elif kind == "exploding" and ratio > limit:
+        elif not vanishing and ratio > limit:
             message = (
                 f"its gradient is {norms[0]:.3g}, and at '{last.site.name}' {norms[-1]:.3g}: it "
                 f"explodes over {len(layers)} layers"

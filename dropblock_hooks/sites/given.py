@@ -4,7 +4,7 @@ layer hands on to them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +12,9 @@ from torch.compiler import is_compiling
 
 from ..checkpointing import NO_TASK, graph_task
 from .act import has_data
-from .hooks import Turn, ours
+from .hooks import SiteHook, Turn, ours
 from .identity import GradIdentityTraced, may_get_gradient
 from .nested import Nested
-
-if TYPE_CHECKING:
-    from .observe import ObserveHook
 
 
 class GivenHook:
@@ -30,7 +27,7 @@ class GivenHook:
 
     turn = Turn.FIRST
 
-    def __init__(self, hook: ObserveHook) -> None:
+    def __init__(self, hook: SiteHook) -> None:
         self.hook = hook
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -45,7 +42,7 @@ class GivenHook:
         elif not all(map(has_data, given.tensors)):
             return None
         if compiling or graph_task() == NO_TASK:
-            hook.watch.give([x.detach() for x in given.tensors])
+            hook.site.bound.give([x.detach() for x in given.tensors])
         if not compiling:
             _put_last(hook, module)
         if not any(map(may_get_gradient, given.tensors)):
@@ -82,7 +79,7 @@ def put_first(hooks: Any) -> None:
         hooks[key] = hooks.pop(key)
 
 
-def _put_last(hook: ObserveHook, module: nn.Module) -> None:
+def _put_last(hook: SiteHook, module: nn.Module) -> None:
     """See what the layer hands on: behind hooks that others have put on it since."""
     hooks = module._forward_hooks
     for there in reversed(hooks.values()):
@@ -99,18 +96,18 @@ def _put_last(hook: ObserveHook, module: nn.Module) -> None:
 class _Handed:
     """Tensor hook: sees a gradient. It holds no tensor of the graph."""
 
-    def __init__(self, hook: ObserveHook) -> None:
+    def __init__(self, hook: SiteHook) -> None:
         self.hook = hook
 
     def __call__(self, grad: Tensor | None) -> None:
         control = self.hook.site.control
         if grad is not None and has_data(grad) and control.installed and control.enabled:
-            self.hook.watch.see_handed(grad.detach())
+            self.hook.site.bound.see_handed(grad.detach())
 
 
 class _TracedHanded(_Handed):
     """The same in compiled code."""
 
     def __call__(self, grad: Tensor, *_: Tensor) -> Tensor:  # type: ignore[override]
-        self.hook.watch.see_handed(grad.detach())
+        self.hook.site.bound.see_handed(grad.detach())
         return grad
