@@ -51,7 +51,7 @@ class Looked(NamedTuple):
 
     def under(self, rule: str) -> list[Sight]:
         """The sites with this rule."""
-        return [s for s in self.sights if rule in _dog(s).rules]
+        return [s for s in self.sights if rule in _dog(s).names]
 
     def alert(
         self, dog: Watchdog, site: Site, kind: str, figure: float, message: str, cure: str

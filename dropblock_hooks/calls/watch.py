@@ -7,7 +7,7 @@ from torch import nn
 
 from ..attach import attach
 from ..attachment.attachment import Attachment
-from ..observers.watchdog import RULES, Watchdog
+from ..observers.watchdog import Watchdog
 from ..selectors.wrappers import named_modules, unwrap
 
 _MOST = 1000
@@ -16,7 +16,7 @@ _IDLE = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 def watch(
     model: nn.Module,
-    rules: str | Sequence[str] = RULES,
+    rules: str | Sequence[str] = "all",
     action: str | Callable[[Any], Any] = "warn",
     every: int | None = 100,
     **options: Any,
@@ -36,7 +36,7 @@ def watch(
 
     Args:
         model: any model, wrapped or not, as for `attach`.
-        rules: names of rules, or one; see `Watchdog`.
+        rules: names of rules, or one; or ``"all"``; see `Watchdog`.
         action: ``"warn"``, ``"raise"``, or a function of an `Alert`.
         every: look at every so many training forwards; 0 or None: only at ``attached.step``.
         options: other thresholds of `Watchdog`, and arguments of `attach`: ``grad_scaler``.

@@ -61,7 +61,7 @@ class Watchdog(Observer):
         '0'
 
     Args:
-        rules: names of rules, or one; all by default.
+        rules: names of rules, or one; or ``"all"``.
         action: ``"warn"``; ``"raise"``, a `WatchdogError`; or a function of a `Alert`, which can't
             be written to a file.
         every: look at every so many training forwards, where the model is not compiled as a whole;
@@ -74,7 +74,7 @@ class Watchdog(Observer):
         min_calls: fewer forwards, or gradients, tell nothing but ``nonfinite``.
     """
 
-    rules: tuple[str, ...] | str = RULES
+    rules: tuple[str, ...] | str = "all"
     action: str | Callable[[Any], Any] = field(default="warn", kw_only=True)
     every: int | None = field(default=100, kw_only=True)
     max_ratio: float = field(default=1e4, kw_only=True)
@@ -92,16 +92,21 @@ class Watchdog(Observer):
     sees_given: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.rules, str):
+        if isinstance(self.rules, str) and self.rules != "all":
             object.__setattr__(self, "rules", (self.rules,))
         super().__post_init__()
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of its rules."""
+        return RULES if self.rules == "all" else self.rules
 
     def check(self, values: Mapping[str, float]) -> None:
         super().check(values)
         check_option("at", self.at, ("output",))  # it sees what its layer is given as well
         if not isinstance(self.rules, Sequence) or not self.rules:
             raise TypeError(f"rules must be names of rules, got {shown(self.rules)}")
-        for rule in self.rules:
+        for rule in self.names:
             if rule not in RULES:
                 hint = closest(rule, RULES) if isinstance(rule, str) else ""
                 raise ValueError(f"rules must be of {', '.join(RULES)}, got {quote(rule)}{hint}")
@@ -120,7 +125,7 @@ class Watchdog(Observer):
                 raise ValueError(f"{name} must be {allowed}, got {value:g}")
 
     def bind(self) -> Any:
-        return Watched("dead" in self.rules, "saturated" in self.rules)
+        return Watched("dead" in self.names, "saturated" in self.names)
 
     def _stated(self) -> dict[str, Any]:
         """What the repr says: the fields that differ from their defaults."""

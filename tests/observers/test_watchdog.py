@@ -172,8 +172,10 @@ def ways_into(layer, name, direction):
         data = direction == "backward" and name in ("", "stem", "embed")  # it gets no gradient
         if at_input and (data or isinstance(layer, nn.ReLU | nn.Identity)):
             continue
-        # a tensor, not a layer, where a container gives what its last layer gives
+        # of a tensor, not of a layer, where what a layer gives is another's, or what it was given
         if how in ("tensor hook", "in place") and layer._modules:
+            continue
+        if how == "tensor hook" and isinstance(layer, nn.Identity):
             continue
         yield how, trouble
 
