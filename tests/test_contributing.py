@@ -15,7 +15,7 @@ from dropblock_hooks import Regularizer, SiteError, Spec, attach, plan, registry
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 NUMBERS = itertools.count()  # torch.compile remembers modules by name
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-SOURCES = {re.findall(r"class (\w+)\(", block)[0]: block for block in BLOCKS}
+SOURCES = {re.findall(r"@register\nclass (\w+)\(", block)[0]: block for block in BLOCKS}
 
 
 @pytest.fixture(name="example")
@@ -228,3 +228,17 @@ def test_the_input_is_turned_as_the_output_is():
     y = layer(x)
     assert torch.equal(y[..., 0], x[..., 0])
     assert torch.equal(y[..., 1:], bare[..., 1:])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_observer_of_your_own(example, compiled):
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    attached = attach(model, {"0": example("PositiveShare")()})
+    x = torch.randn(16, 4)
+    call = compiled_anew(model) if compiled else model
+    for _ in range(3):
+        call(x)
+    (row,) = attached.report()
+    assert row.observed == (3 * (model[0](x) > 0).sum().item(), 3 * 128)
+    assert "values above 0" in str(attached)
+    assert "positive" in str(attached)
