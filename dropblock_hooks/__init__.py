@@ -13,6 +13,7 @@ The map:
 `layers`                    what a model has to attach to
 `builtin`, `Retune`         what a model drops by itself, and another rate for it
 `capture`, `Capture`        activations and gradients: of one call, or of a training
+`watch`                     `Watchdog`: what goes wrong first, and the layer that made it
 `Observer`                  what watches a layer and changes nothing: ``observers``
 ``plots``                   pictures, by matplotlib
 ``functional``              the equations, as pure functions of tensors
@@ -28,10 +29,11 @@ regularizers, run).
 from . import functional, plots, presets
 from .attach import attach, attachments, detach_all
 from .attachment.attachment import Attachment
-from .attachment.verify import Finding
+from .attachment.finding import Alert, Finding, WatchdogError
 from .calls.capture import capture
 from .calls.gradcam import CAM, gradcam
 from .calls.sample import Sampled, sample
+from .calls.watch import watch
 from .observers import (
     ActivationStats,
     Capture,
@@ -40,6 +42,7 @@ from .observers import (
     Record,
     Seen,
     Watch,
+    Watchdog,
     WeightStats,
 )
 from .planning.builtin import builtin
@@ -91,6 +94,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CAM",
     "ActivationStats",
+    "Alert",
     "Applied",
     "Attachment",
     "ByDepth",
@@ -139,6 +143,8 @@ __all__ = [
     "StepSchedule",
     "StochasticDepth",
     "Watch",
+    "Watchdog",
+    "WatchdogError",
     "WeightStats",
     "WindowSchedule",
     "ZeroGrad",
@@ -155,4 +161,5 @@ __all__ = [
     "presets",
     "register",
     "sample",
+    "watch",
 ]

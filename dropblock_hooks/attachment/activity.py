@@ -20,8 +20,9 @@ from ..sites.site import Site
 from ..tables import counted
 from ..warn import warn
 from .compiled import has_compiled
-from .faults import Window, fault_of, runs_unseen
+from .faults import Window, fault_of, needs_calls, runs_unseen
 from .verify import windows
+from .watchdog import Watching
 
 
 class ModelHook:
@@ -30,9 +31,12 @@ class ModelHook:
     In compiled code it does nothing, and ``Attachment.step`` looks.
     """
 
+    closes = True  # it is called behind the hooks of sites
+
     def __init__(self, control: Control, hooks: Iterable[SiteHook]) -> None:
         self.control = control
         self.hooks = tuple(hooks)
+        self.watching = Watching.of(self.hooks)
 
     def __call__(self, model: nn.Module, *args: Any) -> None:
         control = self.control
@@ -50,6 +54,8 @@ class ModelHook:
         if model.training and control.enabled and not control.looked:
             control.looked = True
             look_at_forward(model, control, self.hooks)
+        if self.watching is not None and model.training and control.enabled:
+            self.watching.pass_forward(model, control, self.hooks)
 
 
 def _tell_of_copy(control: Control, sites: Sequence[Site]) -> None:
@@ -67,7 +73,7 @@ def _tell_of_copy(control: Control, sites: Sequence[Site]) -> None:
 
 def look_at_forward(base: nn.Module, control: Control, hooks: Sequence[SiteHook]) -> None:
     """Warn of the sites that did nothing in the first training forward of a window."""
-    idle = [hook for hook in hooks if not _at_work(hook)]
+    idle = [hook for hook in hooks if not _at_work(hook) and needs_calls(hook)]
     if idle:  # else done, and no compiled code was waited for
         window = replace(windows(control, hooks)[0], backward=False)
         lines = _news(base, control, idle, window)
@@ -107,7 +113,7 @@ def look_back(
         return []
     gradients = [hook for hook in hooks if hook.site.regularizer.acts_on == "gradient"]
     # of the others, the first forward has shown what the end of a window shows
-    judged = gradients if control.looked else hooks
+    judged = gradients if control.looked else [hook for hook in hooks if needs_calls(hook)]
     came = any(window.sites[hook.site.key].active for hook in gradients)
     window = replace(window, backward=came or any(p.grad is not None for p in base.parameters()))
     lines = _news(base, control, judged, window)

@@ -20,6 +20,7 @@ from .captured import captured
 from .compiled import tell_recompiling
 from .distributed import check_group, compare, summed, tell_equal_generators, world_size
 from .find import find
+from .finding import Finding
 from .rates import as_time, check_installed, move, values_at, with_rates
 from .removal import take_out
 from .report import SiteRow, look, readings, scalars, site_table
@@ -27,7 +28,8 @@ from .site_list import SiteList
 from .state import load, restore, save
 from .suggest import Suggestion, suggestions
 from .training_loop import OfTrainingLoop
-from .verify import Finding, find_faults, windows
+from .verify import find_faults, windows
+from .watchdog import look_for_alerts, tell_alerts
 
 
 class Attachment(SiteList, OfTrainingLoop):
@@ -73,6 +75,7 @@ class Attachment(SiteList, OfTrainingLoop):
             values, epochs = values_at(sites, t), math.floor(t) - math.floor(self.epoch)
             look, ended = epochs and control.installed, epochs == 1 and not control.fresh
             told = look_back(self._base, control, self._hooks, ended) if look else []
+            alerts = look_for_alerts(self._base, control, self._hooks)
             move(self._base, control, self._installed, t, values)
             self.rehook()
             control.stepped, control.fresh = True, False
@@ -81,6 +84,7 @@ class Attachment(SiteList, OfTrainingLoop):
             tell_equal_generators(self._base, control, sites)
             tell_missing(control, sites)
             tell_recompiling(control, self._hooks)
+            tell_alerts(control, alerts)
 
     def rehook(self) -> None:
         """Hook parameters that have become other objects: compiled code can't."""

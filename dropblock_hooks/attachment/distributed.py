@@ -14,8 +14,8 @@ from ..sites.counts import Reading
 from ..sites.shared import Control
 from ..sites.site import Site
 from ..warn import warn
+from .finding import Finding
 from .report import Readings
-from .verify import Finding
 
 _EXCHANGES: dict[str, int] = {}  # by sites: the nth of this process meets the nth of others
 _PATIENCE, _PAUSE = 5.0, 0.01  # seconds

@@ -121,6 +121,11 @@ def fault_of(
     return Fault("never_active", "called and never active", why)
 
 
+def needs_calls(hook: SiteHook) -> bool:
+    """Whether it is a fault that its layer is never called: a `Watchdog` may be on containers."""
+    return getattr(hook.site.regularizer, "needs_calls", True)
+
+
 def is_read(base: nn.Module, hook: RetuneHook) -> bool:
     """Whether the module around a layer reads its rate, as fused attention does."""
     return hook.is_read_by(_parent(base, hook.owner_name)[1])

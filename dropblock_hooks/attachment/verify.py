@@ -1,7 +1,6 @@
 """What is wrong with the sites of an Attachment: in one window, an epoch say."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from torch import nn
 
@@ -9,24 +8,14 @@ from ..sites.grad_scaler import MISSING, in_use, key_of_bounded
 from ..sites.hooks import SiteHook
 from ..sites.record import standing_still
 from ..sites.shared import Control
-from .faults import Fault, Window, fault_of, runs_unseen
+from .faults import Fault, Window, fault_of, needs_calls, runs_unseen
+from .finding import Finding
+from .watchdog import alerts_now
 
 _GONE = (
     "it was replaced, or written out, as torch.fx.symbolic_trace does with containers; attach to "
     "the model that is here"
 )
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something that is wrong at a site; `kind` is for programs, `message` for people."""
-
-    key: str
-    kind: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.key}: {self.message}"
 
 
 def windows(control: Control, hooks: Iterable[SiteHook]) -> tuple[Window, Window]:
@@ -87,12 +76,12 @@ def find_faults(
     for module, hook in installed:
         site = hook.site
         fault = fault_of(base, hook, window, module)
-        if fault is not None:
+        if fault is not None and (needs_calls(hook) or fault.kind != "never_called"):
             message = _message(fault, hook, window.sites[site.key].calls)
             found.append(Finding(site.key, fault.kind, message))
         if site.resumed():
             found.append(Finding(site.key, "not_stepped", site.waiting()))
-    return found
+    return [*found, *alerts_now(base, control, hooks)]
 
 
 def untold(control: Control, found: Iterable[Finding]) -> list[Finding]:

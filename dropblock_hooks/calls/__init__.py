@@ -6,5 +6,6 @@ gradcam      `gradcam`: the places of an image that speak for a class
 explained    the layer that it looks at: what it gives, and the gradient there
 scores       what it explains: one score for each image
 candidates   the layers that it can look at, the best ones first
+watch        `watch`: a `Watchdog` on the layers of a model, in one line
 undisturbed  a model in evaluation for a while, and afterwards as it was
 """

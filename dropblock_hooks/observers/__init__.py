@@ -7,6 +7,8 @@ in_graph          how compiled code hands tensors on
 activation_stats  moments, shares, dead and saturated channels of what a layer gives
 gradient_stats    the same of the gradient that comes back to it
 weight_stats      moments of a layer's parameters, and how far their norm has moved
+watchdog          `Watchdog`: what goes wrong first, and where
+watched           what its sites keep
 batch_norm        BatchNorm's running statistics against those of its batches
 measuring         what these take: how often, which bins
 moments           sums of values on the device
@@ -19,6 +21,7 @@ from .base import Observer, Seen, Watch
 from .capture import Capture
 from .gradient_stats import GradientStats
 from .kept_calls import Record
+from .watchdog import Watchdog
 from .weight_stats import WeightStats
 
 __all__ = [
@@ -29,5 +32,6 @@ __all__ = [
     "Record",
     "Seen",
     "Watch",
+    "Watchdog",
     "WeightStats",
 ]

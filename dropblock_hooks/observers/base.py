@@ -41,6 +41,10 @@ class Observer(Regularizer):
     """Whether it looks at the gradients that come back to it."""
     keeps_graph: ClassVar[bool] = False
     """Whether the tensors that it sees are those of the graph."""
+    sees_given: ClassVar[bool] = False
+    """Whether it looks at what the layer is called with as well, and what gradient goes there."""
+    needs_calls: ClassVar[bool] = True
+    """Whether it is a fault that its layer is never called."""
 
     def bind(self) -> Any:
         """A `Watch`: what one site has seen. It is asked for once for each site."""
@@ -110,6 +114,12 @@ class Watch:
 
     epoch: float = 0.0
 
+    def join(self, shared: dict[str, Any]) -> None:
+        """It is made: `shared` is what all sites of the Attachment share, as in `Seen`."""
+
+    def give(self, tensors: Sequence[Tensor]) -> None:
+        """A call of the layer begins, with these tensors; of an observer that `sees_given`."""
+
     def see(self, seen: Seen) -> Any:
         """A call of the layer. What is returned is given to `see_gradient`; tensors in it are of no
         graph. Not called again where a checkpoint repeats the call.
@@ -133,6 +143,9 @@ class Watch:
             module: the layer, or the owner of the parameter.
             parameter: its name, of a site that is for one.
         """
+
+    def see_handed(self, grad: Tensor) -> None:
+        """The gradient that the layer hands on to one of the tensors that it was given."""
 
     def to(self, device: torch.device) -> None:
         """Follow the activations to their device."""

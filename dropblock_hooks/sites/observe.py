@@ -9,15 +9,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..checkpointing import NO_TASK, graph_task
 from ..functional import axes
 from ..observers.base import Observer, Seen, Watch
 from . import indexing
 from .act import has_data, scale_in_graph
+from .given import GivenHook, put_first
 from .hooks import SiteHook, Turn, put_on, take_off
 from .identity import GradIdentityTraced, may_get_gradient
+from .nested import Nested
 from .site import Site
 
 
@@ -40,7 +41,9 @@ class ObserveHook(SiteHook):
         self.last = LastHook(self) if split and observer.sees_values else None
         if split and not observer.sees_values:
             self.turn = Turn.LAST
+        self.given = GivenHook(self) if observer.sees_given else None
         self.ticket: Any = None
+        self.watch.join(site.control.shared)
 
     @property
     def watch(self) -> Watch:
@@ -52,11 +55,15 @@ class ObserveHook(SiteHook):
         for hook in (self, self.last):
             if hook is not None:
                 put_on(module, hook, at_input=self.site.at == "input")
+        if self.given is not None:
+            put_on(module, self.given, at_input=True)
+            put_first(module._forward_pre_hooks)
 
     def remove(self, module: nn.Module) -> None:
         super().remove(module)
-        if self.last is not None:
-            take_off(self.last, module)
+        for hook in (self.last, self.given):
+            if hook is not None:
+                take_off(hook, module)
 
     def _compile(self, module: nn.Module, *given: Any) -> Any:
         if torch.compiler.is_exporting():
@@ -103,12 +110,9 @@ class ObserveHook(SiteHook):
         at_input, index = self.site.at == "input", self.observer.index
         if index is None and self.observer.whole:
             value: Any = given if at_input else given[-1]
-            leaves, nesting = tree_flatten(value)
-            places = [i for i, x in enumerate(leaves) if _is_watched(x)]
-            if places:
-                return _Found(
-                    [leaves[i] for i in places], _Nested(leaves, places, nesting), whole=True
-                )
+            nested = Nested(value)
+            if nested.tensors:
+                return _Found(nested.tensors, nested, whole=True)
             if not self.observer.needs_tensor:
                 return None
         index = 0 if index is None and at_input else index
@@ -139,9 +143,13 @@ class ObserveHook(SiteHook):
                 ticket = None
             traced: Tensor = GradIdentityTraced.apply(x, _TracedSeer(self, at, ticket), *given)
             return traced
-        if x._is_view():  # work in place behind it would lose the hook
+        if (
+            x._is_view() and self.site.module_type != "Identity"
+        ) or x.is_leaf:  # work in place loses the hook; a parameter would keep it
             x = x.clone()
         x.register_hook(Seer(self, at, ticket))  # type: ignore[no-untyped-call]  # torch's
+        if self.given is not None:  # as it arrives, before what the layer's own hooks do to it
+            put_first(x._backward_hooks)
         return x
 
     def _see(self, module: nn.Module, found: _Found, given: tuple[Any, ...]) -> Any:
@@ -248,19 +256,6 @@ class _Found(NamedTuple):
     readable: bool = True
 
 
-class _Nested:
-    """Puts others in the place of all tensors of a nested value."""
-
-    def __init__(self, leaves: list[Any], places: list[int], nesting: Any) -> None:
-        self.leaves, self.places, self.nesting = leaves, places, nesting
-
-    def __call__(self, new: Sequence[Any]) -> Any:
-        leaves = list(self.leaves)
-        for place, x in zip(self.places, new, strict=True):
-            leaves[place] = x
-        return tree_unflatten(leaves, self.nesting)
-
-
 class _Element:
     """Puts another in the place of one tensor; returns what a hook is to return."""
 
@@ -274,7 +269,3 @@ class _Element:
         if isinstance(self.index, str):
             return args, indexing.put(kwargs, self.index, new[0])
         return indexing.put(args, self.index, new[0]), kwargs
-
-
-def _is_watched(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.is_floating_point()

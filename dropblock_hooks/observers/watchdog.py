@@ -1,0 +1,146 @@
+"""``Watchdog``: warns of what goes wrong first. Sites keep numbers; what these mean is judged
+for all sites together, in ``attachment.rules``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, field, fields
+from typing import Any, ClassVar
+
+from ..checks import as_count, as_number, check_option, closest
+from ..quoting import quote, shown
+from ..registry import register
+from .base import Observer
+from .watched import Watched
+
+RULES = (
+    "nonfinite",
+    "vanishing",
+    "exploding",
+    "dead",
+    "saturated",
+    "realized_rate",
+    "clipped",
+    "no_gradient",
+)
+_INF = math.inf
+
+
+@register
+class Watchdog(Observer):
+    """Warns of what goes wrong, with the layer, the epoch, the figure and the likely cure.
+
+    Put it on many layers, nested as they are: of NaN and Inf it then names the layer that made
+    them, among all that have passed them on. It looks at its numbers at ``attached.step`` and at
+    every so many training forwards; between two looks no device is waited for. The rules:
+
+    - ``nonfinite``: NaN or Inf, in the forward or the backward. Overflows of a GradScaler that the
+      Attachment knows are told after 10 in a row.
+    - ``vanishing``, ``exploding``: gradients of the first quarter of the layers are smaller, or
+      larger, by `max_ratio` than those of the last.
+    - ``dead``: channels of a ReLU (and its kin) that were zero all the time.
+    - ``saturated``: values of a sigmoid, a tanh or their hard kin within 1 % of their bounds.
+    - ``realized_rate``: a regularizer of the Attachment drops more or less than it should.
+    - ``clipped``: a bound of the Attachment changes nearly all gradients.
+    - ``no_gradient``: a layer with parameters has got no gradient, or zeros, while others have.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from dropblock_hooks import attach
+        >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> found = []
+        >>> attached = attach(model, {"**": Watchdog("nonfinite", action=found.append)})
+        >>> nn.init.constant_(model[0].weight, float("nan"))[0, 0]
+        tensor(nan, grad_fn=<SelectBackward0>)
+        >>> model(torch.ones(1, 4)).sum().backward()
+        >>> attached.step()
+        >>> found[0].layer
+        '0'
+
+    Args:
+        rules: names of rules, or one; or ``"all"``.
+        action: ``"warn"``; ``"raise"``, a `WatchdogError`; or a function of a `Alert`, which can't
+            be written to a file.
+        every: look at every so many training forwards, where the model is not compiled as a whole;
+            0 or None: only at ``step``.
+        max_ratio: of gradients at both ends of the model.
+        max_dead, max_saturated: largest share of a layer's channels, or values.
+        max_clipped: largest share of gradients, or of their values, that a bound may change.
+        max_z, margin: a realized rate is off where it is more than `max_z` standard errors and
+            more than the share `margin` of the nominal rate away from it.
+        min_calls: fewer forwards, or gradients, tell nothing but ``nonfinite``.
+    """
+
+    rules: tuple[str, ...] | str = "all"
+    action: str | Callable[[Any], Any] = field(default="warn", kw_only=True)
+    every: int | None = field(default=100, kw_only=True)
+    max_ratio: float = field(default=1e4, kw_only=True)
+    max_dead: float = field(default=0.9, kw_only=True)
+    max_saturated: float = field(default=0.8, kw_only=True)
+    max_clipped: float = field(default=0.9, kw_only=True)
+    max_z: float = field(default=5.0, kw_only=True)
+    margin: float = field(default=0.25, kw_only=True)
+    min_calls: int = field(default=10, kw_only=True)
+
+    whole: ClassVar[bool] = True
+    needs_tensor: ClassVar[bool] = False
+    needs_calls: ClassVar[bool] = False
+    sees_gradients: ClassVar[bool] = True
+    sees_given: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rules, str) and self.rules != "all":
+            object.__setattr__(self, "rules", (self.rules,))
+        super().__post_init__()
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of its rules."""
+        return RULES if self.rules == "all" else self.rules
+
+    def check(self, values: Mapping[str, float]) -> None:
+        super().check(values)
+        check_option("at", self.at, ("output",))  # it sees what its layer is given as well
+        if not isinstance(self.rules, Sequence) or not self.rules:
+            raise TypeError(f"rules must be names of rules, got {shown(self.rules)}")
+        for rule in self.names:
+            if rule not in RULES:
+                hint = closest(rule, RULES) if isinstance(rule, str) else ""
+                raise ValueError(f"rules must be of {', '.join(RULES)}, got {quote(rule)}{hint}")
+        if self.action not in ("warn", "raise") and not callable(self.action):
+            raise ValueError(
+                "action must be 'warn', 'raise' or a function of an Alert, "
+                f"got {quote(self.action)}"
+            )
+        if self.every is not None:
+            as_count("every", self.every, 0)
+        as_count("min_calls", self.min_calls)
+        for name, low, high in _BOUNDS:
+            value = as_number(name, getattr(self, name))
+            if not low < value < high:
+                allowed = f"in ({low:g}, {high:g})" if high < _INF else f"above {low:g}"
+                raise ValueError(f"{name} must be {allowed}, got {value:g}")
+
+    def bind(self) -> Any:
+        return Watched("dead" in self.names, "saturated" in self.names)
+
+    def _stated(self) -> dict[str, Any]:
+        """What the repr says: the fields that differ from their defaults."""
+        return {
+            each.name: getattr(self, each.name)
+            for each in sorted(fields(self), key=lambda each: bool(each.kw_only))
+            if each.default is not MISSING and getattr(self, each.name) != each.default
+        }
+
+
+_BOUNDS = (
+    ("max_ratio", 1.0, _INF),
+    ("max_dead", 0.0, 1.0),
+    ("max_saturated", 0.0, 1.0),
+    ("max_clipped", 0.0, 1.0),
+    ("max_z", 0.0, _INF),
+    ("margin", 0.0, _INF),
+)

@@ -1,0 +1,259 @@
+"""What the sites of a `Watchdog` keep, on the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..functional.masks import wide_dtype
+from .base import Seen, Watch
+
+CHANNELS = 4096
+"""Channels beyond this number are not looked at."""
+_INF = math.inf
+_HUGE = 1e30  # a norm beyond it counts as this: its squares may not fit
+
+
+class Numbers(NamedTuple):
+    """What a site has kept since the last look; times are those of the `Clock`, inf for never.
+
+    Attributes:
+        given: the largest magnitude of what the layer was given in its last call.
+        bad: when it first gave a number that is not finite.
+        made: the same, of a call that was given finite ones.
+        at: when it was last called.
+        calls: its calls.
+        bad_calls: those that gave numbers that are not finite.
+        grad_bad: when a gradient that is not finite first came to what it gave.
+        handed_bad: when it first handed one on to what it was given.
+        grads: gradients that have come.
+        norm: the sum of their norms, of the unscaled loss; without those that are not finite.
+        run: bad gradients in a row until now, of those that came, or that it handed on.
+        longest: the longest such run.
+        near: the sum of the shares of values at the bounds of an activation.
+        channels: of its values; 0 where they were not looked at.
+    """
+
+    given: float = 0.0
+    bad: float = _INF
+    made: float = _INF
+    at: float = 0.0
+    calls: float = 0.0
+    bad_calls: float = 0.0
+    grad_bad: float = _INF
+    handed_bad: float = _INF
+    grads: float = 0.0
+    norm: float = 0.0
+    run: float = 0.0
+    longest: float = 0.0
+    near: float = 0.0
+    channels: float = 0.0
+
+
+_AT = {name: at for at, name in enumerate(Numbers._fields)}
+
+
+class Clock:
+    """What all sites share: a number that grows with every event, so that these have an order.
+
+    Attributes:
+        time: the number, on the device.
+        forwards: training forwards since the last look.
+        batch: samples in a call, the largest number seen.
+        alerts: what the last looks have found, by layer and rule.
+    """
+
+    def __init__(self) -> None:
+        with torch.inference_mode(False):
+            self.time = torch.zeros((), dtype=torch.float64, device="cpu")
+        self.forwards = 0
+        self.batch = 1
+        self.alerts: dict[tuple[str, str], Any] = {}
+
+    @classmethod
+    def of(cls, shared: dict[str, Any]) -> Clock:
+        """The one of an Attachment."""
+        clock: Clock = shared.setdefault("Watchdog", cls())
+        return clock
+
+    def to(self, device: torch.device) -> None:
+        """Follow the model; of several devices to the first."""
+        if self.time.device.type == "cpu" != device.type != "meta":
+            self.time = self.time.to(device, wide_dtype(device))
+
+    def tick(self, device: torch.device) -> Tensor:
+        """The time of an event."""
+        return self.time.add_(1).to(device, non_blocking=True)
+
+
+class Watched(Watch):
+    """What one site has kept.
+
+    Attributes:
+        kept: `Numbers`, on the device.
+        peaks: of each channel, the largest magnitude.
+    """
+
+    def __init__(self, watches_dead: bool, watches_near: bool) -> None:
+        self.watches_dead = watches_dead
+        self.watches_near = watches_near
+        self.clock = Clock()
+        with torch.inference_mode(False):
+            self.kept = torch.tensor(Numbers(), dtype=torch.float64, device="cpu")
+            size = CHANNELS if self.watches_dead else 0
+            self.peaks = torch.zeros(size, dtype=torch.float32, device="cpu")
+
+    def join(self, shared: dict[str, Any]) -> None:
+        self.clock = Clock.of(shared)
+
+    def to(self, device: torch.device) -> None:
+        if self.kept.device != device and device.type != "meta":
+            with torch.inference_mode(False):
+                self.kept = self.kept.to(device, wide_dtype(device)).clone()
+                self.peaks = self.peaks.to(device).clone()
+            self.clock.to(device)
+
+    def _slot(self, name: str) -> Tensor:
+        return self.kept[_AT[name]]
+
+    def give(self, tensors: Sequence[Tensor]) -> None:
+        if tensors:
+            self._follow(tensors[0].device)
+        worst = _magnitude(tensors[:1], self.kept)
+        for x in tensors[1:]:  # of a mask of attention, -inf is meant
+            if x.numel():
+                worst = torch.maximum(worst, x.amax().to(self.kept))
+        self._slot("given").copy_(worst)
+
+    def see(self, seen: Seen) -> None:
+        self._follow(seen.tensors[0].device)
+        now = self.clock.tick(self.kept.device)
+        bad = ~(_magnitude(seen.tensors, self.kept) < _INF)
+        self._slot("bad").clamp_(max=torch.where(bad, now, _INF))
+        made = bad & (self._slot("given") < _INF)
+        self._slot("made").clamp_(max=torch.where(made, now, _INF))
+        self._slot("at").copy_(now)
+        self._slot("calls").add_(1)
+        self._slot("bad_calls").add_(bad)
+        x = seen.tensors[0]
+        if not torch.compiler.is_compiling() and x.ndim:
+            self.clock.batch = max(self.clock.batch, x.shape[0])
+        self._see_activation(seen, x)
+
+    def _see_activation(self, seen: Seen, x: Tensor) -> None:
+        name = type(seen.module).__name__.lower()
+        if self.watches_dead and can_die(seen.module) and x.ndim > 1 and x.numel():
+            mapped = seen.channels_first(x)
+            if mapped is None:
+                mapped = x.movedim(-1 if x.ndim != 4 else 1, 1)
+            mapped = mapped[:, :CHANNELS]
+            others = tuple(axis for axis in range(mapped.ndim) if axis != 1)
+            low, high = mapped.amin(others), mapped.amax(others)
+            peaks = self.peaks[: mapped.shape[1]]
+            peaks.copy_(torch.maximum(peaks, torch.maximum(high, -low).to(peaks)))
+            self._slot("channels").clamp_(min=mapped.shape[1])
+        bounds = _bounds(seen.module, name) if self.watches_near else None
+        if bounds is not None and x.numel():
+            lower, upper = bounds
+            edge = 0.01 * (upper - lower)
+            at_bounds = (x < lower + edge) | (x > upper - edge)
+            self._slot("near").add_(at_bounds.mean(dtype=torch.float32))
+            self._slot("channels").clamp_(min=1)
+
+    def see_gradient(self, grad: Tensor, at: int, scale: float | Tensor, ticket: Any) -> None:
+        if not grad.numel():
+            return
+        bad = self._see_bad(grad, "grad_bad")
+        norm = torch.linalg.vector_norm(grad, dtype=_summed(grad)).to(self.kept) / scale
+        self._slot("grads").add_(1)
+        self._slot("norm").add_(torch.where(bad, 0.0, norm.clamp(max=_HUGE)))
+
+    def see_handed(self, grad: Tensor) -> None:
+        if grad.numel():
+            self._see_bad(grad, "handed_bad")
+
+    def _see_bad(self, grad: Tensor, name: str) -> Tensor:
+        """Note a gradient; whether it is bad."""
+        now = self.clock.tick(self.kept.device)
+        bad = ~(_magnitude([grad], self.kept) < _INF)
+        self._slot(name).clamp_(max=torch.where(bad, now, _INF))
+        if name == "grad_bad":
+            self._slot("run").add_(1).mul_(bad)
+            self._slot("longest").clamp_(min=self._slot("run"))
+        return bad
+
+    def _follow(self, device: torch.device) -> None:
+        """Go where the activations are; compiled code can't."""
+        if not torch.compiler.is_compiling():
+            self.to(device)
+
+    def tensors(self) -> list[Tensor]:
+        return [self.kept, self.peaks]
+
+    def read(self, numbers: Mapping[int, list[float]]) -> Any:
+        """What was kept, and the peaks of the channels; not as rows of a report."""
+        return None
+
+    def kept_of(self, numbers: Mapping[int, list[float]]) -> tuple[Numbers, list[float]]:
+        """What was kept, and the largest magnitudes of the channels."""
+        kept = Numbers(*numbers[id(self.kept)])
+        return kept, numbers[id(self.peaks)][: int(kept.channels)]
+
+    def forget(self, statistics: bool) -> None:
+        """Begin anew, without waiting for the device.
+
+        Args:
+            statistics: forget these too, not only what was not finite.
+        """
+        kept = {"run", "given"} if statistics else set(Numbers._fields) - _OF_BAD
+        for name, value in Numbers._field_defaults.items():
+            if name not in kept:
+                self._slot(name).fill_(value)
+        if statistics:
+            self.peaks.zero_()
+
+
+_OF_BAD = {"bad", "made", "grad_bad", "handed_bad", "longest"}
+_CAN_DIE = {"relu", "relu6", "threshold", "hardswish", "gelu", "silu", "swish", "mish"}
+_SATURATING = {
+    "sigmoid": (0.0, 1.0),
+    "hardsigmoid": (0.0, 1.0),
+    "tanh": (-1.0, 1.0),
+    "softsign": (-1.0, 1.0),
+}
+
+
+def can_die(module: nn.Module) -> bool:
+    """Whether it is an activation that gives zeros on one side."""
+    return type(module).__name__.lower() in _CAN_DIE
+
+
+def _bounds(module: nn.Module, name: str) -> tuple[float, float] | None:
+    """Between which numbers an activation lies."""
+    if isinstance(module, nn.Hardtanh) and name == "hardtanh":
+        return float(module.min_val), float(module.max_val)
+    return _SATURATING.get(name)
+
+
+def _magnitude(tensors: Sequence[Tensor], like: Tensor) -> Tensor:
+    """The largest magnitude, inf or NaN where any is; one read, in which no sum can overflow."""
+    worst = torch.zeros((), dtype=like.dtype, device=like.device)
+    for x in tensors:
+        if x.numel():
+            low, high = _readable(x).aminmax()
+            worst = torch.maximum(worst, torch.maximum(high, -low).to(like))
+    return worst
+
+
+def _readable(x: Tensor) -> Tensor:
+    """As a type that has an order: those of 8 bits have none."""
+    return x.float() if x.element_size() == 1 else x
+
+
+def _summed(x: Tensor) -> torch.dtype:
+    """In which type squares are summed."""
+    return torch.float64 if x.dtype is torch.float64 else torch.float32

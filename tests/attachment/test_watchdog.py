@@ -1,0 +1,281 @@
+"""The rules of Watchdog, each on a made pathology; when it looks, and what it does."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from dropblock_hooks import (
+    ClipGradNorm,
+    Dropout,
+    Foreign,
+    HookWarning,
+    Spec,
+    Watchdog,
+    WatchdogError,
+    attach,
+    attachments,
+    watch,
+)
+
+
+def plain_net(depth, activation, gain=1.0, width=16):
+    """A deep net without shortcuts, its weights `gain` times those that keep lengths."""
+    layers = []
+    for _ in range(depth):
+        linear = nn.Linear(width, width)
+        nn.init.normal_(linear.weight, std=gain / math.sqrt(width))
+        layers += [linear, activation()]
+    return nn.Sequential(*layers, nn.Linear(width, 3))
+
+
+def trained(model, steps=12, size=(8, 16), lr=1e-3):
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(size)).square().mean().backward()
+        optimizer.step()
+
+
+def found_in(model, rules, steps=12, size=(8, 16), lr=1e-3, **options):
+    """What is found in a short training, by layer and rule."""
+    found = []
+    with watch(model, rules, action=found.append, **options) as attached:
+        trained(model, steps, size, lr)
+        attached.step()
+    return [(each.layer, each.kind) for each in found]
+
+
+class Detached(nn.Module):
+    """Two branches of which one is cut off."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 4), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.a(x) + self.b(x).detach()
+
+
+def frozen():
+    model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
+    model[0].requires_grad_(False)
+    return model
+
+
+def dead():
+    model = plain_net(3, nn.ReLU)
+    nn.init.constant_(model[2].bias, -100.0)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: plain_net(12, nn.Tanh, 0.05), ("0", "vanishing")),
+        (lambda: plain_net(12, nn.Sigmoid, 0.6), ("0", "vanishing")),
+        (lambda: plain_net(12, nn.ReLU, 8.0), ("0", "exploding")),
+        (dead, ("3", "dead")),
+        (lambda: plain_net(2, nn.Sigmoid, 100.0), ("1", "saturated")),
+        (lambda: plain_net(2, nn.Tanh, 100.0), ("1", "saturated")),
+        (Detached, ("b", "no_gradient")),
+        (frozen, ("0", "no_gradient")),
+    ],
+)
+def test_each_rule_fires_and_is_silent_on_a_healthy_net(make, expected):
+    torch.manual_seed(0)
+    rule = expected[1]
+    assert found_in(make(), rule, lr=1e-12)[0] == expected
+    healthy = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16), nn.Tanh(),
+                            nn.Linear(16, 16), nn.Sigmoid(), nn.Linear(16, 3))  # fmt: skip
+    assert found_in(healthy, rule) == []
+
+
+class Weak(nn.Module):
+    """Drops much less than it says."""
+
+    def __init__(self, p):
+        super().__init__()
+        self.p = p
+
+    def forward(self, x):
+        return nn.functional.dropout(x, self.p / 10)
+
+
+@pytest.mark.parametrize("kind", [Weak, nn.Dropout])
+def test_a_rate_that_is_off(kind):
+    torch.manual_seed(0)
+    model, found = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 3)), []
+    spec = {"0": Foreign(kind, p=0.5), ".": Watchdog("realized_rate", action=found.append)}
+    attached = attach(model, spec)
+    trained(model, 50)
+    attached.step()
+    assert [each.key for each in found] == (["0/Foreign(Weak)"] if kind is Weak else [])
+
+
+@pytest.mark.parametrize("bound", [1e-9, 1e9])
+def test_a_bound_that_always_clips(bound):
+    model, found = nn.Sequential(nn.Linear(16, 3)), []
+    spec = {"0": ClipGradNorm(bound), ".": Watchdog("clipped", action=found.append)}
+    attached = attach(model, spec)
+    trained(model)
+    attached.step()
+    assert [each.key for each in found] == (["0/ClipGradNorm"] if bound < 1 else [])
+
+
+def broken(every=None, action="warn"):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    attached = watch(model, action=action, every=every)
+    with torch.no_grad():
+        model[1].weight[0, 0] = math.nan
+    return model, attached
+
+
+def test_it_is_told_once_and_again_after_it_has_gone():
+    found = []
+    model, attached = broken(action=found.append)
+    for healthy in (False, False, True, False):
+        with torch.no_grad():
+            model[1].weight[0, 0] = 0.0 if healthy else math.nan
+        model(torch.ones(2, 4)).sum().backward()
+        model.zero_grad()
+        attached.step()
+    assert [(each.layer, each.epoch) for each in found] == [("1", 0), ("1", 3)]
+    text = str(found[0])
+    assert "1/Watchdog: nonfinite in epoch 0" in text
+    assert "its parameter 'weight' is not finite" in text
+
+
+def test_it_looks_every_so_many_forwards_and_raises():
+    model, attached = broken(every=3, action="raise")
+    for _ in range(2):
+        model(torch.ones(2, 4))
+    assert [each.layer for each in attached.verify()] == ["1"]  # and tells nothing
+    with pytest.raises(WatchdogError, match="1/Watchdog: nonfinite") as raised:
+        model(torch.ones(2, 4))
+    assert raised.value.alerts[0].figure == 3
+    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
+
+
+def test_a_callback_that_raises_is_told_once_and_the_run_goes_on():
+    def action(alert):
+        raise KeyError("somewhere")
+
+    model, attached = broken(action=action)
+    model(torch.ones(2, 4))
+    with pytest.warns(HookWarning, match=r"action .*action failed.*goes on: KeyError: 'somewhere'"):
+        attached.step()
+    assert attached.epoch == 1
+    with torch.no_grad():
+        model[1].weight.zero_()
+    model(torch.ones(2, 4))
+    attached.step()
+    with torch.no_grad():
+        model[1].weight.fill_(math.inf)
+    model(torch.ones(2, 4))
+    attached.step()  # a warning would be an error here
+
+
+@pytest.mark.parametrize("overflows", [3, 12])
+@pytest.mark.parametrize("given", [True, False])
+def test_overflows_of_a_known_scaler_are_silent_until_ten_in_a_row(overflows, given):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    scaler, found = torch.amp.GradScaler("cpu"), []
+    scaler.scale(torch.ones(()))
+    attached = watch(model, action=found.append, grad_scaler=scaler if given else False)
+    for i in range(20):
+        bad = math.inf if i < overflows else 1.0
+        model.zero_grad()
+        (model(torch.ones(2, 4)).sum() * bad).backward()
+    model.zero_grad()
+    attached.step()
+    assert bool(found) == (overflows >= 10 or not given)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed(reentrant):
+    inner = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model = nn.ModuleDict({"inner": inner, "head": nn.Linear(4, 2)})
+    found = []
+    attached = watch(model, "nonfinite", action=found.append)
+    with torch.no_grad():
+        inner[1].weight[0, 0] = 1e38
+    x = torch.ones(2, 4, requires_grad=True)
+    y = checkpoint(inner, x, use_reentrant=reentrant)
+    (model["head"](y / 1e30).sum() * 1e30).backward()
+    model.zero_grad()
+    attached.step()
+    assert [each.layer for each in found] in (["inner.1"], [])
+    assert attached["inner.1/Watchdog"].calls == 1
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_compiled(direction):
+    class Root(torch.nn.Module):
+        def forward(self, x):
+            bad = x - x
+            return (bad / bad if direction == "forward" else bad.sqrt()) + x
+
+    model = nn.Sequential(nn.Linear(4, 4), Root(), nn.Linear(4, 2))
+    found = []
+    attached = watch(model, "nonfinite", action=found.append)
+    run = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for _ in range(2):
+        run(torch.ones(2, 4)).sum().backward()
+        model.zero_grad()
+    assert not found
+    attached.step()
+    assert [each.layer for each in found] == ["1"]
+
+
+def test_it_copies_and_leaves():
+    model = nn.Sequential(nn.Linear(4, 2))
+    found = []
+    attached = watch(model, action="raise")
+    twin = copy.deepcopy(model)
+    (other,) = attachments(twin)
+    twin(torch.full((1, 4), math.nan))
+    attached.step()
+    with pytest.raises(WatchdogError, match="given"):
+        other.step()
+    attached.remove()
+    assert not found
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rules": "nonfinit"}, r"rules must be of nonfinite.*got 'nonfinit' \(closest: nonfinite"),
+        ({"rules": ()}, "rules must be names of rules"),
+        ({"action": "stop"}, "action must be 'warn', 'raise' or a function of an Alert"),
+        ({"max_dead": 1.5}, r"max_dead must be in \(0, 1\), got 1.5"),
+        ({"max_ratio": 0.5}, "max_ratio must be above 1, got 0.5"),
+        ({"every": -1}, "every must be an integer >= 0"),
+        ({"at": "input"}, "at must be one of 'output'"),
+    ],
+)
+def test_bad_input(fields, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        Watchdog(**fields)
+
+
+def test_files():
+    spec = Spec.from_yaml("'**': {Watchdog: {rules: [nonfinite, dead], every: 7, action: raise}}")
+    assert spec == Spec({"**": Watchdog(("nonfinite", "dead"), every=7, action="raise")})
+    assert Spec.from_yaml(spec.to_yaml()) == spec
+    with pytest.raises(ValueError, match="action of .*Watchdog.* is a function"):
+        Spec({"**": Watchdog(action=print)}).to_yaml()
+
+
+def test_dropout_beside_it_is_no_alert():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3))
+    attached = attach(model, {"1": Dropout(0.3), "**": Watchdog()})
+    trained(model, 30)
+    attached.step()
+    assert attached.verify() == []

@@ -1,0 +1,310 @@
+"""Watchdog: the layer that made NaN or Inf is named, forward and backward."""
+
+import copy
+import gc
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dropblock_hooks import watch
+
+BAD = [math.nan, math.inf, -math.inf]
+
+
+class Attention(nn.Module):
+    """Several uses of one tensor, and code of its own between its layers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x):
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        weights = (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1)
+        return self.out(weights @ v)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.attention = Attention(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.ReLU(inplace=True), nn.Linear(2 * width, width)
+        )
+        self.same = nn.Identity()
+
+    def forward(self, x):
+        x = x + self.attention(self.norm(x))
+        return self.same(x + self.mlp(x))
+
+
+class Tokens(nn.Module):
+    """Residual blocks; `trouble` is applied in the code of its own, in front of the last block."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.embed = nn.Linear(5, width)
+        self.blocks = nn.Sequential(Block(width), Block(width), Block(width))
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, x):
+        return self.head(self.blocks(self.embed(x)).mean(1))
+
+
+class Residual(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width)
+
+    def forward(self, x):
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        y += x
+        return self.relu(y)
+
+
+class Maps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 6, 3)
+        self.layers = nn.ModuleList([Residual(6), Residual(6)])
+        self.flat = nn.Flatten()
+        self.fc = nn.Linear(6 * 36, 3)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.fc(self.flat(x))
+
+
+MODELS = {"tokens": (Tokens, (4, 6, 5)), "maps": (Maps, (4, 3, 8, 8))}
+
+
+def named(model):
+    """The layers in which something can be made to go wrong."""
+    return [name for name, m in model.named_modules() if not isinstance(m, nn.ModuleList)]
+
+
+class Spoil(torch.autograd.Function):
+    """The identity, which puts a bad number into the gradient."""
+
+    @staticmethod
+    def forward(ctx, x, value):
+        ctx.value = value
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.full_like(grad, ctx.value), None
+
+
+def spoiled(x, value):
+    return x + torch.full_like(x, value)
+
+
+def in_place(x, value):
+    x.data[(0,) * x.ndim] = value
+
+
+def wrapped(module, before=None, after=None):
+    """Change the code of one layer: what it is given, or gives, passes through a function."""
+    forward = module.forward
+
+    def changed(x, *rest):
+        y = forward(x if before is None else before(x), *rest)
+        return y if after is None else after(y)
+
+    module.forward = changed
+
+
+FORWARD = {
+    "output hook": lambda m, v: m.register_forward_hook(lambda _m, _a, y: spoiled(y, v)),
+    "in place": lambda m, v: m.register_forward_hook(lambda _m, _a, y: in_place(y, v)),
+    "input hook": lambda m, v: m.register_forward_pre_hook(lambda _m, a: (spoiled(a[0], v),)),
+    "code": lambda m, v: wrapped(m, after=lambda y: spoiled(y, v)),
+    "code in front": lambda m, v: wrapped(m, before=lambda x: spoiled(x, v)),
+}
+BACKWARD = {
+    "output hook": lambda m, v: m.register_forward_hook(lambda _m, _a, y: Spoil.apply(y, v)),
+    "tensor hook": lambda m, v: m.register_forward_hook(
+        lambda _m, _a, y: y.register_hook(lambda g: spoiled(g, v)) and None
+    ),
+    "input hook": lambda m, v: m.register_forward_pre_hook(lambda _m, a: (Spoil.apply(a[0], v),)),
+    "code": lambda m, v: wrapped(m, after=lambda y: Spoil.apply(y, v)),
+    "code in front": lambda m, v: wrapped(m, before=lambda x: Spoil.apply(x, v)),
+}
+
+
+def trained(model, x, optimizer=None, n=1):
+    for _ in range(n):
+        model.zero_grad()
+        model(x).square().mean().backward()
+        if optimizer:
+            optimizer.step()
+
+
+def alerted(model, trouble, value, late, name, x, n=1):
+    """What is found, where trouble is put into a layer before or after attaching."""
+    found = []
+    layer = model.get_submodule(name)
+    if not late:
+        trouble(layer, value)
+    attached = watch(model, "nonfinite", action=found.append, every=1)
+    if late:
+        trouble(layer, value)
+    trained(model, x, torch.optim.SGD(model.parameters(), 0.01), n)
+    attached.step()
+    return found
+
+
+def ways_into(layer, name, direction):
+    """What can go wrong in a layer such that it is this one; its way is told with it."""
+    for how, trouble in (FORWARD if direction == "forward" else BACKWARD).items():
+        at_input = how in ("code in front", "input hook")
+        data = direction == "backward" and name in ("", "stem", "embed")  # it gets no gradient
+        if at_input and (data or isinstance(layer, nn.ReLU | nn.Identity)):
+            continue
+        # of a tensor, not of a layer, where what a layer gives is another's, or what it was given
+        if how in ("tensor hook", "in place") and layer._modules:
+            continue
+        if how == "tensor hook" and isinstance(layer, nn.Identity):
+            continue
+        yield how, trouble
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("which", MODELS)
+@pytest.mark.parametrize(
+    ("offset", "stride"), [(1, 8), pytest.param(0, 1, marks=pytest.mark.slow)], ids=["some", "all"]
+)
+def test_the_layer_that_made_it_is_named_wherever_that_is(which, direction, late, offset, stride):
+    make, size = MODELS[which]
+    wrong = []
+    for at, name in list(enumerate(named(make())))[offset::stride]:
+        layer = make().get_submodule(name)
+        for turn, (how, trouble) in enumerate(ways_into(layer, name, direction)):
+            torch.manual_seed(at)
+            value = BAD[(at + turn) % 3]
+            found = alerted(make(), trouble, value, late, name, torch.randn(size), n=2)
+            if [each.layer for each in found] != [name]:
+                wrong.append((name, how, value, [each.layer for each in found]))
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+class Reads(TorchDispatchMode):
+    """Counts numbers that are read, for which a device would be waited."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("which", MODELS)
+def test_results_stay_what_they_are_and_no_number_is_read(which):
+    make, size = MODELS[which]
+    torch.manual_seed(0)
+    model = make()
+    twin = copy.deepcopy(model)
+    watch(model)
+    batches = [torch.randn(size) for _ in range(3)]
+    with Reads() as reads:
+        for x in batches:
+            model(x).square().mean().backward()
+    assert reads.count == 0
+    for x in batches:
+        twin(x).square().mean().backward()
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+    for ours, theirs in zip(model.buffers(), twin.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_nothing_grows():
+    class Prompt(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            return self.weight
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.prompt, self.head = Prompt(), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.head(x + self.prompt(x))
+
+    model = Model()
+    watch(model)
+    x = torch.ones(2, 4, requires_grad=True)
+    sizes = []
+    for _ in range(3):
+        model(x).sum().backward()
+        gc.collect()
+        sizes.append(sum(isinstance(each, torch.Tensor) for each in gc.get_objects()))
+    assert sizes[1] == sizes[2]
+    assert not model.prompt.weight._backward_hooks
+    assert not x._backward_hooks
+
+
+def test_a_mask_of_minus_infinity_is_no_bad_input():
+    class Masked(nn.Module):
+        def forward(self, x, mask):
+            return (x @ x.transpose(-2, -1) + mask).softmax(-1) / (x.sum() - x.sum())
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = Masked()
+
+        def forward(self, x):
+            return self.attention(x, mask=torch.full((3, 3), -math.inf).triu(1))
+
+    found = []
+    attached = watch(Model(), action=found.append)
+    attached._base(torch.ones(2, 3, 4))
+    attached.step()
+    assert [each.layer for each in found] == ["attention"]
+
+
+@pytest.mark.parametrize("value", BAD)
+def test_what_comes_with_the_batch_or_the_loss_is_told_as_such(value):
+    model, found = Tokens(), []
+    attached = watch(model, action=found.append)
+    x = torch.randn(4, 6, 5)
+    (model(x).square().mean() * value).backward()
+    attached.step()
+    (from_loss,) = found
+    assert "came from the loss" in from_loss.message
+    model.zero_grad()
+    model(x)
+    attached.step()
+    x[0, 0, 0] = value
+    model(x)
+    attached.step()
+    assert "as did what it was given" in found[-1].message
+    assert len(found) == 2
+
+
+def test_large_values_of_half_precision_are_finite():
+    model, found = nn.Sequential(nn.Identity(), nn.Identity()), []
+    attached = watch(model, action=found.append)
+    x = torch.full((64, 64), 60_000.0, dtype=torch.float16, requires_grad=True)
+    model(x).backward(x.detach() * -1)
+    attached.step()
+    assert found == []
