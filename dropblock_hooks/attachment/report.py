@@ -216,7 +216,9 @@ def site_table(sites: Sequence[Site], have: Readings, title: str) -> Report:
     sections = [
         Section([row for row in acting if row.acts_on != "gradient"], columns),
         Section([row for row in acting if row.acts_on == "gradient"], gradients, _OF_GRADIENTS),
-        *_observed(watching, rows, {**shared, "site": partial(_site, names), **calls}),
+        *_observed(
+            watching, rows, {**shared, "site": partial(_site, names), "calls": calls["calls"]}
+        ),
     ]
     return Report(sections, list(rows.values()), title)
 
