@@ -241,7 +241,9 @@ def site_table(sites: Sequence[Site], have: Readings, title: str) -> Report:
         Section([row for row in acting if row.acts_on != "gradient"], columns),
         Section([row for row in acting if row.acts_on == "gradient"], gradients, _OF_GRADIENTS),
         Section(sized, norms, _OF_NORMS),
-        *_observed(watching, rows, {**shared, "site": partial(_site, names), **calls}),
+        *_observed(
+            watching, rows, {**shared, "site": partial(_site, names), "calls": calls["calls"]}
+        ),
     ]
     return Report(sections, list(rows.values()), title)
 

@@ -23,7 +23,12 @@ from .statistics import Statistics, columns_of_moments, columns_of_units
 class ActivationStats(Measuring):
     """Mean, deviation, largest magnitude and norm of what a layer gives, by epoch; dead channels.
 
-    Nothing waits for the device until the report is asked for.
+    Nothing waits for the device until the report is asked for. A call with a value that is not
+    finite is left out of the moments, and counted. A channel is dead that was exactly zero in every
+    call of the epoch, and saturated where all its values were flat: within 1 % of the bounds of
+    Sigmoid, Tanh, Hardsigmoid, Softsign, Hardtanh or ReLU6, or on the flat negative side of
+    Hardswish. Of a BatchNorm, its running mean and variance are held against those of the batches
+    that were looked at (``every``).
 
     Example:
         >>> import torch

@@ -136,13 +136,18 @@ def _others(a: int | None, b: int | None, channels: int | None, noted: int) -> i
 def columns_of_moments() -> Columns[Any]:
     """The columns of moments and shares."""
     return {
-        "mean": lambda s: s.mean,
-        "std": lambda s: s.std,
-        "largest": lambda s: s.largest,
-        "norm": lambda s: s.norm,
-        "zeros": lambda s: s.zeros,
-        "nan/inf": lambda s: s.nonfinite,
+        "mean": lambda s: short(s.mean),
+        "std": lambda s: short(s.std),
+        "largest": lambda s: short(s.largest),
+        "norm": lambda s: short(s.norm),
+        "zeros": lambda s: short(s.zeros),
+        "nan/inf": lambda s: short(s.nonfinite),
     }
+
+
+def short(value: float | None) -> str | None:
+    """A number in three digits: there are many in a row."""
+    return None if value is None else f"{value:.3g}"
 
 
 def columns_of_units() -> Columns[Any]:

@@ -13,7 +13,7 @@ from ..registry import register
 from ..tables import Columns
 from .base import Observer, Watch
 from .moments import SQUARES, Moments
-from .statistics import Statistics, columns_of_moments
+from .statistics import Statistics, columns_of_moments, short
 
 
 @register
@@ -39,7 +39,7 @@ class WeightStats(Observer):
         return WeightWatch()
 
     def headings(self) -> tuple[str, Columns[Any]]:
-        moved: Columns[Any] = {"change": lambda s: s.change}
+        moved: Columns[Any] = {"change": lambda s: short(s.change)}
         note = f"{self.label}: of now; change: of the norm in this epoch, relative"
         return note, {**columns_of_moments(), **moved}
 
