@@ -109,7 +109,7 @@ def plot_activations(attached: Attachment, ax: Any = None) -> Any:
         raise RuntimeError(_nothing("activations", "ActivationStats()", "called"))
     kinds = {getattr(site.regularizer, "edges", ()) for site, _ in seen}
     if len(kinds) > 1:
-        raise ValueError("the sites count into different bins: give all the same low, high, bins")
+        raise ValueError("the sites count into different bins: give all the same low and high")
     edges = kinds.pop()
     figure, ax = figure_of(ax, figsize=(_width(len(seen)), 4.0))
     columns = [_shares(row.observed.histogram) for _, row in seen]

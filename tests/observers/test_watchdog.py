@@ -257,7 +257,7 @@ def test_nothing_grows():
         model(x).sum().backward()
         gc.collect()
         sizes.append(sum(isinstance(each, torch.Tensor) for each in gc.get_objects()))
-    assert sizes[1] == sizes[2]
+    assert sizes[2] <= sizes[1]  # what other tests have left may go
     assert not model.prompt.weight._backward_hooks
     assert not x._backward_hooks
 

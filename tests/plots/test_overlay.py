@@ -73,7 +73,7 @@ def test_bad_input(cam_map, image, message):
 
 
 def test_without_matplotlib(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.axes", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"matplotlib, .*: pip install 'dropblock-hooks\[plot\]'"):
         overlay(MAP, IMAGE)
 
