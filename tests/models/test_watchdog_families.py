@@ -18,7 +18,7 @@ FAMILIES = {
     "mobilenetv3_small_050": {},
     "regnetx_002": {},
     "efficientnet_lite0": {},
-    "mixer_s32_224": {"img_size": 64, "num_blocks": 4},
+    "mixer_s32_224": {"img_size": 64},
     "ghostnet_050": {},
     "edgenext_xx_small": {},
     "poolformer_s12": {},
