@@ -69,7 +69,8 @@ def _in_backward(sights: Sequence[Sight], before: float) -> Maker | None:
     time, first = min(events, key=lambda event: event[0], default=(math.inf, None))
     if first is None or time >= before:
         return None
-    if first.kept.grad_bad > time:
+    # a backward pre-hook of the layer changes what comes before it is seen
+    if first.kept.grad_bad > time or first.module._backward_pre_hooks:
         return Maker(first, True, True)
     around = [s for s in _around(first, sights) if s.kept.grads and s.kept.grad_bad > time]
     good = [s for s in around if not s.kept.handed_bad < time]

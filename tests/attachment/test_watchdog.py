@@ -150,6 +150,20 @@ def test_it_is_told_once_and_again_after_it_has_gone():
     assert "its parameter 'weight' is not finite" in text
 
 
+def test_a_rule_tells_once_for_each_layer():
+    model, found = dead(), []
+    attached = watch(model, "dead", action=found.append)
+    for _ in range(2):
+        trained(model, lr=1e-12)
+        attached.step()
+    trained(model, 3)  # too few to judge by: what was found holds
+    attached.step()
+    trained(model, lr=1e-12)
+    attached.step()
+    assert [(each.layer, each.figure) for each in found] == [("3", 1.0)]
+    assert [each.kind for each in attached.verify()] == ["dead"]
+
+
 def test_it_looks_every_so_many_forwards_and_raises():
     model, attached = broken(every=3, action="raise")
     for _ in range(2):

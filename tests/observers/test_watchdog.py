@@ -138,6 +138,9 @@ BACKWARD = {
         lambda _m, _a, y: y.register_hook(lambda g: spoiled(g, v)) and None
     ),
     "input hook": lambda m, v: m.register_forward_pre_hook(lambda _m, a: (Spoil.apply(a[0], v),)),
+    "backward pre-hook": lambda m, v: m.register_full_backward_pre_hook(
+        lambda _m, grads: tuple(spoiled(g, v) for g in grads)
+    ),
     "code": lambda m, v: wrapped(m, after=lambda y: Spoil.apply(y, v)),
     "code in front": lambda m, v: wrapped(m, before=lambda x: Spoil.apply(x, v)),
 }
@@ -177,6 +180,8 @@ def ways_into(layer, name, direction):
             continue
         if how == "tensor hook" and isinstance(layer, nn.Identity):
             continue
+        if how == "backward pre-hook" and isinstance(layer, nn.ReLU):
+            continue  # torch refuses it where a layer works in place behind it
         yield how, trouble
 
 
