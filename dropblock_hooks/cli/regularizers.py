@@ -184,7 +184,7 @@ _COLUMNS: dict[str, Any] = {
 def _in_full(row: KindRow, width: int) -> str:
     """All that is known of one, as text."""
     acts_on = f", acts on the {row.acts_on}" if row.acts_on else ""
-    parts = [f"{row.name}: a {row.kind}{acts_on}", fill(row.summary, width)]
+    parts = [f"{row.name}: {'an' if row.kind == 'observer' else 'a'} {row.kind}{acts_on}", fill(row.summary, width)]
     for heading, rows in (("fields", row.fields), ("options", row.options)):
         if rows:
             parts.append("\n".join([f"{heading}:", *(_definition(f, width) for f in rows)]))
