@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from experiments.overhead import Row
 
 Set = Literal[
-    "kernels", "formats", "others", "sites", "models", "sweep", "attach", "compiled", "all"
+    "kernels", "formats", "others", "observers", "sites", "models", "sweep", "attach", "compiled",
+    "all",
 ]  # fmt: skip
 
 
@@ -81,12 +82,13 @@ def bench(
 
 def _works(named: Set, place: Any, fed: Any) -> Iterator[Any]:
     """The works of a set, each made when the one before it is done."""
-    from experiments.overhead import kernels, models, others, sites
+    from experiments.overhead import kernels, models, observers, others, sites
 
     makers = {
         "kernels": (kernels.kernels, place),
         "formats": (kernels.formats, place),
         "others": (others.others, place),
+        "observers": (observers.observers, place),
         "sites": (sites.sites, place),
         "sweep": (kernels.sweep, place),
         "attach": (sites.attaching, place),

@@ -2,7 +2,7 @@
 
 Variants take turns (A B A B), and each round gives one ratio: what slows the machine for a while
 slows both sides of it. A row is the median of these ratios, with the quartiles around it.
-`kernels`, `others`, `sites` and `models` hold the works, `report` shows the rows.
+`kernels`, `others`, `observers`, `sites` and `models` hold the works, `report` shows the rows.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ BARS = {
     "drop_block2d p=0.1 bfloat16: functional / torchvision": 1 / 5,
     "drop_block2d p=0.1 bfloat16: functional / timm": 1 / 5,
     "Dropout2d p=0.1: functional / torch": 1.15,
+    "activation, forward: moments alone / floor": 2.0,
+    "gradient: GradientStats / tensor hook": 1.5,
     "evaluation of 100 sites: attached - no-op hook / 1 µs a site": 0.5,
     "rate 0 at 100 sites: attached - no-op hook / 1 µs a site": 1.0,
     "1000 sites on 5000 modules: attach and remove / 1 s": 0.3,

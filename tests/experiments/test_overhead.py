@@ -23,6 +23,7 @@ from experiments.overhead.models import (
     training_work,
     variants,
 )
+from experiments.overhead.observers import observers
 from experiments.overhead.others import others
 from experiments.overhead.report import epochs, plot, table, write_csv
 from experiments.overhead.sites import attach_work, attaching, sites
@@ -141,7 +142,10 @@ def test_every_bar_is_that_of_a_row(monkeypatch, rough_calibration):
         "experiments.overhead.interleave", lambda steps, *_: dict.fromkeys(steps, [1.0] * 2)
     )
     place = Place(shape=(2, 4, 8, 8))
-    sets = [kernels(place), formats(place), others(place), sites(place), attaching(place)]
+    sets = [
+        kernels(place), formats(place), others(place), observers(place), sites(place),
+        attaching(place),
+    ]  # fmt: skip
     works = chain(*sets, compiled(Images(2, 32)))
     names = {row.name for work in works for row in measure(work, 2)}
     assert set(BARS) <= names
