@@ -138,9 +138,7 @@ class ObserveHook(SiteHook):
             scale = scale_in_graph(self.site, x.device)
             traced: Tensor = GradIdentityTraced.apply(x, _TracedSeer(self, at, ticket), scale)
             return traced
-        if (
-            x._is_view() and self.site.module_type != "Identity"
-        ) or x.is_leaf:  # work in place loses the hook; a parameter would keep it
+        if x._is_view() or x.is_leaf:  # work in place loses the hook; a parameter would keep it
             x = x.clone()
         x.register_hook(_Seer(self, at, ticket))  # type: ignore[no-untyped-call]  # torch's
         if self.given is not None:  # as it arrives, before what the layer's own hooks do to it
