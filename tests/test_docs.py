@@ -1,4 +1,6 @@
-"""The pages about trainers and retuning run: a page's blocks in order, in one namespace."""
+"""The pages about trainers, retuning and observers run: a page's blocks in order, in one
+namespace; what a page says they print, they print.
+"""
 
 import re
 from pathlib import Path
@@ -6,7 +8,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = [DOCS / "retune.md", *sorted((DOCS / "trainers").glob("*.md"))]
+PAGES = [DOCS / "observers.md", DOCS / "retune.md", *sorted((DOCS / "trainers").glob("*.md"))]
 
 # what trainers say of a tiny run, and libraries of their own insides
 pytestmark = [
@@ -30,7 +32,7 @@ def blocks(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
+def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for library in re.findall(r"^(?:from|import) (\w+)", page.read_text(encoding="utf-8"), re.M):
         pytest.importorskip(library, reason="the page is about it")
@@ -39,3 +41,6 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     assert code
     for block in code:
         exec(compile(block, page, "exec"), names)
+    printed = capsys.readouterr().out
+    for text in re.findall(r"^```text\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M):
+        assert text in printed
