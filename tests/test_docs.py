@@ -1,4 +1,6 @@
-"""The pages about trainers and retuning run: a page's blocks in order, in one namespace."""
+"""The pages about trainers, retuning and observers run: a page's blocks in order, in one
+namespace; what a page says they print, they print.
+"""
 
 import re
 from pathlib import Path
@@ -6,7 +8,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = [DOCS / "retune.md", *sorted((DOCS / "trainers").glob("*.md"))]
+PAGES = [DOCS / "observers.md", DOCS / "retune.md", *sorted((DOCS / "trainers").glob("*.md"))]
 
 # what trainers say of a tiny run, and libraries of their own insides
 pytestmark = [
@@ -29,8 +31,13 @@ def blocks(page):
         yield "\n" * text.count("\n", 0, found.start(1)) + found[1]
 
 
+def wordings(text):
+    """A text without what differs between machines: numbers, and how wide they are."""
+    return re.sub(r"[ -]+", " ", re.sub(r"-?\d+(\.\d+)?(e[-+]\d+)?", "0", text))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
+def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for library in re.findall(r"^(?:from|import) (\w+)", page.read_text(encoding="utf-8"), re.M):
         pytest.importorskip(library, reason="the page is about it")
@@ -39,3 +46,6 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     assert code
     for block in code:
         exec(compile(block, page, "exec"), names)
+    printed = wordings(capsys.readouterr().out)
+    for text in re.findall(r"^```text\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M):
+        assert wordings(text) in printed

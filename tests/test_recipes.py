@@ -9,7 +9,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted((ROOT / "docs" / "recipes").glob("*.py"))
-NEEDS = dict.fromkeys(("feature_maps", "gradcam"), ("timm", "matplotlib", "sklearn"))
+NEEDS = {
+    **dict.fromkeys((path.stem for path in RECIPES), ("matplotlib", "sklearn")),
+    **dict.fromkeys(("feature_maps", "first_nan", "gradcam"), ("timm", "matplotlib", "sklearn")),
+    "in_tensorboard": ("tensorboard", "matplotlib", "sklearn"),
+}
 QUICK = {
     "feature_maps": ["1"],
     "gradcam": ["1"],

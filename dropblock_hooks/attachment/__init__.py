@@ -10,6 +10,7 @@ training_loop  its GradScaler and optimizers, as the Attachment is told of them
 install      sites and their hooks, put on
 removal      all of them taken off
 report       the table of the sites
+logged       what a logger is given: scalars, histograms, pictures
 verify       what ``verify`` lists
 activity     whether what was attached is on, looked at in every epoch
 faults       what is wrong at a site, and the likely cause: why a layer did nothing, say

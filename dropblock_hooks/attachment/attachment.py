@@ -21,6 +21,7 @@ from .compiled import tell_recompiling
 from .distributed import check_group, compare, summed, tell_equal_generators, world_size
 from .find import find
 from .finding import Finding
+from .logged import log
 from .rates import as_time, check_installed, move, values_at, with_rates
 from .removal import take_out
 from .report import SiteRow, look, readings, scalars, site_table
@@ -331,8 +332,15 @@ class Attachment(SiteList, OfTrainingLoop):
             return scalars(self.sites, on, prefix)
 
     def log(self, writer: Any, step: int) -> None:
-        """Give every scalar to ``writer.add_scalar`` (TensorBoard's, or anything alike)."""
-        if not hasattr(writer, "add_scalar"):
-            raise TypeError(f"log takes a writer with add_scalar, got {type(writer).__name__}")
-        for tag, value in self.scalars().items():
-            writer.add_scalar(tag, value, step)
+        """Give every scalar to a logger; histograms of observers and maps of `Capture`, if it can.
+
+        Args:
+            writer: with ``add_scalar``, as TensorBoard's ``SummaryWriter`` (and with
+                ``add_histogram_raw`` and ``add_image``, if it has them); with ``log``, as a run
+                of wandb, or the module; or with ``log_metrics``, as Lightning's loggers.
+            step: where on the axis of steps.
+
+        Raises:
+            TypeError: for a writer with none of them.
+        """
+        log(writer, self.scalars(), self.sites, step)

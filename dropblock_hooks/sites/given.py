@@ -47,7 +47,9 @@ class GivenHook:
             _put_last(hook, module)
         if not any(map(may_get_gradient, given.tensors)):
             return None
-        if getattr(module, "inplace", False):
+        in_place = getattr(module, "inplace", False)
+        # what stands behind an Identity may work in place on what that hands on
+        if in_place or (isinstance(module, nn.Identity) and not compiling):
             return None if compiling else self._watch(given.tensors)
         if compiling and module._modules:
             return None
@@ -58,7 +60,7 @@ class GivenHook:
         return given([new[id(x)] for x in given.tensors])
 
     def _watch(self, tensors: list[Tensor]) -> None:
-        """Watch the very tensors that a layer works on in place: it is their only use."""
+        """Watch the very tensors, where the layer is taken for their only use."""
         for x in tensors:
             if may_get_gradient(x) and not x.is_leaf:
                 x.register_hook(_Handed(self.hook))  # type: ignore[no-untyped-call]  # torch's

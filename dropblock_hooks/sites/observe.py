@@ -143,9 +143,7 @@ class ObserveHook(SiteHook):
                 ticket = None
             traced: Tensor = GradIdentityTraced.apply(x, _TracedSeer(self, at, ticket), *given)
             return traced
-        if (
-            x._is_view() and self.site.module_type != "Identity"
-        ) or x.is_leaf:  # work in place loses the hook; a parameter would keep it
+        if x._is_view() or x.is_leaf:  # work in place loses the hook; a parameter would keep it
             x = x.clone()
         x.register_hook(Seer(self, at, ticket))  # type: ignore[no-untyped-call]  # torch's
         if self.given is not None:  # as it arrives, before what the layer's own hooks do to it

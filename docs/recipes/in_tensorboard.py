@@ -1,0 +1,60 @@
+"""Watch a training run in TensorBoard: activations, gradients, maps, and what goes wrong.
+
+`attached.log` writes what observers have seen. The picture is drawn from TensorBoard's files.
+
+    pip install 'dropblock-hooks[plot]' scikit-learn tensorboard
+    python in_tensorboard.py [folder of the picture]; tensorboard --logdir [folder]/runs
+"""
+
+import io
+import sys
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+from sklearn.datasets import load_digits
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.tensorboard import SummaryWriter
+
+from dropblock_hooks import ActivationStats, Capture, GradientStats, Watchdog, attach
+
+FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+torch.set_num_threads(1)  # the tensors are small
+torch.manual_seed(0)
+data, target = load_digits(return_X_y=True)
+images, labels = torch.tensor(data).float().view(-1, 1, 8, 8) / 16, torch.tensor(target)
+convs = nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.ReLU()
+model = nn.Sequential(*convs, nn.Flatten(), nn.Linear(1152, 10))
+spec = {"*": [ActivationStats(), GradientStats()], "1": Capture(), "**": Watchdog(action=print)}
+attached = attach(model, spec)
+optimizer = torch.optim.SGD(model.parameters(), 0.05, 0.9)
+with SummaryWriter(FOLDER / "runs") as writer:
+    for epoch in range(6):
+        attached.step(epoch)
+        for batch in torch.randperm(len(labels)).split(50):
+            optimizer.zero_grad()
+            cross_entropy(model(images[batch]), labels[batch]).backward()
+            optimizer.step()
+        attached.log(writer, epoch)
+events = EventAccumulator(str(FOLDER / "runs"), {"histograms": 0}).Reload()
+print({kind: len(events.Tags()[kind]) for kind in ("scalars", "histograms", "images")})
+left, middle, right = (figure := Figure(figsize=(11, 3.4), layout="constrained")).subplots(1, 3)
+for layer in ("0", "2", "5"):
+    found = events.Scalars(f"reg/{layer}/GradientStats/norm")
+    left.plot([e.step for e in found], [e.value for e in found], "o-", label=layer)
+left.set(title="norm of the gradient, by layer", xlabel="epoch", yscale="log")
+left.legend()
+for event in events.Histograms("reg/3/ActivationStats/histogram"):
+    step, held = event.step, event.histogram_value
+    edges, counts = [held.min, *held.bucket_limit], [[n / held.num] for n in held.bucket]
+    drawn = middle.pcolormesh([step, step + 1], edges, counts, cmap="Blues", vmin=0.0, vmax=0.4)
+middle.set(title="activations of layer 3", xlabel="epoch", ylabel="magnitude", yscale="log")
+middle.set_ylim(1e-3, 10)
+figure.colorbar(drawn, ax=middle, label="share of the values that are not 0")
+maps = imread(io.BytesIO(events.Images("reg/1/Capture/maps")[-1].encoded_image_string))
+right.imshow(maps, cmap="gray")
+right.set(title="16 maps of layer 1", xticks=[], yticks=[])
+figure.savefig(FOLDER / "in_tensorboard.png", dpi=62)
