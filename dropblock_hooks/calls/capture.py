@@ -84,12 +84,17 @@ def capture(
     Raises:
         SpecError: for layers that the model does not have.
         RuntimeError: for layers that were not called, or where no gradient comes.
-        TypeError, ValueError: for a loss that is no scalar.
+        TypeError, ValueError: for layers that are no selector, and a loss that is no scalar or is
+            given without ``gradients=True``.
     """
     if gradients:
         _check_grad_mode(loss)
-    if isinstance(layers, list | tuple):
+    elif loss is not None:
+        raise ValueError(f"loss is for gradients=True, got gradients={shown(gradients)}")
+    if isinstance(layers, list | tuple) and layers:
         layers = Select(names=tuple(layers))
+    if not isinstance(layers, str | Select):
+        raise TypeError(f"layers must be a selector or a list of names, got {shown(layers)}")
     once = _Once(
         gradients=gradients,
         keep=None,
@@ -127,6 +132,9 @@ class _Once(Capture):
     @property
     def label(self) -> str:
         return "capture"
+
+    def __repr__(self) -> str:
+        return self.label
 
 
 class _EdgeHook(ObserveHook):

@@ -173,6 +173,22 @@ def test_no_gradient_tells_why(net, x):
         capture(net, x, "conv", gradients=True, loss=lambda y: net.head.weight.sum())
 
 
+def test_a_loss_without_gradients(net, x):
+    with pytest.raises(ValueError, match="loss is for gradients=True"):
+        capture(net, x, "conv", loss=lambda y: y.sum())
+
+
+@pytest.mark.parametrize("layers", [[], (), None, nn.ReLU, nn.ReLU()], ids=repr)
+def test_layers_that_are_no_selector(net, x, layers):
+    with pytest.raises(TypeError, match="layers must be a selector or a list of names, got"):
+        capture(net, x, layers)
+
+
+def test_a_message_speaks_of_capture(net, x):
+    with pytest.raises(SpecError, match="capture can't work on conv.weight"):
+        capture(net, x, "param:conv.weight")
+
+
 def test_layers_that_are_never_called_or_not_there(net, x):
     with pytest.raises(RuntimeError, match=r"never called in this forward: unused\..*exclude"):
         capture(net, x, ["conv", "unused"])
