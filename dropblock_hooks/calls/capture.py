@@ -119,6 +119,8 @@ def capture(
         records = {site.name or ".": site.bound.records for site in attached.sites}
     finally:
         attached.remove()
+        if edges is not None:
+            edges.clear()  # the graph has the hooks, which have the edges: nothing else frees it
     values = {name: _single([each.value for each in calls]) for name, calls in records.items()}
     if not gradients:
         return values

@@ -1,6 +1,7 @@
 """`capture`: one call, the values and gradients of layers, and nothing left behind."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -171,6 +172,18 @@ def test_no_gradient_tells_why(net, x):
         capture(net, x, "conv", gradients=True, loss=lambda y: torch.zeros(()))
     with pytest.raises(RuntimeError, match="no gradient came to conv.*does the loss depend"):
         capture(net, x, "conv", gradients=True, loss=lambda y: net.head.weight.sum())
+
+
+def test_the_graph_is_freed_with_the_call(net, x):
+    def tensors():
+        gc.collect()
+        return sum(isinstance(each, torch.Tensor) for each in gc.get_objects())
+
+    capture(net, x, ["conv", "head"], gradients=True)
+    before = tensors()
+    for _ in range(5):
+        capture(net, x, ["conv", "head"], gradients=True)
+    assert tensors() == before
 
 
 def test_a_loss_without_gradients(net, x):
