@@ -52,6 +52,11 @@ def _cause(site: Site, control: Control) -> str:
         return never if control.installed else f"{never}, and the attachment was removed"
     if not life.active and not control.enabled:
         return "the attachment is paused"
-    if not life.active and not life.trained:
+    if not life.active and not life.trained and site.regularizer.active == "train":
         return "the layer was called in evaluation mode alone: Capture(active='always')"
-    return "in its calls the tensors had no numbers: inside torch.func, or on the meta device"
+    if not life.active:
+        return "the attachment was paused at all its calls"
+    return (
+        "records of its calls are not copied, saved or loaded, and none are made inside torch.func "
+        "or on the meta device: run a forward first"
+    )

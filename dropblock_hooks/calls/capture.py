@@ -84,12 +84,17 @@ def capture(
     Raises:
         SpecError: for layers that the model does not have.
         RuntimeError: for layers that were not called, or where no gradient comes.
-        TypeError, ValueError: for a loss that is no scalar.
+        TypeError, ValueError: for layers that are no selector, and a loss that is no scalar or is
+            given without ``gradients=True``.
     """
     if gradients:
         _check_grad_mode(loss)
-    if isinstance(layers, list | tuple):
+    elif loss is not None:
+        raise ValueError(f"loss is for gradients=True, got gradients={shown(gradients)}")
+    if isinstance(layers, list | tuple) and layers:
         layers = Select(names=tuple(layers))
+    if not isinstance(layers, str | Select):
+        raise TypeError(f"layers must be a selector or a list of names, got {shown(layers)}")
     once = _Once(
         gradients=gradients,
         keep=None,
@@ -114,6 +119,8 @@ def capture(
         records = {site.name or ".": site.bound.records for site in attached.sites}
     finally:
         attached.remove()
+        if edges is not None:
+            edges.clear()  # the graph has the hooks, which have the edges: nothing else frees it
     values = {name: _single([each.value for each in calls]) for name, calls in records.items()}
     if not gradients:
         return values
@@ -127,6 +134,9 @@ class _Once(Capture):
     @property
     def label(self) -> str:
         return "capture"
+
+    def __repr__(self) -> str:
+        return self.label
 
 
 class _EdgeHook(ObserveHook):

@@ -49,6 +49,9 @@ class CAM(_Maps):
         made.layer = layer
         return made
 
+    def _replace(self, **changes: Any) -> "CAM":
+        return CAM(*super()._replace(**changes), layer=self.layer)
+
 
 def gradcam(
     model: nn.Module,

@@ -41,7 +41,9 @@ class Capture(Observer):
 
     Args:
         gradients: keep the gradients of the values. They are as autograd has them: under AMP, of
-            the scaled loss.
+            the scaled loss. Where a layer uses itself what it returns, they are of both uses; of
+            what it hands on alone in compiled code, and where the value is a view. Of a layer in a
+            reentrant checkpoint the last call's must come first: nothing tells them apart.
         activations: keep the values.
         every: look at each n-th call of the layer, the first one included.
         keep: how many records, the last ones; None keeps all, so that memory grows.

@@ -8,6 +8,7 @@ from ..attachment.attachment import Attachment
 from ..attachment.report import SiteRow
 from ..observers.activation_stats import ActivationStats
 from ..observers.gradient_stats import GradientStats
+from ..quoting import kind_of
 from ..selectors.wrappers import named_modules
 from ..sites.site import Site
 from .figure import figure_of
@@ -41,6 +42,7 @@ def plot_gradient_flow(attached: Attachment, ax: Any = None) -> Any:
     Raises:
         ImportError: where matplotlib is missing.
         RuntimeError: where no gradient was seen.
+        TypeError: for what is no Attachment.
     """
     seen = _seen(attached, GradientStats)
     rows = {row.site: row for row in attached.report()}
@@ -102,6 +104,7 @@ def plot_activations(attached: Attachment, ax: Any = None) -> Any:
     Raises:
         ImportError: where matplotlib is missing.
         RuntimeError: where no activation was seen.
+        TypeError: for what is no Attachment.
         ValueError: where the sites have other bins.
     """
     seen = _seen(attached, ActivationStats)
@@ -133,6 +136,8 @@ def plot_activations(attached: Attachment, ax: Any = None) -> Any:
 
 def _seen(attached: Attachment, kind: type) -> list[tuple[Site, SiteRow]]:
     """The sites of a class of observers that have seen something, with their rows."""
+    if not isinstance(attached, Attachment):
+        raise TypeError(f"attached must be what attach has returned, got {kind_of(attached)}")
     pairs = zip(attached, attached.report(), strict=True)
     return [
         (site, row)
@@ -153,8 +158,8 @@ def _in_model_order(attached: Attachment, sites: Sequence[Site]) -> list[str]:
 
 def _nothing(what: str, observer: str, done: str) -> str:
     return (
-        f"there is nothing to draw: no {what} were seen: attach {observer} to layers, and draw "
-        f"after the model was {done}"
+        f"there is nothing to draw: no finite {what} were seen: attach {observer} to layers, and "
+        f"draw after the model was {done}"
     )
 
 

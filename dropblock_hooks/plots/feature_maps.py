@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..checks import as_count
-from ..quoting import kind_of
+from ..quoting import kind_of, listed
 from .figure import figure_of
 
 
@@ -41,7 +41,7 @@ def plot_feature_maps(
 
     Raises:
         ImportError: where matplotlib is missing.
-        ValueError: for values of another shape, or where none is finite.
+        ValueError: for values of another shape, or where none that is drawn is finite.
     """
     maps = _maps(values)
     label = "activation"
@@ -50,18 +50,20 @@ def plot_feature_maps(
         finite = maps.where(maps.isfinite(), torch.zeros(())).abs()
         maps = maps / finite.amax((1, 2), keepdim=True).clamp(min=1e-30)
     channels = _spread(len(maps), as_count("n", n))
+    seen = maps[channels]
+    if not seen.isfinite().any():
+        raise ValueError(f"values has no finite number in channel {listed(map(str, channels), 5)}")
     columns = math.ceil(math.sqrt(len(channels)))
     rows = math.ceil(len(channels) / columns)
     height, width = maps.shape[1:]
     gap = max(height, width) // 12 + 1
     line = max(height // 5, 2)  # above each map, for its number
-    sheet = torch.full((rows * (height + line) - gap, columns * (width + gap) - gap), math.nan)
+    sheet = torch.full((rows * (height + line) - line, columns * (width + gap) - gap), math.nan)
     figure, ax = figure_of(ax, figsize=(1.4 + 1.4 * columns, 1.0 + 1.8 * rows * height / width))
     for at, channel in enumerate(channels):
         top, left = at // columns * (height + line), at % columns * (width + gap)
         sheet[top : top + height, left : left + width] = maps[channel]
         ax.text(left, top - 1, str(channel), fontsize=9, va="bottom", ha="left")
-    seen = maps[channels]
     low, high = (float(edge) for edge in seen[seen.isfinite()].aminmax())
     signed = low < 0 < high
     bound = max(-low, high)
@@ -88,8 +90,6 @@ def _maps(given: Any) -> Tensor:
     if maps.ndim != 3 or not maps.numel():
         more = ": of a batch take one sample, as in values[:1]" if len(shape) == 4 else ""
         raise ValueError(f"values must be (C, H, W) or (1, C, H, W), got shape {shape}{more}")
-    if not maps.isfinite().any():
-        raise ValueError("values has no finite number")
     return maps
 
 

@@ -31,7 +31,7 @@ def overlay(cam_map: Any, image: Any, ax: Any = None, *, title: str = "Grad-CAM"
 
     Raises:
         ImportError: where matplotlib is missing.
-        ValueError: for a map or an image of another shape.
+        ValueError: for a map or an image of another shape, or with values that are not finite.
     """
     values, pixels = _map(cam_map), pixels_of(image)
     figure, ax = figure_of(ax, figsize=(4.2, 3.6))
@@ -82,4 +82,8 @@ def pixels_of(given: Any) -> Tensor:
 def _tensor(name: str, given: Any) -> Tensor:
     if not isinstance(given, Tensor) and not hasattr(given, "__array__"):
         raise ValueError(f"{name} must be a tensor or an array, got {kind_of(given)}")
-    return torch.as_tensor(given).detach().float().cpu()
+    values = torch.as_tensor(given).detach().float().cpu()
+    if not values.numel() or not values.isfinite().all():
+        what = "NaN or Inf" if values.numel() else f"shape {tuple(values.shape)}"
+        raise ValueError(f"{name} must hold finite numbers alone, got {what}")
+    return values

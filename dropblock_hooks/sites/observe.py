@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -115,6 +115,8 @@ class ObserveHook(SiteHook):
                 return _Found(nested.tensors, nested, whole=True)
             if not self.observer.needs_tensor:
                 return None
+            if isinstance(value, list | tuple | Mapping) and not at_input:
+                raise self.site.error("the output holds no floating-point tensor")
         index = 0 if index is None and at_input else index
         value = given[-1] if not at_input or isinstance(index, str) else given[0]
         try:

@@ -1,6 +1,7 @@
 """`capture`: one call, the values and gradients of layers, and nothing left behind."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -171,6 +172,34 @@ def test_no_gradient_tells_why(net, x):
         capture(net, x, "conv", gradients=True, loss=lambda y: torch.zeros(()))
     with pytest.raises(RuntimeError, match="no gradient came to conv.*does the loss depend"):
         capture(net, x, "conv", gradients=True, loss=lambda y: net.head.weight.sum())
+
+
+def test_the_graph_is_freed_with_the_call(net, x):
+    def tensors():
+        gc.collect()
+        return sum(isinstance(each, torch.Tensor) for each in gc.get_objects())
+
+    capture(net, x, ["conv", "head"], gradients=True)
+    before = tensors()
+    for _ in range(5):
+        capture(net, x, ["conv", "head"], gradients=True)
+    assert tensors() == before
+
+
+def test_a_loss_without_gradients(net, x):
+    with pytest.raises(ValueError, match="loss is for gradients=True"):
+        capture(net, x, "conv", loss=lambda y: y.sum())
+
+
+@pytest.mark.parametrize("layers", [[], (), None, nn.ReLU, nn.ReLU()], ids=repr)
+def test_layers_that_are_no_selector(net, x, layers):
+    with pytest.raises(TypeError, match="layers must be a selector or a list of names, got"):
+        capture(net, x, layers)
+
+
+def test_a_message_speaks_of_capture(net, x):
+    with pytest.raises(SpecError, match="capture can't work on conv.weight"):
+        capture(net, x, "param:conv.weight")
 
 
 def test_layers_that_are_never_called_or_not_there(net, x):

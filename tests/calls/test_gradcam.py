@@ -107,6 +107,7 @@ def test_what_is_returned(net, x):
     again = pickle.loads(pickle.dumps(cam))
     assert again.layer == "layer2"
     assert torch.equal(again.raw, raw)
+    assert cam._replace(target=None).layer == "layer2"
 
 
 @pytest.mark.parametrize(

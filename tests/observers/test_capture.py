@@ -509,3 +509,30 @@ def test_reading_what_was_never_kept_tells_the_cause():
     assert attached.captured()["idle"] == []
     attached.remove()
     assert len(attached.captured()["used"]) == 1
+
+
+def test_reading_a_copy_or_after_a_pause_tells_the_cause():
+    model, x = nn.Sequential(nn.Linear(2, 2)), torch.ones(1, 2)
+    attached = attach(model, {"0": Capture()})
+    with attached.paused():
+        model.eval()(x)
+    with pytest.raises(RuntimeError, match="at 0: the attachment was paused at all its calls"):
+        attached.captured()
+    model(x)
+    copied = attachments(copy.deepcopy(model))[0]
+    loaded = attach(nn.Sequential(nn.Linear(2, 2)), {"0": Capture()})
+    loaded.load_state_dict(attached.state_dict())
+    for other in (copied, loaded):
+        with pytest.raises(RuntimeError, match="not copied, saved or loaded"):
+            other.captured()
+
+
+def test_an_output_that_holds_no_tensor():
+    class Numbers(nn.Module):
+        def forward(self, x):
+            return {"count": len(x), "mask": x > 0}
+
+    model = nn.Sequential(Numbers())
+    attach(model, {"0": Capture()})
+    with pytest.raises(SiteError, match="0': the output holds no floating-point tensor"):
+        model(torch.ones(1, 2))

@@ -91,3 +91,9 @@ def test_other_bins():
     attached = trained({"0": ActivationStats(low=0.1), "2": ActivationStats(low=0.01)})
     with pytest.raises(ValueError, match="different bins"):
         plot_activations(attached)
+
+
+@pytest.mark.parametrize("plot", [plot_gradient_flow, plot_activations])
+def test_what_is_no_attachment(plot):
+    with pytest.raises(TypeError, match="attached must be what attach has returned, got Linear"):
+        plot(nn.Linear(2, 2))

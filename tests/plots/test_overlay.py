@@ -81,3 +81,11 @@ def test_without_matplotlib(monkeypatch):
 def test_the_package_imports_no_matplotlib():
     code = "import dropblock_hooks.plots, sys; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("bad", [torch.full((3, 4), torch.nan), torch.rand(0, 4)], ids=str)
+def test_what_cannot_be_drawn(bad):
+    with pytest.raises(ValueError, match="cam_map must hold finite numbers alone, got"):
+        overlay(bad, torch.rand(3, 8, 8))
+    with pytest.raises(ValueError, match="image must hold finite numbers alone, got"):
+        overlay(torch.rand(2, 2), bad)
