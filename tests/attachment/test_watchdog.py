@@ -246,6 +246,37 @@ def test_compiled(direction):
     assert [each.layer for each in found] == ["1"]
 
 
+class Sum(nn.Module):
+    """A model with code of its own: torch compiles the hooks of its root apart."""
+
+    def __init__(self, breaks=False):
+        super().__init__()
+        self.a, self.b, self.breaks = nn.Linear(4, 4), nn.Linear(4, 4), breaks
+
+    def forward(self, x):
+        y = self.a(x)
+        if self.breaks:
+            torch._dynamo.graph_break()
+        return x + self.b(y)
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_compiled_in_several_graphs_and_with_several_forwards(breaks, passes):
+    torch._dynamo.reset()
+    model, found = Sum(breaks), []
+    attached = watch(model, "nonfinite", action=found.append)
+    run = torch.compile(model, backend="aot_eager", fullgraph=not breaks)
+    for _ in range(2):
+        sum(run(torch.ones(2, 4)) for _ in range(passes)).sum().backward()
+    attached.step()
+    assert not found
+    nn.init.constant_(model.b.weight, math.nan)
+    run(torch.ones(2, 4)).sum().backward()
+    attached.step()
+    assert [each.layer for each in found] == ["b"]
+
+
 def test_it_copies_and_leaves():
     model = nn.Sequential(nn.Linear(4, 2))
     found = []
