@@ -51,7 +51,7 @@ def find_maker(sights: Sequence[Sight], backward: bool) -> Maker | None:
     forward = min((s for s in sights), key=lambda s: s.kept.bad, default=None)
     first = math.inf if forward is None else forward.kept.bad
     if backward:
-        found = _in_backward(sights, first)
+        found = _in_backward(sights, math.inf if forward is None else forward.kept.after)
         if found is not None:
             return found
     if forward is None or first == math.inf:
@@ -63,11 +63,11 @@ def find_maker(sights: Sequence[Sight], backward: bool) -> Maker | None:
 
 
 def _in_backward(sights: Sequence[Sight], before: float) -> Maker | None:
-    """Who made the first bad gradient, if one came before this time."""
+    """Who made the first bad gradient, if one had come by this time of backwards."""
     events = [(s.kept.handed_bad, s) for s in sights]
     events += [(s.kept.grad_bad, s) for s in sights]
     time, first = min(events, key=lambda event: event[0], default=(math.inf, None))
-    if first is None or time >= before:
+    if first is None or math.isinf(time) or time > before:
         return None
     # a backward pre-hook of the layer changes what comes before it is seen
     if first.kept.grad_bad > time or first.module._backward_pre_hooks:

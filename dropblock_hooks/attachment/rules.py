@@ -104,7 +104,7 @@ def _nonfinite(looked: Looked) -> Iterator[Alert]:
             else f"its output held {what}{share}, as did what it was given: they came with the "
             "batch, or from code in front of it that is not watched"
         )
-        cure = _cure_forward(sight.module, found.made)
+        cure = _cure_forward(sight, sights, found.made)
     yield looked.alert(_dog(sight), sight.site, "nonfinite", n, message, cure)
 
 
@@ -115,8 +115,8 @@ def _overflows(sights: Sequence[Sight]) -> float:
     return max((s.kept.longest * passes / s.kept.grads for s in sights if s.kept.grads), default=0)
 
 
-def _cure_forward(module: nn.Module, made: bool) -> str:
-    bad = [name for name, p in module.named_parameters() if not _finite(p)]
+def _cure_forward(sight: Sight, sights: Sequence[Sight], made: bool) -> str:
+    bad = _bad_names(sight, sights)
     if bad:
         return (
             f"its parameter '{bad[0]}' is not finite: go back to a checkpoint, and lower the "
@@ -128,6 +128,19 @@ def _cure_forward(module: nn.Module, made: bool) -> str:
         "look there for a division by 0, a log or root of 0, an exponential, or an overflow of "
         "half precision"
     )
+
+
+def _bad_names(sight: Sight, sights: Sequence[Sight]) -> list[str]:
+    """The parameters that are not finite; not those of layers inside that are watched as well."""
+    others = {
+        id(p) for s in sights if s is not sight and s.kept.calls for p in _own(s.module).values()
+    }
+    own = {id(p) for p in _own(sight.module).values()}
+    return [
+        name
+        for name, p in sight.module.named_parameters()
+        if (id(p) in own or id(p) not in others) and not _finite(p)
+    ]
 
 
 def _cure_backward(made: bool, scaled: bool) -> str:
@@ -223,13 +236,10 @@ def _no_gradient(looked: Looked) -> Iterator[Alert]:
     any_left = any(p.grad is not None for p in looked.base.parameters())
     for sight in looked.under("no_gradient"):
         dog, kept, own = _dog(sight), sight.kept, _own(sight.module)
-        if most < dog.min_calls or not own:
-            continue
         trained = [p for p in own.values() if p.requires_grad]
-        if not trained:
-            message = "all of its parameters are frozen (requires_grad is False)"
-            cure = "if that is meant, leave this layer, or the rule, out"
-        elif any(p.grad is not None and bool((p.grad != 0).any()) for p in trained):
+        if most < dog.min_calls or not trained:  # a frozen layer is meant to have none
+            continue
+        if any(p.grad is not None and bool((p.grad != 0).any()) for p in trained):
             continue
         elif kept.calls >= dog.min_calls and not kept.grads:
             message = f"no gradient has come to it in {kept.calls:g} calls"

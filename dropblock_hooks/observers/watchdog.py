@@ -44,7 +44,7 @@ class Watchdog(Observer):
     - ``saturated``: values of a sigmoid, a tanh or their hard kin within 1 % of their bounds.
     - ``realized_rate``: a regularizer of the Attachment drops more or less than it should.
     - ``clipped``: a bound of the Attachment changes nearly all gradients.
-    - ``no_gradient``: a layer with parameters has got no gradient, or zeros, while others have.
+    - ``no_gradient``: a layer with trained parameters has got no gradient, or zeros; others have.
 
     Example:
         >>> import torch

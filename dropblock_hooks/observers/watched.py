@@ -21,10 +21,13 @@ _HUGE = 1e30  # a norm beyond it counts as this: its squares may not fit
 class Numbers(NamedTuple):
     """What a site has kept since the last look; times are those of the `Clock`, inf for never.
 
+    Forwards and backwards have a time each.
+
     Attributes:
         given: the largest magnitude of what the layer was given in its last call.
         bad: when it first gave a number that is not finite.
         made: the same, of a call that was given finite ones.
+        after: the time of backwards when it first gave a number that is not finite.
         at: when it was last called.
         calls: its calls.
         bad_calls: those that gave numbers that are not finite.
@@ -41,6 +44,7 @@ class Numbers(NamedTuple):
     given: float = 0.0
     bad: float = _INF
     made: float = _INF
+    after: float = _INF
     at: float = 0.0
     calls: float = 0.0
     bad_calls: float = 0.0
@@ -54,14 +58,22 @@ class Numbers(NamedTuple):
     channels: float = 0.0
 
 
-_AT = {name: at for at, name in enumerate(Numbers._fields)}
+_OF_BACKWARD = ("grad_bad", "handed_bad", "grads", "norm", "run", "longest")
+_AT = {
+    name: at
+    for group in (_OF_BACKWARD, [name for name in Numbers._fields if name not in _OF_BACKWARD])
+    for at, name in enumerate(group)
+}
 
 
 class Clock:
-    """What all sites share: a number that grows with every event, so that these have an order.
+    """What all sites share: numbers that grow with every event, so that these have an order.
+
+    They are two, as compiled code can't write in a backward what a later forward has written.
 
     Attributes:
-        time: the number, on the device.
+        time: the events of forwards, on the device.
+        back: those of backwards.
         forwards: training forwards since the last look.
         batch: samples in a call, the largest number seen.
         alerts: what the last looks have found, by layer and rule.
@@ -70,6 +82,7 @@ class Clock:
     def __init__(self) -> None:
         with torch.inference_mode(False):
             self.time = torch.zeros((), dtype=torch.float64, device="cpu")
+            self.back = torch.zeros((), dtype=torch.float64, device="cpu")
         self.forwards = 0
         self.batch = 1
         self.alerts: dict[tuple[str, str], Any] = {}
@@ -84,17 +97,19 @@ class Clock:
         """Follow the model; of several devices to the first."""
         if self.time.device.type == "cpu" != device.type != "meta":
             self.time = self.time.to(device, wide_dtype(device))
+            self.back = self.back.to(device, wide_dtype(device))
 
-    def tick(self, device: torch.device) -> Tensor:
+    def tick(self, device: torch.device, backward: bool) -> Tensor:
         """The time of an event."""
-        return self.time.add_(1).to(device, non_blocking=True)
+        return (self.back if backward else self.time).add_(1).to(device, non_blocking=True)
 
 
 class Watched(Watch):
     """What one site has kept.
 
     Attributes:
-        kept: `Numbers`, on the device.
+        kept: the `Numbers` of forwards, on the device.
+        back: those of backwards: compiled code writes them in its backward alone.
         peaks: of each channel, the largest magnitude.
     """
 
@@ -103,7 +118,18 @@ class Watched(Watch):
         self.watches_near = watches_near
         self.clock = Clock()
         with torch.inference_mode(False):
-            self.kept = torch.tensor(Numbers(), dtype=torch.float64, device="cpu")
+            self.kept, self.back = (
+                torch.tensor(
+                    [
+                        value
+                        for name, value in Numbers._field_defaults.items()
+                        if (name in _OF_BACKWARD) == backward
+                    ],
+                    dtype=torch.float64,
+                    device="cpu",
+                )
+                for backward in (False, True)
+            )
             size = CHANNELS if self.watches_dead else 0
             self.peaks = torch.zeros(size, dtype=torch.float32, device="cpu")
 
@@ -114,11 +140,12 @@ class Watched(Watch):
         if self.kept.device != device and device.type != "meta":
             with torch.inference_mode(False):
                 self.kept = self.kept.to(device, wide_dtype(device)).clone()
+                self.back = self.back.to(device, wide_dtype(device)).clone()
                 self.peaks = self.peaks.to(device).clone()
             self.clock.to(device)
 
     def _slot(self, name: str) -> Tensor:
-        return self.kept[_AT[name]]
+        return (self.back if name in _OF_BACKWARD else self.kept)[_AT[name]]
 
     def give(self, tensors: Sequence[Tensor]) -> None:
         if tensors:
@@ -131,9 +158,11 @@ class Watched(Watch):
 
     def see(self, seen: Seen) -> None:
         self._follow(seen.tensors[0].device)
-        now = self.clock.tick(self.kept.device)
+        now = self.clock.tick(self.kept.device, backward=False)
         bad = ~(_magnitude(seen.tensors, self.kept) < _INF)
         self._slot("bad").clamp_(max=torch.where(bad, now, _INF))
+        back = self.clock.back.to(self.kept.device, non_blocking=True)
+        self._slot("after").clamp_(max=torch.where(bad, back, _INF))
         made = bad & (self._slot("given") < _INF)
         self._slot("made").clamp_(max=torch.where(made, now, _INF))
         self._slot("at").copy_(now)
@@ -168,7 +197,7 @@ class Watched(Watch):
         if not grad.numel():
             return
         bad = self._see_bad(grad, "grad_bad")
-        norm = torch.linalg.vector_norm(grad, dtype=_summed(grad)).to(self.kept) / scale
+        norm = torch.linalg.vector_norm(grad, dtype=_summed(grad)).to(self.back) / scale
         self._slot("grads").add_(1)
         self._slot("norm").add_(torch.where(bad, 0.0, norm.clamp(max=_HUGE)))
 
@@ -178,8 +207,8 @@ class Watched(Watch):
 
     def _see_bad(self, grad: Tensor, name: str) -> Tensor:
         """Note a gradient; whether it is bad."""
-        now = self.clock.tick(self.kept.device)
-        bad = ~(_magnitude([grad], self.kept) < _INF)
+        now = self.clock.tick(self.back.device, backward=True)
+        bad = ~(_magnitude([grad], self.back) < _INF)
         self._slot(name).clamp_(max=torch.where(bad, now, _INF))
         if name == "grad_bad":
             self._slot("run").add_(1).mul_(bad)
@@ -192,7 +221,7 @@ class Watched(Watch):
             self.to(device)
 
     def tensors(self) -> list[Tensor]:
-        return [self.kept, self.peaks]
+        return [self.kept, self.back, self.peaks]
 
     def read(self, numbers: Mapping[int, list[float]]) -> Any:
         """What was kept, and the peaks of the channels; not as rows of a report."""
@@ -200,7 +229,10 @@ class Watched(Watch):
 
     def kept_of(self, numbers: Mapping[int, list[float]]) -> tuple[Numbers, list[float]]:
         """What was kept, and the largest magnitudes of the channels."""
-        kept = Numbers(*numbers[id(self.kept)])
+        tensors = {False: self.kept, True: self.back}
+        kept = Numbers(
+            *(numbers[id(tensors[name in _OF_BACKWARD])][_AT[name]] for name in Numbers._fields)
+        )
         return kept, numbers[id(self.peaks)][: int(kept.channels)]
 
     def forget(self, statistics: bool) -> None:
@@ -217,7 +249,7 @@ class Watched(Watch):
             self.peaks.zero_()
 
 
-_OF_BAD = {"bad", "made", "grad_bad", "handed_bad", "longest"}
+_OF_BAD = {"bad", "made", "after", "grad_bad", "handed_bad", "longest"}
 _CAN_DIE = {"relu", "relu6", "threshold", "hardswish", "gelu", "silu", "swish", "mish"}
 _SATURATING = {
     "sigmoid": (0.0, 1.0),

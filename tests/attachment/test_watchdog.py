@@ -61,12 +61,6 @@ class Detached(nn.Module):
         return self.a(x) + self.b(x).detach()
 
 
-def frozen():
-    model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
-    model[0].requires_grad_(False)
-    return model
-
-
 def dead():
     model = plain_net(3, nn.ReLU)
     nn.init.constant_(model[2].bias, -100.0)
@@ -83,7 +77,6 @@ def dead():
         (lambda: plain_net(2, nn.Sigmoid, 100.0), ("1", "saturated")),
         (lambda: plain_net(2, nn.Tanh, 100.0), ("1", "saturated")),
         (Detached, ("b", "no_gradient")),
-        (frozen, ("0", "no_gradient")),
     ],
 )
 def test_each_rule_fires_and_is_silent_on_a_healthy_net(make, expected):
@@ -244,6 +237,68 @@ def test_compiled(direction):
     assert not found
     attached.step()
     assert [each.layer for each in found] == ["1"]
+
+
+def test_frozen_layers_are_meant_to_have_no_gradient():
+    model, found = plain_net(3, nn.ReLU), []
+    for layer in model[:3]:
+        layer.requires_grad_(False)
+    attached = watch(model, "no_gradient", action=found.append)
+    trained(model)
+    attached.step()
+    assert found == []
+
+
+@pytest.mark.parametrize("by_weight", [False, True])
+def test_the_weight_of_a_layer_inside_is_not_blamed(by_weight):
+    class Ratio(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.linear(x if by_weight else (x - x) / (x - x))
+
+    model, found = nn.Sequential(nn.Linear(16, 4), Ratio()), []
+    attached = watch(model, "nonfinite", action=found.append)
+    if by_weight:
+        nn.init.constant_(model[1].linear.weight, math.nan)
+    trained(model, steps=3)
+    attached.step()
+    assert [each.layer for each in found] == ["1.linear" if by_weight else "1"]
+    assert ("'weight' is not finite" in found[0].cure) is by_weight
+    assert ("division by 0" in found[0].cure) is not by_weight
+
+
+class Sum(nn.Module):
+    """A model with code of its own: torch compiles the hooks of its root apart."""
+
+    def __init__(self, breaks=False):
+        super().__init__()
+        self.a, self.b, self.breaks = nn.Linear(4, 4), nn.Linear(4, 4), breaks
+
+    def forward(self, x):
+        y = self.a(x)
+        if self.breaks:
+            torch._dynamo.graph_break()
+        return x + self.b(y)
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_compiled_in_several_graphs_and_with_several_forwards(breaks, passes):
+    torch._dynamo.reset()
+    model, found = Sum(breaks), []
+    attached = watch(model, "nonfinite", action=found.append)
+    run = torch.compile(model, backend="aot_eager", fullgraph=not breaks)
+    for _ in range(2):
+        sum(run(torch.ones(2, 4)) for _ in range(passes)).sum().backward()
+    attached.step()
+    assert not found
+    nn.init.constant_(model.b.weight, math.nan)
+    run(torch.ones(2, 4)).sum().backward()
+    attached.step()
+    assert [each.layer for each in found] == ["b"]
 
 
 def test_it_copies_and_leaves():
