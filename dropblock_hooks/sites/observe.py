@@ -56,7 +56,7 @@ class ObserveHook(SiteHook):
             if hook is not None:
                 put_on(module, hook, at_input=self.site.at == "input")
         if self.given is not None:
-            put_on(module, self.given, at_input=True)
+            module.register_forward_pre_hook(self.given.__call__, with_kwargs=True)
             put_first(module._forward_pre_hooks)
 
     def remove(self, module: nn.Module) -> None:

@@ -30,6 +30,8 @@ from dropblock_hooks import (
     register,
 )
 from dropblock_hooks.observers import Observer
+from dropblock_hooks.sites.given import GivenHook
+from dropblock_hooks.sites.hooks import hooks_of
 
 
 @register
@@ -226,3 +228,21 @@ def test_a_training_that_is_watched_is_the_training(spec, reentrant, frozen, acc
     watched = trained(model, spec, batches, accumulate)
     plain = trained(model, without_observers(spec), batches, accumulate)
     torch.testing.assert_close(watched, plain, rtol=0, atol=0)
+
+
+def test_what_acts_at_an_input_keeps_its_order_and_is_met_after_the_watchdog():
+    acting = [Dropout(0.5, at="input"), ScaleGrad(2.0, at="input"), GaussianNoise(9.0, at="input")]
+    for listed in ([*acting, Watchdog()], [Watchdog(), *acting]):
+        model = nn.Sequential(nn.Linear(3, 3))
+        model[0].register_forward_pre_hook(lambda module, args: None)
+        plain, watched = copy.deepcopy(model), model
+        attach(plain, {"0": acting})
+        attached = attach(watched, {"0": listed})
+        results = []
+        for each in (plain, watched):
+            torch.manual_seed(0)
+            results.append(each(torch.ones(2, 3)))
+        torch.testing.assert_close(*results, rtol=0, atol=0)
+        first = next(hooks_of(watched[0]))
+        assert isinstance(first, GivenHook)
+        assert attached[Watchdog][0].bound.kept[0] == 1  # as given, without the noise
