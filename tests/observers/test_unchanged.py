@@ -246,3 +246,15 @@ def test_what_acts_at_an_input_keeps_its_order_and_is_met_after_the_watchdog():
         first = next(hooks_of(watched[0]))
         assert isinstance(first, GivenHook)
         assert attached[Watchdog][0].bound.kept[0] == 1  # as given, without the noise
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:FutureWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+def test_torch_jit_trace_keeps_nothing_of_what_watches():
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU()).eval()
+    x = torch.randn(2, 3)
+    kept = str(torch.jit.trace(model, x).inlined_graph)
+    everything = [one for one in WATCHING if one.active == "always"]
+    attach(model, {"*": list({one.kind: one for one in everything}.values())})
+    traced = torch.jit.trace(model, x)
+    assert str(traced.inlined_graph).count("aten::") == kept.count("aten::")
