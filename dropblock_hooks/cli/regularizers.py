@@ -49,7 +49,7 @@ class KindRow:
 
     Attributes:
         name: as files write it.
-        kind: ``"regularizer"`` or ``"schedule"``.
+        kind: ``"regularizer"``, ``"observer"`` or ``"schedule"``.
         acts_on: ``"activation"`` or ``"gradient"``; None of a schedule or an observer.
         summary: a sentence.
         fields: its own.
@@ -184,7 +184,8 @@ _COLUMNS: dict[str, Any] = {
 def _in_full(row: KindRow, width: int) -> str:
     """All that is known of one, as text."""
     acts_on = f", acts on the {row.acts_on}" if row.acts_on else ""
-    parts = [f"{row.name}: {'an' if row.kind == 'observer' else 'a'} {row.kind}{acts_on}", fill(row.summary, width)]
+    article = "an" if row.kind[0] in "aeiou" else "a"
+    parts = [f"{row.name}: {article} {row.kind}{acts_on}", fill(row.summary, width)]
     for heading, rows in (("fields", row.fields), ("options", row.options)):
         if rows:
             parts.append("\n".join([f"{heading}:", *(_definition(f, width) for f in rows)]))

@@ -81,6 +81,10 @@ class Capture(Observer):
         return not self.detach
 
     @property
+    def channelwise(self) -> bool:  # type: ignore[override]
+        return self.reduce == "channels"
+
+    @property
     def traceable(self) -> bool:  # type: ignore[override]
         return self.detach and self.reduce != "channels"
 
@@ -113,10 +117,16 @@ class Capture(Observer):
             if not isinstance(y, Tensor):
                 raise TypeError(f"reduce must return a tensor, got {kind_of(y)}")
             return y
-        if self.reduce == "channels" and form is not None:
-            return axes.as_map(x, form).flatten(2).mean(2)
         if self.reduce is None or x.ndim < 2:
             return x
+        if self.reduce == "channels":
+            if form is None:
+                raise ValueError(
+                    f"reduce='channels' can't tell the channels of a tensor of shape "
+                    f"{tuple(x.shape)}: give layout, 'NCHW' or 'NHWC' say"
+                )
+            y = axes.as_map(x, form)
+            return y.flatten(2).mean(2) if y.ndim > 2 else y
         rows = x.flatten(1)
         return rows.mean(1) if self.reduce == "mean" else torch.linalg.vector_norm(rows, dim=1)
 

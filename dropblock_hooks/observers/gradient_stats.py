@@ -20,7 +20,8 @@ class GradientStats(Measuring):
     """Mean, deviation, largest magnitude and norm of the gradient at a layer's output, by epoch.
 
     In the unit of the unscaled loss, after the bounds of its layer; ``when="before"`` as it
-    arrived. On ``param:`` selectors, of the gradients of parameters.
+    arrived. On ``param:`` selectors, of the gradients of parameters, as each backward brings them:
+    what has accumulated, and what acts on it when the optimizer steps, comes later than any `when`.
 
     Example:
         >>> import torch

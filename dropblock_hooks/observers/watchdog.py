@@ -62,7 +62,7 @@ class Watchdog(Observer):
 
     Args:
         rules: names of rules, or one; or ``"all"``.
-        action: ``"warn"``; ``"raise"``, a `WatchdogError`; or a function of a `Alert`, which can't
+        action: ``"warn"``; ``"raise"``, a `WatchdogError`; or a function of an `Alert`, which can't
             be written to a file.
         every: look at every so many training forwards, where the model is not compiled as a whole;
             0 or None: only at ``step``.

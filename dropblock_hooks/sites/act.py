@@ -224,6 +224,12 @@ def has_data(x: Tensor) -> bool:
     return _known(x, 0) is x
 
 
+def is_exported() -> bool:
+    """Whether a program is made of this forward: it has nowhere to keep what is seen."""
+    tracing: bool = not is_compiling() and torch._C._is_tracing()
+    return tracing or torch.compiler.is_exporting()
+
+
 def refuse_tracing(site: Site, training: bool) -> None:
     """Raise SiteError where a trace or an export would not keep what the site does."""
     tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # torch's

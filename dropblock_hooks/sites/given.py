@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from ..checkpointing import NO_TASK, graph_task
-from .act import has_data
+from .act import has_data, is_exported
 from .hooks import SiteHook, Turn, ours
 from .identity import GradIdentityTraced, may_get_gradient
 from .nested import Nested
@@ -32,7 +32,7 @@ class GivenHook:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         hook, site = self.hook, self.hook.site
-        if torch.compiler.is_exporting() or not site.acts(module.training):
+        if is_exported() or not site.acts(module.training):
             return None
         compiling = is_compiling()
         given = Nested((args, kwargs))

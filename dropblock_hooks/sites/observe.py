@@ -14,7 +14,7 @@ from ..checkpointing import NO_TASK, graph_task
 from ..functional import axes
 from ..observers.base import Observer, Seen, Watch
 from . import indexing
-from .act import has_data, scale_in_graph
+from .act import has_data, is_exported, scale_in_graph
 from .given import GivenHook, put_first
 from .hooks import SiteHook, Turn, put_on, take_off
 from .identity import GradIdentityTraced, may_get_gradient
@@ -56,7 +56,7 @@ class ObserveHook(SiteHook):
             if hook is not None:
                 put_on(module, hook, at_input=self.site.at == "input")
         if self.given is not None:
-            put_on(module, self.given, at_input=True)
+            module.register_forward_pre_hook(self.given.__call__, with_kwargs=True)
             put_first(module._forward_pre_hooks)
 
     def remove(self, module: nn.Module) -> None:
@@ -66,12 +66,12 @@ class ObserveHook(SiteHook):
                 take_off(hook, module)
 
     def _compile(self, module: nn.Module, *given: Any) -> Any:
-        if torch.compiler.is_exporting():
-            return None  # an exported program has nowhere to keep what is seen
-        return super()._compile(module, *given)
+        return None if is_exported() else super()._compile(module, *given)
 
     def _act(self, module: nn.Module, *given: Any) -> Any:
         site, observer, compiling = self.site, self.observer, is_compiling()
+        if is_exported():
+            return None
         if not (observer.sees_values or observer.sees_gradients):
             (site.record.meter.add_call() if compiling else None)
             return self._count()
@@ -193,7 +193,7 @@ class LastHook:
 
     def __call__(self, module: nn.Module, *given: Any) -> Any:
         first = self.first
-        if torch.compiler.is_exporting() or not first.site.acts(module.training):
+        if is_exported() or not first.site.acts(module.training):
             return None
         found = first.found(given)
         return found and first.hand_on(found, None if is_compiling() else first.ticket)

@@ -224,6 +224,15 @@ def test_check_shows_all_faults(capsys):
     assert "there is no file 'no.yaml'" in err
 
 
+@pytest.mark.parametrize(
+    ("name", "said"), [("WeightStats", "an observer"), ("LinearSchedule", "a schedule")]
+)
+def test_the_kind_of_a_class_is_told_in_plain_english(capsys, name, said):
+    code, out, _ = run(capsys, "regularizers", name)
+    assert code == 0
+    assert out.splitlines()[0].startswith(f"{name}: {said}")
+
+
 def test_regularizers(capsys):
     code, out, _ = run(capsys, "regularizers")
     assert code == 0

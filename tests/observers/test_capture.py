@@ -231,6 +231,24 @@ def test_the_mean_of_each_channel_in_any_layout(compiled):
     torch.testing.assert_close(record.grad, 2 * y.detach().mean((1, 2)))
 
 
+def test_the_mean_of_each_channel_of_features():
+    model = nn.Sequential(nn.Linear(4, 5), nn.Flatten(0, 1))
+    attached = attach(model, {"*": Capture(reduce="channels", gradients=True)})
+    y = model(torch.randn(2, 6, 4))
+    y.square().sum().backward()
+    kept = attached.captured()
+    torch.testing.assert_close(kept["0"][0].value, y.detach().view(2, 6, 5).mean(1))
+    assert torch.equal(kept["1"][0].value, y)
+    assert torch.equal(kept["1"][0].grad, 2 * y)
+
+
+def test_unknown_channels_are_refused():
+    model = nn.TransformerEncoderLayer(4, 2, 8)
+    attach(model, {".": Capture(reduce="channels")})
+    with pytest.raises(SiteError, match=r"can't tell the channels .* \(2, 5, 4\): give layout"):
+        model(torch.ones(2, 5, 4))
+
+
 def test_with_the_graph_where_it_is_asked_for():
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True))
     attached = attach(model, {"0": Capture(detach=False)})

@@ -128,3 +128,17 @@ def test_the_largest_of_an_epoch_in_float16():
     model(x).backward(gradient)
     assert_is(only(attached), [gradient.double().numpy()])
     assert np.isfinite(only(attached).norm)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_of_a_parameter_it_sees_each_backward_not_what_has_accumulated(when):
+    model = nn.Sequential(nn.Linear(1, 1, bias=False))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    listed = [ClampGrad(-1.0, 1.0, when="accumulated"), GradientStats(when=when)]
+    attached = attach(model, {"param:0.weight": listed}, optimizer=optimizer)
+    for x in (3.0, 4.0):
+        model(torch.full((1, 1), x)).sum().backward()
+    optimizer.step()
+    assert model[0].weight.grad == 1
+    seen = attached.report()[1].observed
+    assert (seen.calls, seen.mean, seen.largest) == (2, 3.5, 4.0)

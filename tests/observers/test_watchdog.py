@@ -185,6 +185,7 @@ def ways_into(layer, name, direction):
         yield how, trouble
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")  # of torch < 2.15
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("which", MODELS)
