@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import rest_slow
+
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted((ROOT / "docs" / "recipes").glob("*.py"))
 NEEDS = {
@@ -14,19 +16,16 @@ NEEDS = {
     **dict.fromkeys(("feature_maps", "first_nan", "gradcam"), ("timm", "matplotlib", "sklearn")),
     "in_tensorboard": ("tensorboard", "matplotlib", "sklearn"),
 }
-QUICK = {
-    "feature_maps": ["1"],
-    "gradcam": ["1"],
-}  # what is given behind the folder, for a short run
+QUICK = ("gradients_by_name",)  # that plain pytest runs, too
 by_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 
 
-def run(path, folder, *given):
+def run(path, folder):
     """The script in a folder of its own; what it has printed."""
     for package in NEEDS.get(path.stem, ()):
         pytest.importorskip(package)
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(path), str(folder), *given],
+        [sys.executable, "-W", "error", str(path), str(folder)],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "MPLCONFIGDIR": str(folder / ".matplotlib")},
         capture_output=True,
@@ -60,15 +59,8 @@ def test_a_recipe_is_short_and_its_picture_small(path):
 
 
 @pytest.mark.parametrize(
-    "path", [p for p in RECIPES if p.stem in QUICK], ids=lambda path: path.stem
+    "path", rest_slow(RECIPES, [p for p in RECIPES if p.stem in QUICK]), ids=lambda path: path.stem
 )
-def test_a_recipe_runs_for_a_short_while(path, tmp_path):
-    assert run(path, tmp_path, *QUICK[path.stem])
-    check_pictures(path, tmp_path)
-
-
-@pytest.mark.slow
-@by_recipe
 def test_a_recipe_runs(path, tmp_path):
     assert run(path, tmp_path)
     check_pictures(path, tmp_path)

@@ -194,14 +194,14 @@ def _along_depth(looked: Looked) -> Iterator[Alert]:
         sight, last, limit = layers[0], layers[-1], _dog(layers[0]).max_ratio
         if vanishing and ratio < 1 / limit:
             message = (
-                f"gradients of the first {end} of {len(layers)} layers are at most {early:.3g}, and "
-                f"those of the last, up to '{last.site.name}', {late:.3g} in their middle: they vanish"
+                f"gradients of the first {end} of {len(layers)} layers are at most {early:.3g}, "
+                f"and {late:.3g} at the last, up to '{last.site.name}': they vanish"
             )
             cure = "put in shortcuts or normalization, or begin with larger weights"
         elif not vanishing and ratio > limit:
             message = (
-                f"gradients of the first {end} of {len(layers)} layers are at least {early:.3g}, and "
-                f"those of the last, up to '{last.site.name}', at most {late:.3g}: they explode"
+                f"gradients of the first {end} of {len(layers)} layers are at least {early:.3g}, "
+                f"and {late:.3g} at the last, up to '{last.site.name}': they explode"
             )
             cure = "begin with smaller weights, put in normalization, or clip (ClipGradNorm)"
         else:

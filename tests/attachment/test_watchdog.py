@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from itertools import product
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from dropblock_hooks import (
     attachments,
     watch,
 )
+from tests.cases import rest_slow
 
 
 def plain_net(depth, activation, gain=1.0, width=16):
@@ -284,8 +286,7 @@ class Sum(nn.Module):
         return x + self.b(y)
 
 
-@pytest.mark.parametrize("breaks", [False, True])
-@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize(("breaks", "passes"), rest_slow(product((False, True), (2, 1))))
 def test_compiled_in_several_graphs_and_with_several_forwards(breaks, passes):
     torch._dynamo.reset()
     model, found = Sum(breaks), []

@@ -66,7 +66,14 @@ def check(records, plain, names, **tolerance):
 
 
 @by_family
-@pytest.mark.parametrize("kind", ["plain", "autocast", "checkpointed"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "plain",
+        pytest.param("autocast", marks=pytest.mark.slow),
+        pytest.param("checkpointed", marks=pytest.mark.slow),
+    ],
+)
 def test_as_plain_hooks_see_them(member, kind):
     model, x = built(member)
     if kind == "checkpointed":

@@ -90,7 +90,7 @@ def run(model, backend):
 @pytest.mark.parametrize(
     "backend", [None, "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("backward", [True, False])
+@pytest.mark.parametrize("backward", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_an_epoch_of_uneven_batches_against_numpy(backend, backward):
     model = make_model()
     wanted = collected(copy.deepcopy(model), ("0", "1", "3"), batches())
@@ -147,6 +147,7 @@ def gloo_epoch(rank):
     assert found["1"].dead == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (distributed.is_available() and distributed.is_gloo_available()),
     reason="this torch has no gloo",

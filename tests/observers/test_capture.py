@@ -334,7 +334,7 @@ def test_a_graph_is_freed_with_its_output():
     assert seen[0]() is None  # without the garbage collector
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_compiled_as_a_whole(backend, when):
     if backend == "inductor" and when == "before":
