@@ -183,7 +183,7 @@ def test_the_graph_is_freed_with_the_call(net, x):
     before = tensors()
     for _ in range(5):
         capture(net, x, ["conv", "head"], gradients=True)
-    assert tensors() == before
+    assert tensors() <= before  # what other tests have left may go
 
 
 def test_a_loss_without_gradients(net, x):
