@@ -79,6 +79,8 @@ def values_met(grad: Tensor, below: bool, above: bool) -> Met:
     Towards both it is the absolute value; towards one, values of the other sign count as 0. Of more
     than `SAMPLE` values so many are taken, spread over all; the largest is that of all.
     """
+    if hasattr(grad, "full_tensor"):  # a DTensor: its shards can't be counted one by one
+        grad = whole(grad)
     n = grad.numel()
     # channels-last as it lies in memory: else that is slow
     flat = (grad if grad.ndim < 3 or grad.is_contiguous() else grad.movedim(1, -1)).reshape(-1)
