@@ -46,6 +46,11 @@ def kind_of(value: Any) -> str:
     return class_name(type(value))
 
 
+def kind_with_keys(value: Any) -> str:
+    """The same, and the keys of a mapping."""
+    return f"{kind_of(value)}{f' with {quote(list(value))}' if isinstance(value, Mapping) else ''}"
+
+
 def class_name(cls: type) -> str:
     """The name of a class, in a length that a message can hold."""
     return label(cls.__name__, 60)

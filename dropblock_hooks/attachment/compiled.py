@@ -4,6 +4,7 @@ import math
 import sys
 import types
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -37,6 +38,14 @@ def forget_compiled() -> None:
 
         for code in codes:
             reset_code(code)
+
+
+def as_written() -> AbstractContextManager[object]:
+    """Within it, code that torch has compiled is not used."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()  # nothing is compiled, and importing it takes a second
+    stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 def _compiled_codes() -> list[types.CodeType]:

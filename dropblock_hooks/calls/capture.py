@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -13,13 +11,15 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
+from ..attachment.compiled import as_written
 from ..attachment.install import install
 from ..attachment.placement import Placement
 from ..attachment.resolve import place
 from ..checkpointing import NO_TASK, graph_task
 from ..observers.capture import Capture
 from ..observers.kept_calls import Record
-from ..quoting import kind_of, listed, quote, shown
+from ..planning.dry_run import arguments_of
+from ..quoting import kind_of, kind_with_keys, listed, shown
 from ..selectors.select import Select
 from ..selectors.wrappers import unwrap
 from ..sites.identity import GradIdentity
@@ -111,7 +111,7 @@ def capture(
     edges: list[GradientEdge] | None = [] if gradients else None
     attached = install(base, placements, control, partial(_hook, edges=edges))
     try:
-        with _as_written():
+        with as_written():
             output = _called(model, x)
             _check_called(attached.sites)
             if edges is not None:
@@ -181,21 +181,12 @@ def _check_grad_mode(loss: Any) -> None:
         raise TypeError(f"loss must be a function of the output, got {shown(loss)}")
 
 
-@contextmanager
-def _as_written() -> Iterator[None]:
-    """Compiled code is not used."""
-    compiling = "torch._dynamo" in sys.modules  # importing dynamo takes a second
-    with torch.compiler.set_stance("force_eager") if compiling else nullcontext():
-        yield
-
-
 def _called(model: nn.Module, x: Any) -> Any:
     """The output; DistributedDataParallel would wait for a backward of its own."""
     while isinstance(model, DistributedDataParallel):
         model = model.module
-    if isinstance(x, Mapping):
-        return model(**x)
-    return model(*x) if isinstance(x, tuple) else model(x)
+    args, kwargs = arguments_of(x)
+    return model(*args, **kwargs)
 
 
 def _check_called(sites: Sequence[Site]) -> None:
@@ -211,9 +202,8 @@ def _check_called(sites: Sequence[Site]) -> None:
 def _backward(output: Any, loss: Callable[[Any], Tensor] | None, edges: list[GradientEdge]) -> None:
     """The backward from the loss, as far as to what is seen, where hooks take the gradients."""
     if loss is None and not isinstance(output, Tensor):
-        keys = f" with {quote(list(output))}" if isinstance(output, Mapping) else ""
         raise TypeError(
-            f"the output is no tensor but {kind_of(output)}{keys}: give "
+            f"the output is no tensor but {kind_with_keys(output)}: give "
             "loss=lambda output: ..., a scalar of it"
         )
     scalar = output.sum() if loss is None else loss(output)

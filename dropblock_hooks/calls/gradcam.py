@@ -1,6 +1,6 @@
 """``gradcam``: the places of an image that speak for a class, by the gradient at one layer."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -9,6 +9,7 @@ from torch.nn.functional import interpolate
 
 from ..attachment.faults import Window, why_not_called
 from ..checks import check_option
+from ..planning.dry_run import arguments_of
 from ..quoting import kind_of, listed, quote, shown
 from ..regularizers import DropBlock2d
 from ..selectors.index import Index, NoMatchError, Target
@@ -110,7 +111,7 @@ def gradcam(
     check_option("method", method, METHODS)
     names = Index(unwrap(model))
     chosen = None if layer is None else _one(layer, names)
-    args, kwargs = _arguments(x)
+    args, kwargs = arguments_of(x)
     n, *size = _images([*args, *kwargs.values()])
     scores = Scores(target, n)
     reading = DropBlock2d(p=0.0, index=index, layout=layout, grid=grid, prefix_tokens=prefix_tokens)
@@ -177,13 +178,6 @@ def _one(layer: Any, names: Index) -> Target:
     if found_layers[0].form:
         raise ValueError(f"layer={quote(layer)} must mean a layer, not what it holds")
     return found_layers[0]
-
-
-def _arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments and keywords."""
-    if isinstance(x, Mapping):
-        return (), dict(x)
-    return (x if isinstance(x, tuple) else (x,)), {}
 
 
 def _own(values: Iterable[Any]) -> list[Any]:

@@ -10,7 +10,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from ..attach import attachments
 from ..checks import as_count
-from ..quoting import class_name, kind_of, listed, quote, shown
+from ..planning.dry_run import arguments_of
+from ..quoting import class_name, kind_of, kind_with_keys, listed, quote, shown
 from ..selectors.wrappers import bare_type, unwrap
 from ..sites.site import Site
 from ..warn import warn
@@ -74,9 +75,7 @@ def sample(
     if transform is not None and not callable(transform):
         raise TypeError(f"transform must be a function of the output, got {shown(transform)}")
     sites = _acting(bare)
-    args, kwargs = (x if isinstance(x, tuple) else (x,)), {}
-    if isinstance(x, Mapping):
-        args, kwargs = (), dict(x)
+    args, kwargs = arguments_of(x)
     before = sum(site.calls for site in sites)
     with _evaluation(model), torch.no_grad():
         samples = torch.stack(
@@ -146,9 +145,8 @@ def _tensor(output: Any, transform: Callable[[Any], Any] | None) -> Tensor:
         return y
     if transform is not None:
         raise TypeError(f"transform must return a tensor, got {kind_of(y)}")
-    keys = f" with {quote(list(y))}" if isinstance(y, Mapping) else ""
     first = quote(next(iter(y), 0)) if isinstance(y, Mapping) else "0"
     raise TypeError(
-        f"the output is no tensor but {kind_of(y)}{keys}: pick one by transform, as in "
+        f"the output is no tensor but {kind_with_keys(y)}: pick one by transform, as in "
         f"transform=lambda output: output[{first}]"
     )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ..quoting import kind_of, quote, shown
+from ..quoting import kind_with_keys, quote, shown
 
 Wanted = int | Sequence[int] | Tensor | Callable[[Any], Tensor] | None
 
@@ -39,10 +39,9 @@ class Scores:
         if self._function is not None:
             return self._made(self._function(output), output)
         if not isinstance(output, Tensor):
-            keys = f" with {quote(list(output))}" if isinstance(output, Mapping) else ""
             first = quote(next(iter(output), 0)) if isinstance(output, Mapping) else "0"
             raise TypeError(
-                f"the output is no tensor but {kind_of(output)}{keys}: give a function as target, "
+                f"the output is no tensor but {kind_with_keys(output)}: give a function as target, "
                 f"as in target=lambda output: output[{first}].amax(1)"
             )
         if output.ndim != 2:

@@ -1,13 +1,13 @@
 """A model in evaluation for a while, and afterwards as it was: modes, switches, random states."""
 
-import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import torch
 from torch import nn
 
 from ..attach import attachments
+from ..attachment.compiled import as_written
 from ..sites.shared import graphs_built
 
 _WITH_GENERATORS = ("cuda", "xpu")  # kinds of devices whose random state torch can fork
@@ -33,7 +33,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     Random states are put back, and nothing of it is told by `Attachment.verify` or ``step``.
     """
     with ExitStack() as stack:
-        for context in (evaluation(model), _paused(model), _forked(model), _eager()):
+        for context in (evaluation(model), _paused(model), _forked(model), as_written()):
             stack.enter_context(context)
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
@@ -62,10 +62,3 @@ def _forked(model: nn.Module) -> AbstractContextManager[None]:
     places = {t.device for t in tensors if t.device.type in _WITH_GENERATORS}
     kind = next((place.type for place in places), "cuda")
     return torch.random.fork_rng([p for p in places if p.type == kind], device_type=kind)
-
-
-def _eager() -> AbstractContextManager[object]:
-    if "torch._dynamo" not in sys.modules:
-        return nullcontext()  # nothing is compiled, and importing it takes a second
-    stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
-    return stance

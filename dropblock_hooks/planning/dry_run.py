@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from ..attachment.activity import ModelHook
+from ..attachment.compiled import as_written
 from ..layouts.map_sizes import SizeHook, StartHook
 from ..selectors.wrappers import named_modules
 from ..sites.hooks import SiteHook, ours
@@ -84,16 +85,20 @@ def dry_run(model: nn.Module, example: Any, *, fake: bool) -> Iterator[DryRun]:
         logger = logging.getLogger("torch._subclasses.fake_tensor")  # it is told as a reason
         stack.callback(setattr, logger, "disabled", logger.disabled)
         logger.disabled = True
-        if "torch._dynamo" in sys.modules:  # a compiled part is run as it was written
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(as_written())  # also a part that is compiled
         memo: dict[int, Any] = {}
         mode = DryRunMode(_device_of(model)) if fake else None
         with FakeCopyMode(mode) if mode else nullcontext():
             copied, inputs = copy.deepcopy(model, memo), copy.deepcopy(example, memo)
-        args, kwargs = (inputs if isinstance(inputs, tuple) else (inputs,)), {}
-        if isinstance(inputs, Mapping):
-            args, kwargs = (), dict(inputs)
+        args, kwargs = arguments_of(inputs)
         yield DryRun(copied, args, kwargs, _leave_out_hooks(copied), memo, mode)
+
+
+def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments and keywords: of a tensor, a tuple of arguments, or a mapping of keywords."""
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    return (example if isinstance(example, tuple) else (example,)), {}
 
 
 def clear_away() -> list[str]:

@@ -1,7 +1,7 @@
 """``plot_masks``: what is dropped of the maps of a model, over the image that it is given."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.nn.functional import interpolate
 from ..attach import attachments
 from ..checks import as_count
 from ..functional import axes
+from ..planning.dry_run import arguments_of
 from ..quoting import listed
 from ..regularizers.dropblock import DropBlock2d
 from ..selectors.select import Select
@@ -58,9 +59,7 @@ def plot_masks(
         KeyError: for `which` that means no site.
     """
     channels = as_count("channels", channels)
-    args, kwargs = (x if isinstance(x, tuple) else (x,)), {}
-    if isinstance(x, Mapping):
-        args, kwargs = (), dict(x)
+    args, kwargs = arguments_of(x)
     image = pixels_of(_image([*args, *kwargs.values()]))
     masks = _masks(model, which, args, kwargs)
     size = (1.5 * (channels + 1) + 0.8, 1.7 * len(masks))
