@@ -127,7 +127,7 @@ class Attachment(SiteList, OfTrainingLoop):
             RuntimeError: after `remove`.
             TypeError, ValueError: for a field that is no rate of theirs, or a bad value.
         """
-        check_installed(self._control)
+        check_installed(self._control, "set")
         sites = find(which, self._base, self._hooks)
         changed = with_rates(sites, rates, self._control)
         with standing_still(site.record for site in sites):
@@ -288,10 +288,7 @@ class Attachment(SiteList, OfTrainingLoop):
             RuntimeError: after `remove`.
             ValueError: for a share outside (0, 1), or where no site has a bound.
         """
-        if not self._control.installed:
-            raise RuntimeError(
-                "the attachment was removed, so there is nothing to suggest: attach again"
-            )
+        check_installed(self._control, "suggest")
         sites = self.sites if which is None else find(which, self._base, self._hooks)
         with standing_still(self._records, norms=True):
             return suggestions(sites, share)

@@ -48,7 +48,7 @@ def find_maker(sights: Sequence[Sight], backward: bool) -> Maker | None:
         sights: of all sites.
         backward: whether bad gradients count.
     """
-    forward = min((s for s in sights), key=lambda s: s.kept.bad, default=None)
+    forward = min(sights, key=lambda s: s.kept.bad, default=None)
     first = math.inf if forward is None else forward.kept.bad
     if backward:
         found = _in_backward(sights, math.inf if forward is None else forward.kept.after)

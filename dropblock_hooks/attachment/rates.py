@@ -73,10 +73,12 @@ def move(
             hook.site.watch.epoch = t
 
 
-def check_installed(control: Control) -> None:
-    """Raise RuntimeError where there are no hooks any more."""
+def check_installed(control: Control, what: str) -> None:
+    """Raise RuntimeError where there are no hooks any more, to do this."""
     if not control.installed:
-        raise RuntimeError("the attachment was removed, so there is nothing to set: attach again")
+        raise RuntimeError(
+            f"the attachment was removed, so there is nothing to {what}: attach again"
+        )
 
 
 def with_rates(

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from ..registry import register
 from ..tables import Columns
-from .base import Seen, Watch
+from .base import Seen
 from .batch_norm import BatchMoments, has_running
-from .measuring import Measuring
-from .moments import Moments, Zone
+from .measuring import Measuring, MomentsWatch
+from .moments import Zone
 from .saturation import zone_of
 from .statistics import Statistics, columns_of_moments, columns_of_units
 
@@ -55,12 +55,12 @@ class ActivationStats(Measuring):
         )
 
 
-class StatsWatch(Watch):
+class StatsWatch(MomentsWatch):
     """What one site has seen of its activations."""
 
     def __init__(self, options: ActivationStats) -> None:
-        self.every, self.at = options.every, options.at
-        self.moments = Moments(options.octaves, units=True)
+        super().__init__(options, units=True)
+        self.at = options.at
         self.zone: Zone | None = None
         self.unwatched = ""
         self.batches: BatchMoments | None = None
@@ -80,18 +80,18 @@ class StatsWatch(Watch):
             self.batches.add(seen.given[0][0].detach())
 
     def to(self, device: torch.device) -> None:
-        self.moments.to(device)
+        super().to(device)
         if self.batches is not None:
             self.batches.to(device)
 
     def close_window(self) -> None:
-        self.moments.close()
+        super().close_window()
         if self.batches is not None:
             self.batches.close()
 
     def tensors(self) -> list[Tensor]:
         batches = [] if self.batches is None else [self.batches.sums]
-        return self.moments.tensors() + batches
+        return super().tensors() + batches
 
     def read(self, numbers: Mapping[int, list[float]]) -> Statistics | None:
         found = self.moments.read(numbers, self.zone is not None)
@@ -106,10 +106,10 @@ class StatsWatch(Watch):
         )
 
     def state_dict(self) -> dict[str, Tensor]:
-        state = self.moments.state_dict()
+        state = super().state_dict()
         return state if self.batches is None else {**state, "batches": self.batches.sums}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self.moments.load_state_dict(state)
+        super().load_state_dict(state)
         if self.batches is not None:
             self.batches.sums.copy_(state["batches"])

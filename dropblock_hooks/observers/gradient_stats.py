@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from ..registry import register
-from .base import Watch
-from .measuring import Measuring
-from .moments import Moments
-from .statistics import Statistics
+from .measuring import Measuring, MomentsWatch
 
 
 @register
@@ -46,30 +41,8 @@ class GradientStats(Measuring):
         return GradientWatch(self)
 
 
-class GradientWatch(Watch):
+class GradientWatch(MomentsWatch):
     """What one site has seen of its gradients."""
-
-    def __init__(self, options: GradientStats) -> None:
-        self.every = options.every
-        self.moments = Moments(options.octaves)
 
     def see_gradient(self, grad: Tensor, at: int, scale: float | Tensor, ticket: Any) -> None:
         self.moments.add(grad, self.every, scale=scale)
-
-    def to(self, device: torch.device) -> None:
-        self.moments.to(device)
-
-    def close_window(self) -> None:
-        self.moments.close()
-
-    def tensors(self) -> list[Tensor]:
-        return self.moments.tensors()
-
-    def read(self, numbers: Mapping[int, list[float]]) -> Statistics | None:
-        return self.moments.read(numbers)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return self.moments.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self.moments.load_state_dict(state)

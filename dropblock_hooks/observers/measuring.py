@@ -7,11 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ..checks import as_count, as_number
 from ..quoting import shown
 from ..tables import Columns
-from .base import Observer
-from .statistics import columns_of_moments
+from .base import Observer, Watch
+from .moments import Moments
+from .statistics import Statistics, columns_of_moments
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,3 +67,29 @@ class Measuring(Observer):
         """What a repr says: what is not as usual."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {f.name: values[f.name] for f in fields(self) if values[f.name] != f.default}
+
+
+class MomentsWatch(Watch):
+    """What one site has seen, as `Moments`."""
+
+    def __init__(self, options: Measuring, units: bool = False) -> None:
+        self.every = options.every
+        self.moments = Moments(options.octaves, units=units)
+
+    def to(self, device: torch.device) -> None:
+        self.moments.to(device)
+
+    def close_window(self) -> None:
+        self.moments.close()
+
+    def tensors(self) -> list[Tensor]:
+        return self.moments.tensors()
+
+    def read(self, numbers: Mapping[int, list[float]]) -> Statistics | None:
+        return self.moments.read(numbers)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self.moments.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.moments.load_state_dict(state)

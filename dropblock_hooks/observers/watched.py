@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..functional.masks import wide_dtype
 from .base import Seen, Watch
+from .saturation import NEAR, bounds_of
 
 CHANNELS = 4096
 """Channels beyond this number are not looked at."""
@@ -174,7 +175,6 @@ class Watched(Watch):
         self._see_activation(seen, x)
 
     def _see_activation(self, seen: Seen, x: Tensor) -> None:
-        name = type(seen.module).__name__.lower()
         if self.watches_dead and can_die(seen.module) and x.ndim > 1 and x.numel():
             mapped = seen.channels_first(x)
             if mapped is None:
@@ -185,10 +185,10 @@ class Watched(Watch):
             peaks = self.peaks[: mapped.shape[1]]
             peaks.copy_(torch.maximum(peaks, torch.maximum(high, -low).to(peaks)))
             self._slot("channels").clamp_(min=mapped.shape[1])
-        bounds = _bounds(seen.module, name) if self.watches_near else None
+        bounds = _bounds(seen.module) if self.watches_near else None
         if bounds is not None and x.numel():
             lower, upper = bounds
-            edge = 0.01 * (upper - lower)
+            edge = NEAR * (upper - lower)
             at_bounds = (x < lower + edge) | (x > upper - edge)
             self._slot("near").add_(at_bounds.mean(dtype=torch.float32))
             self._slot("channels").clamp_(min=1)
@@ -251,12 +251,6 @@ class Watched(Watch):
 
 _OF_BAD = {"bad", "made", "after", "grad_bad", "handed_bad", "longest"}
 _CAN_DIE = {"relu", "relu6", "threshold", "hardswish", "gelu", "silu", "swish", "mish"}
-_SATURATING = {
-    "sigmoid": (0.0, 1.0),
-    "hardsigmoid": (0.0, 1.0),
-    "tanh": (-1.0, 1.0),
-    "softsign": (-1.0, 1.0),
-}
 
 
 def can_die(module: nn.Module) -> bool:
@@ -264,11 +258,12 @@ def can_die(module: nn.Module) -> bool:
     return type(module).__name__.lower() in _CAN_DIE
 
 
-def _bounds(module: nn.Module, name: str) -> tuple[float, float] | None:
-    """Between which numbers an activation lies."""
-    if isinstance(module, nn.Hardtanh) and name == "hardtanh":
-        return float(module.min_val), float(module.max_val)
-    return _SATURATING.get(name)
+def _bounds(module: nn.Module) -> tuple[float, float] | None:
+    """The bounds of an activation; of a ReLU6 none, as its zeros are what is dead or alive."""
+    name = type(module).__name__.lower()
+    if name == "relu6" or (isinstance(module, nn.Hardtanh) and name != "hardtanh"):
+        return None
+    return bounds_of(module)
 
 
 def _magnitude(tensors: Sequence[Tensor], like: Tensor) -> Tensor:

@@ -73,7 +73,8 @@ class ObserveHook(SiteHook):
         if is_exported():
             return None
         if not (observer.sees_values or observer.sees_gradients):
-            (site.record.meter.add_call() if compiling else None)
+            if compiling:
+                site.record.meter.add_call()
             return self._count()
         found = self.found(given)
         if found is None:
