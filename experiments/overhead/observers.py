@@ -43,6 +43,7 @@ def activation_work(x: Tensor) -> Work:
         "floor": floor,
         "ActivationStats": attached(ActivationStats()),
         "moments alone": attached(ActivationStats(every=10**9)),
+        "with shares and bins": attached(ActivationStats(every=1)),
         "Watchdog": attached(Watchdog()),
         "Capture": attached(Capture()),
     }
@@ -51,6 +52,7 @@ def activation_work(x: Tensor) -> Work:
         steps={name: partial(_forward, function, x) for name, function in functions.items()},
         against=[Against(name, "floor") for name in functions],
         shape="x".join(map(str, x.shape)),
+        format="contiguous" if x.is_contiguous() else "channels_last",
         known=[x],
         device=x.device,
     )
