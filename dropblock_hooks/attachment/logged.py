@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ..functional import axes
 from ..observers.capture import Capture
 from ..quoting import kind_of
-from ..regularizers import DropBlock2d
-from ..sites.forms import Forms
+from ..sites.maps import maps_of
 from ..sites.site import Site
 from .report import observations
 
@@ -121,17 +119,10 @@ def _sheets(sites: Sequence[Site]) -> Iterator[tuple[str, Tensor]]:
 def _maps(site: Site, value: Any) -> Tensor | None:
     """The maps (C, h, w) of one sample; None where the first tensor holds none that are known."""
     x = next((leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)), None)
-    if x is None or not x.numel() or not x.is_floating_point() or site.evidence is None:
+    if x is None or not x.numel() or not x.is_floating_point():
         return None
-    options = site.regularizer
-    as_maps = DropBlock2d(
-        0.0, 1, layout=options.layout, grid=options.grid, prefix_tokens=options.prefix_tokens
-    )
-    try:
-        maps = axes.as_map(x, Forms(as_maps, site.evidence, site.control.sizes).of(x))
-    except ValueError:
-        return None  # vectors, or tokens of no known grid: nothing to draw
-    return maps[0].detach().float().cpu() if maps.ndim == 4 else None
+    maps = maps_of(site, x)
+    return None if maps is None or maps.ndim != 4 else maps[0].detach().float().cpu()
 
 
 def _sheet(maps: Tensor) -> Tensor:

@@ -26,14 +26,14 @@ class UnfitLayer(ValueError):
     """Grad-CAM can't look at this layer; another one may do."""
 
 
-class Seen(NamedTuple):
+class Features(NamedTuple):
     """A map of features (N, C, h, w) of one layer, and the gradient there; in float32 or wider."""
 
     features: Tensor
     gradient: Tensor
 
 
-class Capture:
+class FeatureHook:
     """Forward hook: the graph begins anew behind the layer, at what the layer gives.
 
     So nothing before it needs a gradient. What is handed on is a copy, which the layers behind may
@@ -96,7 +96,7 @@ class Explained:
         self.index, self.call, self.scores_of, self.reading = index, call, scores_of, reading
         self._hints = Hints(index, stage_channels(index), stage_ratios(index))
 
-    def at(self, layer: Target) -> Seen:
+    def at(self, layer: Target) -> Features:
         """The features of a layer, and the gradient of the sum of the scores there.
 
         Raises:
@@ -105,53 +105,53 @@ class Explained:
         name, module = layer.name, layer.module
         sizes = MapSizes()
         forms = Forms(self.reading, self._hints.of(layer, "output"), sizes)
-        capture = Capture(name, forms)
+        hook = FeatureHook(name, forms)
         if isinstance(module, torch.jit.ScriptModule):
-            raise capture.unfit("it is a ScriptModule, which takes no hooks")
+            raise hook.unfit("it is a ScriptModule, which takes no hooks")
         with _watched(self.index.model, sizes if forms.reads_grids else None):
-            handle = module.register_forward_hook(capture, with_kwargs=True)
+            handle = module.register_forward_hook(hook, with_kwargs=True)
             try:
                 output = self.call()
             finally:
                 handle.remove()
-        if capture.start is None:
-            raise capture.unfit("it is never called")
+        if hook.start is None:
+            raise hook.unfit("it is never called")
         scores = self.scores_of(output)
-        seen = self._seen(capture, scores)
+        seen = self._seen(hook, scores)
         n, size = len(seen.features), tuple(seen.features.shape[2:])
         if size == (1, 1):
-            raise capture.unfit("its map is 1x1, which tells nothing of places")
+            raise hook.unfit("its map is 1x1, which tells nothing of places")
         if n != len(scores):
-            raise capture.unfit(f"its maps are {n}, of {len(scores)} images: parts of them")
+            raise hook.unfit(f"its maps are {n}, of {len(scores)} images: parts of them")
         if not all(bool(each.isfinite().all()) for each in seen):
-            raise capture.unfit("its output, or the gradient there, holds NaN or Inf")
+            raise hook.unfit("its output, or the gradient there, holds NaN or Inf")
         if not bool(seen.gradient.any()):
-            raise capture.unfit(
+            raise hook.unfit(
                 f"the gradient is 0 at all places of its {shown(size)} map: the scores do not "
                 "depend on it (a head with weights of 0? dead or saturated units behind it?)"
             )
         return seen
 
-    def _seen(self, capture: Capture, scores: Tensor) -> Seen:
+    def _seen(self, hook: FeatureHook, scores: Tensor) -> Features:
         """What was captured, with its gradient."""
-        start, form = capture.start, capture.form
+        start, form = hook.start, hook.form
         assert start is not None
         gradient = None
         if scores.requires_grad:
             (gradient,) = torch.autograd.grad(scores.sum(), start, allow_unused=True)
         if gradient is None:
-            raise capture.unfit(
+            raise hook.unfit(
                 "what it gives does not reach the scores: it is not used, or cut off by detach() "
                 "or no_grad()"
             )
         features, there = as_map(start.detach(), form), as_map(gradient, form)
         if form.prefix and bool(gradient.any()) and not bool(there.any()):
-            raise capture.unfit(
+            raise hook.unfit(
                 f"the gradient is 0 at all its tokens but the first {form.prefix}: the layers "
                 "behind read no token of the map"
             )
         wide = torch.promote_types(start.dtype, torch.float32)
-        return Seen(features.to(wide), there.to(wide))
+        return Features(features.to(wide), there.to(wide))
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from ..selectors.wrappers import unwrap
 from ..sites.counts import Counts
 from ..warn import warn
 from .candidates import Called, calls_of, candidates
-from .explained import Explained, Seen, UnfitLayer
+from .explained import Explained, Features, UnfitLayer
 from .scores import Scores, Wanted
 from .undisturbed import undisturbed
 
@@ -127,7 +127,7 @@ def gradcam(
     return CAM(_scaled(raw, size), raw, scores.classes, chosen.name)
 
 
-def weighted(seen: Seen, method: str) -> Tensor:
+def weighted(seen: Features, method: str) -> Tensor:
     """The sum of the features over channels, weighted by one of the `METHODS`: (N, h, w)."""
     features, gradient = seen
     if method == "layercam":
@@ -198,7 +198,7 @@ def _images(given: list[Any]) -> tuple[int, int, int]:
     raise ValueError(f"x must hold a batch of images (N, C, H, W), got {quote(what)}")
 
 
-def _first_fit(explained: Explained, calls: dict[str, Called]) -> tuple[Target, Seen]:
+def _first_fit(explained: Explained, calls: dict[str, Called]) -> tuple[Target, Features]:
     """The best layer that can be looked at."""
     why: list[str] = []
     for layer in _candidates(explained, calls):
@@ -216,7 +216,7 @@ def _candidates(explained: Explained, calls: dict[str, Called]) -> Iterator[Targ
     return islice((names.modules[name] for name in candidates(names, calls)), _TRIES)
 
 
-def _at(explained: Explained, layer: Target, args: Any, kwargs: Any) -> Seen:
+def _at(explained: Explained, layer: Target, args: Any, kwargs: Any) -> Features:
     """What is seen at a layer that was named; where it is unfit, a better one is told."""
     try:
         return explained.at(layer)

@@ -10,20 +10,17 @@ from torch.nn.functional import interpolate
 
 from ..attach import attachments
 from ..checks import as_count
-from ..functional import axes
 from ..planning.dry_run import arguments_of
 from ..quoting import listed
-from ..regularizers.dropblock import DropBlock2d
 from ..selectors.select import Select
 from ..selectors.wrappers import unwrap
 from ..sites import indexing
-from ..sites.forms import Forms
+from ..sites.maps import maps_of
 from ..sites.site import Site
 from .figure import grid_of
 from .overlay import pixels_of
 
 _MOST = 4
-_MAPS = DropBlock2d(0.1, block_size=1)  # as what takes maps reads tensors
 
 
 def plot_masks(
@@ -144,7 +141,6 @@ class _Probe:
 
     def __init__(self, site: Site, module: nn.Module) -> None:
         self.site = site
-        self.forms = Forms(_MAPS, site.evidence, site.control.sizes)
         self.kept: Tensor | None = None
         if site.at == "output":
             module.register_forward_hook(self.before, prepend=True)
@@ -169,11 +165,8 @@ class _Probe:
 
     def after(self, module: nn.Module, *given: Any) -> None:
         x = indexing.get(*self._value(given))
-        try:
-            maps = axes.as_map(x, self.forms.of(x, given))
-        except ValueError:
-            return  # no map: told where there is none at all
-        if self.kept is None and bool((maps == 0).any()):
+        maps = maps_of(self.site, x, given)
+        if self.kept is None and maps is not None and bool((maps == 0).any()):
             self.kept = (maps[0] != 0).float().cpu()
 
 

@@ -17,6 +17,7 @@ from dropblock_hooks import (
     WeightStats,
     attach,
 )
+from dropblock_hooks.attachment import logged
 
 SPEC = {
     "0": [ActivationStats(every=1), Capture()],
@@ -205,3 +206,10 @@ def test_nothing_to_see_does_no_harm(wandb, value):
 def test_a_writer_of_no_known_kind_is_refused():
     with pytest.raises(TypeError, match=r"add_scalar .*log_metrics, got list"):
         make().log([], 0)
+
+
+def test_a_layout_without_maps_gives_no_picture():
+    model = nn.Sequential(nn.Conv3d(1, 2, 3))
+    attached = attach(model, {"0": Capture(layout="NCDHW")})
+    model(torch.ones(1, 1, 5, 5, 5))
+    assert list(logged._sheets(attached.sites)) == []
