@@ -41,6 +41,7 @@ class Config:
         image_size: side of the square images, in pixels; None for 32, of image folders 224.
         train_images: how many images are trained on, drawn by the seed; None for all, of digits
             1,000 (the others are the test).
+        test: whether the test images are looked at; a search does without.
         label_noise: share of the training labels that are wrong, in [0, 1].
         augmentation: of training images: none, flip, crop-flip (shifts by an eighth and flips)
             or resized-crop-flip (random crops of 8 to 100 % of the area, and flips).
@@ -78,6 +79,7 @@ class Config:
     data: str = "digits"
     image_size: int | None = None
     train_images: int | None = None
+    test: bool = True
     label_noise: float = 0.0
     augmentation: Literal["none", "flip", "crop-flip", "resized-crop-flip"] = "none"
     mixup: float = 0.0

@@ -3,6 +3,7 @@
 A study file is YAML; its header comment says the question, the command and the time:
 
     question: Does DropBlock2d help, and how much of it?
+    chosen: results/search/chosen.yaml     # of a search: ${ARM.lr} is what it chose (see `search`)
     base: {epochs: 40, label_noise: 0.4}   # fields of Config that all conditions share
     grid:                                  # crossed factors (see `grid`), or
       factors: {rate: [0.1, 0.3]}
@@ -32,8 +33,9 @@ from experiments.files import record_digest
 from experiments.grid import Cell, expand, fill_numbers, name_problems, texts, unknown
 from experiments.models import prepare
 from experiments.optimization import LearningRate, Targets, make_optimizer
+from experiments.protocol import seed_problems, with_chosen
 
-_FIELDS = ["question", "base", "grid", "conditions", "baseline", "contrasts", "seeds"]
+_FIELDS = ["question", "chosen", "base", "grid", "conditions", "baseline", "contrasts", "seeds"]
 
 
 class StudyError(ValueError):
@@ -139,12 +141,31 @@ def read_study(
         raise StudyError(path, [str(error)]) from error
     if _recursive(plain):
         raise StudyError(path, ["an alias stands within what it names, or data are too deep"])
+    study = make_study(path, plain, runtime, data, base)
+    if problems := seed_problems(Path(path), study.seeds, searching=False):
+        raise StudyError(path, problems)
+    return study
+
+
+def make_study(
+    path: str | Path,
+    plain: object,
+    runtime: Runtime | None = None,
+    data: str | None = None,
+    base: Mapping[str, Any] | None = None,
+) -> Study:
+    """A study from the plain data of its file; the arguments are those of `read_study`.
+
+    Raises:
+        StudyError: listing all that is wrong.
+    """
     problems = _overrides_problems(base, "--base")
     filled = False
     if isinstance(plain, dict):
-        parts = (plain.get("base"), base, None if data is None else {"data": data})
-        shared = {name: value for part in parts for name, value in _mapping(part).items()}
         try:
+            plain = with_chosen(Path(path), plain)
+            parts = (plain.get("base"), base, None if data is None else {"data": data})
+            shared = {name: value for part in parts for name, value in _mapping(part).items()}
             plain, filled = _filled(plain, shared), True
         except ValueError as error:
             problems.append(str(error))

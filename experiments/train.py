@@ -238,7 +238,7 @@ class Training:
             if self.average is not None:
                 convert = self.fabric.strategy.precision.convert_module
                 self.average.module = convert(self.average.module)
-            for name in self.data.tests:
+            for name in self.data.tests if self.config.test else ():
                 scores[name], losses[name] = self._test(name)
         if not math.isfinite(losses.get("clean", 0.0)):  # the last step was one too far
             status, scores, losses = "diverged", {}, {}
