@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from lightning.fabric import Fabric
 
-from experiments.config import Config, in_order
+from experiments.config import LATER, Config, in_order
 from experiments.files import fault, flush, free_name, sign_zip
 from experiments.processes import gather
 
@@ -108,7 +108,7 @@ def _moved(saved: dict[str, Any], given: dict[str, Any], name: str) -> bool:
 
 def _check_same(path: Path, saved: dict[str, Any], config: Config) -> None:
     given = asdict(config)
-    saved, given = ({**c, "spec": in_order(c.get("spec"))} for c in (saved, given))
+    saved, given = ({**LATER, **c, "spec": in_order(c.get("spec"))} for c in (saved, given))
     differences = [
         f"{name} is {saved.get(name)!r} there, and {value!r} here"
         for name, value in given.items()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 DATA = ("digits", "cifar10", "cifar100", "imagefolder:PATH", "fake")
 SCHEDULES = ("onecycle", "cosine", "tanh", "step", "multistep", "poly", "wsd", "rsqrt", "constant")
 AUGMENTATIONS = ("none", "flip", "crop-flip", "resized-crop-flip")
+LATER = {"validation": 0.0, "test_epochs": False}  # what older runs had, whose configs lack it
 ACCELERATORS = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true")
 
@@ -41,6 +42,8 @@ class Config:
         image_size: side of the square images, in pixels; None for 32, of image folders 224.
         train_images: how many images are trained on, drawn by the seed; None for all, of digits
             1,000 (the others are the test).
+        validation: share of these images, in [0, 1), that is held out to choose epochs by: not
+            trained on, scored after every epoch; wrong labels are wrong there, too.
         test: whether the test images are looked at; a search does without.
         label_noise: share of the training labels that are wrong, in [0, 1].
         augmentation: of training images: none, flip, crop-flip (shifts by an eighth and flips)
@@ -48,6 +51,8 @@ class Config:
         mixup: alpha of mixup; 0 for none.
         label_smoothing: share of the target spread over all classes, in [0, 1).
         epochs: passes over the training set; the learning rate's schedule lasts as long.
+        test_epochs: whether the clean test images are scored after every epoch, too; nothing is
+            chosen by it.
         batch_size: images per step, of all processes together.
         optimizer: name of a timm optimizer; "sgd" is SGD with Nesterov momentum.
         optimizer_args: further arguments of it.
@@ -79,12 +84,14 @@ class Config:
     data: str = "digits"
     image_size: int | None = None
     train_images: int | None = None
+    validation: float = 0.0
     test: bool = True
     label_noise: float = 0.0
     augmentation: Literal["none", "flip", "crop-flip", "resized-crop-flip"] = "none"
     mixup: float = 0.0
     label_smoothing: float = 0.0
     epochs: int = 10
+    test_epochs: bool = False
     batch_size: int = 50
     optimizer: str = "sgd"
     optimizer_args: dict[str, Any] = field(default_factory=dict)
@@ -112,6 +119,7 @@ class Config:
         for name in ("image_size", "train_images"):
             value = getattr(self, name)
             _require(value is None or value >= 1, name, "at least 1, or null", value)
+        _require(0 <= self.validation < 1, "validation", "in [0, 1)", self.validation)
         _require(0 <= self.label_noise <= 1, "label_noise", "in [0, 1]", self.label_noise)
         _require(
             0 <= self.label_smoothing < 1, "label_smoothing", "in [0, 1)", self.label_smoothing
@@ -310,6 +318,7 @@ def run_hash(config: Config, fingerprint: str) -> str:
         fingerprint: of the data (`data.fingerprint`); it takes the place of their path.
     """
     identity = {**asdict(config), "data": fingerprint, "spec": in_order(config.spec)}
+    identity = {n: value for n, value in identity.items() if n not in LATER or value != LATER[n]}
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

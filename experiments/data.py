@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader
 from experiments.config import Config, Runtime
 from experiments.datasets.corruption import CORRUPTIONS
 from experiments.datasets.images import Draw, Images, TestImages, TrainImages
-from experiments.datasets.sources import Source, load_source
+from experiments.datasets.sources import Pool, Source, load_source
 from experiments.seeds import own_generator
 
 
@@ -44,6 +44,7 @@ class Data:
         classes: how many.
         channels: of each image.
         image_size: side of each image, in pixels.
+        validation: the images that epochs are chosen by, with noisy labels; None without any.
     """
 
     name: str
@@ -52,32 +53,72 @@ class Data:
     classes: int
     channels: int
     image_size: int
+    validation: Images | None = None
 
 
 def load_data(config: Config, data_dir: Path) -> Data:
     """The images of a config; nothing is downloaded.
 
     Args:
-        config: decides what is loaded, the split, the label noise and the augmentation.
+        config: decides what is loaded, the splits, the label noise and the augmentation.
         data_dir: folder of the CIFAR files.
 
     Raises:
-        ValueError: if files are missing or damaged, or `train_images` or `label_noise` do not
-            fit the data.
+        ValueError: if files are missing or damaged, or `train_images`, `label_noise` or
+            `validation` do not fit the data.
     """
     source = load_source(config, data_dir)
     name = config.data.partition(":")[0]
     chosen, rest = _split(source, config, name)
-    labels = source.train.labels[chosen]
-    if config.label_noise:
-        noise = own_generator(config.seed, "noise")
-        labels = noisy_labels(labels, config.label_noise, source.classes, noise)
-    train = TrainImages(source, config, chosen, labels)
+    labels = _labels(source.train.labels[chosen], config, source.classes, "noise")
+    kept = len(chosen) if source.validation else _kept(labels, config.validation, source.classes)
+    train = TrainImages(source, config, chosen[:kept], labels[:kept])
+    validation = _validation(source, config, chosen[kept:], labels[kept:])
     test = source.test or source.train
     tests: dict[str, Images] = {"clean": TestImages(source, test, rest)}
     for split, corruption in CORRUPTIONS.items():
         tests[split] = TestImages(source, test, rest, corruption)
-    return Data(name, train, tests, source.classes, source.channels, source.image_size)
+    return Data(name, train, tests, source.classes, source.channels, source.image_size, validation)
+
+
+def _labels(labels: Tensor, config: Config, classes: int, purpose: str) -> Tensor:
+    """The labels with the config's noise."""
+    if not config.label_noise:
+        return labels
+    return noisy_labels(labels, config.label_noise, classes, own_generator(config.seed, purpose))
+
+
+def _kept(labels: Tensor, share: float, classes: int) -> int:
+    """How many images are trained on, the first ones; the seed has drawn their order.
+
+    Raises:
+        ValueError: naming a class that would be empty in training or validation.
+    """
+    if not share:
+        return len(labels)
+    kept = len(labels) - round(share * len(labels))
+    for part, of_part in (("training", labels[:kept]), ("validation", labels[kept:])):
+        counts = of_part.bincount(minlength=classes)
+        if not counts.all():
+            raise ValueError(
+                f"validation must leave images of every class in training and validation, got "
+                f"{share} of {len(labels)} images: class {counts.argmin().item()} has none of the "
+                f"{len(of_part)} in {part}; take another share, or more train_images"
+            )
+    return kept
+
+
+def _validation(source: Source, config: Config, held: Tensor, labels: Tensor) -> Images | None:
+    """The images that epochs are chosen by: the source's own, or those held out."""
+    if source.validation is not None:
+        own = source.validation
+        noisy = _labels(own.labels, config, source.classes, "validation noise")
+        return TestImages(source, Pool(own.images, noisy), torch.arange(len(noisy)))
+    if not len(held):
+        return None
+    every = source.train.labels.clone()
+    every[held] = labels
+    return TestImages(source, Pool(source.train.images, every), held)
 
 
 def _split(source: Source, config: Config, name: str) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.files import write_atomically
-from experiments.results import Epoch
+from experiments.results import Best, Epoch
 
 if TYPE_CHECKING:
     from dropblock_hooks import Attachment
@@ -43,18 +43,25 @@ class Log:
                 file.write(line(epoch))
         if self._writer:
             for name in ("loss", "accuracy", "lr", "grad_norm", "grad_norm_clipped"):
-                value = getattr(epoch, name)
-                if value is not None:
-                    self._writer.add_scalar(f"train/{name}", value, epoch.epoch)
+                self._scalar(f"train/{name}", getattr(epoch, name), epoch.epoch)
+            self._scalar("validation/accuracy", epoch.validation, epoch.epoch)
+            self._scalar("validation/loss", epoch.validation_loss, epoch.epoch)
+            self._scalar("test/accuracy_clean", epoch.test, epoch.epoch)
             if attached:
                 attached.log(self._writer, epoch.epoch)
 
-    def test(self, epoch: int, scores: Mapping[str, float]) -> None:
-        """Write the test's scores, and close the files."""
+    def test(self, epoch: int, scores: Mapping[str, float], best: Best | None = None) -> None:
+        """Write the test's scores, after the last epoch and the best one, and close the files."""
         if self._writer:
             for name, score in scores.items():
-                self._writer.add_scalar(f"test/accuracy_{name}", score, epoch)
+                self._scalar(f"test/accuracy_{name}", score, epoch)
+            for name, score in best.scores.items() if best else ():
+                self._scalar(f"best/accuracy_{name}", score, best.epoch)
             self._writer.close()
+
+    def _scalar(self, name: str, value: float | None, epoch: int) -> None:
+        if self._writer and value is not None:
+            self._writer.add_scalar(name, value, epoch)
 
 
 def read_metrics(path: Path) -> list[Epoch]:

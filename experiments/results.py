@@ -21,7 +21,12 @@ class Epoch:
         grad_norm_clipped: the same, after it.
         nominal: site -> the probability asked for; None where the regularizer has none.
         realized: site -> the share that was dropped or changed; None where that means nothing.
-        seconds: the epoch's duration.
+        seconds: duration of its training.
+        validation: share of the validation images classified as their (noisy) label says, in
+            evaluation, after the epoch, by the average of the weights where there is one; None
+            without such images.
+        validation_loss: mean cross-entropy on them, in nats; None where it is not finite, too.
+        test: share of the clean test images classified right, likewise; None unless asked for.
     """
 
     epoch: int
@@ -33,6 +38,24 @@ class Epoch:
     nominal: dict[str, float | None]
     realized: dict[str, float | None]
     seconds: float
+    validation: float | None = None
+    validation_loss: float | None = None
+    test: float | None = None
+
+
+@dataclass(frozen=True)
+class Best:
+    """The epoch with the highest accuracy on the validation images; the first of equal ones.
+
+    Args:
+        epoch: its number, from 0.
+        validation: that accuracy.
+        scores: test split -> share of its images that the weights after this epoch classify right.
+    """
+
+    epoch: int
+    validation: float
+    scores: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -48,6 +71,7 @@ class Result:
         seconds: duration of training and test, resumed parts included.
         memory: most bytes that the process held at a time, all it had loaded included; on a GPU,
             that torch allocated there.
+        best: the best epoch by validation; None without validation images, or if diverged.
     """
 
     status: Literal["finished", "diverged"]
@@ -56,3 +80,4 @@ class Result:
     epochs: list[Epoch]
     seconds: float
     memory: int
+    best: Best | None = None

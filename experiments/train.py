@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any, Literal
@@ -28,13 +28,14 @@ from torch import Tensor, nn
 
 from experiments import checkpoint
 from experiments.config import Config, Runtime, resolve
-from experiments.data import Data, load_data, test_loader, train_loader
+from experiments.data import Data, load_data, train_loader
 from experiments.log import Log
 from experiments.memory import PeakMemory
 from experiments.models import prepare
 from experiments.optimization import LearningRate, Targets, make_optimizer
-from experiments.processes import gather, make_fabric, own_masks, share_buffers
-from experiments.results import Epoch, Result
+from experiments.processes import gather, make_fabric, own_masks
+from experiments.results import Best, Epoch, Result
+from experiments.scoring import Kept, Scorer, is_better
 from experiments.seeds import derive_seed
 from experiments.totals import Totals, site_counts
 
@@ -118,6 +119,8 @@ class Training:
         self.epoch = self.batch = 0
         self.totals = Totals()
         self.epochs: list[Epoch] = []
+        self.kept: Kept | None = None
+        self.scorer = Scorer(config, runtime, fabric)
         self.seconds, self.memory = 0.0, 0
         if out is not None:
             checkpoint.restore(self, out / "checkpoint.pt")
@@ -142,6 +145,7 @@ class Training:
             "epoch": self.epoch,
             "batch": self.batch,
             "epochs": [asdict(epoch) for epoch in self.epochs],
+            "best": None if self.kept is None else {**vars(self.kept)},
             "rate": self.rate.state_dict(),
             "precision": self.fabric.strategy.precision.state_dict(),
             "seconds": self.seconds,
@@ -154,6 +158,8 @@ class Training:
         fabric, processes = self.fabric, state["processes"]
         self.epoch, self.batch = state["epoch"], state["batch"]
         self.epochs = [Epoch(**epoch) for epoch in state["epochs"]]
+        best = state.get("best")  # older ones have none
+        self.kept = None if best is None else Kept(**best)
         self.rate.load_state_dict(state["rate"])
         fabric.strategy.precision.load_state_dict(state["precision"])
         self.seconds, self.memory = state["seconds"], state["memory"]
@@ -192,6 +198,7 @@ class Training:
             epoch = self.totals.epoch(self.fabric, self.attached, self.epoch, lr, mixed)
             if not math.isfinite(epoch.loss):
                 return "diverged"
+            epoch = self._scored(epoch)
             self.epochs.append(epoch)
             self.epoch, self.batch = self.epoch + 1, 0
             self.log.epoch(epoch, self.attached)
@@ -238,44 +245,56 @@ class Training:
             if self.average is not None:
                 convert = self.fabric.strategy.precision.convert_module
                 self.average.module = convert(self.average.module)
-            for name in self.data.tests if self.config.test else ():
-                scores[name], losses[name] = self._test(name)
+            tested = self._tested_model
+            tests = self.data.tests.items() if self.config.test else ()
+            for name, images in tests:
+                scores[name], losses[name] = self.scorer.score(tested, images, name)
         if not math.isfinite(losses.get("clean", 0.0)):  # the last step was one too far
             status, scores, losses = "diverged", {}, {}
         self.pass_time()
         if self.out is not None and status == "finished":
             checkpoint.save(self, self.out / "checkpoint.pt")
-        self.log.test(self.config.epochs, scores)
-        return Result(status, scores, losses.get("clean"), self.epochs, self.seconds, self.memory)
+        best = self._best(scores) if status == "finished" else None
+        self.pass_time()
+        self.log.test(self.config.epochs, scores, best)
+        loss = losses.get("clean")
+        return Result(status, scores, loss, self.epochs, self.seconds, self.memory, best)
 
-    @torch.inference_mode()
-    def _test(self, name: str) -> tuple[float, float]:
-        """Share of a test split that is classified right, and the mean loss.
+    @property
+    def _tested_model(self) -> nn.Module:
+        """What scores are those of: the average, if there is one."""
+        whole = self.model if self.scorer.is_sharded else self.bare
+        return whole if self.average is None else self.average.module
 
-        What is active in evaluation too draws from seeds of its own, the same in a resumed run.
-        Not through DistributedDataParallel, whose forward would wait for the other processes.
-        """
-        sharded = self.config.strategy == "fsdp"
-        model = self.model if sharded else self.bare
-        model = model if self.average is None else self.average.module
-        if not sharded:
-            share_buffers(self.fabric, model)
-        part = (0, 1) if sharded else (self.fabric.global_rank, self.fabric.world_size)
-        seed = derive_seed(self.config.seed, f"test/{name}/{part[0]}", self.config.replica)
-        torch.manual_seed(seed)
-        precision = self.fabric.strategy.precision
-        sums = torch.zeros(3, dtype=torch.float64)
-        model.eval()
-        for batch in test_loader(self.data.tests[name], self.config, self.runtime, *part):
-            images, labels = self.fabric.to_device(batch)
-            with precision.forward_context():
-                scores = model(precision.convert_input(images)).float()
-            loss = nn.functional.cross_entropy(scores, labels, reduction="sum")
-            right = (scores.argmax(dim=1) == labels).sum()
-            sums += torch.tensor([right.item(), loss.item(), len(labels)], dtype=torch.float64)
-        everywhere = zip(*gather(self.fabric, sums.tolist()), strict=True)
-        right, loss, images = (sum(values) for values in everywhere)
-        return right / images, loss / images
+    def _scored(self, epoch: Epoch) -> Epoch:
+        """The epoch with its scores in evaluation; of the best one so far, the weights are kept."""
+        images = self.data.validation
+        if images is None and not self.config.test_epochs:
+            return epoch
+        model = self.scorer.copied(self._tested_model)
+        if self.config.test_epochs:
+            test, _ = self.scorer.score(model, self.data.tests["clean"], "clean")
+            epoch = replace(epoch, test=test)
+        if images is None:
+            return epoch
+        accuracy, loss = self.scorer.score(model, images, "validation")
+        if is_better(accuracy, loss, self.kept):
+            self.kept = Kept(epoch.epoch, accuracy, self.scorer.weights(model))
+        known = loss if math.isfinite(loss) else None
+        return replace(epoch, validation=accuracy, validation_loss=known)
+
+    def _best(self, last: dict[str, float]) -> Best | None:
+        """The best epoch, tested; `last` are the scores of the last one. A sharded model's own weights are lost."""
+        kept = self.kept
+        if kept is None:
+            return None
+        scores = last
+        if kept.epoch < self.config.epochs - 1:
+            model = self.scorer.copied(self._tested_model)
+            self.scorer.load(model, kept.weights)
+            tests = self.data.tests.items()
+            scores = {name: self.scorer.score(model, images, name)[0] for name, images in tests}
+        return Best(kept.epoch, kept.validation, scores)
 
     def _pause(self, stop: Callable[[], bool]) -> None:
         """Write a checkpoint if it is time for one; leave if any process is asked to."""

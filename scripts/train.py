@@ -99,6 +99,7 @@ def train_here(config: "Config", runtime: "Runtime", out: Path | None, stop: Wat
     )
 
     from experiments.files import write_atomically
+    from experiments.running.progress import epoch_line
     from experiments.train import train
 
     first = is_first()
@@ -117,8 +118,9 @@ def train_here(config: "Config", runtime: "Runtime", out: Path | None, stop: Wat
         task = bar.add_task("training", total=config.epochs)
 
         def advance(epoch: "Epoch") -> None:
-            text = f"epoch {epoch.epoch + 1}/{config.epochs}, loss {epoch.loss:.3f}"
-            bar.update(task, completed=epoch.epoch + 1, description=text)
+            done, scores = epoch.epoch + 1, (epoch.loss, epoch.validation, epoch.test)
+            text = epoch_line(done, config.epochs, *scores)
+            bar.update(task, completed=done, description=text)
 
         result = train(config, runtime, out, stop=stop, on_epoch=advance)
         if out and first:
@@ -155,6 +157,11 @@ def show(result: "Result") -> None:
         )
     for name, score in result.scores.items():
         print(f"test accuracy, {name:9} {100 * score:.2f} %")
+    if result.best is not None:
+        taken = f"after epoch {result.best.epoch + 1}, the best by validation"
+        print(f"validation accuracy      {100 * result.best.validation:.2f} % {taken}; there:")
+        for name, score in result.best.scores.items():
+            print(f"test accuracy, {name:9} {100 * score:.2f} %")
     if result.epochs:
         print(f"training loss            {result.epochs[-1].loss:.3f} in the last epoch")
         print(f"seconds                  {result.seconds:.1f}")

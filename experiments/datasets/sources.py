@@ -59,6 +59,8 @@ class Source:
         noise: standard deviation of the noise in the noisy test, in units of [0, 1]; on CIFAR
             and photographs that of the common corruptions (Hendrycks and Dietterich 2019) at
             severities 5 and 3; on digits, which are easier to read, more.
+        validation: what epochs are chosen by, of a data set that is split already; None for a
+            share of the training images, if one is asked for.
     """
 
     train: Pool
@@ -71,6 +73,7 @@ class Source:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     noise: float = 0.1
+    validation: Pool | None = None
 
 
 def load_source(config: Config, data_dir: Path) -> Source:

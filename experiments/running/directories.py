@@ -27,7 +27,7 @@ import yaml
 from experiments.config import Config, make_config, run_hash
 from experiments.files import flush, free_name, is_draft, write_atomically
 from experiments.log import line, read_metrics
-from experiments.results import Epoch, Result
+from experiments.results import Best, Epoch, Result
 
 RESULTS = ("config.yaml", "metrics.jsonl", "result.json")
 SEALED = (*RESULTS, "environment.json")
@@ -123,7 +123,9 @@ def read_result(directory: Path, run: str) -> Result | None:
             raise Damaged(f"{name} was changed since the run was finished")
     try:
         plain = json.loads((directory / "result.json").read_text(encoding="utf-8"))
-        return Result(epochs=read_epochs(directory), **plain)
+        best = plain.pop("best", None)  # older ones have none
+        chosen = None if best is None else Best(**best)
+        return Result(epochs=read_epochs(directory), best=chosen, **plain)
     except (ValueError, TypeError) as error:
         raise Damaged(f"result.json can't be read: {error}") from error
 

@@ -39,6 +39,8 @@ class Shown:
         failure: `id` of a failure that is known and tried again.
         done: epochs that are finished.
         loss: of the last of them; None if there is none.
+        validation: its accuracy on the validation images, likewise.
+        test: its accuracy on the clean test images, likewise.
         attempt: the last one at the run, if one was begun, or went on, since the first look.
         ended: whether the run is.
     """
@@ -49,6 +51,8 @@ class Shown:
     failure: str | None = None
     done: int = 0
     loss: float | None = None
+    validation: float | None = None
+    test: float | None = None
     attempt: dict[str, Any] | None = None
     ended: bool = False
     _seen: dict[str, tuple[int, int] | None] = field(default_factory=dict)
@@ -61,7 +65,7 @@ class Shown:
         begun, grown = self._changed("environment.json"), self._changed("metrics.jsonl")
         found = look(self.directory)
         if found.damaged:  # who has the claim sets it aside, and runs it again
-            self.done, self.loss = 0, None
+            self.done, self.loss, self.validation, self.test = 0, None, None, None
             return None
         if found.is_final(self.failure):
             self.ended = True
@@ -92,9 +96,11 @@ class Shown:
         try:
             lines = (self.directory / "metrics.jsonl").read_bytes().split(b"\n")[:-1]
             self.done = min(len(lines), self.epochs)
-            self.loss = float(json.loads(lines[-1])["loss"]) if lines else None
+            last = json.loads(lines[-1]) if lines else {}
+            self.loss = float(last["loss"]) if lines else None
+            self.validation, self.test = last.get("validation"), last.get("test")
         except (OSError, ValueError, TypeError, KeyError):
-            self.done, self.loss = 0, None
+            self.done, self.loss, self.validation, self.test = 0, None, None, None
 
 
 def running(runs: Sequence[Shown]) -> list[Shown]:
@@ -214,8 +220,22 @@ def describe_run(run: Shown) -> str:
         >>> describe_run(Shown("none, seed 1", Path("run"), epochs=40, done=3, loss=1.5))
         '  none, seed 1: epoch 3/40, loss 1.500'
     """
-    loss = "" if run.loss is None else f", loss {run.loss:.3f}"
-    return f"  {run.label}: epoch {run.done}/{run.epochs}{loss}"
+    return f"  {run.label}: {epoch_line(run.done, run.epochs, run.loss, run.validation, run.test)}"
+
+
+def epoch_line(
+    done: int, epochs: int, loss: float | None, validation: float | None, test: float | None
+) -> str:
+    """How far a run is, and what it scored, as far as that is known.
+
+    Example:
+        >>> epoch_line(3, 40, 1.5, 0.8125, None)
+        'epoch 3/40, loss 1.500, validation 81.25 %'
+    """
+    text = f"epoch {done}/{epochs}"
+    text += "" if loss is None else f", loss {loss:.3f}"
+    text += "" if validation is None else f", validation {100 * validation:.2f} %"
+    return text + ("" if test is None else f", test {100 * test:.2f} %")
 
 
 def _title(runs: Sequence[Shown], now: Sequence[Shown]) -> str:

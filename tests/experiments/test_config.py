@@ -30,6 +30,8 @@ OTHER = {
     "warmup_epochs": 4,
     "strategy": "ddp",
     "compile": True,
+    "validation": 0.5,
+    "test_epochs": True,
 }
 
 
