@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 DATA = ("digits", "cifar10", "cifar100", "imagefolder:PATH", "fake")
 SCHEDULES = ("onecycle", "cosine", "tanh", "step", "multistep", "poly", "wsd", "rsqrt", "constant")
 AUGMENTATIONS = ("none", "flip", "crop-flip", "resized-crop-flip")
-LATER = {"validation": 0.0, "test_epochs": False}  # what older runs had, whose configs lack it
+LATER = {
+    "validation": 0.0,
+    "test": True,
+    "test_epochs": False,
+}  # what older runs had, whose configs lack it
 ACCELERATORS = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true")
 
@@ -137,6 +141,7 @@ class Config:
             f"a multiple of the {self.processes} processes that share it",
             self.batch_size,
         )
+        _require(self.test or not self.test_epochs, "test_epochs", "false without a test", True)
         self._check_names()
         for name in ("model_args", "optimizer_args", "lr_schedule_args"):
             value = getattr(self, name)

@@ -40,7 +40,7 @@ class Data:
     Args:
         name: of the data set, without a path.
         train: the training images.
-        tests: the test images: clean, occluded and noisy.
+        tests: the test images: clean, occluded and noisy; none where nothing is tested.
         classes: how many.
         channels: of each image.
         image_size: side of each image, in pixels.
@@ -78,6 +78,7 @@ def load_data(config: Config, data_dir: Path) -> Data:
     tests: dict[str, Images] = {"clean": TestImages(source, test, rest)}
     for split, corruption in CORRUPTIONS.items():
         tests[split] = TestImages(source, test, rest, corruption)
+    tests = tests if config.test else {}
     return Data(name, train, tests, source.classes, source.channels, source.image_size, validation)
 
 

@@ -246,8 +246,7 @@ class Training:
                 convert = self.fabric.strategy.precision.convert_module
                 self.average.module = convert(self.average.module)
             tested = self._tested_model
-            tests = self.data.tests.items() if self.config.test else ()
-            for name, images in tests:
+            for name, images in self.data.tests.items():
                 scores[name], losses[name] = self.scorer.score(tested, images, name)
         if not math.isfinite(losses.get("clean", 0.0)):  # the last step was one too far
             status, scores, losses = "diverged", {}, {}

@@ -32,6 +32,7 @@ OTHER = {
     "compile": True,
     "validation": 0.5,
     "test_epochs": True,
+    "test": False,
 }
 
 
