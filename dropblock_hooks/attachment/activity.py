@@ -55,7 +55,7 @@ class ModelHook:
             control.looked = True
             look_at_forward(model, control, self.hooks)
         if self.watching is not None and model.training and control.enabled:
-            self.watching.pass_forward(model, control, self.hooks)
+            self.watching.pass_forward(model, control, self.hooks, args)
 
 
 def _tell_of_copy(control: Control, sites: Sequence[Site]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -17,6 +18,7 @@ from ..registry import text
 from ..selectors.wrappers import find_module
 from ..sites.counts import numbers_of
 from ..sites.hooks import SiteHook
+from ..sites.nested import Nested
 from ..sites.shared import Control
 from ..warn import warn
 from .finding import Alert, WatchdogError
@@ -36,10 +38,18 @@ class Watching:
         found = [each.every or 0 for each in map(_observer, hooks) if each is not None]
         return cls(min(filter(None, found), default=0)) if found else None
 
-    def pass_forward(self, base: nn.Module, control: Control, hooks: Sequence[SiteHook]) -> None:
-        """Count a training forward of the model, and look where it is time."""
+    def pass_forward(
+        self, base: nn.Module, control: Control, hooks: Sequence[SiteHook], given: Sequence[Any]
+    ) -> None:
+        """Count a training forward of the model, and look where it is time.
+
+        Args:
+            given: what the model took and gave: the fewest entries of any are its samples.
+        """
         clock = Clock.of(control.shared)
         clock.forwards += 1
+        clock.calls += 1
+        clock.samples += min((len(x) for x in Nested(given).tensors if x.ndim), default=1)
         if self.every and clock.forwards >= self.every:
             tell_alerts(control, look_for_alerts(base, control, hooks))
 

@@ -3,15 +3,16 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..attach import attach
 from ..attachment.attachment import Attachment
 from ..observers.watchdog import Watchdog
-from ..selectors.wrappers import named_modules, unwrap
+from ..selectors.select import Select
+from ..selectors.wrappers import named_modules, submodule, unwrap
 
 _MOST = 1000
-_IDLE = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
 def watch(
@@ -23,8 +24,8 @@ def watch(
 ) -> Attachment:
     """Watch a training run: warn of what goes wrong first, with the layer that made it.
 
-    A `Watchdog` is put on all layers and blocks of the model; of a model with more than 1,000, on
-    those that are least deeply nested.
+    A `Watchdog` is put on all layers and blocks of the model, but what torch.jit has scripted; of a
+    model with more than 1,000, on those that are least deeply nested.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -47,11 +48,15 @@ def watch(
     arguments = {name: options.pop(name) for name in ("grad_scaler", "root") if name in options}
     dog = Watchdog(rules, action=action, every=every, **options)  # type: ignore[arg-type]  # checked
     root = arguments.get("root", "")
-    base = unwrap(model)
-    base = base.get_submodule(root) if root else base
-    names = [name for name, module in named_modules(base) if not isinstance(module, _IDLE)]
-    depth = max(name.count(".") for name in names)
+    base = submodule(unwrap(model), root)
+    first: dict[nn.Module, str] = {}  # of a shared layer, the name that it has at its site
+    for name, module in named_modules(base):
+        if not isinstance(module, torch.jit.ScriptModule):  # takes no hooks
+            first.setdefault(module, name)
+    names = set(first.values())
+    depth = max((name.count(".") for name in names), default=0)
     while len(names) > _MOST and depth:
         depth -= 1
-        names = [name for name in names if name.count(".") <= depth]
-    return attach(model, [(name or ".", dog) for name in names], **arguments)
+        names = {name for name in names if name.count(".") <= depth}
+    layers = Select(where=lambda name, _: name in names)  # those that are never called left out
+    return attach(model, {layers: dog}, **arguments)
