@@ -43,8 +43,7 @@ class Watching:
     ) -> None:
         """Count a training forward of the model, and look where it is time.
 
-        Args:
-            given: what the model took and gave: the fewest entries of any are its samples.
+        `given` is what the model took and gave: the tensor with the fewest entries has its samples.
         """
         clock = Clock.of(control.shared)
         clock.forwards += 1

@@ -37,7 +37,7 @@ class Watchdog(Observer):
     every so many training forwards; between two looks no device is waited for. The rules:
 
     - ``nonfinite``: NaN or Inf, in the forward or the backward. Overflows of a GradScaler that the
-      Attachment knows are told after 10 in a row.
+      Attachment knows are told after 10 in a row; those of one update, that accumulates, are one.
     - ``vanishing``, ``exploding``: gradients of the first quarter of the layers are smaller, or
       larger, by `max_ratio` than those of the last.
     - ``dead``: channels of a ReLU (and its kin) that were zero all the time.
@@ -69,7 +69,8 @@ class Watchdog(Observer):
         max_ratio: of gradients at both ends of the model.
         max_dead, max_saturated: largest share of a layer's channels, or values.
         max_clipped: largest share of gradients, or of their values, that a bound may change.
-        max_z, margin: a realized rate is off where it is more than `max_z` standard errors and
+        max_z, margin: a realized rate is off where it is as unlikely as `max_z` standard errors
+            (by Chernoff's bound, with the samples of a call as draws; of compiled code, one), and
             more than the share `margin` of the nominal rate away from it.
         min_calls: fewer forwards, or gradients, tell nothing but ``nonfinite``.
     """
