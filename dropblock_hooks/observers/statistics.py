@@ -19,7 +19,8 @@ class Statistics:
         calls: how many there were.
         left_out: those with a value that is not finite: not in what follows up to `norm`.
         values: how many.
-        mean, std, rms: of all values; the deviation is that of the population.
+        mean, std, rms: of all values; the deviation is that of the population, and rough below
+            1e-4 of the mean.
         largest: the largest magnitude.
         norm: the root of the sum of squares in each call, its mean over the calls.
         looked: values in the calls that were looked at closely (``every``).
@@ -81,7 +82,7 @@ class Statistics:
             channels=channels,
             dead=_others(self.dead, other.dead, channels, alive),
             saturated=_others(self.saturated, other.saturated, channels, moved),
-            unwatched=self.unwatched or other.unwatched,
+            unwatched=(other if self.channels is None else self).unwatched,
             mean_shift=_mean(self.mean_shift, other.mean_shift, self.looked, other.looked),
             variance_shift=_mean(
                 self.variance_shift, other.variance_shift, self.looked, other.looked

@@ -123,6 +123,17 @@ def test_compiled_code_looks_at_some_samples_of_each_call():
     assert found.values == sum(BATCHES) * 8 * 100
 
 
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_what_is_not_finite_is_in_no_bin(backend):
+    model = nn.Sequential(nn.Identity())
+    attached = attach(model, {"0": ActivationStats(every=1)})
+    run(model, backend)(torch.tensor([[1.0, math.nan, math.inf, 0.0, 1e-9, -1e9]]))
+    found = observed(attached)["0"]
+    assert (found.nonfinite, found.zeros) == pytest.approx((2 / 6, 1 / 6))
+    assert sum(found.histogram) == 3
+    assert (found.histogram[0], found.histogram[-1]) == (1, 1)
+
+
 def gloo_epoch(rank):
     model = make_model()
     with torch.no_grad():
@@ -257,6 +268,18 @@ def test_channels_that_are_not_known_say_so():
     assert found.unwatched == "its channels are not known"
 
 
+def test_what_is_not_watched_is_told_with_its_own_cause():
+    model = nn.Sequential(nn.Sigmoid(), nn.Flatten(0, 1))
+    attached = attach(model, {"0": ActivationStats(at="input"), "1": ActivationStats()})
+    model(torch.ones(1, 2, 8193))
+    found = [row.observed for row in attached.report()]
+    assert [each.unwatched for each in found] == [
+        "what Sigmoid is given has no known bounds",
+        "its channels are 8193, more than 8192",
+    ]
+    assert (found[1].channels, found[1].dead) == (None, None)
+
+
 @pytest.mark.parametrize("backend", [None, "aot_eager"])
 @pytest.mark.parametrize("spatial", [0, 2])
 def test_running_statistics_against_those_of_the_batches(backend, spatial):
@@ -281,6 +304,22 @@ def test_running_statistics_against_those_of_the_batches(backend, spatial):
     attached.step(1)
     assert observed(attached)["0"].mean_shift == found.mean_shift
     assert "running" in str(attached)
+
+
+def test_a_batch_norm_that_is_called_by_keyword_has_no_running_figure():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+
+        def forward(self, x):
+            return self.norm(input=x)
+
+    model = Named()
+    attached = attach(model, {"norm": ActivationStats()})
+    model(torch.randn(4, 3))
+    found = observed(attached)["norm"]
+    assert (found.values, found.mean_shift) == (12, None)
 
 
 def test_a_window_is_an_epoch():
