@@ -34,7 +34,8 @@ class Statistics:
         unwatched: why there is no `dead`, or no `saturated`.
         mean_shift: of a BatchNorm, how far its running mean is from the mean of the batches that
             were looked at, in running deviations; the mean over its channels.
-        variance_shift: the same of the variance: the logarithm of the ratio, without its sign.
+        variance_shift: the same of the variance: the logarithm of the ratio, without its sign. To
+            variances the layer's eps is added, as it does.
         alive, moved: the others, as bits of an integer.
     """
 

@@ -306,6 +306,17 @@ def test_running_statistics_against_those_of_the_batches(backend, spatial):
     assert "running" in str(attached)
 
 
+def test_a_constant_channel_does_not_hide_what_the_others_are():
+    model = nn.Sequential(nn.BatchNorm1d(3))
+    attached = attach(model, {"0": ActivationStats()})
+    x = torch.randn(50, 3)
+    x[:, 1] = 0.0
+    model(x)
+    wanted = (x.var(0) + 1e-5) / (model[0].running_var + 1e-5)
+    found = observed(attached)["0"]
+    assert found.variance_shift == pytest.approx(float(wanted.log().abs().mean()), rel=1e-4)
+
+
 def test_a_batch_norm_that_is_called_by_keyword_has_no_running_figure():
     class Named(nn.Module):
         def __init__(self):
