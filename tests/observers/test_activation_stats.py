@@ -361,6 +361,9 @@ def test_it_is_logged_and_listed():
     assert row["observed"]["values"] == 4
     assert all(len(line) <= 100 for line in str(attached).splitlines())
     assert "ActivationStats: this epoch; zeros, nan/inf: every 10th call" in str(attached)
+    ends = {1: "every call", 2: "every 2nd call", 11: "every 11th call", 23: "every 23rd call"}
+    for every, end in ends.items():
+        assert ActivationStats(every=every).note().endswith(end)
 
 
 def test_a_resumed_run_is_one_that_was_never_interrupted():
