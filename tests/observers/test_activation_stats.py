@@ -158,13 +158,28 @@ def gloo_epoch(rank):
     assert found["1"].dead == 1
 
 
+def gloo_without_a_batch(rank):
+    """One rank has seen nothing, or nothing but an empty batch."""
+    for sizes in ([(4, 0, 7), ()], [(0,), (3, 2)]):
+        ranks = [[torch.linspace(-1, n, 5 * n).view(n, 5) for n in each] for each in sizes]
+        model = nn.Sequential(nn.ReLU())
+        attached = attach(model, {"0": ActivationStats(every=1)})
+        for x in ranks[rank]:
+            model(x)
+        found = observed(attached, distributed=True)["0"]
+        assert_is(found, [x.relu().double().numpy() for x in (*ranks[0], *ranks[1])])
+        assert found.unwatched == "ReLU has no known bounds"
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     not (distributed.is_available() and distributed.is_gloo_available()),
     reason="this torch has no gloo",
 )
 def test_over_two_processes(tmp_path):
-    run_pair(tmp_path, "tests.observers.test_activation_stats", ["gloo_epoch"])
+    run_pair(
+        tmp_path, "tests.observers.test_activation_stats", ["gloo_epoch", "gloo_without_a_batch"]
+    )
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
