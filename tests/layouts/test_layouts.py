@@ -236,6 +236,15 @@ def test_heads_are_no_rows():
         run(nn.Sequential(Attention()), {"0.drop": DropBlock2d(0.1, 3)}, torch.randn(2, 9, 8))
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_recurrent_layer_has_its_channels_last_whatever_is_around_it(kind):
+    x, spec = torch.randn(2, 7, 4), ActivationStats(index=0)
+    layer = kind(4, 5, batch_first=True)
+    assert forms(layer, {".": spec}, x) == [Form("NLC")]
+    model = nn.Sequential(nn.Conv1d(3, 7, 1), kind(4, 5, batch_first=True))
+    assert forms(model, {"1": spec}, torch.randn(2, 3, 4)) == [Form("NLC")]
+
+
 def test_a_linear_has_channels_in_windows_too():
     class PartitionAttention(nn.Module):
         def __init__(self):
