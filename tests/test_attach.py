@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from dropblock_hooks import (
+    ActivationStats,
     ClampGrad,
     ClipGradNorm,
     DropBlock2d,
@@ -268,6 +269,15 @@ def test_a_root_that_is_no_name(net, hook_count, root):
 def test_a_parameter_that_is_not_initialized(hook_count):
     lazy = nn.Sequential(nn.LazyConv2d(2, 3))
     refused(lazy, hook_count, {"param:0.weight": ClampGrad(-1)}, "not initialized")
+
+
+def test_beside_parameters_that_are_not_initialized():
+    model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.ReLU())
+    attached = attach(model, {"1": ActivationStats(every=1), "2": Dropout(0.5)})
+    for _ in range(2):
+        model(torch.randn(2, 3, 8, 8)).sum().backward()
+    found = attached.report()[0].observed
+    assert (found.calls, found.channels) == (2, 4)
 
 
 def test_root_and_what_is_below_it(net, hook_count):

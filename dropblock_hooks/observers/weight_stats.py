@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from ..registry import register
 from ..tables import Columns
 from .base import Observer, Watch
-from .moments import SQUARES, Moments
+from .moments import CALLS, KEPT, SQUARES, Moments
 from .statistics import Statistics, columns_of_moments, short
 
 
@@ -53,7 +54,7 @@ class WeightStatistics(Statistics):
 
     Attributes:
         change: the norm in relation to that when the epoch began, less 1; of the epoch before,
-            where it has not moved since.
+            where it has not moved since. None where not all is finite, now or then.
     """
 
     change: float | None = None
@@ -78,28 +79,35 @@ class WeightWatch(Watch):
         for each in _parameters(module, parameter):
             self.now.add(each.detach(), every=1)
         self.past = self.past.to(self.now.sums)
-        self.past = torch.where(self.past < 0, self.now.sums[0, SQUARES], self.past)
+        self.past = torch.where(self.past < 0, self._squares(), self.past)
 
     def to(self, device: torch.device) -> None:
         self.now.to(device)
         self.past = self.past.to(self.now.sums)
 
     def close_window(self) -> None:
-        self.past = torch.stack((self.now.sums[0, SQUARES], self.past[0]))
+        self.past = torch.stack((self._squares(), self.past[0]))
+
+    def _squares(self) -> Tensor:
+        """The norm of now, squared; NaN where not all is finite."""
+        sums = self.now.sums[0]
+        return torch.where(sums[CALLS] == sums[KEPT], sums[SQUARES], math.nan)
 
     def tensors(self) -> list[Tensor]:
         return [*self.now.tensors(), self.past]
 
     def read(self, numbers: Mapping[int, list[float]]) -> WeightStatistics | None:
         found = self.now.read(numbers)
-        if found is None or found.rms is None:
+        if found is None or not found.looked:
             return None
         squares = numbers[id(self.now.sums)][SQUARES]
         begun, before = numbers[id(self.past)]
         before = before if squares == begun else begun
-        change = (squares / before) ** 0.5 - 1 if before > 0 else None
+        known = before > 0 and not found.left_out
+        change = (squares / before) ** 0.5 - 1 if known else None
+        norm = None if found.norm is None else squares**0.5
         values = {each.name: getattr(found, each.name) for each in fields(found)}
-        return WeightStatistics(**{**values, "norm": squares**0.5, "change": change})
+        return WeightStatistics(**{**values, "norm": norm, "change": change})
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"past": self.past}

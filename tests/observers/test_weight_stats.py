@@ -45,6 +45,28 @@ def test_they_are_read_as_they_are_now():
     (found,) = of(attached)
     assert (found.mean, found.left_out) == (2.0, 1)
     assert found.nonfinite == pytest.approx(40 / 3040)
+    with torch.no_grad():
+        model[0].weight[0, 0, 0, 0] = float("inf")
+    (found,) = of(attached)
+    assert (found.mean, found.norm, found.left_out) == (None, None, 2)
+    assert found.nonfinite == pytest.approx(41 / 3040)
+    assert "0.0135" in str(attached)
+
+
+def test_no_change_is_told_of_a_norm_that_is_not_known():
+    layer = nn.Linear(2, 2)
+    attached = attach(layer, {".": WeightStats()})
+    changes = []
+    for epoch, bias in enumerate((1.0, float("nan"), 1.0, 1.0)):
+        attached.step(epoch)
+        with torch.no_grad():
+            layer.weight.mul_(2.0)
+            layer.bias.fill_(bias)
+        changes.append(of(attached)[0].change)
+    first, *unknown, last = changes
+    assert unknown == [None, None]  # it ends, and it begins, with NaN
+    assert first is not None
+    assert last is not None
 
 
 def test_the_norm_moves_within_an_epoch():
