@@ -26,7 +26,7 @@ def test_a_row_for_each_layer_and_the_share_of_all_its_channels(at):
     attached = attach(model, {"1": DropBlock2d(0.3, 5, at=at), "3": Dropout2d(0.5)})
     state, random = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
     figure = plot_masks(model, x, channels=3)
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     found = titles(figure)
     assert found[:3] == ["channel 0", "channel 1", "channel 2"]
     shares = [float(title.split(": ")[1]) for title in found if title.startswith("dropped")]

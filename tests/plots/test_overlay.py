@@ -34,7 +34,7 @@ def test_a_map_lies_over_its_image(image):
     assert ax.get_title() == "Grad-CAM"
     assert bar.get_ylabel() == "value of the map"
     assert above.get_clim() == (0, 1)
-    figure.canvas.draw()
+    figure.draw_without_rendering()
 
 
 @pytest.mark.usefixtures("matplotlib")
@@ -42,7 +42,7 @@ def test_a_map_in_its_own_unit():
     figure = overlay(7 * MAP.bfloat16().requires_grad_(), torch.zeros(8, 8), title="seven")
     assert figure.axes[0].get_images()[1].get_clim() == (0, 7)
     assert figure.axes[0].get_title() == "seven"
-    figure.canvas.draw()
+    figure.draw_without_rendering()
 
 
 def test_on_axes_that_are_there(matplotlib):
