@@ -47,8 +47,9 @@ def _paused(model: nn.Module) -> Iterator[None]:
     controls = list({id(site.control): site.control for site in sites}.values())
     before = [(c, c.enabled, c.evaluated_with_grad, c.stepped) for c in controls]
     untouched = [c for c in controls if c.graphs == graphs_built()]
+    records = [site.record for site in sites] + [control.record for control in controls]
     with ExitStack() as stack:
-        for record in [each.record for each in (*sites, *controls)]:
+        for record in records:
             stack.enter_context(record.uncounted())
         try:
             for control in controls:

@@ -52,6 +52,16 @@ def test_a_gradient_of_zero_is_marked():
     assert zero.get_xdata().tolist() == [0]
 
 
+def test_gradients_that_are_all_zero_can_be_drawn():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    attached = attach(model, {"*": GradientStats()})
+    model(torch.ones(1, 2)).mul(0).sum().backward()
+    figure = plot_gradient_flow(attached)
+    figure.draw_without_rendering()
+    (zero,) = [each for each in figure.axes[0].get_lines() if each.get_label() == "0"]
+    assert zero.get_xdata().tolist() == [0, 1]
+
+
 def test_a_column_of_activations_is_the_share_of_each_size():
     attached = trained({"*": ActivationStats(every=1, low=2**-6, high=4.0)})
     figure = plot_activations(attached)

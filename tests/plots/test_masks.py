@@ -84,5 +84,6 @@ def test_where_there_is_nothing_to_draw(spec, cause):
 def test_an_image_is_needed():
     model = nn.Sequential(nn.Identity())
     attach(model, {"0": Dropout(0.5)})
-    with pytest.raises(ValueError, match="x must hold an image"):
-        plot_masks(model, (torch.rand(4, 3),))
+    for x in (torch.rand(4, 3), torch.rand(0, 3, 8, 8), torch.rand(1, 2, 8, 8)):
+        with pytest.raises(ValueError, match=rf"x must hold an image.*\[\({x.shape[0]}, "):
+            plot_masks(model, (x,))
