@@ -8,7 +8,7 @@ from torch import nn
 
 from ..observers.capture import Capture
 from ..observers.kept_calls import Record
-from ..quoting import label, listed, quote
+from ..quoting import listed, quote
 from ..sites.hooks import SiteHook
 from ..sites.shared import Control
 from ..sites.site import Site
@@ -38,7 +38,7 @@ def captured(
     if not any(found.values()):
         causes = {_cause(site, control): None for site in sites}
         raise RuntimeError(
-            f"nothing was captured at {listed(found, 3)}: {'; '.join(map(label, causes))}"
+            f"nothing was captured at {listed(found, 3)}: {'; '.join(causes)}"
         )
     return found
 
