@@ -37,9 +37,7 @@ def captured(
     }
     if not any(found.values()):
         causes = {_cause(site, control): None for site in sites}
-        raise RuntimeError(
-            f"nothing was captured at {listed(found, 3)}: {'; '.join(causes)}"
-        )
+        raise RuntimeError(f"nothing was captured at {listed(found, 3)}: {'; '.join(causes)}")
     return found
 
 
