@@ -301,6 +301,7 @@ def test_root_and_what_is_below_it(net, hook_count):
 def test_a_container_that_is_never_called(hook_count):
     model = nn.ModuleDict({"blocks": nn.ModuleList([nn.Linear(2, 2)])})
     refused(model, hook_count, {"blocks": Dropout()}, "ModuleList", "blocks.*")
+    refused(model, hook_count, {".": Dropout()}, "ModuleDict", "did you mean '*'?")
     assert [s.name for s in attach(model, {"**": Dropout()}).sites] == ["blocks.0"]
 
 

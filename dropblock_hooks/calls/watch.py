@@ -1,6 +1,7 @@
 """``watch``: a `Watchdog` on the layers of a model, in one line."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -8,11 +9,19 @@ from torch import nn
 
 from ..attach import attach
 from ..attachment.attachment import Attachment
+from ..checks import closest
 from ..observers.watchdog import Watchdog
+from ..quoting import label
 from ..selectors.select import Select
 from ..selectors.wrappers import named_modules, submodule, unwrap
 
 _MOST = 1000
+_OF_ATTACH = ("grad_scaler", "root")
+_OF_WATCHDOG = tuple(
+    each.name
+    for each in fields(Watchdog)
+    if each.name not in ("rules", "action", "every", *Watchdog.refused_options)
+)
 
 
 def watch(
@@ -40,15 +49,23 @@ def watch(
         rules: names of rules, or one; or ``"all"``; see `Watchdog`.
         action: ``"warn"``, ``"raise"``, or a function of an `Alert`.
         every: look at every so many training forwards; 0 or None: only at ``attached.step``.
-        options: other thresholds of `Watchdog`, and arguments of `attach`: ``grad_scaler``.
+        options: other fields of `Watchdog`, as ``max_dead=0.5``, and of the arguments of `attach`
+            ``grad_scaler`` and ``root``.
 
     Raises:
         TypeError, ValueError: for a rule, an action or an option that is none.
+        SpecError: where a `Watchdog` is on already.
     """
-    arguments = {name: options.pop(name) for name in ("grad_scaler", "root") if name in options}
+    arguments = {name: options.pop(name) for name in _OF_ATTACH if name in options}
+    for name in options:
+        if name not in _OF_WATCHDOG:
+            known = (*_OF_ATTACH, *_OF_WATCHDOG)
+            raise TypeError(
+                f"watch takes no {label(name)}{closest(name, known)}; its options: "
+                f"{', '.join(known)}"
+            )
     dog = Watchdog(rules, action=action, every=every, **options)  # type: ignore[arg-type]  # checked
-    root = arguments.get("root", "")
-    base = submodule(unwrap(model), root)
+    base = submodule(unwrap(model), arguments.get("root", ""))
     first: dict[nn.Module, str] = {}  # of a shared layer, the name that it has at its site
     for name, module in named_modules(base):
         if not isinstance(module, torch.jit.ScriptModule):  # takes no hooks
@@ -58,5 +75,9 @@ def watch(
     while len(names) > _MOST and depth:
         depth -= 1
         names = {name for name in names if name.count(".") <= depth}
-    layers = Select(where=lambda name, _: name in names)  # those that are never called left out
-    return attach(model, {layers: dog}, **arguments)
+
+    def watched_layers(name: str, layer: nn.Module) -> bool:
+        return name in names
+
+    # chosen by a function, layers that are never called are left out
+    return attach(model, {Select(where=watched_layers): dog}, **arguments)

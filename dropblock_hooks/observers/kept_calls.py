@@ -112,6 +112,10 @@ class CaptureWatch(Watch):
         return [entry.record() for entry in list(self.entries.values())]
 
     def see(self, seen: Seen) -> Any:
+        if not (self.capture.activations or torch.is_grad_enabled()) and (
+            is_compiling() or not checkpointed()
+        ):
+            return None  # no gradient will come: a record of nothing
         if is_compiling():
             slots = [_Slot(at) for at in range(len(seen.tensors))]
             nesting = _written(seen.nest(slots))

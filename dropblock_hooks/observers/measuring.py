@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -62,11 +62,6 @@ class Measuring(Observer):
         """What the columns are taken from."""
         every = "" if self.every == 1 else f"{_ordinal(self.every)} "
         return f"{self.label}: this epoch; zeros, nan/inf: every {every}call"
-
-    def _stated(self) -> dict[str, Any]:
-        """What a repr says: what is not as usual."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {f.name: values[f.name] for f in fields(self) if values[f.name] != f.default}
 
 
 def _ordinal(n: int) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, field, fields
+from dataclasses import field
 from typing import Any, ClassVar
 
 from ..checks import as_count, as_number, check_option, closest
@@ -91,6 +91,7 @@ class Watchdog(Observer):
     needs_calls: ClassVar[bool] = False
     sees_gradients: ClassVar[bool] = True
     sees_given: ClassVar[bool] = True
+    refused_options: ClassVar[tuple[str, ...]] = ("at",)
 
     def __post_init__(self) -> None:
         if isinstance(self.rules, str) and self.rules != "all":
@@ -127,14 +128,6 @@ class Watchdog(Observer):
 
     def bind(self) -> Any:
         return Watched("dead" in self.names, "saturated" in self.names)
-
-    def _stated(self) -> dict[str, Any]:
-        """What the repr says: the fields that differ from their defaults."""
-        return {
-            each.name: getattr(self, each.name)
-            for each in sorted(fields(self), key=lambda each: bool(each.kw_only))
-            if each.default is not MISSING and getattr(self, each.name) != each.default
-        }
 
 
 _BOUNDS = (

@@ -17,6 +17,7 @@ from dropblock_hooks import (
     Foreign,
     HookWarning,
     Spec,
+    SpecError,
     Watchdog,
     WatchdogError,
     attach,
@@ -474,6 +475,59 @@ def test_it_copies_and_leaves():
 def test_bad_input(fields, message):
     with pytest.raises((TypeError, ValueError), match=message):
         Watchdog(**fields)
+
+
+class Text(nn.Module):
+    def forward(self, x):
+        return "a text"
+
+
+class WithText(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.text, self.fc = Text(), nn.Linear(2, 2)
+
+    def forward(self, x):
+        self.text(x)
+        return self.fc(x)
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_a_layer_that_gives_no_tensor_is_no_fault(backend):
+    torch._dynamo.reset()
+    model = WithText()
+    attached = watch(model)
+    run = model if backend is None else torch.compile(model, backend=backend)
+    run(torch.ones(1, 2)).sum().backward()
+    assert attached.verify() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"max_rato": 3},
+            r"watch takes no max_rato \(closest: max_ratio.*options: grad_scaler, root",
+        ),
+        ({"optimizer": None}, "watch takes no optimizer; its options: .*max_dead"),
+        ({"at": "input"}, "watch takes no at;"),
+        ({"root": "0.1"}, "root='0.1' is not a submodule"),
+        ({"root": 3}, "root must be the name of a submodule, got 3"),
+    ],
+)
+def test_bad_options_of_watch(options, message):
+    model = nn.Sequential(nn.Linear(2, 2))
+    with pytest.raises((TypeError, ValueError), match=message):
+        watch(model, **options)
+    assert not attachments(model)
+
+
+def test_a_second_watch_is_one_problem():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    watch(model)
+    with pytest.raises(SpecError, match="Watchdog is already on, as ./Watchdog") as caught:
+        watch(model)
+    assert len(caught.value.problems) == 1
 
 
 def test_files():
