@@ -33,6 +33,7 @@ class WeightStats(Observer):
 
     acts_on: ClassVar[Literal["activation", "gradient"]] = "gradient"  # as what parameters take
     sees_values: ClassVar[bool] = False
+    needs_calls: ClassVar[bool] = False
 
     edges: ClassVar[tuple[float, ...]] = tuple(2.0**octave for octave in range(-27, 15))
     """The edges of the bins of its histogram."""
