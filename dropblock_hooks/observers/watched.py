@@ -76,6 +76,7 @@ class Clock:
         time: the events of forwards, on the device.
         back: those of backwards.
         forwards: training forwards since the last look.
+        steps: how often time has moved since then.
         batch: samples in a call, the largest number seen.
         alerts: what the last looks have found, by layer and rule.
     """
@@ -84,7 +85,7 @@ class Clock:
         with torch.inference_mode(False):
             self.time = torch.zeros((), dtype=torch.float64, device="cpu")
             self.back = torch.zeros((), dtype=torch.float64, device="cpu")
-        self.forwards = 0
+        self.forwards = self.steps = 0
         self.batch = 1
         self.alerts: dict[tuple[str, str], Any] = {}
 
