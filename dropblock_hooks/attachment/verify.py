@@ -1,9 +1,7 @@
 """What is wrong with the sites of an Attachment: in one window, an epoch say."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch import nn
 
@@ -15,9 +13,6 @@ from ..warn import warn
 from .faults import Fault, Window, fault_of, needs_calls, runs_unseen
 from .finding import Alert, Finding
 from .watchdog import alerts_now, look_for_alerts, tell_alerts
-
-if TYPE_CHECKING:
-    from .attachment import Attachment
 
 _GONE = (
     "it was replaced, or written out, as torch.fx.symbolic_trace does with containers; attach to "
@@ -91,7 +86,7 @@ def find_faults(
     return [*found, *alerts_now(base, control, hooks)]
 
 
-def tell_faults(attached: Attachment) -> None:
+def tell_faults(attached: Any) -> None:
     """Warn of what is wrong, once of each; a `Watchdog` looks, and does what it was told to do."""
     control = attached._control
     found = [each for each in attached.verify() if not isinstance(each, Alert)]
