@@ -58,13 +58,29 @@ def _observer(hook: SiteHook) -> Watchdog | None:
     return observer if isinstance(observer, Watchdog) else None
 
 
+def look_at_step(
+    base: nn.Module, control: Control, hooks: Sequence[SiteHook], ended: bool
+) -> list[Alert]:
+    """What there is to tell when time moves: as an epoch ends; within one, as of forwards.
+
+    A trainer may move it at every batch, and never call the model itself, but a part of it.
+    """
+    watching = Watching.of(hooks)
+    if watching is None:
+        return []
+    clock = Clock.of(control.shared)
+    clock.steps += 1
+    due = ended or 0 < watching.every <= clock.steps
+    return look_for_alerts(base, control, hooks) if due else []
+
+
 def look_for_alerts(base: nn.Module, control: Control, hooks: Sequence[SiteHook]) -> list[Alert]:
     """What there is to tell: each once for a layer and rule, until it has gone away in between."""
     looked = _looked(base, control, hooks)
     if looked is None or not control.installed:
         return []
     clock = Clock.of(control.shared)
-    clock.forwards = 0
+    clock.forwards = clock.steps = 0
     found = {(each.key, each.kind): each for each in alerts_of(looked)}
     before = clock.alerts
     if not looked.has_statistics:  # of these, what was found still holds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -105,6 +105,15 @@ class CaptureWatch(Watch):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, entries={}, waiting={}, handle=new_handle(self))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"calls": torch.tensor(self.calls, device="cpu")}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """The numbers of calls go on; what was kept is of another time."""
+        self.calls = int(state["calls"])
+        self.entries.clear()
+        self.waiting.clear()
 
     @property
     def records(self) -> list[Record]:

@@ -33,8 +33,9 @@ class Watchdog(Observer):
     """Warns of what goes wrong, with the layer, the epoch, the figure and the likely cure.
 
     Put it on many layers, nested as they are: of NaN and Inf it then names the layer that made
-    them, among all that have passed them on. It looks at its numbers at ``attached.step`` and at
-    every so many training forwards; between two looks no device is waited for. The rules:
+    them, among all that have passed them on. It looks at its numbers when an epoch ends
+    (``attached.step``), and at every so many training forwards, or steps within an epoch; between
+    two looks no device is waited for. The rules:
 
     - ``nonfinite``: NaN or Inf, in the forward or the backward. Overflows of a GradScaler that the
       Attachment knows are told after 10 in a row; those of one update, that accumulates, are one.
@@ -64,8 +65,8 @@ class Watchdog(Observer):
         rules: names of rules, or one; or ``"all"``.
         action: ``"warn"``; ``"raise"``, a `WatchdogError`; or a function of an `Alert`, which can't
             be written to a file.
-        every: look at every so many training forwards, where the model is not compiled as a whole;
-            0 or None: only at ``step``.
+        every: look at every so many training forwards, where the model is not compiled as a whole,
+            or steps within an epoch; 0 or None: only when an epoch ends.
         max_ratio: of gradients at both ends of the model.
         max_dead, max_saturated: largest share of a layer's channels, or values.
         max_clipped: largest share of gradients, or of their values, that a bound may change.

@@ -83,6 +83,7 @@ class Clock:
         time: the events of forwards, on the device.
         back: those of backwards.
         forwards: training forwards since the last look.
+        steps: how often time has moved since then.
         calls: all training forwards that were seen, and `samples` the samples in them.
         rescaled: whether the scale of the GradScaler was seen to move.
         alerts: what the last looks have found, by layer and rule.
@@ -92,7 +93,7 @@ class Clock:
         with torch.inference_mode(False):
             self.time = torch.zeros((), dtype=torch.float64, device="cpu")
             self.back = torch.zeros((), dtype=torch.float64, device="cpu")
-        self.forwards = 0
+        self.forwards = self.steps = 0
         self.calls = self.samples = 0
         self.rescaled = False
         self.alerts: dict[tuple[str, str], Any] = {}

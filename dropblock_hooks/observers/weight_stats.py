@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..registry import register
+from ..selectors.wrappers import shard_refusal
 from ..tables import Columns
 from .base import Observer, Watch
 from .moments import CALLS, KEPT, SQUARES, Moments
@@ -22,7 +23,8 @@ class WeightStats(Observer):
     """Mean, deviation, largest magnitude and norm of a layer's own parameters, all taken together.
 
     They are looked at when the epoch ends and when the report is asked for: a forward costs
-    nothing. On ``param:`` selectors, of one parameter alone.
+    nothing, and the layer need not be called. On ``param:`` selectors, of one parameter alone. Of
+    parameters that FSDP shards nothing is seen: a process holds them whole but now and then.
 
     Example:
         >>> from torch import nn
@@ -34,6 +36,7 @@ class WeightStats(Observer):
 
     acts_on: ClassVar[Literal["activation", "gradient"]] = "gradient"  # as what parameters take
     sees_values: ClassVar[bool] = False
+    needs_calls: ClassVar[bool] = False
 
     edges: ClassVar[tuple[float, ...]] = tuple(2.0**octave for octave in range(-27, 15))
     """The edges of the bins of its histogram."""
@@ -118,6 +121,8 @@ class WeightWatch(Watch):
 
 def _parameters(module: nn.Module, name: str | None) -> Iterator[Tensor]:
     """The layer's own, or the one of this name, as far as they hold numbers."""
+    if shard_refusal(module) is not None:
+        return
     for key, each in module._parameters.items():
         plain = type(each) in (Tensor, nn.Parameter) and not each.is_meta  # type: ignore[union-attr]
         if plain and key == (name or key) and each.is_floating_point():  # type: ignore[union-attr]

@@ -545,3 +545,16 @@ def test_dropout_beside_it_is_no_alert():
     trained(model, 30)
     attached.step()
     assert attached.verify() == []
+
+
+@pytest.mark.parametrize(("every", "wanted"), [(3, [0, 0, 1, 1, 1]), (0, [0, 0, 0, 0, 1])])
+def test_within_an_epoch_steps_are_as_forwards(every, wanted):
+    """A trainer moves time at every batch, and may call but a part of the model."""
+    found, seen = [], []
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
+    attached = attach(model, {"0.0": Watchdog("nonfinite", action=found.append, every=every)})
+    for t in (0.0, 0.25, 0.5, 0.75, 1.0):
+        attached.step(t)
+        model[0](torch.full((1, 2), math.nan))
+        seen.append(len(found))
+    assert seen == wanted

@@ -3,6 +3,7 @@
 import copy
 import gc
 import io
+import json
 import pickle
 import weakref
 from collections import namedtuple
@@ -452,7 +453,8 @@ def test_what_is_saved_holds_no_records():
     attached = attach(model, {"often": Capture(gradients=True)})
     model(x).backward()
     state = attached.state_dict()
-    assert "buffers" not in state["sites"]["often/Capture"]
+    number = {"dtype": "int64", "shape": [], "values": [3]}
+    assert state["sites"]["often/Capture"]["buffers"] == {"calls": number}
     assert state["sites"]["often/Capture"]["active_calls"] == 3
     attached.load_state_dict(state)
     buffer = io.BytesIO()
@@ -615,3 +617,25 @@ def test_an_output_that_holds_no_tensor():
     attach(model, {"0": Capture()})
     with pytest.raises(SiteError, match="0': the output holds no floating-point tensor"):
         model(torch.ones(1, 2))
+
+
+def test_the_numbers_of_calls_are_saved():
+    model = nn.Sequential(nn.Linear(2, 2))
+    spec = {"0": Capture(every=2, keep=None)}
+
+    def numbers(attached, calls):
+        for _ in range(calls):
+            model(torch.ones(1, 2))
+        return [record.call for record in attached.captured()["0"]]
+
+    with attach(model, spec) as attached:
+        assert numbers(attached, 3) == [0, 2]
+        state = json.loads(json.dumps(attached.state_dict()))
+        assert numbers(attached, 2) == [0, 2, 4]
+        attached.load_state_dict(state)  # as after the trial that trainers make of a validation
+        with pytest.raises(RuntimeError, match="not copied, saved or loaded"):
+            attached.captured()
+        assert numbers(attached, 2) == [4]
+    with attach(model, spec) as attached:
+        attached.load_state_dict(state)
+        assert numbers(attached, 2) == [4]

@@ -114,3 +114,39 @@ def test_a_forward_stays_what_it_is(compiled):
     found.sum().backward()
     assert attached.verify() == []
     assert all(len(line) <= 100 for line in str(attached).splitlines())
+
+
+def test_the_layer_need_not_be_called():
+    attention = nn.MultiheadAttention(4, 2)  # takes the weight of its projection
+    attached = attach(attention, {"out_proj": WeightStats()})
+    x = torch.ones(2, 1, 4)
+    for _ in range(2):
+        attention(x, x, x)[0].sum().backward()
+        assert attached.verify() == []
+        attached.step()  # no warning
+    assert of(attached)[0].values == 20
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_nothing_of_what_fsdp_shards(tmp_path, when):
+    from torch import distributed
+    from torch.distributed.fsdp import fully_shard
+
+    store = distributed.FileStore(str(tmp_path / "store"), 1)
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        spec, attached = {"*": WeightStats()}, None
+        if when == "before":
+            attached = attach(model, spec)
+        mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
+        fully_shard(model, mesh=mesh)
+        attached = attached or attach(model, spec)
+        for reshard in (False, True):  # what was gathered for a forward is there until then
+            model(torch.ones(2, 3))
+            if reshard:
+                model.reshard()
+            assert of(attached) == [None, None]
+            attached.step()
+    finally:
+        distributed.destroy_process_group()
