@@ -69,7 +69,7 @@ def _panels(rows: Sequence[Row], panels: Mapping[str, Value], *, spread: bool) -
                 for row, color in zip([*base, *group], [BASELINE["color"], *COLORS], strict=False):
                     low, high = (over_epochs(row, value, end) for end in (min, max))
                     ends = (list(low.values()), list(high.values()))
-                    axes.fill_between(list(low), *ends, color=color, alpha=0.15, linewidth=0)
+                    axes.fill_between(list(low), *ends, color=color, alpha=0.2, linewidth=0)
             axes.set_ylabel(title)
             whole_epochs(axes)
         for axes in line[len(panels) :]:
