@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from experiments.files import draft_folder
+from experiments.reporting.best import at_best, best_section
 from experiments.reporting.cost import cost
+from experiments.reporting.epochs import epochs_factor, epochs_section
 from experiments.reporting.findings import answer, counted, escape, listed
 from experiments.reporting.plots import draw
 from experiments.reporting.reported import read_reported, sections
@@ -23,7 +25,7 @@ from experiments.reporting.score_tables import (
     tested,
 )
 from experiments.reporting.setting import setting
-from experiments.reporting.summary import Row, contrasted, summarize
+from experiments.reporting.summary import Row, compared, contrasted, summarize
 from experiments.reporting.tables import (
     markdown,
     table,
@@ -41,15 +43,21 @@ CAPTIONS = {
     "factors": "Means; the points are the seeds. The dashed line is the baseline; other conditions "
     "that are not in the grid are left out. Differences are paired by seed, which is not shown "
     "here: see the tables.",
+    "epochs": "Means; the points are the seeds.",
     "robustness": "Differences to the baseline on the changed test images; marks as above.",
     "learning": "Means over the seeds, while training: with the regularizers on, and on the labels "
     "trained with.",
+    "validation": "After every epoch, in evaluation mode: lines are means over the seeds, bands "
+    "reach from the lowest seed to the highest. Validation images count with the labels that are "
+    "trained with.",
     "rates": "Means over the seeds and those sites that have both a nominal and a realized rate.",
 }
+OVER_EPOCHS = ("learning", "validation", "rates")
 INTERVALS = {
     "scores": " Intervals have 95 %: on the left those of the means, on the right those of the "
     "differences, which are what is tested.",
     "factors": " Intervals are those of the means, 95 %, not what is tested.",
+    "epochs": " Intervals are those of the means, 95 %, not what is tested.",
 }
 
 
@@ -69,7 +77,7 @@ def write_report(directory: Path, out: Path | None = None) -> Path:
     out = directory / "report" if out is None else out
     out.mkdir(parents=True, exist_ok=True)
     with _replacing(out) as new:
-        pictures = draw(rows, new)
+        pictures = draw(rows, new, best=at_best(record, rows))
         (new / "report.md").write_text(make_report(record, rows, pictures), encoding="utf-8")
         write_runs(rows, new / "runs.csv")
         write_summary(rows, new / "summary.csv")
@@ -96,8 +104,9 @@ def rewrite_report(folder: Path, study: Study) -> Path:
     record, runs = read_reported(folder / "runs.csv", study)
     rows = summarize(record, runs)
     with _replacing(folder) as new:
-        pictures = {*draw(rows, new, ("scores", "factors", "robustness"))}
-        pictures |= {name for name in ("learning", "rates") if (folder / f"{name}.png").is_file()}
+        best = at_best(record, rows)
+        pictures = {*draw(rows, new, ("scores", "factors", "epochs", "robustness"), best)}
+        pictures |= {name for name in OVER_EPOCHS if (folder / f"{name}.png").is_file()}
         text = make_report(record, rows, pictures, sections(old))
         (new / "report.md").write_text(text, encoding="utf-8")
         write_summary(rows, new / "summary.csv")
@@ -129,20 +138,27 @@ def make_report(
     """
     pictures = list(pictures)
     splits = list(rows[0].scores) if rows else []
+    best = at_best(record, rows)
     parts = [f"# {escape(record.name)}", f"**Question.** {' '.join(record.question.split())}"]
     parts += [_extent(record, rows)]
     if splits:
         contrasts = contrasted(record, rows)
-        parts += ["## Answer", *answer(rows, contrasts), _equal_epochs(rows)]
+        parts += ["## Answer", *answer(rows, contrasts), _equal_epochs(rows, bool(best))]
         parts += ["## Clean accuracy", score_table(rows, "clean"), reading(rows, contrasts)]
         for name in ("scores", "factors"):
             parts += _picture(name, pictures, INTERVALS[name] if tested(rows, "clean") else "")
         parts += contrast_tables(contrasts)
+        if best:
+            parts += [*best_section(record, best), *_picture("validation", pictures)]
+        if epochs_factor(compared(rows)) is not None:
+            parts += epochs_section(rows, best)
+            parts += _picture("epochs", pictures, INTERVALS["epochs"])
     others = [split for split in splits if split != "clean"]
     if others:
         parts += ["## Robustness", *robustness(rows, others), *_picture("robustness", pictures)]
     if "learning" in pictures:
         parts += ["## Training", *_picture("learning", pictures)]
+        parts += [] if best else _picture("validation", pictures)
     if any(row.nominal is not None for row in rows):
         parts += ["## Rates", _rate_table(rows), *_picture("rates", pictures)]
     parts += _absent(rows)
@@ -166,11 +182,17 @@ def _extent(record: StudyRecord, rows: Sequence[Row]) -> str:
     )
 
 
-def _equal_epochs(rows: Sequence[Row]) -> str:
-    """After how many epochs the conditions are compared."""
+def _equal_epochs(rows: Sequence[Row], has_best: bool) -> str:
+    """After how many epochs the conditions are compared, and that this was not chosen."""
     base = rows[0].config.epochs
     unlike = [f"{row.condition} ({row.config.epochs})" for row in rows if row.config.epochs != base]
     text = f"All are tested after their last epoch, {base}; no epoch was chosen by its score."
+    if has_best:
+        text = (
+            f"Here, all are tested after their last epoch, {base}; no epoch was chosen by its "
+            "score. The [best epochs by validation](#best-epoch-by-validation) are a second "
+            "reading; none was chosen by a test score."
+        )
     if not unlike:
         return text
     return text.replace(f", {base};", f", {base} but for {listed(unlike)};")

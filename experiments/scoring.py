@@ -9,9 +9,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from lightning.fabric import Fabric
@@ -63,8 +62,7 @@ class Scorer:
             name: of the split, which decides the seeds.
         """
         fabric, sharded = self.fabric, self.is_sharded
-        if not sharded:
-            share_buffers(fabric, model)
+        share_buffers(fabric, model)
         part = (0, 1) if sharded else (fabric.global_rank, fabric.world_size)
         precision = fabric.strategy.precision
         sums = torch.zeros(3, dtype=torch.float64)
@@ -90,23 +88,27 @@ class Scorer:
 
     def weights(self, model: nn.Module) -> dict[str, Tensor]:
         """A copy of all weights and buffers, in every process; all of them call it."""
-        with self._whole(model):
-            return {name: value.cpu().clone() for name, value in model.state_dict().items()}
+        with self._whole(model) as whole:
+            return {name: value.cpu().clone() for name, value in whole.state_dict().items()}
 
     def load(self, model: nn.Module, weights: dict[str, Tensor]) -> None:
         """Take over what `weights` gave; all processes call it."""
-        with self._whole(model):
-            model.load_state_dict(weights)
+        with self._whole(model) as whole:
+            whole.load_state_dict(weights)
 
-    def _whole(self, model: nn.Module) -> Any:
-        """Within it, a sharded model's state is that of the whole one."""
+    @contextmanager
+    def _whole(self, model: nn.Module) -> Iterator[nn.Module]:
+        """The module whose state is that of the whole model, within the context."""
         if not self.is_sharded:
-            return nullcontext()
+            yield model
+            return
         from torch.distributed.fsdp import FullStateDictConfig, StateDictType
         from torch.distributed.fsdp import FullyShardedDataParallel as Sharded
 
-        whole = FullStateDictConfig(offload_to_cpu=True, rank0_only=False)
-        return Sharded.state_dict_type(model, StateDictType.FULL_STATE_DICT, whole)
+        options = FullStateDictConfig(offload_to_cpu=True, rank0_only=False)
+        [root] = Sharded.fsdp_modules(model, root_only=True)  # Fabric's wrapper knows no shards
+        with Sharded.state_dict_type(root, StateDictType.FULL_STATE_DICT, options):
+            yield root
 
 
 @dataclass(frozen=True)

@@ -283,7 +283,11 @@ class Training:
         return replace(epoch, validation=accuracy, validation_loss=known)
 
     def _best(self, last: dict[str, float]) -> Best | None:
-        """The best epoch, tested; `last` are the scores of the last one. A sharded model's own weights are lost."""
+        """The best epoch, tested; a sharded model has its weights then, and no longer its own.
+
+        Args:
+            last: scores of the last epoch.
+        """
         kept = self.kept
         if kept is None:
             return None

@@ -11,6 +11,7 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+import yaml
 from scipy import stats
 
 SPLITS = ("clean", "occluded", "noisy")
@@ -125,6 +126,26 @@ class Study:
         names = [condition, *(name for name, first in self.repeats.items() if first == condition)]
         return mean_of([self.own(name, split) for name in names])
 
+    @property
+    def has_best(self) -> bool:
+        """Whether any run has a best epoch by validation."""
+        return any(line.get("best_epoch") for line in self.lines)
+
+    @property
+    def epochs_factor(self) -> str | None:
+        """The factor whose levels are the numbers of epochs."""
+        for name, levels in self.factors.items():
+            said = {re.sub(r" epochs?$", "", level) for level in levels.values()}
+            same = all(str(self.epochs[one]) == each.split(" ")[0] for one, each in levels.items())
+            if same and len(said) > 1 and all(map(str.isdigit, said)):
+                return name
+        return None
+
+    def pooled(self, condition: str, column: str) -> float:
+        """The mean over all runs of the condition, and of what repeats it."""
+        names = [condition, *(name for name, first in self.repeats.items() if first == condition)]
+        return float(np.mean([x for name in names for x in self.own(name, column).values()]))
+
     def mean(self, condition: str, column: str) -> float | None:
         """Over the seeds."""
         numbers = list(self.own(condition, column).values())
@@ -136,7 +157,7 @@ def _own(study: Study, condition: str, column: str) -> Values:
     return {
         int(line["seed"]): float(line[column])
         for line in study.lines
-        if line["condition"] == condition and line[column]
+        if line["condition"] == condition and line.get(column)
     }
 
 
@@ -174,7 +195,7 @@ def p_says(p: float) -> str:
     return text[1:] if text.startswith("0") else text
 
 
-def family(study: Study, title: str) -> Family | None:
+def family(study: Study, title: str, split: str = "clean") -> Family | None:
     """The comparisons under a title, such as "Pairs of rate, within regularizer"; None if unknown.
 
     Between levels that several conditions have, their means are compared, seed by seed.
@@ -193,7 +214,7 @@ def family(study: Study, title: str) -> Family | None:
             return None
         groups = _groups(study, form[1], form[2])
     pairs = {
-        (later, earlier): (mean_of_cells(study, group[later]), mean_of_cells(study, group[earlier]))
+        (later, earlier): tuple(mean_of_cells(study, group[x], split) for x in (later, earlier))
         for group in groups
         for earlier, later in combinations(group, 2)
     }
@@ -201,9 +222,9 @@ def family(study: Study, title: str) -> Family | None:
     return Family(found, all(len(cells) == 1 for group in groups for cells in group.values()))
 
 
-def mean_of_cells(study: Study, conditions: Iterable[str]) -> Values:
+def mean_of_cells(study: Study, conditions: Iterable[str], split: str = "clean") -> Values:
     """The mean over conditions, of the seeds that all of them have."""
-    cells = [study.values(condition) for condition in conditions]
+    cells = [study.values(condition, split) for condition in conditions]
     return {s: float(np.mean([c[s] for c in cells])) for s in set.intersection(*map(set, cells))}
 
 
@@ -239,7 +260,10 @@ def read_study(folder: Path) -> Study:
         raise ValueError(f"{folder / 'report.md'} does not say what the baseline is")
     changes = dict(re.findall(r"^- \*\*(.+?)\*\*: (`.+`|nothing)$", text, re.MULTILINE))
     epochs = re.search(r"^epochs: (\d+)$", text, re.MULTILINE)
-    asked = {name: re.search(r"epochs: (\d+)`$", change) for name, change in changes.items()}
+    asked = {
+        name: yaml.safe_load(f"{{{change.strip('`')}}}").get("epochs")
+        for name, change in changes.items()
+    }
     base = int(epochs[1]) if epochs else 0
     return Study(
         folder,
@@ -247,10 +271,10 @@ def read_study(folder: Path) -> Study:
         {name: named[1] for name, change in changes.items() if change == "`replica: 1`"},
         named[1],
         {
-            name: int(found[1]) if (found := asked.get(name)) else base
+            name: asked.get(name) or base
             for name in dict.fromkeys(line["condition"] for line in lines)
         },
-        tuple(re.findall(r"^### (Pairs .+)$", text, re.MULTILINE)),
+        tuple(dict.fromkeys(re.findall(r"^### (Pairs .+)$", text, re.MULTILINE))),
     )
 
 

@@ -25,6 +25,7 @@ from experiments.recounting.numbers import (
 )
 
 Key = tuple[str, ...]
+BEST, LENGTHS = "Best epoch by validation", "Accuracy against number of epochs"
 _CELLS = re.compile(r"(?<!\\)\|")
 _PROSE = (  # sentences that are so, whatever the runs are
     r"!\[\w+\]\(\w+\.png\)",
@@ -33,6 +34,15 @@ _PROSE = (  # sentences that are so, whatever the runs are
     r"What the question asks for, besides the comparisons with the baseline\. Each is the first "
     r"condition, or level, minus the second, paired by seed\. p is corrected after Holm over the "
     r"comparisons of its table\.",
+    r"A second reading: of each run the weights after the epoch with the highest accuracy on its "
+    r"validation images, the first of equals, on the clean test images\. All else in this report "
+    r"is about the last epoch\. Validation images count with the labels that are trained with, "
+    r"wrong ones included\. Accuracies, differences and p are made and read as those of the last "
+    r"epoch; each table is corrected for itself\.",
+    r"After every epoch, in evaluation mode: lines are means over the seeds, bands reach from the "
+    r"lowest seed to the highest\. Validation images count with the labels that are trained with\.",
+    r"Clean accuracy in percent, means ± standard deviations over the seeds\. Each number of "
+    r"epochs is a training of its own, with its own schedules\.",
     r"The same networks on changed test images; each table is corrected for itself\.",
     r"Means over (the )?seeds[^0-9]*",
     r"Means over the seeds; ratios are over those that have a finished run of .+, too\. Unlike the "
@@ -76,7 +86,7 @@ def _lines(text: str) -> Iterator[tuple[int, Key, str]]:
             section, below, within = line[3:], "", "baseline"
         elif raw.startswith("### "):
             below = line[4:]
-            if section == "Contrasts":
+            if section in ("Contrasts", BEST):
                 yield number, (section, "title", below), below
         elif raw.startswith("# ") or (section in ("", "Training") and "Question" in raw):
             continue
@@ -129,10 +139,63 @@ def _expected(study: Study) -> dict[Key, str]:
                 key, text = _bullet(name, study.baseline, test)
                 lines["Answer", "", "baseline", key] = text
             lines["Clean accuracy", "", "Means"] = _reading(study, families)
-    lines["Answer", "", "All"] = _after(study)
+    after = _after(study)
+    lines["Answer", "", after.split(" ")[0]] = after
     for title, one in families.items():
         lines |= _family_lines(title, one.tests)
-    return lines | _rates(study) | _costs(study)
+    return lines | _best(study) | _lengths(study) | _rates(study) | _costs(study)
+
+
+def _best(study: Study) -> dict[Key, str]:
+    """The reading of the best epochs: the same comparisons, of other scores."""
+    if not study.has_best:
+        return {}
+    split = "best_clean"
+    families = {title: family(study, title, split) for title in families_of(study)}
+    known = {title: one for title, one in families.items() if one is not None}
+    found = _against(study, split, known)
+    head = f"condition | n | epochs, mean | validation, % | accuracy, % | minus {study.baseline}"
+    lines: dict[Key, str] = {
+        (BEST, "", "row", "condition"): f"{head} [95 %] | Holm p",
+        (BEST, "", "overview"): _overview(study, found),
+    }
+    for name in study.heads:
+        row = _score_row(study, name, split, found.get(name))
+        _, n, rest = row.removeprefix(name).split(" | ", 2)
+        epochs = f"{study.pooled(name, 'best_epoch'):.1f} of {study.epochs[name]}"
+        validation = f"{100 * study.pooled(name, 'validation'):.2f}"
+        lines[BEST, "", "row", name] = f"{name} | {n} | {epochs} | {validation} | {rest}"
+    for name in study.repeats:
+        text, alarm = _check(study, name, split)
+        if alarm:
+            lines[BEST, "", "check", name] = text
+    for title, one in known.items():
+        lines |= _family_table(BEST, title, one.tests)
+    return lines
+
+
+def _lengths(study: Study) -> dict[Key, str]:
+    """The tables of accuracy against the number of epochs."""
+    factor = study.epochs_factor
+    if factor is None:
+        return {}
+    crossed = study.factors[factor]
+    numbers = sorted({study.epochs[name] for name in crossed})
+    lines: dict[Key, str] = {}
+    for below, split in (("", "clean"), ("After the best epoch by validation", "best_clean")):
+        if split == "best_clean" and not study.has_best:
+            continue
+        lines[LENGTHS, below, "row", "epochs"] = " | ".join(map(str, ("epochs", *numbers)))
+        cells: dict[str, dict[int, str]] = {}
+        for name in crossed:
+            others = [levels[name] for other, levels in study.factors.items() if other != factor]
+            if name in study.heads:
+                score = _score_row(study, name, split, None).removeprefix(name).split(" | ")[2]
+                cells.setdefault(", ".join(others) or "all", {})[study.epochs[name]] = score
+        for name, of in cells.items():
+            row = [name, *(of.get(number, "") for number in numbers)]
+            lines[LENGTHS, below, "row", name] = " | ".join(row)
+    return lines
 
 
 @cache
@@ -262,7 +325,13 @@ def _after(study: Study) -> str:
     base = study.epochs[study.baseline]
     unlike = [f"*{name} ({n})*" for name, n in study.epochs.items() if n != base]
     but = f" but for {'; '.join(unlike)}" if unlike else ""
-    return f"All are tested after their last epoch, {base}{but}; no epoch was chosen by its score."
+    text = f"ll are tested after their last epoch, {base}{but}; no epoch was chosen by its score."
+    if not study.has_best:
+        return f"A{text}"
+    return (
+        f"Here, a{text} The [best epochs by validation](#best-epoch-by-validation) are a second "
+        "reading; none was chosen by a test score."
+    )
 
 
 def _family_lines(title: str, comparisons: dict[tuple[str, str], Test]) -> dict[Key, str]:
@@ -273,16 +342,25 @@ def _family_lines(title: str, comparisons: dict[tuple[str, str], Test]) -> dict[
     text += f"differ{f', {len(rest)} not ({_hidden(rest)})' if rest else ''}"
     lines: dict[Key, str] = {
         ("Answer", "", "family", title): f"{text}{':' if shown else '.'}",
-        ("Contrasts", "title", title): title,
-        ("Contrasts", title, "row", "contrast"): "contrast | n | points [95 %] | Holm p",
+        **_family_table("Contrasts", title, comparisons),
+    }
+    for (left, right), test in shown.items():
+        key, text = _bullet(left, right, test)
+        lines["Answer", "", title, key] = text
+    return lines
+
+
+def _family_table(
+    section: str, title: str, comparisons: dict[tuple[str, str], Test]
+) -> dict[Key, str]:
+    lines: dict[Key, str] = {
+        (section, "title", title): title,
+        (section, title, "row", "contrast"): "contrast | n | points [95 %] | Holm p",
     }
     for (left, right), test in comparisons.items():
         name = f"{left} − {right}"
         row = f"{name} | {test.n} | {test.points} | {p_says(test.holm)}"
-        lines["Contrasts", title, "row", name] = row
-    for (left, right), test in shown.items():
-        key, text = _bullet(left, right, test)
-        lines["Answer", "", title, key] = text
+        lines[section, title, "row", name] = row
     return lines
 
 

@@ -1,10 +1,10 @@
-"""Pictures over the epochs: how training went, and the rates asked for and realized."""
+"""Pictures over the epochs: training, scores in evaluation, rates asked for and realized."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -16,12 +16,19 @@ from experiments.reporting.summary import Row, epoch_rates
 from experiments.results import Epoch
 
 Curve = dict[int, float]  # epoch, from 1 -> value
+Value = Callable[[Epoch], float | None]
 MOST = 6  # curves in a panel that can still be told apart
+
+SCORES: dict[str, Value] = {
+    "validation accuracy, %": lambda epoch: _percent(epoch.validation),
+    "validation loss": lambda epoch: epoch.validation_loss,
+    "test accuracy, %": lambda epoch: _percent(epoch.test),
+}
 
 
 def plot_learning(rows: Sequence[Row]) -> Figure:
     """Training loss and accuracy over the epochs, the baseline in every panel."""
-    measures: dict[str, Callable[[Epoch], float | None]] = {
+    measures: dict[str, Value] = {
         "training loss": lambda epoch: epoch.loss,
         "training accuracy, %": lambda epoch: _percent(epoch.accuracy),
     }
@@ -30,6 +37,25 @@ def plot_learning(rows: Sequence[Row]) -> Figure:
         for title, value in measures.items()
         if any(over_epochs(row, value) for row in rows)  # with mixup, there is no accuracy
     }
+    return _panels(rows, panels, spread=False)
+
+
+def plot_validation(rows: Sequence[Row]) -> Figure:
+    """Scores after every epoch, with the seeds' spread: of validation images, and of the test."""
+    return _panels(rows, {t: v for t, v in SCORES.items() if _is_known(rows, v)}, spread=True)
+
+
+def has_scores(rows: Sequence[Row]) -> bool:
+    """Whether there are scores after every epoch."""
+    return any(_is_known(rows, value) for value in SCORES.values())
+
+
+def _is_known(rows: Sequence[Row], value: Value) -> bool:
+    return any(over_epochs(row, value) for row in rows)
+
+
+def _panels(rows: Sequence[Row], panels: Mapping[str, Value], *, spread: bool) -> Figure:
+    """Curves of so many values, a part of the conditions in each line, the baseline in all."""
     base = [row for row in rows if row.is_baseline]
     groups = _groups([row for row in rows if not row.is_baseline]) or [[]]
     figure, grid = _figure([base + group for group in groups], max(2, len(panels)))
@@ -39,6 +65,11 @@ def plot_learning(rows: Sequence[Row]) -> Figure:
                 _draw_curve(axes, over_epochs(row, value), row, zorder=4, **BASELINE)
             for row, color in zip(group, COLORS, strict=False):
                 _draw_curve(axes, over_epochs(row, value), row, color=color)
+            if spread:
+                for row, color in zip([*base, *group], [BASELINE["color"], *COLORS], strict=False):
+                    low, high = (over_epochs(row, value, end) for end in (min, max))
+                    ends = (list(low.values()), list(high.values()))
+                    axes.fill_between(list(low), *ends, color=color, alpha=0.2, linewidth=0)
             axes.set_ylabel(title)
             whole_epochs(axes)
         for axes in line[len(panels) :]:
@@ -70,15 +101,17 @@ def plot_rates(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def over_epochs(row: Row, value: Callable[[Epoch], float | None]) -> Curve:
-    """The mean over the seeds; epochs without a value are left out."""
+def over_epochs(
+    row: Row, value: Value, of: Callable[[list[float]], float] = statistics.fmean
+) -> Curve:
+    """The mean over the seeds, or another number of them; epochs without a value are left out."""
     by_epoch: dict[int, list[float]] = {}
     for result in row.results.values():
         for epoch in result.epochs:
             found = value(epoch)
             if found is not None:
                 by_epoch.setdefault(epoch.epoch + 1, []).append(found)
-    return {epoch: statistics.fmean(values) for epoch, values in sorted(by_epoch.items())}
+    return {epoch: of(values) for epoch, values in sorted(by_epoch.items())}
 
 
 def rate_curves(row: Row) -> tuple[Curve, Curve]:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import get_args
 
 from experiments.config import Config
-from experiments.results import Epoch, Result
+from experiments.results import Best, Epoch, Result
 from experiments.running.outcomes import Status
 from experiments.running.records import Run, StudyRecord
 from experiments.study import Study
 
 _KNOWN = "condition seed status test_loss train_loss train_accuracy nominal realized seconds memory"
-_NO_SCORE = {*_KNOWN.split(), "error"}
+_NO_SCORE = {*_KNOWN.split(), "error", "best_epoch", "validation"}
 
 
 def read_reported(path: Path, study: Study) -> tuple[StudyRecord, list[Run]]:
@@ -85,9 +85,14 @@ def _result(line: Mapping[str, str], config: Config) -> Result:
         realized={"all sites": numbers["realized"]} if "realized" in numbers else {},
         seconds=numbers["seconds"] / config.epochs,
     )
-    scores = {name: number for name, number in numbers.items() if name not in _NO_SCORE}
+    every = {name: number for name, number in numbers.items() if name not in _NO_SCORE}
+    scores = {name: number for name, number in every.items() if not name.startswith("best_")}
+    best = None
+    if "best_epoch" in numbers:
+        chosen = {name: every[f"best_{name}"] for name in scores}
+        best = Best(int(numbers["best_epoch"]) - 1, numbers["validation"], chosen)
     seconds, memory = numbers["seconds"], int(numbers["memory"])
-    return Result("finished", scores, numbers.get("test_loss"), [mean], seconds, memory)
+    return Result("finished", scores, numbers.get("test_loss"), [mean], seconds, memory, best)
 
 
 def sections(text: str) -> dict[str, str]:

@@ -64,8 +64,13 @@ def tested(rows: Sequence[Row], split: str) -> bool:
 
 def score_table(rows: Sequence[Row], split: str) -> str:
     """A line per condition: n, accuracy, difference to the baseline, corrected p."""
-    base = escape(rows[0].baseline)
-    lines = []
+    names = ("condition", "n", "accuracy, %", f"minus {escape(rows[0].baseline)} [95 %]", "Holm p")
+    return markdown(names, score_lines(rows, split))
+
+
+def score_lines(rows: Sequence[Row], split: str) -> list[tuple[object, ...]]:
+    """The same line by line, as cells."""
+    lines: list[tuple[object, ...]] = []
     for row in compared(rows):
         score = row.scores[split]
         found, n = score.difference, len(score.values)
@@ -73,7 +78,7 @@ def score_table(rows: Sequence[Row], split: str) -> str:
         if found is not None and found.n not in (n, 0):
             text += f" ({counted(found.n, 'pair')})"
         lines.append((escape(row.condition), n, accuracy_text(score), text, holm_text(found)))
-    return markdown(("condition", "n", "accuracy, %", f"minus {base} [95 %]", "Holm p"), lines)
+    return lines
 
 
 def robustness(rows: Sequence[Row], splits: Sequence[str]) -> list[str]:

@@ -118,7 +118,11 @@ def _repeated(row: Row, split: str) -> str:
 
 
 def write_runs(rows: Sequence[Row], path: Path) -> None:
-    """One line per run: condition, factors, seed, status, scores, rates, cost, error."""
+    """One line per run: condition, factors, seed, status, scores, rates, cost, error.
+
+    `best_epoch`, counted from 1, `validation` and `best_` with a split's name are of the best epoch
+    by validation, and empty without one.
+    """
     factors, splits = _factors(rows), _splits(rows)
     lines = []
     for row in rows:
@@ -131,12 +135,17 @@ def write_runs(rows: Sequence[Row], path: Path) -> None:
                 line |= result.scores
                 line |= {"test_loss": result.test_loss, "nominal": nominal, "realized": realized}
                 line |= {"seconds": result.seconds, "memory": result.memory}
+                if result.best is not None:
+                    best = result.best
+                    line |= {"best_epoch": best.epoch + 1, "validation": best.validation}
+                    line |= {f"best_{split}": score for split, score in best.scores.items()}
                 if result.epochs:
                     last = result.epochs[-1]
                     line |= {"train_loss": last.loss, "train_accuracy": last.accuracy}
             lines.append(line)
     names = ["condition", *factors, "seed", "status", *splits, "test_loss", "train_loss"]
-    names += ["train_accuracy", "nominal", "realized", "seconds", "memory", "error"]
+    names += ["train_accuracy", "nominal", "realized", "seconds", "memory", "best_epoch"]
+    names += ["validation", *(f"best_{split}" for split in splits), "error"]
     _write(lines, names, path)
 
 

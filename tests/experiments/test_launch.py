@@ -293,6 +293,7 @@ def test_a_study_killed_many_times_ends_with_the_same_table(home, whole, times):
         again=replace(TINY, replica=1),
         drop=replace(TINY, spec=DROP),
         mixed=replace(TINY, spec=DROP, batch_size=4, mixup=0.2, ema=0.9),
+        chosen=replace(TINY, spec=DROP, batch_size=20, train_images=120, validation=0.5, ema=0.5),
     )
     moments = random.Random(4)
     kills = {"launcher": 0, "worker": 0}
@@ -316,7 +317,7 @@ def test_a_study_killed_many_times_ends_with_the_same_table(home, whole, times):
     if pid is None or wait(pid, 600) != 0:  # a run that was killed too often is tried again
         assert wait(start(study, home, backend="loky", jobs=2), 600) == 0
     assert summary(home) == whole(study)
-    assert len(summary(home)) == 8
+    assert len(summary(home)) == 10
     assert not list(home.glob("*.damaged-*"))
 
 

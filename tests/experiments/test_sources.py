@@ -2,6 +2,7 @@
 
 import hashlib
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -216,6 +217,20 @@ def test_image_folders_hold_what_was_written(tmp_path):
         expected = torch.tensor(shade).view(3, 1, 1).expand(3, 28, 28)
         seen = ((image * std + mean) * 255).round()
         assert (seen - expected).abs().max() <= 3  # JPEG's loss
+
+
+def test_photographs_are_held_out_for_validation(tmp_path):
+    config = replace(write_folders(tmp_path, train=6), validation=0.5, augmentation="flip")
+    data = load_data(config, Path())
+    assert (len(data.train), len(data.validation)) == (6, 6)
+    numbers = torch.cat([data.train.numbers, data.validation.numbers])
+    assert sorted(numbers.tolist()) == list(range(12))
+    images, labels = data.validation.__getitems__([(0, 2), (0, 4)])
+    assert images.shape == (2, 3, 28, 28)
+    assert torch.equal(labels, (data.validation.numbers[[2, 4]] >= 6).long())
+    assert torch.equal(images, data.validation.__getitems__([(9, 2), (9, 4)])[0])  # not augmented
+    with pytest.raises(ValueError, match="class 0 has none of the 1 in validation"):
+        load_data(replace(config, validation=0.1, seed=1), Path())
 
 
 def test_photographs_are_resized_and_cropped_in_the_middle(tmp_path):

@@ -17,7 +17,8 @@ OPTIONS = {
     "spec": '{"layer[34].0": "DropBlock2d(p=0.25, block_size=3)"}',
     "data": "fake",
     "image_size": 24,
-    "train_images": 70,  # the last batch of an epoch is half of one
+    "train_images": 140,
+    "validation": 0.5,  # of the 70 others, the last batch of an epoch is half of one
     "batch_size": 20,
     "epochs": 3,
     "augmentation": "flip",
@@ -95,6 +96,9 @@ def test_two_processes_resume_bit_for_bit_and_one_goes_on(drive, tmp_path):
     ]
     assert resumed_tensors.keys() == all_tensors.keys()
     assert all(torch.equal(all_tensors[name], resumed_tensors[name]) for name in all_tensors)
+    curve = [epoch["validation"] for epoch in whole["epochs"]]
+    assert whole["best"]["epoch"] == resumed["best"]["epoch"] == curve.index(max(curve))
+    assert any(name.startswith("/best/weights") for name in all_tensors)
 
     alone, _ = drive("fewer", processes=1)
     assert alone["epoch"] == 3
@@ -122,3 +126,5 @@ def test_two_processes_take_the_steps_of_one(drive):
     for one, other in zip(together["epochs"], alone["epochs"], strict=True):
         assert one["accuracy"] == pytest.approx(other["accuracy"], abs=0.03)
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+        assert one["validation_loss"] == pytest.approx(other["validation_loss"], rel=1e-4)
+        assert one["validation"] == pytest.approx(other["validation"], abs=0.03)
