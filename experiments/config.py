@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
-DATA = ("digits", "cifar10", "cifar100", "imagefolder:PATH", "fake")
+DATA = ("digits", "canvas", "cifar10", "cifar100", "imagefolder:PATH", "fake")
 SCHEDULES = ("onecycle", "cosine", "tanh", "step", "multistep", "poly", "wsd", "rsqrt", "constant")
 AUGMENTATIONS = ("none", "flip", "crop-flip", "resized-crop-flip")
+LATER = {"validation": 0.0}  # what older runs had, whose configs lack it
 ACCELERATORS = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true")
 
@@ -36,11 +37,15 @@ class Config:
             nothing.
         model: name of a timm model, or `torchvision:` and the name of one of torchvision's.
         model_args: further arguments of the model's constructor.
-        data: digits (of scikit-learn, the default), cifar10, cifar100, imagefolder:PATH (with
-            the folders train and val, each with a folder per class), or fake (random images).
-        image_size: side of the square images, in pixels; None for 32, of image folders 224.
+        data: digits (of scikit-learn, the default), canvas (three of them in an image, among
+            clutter), cifar10, cifar100, imagefolder:PATH (with the folders train and val, each
+            with a folder per class), or fake (random images).
+        image_size: side of the square images, in pixels; None for 32, of canvas 64, of image
+            folders 224.
         train_images: how many images are trained on, drawn by the seed; None for all, of digits
-            1,000 (the others are the test).
+            1,000 (the others are the test), of canvas 2,000.
+        validation: share of these images, in [0, 1), that is held out to choose epochs by: not
+            trained on, scored after every epoch; wrong labels are wrong there, too.
         label_noise: share of the training labels that are wrong, in [0, 1].
         augmentation: of training images: none, flip, crop-flip (shifts by an eighth and flips)
             or resized-crop-flip (random crops of 8 to 100 % of the area, and flips).
@@ -78,6 +83,7 @@ class Config:
     data: str = "digits"
     image_size: int | None = None
     train_images: int | None = None
+    validation: float = 0.0
     label_noise: float = 0.0
     augmentation: Literal["none", "flip", "crop-flip", "resized-crop-flip"] = "none"
     mixup: float = 0.0
@@ -110,6 +116,7 @@ class Config:
         for name in ("image_size", "train_images"):
             value = getattr(self, name)
             _require(value is None or value >= 1, name, "at least 1, or null", value)
+        _require(0 <= self.validation < 1, "validation", "in [0, 1)", self.validation)
         _require(0 <= self.label_noise <= 1, "label_noise", "in [0, 1]", self.label_noise)
         _require(
             0 <= self.label_smoothing < 1, "label_smoothing", "in [0, 1)", self.label_smoothing
@@ -308,6 +315,7 @@ def run_hash(config: Config, fingerprint: str) -> str:
         fingerprint: of the data (`data.fingerprint`); it takes the place of their path.
     """
     identity = {**asdict(config), "data": fingerprint, "spec": in_order(config.spec)}
+    identity = {n: value for n, value in identity.items() if n not in LATER or value != LATER[n]}
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
