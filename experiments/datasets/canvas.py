@@ -107,7 +107,7 @@ def _shuffled(numbers: Numbers, seed: int, purpose: str) -> Numbers:
 
 @lru_cache(maxsize=8)
 def training_canvases(
-    seed: int, count: int = DEFAULT_IMAGES, validation: float = 0.0, size: int = SIZE
+    seed: int, count: int, validation: float, size: int
 ) -> tuple[Canvases, Canvases | None]:
     """The images of a seed to train on, and those to choose by, if any.
 
@@ -180,10 +180,11 @@ def _check(count: int, validation: float, size: int) -> None:
             f"for canvas, got {count}"
         )
     rest = min(map(len, split_digits(0, 0.0)["train"]))
-    share = math.ceil(1000 * max(COPIES / rest, CLASSES / count)) / 1000
-    if validation and not share <= validation <= 1 - share:
+    low = math.ceil(1000 * max(COPIES / rest, CLASSES / count)) / 1000
+    high = round(1 - low, 3)
+    if validation and not low <= validation <= high:
         raise ValueError(
-            f"validation must be 0, or between {share:g} and {1 - share:g} for {count} images of "
+            f"validation must be 0, or between {low:g} and {high:g} for {count} images of "
             f"canvas, so that each class has {COPIES} digits and an image in both parts, "
             f"got {validation:g}"
         )
