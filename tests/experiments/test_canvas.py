@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from sklearn.datasets import load_digits
 
 from experiments.config import Config, Runtime
@@ -489,3 +490,20 @@ def test_the_least_size_is_what_three_of_the_largest_digits_need(size, fits):
     assert canvas.LEAST_SIZE == 48
     places = range(size - 24 + 1)
     assert any(abs(a - b) >= 24 for a in places for b in places) == fits
+
+
+def test_the_picture_shows_what_runs_are_tested_on(call, tmp_path):
+    """The one made now, and the one that is kept, whose shades may differ a little."""
+    assert call("canvas.py", tmp_path / "canvas.png") == 0
+    kept = Path(__file__).parents[2] / "experiments" / "results" / "canvas.png"
+    assert kept.stat().st_size <= 60_000
+    pictures = [np.asarray(Image.open(path)) for path in (tmp_path / "canvas.png", kept)]
+    _, data = load()
+    for picture in pictures:
+        height, width = picture.shape
+        for (row, split), label in product(enumerate(data.tests), range(10)):
+            number = 3 * label + label % 3 if split == "occluded" else label
+            image = data.tests[split].__getitems__([(0, number)])[0][0, 0].numpy()
+            top, left = height - (4 - row) * 67, width - (10 - label) * 67
+            tile = picture[top : top + 64, left : left + 64] / 255
+            assert (np.abs(tile - image) <= 0.5 / 15 + 1e-3).mean() > 0.99
