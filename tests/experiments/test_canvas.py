@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from sklearn.datasets import load_digits
@@ -158,8 +158,8 @@ def test_an_image_does_not_depend_on_how_many_there_are(share):
 
 def test_images_of_training_and_validation_are_drawn_apart():
     train, validation = training(5, 200, 0.5)
-    assert not np.array_equal(train.digits[..., 1:], validation.digits[..., 1:])
-    assert not np.array_equal(train.clutter[..., 1:], validation.clutter[..., 1:])
+    for one, other in ((train.digits, validation.digits), (train.clutter, validation.clutter)):
+        assert not (one[..., 1:] == other[..., 1:]).all((1, 2)).any()
 
 
 def test_the_runs_of_one_seed_share_what_is_made():
@@ -473,11 +473,12 @@ def test_what_does_not_fit_is_refused(fields, message):
 
 
 @given(st.integers(20, 3000), st.floats(0, 1), SEEDS)
+@example(22, 1.0, 0)  # 1 - .455 is a little less than .545
 @settings(max_examples=200, deadline=None)
 def test_what_is_not_refused_leaves_no_class_empty(count, share, seed):
     if share:
         least = math.ceil(1000 * max(3 / 116, 10 / count)) / 1000
-        share = min(least + share * (1 - 2 * least), float(f"{1 - least:.3f}"))
+        share = round(least + share * (1 - 2 * least), 3)  # as it is typed
         canvas._check(count, share, 64)
         digits = canvas.split_digits(seed, share)
         assert min(len(numbers) for split in SPLITS for numbers in digits[split]) >= 3
