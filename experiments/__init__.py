@@ -4,7 +4,7 @@ Read in this order:
 
 - `config`: what a run does, apart from where and how; the hash that names it; `results`: what
   came of it
-- `data`: digits, CIFAR, folders of images, paired by seed (`datasets`, `seeds`)
+- `data`: digits, canvases of them, CIFAR, folders of images, paired by seed (`datasets`, `seeds`)
 - `train`: `train(Config(...)) -> Result`, one readable loop (`models`, `optimization`, `totals`
   of an epoch, `checkpoint`, `processes`, `log`)
 - `study`: a YAML file of conditions and seeds (`grid`), and of what is compared (`contrasts`);
@@ -17,5 +17,6 @@ What attaching costs is another matter: `overhead` times works against `peers`, 
 `memory`. `families` tries every timm family; `retuned`, what each drops by itself.
 
 The commands are in `scripts`: `train.py`, `ablate.py`, `report.py`, `recount.py`,
-`bench_overhead.py`, `families.py`, `retuned.py`, `matrix.py`; `commands`: how each begins and ends.
+`bench_overhead.py`, `families.py`, `retuned.py`, `matrix.py`, `canvas.py`; `commands`: how each
+begins and ends.
 """

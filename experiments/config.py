@@ -20,14 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
-DATA = ("digits", "cifar10", "cifar100", "imagefolder:PATH", "fake")
+DATA = ("digits", "canvas", "cifar10", "cifar100", "imagefolder:PATH", "fake")
 SCHEDULES = ("onecycle", "cosine", "tanh", "step", "multistep", "poly", "wsd", "rsqrt", "constant")
 AUGMENTATIONS = ("none", "flip", "crop-flip", "resized-crop-flip")
-LATER = {
-    "validation": 0.0,
-    "test": True,
-    "test_epochs": False,
-}  # what older runs had, whose configs lack it
+LATER = {"validation": 0.0, "test": True, "test_epochs": False}  # what older runs had
 ACCELERATORS = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true")
 
@@ -41,11 +37,13 @@ class Config:
             nothing.
         model: name of a timm model, or `torchvision:` and the name of one of torchvision's.
         model_args: further arguments of the model's constructor.
-        data: digits (of scikit-learn, the default), cifar10, cifar100, imagefolder:PATH (with
-            the folders train and val, each with a folder per class), or fake (random images).
-        image_size: side of the square images, in pixels; None for 32, of image folders 224.
+        data: digits (of scikit-learn, the default), canvas (three of them in an image, among
+            clutter), cifar10, cifar100, imagefolder:PATH (with the folders train and val, each
+            with a folder per class), or fake (random images).
+        image_size: side of the square images, in pixels; None for 32, of canvas 64, of image
+            folders 224.
         train_images: how many images are trained on, drawn by the seed; None for all, of digits
-            1,000 (the others are the test).
+            1,000 (the others are the test), of canvas 2,000.
         validation: share of these images, in [0, 1), that is held out to choose epochs by: not
             trained on, scored after every epoch; wrong labels are wrong there, too.
         test: whether the test images are looked at; a search does without.

@@ -40,7 +40,8 @@ class Data:
     Args:
         name: of the data set, without a path.
         train: the training images.
-        tests: the test images: clean, occluded and noisy; none where nothing is tested.
+        tests: the test images: clean, occluded and noisy, and what else the source has; none where
+            nothing is tested.
         classes: how many.
         channels: of each image.
         image_size: side of each image, in pixels.
@@ -78,6 +79,8 @@ def load_data(config: Config, data_dir: Path) -> Data:
     tests: dict[str, Images] = {"clean": TestImages(source, test, rest)}
     for split, corruption in CORRUPTIONS.items():
         tests[split] = TestImages(source, test, rest, corruption)
+    for split, pool in source.variants.items():
+        tests[split] = TestImages(source, pool, torch.arange(len(pool.labels)))
     tests = tests if config.test else {}
     return Data(name, train, tests, source.classes, source.channels, source.image_size, validation)
 
@@ -127,6 +130,8 @@ def _split(source: Source, config: Config, name: str) -> tuple[Tensor, Tensor]:
     available = len(source.train.labels)
     most = available if source.test else available - 1
     count = config.train_images or source.default_images or available
+    if source.validation is not None:
+        count = available
     if count > most:
         reason = "" if source.test else f" (some of the {available} images are for the test)"
         raise ValueError(

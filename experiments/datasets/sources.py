@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +23,15 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 from experiments.config import Config
+from experiments.datasets.canvas import (
+    CLASSES,
+    DEFAULT_IMAGES,
+    SIZE,
+    Canvases,
+    changed_canvases,
+    tested_canvases,
+    training_canvases,
+)
 from experiments.seeds import own_generator
 
 CIFAR = {"cifar10": CIFAR10, "cifar100": CIFAR100}
@@ -59,8 +68,10 @@ class Source:
         noise: standard deviation of the noise in the noisy test, in units of [0, 1]; on CIFAR
             and photographs that of the common corruptions (Hendrycks and Dietterich 2019) at
             severities 5 and 3; on digits, which are easier to read, more.
-        validation: what epochs are chosen by, of a data set that is split already; None for a
-            share of the training images, if one is asked for.
+        validation: what epochs are chosen by, of a data set that is split already, where all of
+            `train` is trained on; None for a share of the training images, if one is asked for.
+        variants: further tests by name, ready; they take the place of the general damage of the
+            same name.
     """
 
     train: Pool
@@ -74,6 +85,7 @@ class Source:
     std: tuple[float, ...] | None = None
     noise: float = 0.1
     validation: Pool | None = None
+    variants: Mapping[str, Pool] = field(default_factory=dict)
 
 
 def load_source(config: Config, data_dir: Path) -> Source:
@@ -87,6 +99,8 @@ def load_source(config: Config, data_dir: Path) -> Source:
         return digits(config.image_size or 32)
     if kind == "fake":
         return fake(config.image_size or 32)
+    if kind == "canvas":
+        return canvas(config)
     if kind == "imagefolder":
         return folders(Path(path), config.image_size or 224)
     return cifar(kind, data_dir, config.image_size or 32)
@@ -99,6 +113,31 @@ def digits(size: int) -> Source:
     fit = v2.Resize((size, size))
     pool = Pool(fit(images).clamp(0, 1), torch.from_numpy(data.target).long())
     return Source(pool, None, 10, 1, size, fit, default_images=1000, noise=0.25)
+
+
+def canvas(config: Config) -> Source:
+    """Three digits of one class on a canvas of 64x64, in clutter; see `datasets.canvas`.
+
+    Raises:
+        ValueError: if `image_size`, `train_images` or `validation` is too small or too large.
+    """
+
+    def pool(made: Canvases) -> Pool:
+        return Pool(made.images, made.labels)
+
+    size, count = config.image_size or SIZE, config.train_images or DEFAULT_IMAGES
+    train, held_out = training_canvases(config.seed, count, config.validation, size)
+    return Source(
+        pool(train),
+        pool(tested_canvases(size)),
+        CLASSES,
+        1,
+        size,
+        v2.Resize((size, size)),
+        noise=0.25,
+        validation=held_out and pool(held_out),
+        variants={name: Pool(*made) for name, made in changed_canvases(size).items()},
+    )
 
 
 def fake(size: int) -> Source:

@@ -14,7 +14,6 @@ import numpy as np
 import yaml
 from scipy import stats
 
-SPLITS = ("clean", "occluded", "noisy")
 Values = dict[int, float]  # seed -> a score
 
 
@@ -105,6 +104,12 @@ class Study:
     def seeds(self) -> list[int]:
         """All of them, in the order of the file."""
         return list(dict.fromkeys(int(line["seed"]) for line in self.lines))
+
+    @property
+    def splits(self) -> list[str]:
+        """Those of the test images, clean first."""
+        names = list(self.lines[0])
+        return names[names.index("status") + 1 : names.index("test_loss")]
 
     @property
     def factors(self) -> dict[str, dict[str, str]]:

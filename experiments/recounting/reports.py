@@ -13,7 +13,6 @@ from functools import cache
 import numpy as np
 
 from experiments.recounting.numbers import (
-    SPLITS,
     Family,
     Fault,
     Study,
@@ -120,7 +119,7 @@ def _expected(study: Study) -> dict[Key, str]:
     """Key -> what a report of these runs says."""
     families = families_of(study)
     lines: dict[Key, str] = {("", "", _extent(study).split(" ")[0]): _extent(study)}
-    for split in SPLITS:
+    for split in study.splits:
         title = "Clean accuracy" if split == "clean" else "Robustness"
         below = "" if split == "clean" else split.capitalize()
         found = _against(study, split, families if split == "clean" else {})

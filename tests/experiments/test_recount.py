@@ -204,6 +204,26 @@ def test_a_report_made_again_is_the_committed_one(tmp_path, quick):
         assert (tmp_path / path.name).read_bytes() == path.read_bytes() or path.suffix == ".png"
 
 
+@pytest.mark.usefixtures("unrendered")
+def test_another_test_of_a_study_is_recounted_too(tmp_path, quick):
+    """As canvas has one of other clutter."""
+    shutil.copy(RESULTS / "quick" / "report.md", tmp_path)
+    with (RESULTS / "quick" / "runs.csv").open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    names = list(lines[0])
+    names.insert(names.index("noisy") + 1, "clutter")
+    for factor in (1.0, 1.1):
+        with (tmp_path / "runs.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, names)
+            writer.writeheader()
+            writer.writerows({**line, "clutter": float(line["noisy"]) * factor} for line in lines)
+        if factor == 1.0:
+            rewrite_report(tmp_path, quick)
+            assert "### Clutter" in (tmp_path / "report.md").read_text(encoding="utf-8")
+        faults = recount_report(read_study(tmp_path))
+        assert bool(faults) == (factor > 1), faults
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [

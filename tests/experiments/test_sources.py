@@ -292,7 +292,7 @@ def test_more_photographs_than_there_are(tmp_path):
 
 
 def test_fingerprints(tmp_path):
-    names = ("digits", "cifar10", "cifar100", "fake")
+    names = ("digits", "canvas", "cifar10", "cifar100", "fake")
     assert [fingerprint(Config(data=name), Path()) for name in names] == list(names)
     names = ("here", "there", "more", "other", "edited")
     here, there, more, other, edited = (tmp_path / name for name in names)
