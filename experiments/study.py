@@ -10,7 +10,7 @@ A study file is YAML; its header comment says the question, the command and the 
     conditions:                            # name -> the fields that make it different, or both
       none: {}
     baseline: none                         # what the others are compared to
-    contrasts: [{pairs: rate}]             # further comparisons (see `contrasts`)
+    contrasts: {rates: [{pairs: rate}]}    # families of further comparisons (see `contrasts`)
     seeds: [1, 2, 3]
 """
 
@@ -25,7 +25,7 @@ from typing import Any
 
 from dropblock_hooks.spec.files import FileError, read_yaml
 from experiments.config import Config, Runtime, make_config, resolve, run_hash
-from experiments.contrasts import Pairs, plain_contrasts, read_contrasts
+from experiments.contrasts import Asked, plain_contrasts, read_contrasts, replica_problems
 from experiments.data import load_data
 from experiments.datasets.sources import fingerprint
 from experiments.files import record_digest
@@ -65,7 +65,7 @@ class Study:
         baseline: the condition that the others are compared to.
         seeds: run with every condition.
         fingerprints: name of a condition -> fingerprint of its data.
-        contrasts: what is compared besides.
+        contrasts: families of what is compared besides.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Study:
     baseline: str
     seeds: tuple[int, ...]
     fingerprints: dict[str, str] = field(repr=False)
-    contrasts: tuple[Pairs, ...] = ()
+    contrasts: tuple[Asked, ...] = ()
 
     def runs(self) -> list[Planned]:
         """All runs in order, seed by seed: an interrupted study has whole comparisons."""
@@ -154,12 +154,13 @@ def read_study(
         cells = _cells(plain, problems)
         factors = {cell.name: cell.factors for cell in cells}
         if not problems:
-            contrasts, problems = read_contrasts(plain.get("contrasts"), factors)
+            contrasts, problems = read_contrasts(plain.get("contrasts"), factors, plain["baseline"])
     if problems:
         raise StudyError(path, problems)
     configs = _configs(cells, shared, problems)
     fingerprints = _fit(configs, runtime or Runtime(), problems)
     problems += _equal_conditions(configs, fingerprints)
+    problems += replica_problems(contrasts, _repeats(configs, plain["baseline"]))
     if problems:
         raise StudyError(path, problems)
     return Study(
@@ -321,6 +322,16 @@ def _fit(configs: Mapping[str, Config], runtime: Runtime, problems: list[str]) -
         except ValueError as error:
             problems.append(f"conditions.{name}: {error}")
     return fingerprints
+
+
+def _repeats(configs: Mapping[str, Config], baseline: str) -> dict[str, str]:
+    """Name of a condition -> that of the first one that is the same but for its `replica`."""
+    first: dict[str, str] = {}
+    names = sorted(configs, key=lambda name: name != baseline)
+    found = {
+        name: first.setdefault(repr(replace(configs[name], replica=0)), name) for name in names
+    }
+    return {name: other for name, other in found.items() if other != name}
 
 
 def _data_key(config: Config) -> str:
