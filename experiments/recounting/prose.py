@@ -18,8 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.recounting.numbers import Fault, Study, Test, p_says, tests
-from experiments.recounting.reports import families_of, score_of
+from experiments.recounting.families import families_of
+from experiments.recounting.numbers import Fault, Study
+from experiments.recounting.paired import Test, compare, p_says
+from experiments.recounting.reports import score_of
 
 _NUMBER = r"[+-]?\d*\.?\d+"
 _SIDE = r"\*(?P<{0}>[^*]+)\*(?: of \[(?P<{0}_study>\w+)\]\([^)]*\))?"
@@ -28,7 +30,7 @@ _FORMS = {
     "claim": rf"{_SIDE.format('left')} minus {_SIDE.format('right')}: "
     rf"(?P<mean>{_NUMBER})(?: points)? \[(?P<low>{_NUMBER}), (?P<high>{_NUMBER})\]"
     r"(?:, n (?P<n>\d+))?, (?P<holm>Holm )?p (?P<p><?\.?\d+)(?P<verdict>: no difference shown)?",
-    "family": r"\*(?P<title>Pairs [^*]+)\*: (?P<shown>\d+) of (?P<all>\d+) shown to differ"
+    "family": r"\*(?P<title>[^*]+)\*: (?P<shown>\d+) of (?P<all>\d+) shown to differ"
     rf"(?:, in the others {_HIDDEN})?",
     "same": r"no difference from \*(?P<base>[^*]+)\* shown for "
     rf"(?P<names>\*[^*]+\*(?:, \*[^*]+\*)*) \({_HIDDEN}\)",
@@ -139,7 +141,7 @@ def _claim(said: dict[str, str], study: Study | None, studies: Mapping[str, Stud
     elif any(name not in of.heads for of, name in sides):
         return "no such condition"
     else:
-        test = tests([tuple(of.values(name) for of, name in sides)])[0]  # type: ignore[misc]
+        test = compare([tuple(of.values(name) for of, name in sides)])[0]  # type: ignore[misc]
     if test is None:
         return "no comparison of the report"
     p = test.holm if "holm" in said else test.p
@@ -156,7 +158,8 @@ def _of_report(study: Study, left: str, right: str) -> Test | None:
     if (left, right) in found:
         return found[left, right]
     test = found.get((right, left))
-    return test and Test(test.n, -test.mean, -test.high, -test.low, test.p, test.holm)
+    turned = test and {"mean": -test.mean, "low": -test.high, "high": -test.low}
+    return turned and Test(**{**vars(test), **turned})
 
 
 def _family(said: dict[str, str], study: Study | None, _: object) -> str | None:
@@ -227,7 +230,7 @@ def _checks(said: dict[str, str], _: object, studies: Mapping[str, Study]) -> st
     for study in studies.values():
         for name, first in study.repeats.items():
             pair = (study.own(name, "clean"), study.own(first, "clean"))
-            found[repr(pair)] = tests([pair])[0].p
+            found[repr(pair)] = compare([pair])[0].p
     least = min(found.values(), default=1.0)
     if not _p_rounds(said["p"], least):
         return f"the smallest p is {p_says(least)}"
@@ -311,6 +314,6 @@ def _table_lines(study: Study) -> Iterator[tuple[str, str]]:
                 cells.append(f"{rate:.4f}")
         yield name, " | ".join([*cells, f"{study.mean(name, 'seconds'):.1f}"])
     for name, first in study.repeats.items():
-        test = tests([(study.own(name, "clean"), study.own(first, "clean"))])[0]
+        test = compare([(study.own(name, "clean"), study.own(first, "clean"))])[0]
         text = f"{name} minus {first}, by chance: {test.points}, p {p_says(test.p)} "
         yield f"{name} minus {first}", f"{text}({first}: their mean)"

@@ -12,27 +12,32 @@ from functools import cache
 
 import numpy as np
 
-from experiments.recounting.numbers import (
-    SPLITS,
-    Family,
-    Fault,
-    Study,
-    Test,
-    family,
-    p_says,
-    plain,
-    tests,
+from experiments.recounting.families import Family, families_of
+from experiments.recounting.numbers import SPLITS, Fault, Study, plain
+from experiments.recounting.paired import Test, compare, p_says
+from experiments.recounting.sentences import (
+    COLUMNS,
+    Key,
+    bullet,
+    cells,
+    chance_lines,
+    family_lines,
+    hidden,
+    note,
 )
 
-Key = tuple[str, ...]
 _CELLS = re.compile(r"(?<!\\)\|")
 _PROSE = (  # sentences that are so, whatever the runs are
     r"!\[\w+\]\(\w+\.png\)",
     r"(Each seed is a point|Means; the points are the seeds|Differences to the baseline on the "
     r"changed test images; marks)[^0-9]*(Intervals (have|are)[^0-9]*95 %[^0-9]*)?",
-    r"What the question asks for, besides the comparisons with the baseline\. Each is the first "
-    r"condition, or level, minus the second, paired by seed\. p is corrected after Holm over the "
-    r"comparisons of its table\.",
+    r"What the question asks for, besides the comparisons with the baseline:",
+    r"Each is the first condition, or level, minus the second, paired by seed\. p is corrected "
+    r"after Holm over the comparisons of its table\.( Where a margin \(±\) is given, two one-sided "
+    r"tests \(TOST\) ask whether the difference is within it; their p is corrected likewise, for "
+    r"itself\.)?",
+    r"All else is exploratory\.",
+    r"Nothing is compared\.",
     r"The same networks on changed test images; each table is corrected for itself\.",
     r"Means over (the )?seeds[^0-9]*",
     r"Means over the seeds; ratios are over those that have a finished run of .+, too\. Unlike the "
@@ -76,7 +81,7 @@ def _lines(text: str) -> Iterator[tuple[int, Key, str]]:
             section, below, within = line[3:], "", "baseline"
         elif raw.startswith("### "):
             below = line[4:]
-            if section == "Contrasts":
+            if section.lower().endswith("contrasts"):
                 yield number, (section, "title", below), below
         elif raw.startswith("# ") or (section in ("", "Training") and "Question" in raw):
             continue
@@ -96,7 +101,13 @@ def _key(line: str, within: str) -> tuple[Key, str]:
     """What a sentence is about, and in whose list the next ones stand."""
     if line.startswith("- **"):
         return (within, line.split(": ")[0]), within
-    if found := re.match(r"\*\*(Pairs .+?)\*\* \(", line):
+    if line.startswith(("**Pairing:**", "**Power:**")):
+        return ("note",), within
+    if found := re.match(r"\*\*A/A\.\*\* .*replicas of \*(.+?)\*", line):
+        return ("share", found[1]), within
+    if found := re.match(r"The \d+ replicas have .+ each; \*(.+?)\* is their mean", line):
+        return ("replicas", found[1]), within
+    if found := re.match(r"\*\*(?:Primary: )?(.+?)\*\* \(\d+ comparison", line):
         return ("family", found[1]), found[1]
     if found := re.match(r"\*\*(?:Check\.|Warning: a false alarm\.)\*\* (.+?) differs", line):
         return ("check", found[1]), within
@@ -114,55 +125,66 @@ def _expected(study: Study) -> dict[Key, str]:
         title = "Clean accuracy" if split == "clean" else "Robustness"
         below = "" if split == "clean" else split.capitalize()
         found = _against(study, split, families if split == "clean" else {})
-        head = f"condition | n | accuracy, % | minus {study.baseline} [95 %] | Holm p"
+        head = f"condition | n | accuracy, % | minus {study.baseline} [95 %] | {COLUMNS}"
         lines[title, below, "row", "condition"] = head
         for name in study.heads:
             lines[title, below, "row", name] = _score_row(study, name, split, found.get(name))
         where = ("Answer", "") if split == "clean" else (title, below)
-        lines[*where, "overview"] = _overview(study, found)
-        for name in study.repeats:
+        if found:
+            lines[*where, "overview"] = _overview(study, found)
+            lines[title, below, "note"] = note([*found.values()])
+        for name in _alone(study):
             text, alarm = _check(study, name, split)
             if split == "clean" or alarm:
                 lines[*where, "check", name] = text
         if split == "clean":
             for name, test in found.items():
-                key, text = _bullet(name, study.baseline, test)
+                key, text = bullet(name, study.baseline, test, _margin(study, name))
                 lines["Answer", "", "baseline", key] = text
             lines["Clean accuracy", "", "Means"] = _reading(study, families)
     lines["Answer", "", "All"] = _after(study)
+    primary = any(one.is_primary for one in families.values())
     for title, one in families.items():
-        lines |= _family_lines(title, one.tests)
-    return lines | _rates(study) | _costs(study)
+        rest = "Exploratory contrasts" if primary else "Contrasts"
+        lines |= family_lines(title, one, "Primary contrasts" if one.is_primary else rest)
+    return lines | chance_lines(study, SPLITS) | _rates(study) | _costs(study)
 
 
-@cache
-def families_of(study: Study) -> dict[str, Family]:
-    """The families that the report has a table of; what has another title is a fault."""
-    found = {title: family(study, title) for title in study.titles}
-    return {title: one for title, one in found.items() if one is not None}
+def _alone(study: Study) -> list[str]:
+    """Replicas that are the only one of their condition."""
+    firsts = list(study.repeats.values())
+    return [name for name, first in study.repeats.items() if firsts.count(first) == 1]
+
+
+def _margin(study: Study, name: str) -> float | None:
+    """That of the first family with the comparison of a condition with the baseline."""
+    pair = frozenset((name, study.baseline))
+    found = [one for one in families_of(study).values() if pair in one.pairs.values()]
+    return found[0].margin if found else None
 
 
 def _against(study: Study, split: str, families: dict[str, Family]) -> dict[str, Test]:
     """Each other condition minus the baseline; corrected where it stands first."""
     others = [name for name in study.heads if name != study.baseline]
     base = study.values(study.baseline, split)
-    elsewhere: dict[frozenset[str], float] = {}
+    elsewhere: dict[frozenset[str], Test] = {}
     for one in families.values():
-        for pair, test in one.tests.items() if one.single else ():
-            elsewhere.setdefault(frozenset(pair), test.holm)
+        for sides, pair in one.pairs.items():
+            elsewhere.setdefault(pair, one.tests[sides])
     pairs = {name: frozenset((name, study.baseline)) for name in others}
     rest = [name for name in others if pairs[name] not in elsewhere]
     corrected = dict(
-        zip(rest, tests([(study.values(name, split), base) for name in rest]), strict=True)
+        zip(rest, compare([(study.values(name, split), base) for name in rest]), strict=True)
     )
     found = {}
     for name in others:
         if name in corrected:
             found[name] = corrected[name]
         else:
-            alone = tests([(study.values(name, split), base)])[0]
-            numbers = {**vars(alone), "holm": elsewhere[pairs[name]]}
-            found[name] = Test(**numbers)
+            alone = compare([(study.values(name, split), base)])[0]
+            there = vars(elsewhere[pairs[name]])
+            shared = {part: there[part] for part in ("holm", "family", "tost")}
+            found[name] = Test(**{**vars(alone), **shared})
     return found
 
 
@@ -182,44 +204,35 @@ def _extent(study: Study) -> str:
 def _score_row(study: Study, name: str, split: str, test: Test | None) -> str:
     values = 100 * np.array(list(study.values(name, split).values()))
     score = f"{name} | {len(values)} | {values.mean():.2f} ± {values.std(ddof=1):.2f}"
-    return f"{score} |  | " if test is None else f"{score} | {test.points} | {p_says(test.holm)}"
-
-
-def _verdict(test: Test) -> str:
-    if test.holm >= 0.05:
-        return f"no difference shown; {_hidden([test])}"
-    return "higher" if test.mean > 0 else "lower"
-
-
-def _hidden(found: list[Test]) -> str:
-    return f"up to {100 * max(test.hidden for test in found):.2f} points may be hidden"
-
-
-def _bullet(left: str, right: str, test: Test) -> tuple[str, str]:
-    key = f"- **{left}** minus {right}"
-    points = test.points.replace(" [", " points [")
-    return key, f"{key}: {points}, n {test.n}, Holm p {p_says(test.holm)}: {_verdict(test)}."
+    return f"{score} |  |  |  | " if test is None else f"{score} | {test.points} | {cells(test)}"
 
 
 def _overview(study: Study, found: dict[str, Test]) -> str:
-    groups: dict[str, list[str]] = {"higher": [], "lower": [], "no": []}
+    groups: dict[str, list[str]] = {"higher": [], "lower": [], "no": [], "equal": []}
     for name, test in found.items():
-        groups[_verdict(test).split(" ")[0]].append(name)
+        groups[test.verdict].append(name)
     sentences = [
         f"**{title} {study.baseline}:** {'; '.join(f'*{name}*' for name in groups[verdict])}."
         for verdict, title in (("higher", "Higher than"), ("lower", "Lower than"))
         if groups[verdict]
     ]
     if none := groups["no"]:
-        many = f"{len(none)} conditions" if len(none) > 4 else "; ".join(f"*{n}*" for n in none)
-        hidden = _hidden([found[name] for name in none])
-        sentences.append(f"**No difference from {study.baseline} shown:** {many} ({hidden}).")
+        most = hidden([found[name] for name in none])
+        base = study.baseline
+        sentences.append(f"**No difference from {base} shown:** {_many(none)} ({most}).")
+    if equal := groups["equal"]:
+        sentences.append(f"**Equal to {study.baseline} within the margin:** {_many(equal)}.")
     return " ".join(sentences)
+
+
+def _many(names: list[str]) -> str:
+    """Their names, or their number."""
+    return f"{len(names)} conditions" if len(names) > 4 else "; ".join(f"*{n}*" for n in names)
 
 
 def _check(study: Study, name: str, split: str) -> tuple[str, bool]:
     first = study.repeats[name]
-    test = tests([(study.own(name, split), study.own(first, split))])[0]
+    test = compare([(study.own(name, split), study.own(first, split))])[0]
     alarm = test.p < 0.05
     start = (
         f"**{'Warning: a false alarm.' if alarm else 'Check.'}** {name} differs from {first} only "
@@ -230,13 +243,13 @@ def _check(study: Study, name: str, split: str) -> tuple[str, bool]:
     if alarm:
         said = ", which passes for a difference though there is none. Trust what is said of the "
         return f"{start}{said}other conditions less.{end}", True
-    return f"{start}: no difference shown; {_hidden([test])}.{end}", False
+    return f"{start}: no difference shown; {hidden([test])}.{end}", False
 
 
 def _reading(study: Study, families: dict[str, Family]) -> str:
     base = study.baseline
     others = [name for name in study.heads if name != base]
-    pairs = {frozenset(pair) for one in families.values() if one.single for pair in one.tests}
+    pairs = {pair for one in families.values() for pair in one.pairs.values()}
     elsewhere = [name for name in others if frozenset((name, base)) in pairs]
     rest = len(others) - len(elsewhere)
     replicas = [base, *(name for name, first in study.repeats.items() if first == base)]
@@ -245,7 +258,7 @@ def _reading(study: Study, families: dict[str, Family]) -> str:
     over = f" over the {rest} comparisons of this table"
     if elsewhere:
         over = f": for {'; '.join(f'*{name}*' for name in elsewhere)} over all comparisons of "
-        over += "their table under [Contrasts](#contrasts)"
+        over += "their family, below"
         more = "" if rest == 1 else "s"
         over += f", else over the {rest} other comparison{more} here" if rest else ""
     return (
@@ -254,7 +267,10 @@ def _reading(study: Study, families: dict[str, Family]) -> str:
         "there is none below three pairs. p is that of the two-sided test, corrected after Holm"
         f"{over}; the intervals are not corrected, nor is anything over several tables. “No "
         "difference shown” is not “no difference”: the end of the interval that is farther from "
-        "zero says how large one may be."
+        "zero says how large one may be. r is the correlation of the two over the seeds; pairing "
+        "buys nothing where the interval is no shorter than that of Welch's t-test, which takes "
+        "both for independent. The column of power has the true difference, in points, that such a "
+        "test finds with 80 % chance."
     )
 
 
@@ -263,27 +279,6 @@ def _after(study: Study) -> str:
     unlike = [f"*{name} ({n})*" for name, n in study.epochs.items() if n != base]
     but = f" but for {'; '.join(unlike)}" if unlike else ""
     return f"All are tested after their last epoch, {base}{but}; no epoch was chosen by its score."
-
-
-def _family_lines(title: str, comparisons: dict[tuple[str, str], Test]) -> dict[Key, str]:
-    shown = {pair: test for pair, test in comparisons.items() if test.holm < 0.05}
-    rest = [test for test in comparisons.values() if test.holm >= 0.05]
-    plural = "" if len(comparisons) == 1 else "s"
-    text = f"**{title}** ({len(comparisons)} comparison{plural}): {len(shown) or 'no'} shown to "
-    text += f"differ{f', {len(rest)} not ({_hidden(rest)})' if rest else ''}"
-    lines: dict[Key, str] = {
-        ("Answer", "", "family", title): f"{text}{':' if shown else '.'}",
-        ("Contrasts", "title", title): title,
-        ("Contrasts", title, "row", "contrast"): "contrast | n | points [95 %] | Holm p",
-    }
-    for (left, right), test in comparisons.items():
-        name = f"{left} − {right}"
-        row = f"{name} | {test.n} | {test.points} | {p_says(test.holm)}"
-        lines["Contrasts", title, "row", name] = row
-    for (left, right), test in shown.items():
-        key, text = _bullet(left, right, test)
-        lines["Answer", "", title, key] = text
-    return lines
 
 
 def _rates(study: Study) -> dict[Key, str]:

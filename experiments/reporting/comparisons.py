@@ -65,8 +65,9 @@ def families(values: Mapping[str, Mapping[int, float]], contrasts: Sequence[Aske
     Example:
         >>> from experiments.contrasts import read_contrasts
         >>> values = {"a": {1: 0.5, 2: 0.6, 3: 0.5}, "b": {1: 0.6, 2: 0.7, 3: 0.64}}
-        >>> asked, _ = read_contrasts({"sizes": [{"take": "b", "minus": "a"}]}, dict.fromkeys("ab", {}))
-        >>> round(families(values, asked)[0].comparisons[0].difference.mean, 3)
+        >>> sizes = {"sizes": [{"take": "b", "minus": "a"}]}
+        >>> (family,) = families(values, read_contrasts(sizes, {"a": {}, "b": {}})[0])
+        >>> round(family.comparisons[0].difference.mean, 3)
         0.113
     """
     return [_family(values, asked) for asked in sorted(contrasts, key=lambda one: not one.primary)]
