@@ -15,8 +15,6 @@ import yaml
 
 from experiments.recounting.paired import Values
 
-SPLITS = ("clean", "occluded", "noisy")
-
 
 @dataclass(frozen=True)
 class Fault:
@@ -65,6 +63,13 @@ class Study:
     def heads(self) -> list[str]:
         """Those that repeat no other."""
         return [name for name in self.conditions if name not in self.repeats]
+
+    @property
+    def splits(self) -> list[str]:
+        """Those that were tested on, clean first."""
+        columns = list(self.lines[0])
+        found = columns[columns.index("status") + 1 : columns.index("test_loss")]
+        return sorted(found, key=lambda split: split != "clean")
 
     @property
     def seeds(self) -> list[int]:
@@ -139,7 +144,9 @@ def read_study(folder: Path) -> Study:
     epochs = re.search(r"^epochs: (\d+)$", raw, re.MULTILINE)
     base = int(epochs[1]) if epochs else 0
     names = dict.fromkeys([named[1], *(line["condition"] for line in lines)])
-    asked = re.findall(r"^## (?:\w+ c|C)ontrasts\n\n.+\n\n```yaml\n([^`]+)```", raw, re.MULTILINE)
+    asked = re.findall(
+        r"^## (?:\w+ c|C)ontrasts\n\n.+\n\n```yaml\n((?s:.+?))\n```", raw, re.MULTILINE
+    )
     return Study(
         folder,
         lines,

@@ -28,6 +28,7 @@ class Test:
         holm: p, corrected after Holm over all that were tested together.
         family: how many those were.
         tost: corrected p of two one-sided tests; None without a margin.
+        margin: of those, in points.
     """
 
     n: int
@@ -41,6 +42,7 @@ class Test:
     holm: float = 1.0
     family: int = 1
     tost: float | None = None
+    margin: float | None = None
 
     @property
     def hidden(self) -> float:
@@ -80,7 +82,7 @@ def compare(pairs: Sequence[tuple[Values, Values]], margin: float | None = None)
         tost = [*_holm(of_margin)]
     corrected = _holm([test.p for test in found])
     return [
-        Test(**{**vars(test), "holm": p, "tost": within, "family": len(found)})
+        Test(**{**vars(test), "holm": p, "tost": within, "margin": margin, "family": len(found)})
         for test, p, within in zip(found, corrected, tost, strict=True)
     ]
 

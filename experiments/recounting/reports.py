@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 
 from experiments.recounting.families import Family, families_of
-from experiments.recounting.numbers import SPLITS, Fault, Study, plain
+from experiments.recounting.numbers import Fault, Study, plain
 from experiments.recounting.paired import Test, compare, p_says
 from experiments.recounting.sentences import (
     COLUMNS,
@@ -36,9 +36,8 @@ _PROSE = (  # sentences that are so, whatever the runs are
     r"after Holm over the comparisons of its table\.( Where a margin \(±\) is given, two one-sided "
     r"tests \(TOST\) ask whether the difference is within it; their p is corrected likewise, for "
     r"itself\.)?",
-    r"All else is exploratory\.",
     r"Nothing is compared\.",
-    r"The same networks on changed test images; each table is corrected for itself\.",
+    r"The same networks on changed test images(; each table is corrected for itself)?\.",
     r"Means over (the )?seeds[^0-9]*",
     r"Means over the seeds; ratios are over those that have a finished run of .+, too\. Unlike the "
     r"rest of this report, these numbers depend on what else the machine did\. Memory is the most "
@@ -112,7 +111,7 @@ def _key(line: str, within: str) -> tuple[Key, str]:
     if found := re.match(r"\*\*(?:Check\.|Warning: a false alarm\.)\*\* (.+?) differs", line):
         return ("check", found[1]), within
     if line.startswith("**"):
-        return ("overview",), within
+        return ("overview",), "baseline"
     return (line.split(" ")[0],), within
 
 
@@ -121,7 +120,7 @@ def _expected(study: Study) -> dict[Key, str]:
     """Key -> what a report of these runs says."""
     families = families_of(study)
     lines: dict[Key, str] = {("", "", _extent(study).split(" ")[0]): _extent(study)}
-    for split in SPLITS:
+    for split in study.splits:
         title = "Clean accuracy" if split == "clean" else "Robustness"
         below = "" if split == "clean" else split.capitalize()
         found = _against(study, split, families if split == "clean" else {})
@@ -139,28 +138,23 @@ def _expected(study: Study) -> dict[Key, str]:
                 lines[*where, "check", name] = text
         if split == "clean":
             for name, test in found.items():
-                key, text = bullet(name, study.baseline, test, _margin(study, name))
+                key, text = bullet(name, study.baseline, test)
                 lines["Answer", "", "baseline", key] = text
             lines["Clean accuracy", "", "Means"] = _reading(study, families)
     lines["Answer", "", "All"] = _after(study)
     primary = any(one.is_primary for one in families.values())
+    if primary:
+        lines["Answer", "", "What"] = "What is not primary is exploratory."
     for title, one in families.items():
         rest = "Exploratory contrasts" if primary else "Contrasts"
         lines |= family_lines(title, one, "Primary contrasts" if one.is_primary else rest)
-    return lines | chance_lines(study, SPLITS) | _rates(study) | _costs(study)
+    return lines | chance_lines(study) | _rates(study) | _costs(study)
 
 
 def _alone(study: Study) -> list[str]:
     """Replicas that are the only one of their condition."""
     firsts = list(study.repeats.values())
     return [name for name, first in study.repeats.items() if firsts.count(first) == 1]
-
-
-def _margin(study: Study, name: str) -> float | None:
-    """That of the first family with the comparison of a condition with the baseline."""
-    pair = frozenset((name, study.baseline))
-    found = [one for one in families_of(study).values() if pair in one.pairs.values()]
-    return found[0].margin if found else None
 
 
 def _against(study: Study, split: str, families: dict[str, Family]) -> dict[str, Test]:
@@ -183,7 +177,7 @@ def _against(study: Study, split: str, families: dict[str, Family]) -> dict[str,
         else:
             alone = compare([(study.values(name, split), base)])[0]
             there = vars(elsewhere[pairs[name]])
-            shared = {part: there[part] for part in ("holm", "family", "tost")}
+            shared = {part: there[part] for part in ("holm", "family", "tost", "margin")}
             found[name] = Test(**{**vars(alone), **shared})
     return found
 
@@ -252,19 +246,22 @@ def _reading(study: Study, families: dict[str, Family]) -> str:
     pairs = {pair for one in families.values() for pair in one.pairs.values()}
     elsewhere = [name for name in others if frozenset((name, base)) in pairs]
     rest = len(others) - len(elsewhere)
-    replicas = [base, *(name for name, first in study.repeats.items() if first == base)]
-    mean = f" {base} is, seed by seed, the mean of its replicas: "
-    mean += f"{'; '.join(f'*{name}*' for name in replicas)}."
-    over = f" over the {rest} comparisons of this table"
+    mean = ""
+    for head in (name for name in study.heads if name in study.repeats.values()):
+        names = "; ".join([f"*{head}*", *(f"*{n}*" for n, o in study.repeats.items() if o == head)])
+        mean += f" {head} is, seed by seed, the mean of its replicas: {names}."
+    if not others:
+        return f"Means ± standard deviations over n seeds.{mean}"
+    over = f", corrected after Holm over the {rest} comparisons of this table" if rest > 1 else ""
     if elsewhere:
-        over = f": for {'; '.join(f'*{name}*' for name in elsewhere)} over all comparisons of "
-        over += "their family, below"
+        names = "; ".join(f"*{name}*" for name in elsewhere)
+        over = f", corrected after Holm: for {names} over all comparisons of their family, below"
         more = "" if rest == 1 else "s"
         over += f", else over the {rest} other comparison{more} here" if rest else ""
     return (
-        f"Means ± standard deviations over n seeds.{mean if len(replicas) > 1 else ''} Differences "
+        f"Means ± standard deviations over n seeds.{mean} Differences "
         "are in percentage points, paired by seed, with the 95 % interval of the paired t-test; "
-        "there is none below three pairs. p is that of the two-sided test, corrected after Holm"
+        "there is none below three pairs. p is that of the two-sided test"
         f"{over}; the intervals are not corrected, nor is anything over several tables. “No "
         "difference shown” is not “no difference”: the end of the interval that is farther from "
         "zero says how large one may be. r is the correlation of the two over the seeds; pairing "

@@ -26,12 +26,12 @@ def hidden(found: Sequence[Test]) -> str:
     return f"up to {100 * max(test.hidden for test in found):.2f} points may be hidden"
 
 
-def bullet(left: str, right: str, test: Test, margin: float | None = None) -> tuple[str, str]:
+def bullet(left: str, right: str, test: Test) -> tuple[str, str]:
     """How a sentence on a comparison begins, and all of it."""
     key = f"- **{left}** minus {right}"
     points = test.points.replace(" [", " points [")
     said = f"{key}: {points}, n {test.n}, Holm p {p_says(test.holm)}"
-    within = "" if margin is None else f" within {_margin(margin)}"
+    within = "" if test.margin is None else f" within {_margin(test.margin)}"
     if test.tost is not None:
         said += f", TOST Holm p {p_says(test.tost)}"
     if test.verdict == "equal":
@@ -100,50 +100,57 @@ def family_lines(title: str, family: Family, section: str) -> dict[Key, str]:
         row += "" if test.tost is None else f" | {p_says(test.tost)}"
         lines[section, title, "row", name] = row
     for left, right in told:
-        key, text = bullet(left, right, family.tests[left, right], family.margin)
+        key, text = bullet(left, right, family.tests[left, right])
         lines["Answer", "", title, key] = text
     return lines
 
 
-def chance_lines(study: Study, splits: Sequence[str]) -> dict[Key, str]:
-    """All pairs of the replicas of a condition, where there are several."""
-    lines: dict[Key, str] = {}
-    for first in dict.fromkeys(study.repeats.values()):
-        names = [first, *(name for name, other in study.repeats.items() if other == first)]
-        if len(names) == 2:
-            continue
-        for split in splits:
-            pairs = [(later, earlier) for earlier, later in combinations(names, 2)]
-            found = compare(
-                [(study.own(one, split), study.own(other, split)) for one, other in pairs]
-            )
-            said = _share(first, found)
-            if split != "clean":
-                lines["Robustness", split.capitalize(), "share", first] = said
-                continue
-            lines["Answer", "", "share", first] = said
-            lines["A/A", "", "share", first] = said
-            lines["A/A", "", "replicas", first] = (
-                f"The {len(names)} replicas have other initial weights, order, augmentation and "
-                f"masks each; *{first}* is their mean everywhere else. The interval is that of the "
-                "binomial distribution, 95 % (Clopper and Pearson), and too narrow: pairs that "
-                "share a replica are not independent. p is not corrected."
-            )
-            lines["A/A", "", "row", "pair"] = "pair | n | points [95 %] | r | p"
-            for (later, earlier), test in zip(pairs, found, strict=True):
-                name = f"{later} − {earlier}"
-                r = "" if test.r is None else f"{test.r:+.2f}"
-                row = f"{name} | {test.n} | {test.points} | {r} | {p_says(test.p)}"
-                lines["A/A", "", "row", name] = row
-    return lines
+def of_replicas(study: Study, first: str, split: str) -> dict[tuple[str, str], Test]:
+    """All pairs of the replicas of a condition, itself included, each tested alone."""
+    names = [first, *(name for name, other in study.repeats.items() if other == first)]
+    pairs = [(later, earlier) for earlier, later in combinations(names, 2)]
+    found = compare([(study.own(one, split), study.own(other, split)) for one, other in pairs])
+    return dict(zip(pairs, found, strict=True))
 
 
-def _share(name: str, found: Sequence[Test]) -> str:
+def share(found: Sequence[Test]) -> tuple[int, float, float, float]:
+    """How many have p < .05; the share of them in percent, and its interval."""
     alarms, count = sum(test.p < 0.05 for test in found), len(found)
     low = 100 * stats.beta.ppf(0.025, alarms, count - alarms + 1) if alarms else 0.0
     high = 100 * stats.beta.ppf(0.975, alarms + 1, count - alarms) if alarms < count else 100.0
+    return alarms, 100 * alarms / count, low, high
+
+
+def chance_lines(study: Study) -> dict[Key, str]:
+    """What is said of the replicas of a condition, where there are several."""
+    lines: dict[Key, str] = {}
+    firsts = list(study.repeats.values())
+    for first in dict.fromkeys(first for first in firsts if firsts.count(first) > 1):
+        for split in study.splits:
+            if split != "clean":
+                said = _share(first, of_replicas(study, first, split))
+                lines["Robustness", split.capitalize(), "share", first] = said
+        pairs = of_replicas(study, first, "clean")
+        lines["Answer", "", "share", first] = _share(first, pairs)
+        lines["A/A", "", "share", first] = _share(first, pairs)
+        lines["A/A", "", "replicas", first] = (
+            f"The {firsts.count(first) + 1} replicas have other initial weights, order, "
+            f"augmentation and masks each; *{first}* is their mean everywhere else. The interval "
+            "is that of the binomial distribution, 95 % (Clopper and Pearson), and too narrow: "
+            "pairs that share a replica are not independent. p is not corrected."
+        )
+        lines["A/A", "", "row", "pair"] = "pair | n | points [95 %] | r | p"
+        for (later, earlier), test in pairs.items():
+            name, r = f"{later} − {earlier}", "" if test.r is None else f"{test.r:+.2f}"
+            row = f"{name} | {test.n} | {test.points} | {r} | {p_says(test.p)}"
+            lines["A/A", "", "row", name] = row
+    return lines
+
+
+def _share(name: str, pairs: dict[tuple[str, str], Test]) -> str:
+    alarms, percent, low, high = share([*pairs.values()])
     return (
-        f"**A/A.** Of {count} pairs of replicas of *{name}*, {alarms} "
-        f"{'has' if alarms == 1 else 'have'} p < .05: {100 * alarms / count:.1f} % [{low:.1f}, "
-        f"{high:.1f}], where 5 % are expected of chance alone."
+        f"**A/A.** Of {len(pairs)} pairs of replicas of *{name}*, {alarms} "
+        f"{'has' if alarms == 1 else 'have'} p < .05: {percent:.1f} % [{low:.1f}, {high:.1f}], "
+        "where 5 % are expected of chance alone."
     )

@@ -56,7 +56,7 @@ def answer(
         ]
     primary = [text for one in contrasts if one.is_primary for text in family_findings(one)]
     if primary:
-        primary.append("All else is exploratory.")
+        primary.append("What is not primary is exploratory.")
     more = [text for one in contrasts if not one.is_primary for text in family_findings(one)]
     return [*warnings, *primary, overview(rows, split), lines, *more, *quiet]
 
