@@ -230,7 +230,8 @@ def written(tmp_path):
         of_grid = {"epochs": 4 + place} if levels else {}
         gain = 0.05 if levels.get("kind") == "b" else 0.0
         for seed, base in enumerate(of_seed, start=1):
-            noise = generator.normal(gain, 0.002 if "same" in name else 0.01)
+            gain = 0.005 if name == "b, 1" else gain
+            noise = generator.normal(gain, 0.002 if "same" in name or name[-1] == "1" else 0.01)
             accuracy = {"clean": base + noise, "noisy": 0.5 + float(generator.normal(gain, 0.02))}
             run = make_run(name, seed, accuracy, factors=levels, fields=fields.get(name, of_grid))
             runs.append(run)
