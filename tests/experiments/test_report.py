@@ -356,7 +356,9 @@ def test_a_baseline_that_is_not_none_is_named_throughout():
     assert "**Higher than fixed:** *linear*. **Lower than fixed:** *none*." in found
     assert "lower.\n\n**Check.** fixed again differs from fixed only in its" in found
     assert "- **fixed again**" not in found
-    assert "| condition | n | accuracy, % | minus fixed [95 %] | r | 80 % power | Holm p |" in document
+    assert (
+        "| condition | n | accuracy, % | minus fixed [95 %] | r | 80 % power | Holm p |" in document
+    )
     assert "The baseline, *fixed*, has these settings" in document
     assert "- **none**: `spec: null`" in document
     assert "ratio to fixed" in section(document, "Cost")
