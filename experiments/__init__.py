@@ -7,8 +7,8 @@ Read in this order:
 - `data`: digits, canvases of them, CIFAR, folders of images, paired by seed (`datasets`, `seeds`)
 - `train`: `train(Config(...)) -> Result`, one readable loop (`models`, `optimization`, `totals`
   of an epoch, `checkpoint`, `processes`, `log`)
-- `study`: a YAML file of conditions and seeds (`grid`), and of what is compared (`contrasts`);
-  `running`: working on it, anywhere
+- `study`: a YAML file of conditions and seeds (`grid`), and of what is compared (`contrasts`),
+  checked first (`study_file`); `running`: working on it, anywhere
 - `files`: written whole or not at all, telling when they were changed
 - `report`: what came of it, with paired statistics, as text, tables and pictures (`reporting`)
 - `recounting`: whether what is said of it, in reports and READMEs, is what the runs tell

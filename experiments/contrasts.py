@@ -1,114 +1,259 @@
-"""The comparisons that a study's question asks for, besides those with its baseline.
+"""What a study's question asks for, besides the comparisons with its baseline: named families.
 
     contrasts:
-      - {pairs: placement}                    # all pairs of a factor's levels: its main effect
-      - {pairs: rate, within: regularizer}    # all pairs of rates, within each regularizer
-      - {pairs: [none, Dropout2d]}            # all pairs of these conditions
+      does it help:                    # the name of a family: p is corrected over its comparisons
+        - {take: Dropout2d, minus: none}                           # one condition minus another
+        - {take: [Dropout2d, DropBlock2d], minus: none}            # the mean of several
+      maps or blocks:                  # levels of a factor: means over the other factors
+        - {take: {kind: Dropout2d}, minus: {kind: DropBlock2d}}
+      maps or blocks at each rate:     # the same within each level of another factor
+        - {take: {kind: Dropout2d}, minus: {kind: DropBlock2d}, within: rate}
+      which rate:
+        primary: true                  # what the study is made for; all else is exploratory
+        margin: 1.5                    # points of accuracy: is the difference shown to be smaller?
+        compare:
+          - {pairs: rate, within: kind}                            # all pairs of a factor's levels
+          - {pairs: [none, Dropout2d]}                             # or of conditions
 
-A level is the mean over the other factors' levels, seed by seed. Each entry is a family of
-comparisons, for which p-values are corrected.
+Means are taken seed by seed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, product
+from typing import Any
 
-from experiments.grid import unknown
+from experiments.grid import name_problems, unknown
+
+Factors = Mapping[str, Mapping[str, str]]  # name of a condition -> factor -> name of its level
+_ENTRY = "{take: this, minus: that} or {pairs: factor}"
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """All pairs of a factor's levels, or of conditions.
+class Side:
+    """One side of a comparison: a condition, or the mean of several, under the name it is shown."""
+
+    name: str
+    conditions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """One side minus another."""
+
+    left: Side
+    right: Side
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A family of comparisons whose p-values are corrected together.
 
     Args:
-        of: a factor, or names of conditions.
-        within: another factor: pairs at each of its levels, never across them.
+        name: of the family.
+        contrasts: its comparisons, at least one.
+        margin: in points of accuracy: tested is, too, whether each difference is within it.
+        primary: whether the study is made for it.
+        plain: the comparisons as they were asked for.
     """
 
-    of: str | tuple[str, ...]
-    within: str | None = None
+    name: str
+    contrasts: tuple[Contrast, ...]
+    margin: float | None = None
+    primary: bool = False
+    plain: Sequence[Any] = field(default=(), compare=False, repr=False)
 
 
 def read_contrasts(
-    data: object, factors: Mapping[str, Mapping[str, str]]
-) -> tuple[tuple[Pairs, ...], list[str]]:
-    """The contrasts in plain data, and what is wrong with them.
+    data: object, factors: Factors, baseline: str | None = None
+) -> tuple[tuple[Asked, ...], list[str]]:
+    """The families in plain data, and what is wrong with them.
 
     Args:
-        data: a list as above; None is none.
-        factors: name of a condition -> factor -> name of its level.
+        data: a mapping as above; None is none.
+        factors: of all conditions, in order; of a pair, the later one minus the earlier one.
+        baseline: the condition that comes first, wherever it stands.
 
     Example:
         >>> factors = {"0.1": {"rate": "0.1"}, "0.3": {"rate": "0.3"}, "none": {}}
-        >>> read_contrasts([{"pairs": "rate"}], factors)
-        ((Pairs(of='rate', within=None),), [])
-        >>> read_contrasts([{"pairs": "rates"}], factors)[1]
-        ["contrasts: factor 'rates' is unknown (closest: rate)"]
+        >>> (family,), problems = read_contrasts({"rates": [{"pairs": "rate"}]}, factors)
+        >>> [(one.left.name, one.right.name) for one in family.contrasts]
+        [('0.3', '0.1')]
+        >>> read_contrasts({"rates": [{"pairs": "rates"}]}, factors)[1]
+        ["contrasts: rates: factor 'rates' is unknown (closest: rate)"]
     """
-    if data is None:
+    if data is None or data == []:
         return (), []
-    if not isinstance(data, list):
-        return (), [f"contrasts must be a list of mappings such as {{pairs: factor}}, got {data!r}"]
-    problems = [problem for entry in data for problem in _problems(entry, factors)]
-    if problems:
-        return (), problems
-    found = [_read(entry) for entry in data]
-    twice = [entry for place, entry in enumerate(found) if entry in found[:place]]
-    if twice:
-        return (), [f"contrasts: {entry.of!r} stands twice" for entry in twice]
-    return tuple(found), []
+    if not isinstance(data, dict):
+        return (), [f"contrasts must map names of families to lists of {_ENTRY}, got {data!r}"]
+    first = {name: factors[name] for name in (baseline,) if name in factors}
+    found, problems = [], []
+    for name, asked in data.items():
+        named = name_problems(name, "contrasts: the name of a family")
+        if not named and any(other.name.split() == name.split() for other in found):
+            named = [f"contrasts: {name!r} stands twice"]
+        problems += named
+        try:
+            found.append(_family(name, asked, {**first, **factors}))
+        except ValueError as error:
+            problems.append(f"contrasts: {name}: {error}")
+    return ((), problems) if problems else (tuple(found), [])
 
 
-def plain_contrasts(contrasts: tuple[Pairs, ...]) -> list[dict[str, object]]:
-    """The contrasts as plain data, such as JSON's; `read_contrasts` reads them back."""
-    plain: list[dict[str, object]] = []
-    for one in contrasts:
-        of = one.of if isinstance(one.of, str) else list(one.of)
-        plain.append({"pairs": of} if one.within is None else {"pairs": of, "within": one.within})
+def plain_contrasts(families: Sequence[Asked]) -> dict[str, object]:
+    """The families as plain data, such as JSON's; `read_contrasts` reads them back."""
+    plain: dict[str, object] = {}
+    for one in families:
+        options = {"primary": True} if one.primary else {}
+        options |= {} if one.margin is None else {"margin": one.margin}
+        plain[one.name] = {**options, "compare": list(one.plain)} if options else list(one.plain)
     return plain
 
 
-def _read(entry: Mapping[str, object]) -> Pairs:
-    of, within = entry["pairs"], entry.get("within")
-    return Pairs(
-        of if isinstance(of, str) else tuple(of),  # type: ignore[arg-type]
-        within if isinstance(within, str) else None,
-    )
+def replica_problems(families: Sequence[Asked], repeats: Mapping[str, str]) -> list[str]:
+    """A problem for each replica that is compared without the condition whose mean it is part of.
 
-
-def _problems(entry: object, factors: Mapping[str, Mapping[str, str]]) -> list[str]:
-    if not isinstance(entry, dict) or "pairs" not in entry:
-        return [f"contrasts: an entry must be such as {{pairs: factor}}, got {entry!r}"]
-    problems = unknown(entry, ["pairs", "within"], "contrasts: field")
-    of, within = entry["pairs"], entry.get("within")
-    known = list(dict.fromkeys(name for levels in factors.values() for name in levels))
-    if isinstance(of, list):
-        problems += _condition_problems(of, within, list(factors))
-        return problems
-    if not isinstance(of, str) or not isinstance(within, str | None):
-        problems.append(
-            f"contrasts: pairs must name a factor or list conditions, within name a factor, "
-            f"got {entry!r}"
+    Args:
+        families: read before.
+        repeats: name of a replica -> that of the condition that it repeats.
+    """
+    return [
+        f"contrasts: {family.name}: {name!r} repeats {repeats[name]!r}, which is the mean of both: "
+        "compare that"
+        for family in families
+        for name in dict.fromkeys(
+            name
+            for one in family.contrasts
+            for side in (one.left, one.right)
+            for name in side.conditions
+            if name in repeats and repeats[name] not in side.conditions
         )
-        return problems
+    ]
+
+
+def _family(name: str, asked: object, factors: Factors) -> Asked:
+    options = asked if isinstance(asked, dict) else {"compare": asked}
+    _know(options, ["compare", "margin", "primary"], "field")
+    entries, margin = options.get("compare"), options.get("margin")
+    primary = options.get("primary", False)
+    if not isinstance(entries, list) or not entries:
+        raise ValueError(f"it must list at least one of {_ENTRY}, got {entries!r}")
+    if margin is not None and (type(margin) not in (int, float) or not 0 < margin < math.inf):
+        raise ValueError(f"margin must be a number of points above 0, got {margin!r}")
+    if not isinstance(primary, bool):
+        raise ValueError(f"primary must be true or false, got {primary!r}")
+    contrasts = [one for entry in entries for one in _contrasts(entry, factors)]
+    seen: set[frozenset[frozenset[str]]] = set()
+    for one in contrasts:
+        _check_sides(one)
+        sides = frozenset((frozenset(one.left.conditions), frozenset(one.right.conditions)))
+        if sides in seen:
+            raise ValueError(f"{one.left.name!r} minus {one.right.name!r} stands twice")
+        seen.add(sides)
+    return Asked(name, tuple(contrasts), margin, primary, entries)
+
+
+def _check_sides(one: Contrast) -> None:
+    if set(one.left.conditions) == set(one.right.conditions):
+        raise ValueError(f"{one.left.name!r} is compared to itself")
+    both = [name for name in one.left.conditions if name in one.right.conditions]
+    if both:
+        raise ValueError(
+            f"{both[0]!r} is part of both {one.left.name!r} and {one.right.name!r}, which are "
+            "compared"
+        )
+
+
+def _contrasts(entry: object, factors: Factors) -> Iterator[Contrast]:
+    """The comparisons that one entry of a list asks for."""
+    if not isinstance(entry, dict) or not ("pairs" in entry or {"take", "minus"} <= entry.keys()):
+        raise ValueError(f"a comparison must be {_ENTRY}, got {entry!r}")
+    fields = ["pairs"] if "pairs" in entry else ["take", "minus"]
+    _know(entry, [*fields, "within"], "field")
+    sides, pairs = [entry[name] for name in reversed(fields)], entry.get("pairs")
+    if isinstance(pairs, str):
+        sides = [{pairs: level} for level in _levels(pairs, factors)]
+    elif isinstance(pairs, list):
+        sides = pairs
+    if len(sides) < 2:
+        raise ValueError(
+            f"pairs must name a factor, or list what is compared: two or more; got {pairs!r}"
+        )
+    within = entry.get("within", [])
+    places = within if isinstance(within, list) else [within]
+    if places and not any(isinstance(side, dict) for side in sides):
+        raise ValueError(f"within {within!r} goes with levels, such as {{factor: level}}")
+    for levels in product(*(_levels(factor, factors) for factor in places)):
+        place = dict(zip(places, levels, strict=True))
+        made = [_side(side, place, factors) for side in sides]
+        yield from (Contrast(later, earlier) for earlier, later in combinations(made, 2))
+
+
+def _side(data: object, place: Mapping[str, str], factors: Factors) -> Side:
+    """A condition, a list of them, or a mapping of factors to a level or several."""
+    if not isinstance(data, dict):
+        names = [_text(name) for name in (data if isinstance(data, list) else [data])]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"a mean is of conditions, each once; got {data!r}")
+        _know(names, list(factors), "condition")
+        return Side(names[0] if len(names) == 1 else f"mean of {'; '.join(names)}", tuple(names))
+    twice = [factor for factor in data if factor in place]
+    if twice:
+        raise ValueError(f"{twice[0]!r} is named both by {data!r} and by within")
+    if not data:
+        raise ValueError("a side that is {} names no level")
+    order = list(dict.fromkeys(factor for levels in factors.values() for factor in levels))
+    _know(data, order, "factor")
+    chosen = {factor: _chosen(factor, {**data, **place}, factors) for factor in order}
+    conditions = tuple(
+        name
+        for name, levels in factors.items()
+        if levels and all(levels[factor] in chosen[factor] for factor in levels)
+    )
+    if len(conditions) == 1:
+        return Side(conditions[0], conditions)
+    named = [" and ".join(chosen[factor]) for factor in order if factor in data or factor in place]
+    rest = [factor for factor in order if factor not in data and factor not in place]
+    over = f" over {' and '.join(rest)}" if rest else ""
+    return Side(f"{', '.join(named)} (mean{over})", conditions)
+
+
+def _chosen(factor: str, asked: Mapping[str, object], factors: Factors) -> list[str]:
+    """The levels of a factor that are asked for; all, if it is not spoken of."""
+    known = _levels(factor, factors)
+    if factor not in asked:
+        return known
+    wanted = asked[factor] if isinstance(asked[factor], list) else [asked[factor]]
+    names = [_text(level) for level in wanted]  # type: ignore[union-attr]
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"{factor!r} must have a level, or several, each once; got {wanted!r}")
+    _know(names, known, f"level of {factor!r}")
+    return names
+
+
+def _levels(factor: object, factors: Factors) -> list[str]:
+    known = list(dict.fromkeys(name for levels in factors.values() for name in levels))
     if not known:
-        problems.append(f"contrasts: there is no grid, so {of!r} is no factor")
-        return problems
-    named = [of] if within is None else [of, within]
-    problems += unknown(named, known, "contrasts: factor")
-    if within == of:
-        problems.append(f"contrasts: pairs of {of!r} within itself are none")
-    levels = {of_one[of] for of_one in factors.values() if of in of_one}
-    if of in known and len(levels) < 2:
-        problems.append(f"contrasts: {of!r} has one level, of which there is no pair")
-    return problems
+        raise ValueError(f"there is no grid, so {factor!r} is no factor")
+    _know([factor], known, "factor")
+    return list(dict.fromkeys(levels[factor] for levels in factors.values() if factor in levels))  # type: ignore[index]
 
 
-def _condition_problems(names: list[object], within: object, conditions: list[str]) -> list[str]:
-    if within is not None:
-        return [f"contrasts: within {within!r} does not go with a list of conditions"]
-    problems = unknown(names, conditions, "contrasts: condition")
-    if not problems and len(set(names)) < max(2, len(names)):
-        problems.append(f"contrasts: pairs must list two conditions or more, each once: {names!r}")
-    return problems
+def _text(name: object) -> str:
+    """The name of a condition or level, which YAML may have read as a number."""
+    if not isinstance(name, str | int | float | None):
+        raise ValueError(
+            f"a side must be a condition, a list of them, or {{factor: level}}, got {name!r}"
+        )
+    return name if isinstance(name, str) else json.dumps(name)
+
+
+def _know(names: Any, known: list[str], what: str) -> None:
+    """Raise ValueError if there are names that are not known."""
+    problems = unknown(names, known, what)
+    if problems:
+        raise ValueError("; ".join(problems))

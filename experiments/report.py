@@ -18,10 +18,12 @@ from experiments.reporting.findings import answer, counted, escape, listed
 from experiments.reporting.plots import draw
 from experiments.reporting.reported import read_reported, sections
 from experiments.reporting.score_tables import (
+    chance_tables,
     contrast_tables,
     reading,
     robustness,
     score_table,
+    table_note,
     tested,
 )
 from experiments.reporting.setting import setting
@@ -144,10 +146,11 @@ def make_report(
     if splits:
         contrasts = contrasted(record, rows)
         parts += ["## Answer", *answer(rows, contrasts), _equal_epochs(rows, bool(best))]
-        parts += ["## Clean accuracy", score_table(rows, "clean"), reading(rows, contrasts)]
+        parts += ["## Clean accuracy", score_table(rows, "clean")]
+        parts += [*table_note(rows, "clean"), reading(rows, contrasts)]
         for name in ("scores", "factors"):
             parts += _picture(name, pictures, INTERVALS[name] if tested(rows, "clean") else "")
-        parts += contrast_tables(contrasts)
+        parts += [*contrast_tables(contrasts), *chance_tables(rows)]
         if best:
             parts += [*best_section(record, best), *_picture("validation", pictures)]
         if epochs_factor(compared(rows)) is not None:

@@ -11,7 +11,7 @@ A study file is YAML; its header comment says the question, the command and the 
     conditions:                            # name -> the fields that make it different, or both
       none: {}
     baseline: none                         # what the others are compared to
-    contrasts: [{pairs: rate}]             # further comparisons (see `contrasts`)
+    contrasts: {rates: [{pairs: rate}]}    # families of further comparisons (see `contrasts`)
     seeds: [1, 2, 3]
 """
 
@@ -20,22 +20,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from dropblock_hooks.spec.files import FileError, read_yaml
 from experiments.config import Config, Runtime, make_config, resolve, run_hash
-from experiments.contrasts import Pairs, plain_contrasts, read_contrasts
+from experiments.contrasts import Asked, plain_contrasts, read_contrasts, replica_problems
 from experiments.data import load_data
 from experiments.datasets.sources import fingerprint
 from experiments.files import record_digest
-from experiments.grid import Cell, expand, fill_numbers, name_problems, texts, unknown
+from experiments.grid import Cell, expand, fill_numbers, unknown
 from experiments.models import prepare
 from experiments.optimization import LearningRate, Targets, make_optimizer
 from experiments.protocol import seed_problems, with_chosen
-
-_FIELDS = ["question", "chosen", "base", "grid", "conditions", "baseline", "contrasts", "seeds"]
+from experiments.study_file import data_problems, is_recursive, overrides_problems, shape_problems
 
 
 class StudyError(ValueError):
@@ -67,7 +66,7 @@ class Study:
         baseline: the condition that the others are compared to.
         seeds: run with every condition.
         fingerprints: name of a condition -> fingerprint of its data.
-        contrasts: what is compared besides.
+        contrasts: families of what is compared besides.
     """
 
     name: str
@@ -77,7 +76,7 @@ class Study:
     baseline: str
     seeds: tuple[int, ...]
     fingerprints: dict[str, str] = field(repr=False)
-    contrasts: tuple[Pairs, ...] = ()
+    contrasts: tuple[Asked, ...] = ()
 
     def runs(self) -> list[Planned]:
         """All runs in order, seed by seed: an interrupted study has whole comparisons."""
@@ -139,7 +138,7 @@ def read_study(
         plain, _ = read_yaml(Path(path).read_text(encoding="utf-8"), str(path))
     except (FileError, UnicodeDecodeError) as error:
         raise StudyError(path, [str(error)]) from error
-    if _recursive(plain):
+    if is_recursive(plain):
         raise StudyError(path, ["an alias stands within what it names, or data are too deep"])
     study = make_study(path, plain, runtime, data, base)
     if problems := seed_problems(Path(path), study.seeds, searching=False):
@@ -159,7 +158,7 @@ def make_study(
     Raises:
         StudyError: listing all that is wrong.
     """
-    problems = _overrides_problems(base, "--base")
+    problems = overrides_problems(base, "--base")
     filled = False
     if isinstance(plain, dict):
         try:
@@ -169,18 +168,19 @@ def make_study(
             plain, filled = _filled(plain, shared), True
         except ValueError as error:
             problems.append(str(error))
-    problems += _shape_problems(plain, filled)
+    problems += shape_problems(plain, filled)
     if not problems:
-        problems += _data_problems(plain, data)
+        problems += data_problems(plain, data)
         cells = _cells(plain, problems)
         factors = {cell.name: cell.factors for cell in cells}
         if not problems:
-            contrasts, problems = read_contrasts(plain.get("contrasts"), factors)
+            contrasts, problems = read_contrasts(plain.get("contrasts"), factors, plain["baseline"])
     if problems:
         raise StudyError(path, problems)
     configs = _configs(cells, shared, problems)
     fingerprints = _fit(configs, runtime or Runtime(), problems)
     problems += _equal_conditions(configs, fingerprints)
+    problems += replica_problems(contrasts, _repeats(configs, plain["baseline"]))
     if problems:
         raise StudyError(path, problems)
     return Study(
@@ -226,70 +226,6 @@ def _other(mark: str | None, base: Mapping[str, Any] | None) -> list[str]:
     named = [mark] if mark else []
     text = json.dumps(base, sort_keys=True, default=str)
     return [*named, hashlib.sha256(text.encode()).hexdigest()[:6]] if base else named
-
-
-def _shape_problems(data: object, filled: bool) -> list[str]:
-    """What is wrong with a file's parts, whose numbers of the base are put in, if `filled`."""
-    if not isinstance(data, dict):
-        return [f"it must be a mapping of conditions, baseline and seeds, got {data!r}"]
-    problems = unknown(data, _FIELDS, "field")
-    if not isinstance(data.get("question", ""), str):
-        problems.append(f"question must be text, got {data['question']!r}")
-    problems += _overrides_problems(data.get("base"), "base")
-    conditions = data.get("conditions")
-    if not isinstance(conditions, dict | None) or not (conditions or "grid" in data):
-        problems.append(f"conditions must name at least one, got {conditions!r}; or have a grid")
-        conditions = None
-    for name, overrides in (conditions or {}).items():
-        problems += name_problems(name, "conditions: a name")
-        problems += _overrides_problems(overrides, f"conditions.{name}", placeholders=not filled)
-    if isinstance(data.get("grid"), dict):
-        problems += _overrides_problems(data["grid"].get("fields"), "grid.fields")
-    if data.get("baseline") is None:
-        problems.append("baseline must name the condition that the others are compared to")
-    return problems + _seeds_problems(data.get("seeds"))
-
-
-def _overrides_problems(overrides: object, where: str, placeholders: bool = False) -> list[str]:
-    """What is wrong with fields of Config; `placeholders` may be left in grid.fields, or if so."""
-    if overrides is None:
-        return []
-    if not isinstance(overrides, dict):
-        return [f"{where} must map fields of Config to values, got {overrides!r}"]
-    if "seed" in overrides:
-        return [f"{where}: seed does not belong here: all conditions share those of `seeds`"]
-    problems = unknown(overrides, [field.name for field in fields(Config)], f"{where}: field")
-    if where != "grid.fields" and not placeholders:
-        strays = [text for text in texts(overrides) if "${" in text]
-        problems += [f"{where}: {text!r}: placeholders stand in grid.fields" for text in strays]
-    return problems
-
-
-def _recursive(data: object) -> bool:
-    try:
-        list(texts(data))
-    except RecursionError:
-        return True
-    return False
-
-
-def _data_problems(plain: Mapping[str, Any], data: str | None) -> list[str]:
-    """A problem for each part whose own data --data would not replace."""
-    parts = {f"conditions.{name}": part for name, part in (plain.get("conditions") or {}).items()}
-    if isinstance(plain.get("grid"), dict):
-        parts["grid.fields"] = plain["grid"].get("fields")
-    return [
-        f"{where}: data is set here, where --data {data} can't replace it"
-        for where, part in parts.items()
-        if data is not None and part and "data" in part
-    ]
-
-
-def _seeds_problems(seeds: object) -> list[str]:
-    if not isinstance(seeds, list) or not seeds or any(type(seed) is not int for seed in seeds):
-        return [f"seeds must be a list of whole numbers, at least one, got {seeds!r}"]
-    twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
-    return [f"seeds must differ, got {twice} more than once"] if twice else []
 
 
 def _cells(plain: Mapping[str, Any], problems: list[str]) -> list[Cell]:
@@ -342,6 +278,16 @@ def _fit(configs: Mapping[str, Config], runtime: Runtime, problems: list[str]) -
         except ValueError as error:
             problems.append(f"conditions.{name}: {error}")
     return fingerprints
+
+
+def _repeats(configs: Mapping[str, Config], baseline: str) -> dict[str, str]:
+    """Name of a condition -> that of the first one that is the same but for its `replica`."""
+    first: dict[str, str] = {}
+    names = sorted(configs, key=lambda name: name != baseline)
+    found = {
+        name: first.setdefault(repr(replace(configs[name], replica=0)), name) for name in names
+    }
+    return {name: other for name, other in found.items() if other != name}
 
 
 def _data_key(config: Config) -> str:

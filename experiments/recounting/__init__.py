@@ -1,8 +1,11 @@
 """What committed reports and prose say, recounted from their `runs.csv`, with formulas of its own.
 
-- `numbers`: a `runs.csv` and its statistics, by numpy and scipy; nothing of `reporting` is used
-- `reports`: each table and sentence of a `report.md`
-- `prose`: the numbers that a README says about studies
+- `numbers`: a `runs.csv`, and what its report says was asked for; `families`: that, compared
+- `paired`: the statistics, by numpy and scipy; nothing of `reporting` is used
+- `reports`: each table and sentence of a `report.md`; `sentences`: how tests are told there;
+  `scores`: those against the baseline; `epochs`: the best epochs, several numbers of epochs
+- `prose`: the numbers that a README says about studies; `claims`: of power, pairing and A/A;
+  `rounding`: whether they are so
 
     faults = recount(Path("."))    # [] if all is so
 
@@ -13,7 +16,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from experiments.recounting.numbers import Fault, read_study
+import yaml
+
+from experiments.recounting.numbers import Fault, Study, read_study
 from experiments.recounting.prose import recount_prose
 from experiments.recounting.reports import recount_report
 
@@ -24,6 +29,7 @@ PROSE = {
     "experiments/README.md": ("What was found", "The regime", "What this does not show"),
 }
 RESULTS = Path("experiments/results")
+CONFIGS = Path("experiments/configs")
 
 
 def recount(root: Path) -> list[Fault]:
@@ -41,6 +47,16 @@ def recount(root: Path) -> list[Fault]:
         raise ValueError(f"there is no runs.csv below {root / RESULTS}")
     studies = {folder.name: read_study(folder) for folder in folders}
     faults = [fault for study in studies.values() for fault in recount_report(study)]
+    faults += [fault for study in studies.values() for fault in _asked_faults(root, study)]
     for name, titles in PROSE.items():
         faults += recount_prose(root / name, titles, studies)
     return faults
+
+
+def _asked_faults(root: Path, study: Study) -> list[Fault]:
+    """Whether the report has the contrasts of the study's file, where that is there."""
+    path = root / CONFIGS / f"{study.name}.yaml"
+    asked = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
+    if asked is None or (asked.get("contrasts") or {}) == study.asked:
+        return []
+    return [Fault(study.folder / "report.md", 1, "other contrasts", f"those of {path}")]

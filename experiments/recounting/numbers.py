@@ -7,14 +7,13 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
-from scipy import stats
 
-Values = dict[int, float]  # seed -> a score
+from experiments.recounting.paired import Values
 
 
 @dataclass(frozen=True)
@@ -30,41 +29,6 @@ class Fault:
         return f"{self.path}:{self.line}: said {self.said!r}, recounted {self.recounted!r}"
 
 
-@dataclass(frozen=True)
-class Test:
-    """A paired t-test: mean, interval, p and corrected p, as shares."""
-
-    n: int
-    mean: float
-    low: float
-    high: float
-    p: float
-    holm: float
-
-    @property
-    def hidden(self) -> float:
-        """How large a difference may be."""
-        return max(abs(self.low), abs(self.high))
-
-    @property
-    def points(self) -> str:
-        """Mean and interval in percentage points."""
-        return f"{100 * self.mean:+.2f} [{100 * self.low:+.2f}, {100 * self.high:+.2f}]"
-
-
-@dataclass(frozen=True)
-class Family:
-    """Comparisons that are corrected together: (left, right) -> test.
-
-    Args:
-        tests: in the order of the report.
-        single: whether each side is one condition, and no mean over some.
-    """
-
-    tests: dict[tuple[str, str], Test]
-    single: bool
-
-
 @dataclass(frozen=True, eq=False)
 class Study:
     """The runs of a study.
@@ -75,7 +39,7 @@ class Study:
         repeats: condition -> the one that it repeats, with another `replica`.
         baseline: that the others are compared to.
         epochs: of each condition.
-        titles: of the families of comparisons that the report has tables of.
+        asked: families of comparisons that the report says it was asked for, by name.
     """
 
     folder: Path
@@ -83,7 +47,7 @@ class Study:
     repeats: dict[str, str]
     baseline: str
     epochs: dict[str, int]
-    titles: tuple[str, ...]
+    asked: dict[str, Any]
 
     @property
     def name(self) -> str:
@@ -101,15 +65,16 @@ class Study:
         return [name for name in self.conditions if name not in self.repeats]
 
     @property
+    def splits(self) -> list[str]:
+        """Those that were tested on, clean first."""
+        columns = list(self.lines[0])
+        found = columns[columns.index("status") + 1 : columns.index("test_loss")]
+        return sorted(found, key=lambda split: split != "clean")
+
+    @property
     def seeds(self) -> list[int]:
         """All of them, in the order of the file."""
         return list(dict.fromkeys(int(line["seed"]) for line in self.lines))
-
-    @property
-    def splits(self) -> list[str]:
-        """Those of the test images, clean first."""
-        names = list(self.lines[0])
-        return names[names.index("status") + 1 : names.index("test_loss")]
 
     @property
     def factors(self) -> dict[str, dict[str, str]]:
@@ -172,81 +137,10 @@ def mean_of(replicas: Sequence[Values]) -> Values:
     return {s: float(np.mean([one[s] for one in replicas if s in one])) for s in seeds}
 
 
-def tests(pairs: Sequence[tuple[Values, Values]]) -> list[Test]:
-    """The first of each pair minus the second, p corrected after Holm over all of the pairs."""
-    found = []
-    for one, other in pairs:
-        seeds = sorted(one.keys() & other.keys())
-        result = stats.ttest_rel([one[s] for s in seeds], [other[s] for s in seeds])
-        interval = result.confidence_interval(0.95)
-        mean = np.mean([one[s] - other[s] for s in seeds])
-        found.append((len(seeds), mean, interval.low, interval.high, result.pvalue))
-    p = np.array([one[-1] for one in found])
-    order = np.argsort(p)
-    corrected = np.empty(len(p))
-    factors = np.arange(len(p), 0, -1)
-    corrected[order] = np.minimum(1, np.maximum.accumulate(p[order] * factors))
-    return [Test(*one, holm) for one, holm in zip(found, corrected, strict=True)]
-
-
-def p_says(p: float) -> str:
-    """A p of two digits; of four where two would hide on which side of .05 it is."""
-    if p < 0.0001:
-        return "<.0001"
-    text = f"{p:.2g}"
-    if (float(text) < 0.05) != (p < 0.05):
-        text = f"{p:.4f}".rstrip("0")
-        text = "<.05" if float(text) == 0.05 else text
-    return text[1:] if text.startswith("0") else text
-
-
-def family(study: Study, title: str, split: str = "clean") -> Family | None:
-    """The comparisons under a title, such as "Pairs of rate, within regularizer"; None if unknown.
-
-    Between levels that several conditions have, their means are compared, seed by seed.
-    """
-    if title.startswith("Pairs among "):
-        names = title.removeprefix("Pairs among ").split("; ")
-        groups = [{name: [name] for name in names}]
-        if not set(names) <= set(study.heads):
-            return None
-    else:
-        form = re.fullmatch(r"Pairs of (.+?)(?:, within (.+?))?(?:, mean over (.+))?", title)
-        if not form or not {form[1], form[2] or form[1]} <= study.factors.keys():
-            return None
-        rest = [name for name in study.factors if name not in (form[1], form[2])]
-        if (form[3] or "") != " and ".join(rest):
-            return None
-        groups = _groups(study, form[1], form[2])
-    pairs = {
-        (later, earlier): tuple(mean_of_cells(study, group[x], split) for x in (later, earlier))
-        for group in groups
-        for earlier, later in combinations(group, 2)
-    }
-    found = dict(zip(pairs, tests(list(pairs.values())), strict=True))
-    return Family(found, all(len(cells) == 1 for group in groups for cells in group.values()))
-
-
 def mean_of_cells(study: Study, conditions: Iterable[str], split: str = "clean") -> Values:
     """The mean over conditions, of the seeds that all of them have."""
     cells = [study.values(condition, split) for condition in conditions]
     return {s: float(np.mean([c[s] for c in cells])) for s in set.intersection(*map(set, cells))}
-
-
-def _groups(study: Study, factor: str, within: str | None) -> list[dict[str, list[str]]]:
-    levels = study.factors[factor]
-    places = study.factors[within] if within else dict.fromkeys(levels, "")
-    groups: dict[str, dict[str, list[str]]] = {}
-    for condition in levels:
-        group = groups.setdefault(places[condition], {})
-        group.setdefault(levels[condition], []).append(condition)
-    return [
-        {
-            ones[0] if len(ones) == 1 else f"{level} ({place})" if within else level: ones
-            for level, ones in group.items()
-        }
-        for place, group in groups.items()
-    ]
 
 
 def read_study(folder: Path) -> Study:
@@ -259,28 +153,39 @@ def read_study(folder: Path) -> Study:
         lines = list(csv.DictReader(file))
     if not lines:
         raise ValueError(f"{folder / 'runs.csv'} has no runs")
-    text = plain((folder / "report.md").read_text(encoding="utf-8"))
-    named = re.search(r"The baseline, \*(.+?)\*, has these settings", text)
+    raw = (folder / "report.md").read_text(encoding="utf-8")
+    named = re.search(r"The baseline, \*(.+?)\*, has these settings", plain(raw))
     if named is None:
         raise ValueError(f"{folder / 'report.md'} does not say what the baseline is")
-    changes = dict(re.findall(r"^- \*\*(.+?)\*\*: (`.+`|nothing)$", text, re.MULTILINE))
-    epochs = re.search(r"^epochs: (\d+)$", text, re.MULTILINE)
-    asked = {
-        name: yaml.safe_load(f"{{{change.strip('`')}}}").get("epochs")
-        for name, change in changes.items()
+    changes = {
+        plain(name): yaml.safe_load(f"{{{change}}}")
+        for name, change in re.findall(r"^- \*\*(.+?)\*\*: `(.+)`$", raw, re.MULTILINE)
     }
+    epochs = re.search(r"^epochs: (\d+)$", raw, re.MULTILINE)
     base = int(epochs[1]) if epochs else 0
+    names = dict.fromkeys([named[1], *(line["condition"] for line in lines)])
+    asked = re.findall(
+        r"^## (?:\w+ c|C)ontrasts\n\n.+\n\n```yaml\n((?s:.+?))\n```", raw, re.MULTILINE
+    )
     return Study(
         folder,
         lines,
-        {name: named[1] for name, change in changes.items() if change == "`replica: 1`"},
+        _repeats({name: changes.get(name, {}) for name in names}),
         named[1],
-        {
-            name: asked.get(name) or base
-            for name in dict.fromkeys(line["condition"] for line in lines)
-        },
-        tuple(dict.fromkeys(re.findall(r"^### (Pairs .+)$", text, re.MULTILINE))),
+        {name: changes.get(name, {}).get("epochs", base) for name in names},
+        {name: one for text in asked for name, one in yaml.safe_load(text).items()},
     )
+
+
+def _repeats(changes: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Condition -> the first one that differs from it in its `replica` alone."""
+    first: dict[str, str] = {}
+    repeats = {}
+    for name, change in changes.items():
+        key = repr({field: value for field, value in change.items() if field != "replica"})
+        if first.setdefault(key, name) != name:
+            repeats[name] = first[key]
+    return repeats
 
 
 def plain(text: str) -> str:

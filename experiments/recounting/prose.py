@@ -5,6 +5,10 @@
     no difference from *none* shown for *a*, *b* (up to 3.4 points may be hidden)
     higher than *none*: *c*, *d*
     *timm* drops .467 where .25 is asked for
+    *a* minus *b*: +0.1 [-0.2, +0.4], Holm p .5, TOST Holm p .003: equal within ±1 point
+    *Pairs of rate*: 6 seeds find differences of 2.7 to 14.2 points with 80 % chance
+    *Pairs of rate*: r is -.84 to .82, pairing buys nothing in 4 of 12
+    2 of 21 pairs of replicas of *none* have p < .05 (9.5 % [1.2, 30.4])
 
 The study is the last one that was linked in the paragraph or line of a table, or is named: `*none*
 of [rate](...)`. "Holm p" is that of the report's family of comparisons, "p" that of the test alone.
@@ -18,8 +22,12 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.recounting.numbers import Fault, Study, Test, p_says, tests
-from experiments.recounting.reports import families_of, score_of
+from experiments.recounting.claims import chance, pairing, power
+from experiments.recounting.families import families_of
+from experiments.recounting.numbers import Fault, Study
+from experiments.recounting.paired import Test, compare, p_says
+from experiments.recounting.rounding import counts, p_rounds, rounds
+from experiments.recounting.scores import score_of
 
 _NUMBER = r"[+-]?\d*\.?\d+"
 _SIDE = r"\*(?P<{0}>[^*]+)\*(?: of \[(?P<{0}_study>\w+)\]\([^)]*\))?"
@@ -27,9 +35,18 @@ _HIDDEN = rf"up to (?P<hidden>{_NUMBER}) points may be hidden"
 _FORMS = {
     "claim": rf"{_SIDE.format('left')} minus {_SIDE.format('right')}: "
     rf"(?P<mean>{_NUMBER})(?: points)? \[(?P<low>{_NUMBER}), (?P<high>{_NUMBER})\]"
-    r"(?:, n (?P<n>\d+))?, (?P<holm>Holm )?p (?P<p><?\.?\d+)(?P<verdict>: no difference shown)?",
-    "family": r"\*(?P<title>Pairs [^*]+)\*: (?P<shown>\d+) of (?P<all>\d+) shown to differ"
+    r"(?:, n (?P<n>\d+))?, (?P<holm>Holm )?p (?P<p><?\.?\d+)(?:, TOST Holm p (?P<tost><?\.?\d+))?"
+    r"(?P<verdict>: no difference shown)?(?:: equal within ±(?P<margin>\d*\.?\d+) points?)?",
+    "family": r"\*(?P<title>[^*]+)\*: (?P<shown>\d+) of (?P<all>\d+) shown to differ"
+    r"(?:, (?P<equal>\d+) shown to be equal within ±(?P<margin>\d*\.?\d+) points?)?"
     rf"(?:, in the others {_HIDDEN})?",
+    "power": r"\*(?P<title>[^*]+)\*: (?P<n>\d+) seeds find (?:a difference|differences) of "
+    rf"(?P<low>{_NUMBER})(?: to (?P<high>{_NUMBER}))? points with 80 % chance",
+    "pairing": rf"\*(?P<title>[^*]+)\*: r is (?P<low>{_NUMBER})(?: to (?P<high>{_NUMBER}))?, "
+    r"pairing buys nothing in (?P<idle>\d+) of (?P<all>\d+)",
+    "chance": r"(?P<alarms>\d+) of (?P<pairs>\d+) pairs of replicas of \*(?P<name>[^*]+)\* "
+    rf"(?:has|have) p < \.05 \((?P<share>{_NUMBER}) % \[(?P<low>{_NUMBER}), "
+    rf"(?P<high>{_NUMBER})\]\)",
     "same": r"no difference from \*(?P<base>[^*]+)\* shown for "
     rf"(?P<names>\*[^*]+\*(?:, \*[^*]+\*)*) \({_HIDDEN}\)",
     "differ": r"(?P<verdict>higher|lower) than \*(?P<base>[^*]+)\*: "
@@ -43,10 +60,9 @@ _FORMS = {
     "correlation": rf"mean correlation between the conditions of a study is (?P<low>{_NUMBER}) to "
     rf"(?P<high>{_NUMBER}) \(quick: (?P<quick>{_NUMBER})\)",
 }
-_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _LOOSE = re.compile(  # what claims something outside of the forms
     r"(?<![\w.])[+-]\d*\.?\d+|\bp [<=≤.]|no difference|none shown|\bbeats?\b|may be hidden|"
-    r"(?:higher|lower) than|drops \."
+    r"equal within|80 % chance|buys nothing|(?:higher|lower) than|drops \."
 )
 _LINK = re.compile(r"results/(\w+)/report\.md")
 
@@ -139,14 +155,19 @@ def _claim(said: dict[str, str], study: Study | None, studies: Mapping[str, Stud
     elif any(name not in of.heads for of, name in sides):
         return "no such condition"
     else:
-        test = tests([tuple(of.values(name) for of, name in sides)])[0]  # type: ignore[misc]
+        test = compare([tuple(of.values(name) for of, name in sides)])[0]  # type: ignore[misc]
     if test is None:
         return "no comparison of the report"
     p = test.holm if "holm" in said else test.p
-    so = all(_rounds(said[key], 100 * getattr(test, key)) for key in ("mean", "low", "high"))
-    so &= int(said.get("n", test.n)) == test.n and _p_rounds(said["p"], p)
+    so = all(rounds(said[key], 100 * getattr(test, key)) for key in ("mean", "low", "high"))
+    so &= int(said.get("n", test.n)) == test.n and p_rounds(said["p"], p)
     so &= "verdict" not in said or p >= 0.05
-    return None if so else f"{test.points}, n {test.n}, p {p_says(p)}"
+    tost = test.tost if "holm" in said else None
+    so &= "tost" not in said or (tost is not None and p_rounds(said["tost"], tost))
+    equal = f"equal within ±{test.margin:g}" if test.verdict == "equal" else "not shown to be equal"
+    so &= "margin" not in said or (equal.endswith(f"±{said['margin']}") and "holm" in said)
+    more = "" if tost is None else f", TOST Holm p {p_says(tost)}: {equal}"
+    return None if so else f"{test.points}, n {test.n}, p {p_says(p)}{more}"
 
 
 def _of_report(study: Study, left: str, right: str) -> Test | None:
@@ -156,7 +177,8 @@ def _of_report(study: Study, left: str, right: str) -> Test | None:
     if (left, right) in found:
         return found[left, right]
     test = found.get((right, left))
-    return test and Test(test.n, -test.mean, -test.high, -test.low, test.p, test.holm)
+    turned = test and {"mean": -test.mean, "low": -test.high, "high": -test.low}
+    return turned and Test(**{**vars(test), **turned})
 
 
 def _family(said: dict[str, str], study: Study | None, _: object) -> str | None:
@@ -164,12 +186,16 @@ def _family(said: dict[str, str], study: Study | None, _: object) -> str | None:
     if said["title"] not in families:
         return f"one of {', '.join(families) or 'no families'}"
     found = list(families[said["title"]].tests.values())
-    rest = [test.hidden for test in found if test.holm >= 0.05]
-    so = (int(said["shown"]), int(said["all"])) == (len(found) - len(rest), len(found))
+    rest = [test.hidden for test in found if test.verdict == "no"]
+    equal = [test for test in found if test.verdict == "equal"]
+    shown = len(found) - len(rest) - len(equal)
+    so = (int(said["shown"]), int(said["all"])) == (shown, len(found))
+    so &= int(said.get("equal", 0)) == len(equal)
+    so &= "margin" not in said or said["margin"] == f"{found[0].margin or 0:g}"
     so &= ("hidden" in said) == bool(rest)
-    so &= not rest or _rounds(said.get("hidden", ""), 100 * max(rest))
+    so &= not rest or rounds(said.get("hidden", ""), 100 * max(rest))
     most = f", up to {100 * max(rest):.2f}" if rest else ""
-    return None if so else f"{len(found) - len(rest)} of {len(found)}{most}"
+    return None if so else f"{shown} of {len(found)}, {len(equal)} equal{most}"
 
 
 def _same(said: dict[str, str], study: Study | None, _: object) -> str | None:
@@ -182,7 +208,7 @@ def _same(said: dict[str, str], study: Study | None, _: object) -> str | None:
     if differ:
         return f"{', '.join(differ)} shown to differ"
     most = 100 * max(test.hidden for test in known)
-    return None if _rounds(said["hidden"], most) else f"up to {most:.2f}"
+    return None if rounds(said["hidden"], most) else f"up to {most:.2f}"
 
 
 def _differ(said: dict[str, str], study: Study | None, _: object) -> str | None:
@@ -200,7 +226,7 @@ def _rate(said: dict[str, str], study: Study | None, _: object) -> str | None:
         return "no such condition"
     for column in ("realized", "nominal"):
         rate = study.mean(said["name"], column)
-        if rate is None or not _rounds(said[column], rate):
+        if rate is None or not rounds(said[column], rate):
             return f"{column} {rate}"
     return None
 
@@ -210,7 +236,7 @@ def _distinct(said: dict[str, str], _: object, studies: Mapping[str, Study]) -> 
     lines = [line for study in studies.values() for line in study.lines]
     distinct = {tuple(line[name] for name in columns) for line in lines}
     numbers = {"runs": len(lines), "studies": len(studies), "distinct": len(distinct)}
-    return _counts(said, numbers)
+    return counts(said, numbers)
 
 
 def _shared(said: dict[str, str], _: object, studies: Mapping[str, Study]) -> str | None:
@@ -219,7 +245,7 @@ def _shared(said: dict[str, str], _: object, studies: Mapping[str, Study]) -> st
         groups.setdefault(repr(study.own("none", "clean")), []).append(name)
     most = max(groups.values(), key=len)
     runs = len(studies[most[0]].own("none", "clean"))
-    return _counts(said, {"studies": len(most), "runs": runs})
+    return counts(said, {"studies": len(most), "runs": runs})
 
 
 def _checks(said: dict[str, str], _: object, studies: Mapping[str, Study]) -> str | None:
@@ -227,11 +253,11 @@ def _checks(said: dict[str, str], _: object, studies: Mapping[str, Study]) -> st
     for study in studies.values():
         for name, first in study.repeats.items():
             pair = (study.own(name, "clean"), study.own(first, "clean"))
-            found[repr(pair)] = tests([pair])[0].p
+            found[repr(pair)] = compare([pair])[0].p
     least = min(found.values(), default=1.0)
-    if not _p_rounds(said["p"], least):
+    if not p_rounds(said["p"], least):
         return f"the smallest p is {p_says(least)}"
-    return _counts(said, {"checks": len(found)})
+    return counts(said, {"checks": len(found)})
 
 
 def _correlation(said: dict[str, str], _: object, studies: Mapping[str, Study]) -> str | None:
@@ -241,7 +267,7 @@ def _correlation(said: dict[str, str], _: object, studies: Mapping[str, Study]) 
         means[name] = np.mean(np.corrcoef(values)[np.triu_indices(len(values), 1)])
     quick = means.pop("quick")
     low, high = min(means.values()), max(means.values())
-    so = [_rounds(said[key], v) for key, v in (("low", low), ("high", high), ("quick", quick))]
+    so = [rounds(said[key], v) for key, v in (("low", low), ("high", high), ("quick", quick))]
     return None if all(so) else f"{low:.3f} to {high:.3f} (quick: {quick:.3f})"
 
 
@@ -250,34 +276,15 @@ _RECOUNT = {
     "family": _family,
     "same": _same,
     "differ": _differ,
+    "power": power,
+    "pairing": pairing,
+    "chance": chance,
     "rate": _rate,
     "distinct": _distinct,
     "shared": _shared,
     "checks": _checks,
     "correlation": _correlation,
 }
-
-
-def _counts(said: Mapping[str, str], so: Mapping[str, int]) -> str | None:
-    """None if all numbers, in digits or words, are so."""
-    for name, number in so.items():
-        text = said[name].lower()
-        if text != str(number) and text not in _WORDS[number : number + 1]:
-            return f"{number} {name}"
-    return None
-
-
-def _rounds(said: str, number: float) -> bool:
-    """Whether a number, rounded to the digits that are said, is what is said."""
-    digits = len(said.partition(".")[2])
-    return bool(said) and abs(float(said) - number) <= 0.5 * 10**-digits * (1 + 1e-9)
-
-
-def _p_rounds(said: str, p: float) -> bool:
-    """The same of a p, that must keep its side of .05."""
-    if said.startswith("<"):
-        return said == p_says(p)
-    return _rounds(said, p) and (float(said) < 0.05) == (p < 0.05) and float(said) > 0
 
 
 def _table_faults(text: str, study: Study) -> Iterator[tuple[int, str, str]]:
@@ -311,6 +318,6 @@ def _table_lines(study: Study) -> Iterator[tuple[str, str]]:
                 cells.append(f"{rate:.4f}")
         yield name, " | ".join([*cells, f"{study.mean(name, 'seconds'):.1f}"])
     for name, first in study.repeats.items():
-        test = tests([(study.own(name, "clean"), study.own(first, "clean"))])[0]
+        test = compare([(study.own(name, "clean"), study.own(first, "clean"))])[0]
         text = f"{name} minus {first}, by chance: {test.points}, p {p_says(test.p)} "
         yield f"{name} minus {first}", f"{text}({first}: their mean)"

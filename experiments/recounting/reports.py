@@ -10,29 +10,31 @@ import re
 from collections.abc import Iterator
 from functools import cache
 
-import numpy as np
-
-from experiments.recounting.numbers import (
-    Family,
-    Fault,
-    Study,
-    Test,
-    family,
-    p_says,
-    plain,
-    tests,
+from experiments.recounting.epochs import BEST_EPOCH, best_lines, length_lines
+from experiments.recounting.families import Family, families_of
+from experiments.recounting.numbers import Fault, Study, plain
+from experiments.recounting.scores import alone, check, overview, score_of, score_row
+from experiments.recounting.sentences import (
+    COLUMNS,
+    Key,
+    bullet,
+    chance_lines,
+    family_lines,
+    family_table,
+    note,
 )
 
-Key = tuple[str, ...]
-BEST, LENGTHS = "Best epoch by validation", "Accuracy against number of epochs"
 _CELLS = re.compile(r"(?<!\\)\|")
 _PROSE = (  # sentences that are so, whatever the runs are
     r"!\[\w+\]\(\w+\.png\)",
     r"(Each seed is a point|Means; the points are the seeds|Differences to the baseline on the "
     r"changed test images; marks)[^0-9]*(Intervals (have|are)[^0-9]*95 %[^0-9]*)?",
-    r"What the question asks for, besides the comparisons with the baseline\. Each is the first "
-    r"condition, or level, minus the second, paired by seed\. p is corrected after Holm over the "
-    r"comparisons of its table\.",
+    r"What the question asks for, besides the comparisons with the baseline:",
+    r"Each is the first condition, or level, minus the second, paired by seed\. p is corrected "
+    r"after Holm over the comparisons of its table\.( Where a margin \(±\) is given, two one-sided "
+    r"tests \(TOST\) ask whether the difference is within it; their p is corrected likewise, for "
+    r"itself\.)?",
+    r"Nothing is compared\.",
     r"A second reading: of each run the weights after the epoch with the highest accuracy on its "
     r"validation images, the first of equals, on the clean test images\. All else in this report "
     r"is about the last epoch\. Validation images count with the labels that are trained with, "
@@ -42,7 +44,7 @@ _PROSE = (  # sentences that are so, whatever the runs are
     r"lowest seed to the highest\. Validation images count with the labels that are trained with\.",
     r"Clean accuracy in percent, means ± standard deviations over the seeds\. Each number of "
     r"epochs is a training of its own, with its own schedules\.",
-    r"The same networks on changed test images; each table is corrected for itself\.",
+    r"The same networks on changed test images(; each table is corrected for itself)?\.",
     r"Means over (the )?seeds[^0-9]*",
     r"Means over the seeds; ratios are over those that have a finished run of .+, too\. Unlike the "
     r"rest of this report, these numbers depend on what else the machine did\. Memory is the most "
@@ -85,7 +87,7 @@ def _lines(text: str) -> Iterator[tuple[int, Key, str]]:
             section, below, within = line[3:], "", "baseline"
         elif raw.startswith("### "):
             below = line[4:]
-            if section in ("Contrasts", BEST):
+            if section.lower().endswith("contrasts") or section == BEST_EPOCH:
                 yield number, (section, "title", below), below
         elif raw.startswith("# ") or (section in ("", "Training") and "Question" in raw):
             continue
@@ -105,12 +107,18 @@ def _key(line: str, within: str) -> tuple[Key, str]:
     """What a sentence is about, and in whose list the next ones stand."""
     if line.startswith("- **"):
         return (within, line.split(": ")[0]), within
-    if found := re.match(r"\*\*(Pairs .+?)\*\* \(", line):
+    if line.startswith(("**Pairing:**", "**Power:**")):
+        return ("note",), within
+    if found := re.match(r"\*\*A/A\.\*\* .*replicas of \*(.+?)\*", line):
+        return ("share", found[1]), within
+    if found := re.match(r"The \d+ replicas have .+ each; \*(.+?)\* is their mean", line):
+        return ("replicas", found[1]), within
+    if found := re.match(r"\*\*(?:Primary: )?(.+?)\*\* \(\d+ comparison", line):
         return ("family", found[1]), found[1]
     if found := re.match(r"\*\*(?:Check\.|Warning: a false alarm\.)\*\* (.+?) differs", line):
         return ("check", found[1]), within
     if line.startswith("**"):
-        return ("overview",), within
+        return ("overview",), "baseline"
     return (line.split(" ")[0],), within
 
 
@@ -122,116 +130,35 @@ def _expected(study: Study) -> dict[Key, str]:
     for split in study.splits:
         title = "Clean accuracy" if split == "clean" else "Robustness"
         below = "" if split == "clean" else split.capitalize()
-        found = _against(study, split, families if split == "clean" else {})
-        head = f"condition | n | accuracy, % | minus {study.baseline} [95 %] | Holm p"
+        found = score_of(study, split)
+        head = f"condition | n | accuracy, % | minus {study.baseline} [95 %] | {COLUMNS}"
         lines[title, below, "row", "condition"] = head
         for name in study.heads:
-            lines[title, below, "row", name] = _score_row(study, name, split, found.get(name))
+            lines[title, below, "row", name] = score_row(study, name, split, found.get(name))
         where = ("Answer", "") if split == "clean" else (title, below)
-        lines[*where, "overview"] = _overview(study, found)
-        for name in study.repeats:
-            text, alarm = _check(study, name, split)
+        if found:
+            lines[*where, "overview"] = overview(study, found)
+            lines[title, below, "note"] = note([*found.values()])
+        for name in alone(study):
+            text, alarm = check(study, name, split)
             if split == "clean" or alarm:
                 lines[*where, "check", name] = text
         if split == "clean":
             for name, test in found.items():
-                key, text = _bullet(name, study.baseline, test)
+                key, text = bullet(name, study.baseline, test)
                 lines["Answer", "", "baseline", key] = text
             lines["Clean accuracy", "", "Means"] = _reading(study, families)
     after = _after(study)
     lines["Answer", "", after.split(" ")[0]] = after
+    primary = any(one.is_primary for one in families.values())
+    if primary:
+        lines["Answer", "", "What"] = "What is not primary is exploratory."
     for title, one in families.items():
-        lines |= _family_lines(title, one.tests)
-    return lines | _best(study) | _lengths(study) | _rates(study) | _costs(study)
-
-
-def _best(study: Study) -> dict[Key, str]:
-    """The reading of the best epochs: the same comparisons, of other scores."""
-    if not study.has_best:
-        return {}
-    split = "best_clean"
-    families = {title: family(study, title, split) for title in families_of(study)}
-    known = {title: one for title, one in families.items() if one is not None}
-    found = _against(study, split, known)
-    head = f"condition | n | epochs, mean | validation, % | accuracy, % | minus {study.baseline}"
-    lines: dict[Key, str] = {
-        (BEST, "", "row", "condition"): f"{head} [95 %] | Holm p",
-        (BEST, "", "overview"): _overview(study, found),
-    }
-    for name in study.heads:
-        row = _score_row(study, name, split, found.get(name))
-        _, n, rest = row.removeprefix(name).split(" | ", 2)
-        epochs = f"{study.pooled(name, 'best_epoch'):.1f} of {study.epochs[name]}"
-        validation = f"{100 * study.pooled(name, 'validation'):.2f}"
-        lines[BEST, "", "row", name] = f"{name} | {n} | {epochs} | {validation} | {rest}"
-    for name in study.repeats:
-        text, alarm = _check(study, name, split)
-        if alarm:
-            lines[BEST, "", "check", name] = text
-    for title, one in known.items():
-        lines |= _family_table(BEST, title, one.tests)
-    return lines
-
-
-def _lengths(study: Study) -> dict[Key, str]:
-    """The tables of accuracy against the number of epochs."""
-    factor = study.epochs_factor
-    if factor is None:
-        return {}
-    crossed = study.factors[factor]
-    numbers = sorted({study.epochs[name] for name in crossed})
-    lines: dict[Key, str] = {}
-    for below, split in (("", "clean"), ("After the best epoch by validation", "best_clean")):
-        if split == "best_clean" and not study.has_best:
-            continue
-        lines[LENGTHS, below, "row", "epochs"] = " | ".join(map(str, ("epochs", *numbers)))
-        cells: dict[str, dict[int, str]] = {}
-        for name in crossed:
-            others = [levels[name] for other, levels in study.factors.items() if other != factor]
-            if name in study.heads:
-                score = _score_row(study, name, split, None).removeprefix(name).split(" | ")[2]
-                cells.setdefault(", ".join(others) or "all", {})[study.epochs[name]] = score
-        for name, of in cells.items():
-            row = [name, *(of.get(number, "") for number in numbers)]
-            lines[LENGTHS, below, "row", name] = " | ".join(row)
-    return lines
-
-
-@cache
-def families_of(study: Study) -> dict[str, Family]:
-    """The families that the report has a table of; what has another title is a fault."""
-    found = {title: family(study, title) for title in study.titles}
-    return {title: one for title, one in found.items() if one is not None}
-
-
-def _against(study: Study, split: str, families: dict[str, Family]) -> dict[str, Test]:
-    """Each other condition minus the baseline; corrected where it stands first."""
-    others = [name for name in study.heads if name != study.baseline]
-    base = study.values(study.baseline, split)
-    elsewhere: dict[frozenset[str], float] = {}
-    for one in families.values():
-        for pair, test in one.tests.items() if one.single else ():
-            elsewhere.setdefault(frozenset(pair), test.holm)
-    pairs = {name: frozenset((name, study.baseline)) for name in others}
-    rest = [name for name in others if pairs[name] not in elsewhere]
-    corrected = dict(
-        zip(rest, tests([(study.values(name, split), base) for name in rest]), strict=True)
-    )
-    found = {}
-    for name in others:
-        if name in corrected:
-            found[name] = corrected[name]
-        else:
-            alone = tests([(study.values(name, split), base)])[0]
-            numbers = {**vars(alone), "holm": elsewhere[pairs[name]]}
-            found[name] = Test(**numbers)
-    return found
-
-
-@cache
-def score_of(study: Study, split: str = "clean") -> dict[str, Test]:
-    """Each other condition minus the baseline, with the p that the study's report gives."""
-    return _against(study, split, families_of(study) if split == "clean" else {})
+        rest = "Exploratory contrasts" if primary else "Contrasts"
+        lines |= family_lines(title, one)
+        lines |= family_table(title, one, "Primary contrasts" if one.is_primary else rest)
+    lines |= best_lines(study) | length_lines(study)
+    return lines | chance_lines(study) | _rates(study) | _costs(study)
 
 
 def _extent(study: Study) -> str:
@@ -241,82 +168,34 @@ def _extent(study: Study) -> str:
     )
 
 
-def _score_row(study: Study, name: str, split: str, test: Test | None) -> str:
-    values = 100 * np.array(list(study.values(name, split).values()))
-    score = f"{name} | {len(values)} | {values.mean():.2f} ± {values.std(ddof=1):.2f}"
-    return f"{score} |  | " if test is None else f"{score} | {test.points} | {p_says(test.holm)}"
-
-
-def _verdict(test: Test) -> str:
-    if test.holm >= 0.05:
-        return f"no difference shown; {_hidden([test])}"
-    return "higher" if test.mean > 0 else "lower"
-
-
-def _hidden(found: list[Test]) -> str:
-    return f"up to {100 * max(test.hidden for test in found):.2f} points may be hidden"
-
-
-def _bullet(left: str, right: str, test: Test) -> tuple[str, str]:
-    key = f"- **{left}** minus {right}"
-    points = test.points.replace(" [", " points [")
-    return key, f"{key}: {points}, n {test.n}, Holm p {p_says(test.holm)}: {_verdict(test)}."
-
-
-def _overview(study: Study, found: dict[str, Test]) -> str:
-    groups: dict[str, list[str]] = {"higher": [], "lower": [], "no": []}
-    for name, test in found.items():
-        groups[_verdict(test).split(" ")[0]].append(name)
-    sentences = [
-        f"**{title} {study.baseline}:** {'; '.join(f'*{name}*' for name in groups[verdict])}."
-        for verdict, title in (("higher", "Higher than"), ("lower", "Lower than"))
-        if groups[verdict]
-    ]
-    if none := groups["no"]:
-        many = f"{len(none)} conditions" if len(none) > 4 else "; ".join(f"*{n}*" for n in none)
-        hidden = _hidden([found[name] for name in none])
-        sentences.append(f"**No difference from {study.baseline} shown:** {many} ({hidden}).")
-    return " ".join(sentences)
-
-
-def _check(study: Study, name: str, split: str) -> tuple[str, bool]:
-    first = study.repeats[name]
-    test = tests([(study.own(name, split), study.own(first, split))])[0]
-    alarm = test.p < 0.05
-    start = (
-        f"**{'Warning: a false alarm.' if alarm else 'Check.'}** {name} differs from {first} only "
-        "in its `replica`, that is by chance (initial weights, order, augmentation, masks). It "
-        f"differed by {test.points.replace(' [', ' points [')}, n {test.n}, p {p_says(test.p)}"
-    )
-    end = f" *{first}* is the mean of both everywhere else."
-    if alarm:
-        said = ", which passes for a difference though there is none. Trust what is said of the "
-        return f"{start}{said}other conditions less.{end}", True
-    return f"{start}: no difference shown; {_hidden([test])}.{end}", False
-
-
 def _reading(study: Study, families: dict[str, Family]) -> str:
     base = study.baseline
     others = [name for name in study.heads if name != base]
-    pairs = {frozenset(pair) for one in families.values() if one.single for pair in one.tests}
+    pairs = {pair for one in families.values() for pair in one.pairs.values()}
     elsewhere = [name for name in others if frozenset((name, base)) in pairs]
     rest = len(others) - len(elsewhere)
-    replicas = [base, *(name for name, first in study.repeats.items() if first == base)]
-    mean = f" {base} is, seed by seed, the mean of its replicas: "
-    mean += f"{'; '.join(f'*{name}*' for name in replicas)}."
-    over = f" over the {rest} comparisons of this table"
+    mean = ""
+    for head in (name for name in study.heads if name in study.repeats.values()):
+        names = "; ".join([f"*{head}*", *(f"*{n}*" for n, o in study.repeats.items() if o == head)])
+        mean += f" {head} is, seed by seed, the mean of its replicas: {names}."
+    if not others:
+        return f"Means ± standard deviations over n seeds.{mean}"
+    over = f", corrected after Holm over the {rest} comparisons of this table" if rest > 1 else ""
     if elsewhere:
-        over = f": for {'; '.join(f'*{name}*' for name in elsewhere)} over all comparisons of "
-        over += "their table under [Contrasts](#contrasts)"
+        names = "; ".join(f"*{name}*" for name in elsewhere)
+        over = f", corrected after Holm: for {names} over all comparisons of their family, below"
         more = "" if rest == 1 else "s"
         over += f", else over the {rest} other comparison{more} here" if rest else ""
     return (
-        f"Means ± standard deviations over n seeds.{mean if len(replicas) > 1 else ''} Differences "
+        f"Means ± standard deviations over n seeds.{mean} Differences "
         "are in percentage points, paired by seed, with the 95 % interval of the paired t-test; "
-        "there is none below three pairs. p is that of the two-sided test, corrected after Holm"
+        "there is none below three pairs. p is that of the two-sided test"
         f"{over}; the intervals are not corrected, nor is anything over several tables. “No "
         "difference shown” is not “no difference”: the end of the interval that is farther from "
-        "zero says how large one may be."
+        "zero says how large one may be. r is the correlation of the two over the seeds; pairing "
+        "buys nothing where the interval is no shorter than that of Welch's t-test, which takes "
+        "both for independent. The column of power has the true difference, in points, that such a "
+        "test finds with 80 % chance."
     )
 
 
@@ -331,36 +210,6 @@ def _after(study: Study) -> str:
         f"Here, a{text} The [best epochs by validation](#best-epoch-by-validation) are a second "
         "reading; none was chosen by a test score."
     )
-
-
-def _family_lines(title: str, comparisons: dict[tuple[str, str], Test]) -> dict[Key, str]:
-    shown = {pair: test for pair, test in comparisons.items() if test.holm < 0.05}
-    rest = [test for test in comparisons.values() if test.holm >= 0.05]
-    plural = "" if len(comparisons) == 1 else "s"
-    text = f"**{title}** ({len(comparisons)} comparison{plural}): {len(shown) or 'no'} shown to "
-    text += f"differ{f', {len(rest)} not ({_hidden(rest)})' if rest else ''}"
-    lines: dict[Key, str] = {
-        ("Answer", "", "family", title): f"{text}{':' if shown else '.'}",
-        **_family_table("Contrasts", title, comparisons),
-    }
-    for (left, right), test in shown.items():
-        key, text = _bullet(left, right, test)
-        lines["Answer", "", title, key] = text
-    return lines
-
-
-def _family_table(
-    section: str, title: str, comparisons: dict[tuple[str, str], Test]
-) -> dict[Key, str]:
-    lines: dict[Key, str] = {
-        (section, "title", title): title,
-        (section, title, "row", "contrast"): "contrast | n | points [95 %] | Holm p",
-    }
-    for (left, right), test in comparisons.items():
-        name = f"{left} − {right}"
-        row = f"{name} | {test.n} | {test.points} | {p_says(test.holm)}"
-        lines[section, title, "row", name] = row
-    return lines
 
 
 def _rates(study: Study) -> dict[Key, str]:

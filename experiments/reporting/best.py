@@ -9,8 +9,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from experiments.reporting.findings import alarms, escape, overview
-from experiments.reporting.score_tables import contrast_tables, score_lines
+from experiments.reporting.findings import alarms, overview
+from experiments.reporting.score_tables import (
+    family_tables,
+    score_lines,
+    table_note,
+    tested_names,
+)
 from experiments.reporting.summary import Row, compared, contrasted, summarize
 from experiments.reporting.tables import markdown
 from experiments.results import Best
@@ -54,7 +59,8 @@ def best_section(record: StudyRecord, rows: Sequence[Row]) -> list[str]:
         NOTE,
         *(text for text in found if text),
         _table(rows),
-        *contrast_tables(contrasts)[1:],
+        *table_note(rows, "clean"),
+        *family_tables(contrasts),
     ]
 
 
@@ -63,9 +69,8 @@ def _table(rows: Sequence[Row]) -> str:
         (*line[:2], *_taken(row, rows), *line[2:])
         for line, row in zip(score_lines(rows, "clean"), compared(rows), strict=True)
     ]
-    base = escape(rows[0].baseline)
-    names = ("condition", "n", "epochs, mean", "validation, %")
-    return markdown((*names, "accuracy, %", f"minus {base} [95 %]", "Holm p"), lines)
+    names = ("condition", "n", "epochs, mean", "validation, %", "accuracy, %")
+    return markdown((*names, *tested_names(rows)), lines)
 
 
 def _taken(row: Row, rows: Sequence[Row]) -> tuple[str, str]:

@@ -8,19 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, product
 
-from experiments.contrasts import Pairs
+from experiments.contrasts import Asked, Side
 from experiments.reporting.statistics import Difference, compare, compare_pairs
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One minus another: conditions, or levels of a factor."""
+    """One side minus another.
+
+    Args:
+        left: name of a condition, or of a mean of several.
+        right: likewise.
+        difference: between them.
+        pair: both conditions, where each side is one.
+    """
 
     left: str
     right: str
     difference: Difference
+    pair: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -28,50 +35,66 @@ class Family:
     """Comparisons whose p-values are corrected together.
 
     Args:
-        title: what is compared, such as "Pairs of rate, within regularizer".
-        comparisons: in the order of the study; the later one minus the earlier one.
-        single: whether each side is one condition, and no mean over some.
+        title: its name.
+        comparisons: in the order of the study.
+        asked: as the study asks for it.
     """
 
     title: str
     comparisons: tuple[Comparison, ...]
-    single: bool
+    asked: Asked
+
+    @property
+    def margin(self) -> float | None:
+        """In points: whether each difference is within it is tested."""
+        return self.asked.margin
+
+    @property
+    def is_primary(self) -> bool:
+        """Whether the study is made for it."""
+        return self.asked.primary
 
 
-def families(
-    values: Mapping[str, Mapping[int, float]],
-    factors: Mapping[str, Mapping[str, str]],
-    contrasts: Sequence[Pairs],
-) -> list[Family]:
-    """The families of a study's contrasts, in their order.
+def families(values: Mapping[str, Mapping[int, float]], contrasts: Sequence[Asked]) -> list[Family]:
+    """The families of a study's contrasts, primary ones first.
 
     Args:
         values: condition -> seed -> score, averaged over replicas; without those.
-        factors: condition -> factor -> name of its level.
-        contrasts: of the study; conditions that have no values are left out.
+        contrasts: of the study.
 
     Example:
+        >>> from experiments.contrasts import read_contrasts
         >>> values = {"a": {1: 0.5, 2: 0.6, 3: 0.5}, "b": {1: 0.6, 2: 0.7, 3: 0.64}}
-        >>> levels = {"a": {"size": "1"}, "b": {"size": "2"}}
-        >>> family = families(values, levels, [Pairs("size")])[0]
-        >>> family.title, [(one.left, one.right) for one in family.comparisons]
-        ('Pairs of size', [('b', 'a')])
+        >>> sizes = {"sizes": [{"take": "b", "minus": "a"}]}
+        >>> (family,) = families(values, read_contrasts(sizes, {"a": {}, "b": {}})[0])
+        >>> round(family.comparisons[0].difference.mean, 3)
+        0.113
     """
-    found = []
-    for pairs in contrasts:
-        if isinstance(pairs.of, str):
-            groups = _levels(pairs.of, pairs.within, {name: factors[name] for name in values})
-        else:
-            groups = [{name: [name] for name in pairs.of if name in values}]
-        cells = {name: conditions for group in groups for name, conditions in group.items()}
-        sides = {name: _mean([values[one] for one in ones]) for name, ones in cells.items()}
-        chosen = [(later, earlier) for group in groups for earlier, later in combinations(group, 2)]
-        differences = compare_pairs(sides, chosen)
-        made = tuple(Comparison(*pair, d) for pair, d in zip(chosen, differences, strict=True))
-        if made:
-            single = all(len(ones) == 1 for ones in cells.values())
-            found.append(Family(_title(pairs, factors), made, single))
-    return found
+    return [_family(values, asked) for asked in sorted(contrasts, key=lambda one: not one.primary)]
+
+
+def _family(values: Mapping[str, Mapping[int, float]], asked: Asked) -> Family:
+    cells = {
+        side: [name for name in side.conditions if name in values]
+        for one in asked.contrasts
+        for side in (one.left, one.right)
+    }
+    means = {side: _mean([values[name] for name in names]) for side, names in cells.items()}
+    chosen: list[tuple[Side, Side]] = [(one.left, one.right) for one in asked.contrasts]
+    margin = None if asked.margin is None else asked.margin / 100
+    found = compare_pairs(means, chosen, margin)
+    return Family(
+        asked.name,
+        tuple(
+            Comparison(left.name, right.name, difference, _pair(cells[left], cells[right]))
+            for (left, right), difference in zip(chosen, found, strict=True)
+        ),
+        asked,
+    )
+
+
+def _pair(left: Sequence[str], right: Sequence[str]) -> frozenset[str] | None:
+    return frozenset((*left, *right)) if len(left) == len(right) == 1 else None
 
 
 def against_baseline(
@@ -79,54 +102,24 @@ def against_baseline(
 ) -> dict[str, Difference]:
     """Each other condition minus the baseline.
 
-    A comparison that stands in another family has the corrected p of that one; the p-values of
-    the rest are corrected over the rest, so that no comparison is counted twice.
+    A comparison that stands in another family has the corrected p of that one, and its margin;
+    the p-values of the rest are corrected over the rest, so that no comparison is counted twice.
     """
-    corrected = {
-        frozenset((one.left, one.right)): one.difference.holm
+    elsewhere = {
+        one.pair: one.difference
         for family in reversed(others)  # the first one that has it rules
-        if family.single
         for one in family.comparisons
     }
-    rest = {name: v for name, v in values.items() if frozenset((name, baseline)) not in corrected}
+    rest = {name: v for name, v in values.items() if frozenset((name, baseline)) not in elsewhere}
     found = compare(values, baseline) | compare(rest, baseline)
-    return {
-        name: one if name in rest else replace(one, holm=corrected[frozenset((name, baseline))])
-        for name, one in found.items()
-    }
-
-
-def _levels(
-    factor: str, within: str | None, factors: Mapping[str, Mapping[str, str]]
-) -> list[dict[str, list[str]]]:
-    """For each level of `within` (or for all): name of a level -> the conditions that have it."""
-    crossed = {name: levels for name, levels in factors.items() if factor in levels}
-    names = list(dict.fromkeys(levels[factor] for levels in crossed.values()))
-    places = [None] if within is None else list(dict.fromkeys(v[within] for v in crossed.values()))
-    groups: list[dict[str, list[str]]] = [{} for _ in places]
-    for (group, place), name in product(zip(groups, places, strict=True), names):
-        ones = [
-            condition
-            for condition, levels in crossed.items()
-            if levels[factor] == name and (within is None or levels[within] == place)
-        ]
-        shown = name if place is None else f"{name} ({place})"
-        if ones:
-            group[ones[0] if len(ones) == 1 else shown] = ones
-    return groups
+    for name in found.keys() - rest.keys():
+        there = elsewhere[frozenset((name, baseline))]  # minus may stand the other way round
+        shared = {part: getattr(there, part) for part in ("holm", "family", "margin", "tost")}
+        found[name] = replace(found[name], **shared)
+    return found
 
 
 def _mean(cells: Sequence[Mapping[int, float]]) -> dict[int, float]:
     """Seed -> the mean over the cells, of the seeds that all of them have."""
     seeds = [seed for seed in cells[0] if all(seed in cell for cell in cells)]
     return {seed: sum(cell[seed] for cell in cells) / len(cells) for seed in seeds}
-
-
-def _title(pairs: Pairs, factors: Mapping[str, Mapping[str, str]]) -> str:
-    if not isinstance(pairs.of, str):
-        return f"Pairs among {'; '.join(pairs.of)}"
-    names = list(dict.fromkeys(name for levels in factors.values() for name in levels))
-    rest = [name for name in names if name not in (pairs.of, pairs.within)]
-    within = "" if pairs.within is None else f", within {pairs.within}"
-    mean = f", mean over {' and '.join(rest)}" if rest else ""
-    return f"Pairs of {pairs.of}{within}{mean}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from experiments.reporting.chance import Chance, chances
 from experiments.reporting.comparisons import Family
 from experiments.reporting.statistics import Difference
 from experiments.reporting.summary import Row, checks, compared
@@ -37,25 +38,57 @@ def counted(number: int, what: str) -> str:
 def answer(
     rows: Sequence[Row], contrasts: Sequence[Family] = (), split: str = "clean"
 ) -> list[str]:
-    """The answer in paragraphs: warnings, what is shown, each condition, and the A/A checks."""
+    """The answer in paragraphs: warnings, what is shown, each condition, and the A/A checks.
+
+    Primary families stand before the comparisons with the baseline, the others after them.
+    """
     others = compared(rows)[1:]
     warnings = alarms(rows, split)
-    quiet = [check(row, rows, split) for row in checks(rows) if not _is_alarm(row, split)]
+    quiet = [check(row, rows, split) for row in _alone(rows) if not _is_alarm(row, split)]
     if not others:
-        return [*warnings, "Nothing is compared.", *quiet]
+        nothing = [] if chances(rows, split) else ["Nothing is compared."]
+        return [*warnings, *nothing, *quiet]
     lines = "\n".join(f"- {finding(row, split)}" for row in others)
     if not checks(rows):
         quiet = [
             f"There is no A/A condition, which would differ from {escape(rows[0].baseline)} only "
             "in its `replica` and show how large a difference chance alone makes."
         ]
-    families = [text for family in contrasts for text in family_findings(family)]
-    return [*warnings, overview(rows, split), lines, *families, *quiet]
+    primary = [text for one in contrasts if one.is_primary for text in family_findings(one)]
+    if primary:
+        primary.append("What is not primary is exploratory.")
+    more = [text for one in contrasts if not one.is_primary for text in family_findings(one)]
+    return [*warnings, *primary, overview(rows, split), lines, *more, *quiet]
 
 
 def alarms(rows: Sequence[Row], split: str) -> list[str]:
-    """A warning for each A/A condition that passes for a difference."""
-    return [check(row, rows, split) for row in checks(rows) if _is_alarm(row, split)]
+    """A/A: the share of pairs that pass for a difference; where there is one pair, a warning."""
+    return [
+        *(share(chance) for chance in chances(rows, split)),
+        *(check(row, rows, split) for row in _alone(rows) if _is_alarm(row, split)),
+    ]
+
+
+def _alone(rows: Sequence[Row]) -> list[Row]:
+    """The A/A conditions that are the only one of theirs; of others all pairs are looked at."""
+    many = {name for row in rows if len(row.replicas) > 1 for name in row.replicas}
+    return [row for row in checks(rows) if row.condition not in many]
+
+
+def share(chance: Chance) -> str:
+    """How many pairs of replicas pass for a difference, in a sentence."""
+    name = escape(chance.condition)
+    start = f"**A/A.** Of {len(chance.differences)} pairs of replicas of *{name}*"
+    untested = len(chance.differences) - chance.tested
+    if not chance.tested:
+        return f"{start}, none can be tested."
+    low, high = chance.interval
+    return (
+        f"{start}, {f'{untested} can not be tested; of the others, ' if untested else ''}"
+        f"{chance.alarms} {'has' if chance.alarms == 1 else 'have'} p < .05: "
+        f"{100 * chance.alarms / chance.tested:.1f} % [{100 * low:.1f}, {100 * high:.1f}], where "
+        "5 % are expected of chance alone."
+    )
 
 
 def overview(rows: Sequence[Row], split: str) -> str:
@@ -66,6 +99,7 @@ def overview(rows: Sequence[Row], split: str) -> str:
         "higher": f"Higher than {name}",
         "lower": f"Lower than {name}",
         "not shown": f"No difference from {name} shown",
+        "equal": f"Equal to {name} within the margin",
         "identical": f"The same scores as {name}",
         "constant": f"The same difference from {name} with every seed",
         "too few": "Too few seeds for a test",
@@ -95,10 +129,15 @@ def sentence(left: str, right: str, found: Difference) -> str:
     text, pairs = _points(found), counted(found.n, "seed")
     tested = f"{text}, n {found.n}"
     tested += "" if found.holm is None else f", Holm p {p_text(found.holm)}"
+    tested += "" if found.tost is None else f", TOST Holm p {p_text(found.tost)}"
+    margin = "" if found.margin is None else margin_text(100 * found.margin)
+    but = f", but within {margin}" if found.is_within else ""
+    nor = f", nor equality within {margin}" if margin else ""
     return {
-        "higher": f"{name}: {tested}: higher.",
-        "lower": f"{name}: {tested}: lower.",
-        "not shown": f"{name}: {tested}: no difference shown; {_hidden([found])}.",
+        "higher": f"{name}: {tested}: higher{but}.",
+        "lower": f"{name}: {tested}: lower{but}.",
+        "equal": f"{name}: {tested}: equal within {margin}.",
+        "not shown": f"{name}: {tested}: no difference shown{nor}; {_hidden([found])}.",
         "identical": f"{name}: the same scores ({pairs}).",
         "constant": f"{name}: {text} with each of {pairs}; without any spread, there is no test.",
         "too few": f"{name}: {text} over {pairs}: too few for an interval or a test.",
@@ -107,16 +146,64 @@ def sentence(left: str, right: str, found: Difference) -> str:
 
 
 def family_findings(family: Family) -> list[str]:
-    """What a family of comparisons shows; all of them are in its table."""
-    shown = [c for c in family.comparisons if c.difference.verdict in ("higher", "lower")]
+    """What a family of comparisons shows; all of them are in its table.
+
+    Of a primary family, each comparison is told; else those that show something.
+    """
+    verdicts = [one.difference.verdict for one in family.comparisons]
+    differ = sum(verdict in ("higher", "lower") for verdict in verdicts)
+    equal = verdicts.count("equal")
     rest = [c.difference for c in family.comparisons if c.difference.verdict == "not shown"]
-    untested = len(family.comparisons) - len(shown) - len(rest)
-    text = f"**{escape(family.title)}** ({counted(len(family.comparisons), 'comparison')}):"
-    text += f" {len(shown) or 'no'} shown to differ"
+    untested = len(verdicts) - differ - equal - len(rest)
+    title = f"{'Primary: ' if family.is_primary else ''}{escape(family.title)}"
+    text = f"**{title}** ({counted(len(verdicts), 'comparison')}):"
+    text += f" {differ or 'none'} shown to differ"
+    if family.margin is not None:
+        text += f", {equal or 'none'} shown to be equal within {margin_text(family.margin)}"
     text += f", {len(rest)} not ({_hidden(rest)})" if rest else ""
     text += f", {untested} without a test" if untested else ""
-    lines = "\n".join(f"- {sentence(c.left, c.right, c.difference)}" for c in shown)
-    return [f"{text}{':' if shown else '.'}", *([lines] if shown else [])]
+    lines = "\n".join(
+        f"- {sentence(c.left, c.right, c.difference)}"
+        for c in family.comparisons
+        if family.is_primary or c.difference.verdict in ("higher", "lower", "equal")
+    )
+    return [f"{text}{':' if lines else '.'}", *([lines] if lines else [])]
+
+
+def spread_note(differences: Sequence[Difference]) -> list[str]:
+    """What pairing buys, and how large a difference has to be to be found; [] without a test."""
+    tested = [one for one in differences if one.detectable is not None]
+    if not tested:
+        return []
+    known = [one for one in tested if one.pays is not None]
+    parts = []
+    if known:
+        idle = sum(not one.pays for one in known)
+        buys = f"buys nothing in {idle} of {len(known)} comparisons"
+        if len(known) == 1:
+            buys = "buys nothing" if idle else "shortens the interval"
+        r = _range([one.correlation or 0.0 for one in known], "+.2f")
+        parts.append(f"**Pairing:** r is {r}; pairing by seed {buys}.")
+    sizes = {one.family for one in tested}
+    level = ".05" if sizes == {1} else "Holm's strictest level"
+    level += f", .05/{max(sizes)}" if len(sizes) == 1 and sizes != {1} else ""
+    seeds = _range([one.n for one in tested], "d")
+    found = _range([100 * (one.detectable or 0.0) for one in tested], ".2f")
+    parts.append(
+        f"**Power:** {seeds} seeds with this spread find a difference of {found} points with 80 % "
+        f"chance, at {level}."
+    )
+    return [" ".join(parts)]
+
+
+def _range(numbers: Sequence[float], form: str) -> str:
+    least, most = (f"{number:{form}}" for number in (min(numbers), max(numbers)))
+    return least if least == most else f"{least} to {most}"
+
+
+def margin_text(margin: float) -> str:
+    """A margin, given in points."""
+    return f"±{margin:g} point{'' if margin == 1 else 's'}"
 
 
 def check(row: Row, rows: Sequence[Row], split: str) -> str:

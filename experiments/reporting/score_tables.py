@@ -4,10 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import yaml
+
+from experiments.contrasts import plain_contrasts
+from experiments.reporting.chance import chances
 from experiments.reporting.comparisons import Family
-from experiments.reporting.findings import alarms, counted, escape, listed, overview
+from experiments.reporting.findings import (
+    alarms,
+    counted,
+    escape,
+    listed,
+    margin_text,
+    overview,
+    share,
+    spread_note,
+)
+from experiments.reporting.statistics import Difference
 from experiments.reporting.summary import Row, compared, is_tested
-from experiments.reporting.tables import accuracy_text, difference_text, holm_text, markdown
+from experiments.reporting.tables import (
+    accuracy_text,
+    correlation_text,
+    detectable_text,
+    difference_text,
+    holm_text,
+    markdown,
+    p_text,
+)
+
+_TESTED = ("r", "80 % power", "Holm p")
 
 
 def reading(rows: Sequence[Row], contrasts: Sequence[Family]) -> str:
@@ -28,24 +52,26 @@ def reading(rows: Sequence[Row], contrasts: Sequence[Family]) -> str:
         f"{text}, with the 95 % interval of the paired t-test; there is none below three pairs. "
         f"p is that of the two-sided test{_correction(heads, contrasts)}; the intervals are not "
         "corrected, nor is anything over several tables. “No difference shown” is not “no "
-        "difference”: the end of the interval that is farther from zero says how large one may be."
+        "difference”: the end of the interval that is farther from zero says how large one may be. "
+        "r is the correlation of the two over the seeds; pairing buys nothing where the interval "
+        "is no shorter than that of Welch's t-test, which takes both for independent. The "
+        "column of power has the true difference, in points, that such a test finds with 80 % "
+        "chance."
     )
 
 
 def _correction(heads: Sequence[Row], contrasts: Sequence[Family]) -> str:
     """Over what p is corrected."""
     base = heads[0].baseline
-    done = [
-        {one.left, one.right} for family in contrasts if family.single for one in family.comparisons
-    ]
+    done = {one.pair for family in contrasts for one in family.comparisons}
     others = [row.condition for row in heads[1:]]
-    elsewhere = [name for name in others if {name, base} in done]
+    elsewhere = [name for name in others if frozenset((name, base)) in done]
     rest = len(others) - len(elsewhere)
     if not elsewhere:
         over = f"the {rest} comparisons of this table"
         return f", corrected after Holm over {over}" if rest > 1 else ""
-    text = f", corrected after Holm: for {listed(elsewhere)} over all comparisons of their table "
-    text += "under [Contrasts](#contrasts)"
+    text = f", corrected after Holm: for {listed(elsewhere)} over all comparisons of their "
+    text += "family, below"
     return text + (f", else over the {counted(rest, 'other comparison')} here" if rest else "")
 
 
@@ -64,8 +90,13 @@ def tested(rows: Sequence[Row], split: str) -> bool:
 
 def score_table(rows: Sequence[Row], split: str) -> str:
     """A line per condition: n, accuracy, difference to the baseline, corrected p."""
-    names = ("condition", "n", "accuracy, %", f"minus {escape(rows[0].baseline)} [95 %]", "Holm p")
+    names = ("condition", "n", "accuracy, %", *tested_names(rows))
     return markdown(names, score_lines(rows, split))
+
+
+def tested_names(rows: Sequence[Row]) -> tuple[str, ...]:
+    """The columns of the comparisons with the baseline."""
+    return (f"minus {escape(rows[0].baseline)} [95 %]", *_TESTED)
 
 
 def score_lines(rows: Sequence[Row], split: str) -> list[tuple[object, ...]]:
@@ -77,8 +108,19 @@ def score_lines(rows: Sequence[Row], split: str) -> list[tuple[object, ...]]:
         text = difference_text(found)
         if found is not None and found.n not in (n, 0):
             text += f" ({counted(found.n, 'pair')})"
-        lines.append((escape(row.condition), n, accuracy_text(score), text, holm_text(found)))
+        cells = (accuracy_text(score), text, *_tested_cells(found))
+        lines.append((escape(row.condition), n, *cells))
     return lines
+
+
+def table_note(rows: Sequence[Row], split: str) -> list[str]:
+    """What pairing buys in that table, and what it would find."""
+    scores = [row.scores[split] for row in compared(rows)]
+    return spread_note([score.difference for score in scores if score.difference])
+
+
+def _tested_cells(found: Difference | None) -> tuple[str, str, str]:
+    return correlation_text(found), detectable_text(found), holm_text(found)
 
 
 def robustness(rows: Sequence[Row], splits: Sequence[str]) -> list[str]:
@@ -90,30 +132,94 @@ def robustness(rows: Sequence[Row], splits: Sequence[str]) -> list[str]:
     for split in splits:
         parts.append(f"### {escape(split.capitalize())}")
         parts += [text for text in [*alarms(rows, split), overview(rows, split)] if text]
-        parts.append(score_table(rows, split))
+        parts += [score_table(rows, split), *table_note(rows, split)]
     return parts
 
 
 def contrast_tables(contrasts: Sequence[Family]) -> list[str]:
-    """A table for each family of comparisons."""
+    """A table for each family of comparisons; primary ones in a section of their own."""
+    primary = [family for family in contrasts if family.is_primary]
+    rest = [family for family in contrasts if not family.is_primary]
+    parts = _contrast_section("Primary contrasts", primary) if primary else []
+    return parts + _contrast_section("Exploratory contrasts" if primary else "Contrasts", rest)
+
+
+def _contrast_section(title: str, contrasts: Sequence[Family]) -> list[str]:
     if not contrasts:
         return []
+    asked = "\n".join(_as_yaml(family) for family in contrasts)
+    equality = ""
+    if any(family.margin is not None for family in contrasts):
+        equality = (
+            " Where a margin (±) is given, two one-sided tests (TOST) ask whether the difference "
+            "is within it; their p is corrected likewise, for itself."
+        )
     parts = [
-        "## Contrasts",
-        "What the question asks for, besides the comparisons with the baseline. Each is the first "
-        "condition, or level, minus the second, paired by seed. p is corrected after Holm over the "
-        "comparisons of its table.",
+        f"## {title}",
+        "What the question asks for, besides the comparisons with the baseline:",
+        f"```yaml\n{asked}\n```",
+        "Each is the first condition, or level, minus the second, paired by seed. p is corrected "
+        f"after Holm over the comparisons of its table.{equality}",
     ]
+    return parts + family_tables(contrasts)
+
+
+def family_tables(contrasts: Sequence[Family]) -> list[str]:
+    """The tables alone, each under its name, and what pairing buys in each."""
+    parts = []
     for family in contrasts:
+        margin = [] if family.margin is None else [f"TOST {margin_text(family.margin)}, Holm p"]
+        lines = []
+        for one in family.comparisons:
+            found = one.difference
+            tost = ["" if found.tost is None else p_text(found.tost)] if margin else []
+            cells = (found.n, difference_text(found), *_tested_cells(found), *tost)
+            lines.append((f"{escape(one.left)} − {escape(one.right)}", *cells))
+        names = ("contrast", "n", "points [95 %]", *_TESTED, *margin)
+        parts += [f"### {escape(family.title)}", markdown(names, lines)]
+        parts += spread_note([one.difference for one in family.comparisons])
+    return parts
+
+
+def _as_yaml(family: Family) -> str:
+    """A family as a study's file has it, an entry to a line."""
+    ((name, asked),) = plain_contrasts([family.asked]).items()
+    options = asked if isinstance(asked, dict) else {}
+    lines = [f"{_flow(name)}:"]
+    lines += [f"  {option}: {_flow(options[option])}" for option in options if option != "compare"]
+    lines += ["  compare:"] if options else []
+    return "\n".join([*lines, *(f"  - {_flow(entry)}" for entry in family.asked.plain)])
+
+
+def _flow(data: object) -> str:
+    """Plain data in one line of YAML."""
+    text = yaml.safe_dump(
+        data, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6
+    )
+    return text.removesuffix("...\n").strip()
+
+
+def chance_tables(rows: Sequence[Row]) -> list[str]:
+    """All pairs of replicas, where a condition has several."""
+    found = chances(rows, "clean")
+    parts = ["## A/A"] if found else []
+    for one in found:
         lines = [
             (
-                f"{escape(one.left)} − {escape(one.right)}",
-                one.difference.n,
-                difference_text(one.difference),
-                holm_text(one.difference),
+                f"{escape(later)} − {escape(earlier)}",
+                difference.n,
+                difference_text(difference),
+                correlation_text(difference),
+                "" if difference.p is None else p_text(difference.p),
             )
-            for one in family.comparisons
+            for (later, earlier), difference in one.differences.items()
         ]
-        names = ("contrast", "n", "points [95 %]", "Holm p")
-        parts += [f"### {escape(family.title)}", markdown(names, lines)]
+        parts += [
+            share(one),
+            f"The {len(one.replicas)} replicas have other initial weights, order, augmentation and "
+            f"masks each; *{escape(one.condition)}* is their mean everywhere else. The interval is "
+            "that of the binomial distribution, 95 % (Clopper and Pearson), and too narrow: pairs "
+            "that share a replica are not independent. p is not corrected.",
+            markdown(("pair", "n", "points [95 %]", "r", "p"), lines),
+        ]
     return parts

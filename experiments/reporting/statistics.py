@@ -1,4 +1,4 @@
-"""Paired comparisons over seeds: differences, t intervals, and p-values corrected after Holm.
+"""Paired comparisons over seeds: differences, t intervals, equality, and p corrected after Holm.
 
 Both conditions of a pair have the same seed, hence the same split, noise, initial weights and
 order of batches, and what the seed does cancels.
@@ -9,20 +9,28 @@ order of batches, and what the seed does cancels.
     (0.12, 0.0091, 'higher')
 
 "No difference shown" is not "no difference": `Difference.hidden` says how large one may still be,
-and `equivalence_p` tests whether it is below a bound.
+`Difference.detectable` how large one has to be to be found, and with a margin two one-sided tests
+(TOST) say whether it is smaller. scipy and statsmodels do the arithmetic.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import TypeVar
 
-from scipy.special import stdtr, stdtrit
+import numpy as np
+from scipy import optimize, stats
+from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.weightstats import ttost_paired
 
 LEVEL = 0.05  # of the tests; the intervals have 95 %
+POWER = 0.8
 ROUNDING = 1e-9  # below what any two shares of images can differ by, and above what rounding does
+Name = TypeVar("Name", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,10 @@ class Difference:
         p: of the two-sided paired t-test, not corrected; None wherever there is no interval.
         holm: p, corrected over the comparisons that it was one of.
         equal: whether all differences are the same, up to rounding.
+        family: how many comparisons p is corrected over.
+        margin: as a share; None if it is not asked whether the two are equal up to it.
+        tost: p of that: the difference is within the margin; corrected like p.
+        pairs: the scores of both.
     """
 
     n: int
@@ -45,6 +57,10 @@ class Difference:
     p: float | None = None
     holm: float | None = None
     equal: bool = False
+    family: int = 1
+    margin: float | None = None
+    tost: float | None = None
+    pairs: tuple[tuple[float, float], ...] = ()
 
     @property
     def hidden(self) -> float | None:
@@ -56,10 +72,17 @@ class Difference:
         return None if self.interval is None else max(map(abs, self.interval))
 
     @property
-    def verdict(self) -> str:
-        """`higher`, `lower`, `not shown`, `identical`, `constant`, `too few` or `no pairs`.
+    def is_within(self) -> bool:
+        """Whether the difference is shown to be within the margin."""
+        return self.tost is not None and self.tost < LEVEL
 
-        `constant` is a difference that is the same with every seed, for which the t-test has no p.
+    @property
+    def verdict(self) -> str:
+        """What is shown: a word.
+
+        `higher`, `lower`, `equal` (up to the margin), `not shown`, `identical`, `constant`,
+        `too few` or `no pairs`. `constant` is a difference that is the same with every seed, for
+        which there is no test. What is `higher` or `lower` may be within the margin, too.
         """
         if self.mean is None:
             return "no pairs"
@@ -71,25 +94,80 @@ class Difference:
             return "constant"
         corrected = self.p if self.holm is None else self.holm
         if corrected >= LEVEL:
-            return "not shown"
+            return "equal" if self.is_within else "not shown"
         return "higher" if self.mean > 0 else "lower"
+
+    @property
+    def correlation(self) -> float | None:
+        """Of the two over the seeds; None without a test, and where one of them has no spread."""
+        if self.interval is None or not self.pairs:
+            return None
+        sides = list(zip(*self.pairs, strict=True))
+        if any(max(side) - min(side) <= _dust(side) for side in sides):
+            return None
+        return float(stats.pearsonr(*sides).statistic)
+
+    @property
+    def pays(self) -> bool | None:
+        """Whether pairing shortens the interval, which Welch's has without; None if unknown."""
+        if self.correlation is None or self.interval is None:
+            return None
+        welch = stats.ttest_ind(*zip(*self.pairs, strict=True), equal_var=False)
+        alone = welch.confidence_interval(1 - LEVEL)
+        return bool(self.interval[1] - self.interval[0] < alone.high - alone.low)
+
+    @property
+    def detectable(self) -> float | None:
+        """The true difference that such a test finds with 80 % chance, with the spread seen here.
+
+        The level is the strictest of Holm's method: that of the smallest p of the family.
+        """
+        if self.interval is None or not self.pairs:
+            return None
+        spread = statistics.stdev(one - other for one, other in self.pairs)
+        return spread * detectable_effect(self.n, LEVEL / self.family)
+
+
+@cache
+def detectable_effect(n: int, level: float) -> float:
+    """The difference, in standard deviations, that a paired t-test of n pairs finds with 80 %.
+
+    By the noncentral t; the tail on the other side is below 1e-6, and left out.
+
+    Example:
+        >>> round(detectable_effect(12, 0.05), 2)
+        0.89
+    """
+    # statsmodels' TTestPower needs both tails, of which one is nan: with 6 pairs it is 10 % off
+    bound = stats.t.isf(level / 2, n - 1)
+
+    def missing(effect: float) -> float:
+        return float(stats.nct.sf(bound, n - 1, effect * math.sqrt(n))) - POWER
+
+    return float(optimize.brentq(missing, 0.0, 2 * bound / math.sqrt(n) + 3))
 
 
 def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Difference:
     """`values - baseline`, pair by pair, with the interval and p of the paired t-test."""
-    differences = [value - base for value, base in zip(values, baseline, strict=True)]
+    pairs = tuple(zip(values, baseline, strict=True))
+    differences = [value - base for value, base in pairs]
     if not differences:
         return Difference(0, None)
     n, mean = len(differences), statistics.fmean(differences)
-    dust = ROUNDING * max(1.0, *map(abs, values), *map(abs, baseline))
+    dust = _dust([*values, *baseline])
     if max(differences) - min(differences) <= dust:
-        return Difference(n, 0.0 if abs(mean) <= dust else mean, equal=True)
+        return Difference(n, 0.0 if abs(mean) <= dust else mean, equal=True, pairs=pairs)
     if n < 3:
-        return Difference(n, mean)
-    error = statistics.stdev(differences) / math.sqrt(n)
-    half = float(stdtrit(n - 1, 1 - LEVEL / 2)) * error
-    p = 2 * float(stdtr(n - 1, -abs(mean) / error))  # both tails of Student's t
-    return Difference(n, mean, (mean - half, mean + half), p)
+        return Difference(n, mean, pairs=pairs)
+    test = stats.ttest_rel(values, baseline)
+    low, high = test.confidence_interval(1 - LEVEL)
+    interval = (float(low), float(high))
+    return Difference(n, mean, interval, float(test.pvalue), pairs=pairs)
+
+
+def _dust(values: Sequence[float]) -> float:
+    """What rounding may do to values."""
+    return ROUNDING * max(1.0, *map(abs, values))
 
 
 def equivalence_p(values: Sequence[float], baseline: Sequence[float], bound: float) -> float | None:
@@ -106,12 +184,9 @@ def equivalence_p(values: Sequence[float], baseline: Sequence[float], bound: flo
     """
     if not bound > 0:
         raise ValueError(f"bound must be positive, got {bound}")
-    found = paired_difference(values, baseline)
-    if found.mean is None or found.interval is None:
+    if paired_difference(values, baseline).interval is None:
         return None
-    differences = [value - base for value, base in zip(values, baseline, strict=True)]
-    error = statistics.stdev(differences) / math.sqrt(found.n)
-    return float(stdtr(found.n - 1, (abs(found.mean) - bound) / error))
+    return float(ttost_paired(np.asarray(values), np.asarray(baseline), -bound, bound)[0])
 
 
 def average(replicas: Sequence[Mapping[int, float]]) -> dict[int, float]:
@@ -140,13 +215,9 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
         >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03, 0.005])]
         [0.03, 0.06, 0.06, 0.02]
     """
-    known = [(p, index) for index, p in enumerate(p_values) if p is not None]
-    corrected: list[float | None] = [None] * len(p_values)
-    largest = 0.0
-    for rank, (p, index) in enumerate(sorted(known)):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p))
-        corrected[index] = largest
-    return corrected
+    counted = [1.0 if p is None else p for p in p_values]
+    corrected = multipletests(counted, method="holm")[1] if counted else []
+    return [None if p is None else float(c) for p, c in zip(p_values, corrected, strict=True)]
 
 
 def compare(scores: Mapping[str, Mapping[int, float]], baseline: str) -> dict[str, Difference]:
@@ -165,9 +236,16 @@ def compare(scores: Mapping[str, Mapping[int, float]], baseline: str) -> dict[st
 
 
 def compare_pairs(
-    scores: Mapping[str, Mapping[int, float]], pairs: Sequence[tuple[str, str]]
+    scores: Mapping[Name, Mapping[int, float]],
+    pairs: Sequence[tuple[Name, Name]],
+    margin: float | None = None,
 ) -> list[Difference]:
     """The first of each pair minus the second, paired by seed, corrected over all of the pairs.
+
+    Args:
+        scores: condition, or whatever stands for several -> seed -> score.
+        pairs: of keys of the scores.
+        margin: as a share: tested is, too, whether each difference is within it.
 
     Example:
         >>> scores = {"a": {1: 0.5, 2: 0.6, 3: 0.5}, "b": {1: 0.6, 2: 0.72, 3: 0.64}}
@@ -183,13 +261,14 @@ def compare_pairs(
                 raise ValueError(
                     f"a score must be finite, got {score} of {condition!r} with seed {seed}"
                 )
-    found = []
+    found, within = [], []
     for one, other in pairs:
         common = [seed for seed in scores[one] if seed in scores[other]]
-        found.append(
-            paired_difference(
-                [scores[one][seed] for seed in common], [scores[other][seed] for seed in common]
-            )
-        )
+        sides = [[scores[side][seed] for seed in common] for side in (one, other)]
+        found.append(paired_difference(sides[0], sides[1]))
+        within.append(None if margin is None else equivalence_p(sides[0], sides[1], margin))
     corrected = holm([difference.p for difference in found])
-    return [replace(one, holm=p) for one, p in zip(found, corrected, strict=True)]
+    return [
+        replace(one, holm=p, family=len(found), margin=margin, tost=tost)
+        for one, p, tost in zip(found, corrected, holm(within), strict=True)
+    ]

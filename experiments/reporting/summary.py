@@ -118,7 +118,7 @@ def summarize(record: StudyRecord, runs: Sequence[Run]) -> list[Row]:
             for name, of_one in results.items()
         }
         contrasts = record.contrasts if split == "clean" else ()
-        families_of = partial(families, factors=record.conditions, contrasts=contrasts)
+        families_of = partial(families, contrasts=contrasts)
         for name, score in _scores(record.baseline, of_split, repeats, families_of).items():
             scores[name][split] = score
     rows = [
@@ -184,7 +184,7 @@ def contrasted(record: StudyRecord, rows: Sequence[Row]) -> list[Family]:
     """The families of the study's contrasts, on clean accuracy."""
     heads = [row for row in compared(rows) if "clean" in row.scores]
     values = {row.condition: row.scores["clean"].values for row in heads}
-    return families(values, record.conditions, record.contrasts)
+    return families(values, record.contrasts)
 
 
 def _row(

@@ -68,6 +68,18 @@ def difference_text(difference: Difference | None) -> str:
     return text
 
 
+def correlation_text(difference: Difference | None) -> str:
+    """The correlation over seeds, where there is one."""
+    found = None if difference is None else difference.correlation
+    return "" if found is None else f"{found:+.2f}"
+
+
+def detectable_text(difference: Difference | None) -> str:
+    """What is found with 80 % chance, in percentage points."""
+    found = None if difference is None else difference.detectable
+    return "" if found is None else f"{100 * found:.2f}"
+
+
 def holm_text(difference: Difference | None) -> str:
     """The corrected p, where there is one."""
     return "" if difference is None or difference.holm is None else p_text(difference.holm)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.config import Config, make_config
-from experiments.contrasts import Pairs, read_contrasts
+from experiments.contrasts import Asked, read_contrasts
 from experiments.files import record_digest
 from experiments.results import Result
 from experiments.running.directories import read_environment
@@ -26,7 +26,7 @@ class StudyRecord:
         baseline: the condition that the others are compared to.
         seeds: of every condition.
         conditions: name -> its factors (factor -> name of its level), in the file's order.
-        contrasts: what is compared besides; older records have none.
+        contrasts: families of what is compared besides; older records have none.
     """
 
     name: str
@@ -35,7 +35,7 @@ class StudyRecord:
     baseline: str
     seeds: tuple[int, ...]
     conditions: dict[str, dict[str, str]]
-    contrasts: tuple[Pairs, ...] = ()
+    contrasts: tuple[Asked, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def read_runs(directory: Path) -> tuple[StudyRecord, list[Run]]:
             factors,
         )
         _check(record)
-        contrasts, problems = read_contrasts(data.get("contrasts"), factors)
+        contrasts, problems = read_contrasts(data.get("contrasts"), factors, record.baseline)
         if problems:
             raise ValueError("; ".join(problems))
         record = replace(record, contrasts=contrasts)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from experiments import report
-from experiments.contrasts import Pairs
+from experiments.contrasts import read_contrasts
 from experiments.recounting.numbers import read_study
 from experiments.recounting.reports import recount_report
 from experiments.report import make_report, rewrite_report, write_report
@@ -85,9 +85,25 @@ def grid_runs(levels=("2", "4", "8")):
     return [*crossed, *(peaked("A/A", seed, **first) for seed in SEEDS)]
 
 
-def study_of(runs, contrasts=(), baseline=None):
+def many_runs():
+    """An arm, a slow one, and several replicas, of which all pairs are looked at."""
+    again = [peaked(f"A{n}", s, fields={"replica": n}) for n in (1, 2) for s in SEEDS]
+    return [run for run in plain_runs() if run.condition != "A/A"] + again
+
+
+PAIRS = {"gains": [{"pairs": ["none", "drop", "slow"]}]}
+ASKED = [
+    (plain_runs, PAIRS),
+    (many_runs, {"gains": {"primary": True, "margin": 6, "compare": PAIRS["gains"]}}),
+    (grid_runs, {"arms": [{"pairs": "arm", "within": "length"}], "lengths": [{"pairs": "length"}]}),
+]
+
+
+def study_of(runs, asked=None, baseline=None):
     """The record and the study of such runs."""
     record = make_record(runs, baseline=baseline or runs[0].condition)
+    contrasts, problems = read_contrasts(asked, record.conditions, record.baseline)
+    assert not problems
     record = replace(record, contrasts=contrasts)
     configs = {run.condition: replace(run.config, seed=0) for run in runs}
     plan = Study(
@@ -107,16 +123,16 @@ def study_of(runs, contrasts=(), baseline=None):
 def written(monkeypatch, tmp_path):
     """The folder of a report of runs, and their study."""
 
-    def write(runs, *contrasts):
-        record, plan = study_of(runs, contrasts)
+    def write(runs, asked=None):
+        record, plan = study_of(runs, asked)
         monkeypatch.setattr(report, "read_runs", lambda _: (record, runs))
         return write_report(tmp_path).parent, plan
 
     return write
 
 
-def document(runs, *contrasts, pictures=()):
-    record, _ = study_of(runs, contrasts)
+def document(runs, asked=None, pictures=()):
+    record, _ = study_of(runs, asked)
     return make_report(record, summarize(record, runs), pictures)
 
 
@@ -125,12 +141,12 @@ def section(text, title):
 
 
 def test_the_second_reading_makes_the_same_comparisons_of_the_best_epochs():
-    contrast = Pairs(("none", "drop"))
+    contrast = {"gains": [{"take": "drop", "minus": "none"}]}
     runs = plain_runs()
     found = section(document(runs, contrast), TITLE)
     moved = [replace(r, result=replace(r.result, scores=r.result.best.scores)) for r in runs]
     other = document(moved, contrast)
-    rows = summarize(study_of(moved, (contrast,))[0], moved)
+    rows = summarize(study_of(moved, contrast)[0], moved)
     expected = [line.split(" | ") for line in score_table(rows, "clean").splitlines()]
     lines = [line.split(" | ") for line in found.splitlines() if line.startswith("| ")]
     assert [line[:2] + line[4:] for line in lines[: len(expected)]] == expected
@@ -165,7 +181,7 @@ def test_runs_without_a_best_epoch_do_not_count_in_it():
     assert (rows["late"].n, rows["blind"].n, rows["drop"].n) == (1, 0, 3)
     lines = section(document(runs), TITLE).splitlines()
     [blind] = [line for line in lines if line.startswith("| blind")]
-    assert [cell.strip() for cell in blind.split("|")[1:-1]] == ["blind", "0", *[""] * 5]
+    assert [cell.strip() for cell in blind.split("|")[1:-1]] == ["blind", "0", *[""] * 7]
     assert "**No seed in common with none:** *blind*." in "".join(lines)
 
 
@@ -181,12 +197,10 @@ def test_replicas_are_averaged_and_a_false_alarm_is_told(gain):
     assert none[2] == pytest.approx((own["none", 2] + own["A/A", 2]) / 2)
 
 
-@pytest.mark.parametrize("make", [plain_runs, grid_runs])
+@pytest.mark.parametrize(("make", "asked"), ASKED)
 @pytest.mark.usefixtures("unrendered")
-def test_a_report_made_again_from_its_runs_csv_says_the_same(make, written):
-    runs = make()
-    names = list(dict.fromkeys(run.condition for run in runs if run.condition != "A/A"))
-    folder, plan = written(runs, Pairs(tuple(names[:3])))
+def test_a_report_made_again_from_its_runs_csv_says_the_same(make, asked, written):
+    folder, plan = written(make(), asked)
     before = (folder / "report.md").read_text(encoding="utf-8")
     summary = (folder / "summary.csv").read_bytes()
     assert f"## {TITLE}" in before
@@ -209,12 +223,10 @@ def test_runs_csv_tells_the_best_epoch_and_nothing_without(written):
         assert [line[name] for line in blind] == [""] * 3
 
 
-@pytest.mark.parametrize("make", [plain_runs, grid_runs])
+@pytest.mark.parametrize(("make", "asked"), ASKED)
 @pytest.mark.usefixtures("unrendered")
-def test_the_second_reading_is_recounted(make, written):
-    runs = make()
-    names = list(dict.fromkeys(run.condition for run in runs if run.condition != "A/A"))
-    folder, _ = written(runs, Pairs(tuple(names[:3])))
+def test_the_second_reading_is_recounted(make, asked, written):
+    folder, _ = written(make(), asked)
     study = read_study(folder)
     assert [str(fault) for fault in recount_report(study)] == []
     path = folder / "report.md"

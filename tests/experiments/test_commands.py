@@ -52,7 +52,10 @@ def hook(event, args):
             os.kill(os.getpid(), number)
 sys.addaudithook(hook)
 """
-HEAVY = "torch torchvision timm lightning numpy scipy sklearn pandas matplotlib ray dropblock_hooks"
+HEAVY = (
+    "torch torchvision timm lightning numpy scipy statsmodels sklearn pandas matplotlib ray "
+    "dropblock_hooks"
+)
 
 
 @pytest.fixture

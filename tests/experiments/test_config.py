@@ -31,7 +31,6 @@ OTHER = {
     "warmup_epochs": 4,
     "strategy": "ddp",
     "compile": True,
-    "validation": 0.5,
     "test_epochs": True,
     "test": False,
 }

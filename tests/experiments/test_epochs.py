@@ -285,7 +285,11 @@ def test_a_share_that_is_none_is_refused(share):
 
 def test_a_source_that_is_split_already_keeps_its_split(monkeypatch):
     source = fake(24)
-    own = replace(source, validation=Pool(source.test.images[:30], source.test.labels[:30]))
+    train, test = (
+        Pool(part.images[:count], part.labels[:count])
+        for part, count in ((source.train, 60), (source.test, 30))
+    )
+    own = replace(source, train=train, validation=test)
     monkeypatch.setattr(data_module, "load_source", lambda *_: own)
     data = load_data(replace(TINY, validation=0.5, label_noise=0.2), NOWHERE)
     assert (len(data.train), len(data.validation)) == (60, 30)

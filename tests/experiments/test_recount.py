@@ -3,17 +3,25 @@
 import csv
 import re
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from experiments.recounting import PROSE, numbers, recount
+from experiments.contrasts import read_contrasts
+from experiments.recounting import PROSE, recount
 from experiments.recounting.numbers import read_study
+from experiments.recounting.paired import compare, effect
 from experiments.recounting.prose import recount_prose
 from experiments.recounting.reports import recount_report
-from experiments.report import rewrite_report
+from experiments.report import make_report, rewrite_report
+from experiments.reporting.statistics import detectable_effect
+from experiments.reporting.summary import summarize
+from experiments.reporting.tables import write_runs
 from experiments.study import read_study as read_study_file
+from tests.experiments.synthetic import make_record, make_run
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "results"
@@ -79,7 +87,11 @@ def test_any_digit_that_is_changed_in_a_report_is_found(name, folder):
         ("The same networks", "DropBlock2d is the best. The same networks"),
         ("over the 2 other comparisons", "over the 3 other comparisons"),
         ("*none*; *A/A*.", "*none*."),
-        ("### Pairs among none, 30 % of epochs; Dropout2d; DropBlock2d", "### Pairs of rate"),
+        ("### Training less, Dropout2d and DropBlock2d", "### Pairs of rate"),
+        ("{pairs: ['none, 30 % of epochs', Dropout2d, DropBlock2d]}", "{pairs: [Dropout2d, none]}"),
+        ("pairing by seed buys nothing in", "pairing by seed shortens the interval in"),
+        ("at Holm's strictest level, .05/3", "at .05"),
+        ("which takes both for independent", "which pairs them"),
     ],
 )
 def test_any_sentence_that_is_changed_is_found(old, new, folder):
@@ -149,6 +161,17 @@ def test_any_number_that_is_changed_in_a_readme_is_found(name, tmp_path, studies
         "*0.3, DropBlock2d* minus *none*: +2.8 [+0.5, +5.2], p .026: no difference shown",
         "nine studies share the same six runs of *none*",
         "There are five different A/A checks, of which the smallest p is .052",
+        "*0.3, Dropout2d* minus *none*: +7.5 [+5.4, +9.6], Holm p .0019: equal within ±9 points",
+        "*Pairs of rate, within regularizer*: 6 seeds find differences of 2.8 to 14.2 points with "
+        "80 % chance",
+        "*Pairs of rate, within regularizer*: 7 seeds find differences of 2.7 to 14.2 points with "
+        "80 % chance",
+        "*Pairs of rates*: 6 seeds find differences of 2.7 to 14.2 points with 80 % chance",
+        "*Pairs of rate, within regularizer*: r is -.84 to .82, pairing buys nothing in 5 of 12",
+        "*Pairs of rate, within regularizer*: r is -.85 to .82, pairing buys nothing in 4 of 12",
+        "1 of 1 pairs of replicas of *none* have p < .05 (100 % [2.5, 100])",
+        "They are equal within ±1 point.",
+        "Pairing by seed buys nothing.",
     ],
 )
 def test_a_claim_that_does_not_follow_is_found(claim, tmp_path, studies):
@@ -167,15 +190,116 @@ def test_a_claim_that_follows_is_none(tmp_path, studies):
     path.write_text(
         "## Results\n\n[rate](results/rate/report.md): *none* minus *0.3, Dropout2d*:\n-7.5 "
         "[-9.6, -5.4], n 6, Holm p .0019; *0.3, DropBlock2d* minus *none*: +2.83 [+0.51, +5.15], "
-        "Holm p .13: no difference\nshown; higher than *none*: *0.5, Dropout2d*.\n",
+        "Holm p .13: no difference\nshown; higher than *none*: *0.5, Dropout2d*. *Pairs of rate, "
+        "within regularizer*: 6 seeds find differences of 2.7 to 14.2 points with 80 % chance; "
+        "*Pairs of rate, within regularizer*: r is -.84 to .82, pairing buys nothing in 4 of 12; "
+        "0 of 1 pairs of replicas of *none* have p < .05 (0 % [0, 97.5]).\n",
         encoding="utf-8",
     )
     assert recount_prose(path, ("Results",), studies) == []
 
 
+ASKED = {
+    "beside": [{"pairs": "rate", "within": "kind"}, {"take": ["early", "a, 1"], "minus": "none"}],
+    "kinds": {
+        "primary": True,
+        "margin": 1.5,
+        "compare": [
+            {"take": {"kind": "b"}, "minus": {"kind": "a"}},
+            {"take": {"kind": "b"}, "minus": {"kind": "a"}, "within": "rate"},
+            {"take": "early", "minus": "none"},
+            {"take": "same", "minus": "none"},
+        ],
+    },
+}
+REPEATS = {"A/A": "none", "A/A 2": "none", "A/A 3": "none", "same again": "same"}
+
+
+@pytest.fixture
+def written(tmp_path):
+    """The folder of a report that has everything: margins, primary families, means, replicas."""
+    generator = np.random.default_rng(3)
+    factors = {f"{k}, {r}": {"kind": k, "rate": r} for k in "ab" for r in "123"}
+    factors = {"none": {}, **factors, "early": {}, "same": {}} | {name: {} for name in REPEATS}
+    fields = {"none": {}, "early": {"epochs": 2}, "same": {"lr": 0.01}}
+    fields |= {"A/A": {"replica": 1}, "A/A 2": {"replica": 2}, "A/A 3": {"replica": 3}}
+    fields["same again"] = {"lr": 0.01, "replica": 1}
+    of_seed = generator.normal(0.7, 0.03, 9)
+    runs = []
+    for place, (name, levels) in enumerate(factors.items()):
+        of_grid = {"epochs": 4 + place} if levels else {}
+        gain = 0.05 if levels.get("kind") == "b" else 0.0
+        for seed, base in enumerate(of_seed, start=1):
+            gain = 0.005 if name == "b, 1" else gain
+            noise = generator.normal(gain, 0.002 if "same" in name or name[-1] == "1" else 0.01)
+            accuracy = {"clean": base + noise, "noisy": 0.5 + float(generator.normal(gain, 0.02))}
+            run = make_run(name, seed, accuracy, factors=levels, fields=fields.get(name, of_grid))
+            runs.append(run)
+    contrasts, problems = read_contrasts(ASKED, factors, "none")
+    assert problems == []
+    record = replace(make_record(runs), contrasts=contrasts)
+    rows = summarize(record, runs)
+    write_runs(rows, tmp_path / "runs.csv")
+    text = make_report(record, rows)
+    (tmp_path / "report.md").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def test_all_that_a_report_can_say_is_recounted(written):
+    study = read_study(written)
+    assert study.repeats == REPEATS
+    assert study.asked == ASKED
+    assert [str(fault) for fault in recount_report(study)] == []
+    text = (written / "report.md").read_text(encoding="utf-8")
+    for said in ("equal within ±1.5 points", ", but within ±", "buys nothing", "(mean over rate)"):
+        assert said in text, said
+    for said in ("**A/A.** Of 6 pairs", "## Primary", "## Exploratory", "mean of early; a, 1"):
+        assert said in text, said
+
+
+def test_any_digit_that_is_changed_in_what_a_report_can_say_is_found(written):
+    study = read_study(written)
+    lines = (written / "report.md").read_text(encoding="utf-8").splitlines()
+    tried, section = 0, ""
+    for number, line in enumerate(lines):
+        section = line[3:] if line.startswith("## ") else section
+        claims = line.startswith(("| ", "- **", "**", "The 4 replicas"))
+        if section in ("", "What was run") or "Question" in line or not claims:
+            continue
+        for other in list(changed(line))[-6:]:
+            said = [*lines[:number], other, *lines[number + 1 :]]
+            (written / "report.md").write_text("\n".join(said), encoding="utf-8")
+            faults = recount_report(study)
+            assert any(fault.line == number + 1 for fault in faults), other
+            tried += 1
+    assert tried > 300
+
+
+def test_a_report_with_other_contrasts_than_its_file_is_found(tmp_path):
+    for name in ("README.md", "experiments/README.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    for name in ("results", "configs"):
+        shutil.copytree(ROOT / "experiments" / name, tmp_path / "experiments" / name)
+    assert recount(tmp_path) == []
+    path = tmp_path / "experiments" / "configs" / "rate.yaml"
+    text = path.read_text(encoding="utf-8").replace("{pairs: rate, within: reg", "{pairs: rate} #")
+    path.write_text(text, encoding="utf-8")
+    (fault,) = recount(tmp_path)
+    assert fault.path == tmp_path / "experiments/results/rate/report.md"
+    assert "other contrasts" in str(fault)
+
+
+@pytest.mark.parametrize("n", [3, 4, 6, 12, 40])
+@pytest.mark.parametrize("family", [1, 2, 15, 190])
+def test_power_by_integration_is_that_by_the_noncentral_t(n, family):
+    level = 0.05 / family
+    assert effect(n, level) == pytest.approx(detectable_effect(n, level), rel=1e-9)
+
+
 def test_holm_of_the_recount_is_that_of_a_known_answer():
     scores = [{1: 0.5, 2: 0.6, 3: 0.55}, {1: 0.6, 2: 0.72, 3: 0.69}, {1: 0.61, 2: 0.6, 3: 0.5}]
-    found = numbers.tests([(scores[1], scores[0]), (scores[2], scores[0])])
+    found = compare([(scores[1], scores[0]), (scores[2], scores[0])])
     assert [round(one.p, 4) for one in found] == [0.0091, 0.7133]
     assert [round(one.holm, 4) for one in found] == [0.0183, 0.7133]
 
