@@ -158,10 +158,10 @@ def show(result: "Result") -> None:
     for name, score in result.scores.items():
         print(f"test accuracy, {name:9} {100 * score:.2f} %")
     if result.best is not None:
-        taken = f"after epoch {result.best.epoch + 1}, the best by validation"
-        print(f"validation accuracy      {100 * result.best.validation:.2f} % {taken}; there:")
+        when = f"after epoch {result.best.epoch + 1}, the best by it"
+        print(f"validation accuracy      {100 * result.best.validation:.2f} % {when}")
         for name, score in result.best.scores.items():
-            print(f"test accuracy, {name:9} {100 * score:.2f} %")
+            print(f"best epoch, {name:12} {100 * score:.2f} %")
     if result.epochs:
         print(f"training loss            {result.epochs[-1].loss:.3f} in the last epoch")
         print(f"seconds                  {result.seconds:.1f}")

@@ -173,6 +173,10 @@ def test_without_validation_nothing_is_chosen(tmp_path):
 def test_a_run_that_diverged_has_no_best_epoch(tmp_path):
     result = train(replace(HELD, lr=1e30), out=tmp_path)
     assert (result.status, result.best) == ("diverged", None)
+    steep = {"lr_schedule": "step", "lr_schedule_args": {"decay_epochs": 1, "decay_rate": 1e30}}
+    after = train(replace(HELD, **steep))  # the first epoch is a good one
+    assert (after.status, after.best, len(after.epochs)) == ("diverged", None, 1)
+    assert math.isfinite(after.epochs[0].validation_loss)
     late = train(replace(HELD, lr=1e30, epochs=1, batch_size=60))
     assert (late.status, late.best, late.epochs[0].validation_loss) == ("diverged", None, None)
 
