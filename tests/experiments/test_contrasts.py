@@ -187,6 +187,21 @@ def test_a_comparison_has_one_corrected_p_and_margin():
     )
 
 
+def test_a_primary_family_rules_wherever_it_stands():
+    values = scores("abcd")
+    factors = {name: {"size": name} for name in "abcd"}
+    data = {
+        "beside": [{"pairs": "size"}],
+        "main": {"primary": True, "compare": [{"take": "b", "minus": "a"}]},
+    }
+    contrasts, _ = read_contrasts(data, factors)
+    found = families(values, contrasts)
+    assert [family.title for family in found] == ["main", "beside"]
+    base = against_baseline(values, "a", found)
+    assert (base["b"].family, base["b"].holm) == (1, base["b"].p)
+    assert (base["c"].family, base["d"].family) == (6, 6)
+
+
 def test_equality_within_a_margin_is_corrected_over_the_family():
     generator = np.random.default_rng(5)
     base = generator.normal(0.7, 0.01, 12)

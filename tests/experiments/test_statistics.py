@@ -331,7 +331,7 @@ VERDICTS = ("higher", "lower", "equal", "not shown", "identical", "constant", "t
 
 
 def test_all_pairs_of_replicas_are_tested_once():
-    generator = np.random.default_rng(8)
+    generator = np.random.default_rng(7)
     table = {str(k): dict(enumerate(generator.normal(0.7, 0.02, 12).tolist())) for k in range(7)}
     found = pairs_of_replicas(table)
     assert len(found.differences) == found.tested == 21
@@ -341,9 +341,9 @@ def test_all_pairs_of_replicas_are_tested_once():
         for a, b in found.differences
     }
     assert {pair: one.p for pair, one in found.differences.items()} == pytest.approx(p)
-    assert found.alarms == sum(one < 0.05 for one in p.values())
+    assert found.alarms == sum(one < 0.05 for one in p.values()) == 3  # not corrected
     low, high = found.interval  # by the binomial distribution itself
-    assert stats.binom.sf(found.alarms - 1, 21, low) == pytest.approx(0.025) or found.alarms == 0
+    assert stats.binom.sf(found.alarms - 1, 21, low) == pytest.approx(0.025)
     assert stats.binom.cdf(found.alarms, 21, high) == pytest.approx(0.025)
 
 
