@@ -5,13 +5,21 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from dataclasses import dataclass
+from itertools import count, groupby
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.reporting.plot_style import BASELINE, COLORS, MARKERS, whole_epochs, wrapped
+from experiments.reporting.plot_style import (
+    BASELINE,
+    COLORS,
+    MARKERS,
+    entitle,
+    whole_epochs,
+    wrapped,
+)
 from experiments.reporting.summary import Row, epoch_rates
 from experiments.results import Epoch
 
@@ -22,8 +30,8 @@ MOST = 6  # curves in a panel that can still be told apart
 def plot_learning(rows: Sequence[Row]) -> Figure:
     """Training loss and accuracy over the epochs, the baseline in every panel."""
     measures: dict[str, Callable[[Epoch], float | None]] = {
-        "training loss": lambda epoch: epoch.loss,
-        "training accuracy, %": lambda epoch: _percent(epoch.accuracy),
+        "training loss, nats": lambda epoch: epoch.loss,
+        training_accuracy(rows): lambda epoch: _percent(epoch.accuracy),
     }
     panels = {
         title: value
@@ -34,17 +42,31 @@ def plot_learning(rows: Sequence[Row]) -> Figure:
     groups = _groups([row for row in rows if not row.is_baseline]) or [[]]
     figure, grid = _figure([base + group for group in groups], max(2, len(panels)))
     for line, group in zip(grid, groups, strict=True):
+        looks = looks_of(base + group, lambda row: [over_epochs(row, v) for v in panels.values()])
         for axes, (title, value) in zip(line, panels.items(), strict=False):
-            for row in base:  # above the others, which may be equal
-                _draw_curve(axes, over_epochs(row, value), row, zorder=4, **BASELINE)
-            for row, color in zip(group, COLORS, strict=False):
-                _draw_curve(axes, over_epochs(row, value), row, color=color)
+            for look in looks:
+                if curve := over_epochs(look.rows[0], value):
+                    axes.plot(*_xy(curve), label=look.name, **look.style(curve))
             axes.set_ylabel(title)
             whole_epochs(axes)
         for axes in line[len(panels) :]:
             axes.set_axis_off()
         _legend(line[len(panels) - 1], *line[0].get_legend_handles_labels())
+    entitle(figure, "training over the epochs, means over the seeds")
     return figure
+
+
+def training_accuracy(rows: Sequence[Row]) -> str:
+    """What an axis of training accuracy says: some of the labels may be wrong.
+
+    Example:
+        >>> training_accuracy([])
+        'training accuracy, %'
+    """
+    noisy = {row.config.label_noise > 0 for row in rows}
+    if True not in noisy:
+        return "training accuracy, %"
+    return f"training accuracy\n{'' if len(noisy) == 1 else 'partly '}on wrong labels, %"
 
 
 def plot_rates(rows: Sequence[Row]) -> Figure:
@@ -52,22 +74,88 @@ def plot_rates(rows: Sequence[Row]) -> Figure:
     groups = _groups([row for row in rows if row.nominal is not None])
     figure, grid = _figure(groups, 2)
     for (over, against), group in zip(grid, groups, strict=True):
-        top = 0.0
-        for row, color, marker in zip(group, COLORS, MARKERS, strict=False):
-            asked, dropped = rate_curves(row)
-            top = max(top, *asked.values(), *dropped.values())
-            over.plot(*_xy(asked), ":", color=color, lw=2.2)
-            over.plot(*_xy(dropped), color=color, lw=1.1, label=_name(row))
-            points = (list(asked.values()), list(dropped.values()))
-            against.plot(*points, marker, color=color, ms=3.5, alpha=0.6)
+        curves = {row.condition: rate_curves(row) for row in group}
+        top = max(rate for pair in curves.values() for curve in pair for rate in curve.values())
         end = 1.05 * top or 1.0
+        _draw_nominal(over, [asked for asked, _ in curves.values()])
         against.plot([0, end], [0, end], label="equal", zorder=1, **BASELINE)
+        for look in looks_of(group, rate_curves, with_baseline=False):
+            asked, dropped = curves[look.rows[0].condition]
+            style = look.style(dropped) | {"linewidth": 1.1}
+            over.plot(*_xy(dropped), label=look.name, **style)
+            points = (list(asked.values()), list(dropped.values()))
+            against.plot(*points, **style | {"linewidth": 0.7})
         against.set(xlabel="nominal rate", ylabel="realized rate", xlim=(0, end), ylim=(0, end))
-        over.set(ylabel="rate (dotted: nominal)", ylim=(0, end))
+        over.set(ylabel="realized rate", ylim=(0, end))
         whole_epochs(over)
         named = [axes.get_legend_handles_labels() for axes in (over, against)]
         _legend(against, *(one + other for one, other in zip(*named, strict=True)))
+    entitle(figure, "rates as shares of the values, means over the seeds")
     return figure
+
+
+def _draw_nominal(axes: Axes, curves: Sequence[Curve]) -> None:
+    """The rates asked for, each once: those of many conditions are the same."""
+    each = {tuple(_rounded(curve).items()): curve for curve in curves}
+    for number, curve in enumerate(each.values()):
+        style = {"color": "#999999", "linestyle": ":", "linewidth": 2.2, "zorder": 1}
+        axes.plot(*_xy(curve), label=None if number else "nominal", **style)
+
+
+@dataclass(frozen=True)
+class Look:
+    """How the curves of some rows look, which are the same: drawn once, named together.
+
+    Args:
+        rows: at least one.
+        number: of its color and marker; None for the baseline.
+        count: of all looks in the panel.
+    """
+
+    rows: tuple[Row, ...]
+    number: int | None
+    count: int
+
+    @property
+    def name(self) -> str:
+        """All names, as in "none = A"."""
+        return wrapped(" = ".join(row.condition for row in self.rows), 26)
+
+    def style(self, curve: Curve) -> dict[str, Any]:
+        """A line whose markers stand elsewhere than those of others, so that none is covered."""
+        marker = "o" if len(curve) == 1 else None
+        if self.number is None:
+            return {"marker": marker, "zorder": 4, **BASELINE}
+        every = max(self.count, math.ceil(len(curve) / 6))
+        first = self.number * every // self.count % max(1, len(curve))
+        color, marker = COLORS[self.number % len(COLORS)], MARKERS[self.number % len(MARKERS)]
+        return {"color": color, "marker": marker, "markevery": (first, every)}
+
+
+def looks_of(
+    rows: Sequence[Row], curves: Callable[[Row], Sequence[Curve]], with_baseline: bool = True
+) -> list[Look]:
+    """The rows of a panel, those whose curves are the same together.
+
+    Args:
+        rows: as many as can be told apart, and the baseline.
+        curves: of a row, in all panels of the line.
+        with_baseline: whether the baseline is dashed, and not one of the others.
+    """
+    alike: list[tuple[Sequence[Curve], list[Row]]] = []
+    for row in rows:
+        own = [_rounded(curve) for curve in curves(row)]
+        same = next((found for of, found in alike if of == own and any(own)), None)
+        if same is None:
+            alike.append((own, [row]))
+        else:
+            same.append(row)
+    dashed = [with_baseline and any(row.is_baseline for row in found) for _, found in alike]
+    numbers = count()
+    return [
+        Look(tuple(found), None if is_base else next(numbers), len(alike))
+        for (_, found), is_base in zip(alike, dashed, strict=True)
+    ]
 
 
 def over_epochs(row: Row, value: Callable[[Epoch], float | None]) -> Curve:
@@ -91,12 +179,6 @@ def rate_curves(row: Row) -> tuple[Curve, Curve]:
     asked = {epoch: statistics.fmean(pair[0] for pair in pairs) for epoch, pairs in known.items()}
     dropped = {epoch: statistics.fmean(pair[1] for pair in pairs) for epoch, pairs in known.items()}
     return asked, dropped
-
-
-def _draw_curve(axes: Axes, curve: Curve, row: Row, **style: Any) -> None:
-    """A line, or a point where there is but one epoch."""
-    marker = "o" if len(curve) == 1 else None
-    axes.plot(*_xy(curve), label=_name(row), marker=marker, **style)
 
 
 def _groups(rows: Sequence[Row]) -> list[list[Row]]:
@@ -137,6 +219,11 @@ def _name(row: Row) -> str:
 
 def _xy(curve: Curve) -> tuple[list[int], list[float]]:
     return list(curve), list(curve.values())
+
+
+def _rounded(curve: Curve) -> Curve:
+    """What of a curve can be seen: means of the same rates over more sites differ by rounding."""
+    return {epoch: round(value, 9) for epoch, value in curve.items()}
 
 
 def _percent(share: float | None) -> float | None:

@@ -19,6 +19,7 @@ MARKERS = ("o", "s", "D", "^", "v", "P")
 BASELINE = {"color": "#333333", "linestyle": (0, (4, 2)), "linewidth": 1.2}
 SETTINGS = {
     "font.size": 9,
+    "figure.titlesize": 10,
     "axes.titlesize": 9,
     "axes.labelsize": 9,
     "legend.fontsize": 8,
@@ -83,6 +84,11 @@ def numbers(levels: Sequence[str]) -> list[float] | None:
     except ValueError:
         return None
     return found if all(map(math.isfinite, found)) else None
+
+
+def entitle(figure: Figure, text: str) -> None:
+    """Say above a figure what it shows."""
+    figure.suptitle(wrapped(text, 100))
 
 
 def whole_epochs(axes: Axes) -> None:

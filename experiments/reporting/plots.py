@@ -14,12 +14,16 @@ from matplotlib.figure import Figure
 from experiments.reporting.plot_curves import plot_learning, plot_rates
 from experiments.reporting.plot_factors import plot_factors
 from experiments.reporting.plot_scores import plot_differences, plot_scores
-from experiments.reporting.plot_style import own_settings, save
+from experiments.reporting.plot_style import own_settings, plain, save
 from experiments.reporting.summary import Row, compared
 
 
-def draw(rows: Sequence[Row], folder: Path, only: Collection[str] | None = None) -> dict[str, Path]:
+def draw(
+    rows: Sequence[Row], folder: Path, only: Collection[str] | None = None, study: str = ""
+) -> dict[str, Path]:
     """All pictures that there are data for, in a folder that exists; name -> file.
+
+    The name of the study stands in their titles.
 
     Replicas are part of the scores of what they repeat, and have curves of their own.
     """
@@ -39,5 +43,8 @@ def draw(rows: Sequence[Row], folder: Path, only: Collection[str] | None = None)
         for name, (has_data, make) in figures.items():
             if has_data and (only is None or name in only):
                 paths[name] = folder / f"{name}.png"
-                save(make(), paths[name])
+                figure = make()
+                if study:
+                    figure.suptitle(f"{plain(study)}: {figure.get_suptitle()}")
+                save(figure, paths[name])
     return paths
