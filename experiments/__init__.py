@@ -6,7 +6,7 @@ Read in this order:
   came of it
 - `data`: digits, CIFAR, folders of images, paired by seed (`datasets`, `seeds`)
 - `train`: `train(Config(...)) -> Result`, one readable loop (`models`, `optimization`, `totals`
-  of an epoch, `checkpoint`, `processes`, `log`)
+  of an epoch, `checkpoint`, `processes`, `log`, `loggers`)
 - `study`: a YAML file of conditions and seeds (`grid`), and of what is compared (`contrasts`);
   `running`: working on it, anywhere
 - `files`: written whole or not at all, telling when they were changed

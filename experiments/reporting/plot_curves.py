@@ -98,7 +98,7 @@ def _draw_nominal(axes: Axes, curves: Sequence[Curve]) -> None:
     """The rates asked for, each once: those of many conditions are the same."""
     each = {tuple(_rounded(curve).items()): curve for curve in curves}
     for number, curve in enumerate(each.values()):
-        style = {"color": "#999999", "linestyle": ":", "linewidth": 2.2, "zorder": 1}
+        style = {"color": "#000000", "linestyle": ":", "linewidth": 1.2, "zorder": 5}
         axes.plot(*_xy(curve), label=None if number else "nominal", **style)
 
 
