@@ -14,7 +14,7 @@ from experiments.reporting.plot_style import entitle, wrapped
 from experiments.saliency.measure import Picture
 from experiments.saliency.spread import Box, entropies, touched
 
-COLUMN, ROW = 1.5, 1.66  # inches
+COLUMN, ROW = 1.5, 1.55  # inches
 
 
 def plot_saliency(picture: Picture, threshold: float, study: str = "") -> Figure:

@@ -32,7 +32,7 @@ def write(measured: Measured, folder: Path) -> Path:
         if measured.picture is not None:
             with own_settings():
                 figure = plot_saliency(measured.picture, measured.threshold, measured.study)
-                save(figure, new / "saliency.png")
+                save(figure, new / "saliency.png", colors=256)
         else:
             (folder / "saliency.png").unlink(missing_ok=True)  # of an earlier state of the study
         (new / "saliency.md").write_text(describe(measured), encoding="utf-8")
@@ -140,7 +140,8 @@ def _empty(runs: Sequence[Saliency]) -> str:
     each = ", ".join(f"{escape(name)} {number}" for name, number in by_condition.items())
     return (
         f"{total} of {images} maps are zero everywhere, where no place speaks for the class: "
-        f"{each}. They are no part of the means."
+        f"{each}. They are no part of the means; where conditions differ in their number, the "
+        "means are over unlike images."
     )
 
 
@@ -149,8 +150,10 @@ def _caption(measured: Measured) -> str:
     assert picture is not None
     text = (
         f"Seed {picture.seed} and {counted(len(picture.numbers), 'image')}, drawn by the number "
-        f"{measured.drawn_by}, not chosen. Each map goes from zero to its own largest value."
+        f"{measured.drawn_by}, not chosen. Each map goes from zero to its own largest value; below "
+        "it stands its entropy"
     )
     if picture.boxes:
-        text += " Boxes are solid where they are touched, and dotted elsewhere."
+        text += ", and how many boxes it touches: those that are solid, not dotted"
+    text += "."
     return text
