@@ -3,7 +3,9 @@
 import pytest
 
 
-@pytest.mark.parametrize("script", ["families.py", "retuned.py", "bench_overhead.py", "matrix.py"])
+@pytest.mark.parametrize(
+    "script", ["families.py", "retuned.py", "bench_overhead.py", "matrix.py", "saliency.py"]
+)
 def test_help_says_what_the_command_does(call, capsys, script):
     assert call(script, "--help") == 0
     assert f"Example: scripts/{script}" in " ".join(capsys.readouterr().out.split())
