@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from dropblock_hooks import (
+    ActivationStats,
     ClampGrad,
     ClipGradNorm,
     DropBlock2d,
@@ -270,6 +271,15 @@ def test_a_parameter_that_is_not_initialized(hook_count):
     refused(lazy, hook_count, {"param:0.weight": ClampGrad(-1)}, "not initialized")
 
 
+def test_beside_parameters_that_are_not_initialized():
+    model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.ReLU())
+    attached = attach(model, {"1": ActivationStats(every=1), "2": Dropout(0.5)})
+    for _ in range(2):
+        model(torch.randn(2, 3, 8, 8)).sum().backward()
+    found = attached.report()[0].observed
+    assert (found.calls, found.channels) == (2, 4)
+
+
 def test_root_and_what_is_below_it(net, hook_count):
     wrapped = nn.ModuleDict({"model": net})
     refused(wrapped, hook_count, {"layer1.*": Dropout()}, "did you mean 'model.layer1.*'")
@@ -291,6 +301,7 @@ def test_root_and_what_is_below_it(net, hook_count):
 def test_a_container_that_is_never_called(hook_count):
     model = nn.ModuleDict({"blocks": nn.ModuleList([nn.Linear(2, 2)])})
     refused(model, hook_count, {"blocks": Dropout()}, "ModuleList", "blocks.*")
+    refused(model, hook_count, {".": Dropout()}, "ModuleDict", "did you mean '*'?")
     assert [s.name for s in attach(model, {"**": Dropout()}).sites] == ["blocks.0"]
 
 

@@ -13,7 +13,9 @@ ROOT = Path(__file__).parent.parent
 RECIPES = sorted((ROOT / "docs" / "recipes").glob("*.py"))
 NEEDS = {
     **dict.fromkeys((path.stem for path in RECIPES), ("matplotlib", "sklearn")),
-    **dict.fromkeys(("feature_maps", "first_nan", "gradcam"), ("timm", "matplotlib", "sklearn")),
+    **dict.fromkeys(
+        ("feature_maps", "first_nan", "gradcam", "masks"), ("timm", "matplotlib", "sklearn")
+    ),
     "in_tensorboard": ("tensorboard", "matplotlib", "sklearn"),
 }
 QUICK = ("gradients_by_name",)  # that plain pytest runs, too

@@ -1,7 +1,8 @@
 """Choose the bound of gradient clipping from the norms that a training has.
 
 A first run clips nothing (its bound is far above) and counts the norms. `suggest` then proposes the
-bound that one norm in ten exceeds; it is set, and training goes on with it.
+bound that one norm in ten exceeds; it is set, and training goes on with it. The picture shows the
+norms of the epoch that follows: the largest of them are beyond the bounds.
 
     pip install 'dropblock-hooks[plot]' scikit-learn
     python choose_a_bound.py [folder of choose_a_bound.png]
@@ -32,7 +33,7 @@ model = nn.Sequential(
     nn.Linear(512, 10),
 )
 attached = attach(model, {"param:**.weight": ClipGradNorm(1e6)})
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 
 
 def train(epoch):
@@ -52,7 +53,6 @@ suggested = attached.suggest(share=0.1)
 print(suggested)
 for row in suggested:
     attached.set(row.site, **{row.field: row.proposed})
-for epoch in range(2, 4):
-    print(f"epoch {epoch}, bounded: loss {train(epoch):.3f}")
+print(f"epoch 2, bounded: loss {train(2):.3f}")
 print(attached)
 plot_gradient_flow(attached).savefig(FOLDER / "choose_a_bound.png", dpi=80)

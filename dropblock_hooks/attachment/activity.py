@@ -51,11 +51,15 @@ class ModelHook:
         # in training, a copy may well go its own way
         if control.origin is not None and not model.training and control.falls_behind():
             _tell_of_copy(control, [hook.site for hook in self.hooks])
-        if model.training and control.enabled and not control.looked:
+        if not (model.training and control.enabled):
+            return
+        if torch._C._are_functorch_transforms_active():
+            return  # no number can be read there
+        if not control.looked:
             control.looked = True
             look_at_forward(model, control, self.hooks)
-        if self.watching is not None and model.training and control.enabled:
-            self.watching.pass_forward(model, control, self.hooks)
+        if self.watching is not None:
+            self.watching.pass_forward(model, control, self.hooks, args)
 
 
 def _tell_of_copy(control: Control, sites: Sequence[Site]) -> None:
@@ -113,7 +117,7 @@ def look_back(
         return []
     gradients = [hook for hook in hooks if hook.site.regularizer.acts_on == "gradient"]
     # of the others, the first forward has shown what the end of a window shows
-    judged = gradients if control.looked else [hook for hook in hooks if needs_calls(hook)]
+    judged = [hook for hook in (gradients if control.looked else hooks) if needs_calls(hook)]
     came = any(window.sites[hook.site.key].active for hook in gradients)
     window = replace(window, backward=came or any(p.grad is not None for p in base.parameters()))
     lines = _news(base, control, judged, window)

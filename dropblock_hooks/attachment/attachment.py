@@ -30,7 +30,7 @@ from .state import load, restore, save
 from .suggest import Suggestion, suggestions
 from .training_loop import OfTrainingLoop
 from .verify import find_faults, windows
-from .watchdog import look_for_alerts, tell_alerts
+from .watchdog import look_at_step, tell_alerts
 
 
 class Attachment(SiteList, OfTrainingLoop):
@@ -76,7 +76,7 @@ class Attachment(SiteList, OfTrainingLoop):
             values, epochs = values_at(sites, t), math.floor(t) - math.floor(self.epoch)
             look, ended = epochs and control.installed, epochs == 1 and not control.fresh
             told = look_back(self._base, control, self._hooks, ended) if look else []
-            alerts = look_for_alerts(self._base, control, self._hooks)
+            alerts = look_at_step(self._base, control, self._hooks, epochs != 0)
             move(self._base, control, self._installed, t, values)
             self.rehook()
             control.stepped, control.fresh = True, False

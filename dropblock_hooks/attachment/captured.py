@@ -8,10 +8,11 @@ from torch import nn
 
 from ..observers.capture import Capture
 from ..observers.kept_calls import Record
-from ..quoting import label, listed, quote
+from ..quoting import listed, quote
 from ..sites.hooks import SiteHook
 from ..sites.shared import Control
 from ..sites.site import Site
+from .compiled import has_compiled
 from .find import find
 
 
@@ -36,9 +37,7 @@ def captured(
     }
     if not any(found.values()):
         causes = {_cause(site, control): None for site in sites}
-        raise RuntimeError(
-            f"nothing was captured at {listed(found, 3)}: {'; '.join(map(label, causes))}"
-        )
+        raise RuntimeError(f"nothing was captured at {listed(found, 3)}: {'; '.join(causes)}")
     return found
 
 
@@ -46,10 +45,13 @@ def _cause(site: Site, control: Control) -> str:
     """Why a site has kept nothing."""
     life = site.record.read(elements=False).life
     if not life.calls:
-        never = "the layer was never called"
+        if not control.installed:
+            return "the layer was not called before the attachment was removed"
+        if site.regularizer.active == "train" and has_compiled():  # it counts no evaluation
+            return "the layer was never called in training mode: Capture(active='always')"
         if not control.record.read(elements=False).life.calls:
-            never = "the model was not called yet: run a forward first"
-        return never if control.installed else f"{never}, and the attachment was removed"
+            return "the model was not called yet: run a forward first"
+        return "the layer was never called"
     if not life.active and not control.enabled:
         return "the attachment is paused"
     if not life.active and not life.trained and site.regularizer.active == "train":
@@ -58,5 +60,5 @@ def _cause(site: Site, control: Control) -> str:
         return "the attachment was paused at all its calls"
     return (
         "records of its calls are not copied, saved or loaded, and none are made inside torch.func "
-        "or on the meta device: run a forward first"
+        "or on the meta device, nor of gradients alone under no_grad(): run a forward first"
     )

@@ -122,7 +122,7 @@ def fault_of(
 
 
 def needs_calls(hook: SiteHook) -> bool:
-    """Whether it is a fault that its layer is never called: a `Watchdog` may be on containers."""
+    """Whether it is a fault that its layer is never called."""
     return getattr(hook.site.regularizer, "needs_calls", True)
 
 

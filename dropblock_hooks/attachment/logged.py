@@ -1,5 +1,6 @@
 """What is given to a logger: scalars, and, where it takes them, histograms and pictures."""
 
+import inspect
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,15 +36,24 @@ def log(writer: Any, scalars: Mapping[str, float], sites: Sequence[Site], step: 
     """
     if hasattr(writer, "add_scalar"):
         _to_tensorboard(writer, scalars, sites, step)
-    elif hasattr(writer, "log"):
+    elif _takes_all(getattr(writer, "log", None)):
         writer.log({**scalars, **_of_library(writer, sites)}, step=step)
     elif hasattr(writer, "log_metrics"):
         writer.log_metrics(dict(scalars), step=step)
     else:
         raise TypeError(
             "log takes a writer with add_scalar (TensorBoard's), log (a run of wandb) or "
-            f"log_metrics, got {kind_of(writer)}"
+            f"log_metrics, got {kind_of(writer)}: what has log_dict takes attached.scalars()"
         )
+
+
+def _takes_all(log: Any) -> bool:
+    """Whether it takes all scalars at once, and the step: a LightningModule's takes one."""
+    try:
+        inspect.signature(log).bind({}, step=0)
+    except (TypeError, ValueError):  # of what is written in C nothing is known
+        return False
+    return True
 
 
 def _to_tensorboard(

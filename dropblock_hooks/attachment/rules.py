@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..observers.watchdog import Watchdog
 from ..observers.watched import Clock, can_die
+from ..sites.grad_scaler import in_use
 from ..sites.shared import Control, is_enabled
 from ..sites.site import Site
 from .finding import Alert
@@ -83,7 +84,7 @@ def _nonfinite(looked: Looked) -> Iterator[Alert]:
     sights = looked.under("nonfinite")
     scaler = looked.control.grad_scaler
     scaled = bool(scaler) and is_enabled(scaler)
-    found = find_maker(sights, backward=not scaled or _overflows(sights) >= _OVERFLOWS)
+    found = find_maker(sights, backward=not scaled or _overflows(looked, sights) >= _OVERFLOWS)
     if found is None:
         if not scaled:
             yield from _bad_parameters(looked, sights)
@@ -94,7 +95,7 @@ def _nonfinite(looked: Looked) -> Iterator[Alert]:
         message = (
             f"it has made {what}, from finite ones" if found.made else f"{what} came from the loss"
         )
-        cure = _cure_backward(found.made, scaled)
+        cure = _cure_backward(looked, found.made, scaled)
     else:
         n, what = kept.bad_calls, "NaN or Inf"
         share = f" in {kept.bad_calls:g} of {kept.calls:g} calls"
@@ -108,8 +109,16 @@ def _nonfinite(looked: Looked) -> Iterator[Alert]:
     yield looked.alert(_dog(sight), sight.site, "nonfinite", n, message, cure)
 
 
-def _overflows(sights: Sequence[Sight]) -> float:
-    """How many backwards in a row had an overflow."""
+def _overflows(looked: Looked, sights: Sequence[Sight]) -> float:
+    """How many overflows there were in a row: scales, as an update may have several backwards; of a
+    scale that nobody moves, backwards.
+    """
+    scaler, clock = looked.control.grad_scaler, Clock.of(looked.control.shared)
+    scales = max((s.kept.most_scales for s in sights), default=0.0)
+    initial = getattr(scaler, "_init_scale", None)
+    clock.rescaled |= scales > 1 or (initial is not None and scaler.get_scale() != initial)
+    if clock.rescaled:
+        return scales
     grads = [s.kept.grads for s in sights if s.kept.grads]
     passes = min(grads, default=0.0)  # a layer that is called several times has more
     return max((s.kept.longest * passes / s.kept.grads for s in sights if s.kept.grads), default=0)
@@ -143,9 +152,14 @@ def _bad_names(sight: Sight, sights: Sequence[Sight]) -> list[str]:
     ]
 
 
-def _cure_backward(made: bool, scaled: bool) -> str:
+def _cure_backward(looked: Looked, made: bool, scaled: bool) -> str:
     if scaled:
         return f"{_OVERFLOWS} overflows in a row are no search for a scale: keep it in float32"
+    if looked.control.grad_scaler is None and in_use():
+        return (
+            "a GradScaler is in use in this process: if it scales this loss, give it, "
+            "grad_scaler=scaler, and its overflows are silent; else give grad_scaler=False"
+        )
     where = "there" if made else "at the loss"
     return f"look {where} for a root, norm or logarithm at 0, or for an overflow of half precision"
 
@@ -166,7 +180,7 @@ def _bad_parameters(looked: Looked, sights: Sequence[Sight]) -> Iterator[Alert]:
             if not _finite(p.grad):
                 message = f"the gradient of its '{name}' is not finite (NaN or Inf), and what came "
                 message += "to its output was"
-                cure = _cure_backward(True, False)
+                cure = _cure_backward(looked, True, False)
                 yield looked.alert(_dog(sight), sight.site, "nonfinite", 1.0, message, cure)
                 return
 
@@ -233,16 +247,17 @@ def _saturated(looked: Looked) -> Iterator[Alert]:
 
 def _no_gradient(looked: Looked) -> Iterator[Alert]:
     most = max((s.kept.grads for s in looked.sights), default=0.0)
-    any_left = any(p.grad is not None for p in looked.base.parameters())
+    any_left = any(_has_gradient(p) for p in looked.base.parameters())
     for sight in looked.under("no_gradient"):
         dog, kept, own = _dog(sight), sight.kept, _own(sight.module)
         trained = [p for p in own.values() if p.requires_grad]
         if most < dog.min_calls or not trained:  # a frozen layer is meant to have none
             continue
-        if any(p.grad is not None and bool((p.grad != 0).any()) for p in trained):
+        calls = kept.calls - sight.site.bound.frozen
+        if any(map(_has_gradient, trained)):
             continue
-        elif kept.calls >= dog.min_calls and not kept.grads:
-            message = f"no gradient has come to it in {kept.calls:g} calls"
+        elif calls >= dog.min_calls and not kept.grads:
+            message = f"no gradient has come to it in {calls:g} calls"
             cure = (
                 "look for a detach() or no_grad behind it, or for a branch that the loss leaves out"
             )
@@ -255,6 +270,11 @@ def _no_gradient(looked: Looked) -> Iterator[Alert]:
         else:
             continue
         yield looked.alert(dog, sight.site, "no_gradient", 0.0, message, cure)
+
+
+def _has_gradient(p: nn.Parameter) -> bool:
+    """Whether it has one that is not zero: zeros are what ``zero_grad(set_to_none=False)`` left."""
+    return p.grad is not None and bool((p.grad != 0).any())
 
 
 def _guard(looked: Looked, rule: str) -> Watchdog | None:
@@ -275,10 +295,9 @@ def _realized_rate(looked: Looked) -> Iterator[Alert]:
         nominal = _on_average(site, nominal)
         if not 0.0 < nominal < 1.0:
             continue
-        draws = counts.active * _draws(site, Clock.of(looked.control.shared).batch)
-        error = math.sqrt(nominal * (1 - nominal) / draws)
-        off = abs(realized - nominal)
-        if off > dog.max_z * error and off > dog.margin * nominal:
+        draws = counts.active * _draws(site, Clock.of(looked.control.shared))
+        surprise = 2 * draws * _divergence(realized, nominal)
+        if surprise > dog.max_z**2 and abs(realized - nominal) > dog.margin * nominal:
             message = f"it drops {realized:.3g}, and should drop {nominal:.3g}"
             cure = "look how it scales its rate (its block, its layout), or whether it was on"
             yield looked.alert(dog, site, "realized_rate", realized, message, cure)
@@ -294,9 +313,19 @@ def _on_average(site: Site, nominal: float) -> float:
     return nominal if share is None or not site.rate else nominal * share / site.rate
 
 
-def _draws(site: Site, batch: int) -> int:
-    """How many numbers a call draws at least."""
-    return 1 if getattr(site.regularizer, "mode", "row") == "batch" else batch
+def _draws(site: Site, clock: Clock) -> float:
+    """How many numbers a call draws at least: of compiled code, one."""
+    if getattr(site.regularizer, "mode", "row") == "batch":
+        return 1.0
+    return max(1.0, clock.samples / clock.calls) if clock.calls else 1.0
+
+
+def _divergence(q: float, p: float) -> float:
+    """Of a share from a probability, in nats: of Chernoff's bound, which holds for few draws and
+    small rates as well. Twice this, times the draws, is the square of standard errors where these
+    are small.
+    """
+    return sum(a * math.log(a / b) for a, b in ((q, p), (1 - q, 1 - p)) if a > 0)
 
 
 def _clipped(looked: Looked) -> Iterator[Alert]:

@@ -1,6 +1,7 @@
 """What is wrong with the sites of an Attachment: in one window, an epoch say."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from torch import nn
 
@@ -8,9 +9,10 @@ from ..sites.grad_scaler import MISSING, in_use, key_of_bounded
 from ..sites.hooks import SiteHook
 from ..sites.record import standing_still
 from ..sites.shared import Control
+from ..warn import warn
 from .faults import Fault, Window, fault_of, needs_calls, runs_unseen
-from .finding import Finding
-from .watchdog import alerts_now
+from .finding import Alert, Finding
+from .watchdog import alerts_now, look_for_alerts, tell_alerts
 
 _GONE = (
     "it was replaced, or written out, as torch.fx.symbolic_trace does with containers; attach to "
@@ -84,11 +86,17 @@ def find_faults(
     return [*found, *alerts_now(base, control, hooks)]
 
 
-def untold(control: Control, found: Iterable[Finding]) -> list[Finding]:
-    """What nobody has warned of yet, which is taken for told from now on."""
+def tell_faults(attached: Any) -> None:
+    """Warn of what is wrong, once of each; a `Watchdog` looks, and does what it was told to do."""
+    control = attached._control
+    found = [each for each in attached.verify() if not isinstance(each, Alert)]
     news = [each for each in found if (each.key, each.kind) not in control.told]
     control.told.update((each.key, each.kind) for each in news)
-    return news
+    for each in news:
+        warn(str(each))
+    with standing_still(attached._records):
+        alerts = look_for_alerts(attached._base, control, attached._hooks)
+    tell_alerts(control, alerts)
 
 
 def _message(fault: Fault, hook: SiteHook, calls: int) -> str:

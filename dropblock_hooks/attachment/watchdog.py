@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -17,6 +18,7 @@ from ..registry import text
 from ..selectors.wrappers import find_module
 from ..sites.counts import numbers_of
 from ..sites.hooks import SiteHook
+from ..sites.nested import Nested
 from ..sites.shared import Control
 from ..warn import warn
 from .finding import Alert, WatchdogError
@@ -36,10 +38,17 @@ class Watching:
         found = [each.every or 0 for each in map(_observer, hooks) if each is not None]
         return cls(min(filter(None, found), default=0)) if found else None
 
-    def pass_forward(self, base: nn.Module, control: Control, hooks: Sequence[SiteHook]) -> None:
-        """Count a training forward of the model, and look where it is time."""
+    def pass_forward(
+        self, base: nn.Module, control: Control, hooks: Sequence[SiteHook], given: Sequence[Any]
+    ) -> None:
+        """Count a training forward of the model, and look where it is time.
+
+        `given` is what the model took and gave: the tensor with the fewest entries has its samples.
+        """
         clock = Clock.of(control.shared)
         clock.forwards += 1
+        clock.calls += 1
+        clock.samples += min((len(x) for x in Nested(given).tensors if x.ndim), default=1)
         if self.every and clock.forwards >= self.every:
             tell_alerts(control, look_for_alerts(base, control, hooks))
 
@@ -49,13 +58,29 @@ def _observer(hook: SiteHook) -> Watchdog | None:
     return observer if isinstance(observer, Watchdog) else None
 
 
+def look_at_step(
+    base: nn.Module, control: Control, hooks: Sequence[SiteHook], ended: bool
+) -> list[Alert]:
+    """What there is to tell when time moves: as an epoch ends; within one, as of forwards.
+
+    A trainer may move it at every batch, and never call the model itself, but a part of it.
+    """
+    watching = Watching.of(hooks)
+    if watching is None:
+        return []
+    clock = Clock.of(control.shared)
+    clock.steps += 1
+    due = ended or 0 < watching.every <= clock.steps
+    return look_for_alerts(base, control, hooks) if due else []
+
+
 def look_for_alerts(base: nn.Module, control: Control, hooks: Sequence[SiteHook]) -> list[Alert]:
     """What there is to tell: each once for a layer and rule, until it has gone away in between."""
     looked = _looked(base, control, hooks)
     if looked is None or not control.installed:
         return []
     clock = Clock.of(control.shared)
-    clock.forwards = 0
+    clock.forwards = clock.steps = 0
     found = {(each.key, each.kind): each for each in alerts_of(looked)}
     before = clock.alerts
     if not looked.has_statistics:  # of these, what was found still holds

@@ -69,9 +69,9 @@ def gradcam(
     """Grad-CAM: a map for each image of the places that speak for a class.
 
     The model runs in evaluation mode, with all that is attached paused, on the bare module where it
-    is compiled or wrapped. Afterwards it is as it was: modes, ``.grad``, hooks, and the random
-    states of torch. Convolutional maps, Swin's (N, H, W, C) and the tokens of ViTs are read as for
-    `DropBlock2d`.
+    is compiled or wrapped. Afterwards it is as it was: modes, ``.grad``, hooks, counts, and the
+    random states of torch. Convolutional maps, Swin's (N, H, W, C) and the tokens of ViTs are read
+    as for `DropBlock2d`.
 
     Example:
         >>> head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)

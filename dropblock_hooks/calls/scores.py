@@ -45,10 +45,11 @@ class Scores:
                 f"as in target=lambda output: output[{first}].amax(1)"
             )
         if output.ndim != 2:
+            pick = "output" if output.ndim < 2 else "output[:, 3].flatten(1).mean(1)"
             raise ValueError(
                 "the output must be (images, classes) for a target of classes, got shape "
                 f"{tuple(output.shape)}: give a function as target that makes one score for each "
-                "image, as in target=lambda output: output[:, 3].mean((1, 2))"
+                f"image, as in target=lambda output: {pick}"
             )
         if len(output) != self._images:
             raise ValueError(f"the output has {len(output)} rows for {self._images} images")

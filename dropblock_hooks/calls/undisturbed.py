@@ -42,19 +42,25 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _paused(model: nn.Module) -> Iterator[None]:
-    """Not by `Attachment.paused`, which the report of the epoch would tell."""
-    found = {id(a.sites[0].control): a.sites[0].control for a in attachments(model)}
-    before = [(c, c.enabled, c.evaluated_with_grad) for c in found.values()]
-    untouched = [c for c in found.values() if c.graphs == graphs_built()]
-    try:
-        for control in found.values():
-            control.enabled = False
-        yield
-    finally:
-        for control, enabled, evaluated in before:
-            control.enabled, control.evaluated_with_grad = enabled, evaluated
-        for control in untouched:
-            control.graphs = graphs_built()
+    """Not by `Attachment.paused`, which the report of the epoch would tell; nothing is counted."""
+    sites = [site for attached in attachments(model) for site in attached]
+    controls = list({id(site.control): site.control for site in sites}.values())
+    before = [(c, c.enabled, c.evaluated_with_grad, c.stepped) for c in controls]
+    untouched = [c for c in controls if c.graphs == graphs_built()]
+    records = [site.record for site in sites] + [control.record for control in controls]
+    with ExitStack() as stack:
+        for record in records:
+            stack.enter_context(record.uncounted())
+        try:
+            for control in controls:
+                control.enabled = False
+                control.stepped = True  # else this would be taken for a validation
+            yield
+        finally:
+            for control, *was in before:
+                control.enabled, control.evaluated_with_grad, control.stepped = was
+            for control in untouched:
+                control.graphs = graphs_built()
 
 
 def _forked(model: nn.Module) -> AbstractContextManager[None]:

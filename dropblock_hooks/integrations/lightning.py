@@ -11,7 +11,7 @@ import torch
 from ..attach import attach
 from ..attachment.attachment import Attachment
 from ..attachment.resolve import checked_epochs
-from ..attachment.verify import untold
+from ..attachment.verify import tell_faults
 from ..checks import as_count, check_option
 from ..schedules import length_of
 from ..spec.draft import Draft
@@ -155,13 +155,10 @@ class Regularize(_Callback):  # type: ignore[misc]  # its base is made above
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Log, and warn of what is wrong, each time of what is new."""
-        attached = self._on()
         self._log(trainer, pl_module, on_step=False)
-        found = attached.verify() if self._trained else []  # else it was resumed at its end
-        found = untold(attached._control, found)
-        self._within_epoch = self._trained = False
-        for each in found:
-            warn(str(each))
+        trained, self._within_epoch, self._trained = self._trained, False, False
+        if trained:  # else it was resumed at its end
+            tell_faults(self._on())
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Remove the hooks."""

@@ -12,7 +12,7 @@ from transformers.trainer_callback import ExportableState, TrainerCallback
 
 from ..attach import attach, attachments
 from ..attachment.attachment import Attachment
-from ..attachment.verify import untold
+from ..attachment.verify import tell_faults
 from ..checks import check_option
 from ..sites.shared import Control
 from ..spec.spec import Spec
@@ -125,10 +125,8 @@ class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of 
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Warn of what is wrong, of each fault once."""
-        if self.attached is None:
-            return
-        for finding in untold(_control(self.attached), self.attached.verify()):
-            warn(str(finding))
+        if self.attached is not None:
+            tell_faults(self.attached)
 
     def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Put the scalars beside the loss."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ..selectors.wrappers import attribute_of
 
@@ -29,7 +30,8 @@ def patch_grids(
     """The grids of patch embeddings: those that are sure, and those of images of any size."""
     sure: dict[Grid, None] = {}
     loose: dict[Grid, None] = {}
-    shapes = {tuple(p.shape) for m in modules for p in m._parameters.values() if p is not None}
+    parameters = (p for m in modules for p in m._parameters.values())
+    shapes = {tuple(p.shape) for p in parameters if p is not None and not is_lazy(p)}
     for module in modules:
         grid = _patch_grid(module)
         if grid is None:

@@ -200,6 +200,8 @@ def _taken(leaf: Any) -> tuple[int, ...]:
 
 def _own(module: nn.Module, at: str) -> dict[str, tuple[int, ...] | None] | None:
     """Where its type settles it: the side on which its channels are, and how many."""
+    if isinstance(module, nn.RNNBase):
+        return {"last": ()}
     kind = _kind(module)
     if kind is None or (at == "input" and isinstance(module, nn.Embedding)):
         return None

@@ -57,6 +57,8 @@ def form_of(
         tokens = spatial is not None and rank < spatial
         both = CHANNELS_FIRST[rank], CHANNELS_LAST[rank]
         layout = _decide(evidence, shape, both, tokens, seen)
+        if rank > 1 and (spatial or not evidence.own):  # a Linear has channels beside any axes
+            _check_axes(evidence, shape, layout)
     else:
         _check(evidence, shape, layout)
     if is_tokens(layout, spatial):
@@ -83,8 +85,6 @@ def _decide(
             f"can't tell the channels of shape {tuple(shape)}: {both[0]} or {both[1]} "
             f"({_known(evidence)}); say which with layout="
         )
-    if len(shape) > 3:
-        _check_axes(evidence, shape, found)
     return found
 
 

@@ -27,8 +27,9 @@ class ActivationStats(Measuring):
     finite is left out of the moments, and counted. A channel is dead that was exactly zero in every
     call of the epoch, and saturated where all its values were flat: within 1 % of the bounds of
     Sigmoid, Tanh, Hardsigmoid, Softsign, Hardtanh or ReLU6, or on the flat negative side of
-    Hardswish. Of a BatchNorm, its running mean and variance are held against those of the batches
-    that were looked at (``every``).
+    Hardswish; behind what changes the values of these (a Dropout), say ``when="before"``. Of a
+    BatchNorm, its running mean and variance are held against those of the batches that were looked
+    at (``every``), where these are given by position.
 
     Example:
         >>> import torch
@@ -55,6 +56,9 @@ class ActivationStats(Measuring):
         )
 
 
+_UNKNOWN = "its channels are not known"
+
+
 class StatsWatch(MomentsWatch):
     """What one site has seen of its activations."""
 
@@ -71,12 +75,14 @@ class StatsWatch(MomentsWatch):
             if self.batches is None:
                 self.batches = BatchMoments(int(module.num_features))  # type: ignore[arg-type]  # a BatchNorm's
             self.batches.look(module)
-        self.unwatched = "" if self.zone else f"{type(module).__name__} has no known bounds"
+        kind = type(module).__name__
+        of = kind if self.at == "output" else f"what {kind} is given"
+        self.unwatched = "" if self.zone else f"{of} has no known bounds"
 
     def see(self, seen: Seen) -> None:
         (x,) = seen.tensors
         looks = self.moments.add(x, self.every, seen.channels_first(x), self.zone)
-        if self.batches is not None and looks and seen.training:
+        if self.batches is not None and looks and seen.training and seen.given[0]:
             self.batches.add(seen.given[0][0].detach())
 
     def to(self, device: torch.device) -> None:
@@ -100,7 +106,7 @@ class StatsWatch(MomentsWatch):
         mean, variance = (None, None) if self.batches is None else self.batches.read(numbers)
         return replace(
             found,
-            unwatched=self.unwatched if found.channels else "its channels are not known",
+            unwatched=self.unwatched if found.channels else found.unwatched or _UNKNOWN,
             mean_shift=mean,
             variance_shift=variance,
         )

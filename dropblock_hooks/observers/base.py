@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
@@ -60,6 +60,12 @@ class Observer(Regularizer):
 
     def check(self, values: Mapping[str, float]) -> None:
         check_option("when", self.when, ("after", "before"))
+
+    def _stated(self) -> dict[str, Any]:
+        """What a repr says: the fields that are not as usual, keywords last."""
+        own_first = sorted(fields(self), key=lambda each: bool(each.kw_only))
+        values = {each.name: (getattr(self, each.name), each.default) for each in own_first}
+        return {name: value for name, (value, default) in values.items() if value != default}
 
     @property
     def kind(self) -> object:

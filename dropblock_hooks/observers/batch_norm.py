@@ -28,7 +28,12 @@ class BatchMoments:
     """Means over batches of their mean and variance, by channel; and what the layer keeps.
 
     The open window is in row 0 of its tensor, the one that was closed last in row 1.
+
+    Attributes:
+        eps: what the layer adds to a variance.
     """
+
+    eps = 0.0
 
     def __init__(self, channels: int) -> None:
         with torch.inference_mode(False):
@@ -52,6 +57,7 @@ class BatchMoments:
 
     def look(self, module: Any) -> None:
         """Take what the layer keeps."""
+        self.eps = float(module.eps)
         if module.running_mean.is_meta:
             return
         self.to(module.running_mean.device)
@@ -70,16 +76,17 @@ class BatchMoments:
         for _ in range(shape[0]):
             rows = [[next(values) for _ in range(shape[2])] for _ in range(shape[1])]
             if rows[BATCHES][0]:
-                return _distances(rows)
+                return _distances(rows, self.eps)
         return None, None
 
 
-def _distances(rows: list[list[float]]) -> tuple[float | None, float | None]:
+def _distances(rows: list[list[float]], eps: float) -> tuple[float | None, float | None]:
     means, logs = [], []
     for mean, variance, running_mean, running_variance, batches in zip(*rows, strict=True):
-        if running_variance > 0:
-            means.append(abs(mean / batches - running_mean) / math.sqrt(running_variance))
-            ratio = variance / batches / running_variance
+        kept = running_variance + eps
+        if kept > 0:
+            means.append(abs(mean / batches - running_mean) / math.sqrt(kept))
+            ratio = (variance / batches + eps) / kept
             logs.append(abs(math.log(ratio)) if ratio > 0 else math.inf)
     return _average(means), _average(logs)
 

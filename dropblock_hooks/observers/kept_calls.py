@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -106,12 +106,25 @@ class CaptureWatch(Watch):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, entries={}, waiting={}, handle=new_handle(self))
 
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"calls": torch.tensor(self.calls, device="cpu")}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """The numbers of calls go on; what was kept is of another time."""
+        self.calls = int(state["calls"])
+        self.entries.clear()
+        self.waiting.clear()
+
     @property
     def records(self) -> list[Record]:
         """What is kept, oldest first."""
         return [entry.record() for entry in list(self.entries.values())]
 
     def see(self, seen: Seen) -> Any:
+        if not (self.capture.activations or torch.is_grad_enabled()) and (
+            is_compiling() or not checkpointed()
+        ):
+            return None  # no gradient will come: a record of nothing
         if is_compiling():
             slots = [_Slot(at) for at in range(len(seen.tensors))]
             nesting = _written(seen.nest(slots))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -60,13 +60,14 @@ class Measuring(Observer):
 
     def note(self) -> str:
         """What the columns are taken from."""
-        every = "every call" if self.every == 1 else f"every {self.every}th call"
-        return f"{self.label}: this epoch; zeros, nan/inf: {every}"
+        every = "" if self.every == 1 else f"{_ordinal(self.every)} "
+        return f"{self.label}: this epoch; zeros, nan/inf: every {every}call"
 
-    def _stated(self) -> dict[str, Any]:
-        """What a repr says: what is not as usual."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {f.name: values[f.name] for f in fields(self) if values[f.name] != f.default}
+
+def _ordinal(n: int) -> str:
+    """As in ``3rd``."""
+    teen = n // 10 % 10 == 1
+    return f"{n}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(n % 10, 'th')}"
 
 
 class MomentsWatch(Watch):

@@ -116,7 +116,7 @@ class Moments:
             self.sums[0, KEPT].add_(1)
             return False
         low, high = torch.aminmax(x)
-        if channels is not None and channels.shape[1] <= self.live.shape[1]:
+        if channels is not None:
             self._see_units(channels, zone)
         largest = torch.maximum(high, -low).to(self.sums.dtype)
         total, squares = _sums(x, largest)
@@ -141,6 +141,8 @@ class Moments:
         """Note which channels were not zero, and which were not flat."""
         count = x.shape[1]
         self.most[0, CHANNELS].clamp_(min=count)
+        if count > self.live.shape[1]:
+            return
         live, moved = self.live[0, :count], self.moved[0, :count]
         on_host = x.device.type == "cpu" and not is_compiling()
         if on_host and bool(live.all()) and (zone is None or bool(moved.all())):
@@ -160,6 +162,7 @@ class Moments:
             finite = torch.isfinite(x)
             nonfinite = (~finite).sum()
             bins = self._compared(torch.where(finite, x.abs(), 0.0))
+            bins[0] -= nonfinite
         else:
             bins, nonfinite = self._binned(x)
         bins[0] -= zeros
@@ -245,8 +248,11 @@ def statistics_of(
     if values:
         mean, square = sums[SUM] / values, sums[SQUARES] / values
         rms, std = math.sqrt(square), math.sqrt(max(square - mean * mean, 0.0))
-        norm, largest = sums[NORMS] / sums[KEPT], most[LARGEST]
-    channels = int(most[CHANNELS]) or None
+        largest = most[LARGEST]
+    if sums[KEPT]:
+        norm = sums[NORMS] / sums[KEPT]  # that of an empty call is 0
+    found = int(most[CHANNELS])
+    channels = found if 0 < found <= CAPACITY else None
     return Statistics(
         calls=int(sums[CALLS]),
         left_out=int(sums[CALLS] - sums[KEPT]),
@@ -263,6 +269,7 @@ def statistics_of(
         channels=channels,
         dead=None if channels is None else channels - alive.bit_count(),
         saturated=None if channels is None or not zone else channels - moved.bit_count(),
+        unwatched=f"its channels are {found}, more than {CAPACITY}" if found > CAPACITY else "",
         alive=alive,
         moved=moved,
     )
@@ -301,7 +308,7 @@ def _is_exact(total: float, squares: float, largest: float, n: int) -> bool:
     """Whether float32 does for sums of these values: their squares neither too large nor too small
     for it, and their deviation not small against their mean.
     """
-    if not math.isfinite(total):
+    if not math.isfinite(largest):
         return True  # it is left out
     mean, square = total / n, squares / n
     return (1e-12 < largest < 1e15 or largest == 0.0) and mean * mean <= 0.99 * square

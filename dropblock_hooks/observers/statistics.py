@@ -19,7 +19,8 @@ class Statistics:
         calls: how many there were.
         left_out: those with a value that is not finite: not in what follows up to `norm`.
         values: how many.
-        mean, std, rms: of all values; the deviation is that of the population.
+        mean, std, rms: of all values; the deviation is that of the population, and rough below
+            1e-4 of the mean.
         largest: the largest magnitude.
         norm: the root of the sum of squares in each call, its mean over the calls.
         looked: values in the calls that were looked at closely (``every``).
@@ -33,7 +34,8 @@ class Statistics:
         unwatched: why there is no `dead`, or no `saturated`.
         mean_shift: of a BatchNorm, how far its running mean is from the mean of the batches that
             were looked at, in running deviations; the mean over its channels.
-        variance_shift: the same of the variance: the logarithm of the ratio, without its sign.
+        variance_shift: the same of the variance: the logarithm of the ratio, without its sign. To
+            variances the layer's eps is added, as it does.
         alive, moved: the others, as bits of an integer.
     """
 
@@ -81,7 +83,7 @@ class Statistics:
             channels=channels,
             dead=_others(self.dead, other.dead, channels, alive),
             saturated=_others(self.saturated, other.saturated, channels, moved),
-            unwatched=self.unwatched or other.unwatched,
+            unwatched=(other if self.channels is None else self).unwatched,
             mean_shift=_mean(self.mean_shift, other.mean_shift, self.looked, other.looked),
             variance_shift=_mean(
                 self.variance_shift, other.variance_shift, self.looked, other.looked

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, field, fields
+from dataclasses import field
 from typing import Any, ClassVar
 
 from ..checks import as_count, as_number, check_option, closest
@@ -33,11 +33,12 @@ class Watchdog(Observer):
     """Warns of what goes wrong, with the layer, the epoch, the figure and the likely cure.
 
     Put it on many layers, nested as they are: of NaN and Inf it then names the layer that made
-    them, among all that have passed them on. It looks at its numbers at ``attached.step`` and at
-    every so many training forwards; between two looks no device is waited for. The rules:
+    them, among all that have passed them on. It looks at its numbers when an epoch ends
+    (``attached.step``), and at every so many training forwards, or steps within an epoch; between
+    two looks no device is waited for. The rules:
 
     - ``nonfinite``: NaN or Inf, in the forward or the backward. Overflows of a GradScaler that the
-      Attachment knows are told after 10 in a row.
+      Attachment knows are told after 10 in a row; those of one update, that accumulates, are one.
     - ``vanishing``, ``exploding``: gradients of the first quarter of the layers are smaller, or
       larger, by `max_ratio` than those of the last.
     - ``dead``: channels of a ReLU (and its kin) that were zero all the time.
@@ -64,12 +65,13 @@ class Watchdog(Observer):
         rules: names of rules, or one; or ``"all"``.
         action: ``"warn"``; ``"raise"``, a `WatchdogError`; or a function of an `Alert`, which can't
             be written to a file.
-        every: look at every so many training forwards, where the model is not compiled as a whole;
-            0 or None: only at ``step``.
+        every: look at every so many training forwards, where the model is not compiled as a whole,
+            or steps within an epoch; 0 or None: only when an epoch ends.
         max_ratio: of gradients at both ends of the model.
         max_dead, max_saturated: largest share of a layer's channels, or values.
         max_clipped: largest share of gradients, or of their values, that a bound may change.
-        max_z, margin: a realized rate is off where it is more than `max_z` standard errors and
+        max_z, margin: a realized rate is off where it is as unlikely as `max_z` standard errors
+            (by Chernoff's bound, with the samples of a call as draws; of compiled code, one), and
             more than the share `margin` of the nominal rate away from it.
         min_calls: fewer forwards, or gradients, tell nothing but ``nonfinite``.
     """
@@ -90,6 +92,7 @@ class Watchdog(Observer):
     needs_calls: ClassVar[bool] = False
     sees_gradients: ClassVar[bool] = True
     sees_given: ClassVar[bool] = True
+    refused_options: ClassVar[tuple[str, ...]] = ("at",)
 
     def __post_init__(self) -> None:
         if isinstance(self.rules, str) and self.rules != "all":
@@ -126,14 +129,6 @@ class Watchdog(Observer):
 
     def bind(self) -> Any:
         return Watched("dead" in self.names, "saturated" in self.names)
-
-    def _stated(self) -> dict[str, Any]:
-        """What the repr says: the fields that differ from their defaults."""
-        return {
-            each.name: getattr(self, each.name)
-            for each in sorted(fields(self), key=lambda each: bool(each.kw_only))
-            if each.default is not MISSING and getattr(self, each.name) != each.default
-        }
 
 
 _BOUNDS = (

@@ -36,8 +36,11 @@ class Numbers(NamedTuple):
         handed_bad: when it first handed one on to what it was given.
         grads: gradients that have come.
         norm: the sum of their norms, of the unscaled loss; without those that are not finite.
-        run: bad gradients in a row until now, of those that came, or that it handed on.
+        run: bad gradients in a row until now, of those that came, under a GradScaler.
         longest: the longest such run.
+        scale: that of the GradScaler when the last bad gradient came.
+        scales: how many scales in a row have given bad gradients, until now.
+        most_scales: the largest such number.
         near: the sum of the shares of values at the bounds of an activation.
         channels: of its values; 0 where they were not looked at.
     """
@@ -55,11 +58,15 @@ class Numbers(NamedTuple):
     norm: float = 0.0
     run: float = 0.0
     longest: float = 0.0
+    scale: float = 0.0
+    scales: float = 0.0
+    most_scales: float = 0.0
     near: float = 0.0
     channels: float = 0.0
 
 
-_OF_BACKWARD = ("grad_bad", "handed_bad", "grads", "norm", "run", "longest")
+_OF_RUNS = ("run", "longest", "scale", "scales", "most_scales")
+_OF_BACKWARD = ("grad_bad", "handed_bad", "grads", "norm", *_OF_RUNS)
 _AT = {
     name: at
     for group in (_OF_BACKWARD, [name for name in Numbers._fields if name not in _OF_BACKWARD])
@@ -76,7 +83,9 @@ class Clock:
         time: the events of forwards, on the device.
         back: those of backwards.
         forwards: training forwards since the last look.
-        batch: samples in a call, the largest number seen.
+        steps: how often time has moved since then.
+        calls: all training forwards that were seen, and `samples` the samples in them.
+        rescaled: whether the scale of the GradScaler was seen to move.
         alerts: what the last looks have found, by layer and rule.
     """
 
@@ -84,8 +93,9 @@ class Clock:
         with torch.inference_mode(False):
             self.time = torch.zeros((), dtype=torch.float64, device="cpu")
             self.back = torch.zeros((), dtype=torch.float64, device="cpu")
-        self.forwards = 0
-        self.batch = 1
+        self.forwards = self.steps = 0
+        self.calls = self.samples = 0
+        self.rescaled = False
         self.alerts: dict[tuple[str, str], Any] = {}
 
     @classmethod
@@ -112,12 +122,14 @@ class Watched(Watch):
         kept: the `Numbers` of forwards, on the device.
         back: those of backwards: compiled code writes them in its backward alone.
         peaks: of each channel, the largest magnitude.
+        frozen: calls in which it had no trained parameters; in compiled code they are not known.
     """
 
     def __init__(self, watches_dead: bool, watches_near: bool) -> None:
         self.watches_dead = watches_dead
         self.watches_near = watches_near
         self.clock = Clock()
+        self.frozen = 0
         with torch.inference_mode(False):
             self.kept, self.back = (
                 torch.tensor(
@@ -170,8 +182,10 @@ class Watched(Watch):
         self._slot("calls").add_(1)
         self._slot("bad_calls").add_(bad)
         x = seen.tensors[0]
-        if not torch.compiler.is_compiling() and x.ndim:
-            self.clock.batch = max(self.clock.batch, x.shape[0])
+        if not torch.compiler.is_compiling():
+            self.frozen += not any(
+                p is not None and p.requires_grad for p in seen.module._parameters.values()
+            )
         self._see_activation(seen, x)
 
     def _see_activation(self, seen: Seen, x: Tensor) -> None:
@@ -197,6 +211,8 @@ class Watched(Watch):
         if not grad.numel():
             return
         bad = self._see_bad(grad, "grad_bad")
+        if isinstance(scale, Tensor) or scale != 1.0:
+            self._see_overflow(bad, scale)
         norm = torch.linalg.vector_norm(grad, dtype=_summed(grad)).to(self.back) / scale
         self._slot("grads").add_(1)
         self._slot("norm").add_(torch.where(bad, 0.0, norm.clamp(max=_HUGE)))
@@ -210,10 +226,17 @@ class Watched(Watch):
         now = self.clock.tick(self.back.device, backward=True)
         bad = ~(_magnitude([grad], self.back) < _INF)
         self._slot(name).clamp_(max=torch.where(bad, now, _INF))
-        if name == "grad_bad":
-            self._slot("run").add_(1).mul_(bad)
-            self._slot("longest").clamp_(min=self._slot("run"))
         return bad
+
+    def _see_overflow(self, bad: Tensor, scale: float | Tensor) -> None:
+        """Count in a row: gradients, of which an update may have several, and scales."""
+        self._slot("run").add_(1).mul_(bad)
+        self._slot("longest").clamp_(min=self._slot("run"))
+        last, scales = self._slot("scale"), self._slot("scales")
+        other = last != scale
+        scales.mul_(bad | ~other).add_(bad & other)
+        last.copy_(torch.where(bad, scale, last))
+        self._slot("most_scales").clamp_(min=scales)
 
     def _follow(self, device: torch.device) -> None:
         """Go where the activations are; compiled code can't."""
@@ -241,15 +264,16 @@ class Watched(Watch):
         Args:
             statistics: forget these too, not only what was not finite.
         """
-        kept = {"run", "given"} if statistics else set(Numbers._fields) - _OF_BAD
+        kept = {"run", "scale", "scales", "given"} if statistics else set(Numbers._fields) - _OF_BAD
         for name, value in Numbers._field_defaults.items():
             if name not in kept:
                 self._slot(name).fill_(value)
         if statistics:
             self.peaks.zero_()
+            self.frozen = 0
 
 
-_OF_BAD = {"bad", "made", "after", "grad_bad", "handed_bad", "longest"}
+_OF_BAD = {"bad", "made", "after", "grad_bad", "handed_bad", "longest", "most_scales"}
 _CAN_DIE = {"relu", "relu6", "threshold", "hardswish", "gelu", "silu", "swish", "mish"}
 
 

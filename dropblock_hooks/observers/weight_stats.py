@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
@@ -10,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from ..registry import register
+from ..selectors.wrappers import shard_refusal
 from ..tables import Columns
 from .base import Observer, Watch
-from .moments import SQUARES, Moments
+from .moments import CALLS, KEPT, SQUARES, Moments
 from .statistics import Statistics, columns_of_moments, short
 
 
@@ -21,7 +23,8 @@ class WeightStats(Observer):
     """Mean, deviation, largest magnitude and norm of a layer's own parameters, all taken together.
 
     They are looked at when the epoch ends and when the report is asked for: a forward costs
-    nothing. On ``param:`` selectors, of one parameter alone.
+    nothing, and the layer need not be called. On ``param:`` selectors, of one parameter alone. Of
+    parameters that FSDP shards nothing is seen: a process holds them whole but now and then.
 
     Example:
         >>> from torch import nn
@@ -33,6 +36,7 @@ class WeightStats(Observer):
 
     acts_on: ClassVar[Literal["activation", "gradient"]] = "gradient"  # as what parameters take
     sees_values: ClassVar[bool] = False
+    needs_calls: ClassVar[bool] = False
 
     edges: ClassVar[tuple[float, ...]] = tuple(2.0**octave for octave in range(-27, 15))
     """The edges of the bins of its histogram."""
@@ -53,7 +57,7 @@ class WeightStatistics(Statistics):
 
     Attributes:
         change: the norm in relation to that when the epoch began, less 1; of the epoch before,
-            where it has not moved since.
+            where it has not moved since. None where not all is finite, now or then.
     """
 
     change: float | None = None
@@ -78,28 +82,35 @@ class WeightWatch(Watch):
         for each in _parameters(module, parameter):
             self.now.add(each.detach(), every=1)
         self.past = self.past.to(self.now.sums)
-        self.past = torch.where(self.past < 0, self.now.sums[0, SQUARES], self.past)
+        self.past = torch.where(self.past < 0, self._squares(), self.past)
 
     def to(self, device: torch.device) -> None:
         self.now.to(device)
         self.past = self.past.to(self.now.sums)
 
     def close_window(self) -> None:
-        self.past = torch.stack((self.now.sums[0, SQUARES], self.past[0]))
+        self.past = torch.stack((self._squares(), self.past[0]))
+
+    def _squares(self) -> Tensor:
+        """The norm of now, squared; NaN where not all is finite."""
+        sums = self.now.sums[0]
+        return torch.where(sums[CALLS] == sums[KEPT], sums[SQUARES], math.nan)
 
     def tensors(self) -> list[Tensor]:
         return [*self.now.tensors(), self.past]
 
     def read(self, numbers: Mapping[int, list[float]]) -> WeightStatistics | None:
         found = self.now.read(numbers)
-        if found is None or found.rms is None:
+        if found is None or not found.looked:
             return None
         squares = numbers[id(self.now.sums)][SQUARES]
         begun, before = numbers[id(self.past)]
         before = before if squares == begun else begun
-        change = (squares / before) ** 0.5 - 1 if before > 0 else None
+        known = before > 0 and not found.left_out
+        change = (squares / before) ** 0.5 - 1 if known else None
+        norm = None if found.norm is None else squares**0.5
         values = {each.name: getattr(found, each.name) for each in fields(found)}
-        return WeightStatistics(**{**values, "norm": squares**0.5, "change": change})
+        return WeightStatistics(**{**values, "norm": norm, "change": change})
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"past": self.past}
@@ -110,6 +121,8 @@ class WeightWatch(Watch):
 
 def _parameters(module: nn.Module, name: str | None) -> Iterator[Tensor]:
     """The layer's own, or the one of this name, as far as they hold numbers."""
+    if shard_refusal(module) is not None:
+        return
     for key, each in module._parameters.items():
         plain = type(each) in (Tensor, nn.Parameter) and not each.is_meta  # type: ignore[union-attr]
         if plain and key == (name or key) and each.is_floating_point():  # type: ignore[union-attr]

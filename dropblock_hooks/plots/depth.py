@@ -72,6 +72,8 @@ def plot_gradient_flow(attached: Attachment, ax: Any = None) -> Any:
         ax.plot([x], [row.mean_norm], "x", color="C2", label=mean)
         ax.plot([x - 0.3, x + 0.3], [site.values["max_norm"]] * 2, color="C3", label=bound)
     _finish(ax, names, "gradients", attached)
+    if len(zeros) == len(found) and not clips:  # a log scale needs something above 0
+        ax.set_ylim(1e-3, 1.0)
     ax.set_yscale("log", nonpositive="clip")
     ax.set_ylabel("of the unscaled loss")
     ax.legend(fontsize=8)

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from ..checks import as_count
-from ..quoting import kind_of, listed
+from ..quoting import listed
 from .figure import figure_of
+from .values import as_values
 
 
 def plot_feature_maps(
@@ -82,9 +83,7 @@ def plot_feature_maps(
 
 def _maps(given: Any) -> Tensor:
     """The maps of one sample, in float32 on the CPU."""
-    if not isinstance(given, Tensor) and not hasattr(given, "__array__"):
-        raise ValueError(f"values must be a tensor or an array, got {kind_of(given)}")
-    maps = torch.as_tensor(given).detach().float().cpu()
+    maps = as_values("values", given)
     shape = tuple(maps.shape)
     maps = maps[0] if maps.ndim == 4 and len(maps) == 1 else maps
     if maps.ndim != 3 or not maps.numel():

@@ -21,11 +21,13 @@ def figure_of(ax: Any = None, **options: Any) -> tuple[Any, Any]:
     if ax is None:
         figure, axes = grid_of(1, 1, **options)
         return figure, axes[0][0]
-    from matplotlib.axes import Axes
-
+    try:
+        from matplotlib.axes import Axes
+    except ImportError as error:
+        raise ImportError(MISSING) from error
     if not isinstance(ax, Axes):
         raise TypeError(f"ax must be one matplotlib Axes, got {type(ax).__name__}")
-    return ax.get_figure(), ax
+    return ax.figure.figure, ax  # the Figure that a SubFigure is part of
 
 
 def grid_of(rows: int, columns: int, **options: Any) -> tuple[Any, list[list[Any]]]:

@@ -11,7 +11,7 @@ from torch.nn.functional import interpolate
 from ..attach import attachments
 from ..checks import as_count
 from ..planning.dry_run import arguments_of
-from ..quoting import listed
+from ..quoting import kind_of, listed, quote
 from ..selectors.select import Select
 from ..selectors.wrappers import unwrap
 from ..sites import indexing
@@ -116,7 +116,7 @@ def _masks(
             + (
                 "what is meant drops no activations"
                 if attachments(model)
-                else "nothing is attached"
+                else "nothing is attached: attach(model, {...: DropBlock2d(p=0.1)}), say"
             )
         )
     with torch.random.fork_rng(), torch.no_grad():
@@ -172,7 +172,10 @@ class _Probe:
 
 def _image(given: Sequence[Any]) -> Tensor:
     """The first sample of the first image."""
-    images = [x for x in given if isinstance(x, Tensor) and x.ndim == 4]
-    if not images:
-        raise ValueError("x must hold an image, a tensor (N, C, H, W) with 1 or 3 channels")
-    return images[0][0]
+    for x in given:
+        if isinstance(x, Tensor) and x.ndim == 4 and len(x) and x.shape[1] in (1, 3):
+            return x[0]
+    what = [tuple(x.shape) if isinstance(x, Tensor) else kind_of(x) for x in given]
+    raise ValueError(
+        f"x must hold an image, a tensor (N, C, H, W) with 1 or 3 channels, got {quote(what)}"
+    )

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ..quoting import kind_of
 from .figure import figure_of
+from .values import as_values
 
 
 def overlay(cam_map: Any, image: Any, ax: Any = None, *, title: str = "Grad-CAM") -> Any:
@@ -70,9 +69,10 @@ def pixels_of(given: Any) -> Tensor:
     if image.ndim == 3 and image.shape[0] in (1, 3):
         image = image.movedim(0, -1)
     if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[-1] not in (1, 3)):
+        more = ": of a batch take one, as in x[0]" if image.ndim == 4 else ""
         raise ValueError(
             "image must be (C, H, W), (H, W, C) or (H, W) with 1 or 3 channels, got shape "
-            f"{tuple(image.shape)}"
+            f"{tuple(image.shape)}{more}"
         )
     image = image[..., 0] if image.ndim == 3 and image.shape[-1] == 1 else image
     image = image - image.min()
@@ -80,9 +80,7 @@ def pixels_of(given: Any) -> Tensor:
 
 
 def _tensor(name: str, given: Any) -> Tensor:
-    if not isinstance(given, Tensor) and not hasattr(given, "__array__"):
-        raise ValueError(f"{name} must be a tensor or an array, got {kind_of(given)}")
-    values = torch.as_tensor(given).detach().float().cpu()
+    values = as_values(name, given)
     if not values.numel() or not values.isfinite().all():
         what = "NaN or Inf" if values.numel() else f"shape {tuple(values.shape)}"
         raise ValueError(f"{name} must hold finite numbers alone, got {what}")

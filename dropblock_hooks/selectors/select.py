@@ -114,7 +114,7 @@ def _match_text(text: str, index: Index) -> list[Target]:
     if found and not callable_ones:
         raise NoMatchError(
             f"{quote(rest)} is a {bare_type(found[0].module).__name__}, which is never called "
-            f"itself; did you mean {quote(rest + '.*')}?"
+            f"itself; did you mean {quote('*' if rest == ROOT else rest + '.*')}?"
         )
     if not found:
         raise NoMatchError(_nothing(rest, table, index))

@@ -221,7 +221,7 @@ def _known(affected: Counted, total: int) -> Counted:
 
 def has_data(x: Tensor) -> bool:
     """Whether it is a tensor with numbers, outside of function transforms and batched gradients."""
-    return _known(x, 0) is x
+    return _known(x, 0) is x and not torch._C._are_functorch_transforms_active()
 
 
 def is_exported() -> bool:

@@ -30,8 +30,17 @@ def break_graph(call: Callable[..., Any], *given: Any) -> Any:
     if "torch._dynamo" not in sys.modules:
         return call(*given)  # importing dynamo takes a second
     if not _disabled:
-        _disabled.append(torch.compiler.disable(_call, reason=_REASON))  # type: ignore[no-untyped-call]  # torch's
+        _disable()
     return _disabled[0](call, *given)
+
+
+def _disable() -> None:
+    _disabled.append(torch.compiler.disable(_call, reason=_REASON))  # type: ignore[no-untyped-call]  # torch's
+
+
+# what torch.compiler.disable() sets, which no traced code can call: the first break may be in one
+_disable._torchdynamo_disable = True  # type: ignore[attr-defined]
+_disable._torchdynamo_disable_msg = _REASON  # type: ignore[attr-defined]
 
 
 def _call(call: Callable[..., Any], *given: Any) -> Any:

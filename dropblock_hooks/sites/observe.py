@@ -77,18 +77,16 @@ class ObserveHook(SiteHook):
                 site.record.meter.add_call()
             return self._count()
         found = self.found(given)
-        if found is None:
-            return None
         if compiling:
             site.record.meter.add_call()
         ticket = None
         if observer.sees_values and (compiling or graph_task() == NO_TASK):
             self._count()
-            if found.readable:
+            if found is not None and found.readable:
                 ticket = self._see(module, found, given)
         if not compiling:
             self.ticket = ticket  # none of a repetition
-        if not observer.sees_gradients or self.last is not None:
+        if found is None or not observer.sees_gradients or self.last is not None:
             return None
         return self.hand_on(found, ticket)
 

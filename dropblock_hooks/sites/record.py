@@ -83,6 +83,15 @@ class Record:
         trained = next(self.trained) - reads + passed
         return next(self.evaluated) - reads, trained, self._active + passed, total
 
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Within it, calls in evaluation are not counted."""
+        evaluated, self.evaluated = self.evaluated, itertools.count()
+        try:
+            yield
+        finally:
+            self.evaluated = evaluated
+
     def remember_idle(self, x: Tensor, form: Form, total: int) -> None:
         """Calls with such a tensor count so many elements; of very many kinds, the last ones."""
         with _COUNTING:

@@ -1,5 +1,6 @@
 """``attached.log``: what TensorBoard, wandb and others are given."""
 
+import logging
 import sys
 import types
 
@@ -206,6 +207,19 @@ def test_nothing_to_see_does_no_harm(wandb, value):
 def test_a_writer_of_no_known_kind_is_refused():
     with pytest.raises(TypeError, match=r"add_scalar .*log_metrics, got list"):
         make().log([], 0)
+
+
+class LogsOne:
+    """As a LightningModule, and Fabric."""
+
+    def log(self, name, value, step=None):
+        raise AssertionError
+
+
+@pytest.mark.parametrize("writer", [LogsOne(), logging.getLogger()])
+def test_a_log_of_another_kind_is_refused(writer):
+    with pytest.raises(TypeError, match=r"got .*: what has log_dict takes attached.scalars\(\)"):
+        make().log(writer, 0)
 
 
 def test_a_layout_without_maps_gives_no_picture():

@@ -13,9 +13,11 @@ from torch.utils.checkpoint import checkpoint
 from dropblock_hooks import (
     ClipGradNorm,
     Dropout,
+    DropPath,
     Foreign,
     HookWarning,
     Spec,
+    SpecError,
     Watchdog,
     WatchdogError,
     attach,
@@ -112,6 +114,56 @@ def test_a_rate_that_is_off(kind):
     assert [each.key for each in found] == (["0/Foreign(Weak)"] if kind is Weak else [])
 
 
+class Folds(nn.Module):
+    """Windows of a map are samples of a layer inside, and not of what is dropped."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer, self.head = nn.Linear(8, 8), nn.Identity(), nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = self.inner(x.reshape(-1, 2, 8)).reshape(x.shape)
+        return self.head(self.outer(x).mean(1))
+
+
+def test_the_samples_are_those_of_the_model():
+    found = []
+    spec = {"outer": DropPath(0.1), "**": Watchdog("realized_rate", action=found.append)}
+    for seed in range(10):
+        torch.manual_seed(seed)
+        attached = attach(Folds(), spec)
+        for _ in range(10):
+            attached._base(torch.randn(1, 128, 8))
+        attached.step()
+    assert found == []
+
+
+class Drops(nn.Module):
+    """Drops the first calls."""
+
+    n = 0
+
+    def __init__(self, p):
+        super().__init__()
+        self.left = self.n
+
+    def forward(self, x):
+        self.left -= 1
+        return x * (self.left < 0)
+
+
+@pytest.mark.parametrize("n", [0, 2, 4])
+def test_of_a_small_rate_a_few_draws_may_be_chance(n, monkeypatch):
+    monkeypatch.setattr(Drops, "n", n)
+    model, found = nn.Sequential(nn.Linear(4, 4)), []
+    spec = {"0": Foreign(Drops, p=0.005), ".": Watchdog("realized_rate", action=found.append)}
+    attached = attach(model, spec)
+    for _ in range(10):
+        model(torch.ones(1, 4))
+    attached.step()
+    assert [each.figure for each in found] == ([0.4] if n == 4 else [])
+
+
 @pytest.mark.parametrize("bound", [1e-9, 1e9])
 def test_a_bound_that_always_clips(bound):
     model, found = nn.Sequential(nn.Linear(16, 3)), []
@@ -205,6 +257,33 @@ def test_overflows_of_a_known_scaler_are_silent_until_ten_in_a_row(overflows, gi
     assert bool(found) == (overflows >= 10 or not given)
 
 
+@pytest.mark.parametrize("overflows", [6, 12])
+def test_of_an_update_that_accumulates_an_overflow_is_one(overflows):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    scaler, found = torch.amp.GradScaler("cpu"), []
+    attached = watch(model, action=found.append, every=10, grad_scaler=scaler)
+    for i in range(20):
+        for _ in range(4):
+            bad = math.inf if i < overflows else 1.0
+            scaler.scale(model(torch.ones(2, 4)).square().sum() * bad).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    attached.step()
+    assert bool(found) == (overflows > 10)
+
+
+@pytest.mark.parametrize("given", [None, False])
+def test_a_scaler_that_it_was_not_given_is_in_the_cure(given):
+    model, found = nn.Sequential(nn.Linear(4, 2)), []
+    scaler = torch.amp.GradScaler("cpu")
+    attached = watch(model, action=found.append, grad_scaler=given)
+    scaler.scale(model(torch.ones(2, 4)).sum() * math.inf).backward()
+    attached.step()
+    assert [("a GradScaler is in use" in each.cure) for each in found] == [given is None]
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed(reentrant):
     inner = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
@@ -247,6 +326,41 @@ def test_frozen_layers_are_meant_to_have_no_gradient():
         layer.requires_grad_(False)
     attached = watch(model, "no_gradient", action=found.append)
     trained(model)
+    attached.step()
+    assert found == []
+
+
+def test_what_was_frozen_until_now_had_no_gradient_to_get():
+    model, found = plain_net(3, nn.ReLU), []
+    model[0].requires_grad_(False)
+    attached = watch(model, "no_gradient", action=found.append)
+    trained(model)
+    model.requires_grad_(True)
+    attached.step()
+    assert found == []
+
+
+class Encoded(nn.Module):
+    """A layer that works with the weights of another, and one that stays in evaluation mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(16, 2, 16, batch_first=True)
+        self.norm, self.head = nn.BatchNorm1d(16), nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.head(self.norm(self.encoder(x[:, None])[:, 0]))
+
+
+@pytest.mark.parametrize("to_none", [False, True])
+def test_gradients_that_were_zeroed_tell_nothing(to_none):
+    model, found = Encoded(), []
+    model.norm.eval()
+    attached = watch(model, action=found.append)
+    for _ in range(12):
+        model.zero_grad(set_to_none=to_none)
+        model(torch.randn(8, 16)).square().mean().backward()
+    model.zero_grad(set_to_none=to_none)
     attached.step()
     assert found == []
 
@@ -302,6 +416,35 @@ def test_compiled_in_several_graphs_and_with_several_forwards(breaks, passes):
     assert [each.layer for each in found] == ["b"]
 
 
+class Odd(nn.Module):
+    """Shared layers and blocks, a container that is never called, names like patterns."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+        self.b = nn.Sequential(self.a, nn.Tanh())
+        self.c, self.box = self.b, nn.Module()
+        self.box.inner = nn.Linear(4, 4)
+        self.more = nn.ModuleDict({"x*": nn.Linear(4, 4), "[0]": nn.Linear(4, 4)})
+
+    def forward(self, x):
+        return self.more["[0]"](self.more["x*"](self.box.inner(self.c(self.b(self.a(x))))))
+
+
+def test_shared_layers_and_containers():
+    model, found = Odd(), []
+    attached = watch(model, action=found.append)
+    names = ["", "a", "b", "b.1", "box.inner", "more.x*", "more.[0]"]
+    assert [site.name for site in attached] == names
+    trained(model, size=(8, 4))
+    attached.step()
+    assert found == []
+    nn.init.constant_(model.box.inner.weight, math.nan)
+    trained(model, 1, size=(8, 4))
+    attached.step()
+    assert [each.layer for each in found] == ["box.inner"]
+
+
 def test_it_copies_and_leaves():
     model = nn.Sequential(nn.Linear(4, 2))
     found = []
@@ -334,6 +477,59 @@ def test_bad_input(fields, message):
         Watchdog(**fields)
 
 
+class Text(nn.Module):
+    def forward(self, x):
+        return "a text"
+
+
+class WithText(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.text, self.fc = Text(), nn.Linear(2, 2)
+
+    def forward(self, x):
+        self.text(x)
+        return self.fc(x)
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_a_layer_that_gives_no_tensor_is_no_fault(backend):
+    torch._dynamo.reset()
+    model = WithText()
+    attached = watch(model)
+    run = model if backend is None else torch.compile(model, backend=backend)
+    run(torch.ones(1, 2)).sum().backward()
+    assert attached.verify() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"max_rato": 3},
+            r"watch takes no max_rato \(closest: max_ratio.*options: grad_scaler, root",
+        ),
+        ({"optimizer": None}, "watch takes no optimizer; its options: .*max_dead"),
+        ({"at": "input"}, "watch takes no at;"),
+        ({"root": "0.1"}, "root='0.1' is not a submodule"),
+        ({"root": 3}, "root must be the name of a submodule, got 3"),
+    ],
+)
+def test_bad_options_of_watch(options, message):
+    model = nn.Sequential(nn.Linear(2, 2))
+    with pytest.raises((TypeError, ValueError), match=message):
+        watch(model, **options)
+    assert not attachments(model)
+
+
+def test_a_second_watch_is_one_problem():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    watch(model)
+    with pytest.raises(SpecError, match="Watchdog is already on, as ./Watchdog") as caught:
+        watch(model)
+    assert len(caught.value.problems) == 1
+
+
 def test_files():
     spec = Spec.from_yaml("'**': {Watchdog: {rules: [nonfinite, dead], every: 7, action: raise}}")
     assert spec == Spec({"**": Watchdog(("nonfinite", "dead"), every=7, action="raise")})
@@ -349,3 +545,16 @@ def test_dropout_beside_it_is_no_alert():
     trained(model, 30)
     attached.step()
     assert attached.verify() == []
+
+
+@pytest.mark.parametrize(("every", "wanted"), [(3, [0, 0, 1, 1, 1]), (0, [0, 0, 0, 0, 1])])
+def test_within_an_epoch_steps_are_as_forwards(every, wanted):
+    """A trainer moves time at every batch, and may call but a part of the model."""
+    found, seen = [], []
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
+    attached = attach(model, {"0.0": Watchdog("nonfinite", action=found.append, every=every)})
+    for t in (0.0, 0.25, 0.5, 0.75, 1.0):
+        attached.step(t)
+        model[0](torch.full((1, 2), math.nan))
+        seen.append(len(found))
+    assert seen == wanted

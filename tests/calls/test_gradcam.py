@@ -9,6 +9,7 @@ from torch.nn.functional import interpolate
 
 from dropblock_hooks import (
     CAM,
+    Capture,
     ClampGrad,
     DropBlock2d,
     HookWarning,
@@ -324,6 +325,22 @@ def test_an_attachment_tells_nothing_of_it(net, x):
     attached.step()
 
 
+def test_it_is_counted_nowhere(net, x):
+    schedule = LinearSchedule(0.0, 0.1, epochs=3)
+    attached = attach(net, {"layer2.*": [DropBlock2d(schedule, 3), Capture()]})
+    gradcam(net, x)
+    assert [finding.kind for finding in attached.verify()] == ["not_run"]
+    with pytest.raises(RuntimeError, match="the model was not called yet"):
+        attached.captured()
+    for _ in range(4):  # no validations, after which a schedule that nobody steps is told
+        net.train()(x)
+        gradcam(net, x)
+    assert attached.verify() == []
+    assert {site.calls for site in attached} == {4}
+    net.eval()(x)
+    assert {site.calls for site in attached} == {5}
+
+
 # nothing is changed
 
 
@@ -569,6 +586,19 @@ def test_an_output_without_classes(net, x):
     net.register_forward_hook(lambda m, args, y: y[:, :, None])
     with pytest.raises(ValueError, match=r"must be \(images, classes\) .*got shape \(3, 5, 1\)"):
         gradcam(net, x)
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (5, 6), (5, 6, 7)], ids=str)
+def test_the_function_that_is_proposed_for_an_output_without_classes(net, x, shape):
+    ones = (1,) * len(shape)
+    net.register_forward_hook(lambda m, args, y: y.sum(1).view(3, *ones).expand(3, *shape))
+    if len(shape) == 1:
+        assert gradcam(net, x).maps.any()
+        return
+    with pytest.raises(ValueError, match="lambda output") as caught:
+        gradcam(net, x)
+    proposed = eval(str(caught.value).partition("target=")[2])
+    assert gradcam(net, x, target=proposed).maps.any()
 
 
 def test_an_output_of_other_rows(net, x):

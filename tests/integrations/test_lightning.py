@@ -20,6 +20,7 @@ from dropblock_hooks import (
     LinearSchedule,
     Spec,
     SpecError,
+    Watchdog,
     attach,
 )
 from dropblock_hooks.warn import HookWarning
@@ -422,6 +423,14 @@ def logged(folder, tag):
     """Steps and values that were written."""
     with open(next(folder.rglob("metrics.csv"))) as file:
         return [(int(row["step"]), float(row[tag])) for row in csv.DictReader(file) if row[tag]]
+
+
+def test_a_watchdog_does_what_it_was_told_at_the_end_of_an_epoch(pl):
+    net, alerts = module(pl), []
+    nn.init.constant_(net.model[0].bias, float("nan"))
+    spec = {"**": Watchdog("nonfinite", action=alerts.append)}
+    fitted(pl, spec, net=net, options={"max_epochs": 1})  # no warning
+    assert [(each.layer, each.kind) for each in alerts] == [("model.0", "nonfinite")]
 
 
 def test_the_logger_gets_the_rates(pl, tmp_path):

@@ -29,6 +29,7 @@ from dropblock_hooks import (
     HookWarning,
     LinearSchedule,
     SpecError,
+    Watchdog,
     attach,
     attachments,
     detach_all,
@@ -269,6 +270,15 @@ def test_what_verify_finds_later_is_told_once(tmp_path):
     with pytest.warns(HookWarning, match="layer.0.output.dense") as told:
         made.train()
     assert len(told) == 1
+
+
+def test_a_watchdog_does_what_it_was_told_at_the_end_of_an_epoch(tmp_path):
+    model, alerts = bert(), []
+    nn.init.constant_(model.bert.encoder.layer[1].output.dense.bias, float("nan"))
+    callback = Regularize({"**": Watchdog("nonfinite", action=alerts.append)})
+    trainer(tmp_path, callback, model=model, num_train_epochs=1).train()  # no warning
+    (alert,) = alerts
+    assert alert.layer == "bert.encoder.layer.1.output.dense"
 
 
 def test_outputs_of_models_are_indexed(tmp_path):

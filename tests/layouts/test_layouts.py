@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from dropblock_hooks import (
+    ActivationStats,
     ClipGradNorm,
     DropBlock1d,
     DropBlock2d,
@@ -233,6 +234,32 @@ def test_heads_are_no_rows():
 
     with pytest.raises(SiteError, match=r"2x9 may be no map: .* has heads \(2\)"):
         run(nn.Sequential(Attention()), {"0.drop": DropBlock2d(0.1, 3)}, torch.randn(2, 9, 8))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_recurrent_layer_has_its_channels_last_whatever_is_around_it(kind):
+    x, spec = torch.randn(2, 7, 4), ActivationStats(index=0)
+    layer = kind(4, 5, batch_first=True)
+    assert forms(layer, {".": spec}, x) == [Form("NLC")]
+    model = nn.Sequential(nn.Conv1d(3, 7, 1), kind(4, 5, batch_first=True))
+    assert forms(model, {"1": spec}, torch.randn(2, 3, 4)) == [Form("NLC")]
+
+
+def test_a_linear_has_channels_in_windows_too():
+    class PartitionAttention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.drop = nn.Linear(8, 16), nn.Identity()
+
+        def forward(self, x):
+            return self.drop(self.qkv(x))
+
+    model, x = nn.Sequential(PartitionAttention()), torch.randn(32, 2, 2, 8)
+    clip = ClipGradNorm(1.0, per="channel")
+    spec = {"0.qkv": [ActivationStats(), clip]}
+    assert forms(model, spec, x) == [Form("NHWC"), Form("NHWC")]
+    with pytest.raises(SiteError, match="PartitionAttention, which cuts maps into windows"):
+        run(model, {"0.drop": clip}, x)
 
 
 def test_sequences_of_an_attention_with_samples_second():

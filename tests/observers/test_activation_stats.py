@@ -123,6 +123,17 @@ def test_compiled_code_looks_at_some_samples_of_each_call():
     assert found.values == sum(BATCHES) * 8 * 100
 
 
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_what_is_not_finite_is_in_no_bin(backend):
+    model = nn.Sequential(nn.Identity())
+    attached = attach(model, {"0": ActivationStats(every=1)})
+    run(model, backend)(torch.tensor([[1.0, math.nan, math.inf, 0.0, 1e-9, -1e9]]))
+    found = observed(attached)["0"]
+    assert (found.nonfinite, found.zeros) == pytest.approx((2 / 6, 1 / 6))
+    assert sum(found.histogram) == 3
+    assert (found.histogram[0], found.histogram[-1]) == (1, 1)
+
+
 def gloo_epoch(rank):
     model = make_model()
     with torch.no_grad():
@@ -147,13 +158,28 @@ def gloo_epoch(rank):
     assert found["1"].dead == 1
 
 
+def gloo_without_a_batch(rank):
+    """One rank has seen nothing, or nothing but an empty batch."""
+    for sizes in ([(4, 0, 7), ()], [(0,), (3, 2)]):
+        ranks = [[torch.linspace(-1, n, 5 * n).view(n, 5) for n in each] for each in sizes]
+        model = nn.Sequential(nn.ReLU())
+        attached = attach(model, {"0": ActivationStats(every=1)})
+        for x in ranks[rank]:
+            model(x)
+        found = observed(attached, distributed=True)["0"]
+        assert_is(found, [x.relu().double().numpy() for x in (*ranks[0], *ranks[1])])
+        assert found.unwatched == "ReLU has no known bounds"
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     not (distributed.is_available() and distributed.is_gloo_available()),
     reason="this torch has no gloo",
 )
 def test_over_two_processes(tmp_path):
-    run_pair(tmp_path, "tests.observers.test_activation_stats", ["gloo_epoch"])
+    run_pair(
+        tmp_path, "tests.observers.test_activation_stats", ["gloo_epoch", "gloo_without_a_batch"]
+    )
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -257,6 +283,18 @@ def test_channels_that_are_not_known_say_so():
     assert found.unwatched == "its channels are not known"
 
 
+def test_what_is_not_watched_is_told_with_its_own_cause():
+    model = nn.Sequential(nn.Sigmoid(), nn.Flatten(0, 1))
+    attached = attach(model, {"0": ActivationStats(at="input"), "1": ActivationStats()})
+    model(torch.ones(1, 2, 8193))
+    found = [row.observed for row in attached.report()]
+    assert [each.unwatched for each in found] == [
+        "what Sigmoid is given has no known bounds",
+        "its channels are 8193, more than 8192",
+    ]
+    assert (found[1].channels, found[1].dead) == (None, None)
+
+
 @pytest.mark.parametrize("backend", [None, "aot_eager"])
 @pytest.mark.parametrize("spatial", [0, 2])
 def test_running_statistics_against_those_of_the_batches(backend, spatial):
@@ -281,6 +319,33 @@ def test_running_statistics_against_those_of_the_batches(backend, spatial):
     attached.step(1)
     assert observed(attached)["0"].mean_shift == found.mean_shift
     assert "running" in str(attached)
+
+
+def test_a_constant_channel_does_not_hide_what_the_others_are():
+    model = nn.Sequential(nn.BatchNorm1d(3))
+    attached = attach(model, {"0": ActivationStats()})
+    x = torch.randn(50, 3)
+    x[:, 1] = 0.0
+    model(x)
+    wanted = (x.var(0) + 1e-5) / (model[0].running_var + 1e-5)
+    found = observed(attached)["0"]
+    assert found.variance_shift == pytest.approx(float(wanted.log().abs().mean()), rel=1e-4)
+
+
+def test_a_batch_norm_that_is_called_by_keyword_has_no_running_figure():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+
+        def forward(self, x):
+            return self.norm(input=x)
+
+    model = Named()
+    attached = attach(model, {"norm": ActivationStats()})
+    model(torch.randn(4, 3))
+    found = observed(attached)["norm"]
+    assert (found.values, found.mean_shift) == (12, None)
 
 
 def test_a_window_is_an_epoch():
@@ -311,6 +376,9 @@ def test_it_is_logged_and_listed():
     assert row["observed"]["values"] == 4
     assert all(len(line) <= 100 for line in str(attached).splitlines())
     assert "ActivationStats: this epoch; zeros, nan/inf: every 10th call" in str(attached)
+    ends = {1: "every call", 2: "every 2nd call", 11: "every 11th call", 23: "every 23rd call"}
+    for every, end in ends.items():
+        assert ActivationStats(every=every).note().endswith(end)
 
 
 def test_a_resumed_run_is_one_that_was_never_interrupted():

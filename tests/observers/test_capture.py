@@ -3,6 +3,7 @@
 import copy
 import gc
 import io
+import json
 import pickle
 import weakref
 from collections import namedtuple
@@ -16,6 +17,7 @@ from dropblock_hooks import (
     Capture,
     ClampGrad,
     Dropout,
+    GradientStats,
     Record,
     ScaleGrad,
     SiteError,
@@ -24,6 +26,7 @@ from dropblock_hooks import (
     attach,
     attachments,
 )
+from dropblock_hooks.sites import hooks as site_hooks
 from tests.plain_hooks import PlainHooks, same, tensors_of
 
 Pair = namedtuple("Pair", "first second")
@@ -414,6 +417,21 @@ def test_compiled_code_that_cannot_hold_the_graph():
         torch.compile(model, backend="aot_eager", fullgraph=True)(torch.ones(1, 2))
 
 
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_the_first_break_of_a_process_may_be_in_compiled_code(fullgraph, monkeypatch):
+    monkeypatch.setattr(site_hooks, "_disabled", [])
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    attached = attach(model, {"0": Capture(detach=False)})
+    run = torch.compile(model, backend="aot_eager", fullgraph=fullgraph)
+    if fullgraph:
+        with pytest.raises(Exception, match="leave fullgraph=True out.*force_eager"):
+            run(torch.ones(1, 2))
+    else:
+        run(torch.ones(1, 2))
+        assert attached.captured()["0"][0].value.requires_grad
+
+
 def test_a_copy_keeps_its_own_also_compiled():
     torch._dynamo.reset()
     model, x = model_and_input()
@@ -435,7 +453,8 @@ def test_what_is_saved_holds_no_records():
     attached = attach(model, {"often": Capture(gradients=True)})
     model(x).backward()
     state = attached.state_dict()
-    assert "buffers" not in state["sites"]["often/Capture"]
+    number = {"dtype": "int64", "shape": [], "values": [3]}
+    assert state["sites"]["often/Capture"]["buffers"] == {"calls": number}
     assert state["sites"]["often/Capture"]["active_calls"] == 3
     attached.load_state_dict(state)
     buffer = io.BytesIO()
@@ -529,6 +548,50 @@ def test_reading_what_was_never_kept_tells_the_cause():
     assert len(attached.captured()["used"]) == 1
 
 
+def test_reading_what_compiled_code_did_not_keep():
+    torch._dynamo.reset()
+    model, x = nn.Sequential(nn.Linear(2, 2)), torch.ones(1, 2)
+    attached = attach(model, {"0": Capture(active="train")})
+    run = torch.compile(model.eval(), backend="eager")
+    run(x)
+    with pytest.raises(RuntimeError, match="at 0: the layer was never called in training mode"):
+        attached.captured()
+    model.train()
+    run(x)
+    assert len(attached.captured()["0"]) == 1
+
+
+def test_reading_after_it_was_removed_too_early():
+    attached = attach(nn.Sequential(nn.Linear(2, 2)), {"0": Capture()})
+    attached.remove()
+    with pytest.raises(RuntimeError, match="not called before the attachment was removed$"):
+        attached.captured()
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_a_call_without_gradients_takes_the_place_of_none(backend):
+    torch._dynamo.reset()
+    model, x = nn.Sequential(nn.Linear(2, 2)), torch.ones(1, 2)
+    attached = attach(model, {"0": Capture(gradients=True, activations=False)})
+    run = model if backend is None else torch.compile(model, backend=backend, fullgraph=True)
+    with torch.no_grad():
+        run(x)
+    with pytest.raises(RuntimeError, match=r"of gradients alone under no_grad\(\)"):
+        attached.captured()
+    run(x).sum().backward()
+    with torch.no_grad():
+        run(x)
+    (record,) = attached.captured()["0"]
+    assert record.value is None
+    assert record.grad.eq(1).all()
+
+
+def test_a_repr_says_what_is_not_as_usual():
+    assert repr(Capture()) == "Capture()"
+    assert repr(Capture(keep=None, at="input")) == "Capture(keep=None, at='input')"
+    assert repr(GradientStats(when="before", low=0.1)) == "GradientStats(low=0.1, when='before')"
+
+
 def test_reading_a_copy_or_after_a_pause_tells_the_cause():
     model, x = nn.Sequential(nn.Linear(2, 2)), torch.ones(1, 2)
     attached = attach(model, {"0": Capture()})
@@ -554,3 +617,25 @@ def test_an_output_that_holds_no_tensor():
     attach(model, {"0": Capture()})
     with pytest.raises(SiteError, match="0': the output holds no floating-point tensor"):
         model(torch.ones(1, 2))
+
+
+def test_the_numbers_of_calls_are_saved():
+    model = nn.Sequential(nn.Linear(2, 2))
+    spec = {"0": Capture(every=2, keep=None)}
+
+    def numbers(attached, calls):
+        for _ in range(calls):
+            model(torch.ones(1, 2))
+        return [record.call for record in attached.captured()["0"]]
+
+    with attach(model, spec) as attached:
+        assert numbers(attached, 3) == [0, 2]
+        state = json.loads(json.dumps(attached.state_dict()))
+        assert numbers(attached, 2) == [0, 2, 4]
+        attached.load_state_dict(state)  # as after the trial that trainers make of a validation
+        with pytest.raises(RuntimeError, match="not copied, saved or loaded"):
+            attached.captured()
+        assert numbers(attached, 2) == [4]
+    with attach(model, spec) as attached:
+        attached.load_state_dict(state)
+        assert numbers(attached, 2) == [4]

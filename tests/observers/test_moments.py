@@ -49,6 +49,7 @@ VALUES = {
     "large": lambda x: 1e15 * x,
     "small": lambda x: 1e-15 * x,
     "squares overflow": lambda x: 1e20 * x,
+    "sums overflow": lambda x: 1e37 * (x.abs() + 1),
     "squares vanish": lambda x: 1e-25 * x,
     "all zero": lambda x: x * 0,
 }
@@ -222,6 +223,10 @@ def test_parts_add_up_to_the_whole():
     empty = seen(torch.ones(0, 40), channels=True)
     assert first.plus(empty).mean == empty.plus(first).mean == first.mean
     assert first.plus(empty).std == pytest.approx(first.std)
+    both = seen(calls[0], torch.ones(0, 40), channels=True)
+    for total in (first.plus(empty), empty.plus(first)):
+        assert total.norm == pytest.approx(both.norm)
+        assert (total.calls, total.dead, total.unwatched) == (2, both.dead, "")
 
 
 def test_what_is_saved_goes_on_where_it_was():

@@ -45,6 +45,28 @@ def test_they_are_read_as_they_are_now():
     (found,) = of(attached)
     assert (found.mean, found.left_out) == (2.0, 1)
     assert found.nonfinite == pytest.approx(40 / 3040)
+    with torch.no_grad():
+        model[0].weight[0, 0, 0, 0] = float("inf")
+    (found,) = of(attached)
+    assert (found.mean, found.norm, found.left_out) == (None, None, 2)
+    assert found.nonfinite == pytest.approx(41 / 3040)
+    assert "0.0135" in str(attached)
+
+
+def test_no_change_is_told_of_a_norm_that_is_not_known():
+    layer = nn.Linear(2, 2)
+    attached = attach(layer, {".": WeightStats()})
+    changes = []
+    for epoch, bias in enumerate((1.0, float("nan"), 1.0, 1.0)):
+        attached.step(epoch)
+        with torch.no_grad():
+            layer.weight.mul_(2.0)
+            layer.bias.fill_(bias)
+        changes.append(of(attached)[0].change)
+    first, *unknown, last = changes
+    assert unknown == [None, None]  # it ends, and it begins, with NaN
+    assert first is not None
+    assert last is not None
 
 
 def test_the_norm_moves_within_an_epoch():
@@ -92,3 +114,39 @@ def test_a_forward_stays_what_it_is(compiled):
     found.sum().backward()
     assert attached.verify() == []
     assert all(len(line) <= 100 for line in str(attached).splitlines())
+
+
+def test_the_layer_need_not_be_called():
+    attention = nn.MultiheadAttention(4, 2)  # takes the weight of its projection
+    attached = attach(attention, {"out_proj": WeightStats()})
+    x = torch.ones(2, 1, 4)
+    for _ in range(2):
+        attention(x, x, x)[0].sum().backward()
+        assert attached.verify() == []
+        attached.step()  # no warning
+    assert of(attached)[0].values == 20
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_nothing_of_what_fsdp_shards(tmp_path, when):
+    from torch import distributed
+    from torch.distributed.fsdp import fully_shard
+
+    store = distributed.FileStore(str(tmp_path / "store"), 1)
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        spec, attached = {"*": WeightStats()}, None
+        if when == "before":
+            attached = attach(model, spec)
+        mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
+        fully_shard(model, mesh=mesh)
+        attached = attached or attach(model, spec)
+        for reshard in (False, True):  # what was gathered for a forward is there until then
+            model(torch.ones(2, 3))
+            if reshard:
+                model.reshard()
+            assert of(attached) == [None, None]
+            attached.step()
+    finally:
+        distributed.destroy_process_group()

@@ -31,7 +31,7 @@ def line(ax, label):
 def test_gradients_stand_in_the_order_of_the_model_with_their_bounds():
     attached = trained({"3": ClipGradNorm(0.5), "2": GradientStats(), "0": GradientStats()})
     figure = plot_gradient_flow(attached)
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     (ax,) = figure.axes
     assert names(ax) == ["0", "2", "3"]
     rows = {row.site: row for row in attached.report()}
@@ -52,10 +52,20 @@ def test_a_gradient_of_zero_is_marked():
     assert zero.get_xdata().tolist() == [0]
 
 
+def test_gradients_that_are_all_zero_can_be_drawn():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    attached = attach(model, {"*": GradientStats()})
+    model(torch.ones(1, 2)).mul(0).sum().backward()
+    figure = plot_gradient_flow(attached)
+    figure.draw_without_rendering()
+    (zero,) = [each for each in figure.axes[0].get_lines() if each.get_label() == "0"]
+    assert zero.get_xdata().tolist() == [0, 1]
+
+
 def test_a_column_of_activations_is_the_share_of_each_size():
     attached = trained({"*": ActivationStats(every=1, low=2**-6, high=4.0)})
     figure = plot_activations(attached)
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     ax, bar = figure.axes
     (mesh,) = ax.collections
     shares = torch.as_tensor(mesh.get_array()).reshape(8, 4)

@@ -26,7 +26,7 @@ def test_a_row_for_each_layer_and_the_share_of_all_its_channels(at):
     attached = attach(model, {"1": DropBlock2d(0.3, 5, at=at), "3": Dropout2d(0.5)})
     state, random = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
     figure = plot_masks(model, x, channels=3)
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     found = titles(figure)
     assert found[:3] == ["channel 0", "channel 1", "channel 2"]
     shares = [float(title.split(": ")[1]) for title in found if title.startswith("dropped")]
@@ -84,5 +84,6 @@ def test_where_there_is_nothing_to_draw(spec, cause):
 def test_an_image_is_needed():
     model = nn.Sequential(nn.Identity())
     attach(model, {"0": Dropout(0.5)})
-    with pytest.raises(ValueError, match="x must hold an image"):
-        plot_masks(model, (torch.rand(4, 3),))
+    for x in (torch.rand(4, 3), torch.rand(0, 3, 8, 8), torch.rand(1, 2, 8, 8)):
+        with pytest.raises(ValueError, match=rf"x must hold an image.*\[\({x.shape[0]}, "):
+            plot_masks(model, (x,))

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from dropblock_hooks import CAM
 from dropblock_hooks.plots import overlay
 
 MAP = torch.tensor([[0.0, 0.25], [0.5, 1.0]])
@@ -34,7 +35,7 @@ def test_a_map_lies_over_its_image(image):
     assert ax.get_title() == "Grad-CAM"
     assert bar.get_ylabel() == "value of the map"
     assert above.get_clim() == (0, 1)
-    figure.canvas.draw()
+    figure.draw_without_rendering()
 
 
 @pytest.mark.usefixtures("matplotlib")
@@ -42,7 +43,7 @@ def test_a_map_in_its_own_unit():
     figure = overlay(7 * MAP.bfloat16().requires_grad_(), torch.zeros(8, 8), title="seven")
     assert figure.axes[0].get_images()[1].get_clim() == (0, 7)
     assert figure.axes[0].get_title() == "seven"
-    figure.canvas.draw()
+    figure.draw_without_rendering()
 
 
 def test_on_axes_that_are_there(matplotlib):
@@ -65,6 +66,10 @@ def test_on_axes_that_are_there(matplotlib):
         (MAP, torch.rand(4, 8, 8), "image must be .*1 or 3 channels"),
         ("cam", IMAGE, "cam_map must be a tensor or an array, got str"),
         (MAP, None, "image must be a tensor or an array, got NoneType"),
+        (MAP, IMAGE[None], r"of a batch take one, as in x\[0\]$"),
+        (CAM(MAP[None], MAP[None], None), IMAGE, r"got CAM: .* as in cam.maps\[0"),
+        (MAP, IMAGE + 0j, "image must hold real numbers, got torch.complex64"),
+        (MAP.to("meta"), IMAGE, "cam_map must hold real numbers, got a tensor on the meta device"),
     ],
 )  # fmt: skip
 def test_bad_input(cam_map, image, message):
@@ -74,8 +79,25 @@ def test_bad_input(cam_map, image, message):
 
 def test_without_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"matplotlib, .*: pip install 'dropblock-hooks\[plot\]'"):
-        overlay(MAP, IMAGE)
+    monkeypatch.setitem(sys.modules, "matplotlib.axes", None)
+    message = r"matplotlib, .*: pip install 'dropblock-hooks\[plot\]'"
+    for ax in (None, object()):
+        with pytest.raises(ImportError, match=message):
+            overlay(MAP, IMAGE, ax)
+
+
+@pytest.mark.usefixtures("matplotlib")
+def test_an_image_of_pil_and_a_sparse_map():
+    image = pytest.importorskip("PIL.Image").new("RGB", (12, 8), "red")
+    overlay(MAP.to_sparse(), image).draw_without_rendering()
+
+
+def test_the_figure_of_a_part_of_it(matplotlib):
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    assert overlay(MAP, IMAGE, figure.subfigures(1, 2)[1].subplots()) is figure
+    figure.draw_without_rendering()
 
 
 def test_the_package_imports_no_matplotlib():

@@ -1,12 +1,26 @@
 """``torch.func``: functional calls, gradients of functions, vectorized maps."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, grad, jacrev, jvp, vmap
+from torch.func import functional_call, grad, hessian, jacrev, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dropblock_hooks import ClampGrad, ClipGradNorm, Dropout, Dropout2d, ScaleGrad, ZeroGrad, attach
+from dropblock_hooks import (
+    ActivationStats,
+    Capture,
+    ClampGrad,
+    ClipGradNorm,
+    Dropout,
+    Dropout2d,
+    GradientStats,
+    ScaleGrad,
+    Watchdog,
+    ZeroGrad,
+    attach,
+)
 from tests.stacks import ACTIVATIONS, GRADIENTS, make_net, put_on, regularizers
 
 # torch's own use of what it has deprecated, in its forward mode
@@ -230,3 +244,36 @@ def test_make_fx_with_symbolic_sizes():
     attach(model, {"0": Dropout2d(0.0)})
     traced = make_fx(model, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x)
     assert torch.equal(traced(x), bare)
+
+
+def watched_and_plain():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    return copy.deepcopy(net), net
+
+
+@pytest.mark.parametrize("function", [grad, jacrev, hessian])
+def test_observers_stand_aside_where_a_part_is_differentiated(function):
+    """What the first layer gives is an ordinary tensor, which a transform lets nobody write."""
+    everything = [Capture(gradients=True), ActivationStats(), GradientStats(), Watchdog(every=1)]
+    plain, watched = watched_and_plain()
+    attach(watched, {"*": everything})
+    x = torch.randn(5, 3)
+    found = []
+    for net in (plain, watched):
+        fixed = detached(net)
+        bias = fixed.pop("2.bias")
+        found.append(function(lambda b, n=net, f=fixed: loss_of(n)({**f, "2.bias": b}, x))(bias))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("regularizer", [Watchdog(every=1), ActivationStats(), Dropout(0.1)])
+def test_no_look_within_a_transform(regularizer):
+    """Where numbers can't be read; also of a layer that is never called."""
+    _, watched = watched_and_plain()
+    watched.spare = nn.Linear(2, 2)
+    watched.forward = lambda x: watched[2](watched[1](watched[0](x)))
+    attached = attach(watched, {"spare": regularizer, "0": ActivationStats()})
+    found = vmap(grad(loss_of(watched)), (None, 0))(detached(watched), torch.randn(5, 1, 3))
+    assert found["0.weight"].shape == (5, 4, 3)
+    assert attached.report()[-1].calls == 1
