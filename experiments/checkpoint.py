@@ -81,6 +81,30 @@ def restore(run: Resumable, path: Path) -> None:
         raise CheckpointDamaged(_unreadable(path, repr(error))) from error
 
 
+def read_weights(path: Path, config: Config) -> dict[str, torch.Tensor]:
+    """The weights that a finished run was tested with: the last ones, or their average.
+
+    Raises:
+        CheckpointDamaged: if a bit of the file was changed, or it is no checkpoint of this program.
+        AnotherRun: if it is of another run.
+        ValueError: if the run has not ended there.
+        OSError: if it can't be read.
+    """
+    if (problem := fault(path)) is not None:
+        raise CheckpointDamaged(_unreadable(path, problem))
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        done, weights = state["epoch"], state.get("average", state["model"])
+        _check_same(path, state["config"], config)
+    except (OSError, MemoryError, AnotherRun):
+        raise
+    except Exception as error:  # whatever unpickling other bytes raises
+        raise CheckpointDamaged(_unreadable(path, repr(error))) from error
+    if done != config.epochs:
+        raise ValueError(f"{path} is of epoch {done} of {config.epochs}: the run has not ended")
+    return dict(weights)
+
+
 def set_aside_if_damaged(path: Path) -> str | None:
     """Rename a checkpoint that is not as it was written, and say so in a line; None if it is right.
 

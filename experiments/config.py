@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from experiments.loggers import LOGGERS, check_installed, names_in
+
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
@@ -200,14 +202,16 @@ class Runtime:
         loader_workers: processes that load images; 0 loads in the training process.
         checkpoint_seconds: least time between two checkpoints; one is also written when a run is
             asked to stop, and when it is finished. 0 writes one after every batch.
-        tensorboard: whether scalars are also written for TensorBoard.
+        log: where the numbers of each epoch are also written, joined by commas: tensorboard,
+            wandb, mlflow, each with its own package and settings (such as WANDB_MODE=offline and
+            MLFLOW_TRACKING_URI); None for nowhere.
         gpu: index of the GPU of a run on one; None for the first.
     """
 
     data_dir: Path = Path("data")
     loader_workers: int = 0
     checkpoint_seconds: float = 20.0
-    tensorboard: bool = False
+    log: str | None = None
     gpu: int | None = None
 
     def __post_init__(self) -> None:
@@ -218,6 +222,14 @@ class Runtime:
             "0 or more",
             self.checkpoint_seconds,
         )
+        for name in self.loggers:
+            _known(name, LOGGERS, "logger")
+        check_installed(self.loggers)
+
+    @property
+    def loggers(self) -> list[str]:
+        """The names in `log`."""
+        return names_in(self.log)
 
 
 def make_config(values: Mapping[str, Any]) -> Config:

@@ -1,4 +1,4 @@
-"""The numbers of a run, epoch by epoch: a line of JSON each, and TensorBoard's scalars."""
+"""The numbers of a run, epoch by epoch: a line of JSON each, and what loggers are given."""
 
 from __future__ import annotations
 
@@ -9,59 +9,67 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.files import write_atomically
+from experiments.loggers import Loggers
 from experiments.results import Best, Epoch
 
 if TYPE_CHECKING:
     from dropblock_hooks import Attachment
+    from experiments.config import Config
 
 
 class Log:
-    """`metrics.jsonl` and `tensorboard/` in a folder.
+    """`metrics.jsonl` in a folder, and the loggers that are asked for; a context manager.
 
     Args:
         out: the folder; None keeps nothing.
-        tensorboard: whether TensorBoard's files are written.
+        loggers: names of loggers.
+        config: of the run.
         epochs: those that are over; lines of later ones, of a process that was killed after its
             last checkpoint, are taken out.
     """
 
-    def __init__(self, out: Path | None, tensorboard: bool, epochs: Sequence[Epoch]) -> None:
+    def __init__(
+        self, out: Path | None, loggers: Sequence[str], config: Config, epochs: Sequence[Epoch]
+    ) -> None:
         self._path = out / "metrics.jsonl" if out else None
-        self._writer = None
+        self._loggers = None
         if self._path:
             text = "".join(line(epoch) for epoch in epochs)
             write_atomically(self._path, lambda part: part.write_text(text, encoding="utf-8"))
-        if out and tensorboard:
-            from torch.utils.tensorboard import SummaryWriter  # takes a second to import
+        if out and loggers:
+            self._loggers = Loggers(loggers, out, asdict(config), len(epochs))
 
-            self._writer = SummaryWriter(str(out / "tensorboard"), purge_step=len(epochs))
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if self._loggers:
+            self._loggers.close(has_ended=kind is None)
 
     def epoch(self, epoch: Epoch, attached: Attachment | None) -> None:
         """Write what happened in an epoch."""
         if self._path:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(line(epoch))
-        if self._writer:
-            for name in ("loss", "accuracy", "lr", "grad_norm", "grad_norm_clipped"):
-                self._scalar(f"train/{name}", getattr(epoch, name), epoch.epoch)
-            self._scalar("validation/accuracy", epoch.validation, epoch.epoch)
-            self._scalar("validation/loss", epoch.validation_loss, epoch.epoch)
-            self._scalar("test/accuracy_clean", epoch.test, epoch.epoch)
-            if attached:
-                attached.log(self._writer, epoch.epoch)
+        if self._loggers:
+            names = ("loss", "accuracy", "lr", "grad_norm", "grad_norm_clipped")
+            values = {f"train/{name}": getattr(epoch, name) for name in names}
+            values |= {"validation/accuracy": epoch.validation}
+            values |= {"validation/loss": epoch.validation_loss, "test/accuracy_clean": epoch.test}
+            known = {name: value for name, value in values.items() if value is not None}
+            self._loggers.log(epoch.epoch, known, attached.log if attached else None)
 
     def test(self, epoch: int, scores: Mapping[str, float], best: Best | None = None) -> None:
-        """Write the test's scores, after the last epoch and the best one, and close the files."""
-        if self._writer:
-            for name, score in scores.items():
-                self._scalar(f"test/accuracy_{name}", score, epoch)
-            for name, score in best.scores.items() if best else ():
-                self._scalar(f"best/accuracy_{name}", score, best.epoch)
-            self._writer.close()
+        """Write the test's scores after the last epoch, and those of the best one, with its number.
 
-    def _scalar(self, name: str, value: float | None, epoch: int) -> None:
-        if self._writer and value is not None:
-            self._writer.add_scalar(name, value, epoch)
+        Both are of one step: some loggers take no step that is over.
+        """
+        if self._loggers:
+            named = {f"test/accuracy_{name}": score for name, score in scores.items()}
+            if best is not None:
+                named |= {f"best/accuracy_{name}": score for name, score in best.scores.items()}
+                named["best/epoch"] = best.epoch
+            self._loggers.log(epoch, named)
 
 
 def read_metrics(path: Path) -> list[Epoch]:

@@ -79,7 +79,7 @@ def write_report(directory: Path, out: Path | None = None) -> Path:
     out = directory / "report" if out is None else out
     out.mkdir(parents=True, exist_ok=True)
     with _replacing(out) as new:
-        pictures = draw(rows, new, best=at_best(record, rows))
+        pictures = draw(rows, new, best=at_best(record, rows), study=record.name)
         (new / "report.md").write_text(make_report(record, rows, pictures), encoding="utf-8")
         write_runs(rows, new / "runs.csv")
         write_summary(rows, new / "summary.csv")
@@ -106,8 +106,8 @@ def rewrite_report(folder: Path, study: Study) -> Path:
     record, runs = read_reported(folder / "runs.csv", study)
     rows = summarize(record, runs)
     with _replacing(folder) as new:
-        best = at_best(record, rows)
-        pictures = {*draw(rows, new, ("scores", "factors", "epochs", "robustness"), best)}
+        best, drawn = at_best(record, rows), ("scores", "factors", "epochs", "robustness")
+        pictures = {*draw(rows, new, drawn, best, record.name)}
         pictures |= {name for name in OVER_EPOCHS if (folder / f"{name}.png").is_file()}
         text = make_report(record, rows, pictures, sections(old))
         (new / "report.md").write_text(text, encoding="utf-8")

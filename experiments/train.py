@@ -69,6 +69,8 @@ def train(
         Stopped: when `stop` said so.
     """
     runtime = runtime or Runtime()
+    if runtime.loggers and out is None:
+        raise ValueError(f"log={runtime.log!r} needs a folder (out), by which a log is continued")
     config = resolve(config)
     torch.set_num_threads(config.threads)
     fabric = make_fabric(config, runtime)
@@ -76,8 +78,9 @@ def train(
     data = load_data(config, runtime.data_dir)
     with own_masks(config, fabric):
         training = Training(config, runtime, fabric, data, out)
-        status = training.run(stop or (lambda: False), on_epoch or (lambda epoch: None))
-        return training.result(status)
+        with training.log:
+            status = training.run(stop or (lambda: False), on_epoch or (lambda epoch: None))
+            return training.result(status)
 
 
 def make_average(config: Config, model: nn.Module) -> ModelEmaV3 | None:
@@ -124,7 +127,8 @@ class Training:
         self.seconds, self.memory = 0.0, 0
         if out is not None:
             checkpoint.restore(self, out / "checkpoint.pt")
-        self.log = Log(out if fabric.is_global_zero else None, runtime.tensorboard, self.epochs)
+        first = out if fabric.is_global_zero else None
+        self.log = Log(first, runtime.loggers, config, self.epochs)
 
     def modules(self) -> dict[str, Any]:
         """What a checkpoint restores in place."""

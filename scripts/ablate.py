@@ -30,7 +30,7 @@ def ablate(
     data_dir: Path = Path("data"),
     loader_workers: int = 0,
     checkpoint_seconds: float = 20.0,
-    tensorboard: bool = False,
+    log: str | None = None,
 ) -> int:
     """Run a study, or go on with it, and report what came of it.
 
@@ -52,7 +52,8 @@ def ablate(
         data_dir: folder of the CIFAR files.
         loader_workers: processes that load images, of each run.
         checkpoint_seconds: least time between two checkpoints of a run.
-        tensorboard: whether scalars are also written for TensorBoard.
+        log: where the numbers of each epoch are also written, joined by commas: tensorboard,
+            wandb, mlflow.
     """
     from experiments.config import Runtime, check_paths
     from experiments.running.shards import parse_shard
@@ -67,7 +68,7 @@ def ablate(
     from experiments.running.launch import launch
     from experiments.study import read_study
 
-    runtime = Runtime(data_dir, loader_workers, checkpoint_seconds, tensorboard)
+    runtime = Runtime(data_dir, loader_workers, checkpoint_seconds, log)
     plan = read_study(study, data, base, runtime)
     if csv is not None:
         csv.open("a").close()  # an unwritable path is told now, not after the last run

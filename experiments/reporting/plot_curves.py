@@ -5,13 +5,21 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from dataclasses import dataclass
+from itertools import count, groupby
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.reporting.plot_style import BASELINE, COLORS, MARKERS, whole_epochs, wrapped
+from experiments.reporting.plot_style import (
+    BASELINE,
+    COLORS,
+    MARKERS,
+    entitle,
+    whole_epochs,
+    wrapped,
+)
 from experiments.reporting.summary import Row, epoch_rates
 from experiments.results import Epoch
 
@@ -21,7 +29,7 @@ MOST = 6  # curves in a panel that can still be told apart
 
 SCORES: dict[str, Value] = {
     "validation accuracy, %": lambda epoch: _percent(epoch.validation),
-    "validation loss": lambda epoch: epoch.validation_loss,
+    "validation loss, nats": lambda epoch: epoch.validation_loss,
     "test accuracy, %": lambda epoch: _percent(epoch.test),
 }
 
@@ -29,20 +37,21 @@ SCORES: dict[str, Value] = {
 def plot_learning(rows: Sequence[Row]) -> Figure:
     """Training loss and accuracy over the epochs, the baseline in every panel."""
     measures: dict[str, Value] = {
-        "training loss": lambda epoch: epoch.loss,
-        "training accuracy, %": lambda epoch: _percent(epoch.accuracy),
+        "training loss, nats": lambda epoch: epoch.loss,
+        training_accuracy(rows): lambda epoch: _percent(epoch.accuracy),
     }
     panels = {
         title: value
         for title, value in measures.items()
         if any(over_epochs(row, value) for row in rows)  # with mixup, there is no accuracy
     }
-    return _panels(rows, panels, spread=False)
+    return _panels(rows, panels, "training over the epochs", spread=False)
 
 
 def plot_validation(rows: Sequence[Row]) -> Figure:
     """Scores after every epoch, with the seeds' spread: of validation images, and of the test."""
-    return _panels(rows, {t: v for t, v in SCORES.items() if _is_known(rows, v)}, spread=True)
+    panels = {title: value for title, value in SCORES.items() if _is_known(rows, value)}
+    return _panels(rows, panels, "scores over the epochs", spread=True)
 
 
 def has_scores(rows: Sequence[Row]) -> bool:
@@ -54,28 +63,42 @@ def _is_known(rows: Sequence[Row], value: Value) -> bool:
     return any(over_epochs(row, value) for row in rows)
 
 
-def _panels(rows: Sequence[Row], panels: Mapping[str, Value], *, spread: bool) -> Figure:
+def _panels(rows: Sequence[Row], panels: Mapping[str, Value], name: str, *, spread: bool) -> Figure:
     """Curves of so many values, a part of the conditions in each line, the baseline in all."""
     base = [row for row in rows if row.is_baseline]
     groups = _groups([row for row in rows if not row.is_baseline]) or [[]]
     figure, grid = _figure([base + group for group in groups], max(2, len(panels)))
     for line, group in zip(grid, groups, strict=True):
+        looks = looks_of(base + group, lambda row: [over_epochs(row, v) for v in panels.values()])
         for axes, (title, value) in zip(line, panels.items(), strict=False):
-            for row in base:  # above the others, which may be equal
-                _draw_curve(axes, over_epochs(row, value), row, zorder=4, **BASELINE)
-            for row, color in zip(group, COLORS, strict=False):
-                _draw_curve(axes, over_epochs(row, value), row, color=color)
-            if spread:
-                for row, color in zip([*base, *group], [BASELINE["color"], *COLORS], strict=False):
-                    low, high = (over_epochs(row, value, end) for end in (min, max))
-                    ends = (list(low.values()), list(high.values()))
-                    axes.fill_between(list(low), *ends, color=color, alpha=0.2, linewidth=0)
+            for look in looks:
+                if curve := over_epochs(look.rows[0], value):
+                    style = look.style(curve)
+                    axes.plot(*_xy(curve), label=look.name, **style)
+                    for row in look.rows if spread else ():
+                        ends = [over_epochs(row, value, end).values() for end in (min, max)]
+                        band = {"color": style["color"], "alpha": 0.2, "linewidth": 0}
+                        axes.fill_between(list(curve), *map(list, ends), **band)
             axes.set_ylabel(title)
             whole_epochs(axes)
         for axes in line[len(panels) :]:
             axes.set_axis_off()
         _legend(line[len(panels) - 1], *line[0].get_legend_handles_labels())
+    entitle(figure, f"{name}, means over the seeds")
     return figure
+
+
+def training_accuracy(rows: Sequence[Row]) -> str:
+    """What an axis of training accuracy says: some of the labels may be wrong.
+
+    Example:
+        >>> training_accuracy([])
+        'training accuracy, %'
+    """
+    noisy = {row.config.label_noise > 0 for row in rows}
+    if True not in noisy:
+        return "training accuracy, %"
+    return f"training accuracy\n{'' if len(noisy) == 1 else 'partly '}on wrong labels, %"
 
 
 def plot_rates(rows: Sequence[Row]) -> Figure:
@@ -83,22 +106,88 @@ def plot_rates(rows: Sequence[Row]) -> Figure:
     groups = _groups([row for row in rows if row.nominal is not None])
     figure, grid = _figure(groups, 2)
     for (over, against), group in zip(grid, groups, strict=True):
-        top = 0.0
-        for row, color, marker in zip(group, COLORS, MARKERS, strict=False):
-            asked, dropped = rate_curves(row)
-            top = max(top, *asked.values(), *dropped.values())
-            over.plot(*_xy(asked), ":", color=color, lw=2.2)
-            over.plot(*_xy(dropped), color=color, lw=1.1, label=_name(row))
-            points = (list(asked.values()), list(dropped.values()))
-            against.plot(*points, marker, color=color, ms=3.5, alpha=0.6)
+        curves = {row.condition: rate_curves(row) for row in group}
+        top = max(rate for pair in curves.values() for curve in pair for rate in curve.values())
         end = 1.05 * top or 1.0
+        _draw_nominal(over, [asked for asked, _ in curves.values()])
         against.plot([0, end], [0, end], label="equal", zorder=1, **BASELINE)
+        for look in looks_of(group, rate_curves, with_baseline=False):
+            asked, dropped = curves[look.rows[0].condition]
+            style = look.style(dropped) | {"linewidth": 1.1}
+            over.plot(*_xy(dropped), label=look.name, **style)
+            points = (list(asked.values()), list(dropped.values()))
+            against.plot(*points, **style | {"linewidth": 0.7})
         against.set(xlabel="nominal rate", ylabel="realized rate", xlim=(0, end), ylim=(0, end))
-        over.set(ylabel="rate (dotted: nominal)", ylim=(0, end))
+        over.set(ylabel="realized rate", ylim=(0, end))
         whole_epochs(over)
         named = [axes.get_legend_handles_labels() for axes in (over, against)]
         _legend(against, *(one + other for one, other in zip(*named, strict=True)))
+    entitle(figure, "rates as shares of the values, means over the seeds")
     return figure
+
+
+def _draw_nominal(axes: Axes, curves: Sequence[Curve]) -> None:
+    """The rates asked for, each once: those of many conditions are the same."""
+    each = {tuple(_rounded(curve).items()): curve for curve in curves}
+    for number, curve in enumerate(each.values()):
+        style = {"color": "#000000", "linestyle": ":", "linewidth": 1.2, "zorder": 5}
+        axes.plot(*_xy(curve), label=None if number else "nominal", **style)
+
+
+@dataclass(frozen=True)
+class Look:
+    """How the curves of some rows look, which are the same: drawn once, named together.
+
+    Args:
+        rows: at least one.
+        number: of its color and marker; None for the baseline.
+        count: of all looks in the panel.
+    """
+
+    rows: tuple[Row, ...]
+    number: int | None
+    count: int
+
+    @property
+    def name(self) -> str:
+        """All names, as in "none = A"."""
+        return wrapped(" = ".join(row.condition for row in self.rows), 26)
+
+    def style(self, curve: Curve) -> dict[str, Any]:
+        """A line whose markers stand elsewhere than those of others, so that none is covered."""
+        marker = "o" if len(curve) == 1 else None
+        if self.number is None:
+            return {"marker": marker, "zorder": 4, **BASELINE}
+        every = max(self.count, math.ceil(len(curve) / 6))
+        first = self.number * every // self.count % max(1, len(curve))
+        color, marker = COLORS[self.number % len(COLORS)], MARKERS[self.number % len(MARKERS)]
+        return {"color": color, "marker": marker, "markevery": (first, every)}
+
+
+def looks_of(
+    rows: Sequence[Row], curves: Callable[[Row], Sequence[Curve]], with_baseline: bool = True
+) -> list[Look]:
+    """The rows of a panel, those whose curves are the same together.
+
+    Args:
+        rows: as many as can be told apart, and the baseline.
+        curves: of a row, in all panels of the line.
+        with_baseline: whether the baseline is dashed, and not one of the others.
+    """
+    alike: list[tuple[Sequence[Curve], list[Row]]] = []
+    for row in rows:
+        own = [_rounded(curve) for curve in curves(row)]
+        same = next((found for of, found in alike if of == own and any(own)), None)
+        if same is None:
+            alike.append((own, [row]))
+        else:
+            same.append(row)
+    dashed = [with_baseline and any(row.is_baseline for row in found) for _, found in alike]
+    numbers = count()
+    return [
+        Look(tuple(found), None if is_base else next(numbers), len(alike))
+        for (_, found), is_base in zip(alike, dashed, strict=True)
+    ]
 
 
 def over_epochs(
@@ -124,12 +213,6 @@ def rate_curves(row: Row) -> tuple[Curve, Curve]:
     asked = {epoch: statistics.fmean(pair[0] for pair in pairs) for epoch, pairs in known.items()}
     dropped = {epoch: statistics.fmean(pair[1] for pair in pairs) for epoch, pairs in known.items()}
     return asked, dropped
-
-
-def _draw_curve(axes: Axes, curve: Curve, row: Row, **style: Any) -> None:
-    """A line, or a point where there is but one epoch."""
-    marker = "o" if len(curve) == 1 else None
-    axes.plot(*_xy(curve), label=_name(row), marker=marker, **style)
 
 
 def _groups(rows: Sequence[Row]) -> list[list[Row]]:
@@ -170,6 +253,11 @@ def _name(row: Row) -> str:
 
 def _xy(curve: Curve) -> tuple[list[int], list[float]]:
     return list(curve), list(curve.values())
+
+
+def _rounded(curve: Curve) -> Curve:
+    """What of a curve can be seen: means of the same rates over more sites differ by rounding."""
+    return {epoch: round(value, 9) for epoch, value in curve.items()}
 
 
 def _percent(share: float | None) -> float | None:

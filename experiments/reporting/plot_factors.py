@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -14,6 +15,7 @@ from experiments.reporting.plot_style import (
     BASELINE,
     COLORS,
     MARKERS,
+    entitle,
     jitter,
     numbers,
     plain,
@@ -30,15 +32,18 @@ class Scale:
     places: tuple[float, ...]
     logarithmic: bool
     gap: float  # the least distance of two levels (of their logarithms)
+    is_ordered: bool  # whether they are numbers, and not names
 
     @classmethod
     def of(cls, levels: Sequence[str]) -> Scale:
         """Of these levels, in the order of the study."""
-        places = numbers(levels) or [float(place) for place in range(len(levels))]
+        values = numbers(levels)
+        places = values or [float(place) for place in range(len(levels))]
         logarithmic = min(places) > 0 and max(places) / min(places) >= 30
         ordered = sorted({math.log(place) if logarithmic else place for place in places})
         gaps = [high - low for low, high in pairwise(ordered)]
-        return cls(tuple(levels), tuple(places), logarithmic, min(gaps, default=1.0))
+        least = min(gaps, default=1.0)
+        return cls(tuple(levels), tuple(places), logarithmic, least, values is not None)
 
     def moved(self, place: float, gaps: float) -> float:
         """A place, so many gaps farther right."""
@@ -72,8 +77,14 @@ def plot_factors(rows: Sequence[Row], split: str = "clean") -> Figure:
     for line in grid:
         line[0].set_ylabel(f"{split} accuracy, %")
     title = plain(names[1]) if len(names) > 1 else None
-    handles, labels = grid.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", title=title, alignment="left")
+    drawn: dict[str, Artist] = {}  # a level may be missing in some of the panels
+    for axes in grid.flat:
+        drawn |= {
+            label: mark for mark, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+    marks, known = list(drawn.values()), list(drawn)
+    figure.legend(marks, known, loc="outside right upper", title=title, alignment="left")
+    entitle(figure, f"{split} accuracy by {' and '.join(names)}")
     return figure
 
 
@@ -123,4 +134,6 @@ def _draw_series(
     ordered = dict(sorted(means.items()))
     name = wrapped(label, 20) or "mean"
     style = {"color": color, "markersize": 5.5, "linewidth": 1, "label": name, "zorder": 4}
-    axes.plot(list(ordered), list(ordered.values()), f"{marker}-", **style)
+    line = "-" if scale.is_ordered else ""  # between names there is nothing to go through
+    if ordered:
+        axes.plot(list(ordered), list(ordered.values()), f"{marker}{line}", **style)

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from experiments.reporting.plot_style import BASELINE, jitter, plain, wrapped
+from experiments.reporting.plot_style import BASELINE, entitle, jitter, plain, wrapped
 from experiments.reporting.summary import Row, Score, is_tested
 
 BETTER, WORSE, UNCLEAR = "#0072B2", "#D55E00", "#555555"
@@ -30,6 +30,7 @@ def plot_scores(rows: Sequence[Row], split: str) -> Figure:
     differences.set_xlabel(wrapped(what, WIDTH // 2))
     _label_lines([scores, differences], rows, places)
     _explain(figure, rows, [split])
+    entitle(figure, f"{split} accuracy, and paired differences to {rows[0].baseline}")
     return figure
 
 
@@ -45,6 +46,8 @@ def plot_differences(rows: Sequence[Row], splits: Sequence[str]) -> Figure:
         axes.set_xlabel(wrapped(what, WIDTH // len(splits)))
     _label_lines(panels, others, places)
     _explain(figure, rows, splits)
+    what = " and ".join(splits)
+    entitle(figure, f"{what} test images: paired differences to {rows[0].baseline}")
     return figure
 
 
@@ -116,8 +119,9 @@ def _explain(figure: Figure, rows: Sequence[Row], splits: Sequence[str]) -> None
     texts = {UNCLEAR: "mean"}
     if any(score.interval for score in scores) or tested:
         texts = {UNCLEAR: "mean, 95 % interval"}
-    if tested:
-        texts |= {BETTER: "higher (Holm p < .05)", WORSE: "lower (Holm p < .05)"}
+    verdicts = {score.difference.verdict for score in scores if score.difference}
+    shown = {"higher": BETTER, "lower": WORSE}
+    texts |= {shown[name]: f"{name} (Holm p < .05)" for name in shown if name in verdicts}
     seed = Line2D([], [], marker="o", linestyle="", color="#bbbbbb", markersize=3.5, label="a seed")
     means = [
         Line2D([], [], marker="D", lw=1.8, label=text, **_diamond(color))  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ MARKERS = ("o", "s", "D", "^", "v", "P")
 BASELINE = {"color": "#333333", "linestyle": (0, (4, 2)), "linewidth": 1.2}
 SETTINGS = {
     "font.size": 9,
+    "figure.titlesize": 10,
     "axes.titlesize": 9,
     "axes.labelsize": 9,
     "legend.fontsize": 8,
@@ -44,13 +45,15 @@ def own_settings() -> Iterator[None]:
         yield
 
 
-def save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path, colors: int = 128) -> None:
     """Write a PNG of few colors, which is a third of the size; equal figures give equal bytes."""
     figure.set_dpi(110)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     image = Image.frombuffer("RGBA", canvas.get_width_height(), canvas.buffer_rgba())
-    few = image.convert("RGB").quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few = image.convert("RGB").quantize(
+        colors, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
+    )
     few.save(path, format="PNG", optimize=True)
 
 
@@ -83,6 +86,11 @@ def numbers(levels: Sequence[str]) -> list[float] | None:
     except ValueError:
         return None
     return found if all(map(math.isfinite, found)) else None
+
+
+def entitle(figure: Figure, text: str) -> None:
+    """Say above a figure what it shows."""
+    figure.suptitle(wrapped(text, 100))
 
 
 def whole_epochs(axes: Axes) -> None:

@@ -15,7 +15,7 @@ from experiments.reporting.epochs import epochs_factor, plot_epochs
 from experiments.reporting.plot_curves import has_scores, plot_learning, plot_rates, plot_validation
 from experiments.reporting.plot_factors import plot_factors
 from experiments.reporting.plot_scores import plot_differences, plot_scores
-from experiments.reporting.plot_style import own_settings, save
+from experiments.reporting.plot_style import own_settings, plain, save
 from experiments.reporting.summary import Row, compared
 
 
@@ -24,6 +24,7 @@ def draw(
     folder: Path,
     only: Collection[str] | None = None,
     best: Sequence[Row] = (),
+    study: str = "",
 ) -> dict[str, Path]:
     """All pictures that there are data for, in a folder that exists; name -> file.
 
@@ -35,6 +36,7 @@ def draw(
         folder: for the files.
         only: names of those that are drawn; all if None.
         best: rows of the best epochs by validation.
+        study: its name, which stands in their titles.
     """
     if not any(row.n for row in rows):
         return {}
@@ -55,5 +57,8 @@ def draw(
         for name, (has_data, make) in figures.items():
             if has_data and (only is None or name in only):
                 paths[name] = folder / f"{name}.png"
-                save(make(), paths[name])
+                figure = make()
+                if study:
+                    figure.suptitle(f"{plain(study)}: {figure.get_suptitle()}")
+                save(figure, paths[name])
     return paths

@@ -51,6 +51,7 @@ class Run:
         result: of a finished or diverged run.
         environment: versions, commit, host and attempts; {} if it was never begun.
         error: of a failed run, in words.
+        directory: of the run; None where it is known by a report alone.
     """
 
     condition: str
@@ -61,6 +62,7 @@ class Run:
     result: Result | None
     environment: dict[str, Any]
     error: str | None
+    directory: Path | None = None
 
 
 def read_runs(directory: Path) -> tuple[StudyRecord, list[Run]]:
@@ -127,4 +129,4 @@ def _check_unchanged(data: dict[str, Any]) -> None:
 def _read_run(directory: Path, name: str, config: Config, factors: dict[str, str]) -> Run:
     found, environment = look(directory), read_environment(directory)
     parts = (found.status, found.result, environment, found.error)
-    return Run(name, factors, config.seed, config, *parts)
+    return Run(name, factors, config.seed, config, *parts, directory=directory)

@@ -321,7 +321,7 @@ def test_validation_curves_have_bands_from_the_lowest_seed_to_the_highest():
         figure = plot_validation(rows)
     accuracy, loss = figure.axes
     assert accuracy.get_ylabel() == "validation accuracy, %"
-    assert loss.get_ylabel() == "validation loss"
+    assert loss.get_ylabel() == "validation loss, nats"
     values = [
         [100 * run.result.epochs[n].validation for run in runs if run.condition == "drop"]
         for n in range(4)

@@ -184,7 +184,7 @@ def test_a_run_that_diverged_has_no_best_epoch(tmp_path):
 def test_scores_over_epochs_are_written(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    result = train(replace(LEARNS, test_epochs=True), Runtime(tensorboard=True), tmp_path)
+    result = train(replace(LEARNS, test_epochs=True), Runtime(log="tensorboard"), tmp_path)
     assert read_metrics(tmp_path / "metrics.jsonl") == result.epochs
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["validation"] for line in lines] == [e.validation for e in result.epochs]
@@ -197,11 +197,9 @@ def test_scores_over_epochs_are_written(tmp_path):
         steps, values = zip(*curves[tag][:4], strict=True)
         assert steps == (0, 1, 2, 3)
         assert values == pytest.approx([getattr(epoch, name) for epoch in result.epochs])
-    [best] = events.Scalars("best/accuracy_noisy")
-    assert (best.step, best.value) == (
-        result.best.epoch,
-        pytest.approx(result.best.scores["noisy"]),
-    )
+    [best], [epoch] = (events.Scalars(f"best/{name}") for name in ("accuracy_noisy", "epoch"))
+    assert best.value == pytest.approx(result.best.scores["noisy"])
+    assert (best.step, epoch.value) == (4, result.best.epoch)
 
 
 def test_progress_tells_the_scores_of_the_last_epoch(tmp_path):

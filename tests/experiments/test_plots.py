@@ -184,7 +184,7 @@ def test_a_long_name_of_the_baseline_covers_nothing(name, monkeypatch):
     for one, other in combinations(labels, 2):
         assert one.x1 < other.x0 or other.x1 < one.x0
     if name == "scores":
-        [left] = [box for text, box in found if text.startswith("clean")]
+        [left] = [box for text, box in found if text == "clean accuracy, %"]
         assert left.x1 < labels[0].x0
 
 
@@ -199,21 +199,19 @@ def test_the_baseline_of_a_grid_is_a_point_and_a_line():
 
 
 @pytest.mark.parametrize(
-    ("seeds", "words"),
+    ("scores", "words"),
     [
-        ((1, 2), {"a seed", "mean"}),
-        (
-            (1, 2, 3),
-            {"a seed", "mean, 95 % interval", "higher (Holm p < .05)", "lower (Holm p < .05)"},
-        ),
+        ([0.7, 0.6], {"a seed", "mean"}),
+        ([0.7, 0.6, 0.4], {"a seed", "mean, 95 % interval"}),
+        ([0.7, 0.81, 0.74], {"a seed", "mean, 95 % interval", "higher (Holm p < .05)"}),
+        ([0.3, 0.41, 0.34], {"a seed", "mean, 95 % interval", "lower (Holm p < .05)"}),
     ],
 )
-def test_the_legend_explains_only_what_there_can_be(seeds, words):
-    runs = [
-        make_run(name, seed, seed ** len(name) / 99) for name in ("none", "a") for seed in seeds
-    ]
-    [legend] = plot_scores(rows_of(runs), "clean").legends
-    assert {text.get_text() for text in legend.get_texts()} == words
+def test_the_legend_explains_only_what_is_there(scores, words):
+    rows = rows_of(make_study(none=[0.5, 0.6, 0.55][: len(scores)], other=scores))
+    for figure in (plot_scores(rows, "clean"), plot_differences(rows, ["clean"])):
+        [legend] = figure.legends
+        assert {text.get_text() for text in legend.get_texts()} == words
 
 
 def test_scores_show_every_seed_mean_interval_and_baseline():
@@ -290,8 +288,103 @@ def test_further_factors_are_panels():
     assert titles == ["schedule linear", "schedule constant"]
 
 
+@pytest.mark.parametrize("name", FIGURES)
+def test_each_picture_has_a_title(name):
+    kind = grid if name == "factors" else two
+    assert len(FIGURES[name](rows_of(kind())).get_suptitle()) > 15
+
+
+def test_titles_name_the_study(tmp_path, monkeypatch):
+    titles = []
+    monkeypatch.setattr(
+        "experiments.reporting.plots.save",
+        lambda figure, path: titles.append(figure.get_suptitle()),
+    )
+    draw(rows_of(grid()), tmp_path, study="a_$tudy")
+    assert len(titles) == 5
+    assert all(title.startswith("a_\\$tudy: ") for title in titles)
+
+
+def test_levels_that_are_names_are_not_joined():
+    def joined(levels):
+        [axes] = plot_factors(rows_of(grid(first=levels))).axes
+        marked = [line for line in axes.get_lines() if line.get_marker() == "o"]
+        return {line.get_linestyle() for line in marked if line.get_label()[0] != "_"}
+
+    assert joined(("0.1", "0.2", "0.5")) == {"-"}
+    assert joined(("0.1", "0.2", "linear")) == joined(("b", "a")) == {"None"}
+
+
+def test_a_level_that_one_panel_lacks_is_in_the_legend():
+    runs = [
+        replace(run, condition=f"{name} {run.condition}", factors={**run.factors, "schedule": name})
+        for name, levels in (("linear", ("all",)), ("constant", ("all", "stage 2")))
+        for run in grid(second=levels)
+        if run.factors
+    ]
+    [legend] = plot_factors(rows_of([*runs_of(["none"]), *runs])).legends
+    assert [text.get_text() for text in legend.get_texts()] == ["all", "none", "stage 2"]
+
+
+def unlike(runs):
+    """The runs, with a loss of its own for each condition."""
+    changed = []
+    for run in runs:
+        shift = sum(map(ord, run.condition)) / 1e6
+        epochs = [replace(epoch, loss=epoch.loss + shift) for epoch in run.result.epochs]
+        changed.append(replace(run, result=replace(run.result, epochs=epochs)))
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("noises", "label"),
+    [
+        ([0.0, 0.0], "training accuracy, %"),
+        ([0.4, 0.2], "training accuracy on wrong labels, %"),
+        ([0.0, 0.2], "training accuracy partly on wrong labels, %"),
+    ],
+)
+def test_the_axis_says_whether_labels_are_wrong(noises, label):
+    runs = [
+        make_run(name, 1, fields={"label_noise": noise})
+        for name, noise in zip(("none", "drop"), noises, strict=True)
+    ]
+    accuracy = plot_learning(rows_of(unlike(runs))).axes[1]
+    assert accuracy.get_ylabel().split() == label.split()
+
+
+def test_curves_that_are_the_same_are_drawn_once_and_named_together():
+    runs = [*unlike(runs_of(["other"])), *runs_of(["none", "twin", "twin 2"])]
+    figure = plot_learning(rows_of(runs))
+    for axes in figure.axes:
+        assert [line.get_label() for line in axes.get_lines()] == ["none = twin = twin 2", "other"]
+    [legend] = [axes.get_legend() for axes in figure.axes if axes.get_legend()]
+    assert [text.get_text() for text in legend.get_texts()] == ["none = twin = twin 2", "other"]
+
+
+def test_curves_that_nearly_coincide_have_markers_at_other_epochs():
+    runs = [make_run("none", 1, fields={"epochs": 30})]
+    runs += [make_run(name, 1, fields={"epochs": 30}) for name in "abcdef"]
+    lines = plot_learning(rows_of(unlike(runs))).axes[0].get_lines()[1:]
+    marked = [range(30)[slice(line.get_markevery()[0], None, line.get_markevery()[1])]
+              for line in lines]  # fmt: skip
+    assert all(4 <= len(epochs) <= 6 for epochs in marked)
+    assert len({epoch for epochs in marked for epoch in epochs}) == sum(map(len, marked))
+    assert len({(line.get_color(), line.get_marker()) for line in lines}) == 6
+
+
+def test_the_same_nominal_rate_is_drawn_once():
+    runs = runs_of(["none", "a"], rates=(0.1, 0.2, 0.3)) + runs_of(["b"], rates=(0.3, 0.2, 0.3))
+    over, against = plot_rates(rows_of(runs)).axes
+    nominal = lines_of(over, linestyle=":")
+    found = [list(map(float, line.get_ydata())) for line in nominal]
+    assert found == [pytest.approx([0.1, 0.2, 0.3]), pytest.approx([0.3, 0.2, 0.3])]
+    names = [text.get_text() for text in against.get_legend().get_texts()]
+    assert names == ["nominal", "none = a", "b", "equal"]
+
+
 def test_learning_curves_are_means_over_seeds_with_the_baseline_in_each_panel():
-    figure = plot_learning(rows_of(many()))
+    figure = plot_learning(rows_of(unlike(many())))
     assert len(figure.axes) == 4  # two measures, two parts of six conditions
     for axes in figure.axes:
         dashed, *others = axes.get_lines()
@@ -299,16 +392,18 @@ def test_learning_curves_are_means_over_seeds_with_the_baseline_in_each_panel():
         assert len(others) == 6
         assert axes.get_xlabel() == "epoch"
     loss, accuracy = figure.axes[:2]
-    assert (loss.get_ylabel(), accuracy.get_ylabel()) == ("training loss", "training accuracy, %")
+    labels = (loss.get_ylabel(), accuracy.get_ylabel())
+    assert labels == ("training loss, nats", "training accuracy, %")
     assert list(loss.get_lines()[1].get_xdata()) == [1, 2, 3]
-    assert list(loss.get_lines()[1].get_ydata()) == pytest.approx([2, 1.5, 1])
+    assert list(loss.get_lines()[1].get_ydata()) == pytest.approx([2, 1.5, 1], abs=0.02)
     assert list(accuracy.get_lines()[1].get_ydata()) == pytest.approx([0, 25, 50])
 
 
 def test_a_curve_of_one_epoch_is_a_point():
-    rows = rows_of([*two(), make_run("early", 1, 0.5, fields={"epochs": 1})])
-    markers = {line.get_label(): line.get_marker() for line in plot_learning(rows).axes[0].lines}
-    assert markers == {"none": "None", "drop": "None", "early": "o"}
+    early = [make_run(name, 1, 0.5, fields={"epochs": 1}) for name in ("none", "early")]
+    lines = plot_learning(rows_of(unlike(early))).axes[0].lines
+    assert {line.get_label(): line.get_marker() for line in lines} == {"none": "o", "early": "o"}
+    assert lines[1].get_markevery()[0] == 0
 
 
 def test_with_mixup_there_is_no_curve_of_accuracy():
@@ -322,7 +417,7 @@ def test_with_mixup_there_is_no_curve_of_accuracy():
         for run in two()
     ]
     shown = [axes for axes in plot_learning(rows_of(runs)).axes if axes.axison]
-    assert [axes.get_ylabel() for axes in shown] == ["training loss"]
+    assert [axes.get_ylabel() for axes in shown] == ["training loss, nats"]
 
 
 def test_rates_are_shown_over_epochs_and_against_one_another():
@@ -331,7 +426,7 @@ def test_rates_are_shown_over_epochs_and_against_one_another():
     [realized] = lines_of(over, linestyle="-")
     assert list(nominal.get_ydata()) == pytest.approx([0.1, 0.2, 0.3])
     assert list(realized.get_ydata()) == pytest.approx([0.11, 0.21, 0.31])
-    [points] = lines_of(against, linestyle="None")
+    [points] = lines_of(against, linestyle="-")
     assert list(points.get_xdata()) == pytest.approx([0.1, 0.2, 0.3])
     assert list(points.get_ydata()) == pytest.approx([0.11, 0.21, 0.31])
     assert over.get_ylim() == against.get_ylim() == against.get_xlim()

@@ -4,7 +4,8 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "script", ["families.py", "retuned.py", "bench_overhead.py", "matrix.py", "canvas.py"]
+    "script",
+    ["families.py", "retuned.py", "bench_overhead.py", "matrix.py", "canvas.py", "saliency.py"],
 )
 def test_help_says_what_the_command_does(call, capsys, script):
     assert call(script, "--help") == 0

@@ -266,7 +266,7 @@ def test_metrics_and_tensorboard_are_written(tmp_path):
 
     config = replace(TINY, spec=SPECS["dropblock"], clip_grad_norm=0.1)
     heard = []
-    result = train(config, Runtime(tensorboard=True), tmp_path, on_epoch=heard.append)
+    result = train(config, Runtime(log="tensorboard"), tmp_path, on_epoch=heard.append)
     assert heard == result.epochs == read_metrics(tmp_path / "metrics.jsonl")
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     tags = events.Tags()["scalars"]

@@ -1,0 +1,159 @@
+"""What was measured, as text, as a CSV file with a line for each run, and with the picture."""
+
+from __future__ import annotations
+
+import csv
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from experiments.files import draft_folder
+from experiments.reporting.findings import counted, escape
+from experiments.reporting.plot_style import own_settings, save
+from experiments.reporting.statistics import Difference, compare
+from experiments.reporting.tables import markdown, p_text
+from experiments.saliency.measure import Measured, Saliency
+from experiments.saliency.picture import plot_saliency
+
+NAMES = {"entropy": "entropy, share of log(h w)", "share": "share of the objects touched"}
+
+
+def write(measured: Measured, folder: Path) -> Path:
+    """Write `saliency.md`, which is returned, `saliency.csv` and `saliency.png`.
+
+    Raises:
+        OSError: if a file can't be written; what was there is then left as it was.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with draft_folder(folder) as new:
+        write_csv(measured.runs, new / "saliency.csv")
+        if measured.picture is not None:
+            with own_settings():
+                figure = plot_saliency(measured.picture, measured.threshold, measured.study)
+                save(figure, new / "saliency.png", colors=256)
+        else:
+            (folder / "saliency.png").unlink(missing_ok=True)  # of an earlier state of the study
+        (new / "saliency.md").write_text(describe(measured), encoding="utf-8")
+        for path in sorted(new.iterdir()):
+            path.replace(folder / path.name)
+    return folder / "saliency.md"
+
+
+def write_csv(runs: Sequence[Saliency], path: Path) -> None:
+    """One line for each run."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        names = [field.name for field in fields(Saliency)]
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(asdict(run) for run in runs)
+
+
+def describe(measured: Measured) -> str:
+    """The text, in Markdown."""
+    runs = measured.runs
+    images = {run.images for run in runs}
+    parts = [
+        f"# {escape(measured.study)}: how far Grad-CAM spreads",
+        f"{counted(len(runs), 'finished run')}, {counted(max(images), 'clean test image')} each; "
+        f"Grad-CAM at `{runs[0].layer}`, of the image's own class, in evaluation mode.",
+        _definitions(runs, measured.threshold),
+        *(part for name in NAMES for part in _table(measured, name)),
+        _empty(runs),
+    ]
+    if measured.absent:
+        absent = "\n".join(f"- {escape(text)}" for text in measured.absent)
+        parts += [f"Runs without a finished network, which do not count:\n\n{absent}"]
+    if measured.picture is not None:
+        parts += ["![saliency](saliency.png)", _caption(measured)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _definitions(runs: Sequence[Saliency], threshold: float) -> str:
+    text = (
+        "*Entropy*: of the map divided by its sum, in nats, divided by that of a map that is the "
+        "same everywhere: from 0, one place, to 1."
+    )
+    if any(run.share is not None for run in runs):
+        text += (
+            " *Share*: of an image's objects, those in whose box the map is on average at least "
+            f"{100 * threshold:g} % of its largest value."
+        )
+    return text
+
+
+def _table(measured: Measured, name: str) -> list[str]:
+    """Means over the seeds, and paired differences to the first condition."""
+    scores = {
+        condition: {
+            run.seed: value
+            for run in measured.runs
+            if run.condition == condition and (value := getattr(run, name)) is not None
+        }
+        for condition in measured.conditions
+    }
+    if not any(scores.values()):
+        return []
+    first = measured.conditions[0]
+    found = compare(scores, first)
+    columns = ("condition", "n", NAMES[name], f"minus {escape(first)} [95 %]", "p", "Holm p")
+    lines = [
+        (
+            escape(condition),
+            len(values),
+            _mean(list(values.values())),
+            *_cells(found.get(condition)),
+        )
+        for condition, values in scores.items()
+    ]
+    note = "Means over the images of a run, then over the seeds (± standard deviation over these); "
+    note += f"differences are paired by seed, and Holm's p is over the {len(found)} of this table."
+    return [f"## {name.capitalize()}", markdown(columns, lines), *([note] if found else [])]
+
+
+def _mean(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.3f}{spread}"
+
+
+def _cells(found: Difference | None) -> tuple[str, str, str]:
+    """Difference, p and corrected p, as text."""
+    if found is None or found.mean is None:
+        return "", "", ""
+    low, high = found.interval or (math.nan, math.nan)
+    ends = f" [{low:+.3f}, {high:+.3f}]" if found.interval else ""
+    ps = ["" if p is None else p_text(p) for p in (found.p, found.holm)]
+    return f"{found.mean:+.3f}{ends}", ps[0], ps[1]
+
+
+def _empty(runs: Sequence[Saliency]) -> str:
+    """How many maps have no numbers."""
+    total, images = sum(run.empty for run in runs), sum(run.images for run in runs)
+    if not total:
+        return f"None of the {images} maps is zero everywhere."
+    by_condition: dict[str, int] = {}
+    for run in runs:
+        by_condition[run.condition] = by_condition.get(run.condition, 0) + run.empty
+    each = ", ".join(f"{escape(name)} {number}" for name, number in by_condition.items())
+    return (
+        f"{total} of {images} maps are zero everywhere, where no place speaks for the class: "
+        f"{each}. They are no part of the means; where conditions differ in their number, the "
+        "means are over unlike images."
+    )
+
+
+def _caption(measured: Measured) -> str:
+    picture = measured.picture
+    assert picture is not None
+    text = (
+        f"Seed {picture.seed} and {counted(len(picture.numbers), 'image')}, drawn by the number "
+        f"{measured.drawn_by}, not chosen. Each map goes from zero to its own largest value; below "
+        "it stands its entropy"
+    )
+    if picture.boxes:
+        text += ", and how many boxes it touches: those that are solid, not dotted"
+    text += "."
+    return text
