@@ -11,12 +11,13 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from experiments.field_checks import check_known, is_plain, require
 from experiments.loggers import LOGGERS, check_installed, names_in
 
 if TYPE_CHECKING:
@@ -119,42 +120,40 @@ class Config:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "devices", "num_nodes", "threads"):
-            _require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+            require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         for name in ("image_size", "train_images"):
             value = getattr(self, name)
-            _require(value is None or value >= 1, name, "at least 1, or null", value)
-        _require(0 <= self.validation < 1, "validation", "in [0, 1)", self.validation)
-        _require(0 <= self.label_noise <= 1, "label_noise", "in [0, 1]", self.label_noise)
-        _require(
-            0 <= self.label_smoothing < 1, "label_smoothing", "in [0, 1)", self.label_smoothing
-        )
-        _require(0 < self.lr < math.inf, "lr", "positive", self.lr)
+            require(value is None or value >= 1, name, "at least 1, or null", value)
+        require(0 <= self.validation < 1, "validation", "in [0, 1)", self.validation)
+        require(0 <= self.label_noise <= 1, "label_noise", "in [0, 1]", self.label_noise)
+        require(0 <= self.label_smoothing < 1, "label_smoothing", "in [0, 1)", self.label_smoothing)
+        require(0 < self.lr < math.inf, "lr", "positive", self.lr)
         for name in ("mixup", "momentum", "weight_decay", "warmup_epochs"):
             value = getattr(self, name)
-            _require(0 <= value < math.inf, name, "0 or more", value)
+            require(0 <= value < math.inf, name, "0 or more", value)
         clip, ema = self.clip_grad_norm, self.ema
-        _require(clip is None or 0 < clip < math.inf, "clip_grad_norm", "positive, or null", clip)
-        _require(ema is None or 0 <= ema < 1, "ema", "in [0, 1), or null", ema)
-        _require(
+        require(clip is None or 0 < clip < math.inf, "clip_grad_norm", "positive, or null", clip)
+        require(ema is None or 0 <= ema < 1, "ema", "in [0, 1), or null", ema)
+        require(
             self.batch_size % self.processes == 0,
             "batch_size",
             f"a multiple of the {self.processes} processes that share it",
             self.batch_size,
         )
-        _require(self.test or not self.test_epochs, "test_epochs", "false without a test", True)
+        require(self.test or not self.test_epochs, "test_epochs", "false without a test", True)
         self._check_names()
         for name in ("model_args", "optimizer_args", "lr_schedule_args"):
             value = getattr(self, name)
             rule = "text -> plain data (text, numbers, lists, mappings of text to such)"
-            _require(_is_plain(value), name, rule, value)
-        _require(ema is None or self.strategy != "fsdp", "ema", "null with the strategy fsdp", ema)
-        _require(
+            require(is_plain(value), name, rule, value)
+        require(ema is None or self.strategy != "fsdp", "ema", "null with the strategy fsdp", ema)
+        require(
             not self.warmup_epochs or self.lr_schedule != "onecycle",
             "warmup_epochs",
             "0 with the schedule onecycle, which warms up by itself",
             self.warmup_epochs,
         )
-        _require(self.spec != "", "spec", "a mapping, the path of a file, or null", self.spec)
+        require(self.spec != "", "spec", "a mapping, the path of a file, or null", self.spec)
         if isinstance(self.spec, dict):
             read_spec(self.spec)
 
@@ -166,26 +165,26 @@ class Config:
 
         kind, _, path = self.data.partition(":")
         kinds = [name.partition(":")[0] for name in DATA]
-        _known(kind, kinds, "data", shown=", ".join(DATA))
-        _require(
+        check_known(kind, kinds, "data", shown=", ".join(DATA))
+        require(
             (kind == "imagefolder") == bool(path), "data", "one of " + ", ".join(DATA), self.data
         )
-        _known(self.augmentation, AUGMENTATIONS, "augmentation")
-        _known(self.lr_schedule, SCHEDULES, "lr_schedule")
-        _known(self.precision, PRECISIONS, "precision")
-        _known(self.accelerator, ACCELERATORS, "accelerator")
-        _known(self.strategy, ("auto", *STRATEGY_REGISTRY.available_strategies()), "strategy")
-        _known(self.optimizer, list_optimizers(), "optimizer", shown="the optimizers of timm")
+        check_known(self.augmentation, AUGMENTATIONS, "augmentation")
+        check_known(self.lr_schedule, SCHEDULES, "lr_schedule")
+        check_known(self.precision, PRECISIONS, "precision")
+        check_known(self.accelerator, ACCELERATORS, "accelerator")
+        check_known(self.strategy, ("auto", *STRATEGY_REGISTRY.available_strategies()), "strategy")
+        check_known(self.optimizer, list_optimizers(), "optimizer", shown="the optimizers of timm")
         first_order = not get_optimizer_info(self.optimizer).second_order
-        _require(first_order, "optimizer", "one that needs first derivatives only", self.optimizer)
+        require(first_order, "optimizer", "one that needs first derivatives only", self.optimizer)
         source, _, name = self.model.rpartition(":")
         if source == "torchvision":
             known = torchvision.models.list_models(module=torchvision.models)
-            _known(name, known, "model", shown="the classifiers of torchvision")
+            check_known(name, known, "model", shown="the classifiers of torchvision")
         else:
             base = self.model.partition(".")[0]  # what follows names pretrained weights
             if base not in timm.list_models(base):  # sorting the whole list takes long
-                _known(base, timm.list_models(), "model", shown="the models of timm")
+                check_known(base, timm.list_models(), "model", shown="the models of timm")
 
     @property
     def processes(self) -> int:
@@ -215,15 +214,15 @@ class Runtime:
     gpu: int | None = None
 
     def __post_init__(self) -> None:
-        _require(self.loader_workers >= 0, "loader_workers", "0 or more", self.loader_workers)
-        _require(
+        require(self.loader_workers >= 0, "loader_workers", "0 or more", self.loader_workers)
+        require(
             0 <= self.checkpoint_seconds < math.inf,
             "checkpoint_seconds",
             "0 or more",
             self.checkpoint_seconds,
         )
         for name in self.loggers:
-            _known(name, LOGGERS, "logger")
+            check_known(name, LOGGERS, "logger")
         check_installed(self.loggers)
 
     @property
@@ -245,10 +244,10 @@ def make_config(values: Mapping[str, Any]) -> Config:
     from jsonargparse import ArgumentError
 
     for name in values:
-        _known(name, [field.name for field in fields(Config)], "field")
+        check_known(name, [field.name for field in fields(Config)], "field")
     for each in fields(Config):  # which the parser lets through
         null = each.name in values and values[each.name] is None
-        _require("None" in str(each.type) or not null, each.name, str(each.type), None)
+        require("None" in str(each.type) or not null, each.name, str(each.type), None)
     try:
         return Config(**_parser().parse_object(dict(values)).as_dict())
     except ArgumentError as error:
@@ -346,26 +345,3 @@ def in_order(spec: Any) -> Any:
         False
     """
     return [list(entry) for entry in spec.items()] if isinstance(spec, dict) else spec
-
-
-def _require(valid: bool, name: str, rule: str, value: object) -> None:
-    if not valid:
-        raise ValueError(f"{name} must be {rule}, got {value!r}")
-
-
-def _is_plain(data: object) -> bool:
-    """Whether it is the same after a way through JSON."""
-    if isinstance(data, dict):
-        return all(isinstance(key, str) for key in data) and all(map(_is_plain, data.values()))
-    if isinstance(data, list | tuple):
-        return all(map(_is_plain, data))
-    return isinstance(data, str | int | float | None)
-
-
-def _known(word: str, known: Iterable[str], what: str, shown: str | None = None) -> None:
-    known = list(known)
-    if word not in known:
-        from dropblock_hooks.checks import closest
-
-        hint = closest(word, known) or f"; known: {shown or ', '.join(known)}"
-        raise ValueError(f"unknown {what} {word!r}{hint}")
