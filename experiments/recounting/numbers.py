@@ -214,7 +214,10 @@ def family(study: Study, title: str, split: str = "clean") -> Family | None:
             return None
         groups = _groups(study, form[1], form[2])
     pairs = {
-        (later, earlier): tuple(mean_of_cells(study, group[x], split) for x in (later, earlier))
+        (later, earlier): (
+            mean_of_cells(study, group[later], split),
+            mean_of_cells(study, group[earlier], split),
+        )
         for group in groups
         for earlier, later in combinations(group, 2)
     }

@@ -66,7 +66,8 @@ def _panels(rows: Sequence[Row], panels: Mapping[str, Value], *, spread: bool) -
             for row, color in zip(group, COLORS, strict=False):
                 _draw_curve(axes, over_epochs(row, value), row, color=color)
             if spread:
-                for row, color in zip([*base, *group], [BASELINE["color"], *COLORS], strict=False):
+                colors = [*(str(BASELINE["color"]) for _ in base), *COLORS]
+                for row, color in zip([*base, *group], colors, strict=False):
                     low, high = (over_epochs(row, value, end) for end in (min, max))
                     ends = (list(low.values()), list(high.values()))
                     axes.fill_between(list(low), *ends, color=color, alpha=0.2, linewidth=0)
