@@ -72,7 +72,8 @@ def load_data(config: Config, data_dir: Path) -> Data:
     name = config.data.partition(":")[0]
     chosen, rest = _split(source, config, name)
     labels = _labels(source.train.labels[chosen], config, source.classes, "noise")
-    kept = len(chosen) if source.validation else _kept(labels, config.validation, source.classes)
+    share = config.validation if source.validation is None else 0.0
+    kept = _kept(labels, share, source.classes)
     train = TrainImages(source, config, chosen[:kept], labels[:kept])
     validation = _validation(source, config, chosen[kept:], labels[kept:])
     test = source.test or source.train

@@ -46,7 +46,8 @@ class Scorer:
         """A copy to score, in the precision of the training; what is sharded is not copied."""
         if self.is_sharded:
             return model
-        return self.fabric.strategy.precision.convert_module(copy.deepcopy(model))
+        copied: nn.Module = self.fabric.strategy.precision.convert_module(copy.deepcopy(model))
+        return copied
 
     @torch.no_grad()
     def score(self, model: nn.Module, images: Images, name: str) -> tuple[float, float]:
