@@ -96,7 +96,7 @@ def rewrite_report(folder: Path, study: Study) -> Path:
     record, runs = read_reported(folder / "runs.csv", study)
     rows = summarize(record, runs)
     with _replacing(folder) as new:
-        pictures = {*draw(rows, new, ("scores", "factors", "robustness"), record.name)}
+        pictures = {*draw(rows, new, ("scores", "factors", "robustness"), study=record.name)}
         pictures |= {name for name in ("learning", "rates") if (folder / f"{name}.png").is_file()}
         text = make_report(record, rows, pictures, sections(old))
         (new / "report.md").write_text(text, encoding="utf-8")
