@@ -291,7 +291,7 @@ def _repeats(configs: Mapping[str, Config], baseline: str) -> dict[str, str]:
 
 
 def _data_key(config: Config) -> str:
-    names = ("data", "image_size", "train_images", "label_noise", "augmentation")
+    names = ("data", "image_size", "train_images", "validation", "label_noise", "augmentation")
     return repr([getattr(config, name) for name in names])
 
 

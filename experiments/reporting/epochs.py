@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from experiments.reporting.findings import escape
 from experiments.reporting.plot_factors import plot_factors
+from experiments.reporting.plot_style import entitle
 from experiments.reporting.summary import Row, compared
 from experiments.reporting.tables import accuracy_text, markdown
 
@@ -76,4 +77,6 @@ def plot_epochs(rows: Sequence[Row], best: Sequence[Row]) -> Figure:
             after = {"scored after": when} if best else {}
             if row.factors:  # without the baseline's line, which would be of two readings
                 turned.append(replace(row, factors={**factors, **after}, baseline=""))
-    return plot_factors(turned)
+    figure = plot_factors(turned)
+    entitle(figure, "clean accuracy by number of epochs")
+    return figure

@@ -300,6 +300,7 @@ def test_epochs_stand_at_their_numbers_and_readings_beside_one_another():
         figure = plot_epochs(rows, at_best(record, rows))
         alone = plot_epochs(rows, ())
     titles = [axes.get_title() for axes in figure.axes]
+    assert figure.get_suptitle() == "clean accuracy by number of epochs"
     assert titles == ["scored after the last epoch", "scored after the best epoch by validation"]
     for axes in figure.axes:
         assert axes.get_xlabel() == "number of epochs"

@@ -348,3 +348,9 @@ def test_data_that_the_command_line_cannot_replace_are_told(study_file, old, new
 def test_what_does_not_fit_the_training_is_told_before_any_run(study_file, fields, message):
     with pytest.raises(StudyError, match=f"conditions.Dropout2d: {message}"):
         read_study(study_file(TINY.replace("{spec: {", f"{{{fields}, spec: {{")))
+
+
+def test_a_share_of_validation_that_does_not_fit_is_told_whatever_others_have(study_file):
+    text = TINY.replace("baseline:", "  held: {validation: 0.1}\nbaseline:")
+    with pytest.raises(StudyError, match=r"conditions\.held: validation must leave images of"):
+        read_study(study_file(text))
