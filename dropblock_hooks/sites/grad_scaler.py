@@ -87,8 +87,16 @@ MISSING = (
 def in_use() -> bool:
     """Whether an enabled GradScaler that has scaled a loss lives in this process.
 
-    One that a live Attachment was given scales the loss of that one's model.
+    One that a live Attachment was given scales the loss of that one's model; one that nobody holds
+    any more, but what waits for Python's collector, scales nothing.
     """
+    if not _is_in_memory():
+        return False
+    gc.collect()
+    return _is_in_memory()
+
+
+def _is_in_memory() -> bool:
     scalers, given = [], set()
     # instances refer to their class: asked so, the search runs in C
     for thing in gc.get_referrers(Control, *_family(GradScaler)):
