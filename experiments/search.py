@@ -34,13 +34,12 @@ from typing import Any
 import yaml
 from scipy.stats import qmc
 
-from dropblock_hooks.spec.files import FileError, read_yaml
 from experiments.config import Config, Runtime
 from experiments.grid import fill_numbers, name_problems, texts, unknown
 from experiments.protocol import seed_problems
 from experiments.running.records import Run
 from experiments.seeds import derive_seed
-from experiments.study import Study, StudyError, make_study
+from experiments.study import Study, StudyError, make_study, read_plain
 
 _FIELDS = ["question", "base", "space", "arms", "draws", "seeds"]
 Drawn = dict[str, float]
@@ -88,10 +87,7 @@ def read_search(path: str | Path, runtime: Runtime | None = None) -> Search:
         StudyError: listing all that is wrong.
         OSError: if the file cannot be read.
     """
-    try:
-        plain, _ = read_yaml(Path(path).read_text(encoding="utf-8"), str(path))
-    except (FileError, UnicodeDecodeError) as error:
-        raise StudyError(path, [str(error)]) from error
+    plain = read_plain(path)
     problems = _problems(plain)
     if not problems:
         problems = seed_problems(Path(path), plain["seeds"], searching=True)
@@ -194,11 +190,12 @@ def _conditions(plain: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tup
     shared = draw(plain.get("space") or {}, count, "shared")
     conditions: dict[str, Any] = {}
     draws: dict[str, tuple[str, Drawn]] = {}
-    for arm, parts in plain["arms"].items():
-        own = draw((parts or {}).get("space") or {}, count, arm)
+    for arm, given in plain["arms"].items():
+        parts = given or {}
+        own = draw(parts.get("space") or {}, count, arm)
         for number, both in enumerate(zip(shared, own, strict=True), 1):
             drawn = {**both[0], **both[1]}
-            filled = fill_numbers((parts or {}).get("fields") or {}, {**base, **drawn})
+            filled = fill_numbers(parts.get("fields") or {}, {**base, **drawn})
             set_by_draw = {name: value for name, value in drawn.items() if name in known}
             conditions[f"{arm} {number}"] = {**set_by_draw, **filled}
             draws[f"{arm} {number}"] = (arm, drawn)
@@ -220,14 +217,15 @@ def _problems(plain: object) -> list[str]:
     problems += _space_problems(plain.get("space"), "space")
     if not isinstance(arms, dict) or not arms:
         return [*problems, f"arms must name at least one, got {arms!r}"]
-    for arm, parts in arms.items():
+    for arm, given in arms.items():
         problems += name_problems(arm, "arms: a name")
-        if not isinstance(parts, dict | None):
-            problems.append(f"arms.{arm} must have space and fields, or neither, got {parts!r}")
+        if not isinstance(given, dict | None):
+            problems.append(f"arms.{arm} must have space and fields, or neither, got {given!r}")
             continue
-        problems += unknown(parts or {}, ["space", "fields"], f"arms.{arm}: field")
-        problems += _space_problems((parts or {}).get("space"), f"arms.{arm}.space")
-        own = (parts or {}).get("fields") or {}
+        parts = given or {}
+        problems += unknown(parts, ["space", "fields"], f"arms.{arm}: field")
+        problems += _space_problems(parts.get("space"), f"arms.{arm}.space")
+        own = parts.get("fields") or {}
         if not isinstance(own, dict) or "test" in own:
             problems.append(f"arms.{arm}.fields must map fields of Config, but test, got {own!r}")
     return problems

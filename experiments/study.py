@@ -134,16 +134,26 @@ def read_study(
         StudyError: listing all that is wrong.
         OSError: if the file cannot be read.
     """
+    study = make_study(path, read_plain(path), runtime, data, base)
+    if problems := seed_problems(Path(path), study.seeds, searching=False):
+        raise StudyError(path, problems)
+    return study
+
+
+def read_plain(path: str | Path) -> Any:
+    """The plain data of a study file, or of a search file.
+
+    Raises:
+        StudyError: if it is not YAML, or refers to itself.
+        OSError: if it cannot be read.
+    """
     try:
         plain, _ = read_yaml(Path(path).read_text(encoding="utf-8"), str(path))
     except (FileError, UnicodeDecodeError) as error:
         raise StudyError(path, [str(error)]) from error
     if is_recursive(plain):
         raise StudyError(path, ["an alias stands within what it names, or data are too deep"])
-    study = make_study(path, plain, runtime, data, base)
-    if problems := seed_problems(Path(path), study.seeds, searching=False):
-        raise StudyError(path, problems)
-    return study
+    return plain
 
 
 def make_study(

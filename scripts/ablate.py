@@ -63,9 +63,7 @@ def ablate(
     part = None if shard is None else parse_shard(shard)
     study.open().close()
     check_paths(data=data, data_dir=data_dir)
-    from experiments.files import among_writers
-    from experiments.running.directories import write_json
-    from experiments.running.launch import launch
+    from experiments.running.launch import begin_study, launch
     from experiments.study import read_study
 
     runtime = Runtime(data_dir, loader_workers, checkpoint_seconds, log)
@@ -73,10 +71,7 @@ def ablate(
     if csv is not None:
         csv.open("a").close()  # an unwritable path is told now, not after the last run
     directory = out / plan.name
-    directory.mkdir(parents=True, exist_ok=True)
-    command = shlex.join(["python", "scripts/ablate.py", *sys.argv[1:]])
-    with among_writers(directory, ".study.json.*.part"):
-        write_json(directory / "study.json", plan.record(command))
+    begin_study(plan, directory, shlex.join(["python", "scripts/ablate.py", *sys.argv[1:]]))
     ended = launch(
         plan,
         directory,

@@ -42,19 +42,14 @@ def search(
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
     file.open().close()
-    from experiments.files import among_writers
-    from experiments.running.directories import write_json
-    from experiments.running.launch import launch
+    from experiments.running.launch import begin_study, launch
     from experiments.running.records import read_runs
     from experiments.search import best, chosen_text, read_search, table_text, tried
 
     runtime = Runtime(data_dir, loader_workers, checkpoint_seconds)
     plan = read_search(file, runtime)
     directory = out / plan.study.name
-    directory.mkdir(parents=True, exist_ok=True)
-    command = shlex.join(["python", "scripts/search.py", *sys.argv[1:]])
-    with among_writers(directory, ".study.json.*.part"):
-        write_json(directory / "study.json", plan.study.record(command))
+    begin_study(plan.study, directory, shlex.join(["python", "scripts/search.py", *sys.argv[1:]]))
     ended = launch(plan.study, directory, runtime, backend=backend, jobs=jobs)
     if ended.exit_code is not None:
         print(f"stopped; the same command goes on: {directory}", file=sys.stderr)

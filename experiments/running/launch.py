@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from experiments.config import Config, Runtime
+from experiments.files import among_writers
 from experiments.running.backends import Backend, workers
 from experiments.running.claims import Kind, agree
+from experiments.running.directories import write_json
 from experiments.running.outcomes import look
 from experiments.running.progress import Shown, shown
 from experiments.running.rounds import Job, Rounds
@@ -33,6 +35,19 @@ class Ended:
     failed: list[str]
     elsewhere: list[str]
     exit_code: int | None
+
+
+def begin_study(study: Study, directory: Path, command: str) -> None:
+    """Make a study's directory, and write what is run there.
+
+    Args:
+        study: what is to be run.
+        directory: of the study; made if need be.
+        command: that runs it.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with among_writers(directory, ".study.json.*.part"):
+        write_json(directory / "study.json", study.record(command))
 
 
 def launch(

@@ -14,8 +14,7 @@ from typing import Any
 
 from experiments.config import Config, Runtime
 from experiments.results import Result
-from experiments.running.directories import write_json
-from experiments.running.launch import launch
+from experiments.running.launch import begin_study, launch
 from experiments.running.records import read_runs
 from experiments.study import Study
 
@@ -52,8 +51,7 @@ def make_study(epochs: int = 2, seeds: tuple[int, ...] = (1, 2), **conditions: C
 
 def begin(study: Study, directory: Path) -> None:
     """The study's directory and its record, as scripts/ablate.py makes them."""
-    directory.mkdir(parents=True, exist_ok=True)
-    write_json(directory / "study.json", study.record("a test"))
+    begin_study(study, directory, "a test")
 
 
 def start(study: Study, directory: Path, **how: Any) -> int:
