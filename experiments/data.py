@@ -76,14 +76,19 @@ def load_data(config: Config, data_dir: Path) -> Data:
     kept = _kept(labels, share, source.classes)
     train = TrainImages(source, config, chosen[:kept], labels[:kept])
     validation = _validation(source, config, chosen[kept:], labels[kept:])
-    test = source.test or source.train
-    tests: dict[str, Images] = {"clean": TestImages(source, test, rest)}
-    for split, corruption in CORRUPTIONS.items():
-        tests[split] = TestImages(source, test, rest, corruption)
-    for split, pool in source.variants.items():
-        tests[split] = TestImages(source, pool, torch.arange(len(pool.labels)))
-    tests = tests if config.test else {}
+    tests = _tests(source, rest) if config.test else {}
     return Data(name, train, tests, source.classes, source.channels, source.image_size, validation)
+
+
+def _tests(source: Source, numbers: Tensor) -> dict[str, Images]:
+    """The test images with these numbers, clean and damaged; the source's own takes its place."""
+    test = source.test or source.train
+    damaged = {name: TestImages(source, test, numbers, one) for name, one in CORRUPTIONS.items()}
+    own = {
+        name: TestImages(source, pool, torch.arange(len(pool.labels)))
+        for name, pool in source.variants.items()
+    }
+    return {"clean": TestImages(source, test, numbers), **damaged, **own}
 
 
 def _labels(labels: Tensor, config: Config, classes: int, purpose: str) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -252,7 +252,7 @@ class _Lens:
     def _loaded(self, run: Run) -> tuple[nn.Module, Images]:
         """The network that was tested, and its clean test images."""
         assert run.directory is not None
-        data = load_data(run.config, self.data_dir)
+        data = load_data(replace(run.config, test=True), self.data_dir)  # also of a search's runs
         model, _ = prepare(run.config, data)
         path = run.directory / "checkpoint.pt"
         try:

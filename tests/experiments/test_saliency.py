@@ -290,6 +290,14 @@ def test_without_a_finished_run_there_is_nothing_to_look_at(study):
         measure(record, runs)
 
 
+def test_runs_that_were_not_tested_are_looked_at_as_the_others(study, tmp_path):
+    made = make_study(1, (1,), none=replace(BIG, test=False))
+    begin(made, tmp_path)
+    assert launch(made, tmp_path, Runtime(), backend="sequential").failed == []
+    [untested] = measure(*read_runs(tmp_path), layer=LAYER).runs
+    assert untested in measure(*read_runs(study), ["none"], layer=LAYER).runs
+
+
 def test_damaged_weights_and_those_of_others_are_refused(study, tmp_path):
     _, runs = read_runs(study)
     run = next(run for run in runs if run.status == "finished")
