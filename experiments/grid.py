@@ -6,7 +6,13 @@
     fields:
       spec: {"${placement}": {DropBlock2d: {p: "${rate}", block_size: 3}}}
 
-gives the conditions "stage 2, 0.1", "stage 2, 0.3", "all, 0.1" and "all, 0.3".
+gives the conditions "stage 2, 0.1", "stage 2, 0.3", "all, 0.1" and "all, 0.3". A level that is a
+mapping can set several fields, and take other factors' levels:
+
+    factors:
+      arm: {none: {lr: 0.1, spec: null}, Dropout: {lr: 0.2, spec: {layer4.0: Dropout(0.5)}}}
+      epochs: [10, 20]
+    fields: {lr: "${arm.lr}", spec: "${arm.spec}", epochs: "${epochs}"}
 """
 
 from __future__ import annotations
@@ -52,7 +58,7 @@ def expand(grid: object) -> tuple[list[Cell], list[str]]:
     if problems:
         return [], problems
     levels = {name: _levels(name, values, problems) for name, values in factors.items()}
-    problems += _placeholder_problems(fields, list(factors))
+    problems += _placeholder_problems(fields, levels)
     if problems:
         return [], problems
     cells = []
@@ -61,11 +67,22 @@ def expand(grid: object) -> tuple[list[Cell], list[str]]:
         values = {factor: levels[factor][name] for factor, name in chosen.items()}
         name = ", ".join(names)
         try:
-            cells.append(Cell(name, chosen, fill(fields, values)))
+            cells.append(Cell(name, chosen, fill(fields, _in_each_other(values))))
         except ValueError as error:
             problems.append(f"grid: {name}: {error}")
     twice = _repeated(cell.name for cell in cells)
     return cells, problems + [f"grid: two conditions are named {name!r}" for name in twice]
+
+
+def _in_each_other(levels: Mapping[str, Any]) -> dict[str, Any]:
+    """The chosen levels, and the parts of those that are mappings: ``factor.part`` -> value.
+
+    Levels that are no mappings are put into those that are.
+    """
+    whole = {name: level for name, level in levels.items() if not isinstance(level, dict)}
+    filled = {name: fill(level, whole) for name, level in levels.items() if name not in whole}
+    parts = {f"{name}.{part}": v for name, level in filled.items() for part, v in level.items()}
+    return {**parts, **whole, **filled}
 
 
 def _levels(factor: object, values: object, problems: list[str]) -> dict[str, Any]:
@@ -115,18 +132,51 @@ def name_problems(name: object, what: str) -> list[str]:
     return []
 
 
-def _placeholder_problems(fields: Mapping[str, Any], factors: list[str]) -> list[str]:
-    problems, used = [], set()
-    for text in texts(fields):
-        names = _PLACEHOLDER.findall(text)
-        used.update(names)
-        if "${" in _PLACEHOLDER.sub("", text):
-            problems.append(f"grid.fields: the placeholder in {text!r} is not closed: ${{factor}}")
-        problems += unknown(names, factors, f"grid.fields: {text!r}: factor")
-    idle = [name for name in factors if name not in used]
+def _placeholder_problems(
+    fields: Mapping[str, Any], levels: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+    """What is wrong with the placeholders of the fields, and of levels that are mappings."""
+    parts = {
+        f"{factor}.{part}"
+        for factor, values in levels.items()
+        for part in _shared_parts(list(values.values()))
+    }
+    problems, used = _unclosed_or_unknown(fields, "grid.fields", [*levels, *sorted(parts)])
+    used = {name if name in levels else name.partition(".")[0] for name in used}
+    plain = [name for name, values in levels.items() if not any(map(_is_mapping, values.values()))]
+    for factor, values in levels.items():
+        for name, level in values.items():
+            where = f"grid.factors.{factor}.{name}"
+            found = _unclosed_or_unknown(level, where, plain) if _is_mapping(level) else ([], ())
+            problems += found[0]
+            used.update(found[1])
+    idle = [name for name in levels if name not in used]
     return problems + [
         f"grid.factors: {name!r} stands nowhere in grid.fields: ${{{name}}}" for name in idle
     ]
+
+
+def _unclosed_or_unknown(data: object, where: str, known: list[str]) -> tuple[list[str], set[str]]:
+    """Problems of the placeholders in plain data, and the names in them."""
+    problems, used = [], set()
+    for text in texts(data):
+        names = _PLACEHOLDER.findall(text)
+        used.update(names)
+        if "${" in _PLACEHOLDER.sub("", text):
+            problems.append(f"{where}: the placeholder in {text!r} is not closed: ${{factor}}")
+        problems += unknown(names, known, f"{where}: {text!r}: factor")
+    return problems, used
+
+
+def _shared_parts(levels: list[Any]) -> set[str]:
+    """The names that all levels of a factor have, where they are mappings."""
+    if not levels or not all(map(_is_mapping, levels)):
+        return set()
+    return set.intersection(*({str(name) for name in level} for level in levels))
+
+
+def _is_mapping(level: object) -> bool:
+    return isinstance(level, dict)
 
 
 def texts(data: object) -> Iterator[str]:

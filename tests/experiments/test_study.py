@@ -203,6 +203,58 @@ def test_an_empty_grid_is_refused(study_file, grid, message):
     assert message in str(error.value)
 
 
+ARMS = """
+base:
+  model_args: {layers: [1, 1, 1, 1], channels: [8, 8, 8, 8]}
+  train_images: 20
+grid:
+  factors:
+    arm:
+      none: {lr: 0.1, spec: null}
+      Dropout2d:
+        lr: 0.2
+        spec: {layer4.0: "Dropout2d(p=LinearSchedule(start=0.0, stop=0.5, epochs=${epochs}))"}
+    epochs: [3, 7]
+  fields: {lr: "${arm.lr}", spec: "${arm.spec}", epochs: "${epochs}"}
+baseline: none, 3
+seeds: [1]
+"""
+
+
+def test_a_level_may_set_several_fields_and_take_other_levels(study_file):
+    study = read_study(study_file(ARMS))
+    assert study.factors["Dropout2d, 7"] == {"arm": "Dropout2d", "epochs": "7"}
+    found = {name: (config.lr, config.epochs) for name, config in study.conditions.items()}
+    assert found == {
+        "none, 3": (0.1, 3),
+        "none, 7": (0.1, 7),
+        "Dropout2d, 3": (0.2, 3),
+        "Dropout2d, 7": (0.2, 7),
+    }
+    assert study.conditions["none, 7"].spec is None
+    for epochs in (3, 7):
+        spec = study.conditions[f"Dropout2d, {epochs}"].spec
+        assert spec["layer4.0"]["Dropout2d"]["p"]["LinearSchedule"]["epochs"] == epochs
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("lr: 0.1, ", "", "'${arm.lr}': factor 'arm.lr' is unknown (closest: arm, arm.spec)"),
+        ("none: {lr: 0.1, spec: null}", "none: 3", "factor 'arm.lr' is unknown (closest: arm)"),
+        ("epochs=${epochs}", "epochs=${epoch}", "grid.factors.arm.Dropout2d: 'Dropout2d(p="),
+        ("epochs=${epochs}", "epochs=${arm}", "factor 'arm' is unknown; known: epochs"),
+        ("epochs=${epochs}", "epochs=${epochs", "is not closed: ${factor}"),
+        ('lr: "${arm.lr}", spec: "${arm.spec}"', "lr: 1", "'arm' stands nowhere in grid.fields"),
+    ],
+)
+def test_a_faulty_level_of_several_fields_is_refused(study_file, old, new, message):
+    assert ARMS.count(old) == 1
+    with pytest.raises(StudyError) as error:
+        read_study(study_file(ARMS.replace(old, new)))
+    assert message in str(error.value)
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "3", "[none]", "conditions: {}\nbaseline: a\nseeds: [1]", "baseline: a\nseeds: [1]"],
