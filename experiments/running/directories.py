@@ -19,6 +19,7 @@ import os
 import shutil
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,16 @@ def seal(directory: Path, run: str, result: Result) -> None:
     digests = {name: digest(directory / name) for name in SEALED}
     (directory / "error.json").unlink(missing_ok=True)  # first: no kill leaves it beside done.json
     write_json(directory / "done.json", {"run": run, "sha256": digests})
+
+
+def take_over(source: Path, directory: Path) -> None:
+    """Copy a finished run, its record included; `done.json` is written last, as by the run itself.
+
+    The claim on `directory` must be held.
+    """
+    for name in (*SEALED, "checkpoint.pt", "done.json"):
+        if (source / name).exists():
+            write_atomically(directory / name, partial(shutil.copyfile, source / name))
 
 
 def digest(path: Path) -> str:

@@ -86,7 +86,7 @@ def launch(
         config=Config(),
         runtime=replace(runtime, data_dir=runtime.data_dir.absolute()),
         directory=directory,
-        terms=Terms(claim=agree(directory, claim), launch=name),
+        terms=Terms(agree(directory, claim), launch=name, studies=directory.parent),
         stop_file=stop_file,
         parent=os.getpid() if backend == "loky" else None,
     )

@@ -25,6 +25,7 @@ from experiments.running.directories import (
     make_directory,
     seal,
     set_aside,
+    take_over,
     write_json,
 )
 from experiments.running.environment import environment, now
@@ -49,6 +50,8 @@ class Terms:
         launch: name of the launch, for the record.
         failure: the failure (its `id`) that is to be tried again; another one, of a launch
             beside this, counts. None: any failure is tried again.
+        studies: folder of studies, of which another may have finished this very run: it is
+            copied from there. None: it is run.
     """
 
     claim: Kind = "lock"
@@ -56,6 +59,7 @@ class Terms:
     lease_seconds: float = LEASE_SECONDS
     launch: str | None = None
     failure: str | None = None
+    studies: Path | None = None
 
 
 def execute(
@@ -140,6 +144,8 @@ class _Job:
             set_aside(directory, str(damage))
         if stop.asked():
             return Outcome("stopped")
+        if (outcome := self.taken_over()) is not None:
+            return outcome
         begin(directory, self.config, environment(self.terms.launch))
         try:
             result = train(self.config, self.runtime, directory, stop=stop)
@@ -159,6 +165,18 @@ class _Job:
         stop.claim.check()
         seal(directory, self.hash, result)
         return Outcome(result.status, result)
+
+    def taken_over(self) -> Outcome | None:
+        """The run as another study has finished it, copied; None if none has, or it was damaged."""
+        studies = self.terms.studies
+        for other in [] if studies is None else sorted(studies.glob(f"*/{self.hash}")):
+            if other != self.directory and look(other, self.hash).result is not None:
+                take_over(other, self.directory)
+                found = look(self.directory, self.hash)
+                if found.result is not None:
+                    return found
+                set_aside(self.directory, f"it was changed while it was copied from {other}")
+        return None
 
 
 def fail(directory: Path, error: Exception) -> Outcome:

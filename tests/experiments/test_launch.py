@@ -76,6 +76,17 @@ def test_a_launch_runs_everything_once(home, capsys):
     assert not list(home.glob("stop-*"))
 
 
+def test_studies_share_what_they_have_in_common(home):
+    one, other = make_study(seeds=(1,)), make_study(seeds=(1, 2))
+    assert run(one, home).failed == []
+    assert run(other, home.with_name("other")).failed == []
+    mine, theirs = summary(home), summary(home.with_name("other"))
+    assert len(theirs) == 4
+    assert mine.items() < theirs.items()
+    begun = {attempt["launch"] for attempt in attempts(home)}
+    assert sum(a["launch"] in begun for a in attempts(home.with_name("other"))) == 2
+
+
 def test_what_damage_was_set_aside_is_told(home, capsys):
     study = make_study(epochs=1, seeds=(1,), none=TINY)
     run(study, home)

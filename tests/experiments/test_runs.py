@@ -312,6 +312,80 @@ def test_a_diverged_run_is_finished_for_good(tmp_path, trained):
     assert len(trained) == 1
 
 
+def other_studys(home: Path) -> Path:
+    """The folder of the same run in another study beside."""
+    other = home.parent.parent / "another" / home.name
+    other.parent.mkdir(parents=True, exist_ok=True)
+    return other
+
+
+@pytest.fixture
+def beside(tmp_path):
+    """A run's folder in a study's, which has others beside it."""
+    return tmp_path / "studies" / "study" / run_hash(resolve(ONE), "fake")
+
+
+def test_what_another_study_has_finished_is_copied(beside, finished, trained):
+    theirs = other_studys(beside)
+    outcome = finished(theirs)
+    assert run(beside, studies=beside.parent.parent) == outcome
+    assert trained == []
+    for name in ("config.yaml", "metrics.jsonl", "result.json", "environment.json", "done.json"):
+        assert (beside / name).read_bytes() == (theirs / name).read_bytes()
+    assert look(beside) == outcome
+
+
+def test_a_run_of_no_other_study_is_not_looked_for(beside, finished, trained):
+    finished(other_studys(beside))
+    assert run(beside).status == "finished"
+    assert len(trained) == 1
+
+
+def test_what_is_damaged_in_another_study_is_not_copied(beside, finished, trained):
+    theirs = other_studys(beside)
+    finished(theirs)
+    (theirs / "metrics.jsonl").write_text("{}")
+    assert run(beside, studies=beside.parent.parent).status == "finished"
+    assert len(trained) == 1
+
+
+def test_what_is_changed_while_it_is_copied_is_set_aside(beside, finished, trained, monkeypatch):
+    theirs = other_studys(beside)
+    finished(theirs)
+
+    def change(source, target):
+        take_over(source, target)
+        (target / "result.json").write_text("{}")
+
+    take_over = runs.take_over
+    monkeypatch.setattr(runs, "take_over", change)
+    assert run(beside, studies=beside.parent.parent).status == "finished"
+    assert len(trained) == 1
+    (note,) = beside.parent.glob("*/damage.txt")
+    assert note.read_text() == f"it was changed while it was copied from {theirs}\n"
+
+
+def test_a_copy_that_was_killed_goes_on(beside, finished, trained, monkeypatch):
+    theirs = other_studys(beside)
+    outcome = finished(theirs)
+    copied = []
+
+    def killed(path, write):
+        copied.append(path.name)
+        if path.name == "done.json":
+            raise KeyboardInterrupt
+        write_atomically(path, write)
+
+    write_atomically = directories.write_atomically
+    with monkeypatch.context() as patch:
+        patch.setattr(directories, "write_atomically", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(beside, studies=beside.parent.parent)
+    assert copied[-1] == "done.json"
+    assert run(beside, studies=beside.parent.parent) == outcome
+    assert trained == []
+
+
 def test_a_stopped_run_goes_on_where_it_was(home, finished):
     whole = finished(home.parent / "whole").result
     asked = iter([False, False, True])
