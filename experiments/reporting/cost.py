@@ -8,6 +8,7 @@ from datetime import datetime
 from experiments.reporting.findings import counted, escape
 from experiments.reporting.summary import Row
 from experiments.reporting.tables import markdown
+from experiments.running.directories import environments
 from experiments.running.records import Run
 
 NOTE = (
@@ -19,8 +20,9 @@ NOTE = (
 
 
 def cost(rows: Sequence[Row]) -> list[str]:
-    """Seconds and memory of each condition, and how they are to be read."""
-    return [_cost_table(rows), " ".join([NOTE.format(escape(rows[0].baseline)), *_at_once(rows)])]
+    """Seconds and memory of each condition, how they are to be read, and the first start."""
+    note = [NOTE.format(escape(rows[0].baseline)), *_at_once(rows), *_begun(rows)]
+    return [_cost_table(rows), " ".join(note)]
 
 
 def _cost_table(rows: Sequence[Row]) -> str:
@@ -50,6 +52,14 @@ def _at_once(rows: Sequence[Row]) -> list[str]:
         f"By their starts and seconds, at most {counted(number, 'run')} of this study "
         f"{'was' if number == 1 else 'were'} at work at once on one machine."
     ]
+
+
+def _begun(rows: Sequence[Row]) -> list[str]:
+    """When the first run was begun, where that is known."""
+    runs = [run for row in rows for run in row.runs]
+    starts = [each.get("started") for run in runs for each in environments(run.environment)]
+    known = [start for start in starts if isinstance(start, str)]
+    return [f"The first run was begun {escape(min(known))}."] if known else []
 
 
 def most_at_once(runs: Sequence[Run]) -> int | None:

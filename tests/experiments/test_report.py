@@ -495,6 +495,18 @@ def test_seconds_and_memory_stand_in_the_cost_section_only():
     assert "| 1000 |" in two[1]
 
 
+def test_report_says_when_the_first_run_was_begun():
+    starts = ["2026-11-23T12:57:49+00:00", "2026-11-23T12:57:48+00:00", None]
+    runs = [
+        make_run("none", seed, environment={**ENVIRONMENT, "started": start})
+        for seed, start in enumerate(starts)
+    ]
+    cost = section(markdown(runs), "Cost")
+    assert cost.endswith(" The first run was begun 2026-11-23T12:57:48+00:00.\n")
+    nowhere = {name: value for name, value in ENVIRONMENT.items() if name != "started"}
+    assert "begun" not in section(markdown([make_run("none", 1, environment=nowhere)]), "Cost")
+
+
 def test_report_escapes_names():
     name = "layer[34].* | a_b"
     document = markdown(make_study(none=[0.5], **{name: [0.6]}))
