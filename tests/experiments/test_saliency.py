@@ -19,6 +19,9 @@ from experiments import checkpoint
 from experiments.config import Runtime
 from experiments.data import load_data
 from experiments.models import prepare
+from experiments.recounting.numbers import read_study
+from experiments.recounting.saliency import recount_saliency
+from experiments.report import write_report
 from experiments.reporting.plot_style import own_settings
 from experiments.reporting.tables import p_text
 from experiments.running.launch import launch
@@ -247,6 +250,17 @@ def test_differences_are_tested_as_those_of_accuracies(study):
         assert f"| {mean:+.2f} {ends} | " in text
         assert f" | {holm} |" in text
     assert "over the 2 comparisons of this table" in text
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_what_is_written_beside_a_report_is_what_its_runs_tell(study, tmp_path):
+    write_report(study, tmp_path)
+    measured = measure(*read_runs(study), layer=LAYER, boxes_of=boxes_of, threshold=0.3)
+    text = write(measured, tmp_path / "saliency")
+    assert recount_saliency(read_study(tmp_path)) == []
+    text.write_text(text.read_text().replace("30 % of its largest", "20 % of its largest"))
+    (fault,) = recount_saliency(read_study(tmp_path))
+    assert "at least 30 %" in fault.recounted
 
 
 def test_a_seed_without_all_networks_makes_no_picture(study, tmp_path):
