@@ -18,7 +18,7 @@ import math
 import os
 import signal
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,16 +68,64 @@ def load_data(config: Config, data_dir: Path) -> Data:
         ValueError: if files are missing or damaged, or `train_images`, `label_noise` or
             `validation` do not fit the data.
     """
-    source = load_source(config, data_dir)
-    name = config.data.partition(":")[0]
-    chosen, rest = _split(source, config, name)
-    labels = _labels(source.train.labels[chosen], config, source.classes, "noise")
+    return make_data(load_source(config, data_dir), config)
+
+
+def make_data(source: Source, config: Config) -> Data:
+    """The images of a config, of a source that was loaded for it.
+
+    Example:
+        >>> config = Config(data="fake", train_images=100, validation=0.5)
+        >>> data = make_data(load_source(config, Path()), config)
+        >>> len(data.train), len(data.validation), len(data.tests["clean"])
+        (50, 50, 64)
+
+    Raises:
+        ValueError: if `train_images`, `label_noise` or `validation` do not fit the data.
+    """
+    chosen, rest, labels = _drawn(source, config)
     share = config.validation if source.validation is None else 0.0
     kept = _kept(labels, share, source.classes)
     train = TrainImages(source, config, chosen[:kept], labels[:kept])
     validation = _validation(source, config, chosen[kept:], labels[kept:])
     tests = _tests(source, rest) if config.test else {}
-    return Data(name, train, tests, source.classes, source.channels, source.image_size, validation)
+    sizes = (source.classes, source.channels, source.image_size)
+    return Data(config.data.partition(":")[0], train, tests, *sizes, validation)
+
+
+def check_validation(source: Source, config: Config, seeds: Iterable[int]) -> None:
+    """Refuse a share of validation that leaves a class empty with any of the seeds.
+
+    Only labels are drawn: no image is made. A source with validation images of its own has them of
+    every class, whatever the seed.
+
+    Example:
+        >>> config = Config(data="fake", train_images=90, validation=0.5)
+        >>> check_validation(load_source(config, Path()), config, seeds=[1, 2, 3])
+        Traceback (most recent call last):
+            ...
+        ValueError: with seed 3, validation must leave images of every class ...
+
+    Raises:
+        ValueError: naming the first seed with which a class is empty, and the class.
+    """
+    if source.validation is not None or not config.validation:
+        return
+    for seed in seeds:
+        *_, labels = _drawn(source, replace(config, seed=seed))
+        try:
+            _kept(labels, config.validation, source.classes)
+        except ValueError as error:
+            raise ValueError(f"with seed {seed}, {error}") from error
+
+
+def _drawn(source: Source, config: Config) -> tuple[Tensor, Tensor, Tensor]:
+    """Numbers of the images to train on, with those for validation, and to test on; their labels.
+
+    The labels are of the first, and have the config's noise.
+    """
+    chosen, rest = _split(source, config, config.data.partition(":")[0])
+    return chosen, rest, _labels(source.train.labels[chosen], config, source.classes, "noise")
 
 
 def _tests(source: Source, numbers: Tensor) -> dict[str, Images]:

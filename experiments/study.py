@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ from typing import Any
 from dropblock_hooks.spec.files import FileError, read_yaml
 from experiments.config import Config, Runtime, make_config, resolve, run_hash
 from experiments.contrasts import Asked, plain_contrasts, read_contrasts, replica_problems
-from experiments.data import load_data
-from experiments.datasets.sources import fingerprint
+from experiments.data import Data, check_validation, make_data
+from experiments.datasets.sources import fingerprint, load_source
 from experiments.files import record_digest
 from experiments.grid import Cell, expand, fill_numbers, unknown
 from experiments.models import prepare
@@ -188,7 +188,7 @@ def make_study(
     if problems:
         raise StudyError(path, problems)
     configs = _configs(cells, shared, problems)
-    fingerprints = _fit(configs, runtime or Runtime(), problems)
+    fingerprints = _fit(configs, plain["seeds"], runtime or Runtime(), problems)
     problems += _equal_conditions(configs, fingerprints)
     problems += replica_problems(contrasts, _repeats(configs, plain["baseline"]))
     if problems:
@@ -273,7 +273,9 @@ def _configs(cells: list[Cell], base: Mapping[str, Any], problems: list[str]) ->
     return configs
 
 
-def _fit(configs: Mapping[str, Config], runtime: Runtime, problems: list[str]) -> dict[str, str]:
+def _fit(
+    configs: Mapping[str, Config], seeds: Sequence[int], runtime: Runtime, problems: list[str]
+) -> dict[str, str]:
     """Try what each condition is made of on its data; the fingerprints of the data."""
     fingerprints: dict[str, str] = {}
     loaded: tuple[str, Any] = ("", None)
@@ -281,13 +283,21 @@ def _fit(configs: Mapping[str, Config], runtime: Runtime, problems: list[str]) -
         try:
             fingerprints[name] = fingerprint(config, runtime.data_dir)
             if _data_key(config) != loaded[0]:
-                loaded = (_data_key(config), load_data(config, runtime.data_dir))
+                loaded = (_data_key(config), _load(config, seeds, runtime))
             model, _ = prepare(config, loaded[1])
             LearningRate(config, make_optimizer(config, model), batches=1)
             Targets(config, loaded[1].classes, len(loaded[1].train))
         except ValueError as error:
             problems.append(f"conditions.{name}: {error}")
     return fingerprints
+
+
+def _load(config: Config, seeds: Sequence[int], runtime: Runtime) -> Data:
+    """The data of the first seed; the shares of validation are tried with all."""
+    first = replace(config, seed=seeds[0])
+    source = load_source(first, runtime.data_dir)
+    check_validation(source, config, seeds)
+    return make_data(source, first)
 
 
 def _repeats(configs: Mapping[str, Config], baseline: str) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Recount the tables and claims of the committed reports, and the claims of both READMEs.
 
-Claims are scores, differences, intervals, p values and their words; settings are not recounted.
+Claims are scores, differences, intervals, p values and their words; settings are not recounted. A
+saliency/saliency.md beside a report is recounted, too, from its saliency.csv.
 
 Example: scripts/recount.py
 """

@@ -4,6 +4,7 @@
 - `paired`: the statistics, by numpy and scipy; nothing of `reporting` is used
 - `reports`: each table and sentence of a `report.md`; `sentences`: how tests are told there;
   `scores`: those against the baseline; `epochs`: the best epochs, several numbers of epochs
+- `saliency`: each line of a `saliency/saliency.md`; `saliency_runs`: its `saliency.csv`, compared
 - `prose`: the numbers that a README says about studies; `claims`: of power, pairing and A/A;
   `rounding`: whether they are so
 
@@ -21,6 +22,7 @@ import yaml
 from experiments.recounting.numbers import Fault, Study, read_study
 from experiments.recounting.prose import recount_prose
 from experiments.recounting.reports import recount_report
+from experiments.recounting.saliency import recount_saliency
 
 __all__ = ["Fault", "recount"]
 
@@ -47,6 +49,7 @@ def recount(root: Path) -> list[Fault]:
         raise ValueError(f"there is no runs.csv below {root / RESULTS}")
     studies = {folder.name: read_study(folder) for folder in folders}
     faults = [fault for study in studies.values() for fault in recount_report(study)]
+    faults += [fault for study in studies.values() for fault in recount_saliency(study)]
     faults += [fault for study in studies.values() for fault in _asked_faults(root, study)]
     for name, titles in PROSE.items():
         faults += recount_prose(root / name, titles, studies)

@@ -5,6 +5,7 @@
     no difference from *none* shown for *a*, *b* (up to 3.4 points may be hidden)
     higher than *none*: *c*, *d*
     *timm* drops .467 where .25 is asked for
+    *DropBlock2d* minus *none* in share: +4.1 points [+1.2, +7.0], n 12, Holm p .003
     *a* minus *b*: +0.1 [-0.2, +0.4], Holm p .5, TOST Holm p .003: equal within ±1 point
     *Pairs of rate*: 6 seeds find differences of 2.7 to 14.2 points with 80 % chance
     *Pairs of rate*: r is -.84 to .82, pairing buys nothing in 4 of 12
@@ -12,6 +13,7 @@
 
 The study is the last one that was linked in the paragraph or line of a table, or is named: `*none*
 of [rate](...)`. "Holm p" is that of the report's family of comparisons, "p" that of the test alone.
+"in entropy" and "in share" are about where networks look, by the study's `saliency/saliency.csv`.
 """
 
 from __future__ import annotations
@@ -27,13 +29,15 @@ from experiments.recounting.families import families_of
 from experiments.recounting.numbers import Fault, Study
 from experiments.recounting.paired import Test, compare, p_says
 from experiments.recounting.rounding import counts, p_rounds, rounds
+from experiments.recounting.saliency_runs import of_saliency
 from experiments.recounting.scores import score_of
 
 _NUMBER = r"[+-]?\d*\.?\d+"
 _SIDE = r"\*(?P<{0}>[^*]+)\*(?: of \[(?P<{0}_study>\w+)\]\([^)]*\))?"
 _HIDDEN = rf"up to (?P<hidden>{_NUMBER}) points may be hidden"
 _FORMS = {
-    "claim": rf"{_SIDE.format('left')} minus {_SIDE.format('right')}: "
+    "claim": rf"{_SIDE.format('left')} minus {_SIDE.format('right')}"
+    r"(?: in (?P<measure>entropy|share))?: "
     rf"(?P<mean>{_NUMBER})(?: points)? \[(?P<low>{_NUMBER}), (?P<high>{_NUMBER})\]"
     r"(?:, n (?P<n>\d+))?, (?P<holm>Holm )?p (?P<p><?\.?\d+)(?:, TOST Holm p (?P<tost><?\.?\d+))?"
     r"(?P<verdict>: no difference shown)?(?:: equal within ±(?P<margin>\d*\.?\d+) points?)?",
@@ -64,7 +68,7 @@ _LOOSE = re.compile(  # what claims something outside of the forms
     r"(?<![\w.])[+-]\d*\.?\d+|\bp [<=≤.]|no difference|none shown|\bbeats?\b|may be hidden|"
     r"equal within|80 % chance|buys nothing|(?:higher|lower) than|drops \."
 )
-_LINK = re.compile(r"results/(\w+)/report\.md")
+_LINK = re.compile(r"results/(\w+)/(?:report|saliency/saliency)\.md")
 
 
 def recount_prose(path: Path, titles: tuple[str, ...], studies: Mapping[str, Study]) -> list[Fault]:
@@ -150,14 +154,18 @@ def _claim(said: dict[str, str], study: Study | None, studies: Mapping[str, Stud
         if of is None:
             return "no study is linked"
         sides.append((of, said[side]))
-    if "holm" in said:
+    if "measure" in said:
+        same = sides[0][0] is sides[1][0]
+        asked = (said["measure"], said["left"], said["right"], "holm" not in said)
+        test = of_saliency(sides[0][0], *asked) if same else None
+    elif "holm" in said:
         test = _of_report(sides[0][0], said["left"], said["right"])
     elif any(name not in of.heads for of, name in sides):
         return "no such condition"
     else:
         test = compare([tuple(of.values(name) for of, name in sides)])[0]  # type: ignore[misc]
     if test is None:
-        return "no comparison of the report"
+        return f"no comparison of {'saliency.md' if 'measure' in said else 'the report'}"
     p = test.holm if "holm" in said else test.p
     so = all(rounds(said[key], 100 * getattr(test, key)) for key in ("mean", "low", "high"))
     so &= int(said.get("n", test.n)) == test.n and p_rounds(said["p"], p)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import csv
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
 from experiments.files import draft_folder
-from experiments.reporting.findings import counted, escape
+from experiments.reporting.findings import counted, escape, sentence, spread_note
 from experiments.reporting.plot_style import own_settings, save
 from experiments.reporting.statistics import Difference, compare
-from experiments.reporting.tables import markdown, p_text
+from experiments.reporting.tables import (
+    correlation_text,
+    detectable_text,
+    difference_text,
+    holm_text,
+    markdown,
+)
 from experiments.saliency.measure import Measured, Saliency
 from experiments.saliency.picture import plot_saliency
 
-NAMES = {"entropy": "entropy, share of log(h w)", "share": "share of the objects touched"}
+NAMES = {"entropy": "entropy, % of log(h w)", "share": "objects touched, %"}
 
 
 def write(measured: Measured, folder: Path) -> Path:
@@ -28,7 +33,7 @@ def write(measured: Measured, folder: Path) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     with draft_folder(folder) as new:
-        write_csv(measured.runs, new / "saliency.csv")
+        write_csv(measured, new / "saliency.csv")
         if measured.picture is not None:
             with own_settings():
                 figure = plot_saliency(measured.picture, measured.threshold, measured.study)
@@ -41,13 +46,23 @@ def write(measured: Measured, folder: Path) -> Path:
     return folder / "saliency.md"
 
 
-def write_csv(runs: Sequence[Saliency], path: Path) -> None:
-    """One line for each run."""
+def write_csv(measured: Measured, path: Path) -> None:
+    """One line for each run: what was found, and what it was asked with.
+
+    `threshold` and `number` are those of the command; `shown` has the numbers of the test images
+    in the picture, for the runs whose networks it shows.
+    """
+    picture, shown = measured.picture, ""
+    if picture is not None:
+        shown = " ".join(map(str, picture.numbers))
+    names = [*(field.name for field in fields(Saliency)), "threshold", "number", "shown"]
     with path.open("w", newline="", encoding="utf-8") as file:
-        names = [field.name for field in fields(Saliency)]
         writer = csv.DictWriter(file, names, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(asdict(run) for run in runs)
+        for run in measured.runs:
+            seen = shown if picture is not None and run.seed == picture.seed else ""
+            asked = {"threshold": measured.threshold, "number": measured.drawn_by, "shown": seen}
+            writer.writerow({**asdict(run), **asked})
 
 
 def describe(measured: Measured) -> str:
@@ -84,7 +99,7 @@ def _definitions(runs: Sequence[Saliency], threshold: float) -> str:
 
 
 def _table(measured: Measured, name: str) -> list[str]:
-    """Means over the seeds, and paired differences to the first condition."""
+    """Means over the seeds, and paired differences to the first condition, as of accuracies."""
     scores = {
         condition: {
             run.seed: value
@@ -97,36 +112,50 @@ def _table(measured: Measured, name: str) -> list[str]:
         return []
     first = measured.conditions[0]
     found = compare(scores, first)
-    columns = ("condition", "n", NAMES[name], f"minus {escape(first)} [95 %]", "p", "Holm p")
+    columns = (f"minus {escape(first)} [95 %]", "r", "80 % power", "Holm p") if found else ()
     lines = [
-        (
-            escape(condition),
-            len(values),
-            _mean(list(values.values())),
-            *_cells(found.get(condition)),
-        )
+        (escape(condition), len(values), _mean(list(values.values())))
+        + (_cells(found.get(condition), len(values)) if found else ())
         for condition, values in scores.items()
     ]
-    note = "Means over the images of a run, then over the seeds (± standard deviation over these); "
-    note += f"differences are paired by seed, and Holm's p is over the {len(found)} of this table."
-    return [f"## {name.capitalize()}", markdown(columns, lines), *([note] if found else [])]
+    parts = [f"## {name.capitalize()}"]
+    if found:
+        parts.append("\n".join(f"- {sentence(one, first, found[one])}" for one in found))
+    parts += [markdown(("condition", "n", NAMES[name], *columns), lines), _reading(len(found))]
+    return parts + spread_note([*found.values()])
+
+
+def _reading(comparisons: int) -> str:
+    """How the table is to be read."""
+    text = (
+        "Means over the images of a run, in percent, then over the seeds (± standard deviation "
+        "over these)."
+    )
+    if not comparisons:
+        return text
+    over = f", corrected after Holm over the {comparisons} comparisons of this table"
+    return (
+        f"{text} Differences are in percentage points, paired by seed, with the 95 % interval of "
+        "the paired t-test; there is none below three pairs. p is that of the two-sided test"
+        f"{over if comparisons > 1 else ''}; the intervals are not corrected. r is the correlation "
+        "of the two over the seeds; the column of power has the true difference, in points, that "
+        "such a test finds with 80 % chance."
+    )
 
 
 def _mean(values: Sequence[float]) -> str:
     if not values:
         return ""
-    spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.3f}{spread}"
+    spread = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{100 * statistics.fmean(values):.2f}{spread}"
 
 
-def _cells(found: Difference | None) -> tuple[str, str, str]:
-    """Difference, p and corrected p, as text."""
-    if found is None or found.mean is None:
-        return "", "", ""
-    low, high = found.interval or (math.nan, math.nan)
-    ends = f" [{low:+.3f}, {high:+.3f}]" if found.interval else ""
-    ps = ["" if p is None else p_text(p) for p in (found.p, found.holm)]
-    return f"{found.mean:+.3f}{ends}", ps[0], ps[1]
+def _cells(found: Difference | None, n: int) -> tuple[str, str, str, str]:
+    """Difference, correlation, power and corrected p, as text."""
+    text = difference_text(found)
+    if found is not None and found.n not in (n, 0):
+        text += f" ({counted(found.n, 'pair')})"
+    return text, correlation_text(found), detectable_text(found), holm_text(found)
 
 
 def _empty(runs: Sequence[Saliency]) -> str:

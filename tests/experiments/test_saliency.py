@@ -12,13 +12,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy import stats
 
 from dropblock_hooks import gradcam
 from experiments import checkpoint
 from experiments.config import Runtime
 from experiments.data import load_data
 from experiments.models import prepare
+from experiments.recounting.numbers import read_study
+from experiments.recounting.saliency import recount_saliency
+from experiments.report import write_report
 from experiments.reporting.plot_style import own_settings
+from experiments.reporting.tables import p_text
 from experiments.running.launch import launch
 from experiments.running.records import read_runs
 from experiments.saliency.measure import known_boxes, measure
@@ -203,10 +208,16 @@ def test_text_table_and_picture_are_written(study, tmp_path):
         (run.condition, str(run.seed)) for run in measured.runs
     ]
     assert [float(line["entropy"]) for line in lines] == [run.entropy for run in measured.runs]
+    assert {(line["threshold"], line["number"]) for line in lines} == {("0.2", "0")}
+    shown = {line["seed"]: line["shown"] for line in lines if line["shown"]}
+    assert shown == {str(measured.picture.seed): " ".join(map(str, measured.picture.numbers))}
     by_seed = {(run.condition, run.seed): run.entropy for run in measured.runs}
     differences = [by_seed["drop", seed] - by_seed["none", seed] for seed in (1, 3)]
-    assert f"| drop | 2 | {np.mean([by_seed['drop', seed] for seed in (1, 3)]):.3f} ±" in text
-    assert f"| {np.mean(differences):+.3f} |" in text
+    mean = 100 * np.mean([by_seed["drop", seed] for seed in (1, 3)])
+    points = f"{100 * np.mean(differences):+.2f}"
+    assert f"| drop | 2 | {mean:.2f} ±" in text
+    assert f"| {points} |" in text
+    assert f"- **drop** minus none: {points} points over 2 seeds: too few for an interval" in text
     empty = sum(run.empty for run in measured.runs)
     assert f"{empty} of {sum(run.images for run in measured.runs)} maps are zero everywhere" in text
     assert "drop, seed 2: missing" in text
@@ -215,6 +226,41 @@ def test_text_table_and_picture_are_written(study, tmp_path):
     assert path.stat().st_size < 100_000
     with Image.open(path) as image:
         assert image.width < 1000
+
+
+def test_differences_are_tested_as_those_of_accuracies(study):
+    measured = measure(*read_runs(study), ["none"], layer=LAYER)
+    [none] = {run.condition: run for run in measured.runs}.values()
+    rng, runs, scores = np.random.default_rng(1), [], {}
+    for name, gain in (("none", 0.0), ("a", 0.02), ("b", 0.0)):
+        scores[name] = 0.5 + gain + rng.normal(0, 0.01, 6)
+        for seed, entropy in enumerate(scores[name]):
+            runs.append(replace(none, condition=name, seed=seed, entropy=float(entropy)))
+    text = describe(replace(measured, conditions=("none", "a", "b"), runs=tuple(runs)))
+    found = {name: stats.ttest_rel(scores[name], scores["none"]) for name in ("a", "b")}
+    p, other = (found[name].pvalue for name in ("a", "b"))
+    assert 2 * p < 0.05 < other
+    for name, corrected in (("a", 2 * p), ("b", other)):
+        low, high = (100 * end for end in found[name].confidence_interval())
+        mean = 100 * np.mean(scores[name] - scores["none"])
+        ends = f"[{low:+.2f}, {high:+.2f}]"
+        holm = p_text(corrected)
+        said = f"- **{name}** minus none: {mean:+.2f} points {ends}, n 6, Holm p {holm}: "
+        assert said + ("higher." if name == "a" else "no difference shown; up to ") in text
+        assert f"| {mean:+.2f} {ends} | " in text
+        assert f" | {holm} |" in text
+    assert "over the 2 comparisons of this table" in text
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_what_is_written_beside_a_report_is_what_its_runs_tell(study, tmp_path):
+    write_report(study, tmp_path)
+    measured = measure(*read_runs(study), layer=LAYER, boxes_of=boxes_of, threshold=0.3)
+    text = write(measured, tmp_path / "saliency")
+    assert recount_saliency(read_study(tmp_path)) == []
+    text.write_text(text.read_text().replace("30 % of its largest", "20 % of its largest"))
+    (fault,) = recount_saliency(read_study(tmp_path))
+    assert "at least 30 %" in fault.recounted
 
 
 def test_a_seed_without_all_networks_makes_no_picture(study, tmp_path):

@@ -1,11 +1,16 @@
 """A study file: read whole or refused whole, its grid expanded, each run named by what it does."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from experiments.config import Config, resolve, run_hash
+from experiments.data import make_data
+from experiments.datasets.canvas import training_canvases
+from experiments.datasets.images import TestImages, TrainImages
+from experiments.datasets.sources import fake, load_source
 from experiments.study import StudyError, read_study
 
 TINY = """
@@ -404,5 +409,64 @@ def test_what_does_not_fit_the_training_is_told_before_any_run(study_file, field
 
 def test_a_share_of_validation_that_does_not_fit_is_told_whatever_others_have(study_file):
     text = TINY.replace("baseline:", "  held: {validation: 0.1}\nbaseline:")
-    with pytest.raises(StudyError, match=r"conditions\.held: validation must leave images of"):
+    with pytest.raises(StudyError, match=r"conditions\.held: with seed 7, validation must leave"):
         read_study(study_file(text))
+
+
+@pytest.mark.parametrize(
+    ("data", "count", "noise"), [("fake", 80, 0.2), ("digits", 80, 0.0), ("imagefolder:", 4, 0.0)]
+)
+def test_a_share_of_validation_is_tried_with_each_seed_of_the_study(
+    study_file, tmp_path, data, count, noise
+):
+    if data == "imagefolder:":
+        data += str(tmp_path)
+        for name in ("train/a/1", "train/a/2", "train/b/1", "train/b/2", "val/a/1", "val/b/1"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (9, 9)).save(tmp_path / f"{name}.png")
+    fields = {"data": data, "train_images": count, "validation": 0.5, "label_noise": noise}
+    config = Config(**fields, image_size=8)
+    source, fine, wrong = load_source(config, tmp_path), [], {}
+    for seed in range(40):
+        try:
+            make_data(source, replace(config, seed=seed))
+            fine.append(seed)
+        except ValueError as error:
+            wrong[seed] = str(error)
+    first, second, *_ = wrong
+    base = "".join(f"  {name}: {value}\n" for name, value in {**fields, "image_size": 8}.items())
+    text = TINY.replace("  train_images: 20\n", base)
+    assert read_study(study_file(text.replace("[7, 8]", str(fine)))).seeds == tuple(fine)
+    with pytest.raises(StudyError) as caught:
+        read_study(study_file(text.replace("[7, 8]", f"[{fine[0]}, {second}, {first}]")))
+    assert f"conditions.none: with seed {second}, {wrong[second]}" in str(caught.value)
+
+
+def test_seeds_are_tried_without_an_image(study_file, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("an image is made")
+
+    for kind in (TrainImages, TestImages):
+        monkeypatch.setattr(kind, "__getitems__", refuse)
+    source = fake(8)
+    made = []
+    monkeypatch.setattr("experiments.datasets.sources.fake", lambda size: made.append(1) or source)
+    base = "train_images: 512\n  data: fake\n  image_size: 8\n  validation: 0.5"
+    text = TINY.replace("train_images: 20", base).replace("[7, 8]", str([*range(40)]))
+    assert len(read_study(study_file(text)).seeds) == 40
+    assert made == [1]
+
+
+def test_canvas_has_every_class_with_any_seed_and_is_made_for_the_first_alone(
+    study_file, monkeypatch
+):
+    made = []
+
+    def training(seed, *rest):
+        made.append(seed)
+        return training_canvases(seed, *rest)
+
+    monkeypatch.setattr("experiments.datasets.sources.training_canvases", training)
+    base = "train_images: 20\n  data: canvas\n  image_size: 48\n  validation: 0.5"
+    read_study(study_file(TINY.replace("train_images: 20", base)))
+    assert made == [7]
