@@ -42,6 +42,7 @@ def search(
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
     file.open().close()
+    from experiments.running.directories import write_text
     from experiments.running.launch import begin_study, launch
     from experiments.running.records import read_runs
     from experiments.search import best, chosen_text, read_search, table_text, tried
@@ -56,8 +57,8 @@ def search(
         return ended.exit_code
     found = tried(plan, read_runs(directory)[1])
     chosen = best(found)
-    (directory / "search.csv").write_text(table_text(found), encoding="utf-8")
-    (directory / "chosen.yaml").write_text(chosen_text(chosen), encoding="utf-8")
+    write_text(directory / "search.csv", table_text(found))
+    write_text(directory / "chosen.yaml", chosen_text(chosen))
     for arm, each in chosen.items():
         numbers = ", ".join(f"{name} {number:g}" for name, number in each.drawn.items())
         print(f"{arm}: {numbers} (validation accuracy {100 * each.mean:.2f} %)")
