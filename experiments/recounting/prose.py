@@ -9,6 +9,11 @@
     *Pairs of rate*: 6 seeds find differences of 2.7 to 14.2 points with 80 % chance
     *Pairs of rate*: r is -.84 to .82, pairing buys nothing in 4 of 12
     2 of 21 pairs of replicas of *none* have p < .05 (9.5 % [1.2, 30.4])
+    *a* minus *b* on occluded images: +1.2 [+0.3, +2.1], Holm p .03
+
+Where a claim names no test images, it is of the clean ones. "on occluded images" stands after the
+sides of a comparison, the name of a family, or the names in a list (of "higher than", after that
+of the baseline); a family on other images can't be cited without them.
 
 The study is the last one that was linked in the paragraph or line of a table, or is named: `*none*
 of [rate](...)`. "Holm p" is that of the report's family of comparisons, "p" that of the test alone.
@@ -22,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.recounting.claims import chance, pairing, power
+from experiments.recounting.claims import chance, cited, pairing, power
 from experiments.recounting.families import families_of
 from experiments.recounting.numbers import Fault, Study
 from experiments.recounting.paired import Test, compare, p_says
@@ -31,25 +36,26 @@ from experiments.recounting.scores import score_of
 
 _NUMBER = r"[+-]?\d*\.?\d+"
 _SIDE = r"\*(?P<{0}>[^*]+)\*(?: of \[(?P<{0}_study>\w+)\]\([^)]*\))?"
+_TEST = r"(?: on (?P<test>\w+) (?:test )?images)?"
 _HIDDEN = rf"up to (?P<hidden>{_NUMBER}) points may be hidden"
 _FORMS = {
-    "claim": rf"{_SIDE.format('left')} minus {_SIDE.format('right')}: "
+    "claim": rf"{_SIDE.format('left')} minus {_SIDE.format('right')}{_TEST}: "
     rf"(?P<mean>{_NUMBER})(?: points)? \[(?P<low>{_NUMBER}), (?P<high>{_NUMBER})\]"
     r"(?:, n (?P<n>\d+))?, (?P<holm>Holm )?p (?P<p><?\.?\d+)(?:, TOST Holm p (?P<tost><?\.?\d+))?"
     r"(?P<verdict>: no difference shown)?(?:: equal within ±(?P<margin>\d*\.?\d+) points?)?",
-    "family": r"\*(?P<title>[^*]+)\*: (?P<shown>\d+) of (?P<all>\d+) shown to differ"
+    "family": rf"\*(?P<title>[^*]+)\*{_TEST}: (?P<shown>\d+) of (?P<all>\d+) shown to differ"
     r"(?:, (?P<equal>\d+) shown to be equal within ±(?P<margin>\d*\.?\d+) points?)?"
     rf"(?:, in the others {_HIDDEN})?",
-    "power": r"\*(?P<title>[^*]+)\*: (?P<n>\d+) seeds find (?:a difference|differences) of "
+    "power": rf"\*(?P<title>[^*]+)\*{_TEST}: (?P<n>\d+) seeds find (?:a difference|differences) of "
     rf"(?P<low>{_NUMBER})(?: to (?P<high>{_NUMBER}))? points with 80 % chance",
-    "pairing": rf"\*(?P<title>[^*]+)\*: r is (?P<low>{_NUMBER})(?: to (?P<high>{_NUMBER}))?, "
-    r"pairing buys nothing in (?P<idle>\d+) of (?P<all>\d+)",
+    "pairing": rf"\*(?P<title>[^*]+)\*{_TEST}: r is (?P<low>{_NUMBER})"
+    rf"(?: to (?P<high>{_NUMBER}))?, pairing buys nothing in (?P<idle>\d+) of (?P<all>\d+)",
     "chance": r"(?P<alarms>\d+) of (?P<pairs>\d+) pairs of replicas of \*(?P<name>[^*]+)\* "
     rf"(?:has|have) p < \.05 \((?P<share>{_NUMBER}) % \[(?P<low>{_NUMBER}), "
     rf"(?P<high>{_NUMBER})\]\)",
     "same": r"no difference from \*(?P<base>[^*]+)\* shown for "
-    rf"(?P<names>\*[^*]+\*(?:, \*[^*]+\*)*) \({_HIDDEN}\)",
-    "differ": r"(?P<verdict>higher|lower) than \*(?P<base>[^*]+)\*: "
+    rf"(?P<names>\*[^*]+\*(?:, \*[^*]+\*)*){_TEST} \({_HIDDEN}\)",
+    "differ": rf"(?P<verdict>higher|lower) than \*(?P<base>[^*]+)\*{_TEST}: "
     r"(?P<names>\*[^*]+\*(?:, \*[^*]+\*)*)",
     "rate": rf"\*(?P<name>[^*]+)\* drops (?P<realized>{_NUMBER}) where "
     rf"(?P<nominal>{_NUMBER}) is asked for",
@@ -150,12 +156,16 @@ def _claim(said: dict[str, str], study: Study | None, studies: Mapping[str, Stud
         if of is None:
             return "no study is linked"
         sides.append((of, said[side]))
+    split = said.get("test", "clean")
+    if any(split not in of.splits for of, _ in sides):
+        return f"no {split} test images"
     if "holm" in said:
-        test = _of_report(sides[0][0], said["left"], said["right"])
+        test = _of_report(sides[0][0], said["left"], said["right"], split)
     elif any(name not in of.heads for of, name in sides):
         return "no such condition"
     else:
-        test = compare([tuple(of.values(name) for of, name in sides)])[0]  # type: ignore[misc]
+        values = tuple(of.values(name, split) for of, name in sides)
+        test = compare([values])[0]  # type: ignore[list-item]
     if test is None:
         return "no comparison of the report"
     p = test.holm if "holm" in said else test.p
@@ -170,10 +180,14 @@ def _claim(said: dict[str, str], study: Study | None, studies: Mapping[str, Stud
     return None if so else f"{test.points}, n {test.n}, p {p_says(p)}{more}"
 
 
-def _of_report(study: Study, left: str, right: str) -> Test | None:
-    """A comparison of the study's report, whichever way round it stands there."""
-    found = {pair: t for family in families_of(study).values() for pair, t in family.tests.items()}
-    found |= {(name, study.baseline): test for name, test in score_of(study).items()}
+def _of_report(study: Study, left: str, right: str, split: str) -> Test | None:
+    """A comparison of the study's report, whichever way round it stands there.
+
+    Of several families that have it, the first one of the report rules.
+    """
+    families = [one for one in families_of(study).values() if one.test == split]
+    found = {pair: t for family in reversed(families) for pair, t in family.tests.items()}
+    found |= {(name, study.baseline): test for name, test in score_of(study, split).items()}
     if (left, right) in found:
         return found[left, right]
     test = found.get((right, left))
@@ -182,10 +196,10 @@ def _of_report(study: Study, left: str, right: str) -> Test | None:
 
 
 def _family(said: dict[str, str], study: Study | None, _: object) -> str | None:
-    families = {} if study is None else families_of(study)
-    if said["title"] not in families:
-        return f"one of {', '.join(families) or 'no families'}"
-    found = list(families[said["title"]].tests.values())
+    family = cited(said, study)
+    if isinstance(family, str):
+        return family
+    found = list(family.tests.values())
     rest = [test.hidden for test in found if test.verdict == "no"]
     equal = [test for test in found if test.verdict == "equal"]
     shown = len(found) - len(rest) - len(equal)
@@ -198,9 +212,16 @@ def _family(said: dict[str, str], study: Study | None, _: object) -> str | None:
     return None if so else f"{shown} of {len(found)}, {len(equal)} equal{most}"
 
 
+def _listed(said: Mapping[str, str], study: Study | None) -> tuple[list[str], list[Test | None]]:
+    """The names in a list, and of each its comparison with what is said to be the baseline."""
+    names, split = re.findall(r"\*([^*]+)\*", said["names"]), said.get("test", "clean")
+    if study is None or split not in study.splits:
+        return names, [None] * len(names)
+    return names, [_of_report(study, name, said["base"], split) for name in names]
+
+
 def _same(said: dict[str, str], study: Study | None, _: object) -> str | None:
-    names = re.findall(r"\*([^*]+)\*", said["names"])
-    found = [study and _of_report(study, name, said["base"]) for name in names]
+    names, found = _listed(said, study)
     known = [test for test in found if test]
     if len(known) < len(names):
         return "no comparison of the report"
@@ -212,11 +233,11 @@ def _same(said: dict[str, str], study: Study | None, _: object) -> str | None:
 
 
 def _differ(said: dict[str, str], study: Study | None, _: object) -> str | None:
-    names = re.findall(r"\*([^*]+)\*", said["names"])
-    found = {name: study and _of_report(study, name, said["base"]) for name in names}
     sign = 1 if said["verdict"] == "higher" else -1
     wrong = [
-        n for n, test in found.items() if not test or test.holm >= 0.05 or test.mean * sign < 0
+        name
+        for name, test in zip(*_listed(said, study), strict=True)
+        if not test or test.holm >= 0.05 or test.mean * sign < 0
     ]
     return f"{', '.join(wrong)} not shown to be {said['verdict']}" if wrong else None
 

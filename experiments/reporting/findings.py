@@ -123,9 +123,10 @@ def finding(row: Row, split: str) -> str:
     return sentence(row.condition, row.baseline, _difference(row, split))
 
 
-def sentence(left: str, right: str, found: Difference) -> str:
-    """A difference in a sentence that names the comparison, n and p."""
-    name, base = f"**{escape(left)}** minus {escape(right)}", escape(right)
+def sentence(left: str, right: str, found: Difference, on_tests: str = "") -> str:
+    """A difference in a sentence that names the comparison, its test images, n and p."""
+    base = escape(right)
+    name = f"**{escape(left)}** minus {base}{escape(on_tests)}"
     text, pairs = _points(found), counted(found.n, "seed")
     tested = f"{text}, n {found.n}"
     tested += "" if found.holm is None else f", Holm p {p_text(found.holm)}"
@@ -156,14 +157,14 @@ def family_findings(family: Family) -> list[str]:
     rest = [c.difference for c in family.comparisons if c.difference.verdict == "not shown"]
     untested = len(verdicts) - differ - equal - len(rest)
     title = f"{'Primary: ' if family.is_primary else ''}{escape(family.title)}"
-    text = f"**{title}** ({counted(len(verdicts), 'comparison')}):"
+    text = f"**{title}**{escape(family.on_tests)} ({counted(len(verdicts), 'comparison')}):"
     text += f" {differ or 'none'} shown to differ"
     if family.margin is not None:
         text += f", {equal or 'none'} shown to be equal within {margin_text(family.margin)}"
     text += f", {len(rest)} not ({_hidden(rest)})" if rest else ""
     text += f", {untested} without a test" if untested else ""
     lines = "\n".join(
-        f"- {sentence(c.left, c.right, c.difference)}"
+        f"- {sentence(c.left, c.right, c.difference, family.on_tests)}"
         for c in family.comparisons
         if family.is_primary or c.difference.verdict in ("higher", "lower", "equal")
     )
