@@ -34,7 +34,7 @@ from experiments.contrasts import (
     split_problems,
 )
 from experiments.data import load_data
-from experiments.datasets.sources import fingerprint, tested_splits
+from experiments.datasets.sources import fingerprint, scored_splits
 from experiments.files import record_digest
 from experiments.grid import Cell, expand, fill_numbers, unknown
 from experiments.models import prepare
@@ -197,7 +197,7 @@ def make_study(
     fingerprints = _fit(configs, runtime or Runtime(), problems)
     problems += _equal_conditions(configs, fingerprints)
     problems += replica_problems(contrasts, _repeats(configs, plain["baseline"]))
-    of_data = {name: (one.data, tested_splits(one.data)) for name, one in configs.items()}
+    of_data = {name: (one.data, scored_splits(one.data)) for name, one in configs.items()}
     problems += split_problems(contrasts, of_data)
     if problems:
         raise StudyError(path, problems)

@@ -108,14 +108,14 @@ def load_source(config: Config, data_dir: Path) -> Source:
     return cifar(kind, data_dir, config.image_size or 32)
 
 
-def tested_splits(data: str) -> tuple[str, ...]:
+def scored_splits(data: str) -> tuple[str, ...]:
     """The tests that a data set has, by name, without loading it.
 
     Args:
         data: as in a config.
 
     Example:
-        >>> tested_splits("digits"), tested_splits("canvas")
+        >>> scored_splits("digits"), scored_splits("canvas")
         (('clean', 'occluded', 'noisy'), ('clean', 'occluded', 'noisy', 'clutter'))
     """
     own = CHANGED if data == "canvas" else ()

@@ -57,7 +57,7 @@ def best_section(record: StudyRecord, rows: Sequence[Row]) -> list[str]:
     """
     contrasts = contrasted(record, rows)
     found = [*alarms(rows, "clean"), overview(rows, "clean")]
-    others = any(family.on_tests for family in contrasts)
+    others = any(family.test != "clean" for family in contrasts)
     return [
         f"## {TITLE}",
         NOTE,

@@ -59,11 +59,6 @@ class Family:
         """The name of the test images that it is about."""
         return self.asked.test
 
-    @property
-    def on_tests(self) -> str:
-        """What follows its name where it is not about the clean test images."""
-        return "" if self.test == "clean" else f" on {self.test} test images"
-
 
 def families(values: Mapping[str, Mapping[int, float]], contrasts: Sequence[Asked]) -> list[Family]:
     """Families of a study's contrasts that are about the same test images, primary ones first.

@@ -15,6 +15,7 @@ from experiments.reporting.findings import (
     escape,
     listed,
     margin_text,
+    on_tests,
     overview,
     share,
     spread_note,
@@ -172,7 +173,7 @@ def _contrast_section(title: str, contrasts: Sequence[Family]) -> list[str]:
             "is within it; their p is corrected likewise, for itself."
         )
     clean = ""
-    if any(family.on_tests for family in contrasts):
+    if any(family.test != "clean" for family in contrasts):
         clean = " A table whose title names no test images is of the clean ones."
     parts = [
         f"## {title}",
@@ -204,7 +205,7 @@ def family_tables(contrasts: Sequence[Family], kinds: bool = False) -> list[str]
         names = ("contrast", "n", "points [95 %]", *_TESTED, *margin)
         kind = "Primary: " if family.is_primary else "Exploratory: "
         title = f"{kind if told else ''}{escape(family.title)}"
-        title += f",{escape(family.on_tests)}" if family.on_tests else ""
+        title += f",{on_tests(family)}" if on_tests(family) else ""
         parts += [f"### {title}", markdown(names, lines)]
         parts += spread_note([one.difference for one in family.comparisons])
     return parts
