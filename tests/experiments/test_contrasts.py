@@ -578,13 +578,13 @@ def test_a_family_names_a_test_that_its_data_have(study_of, test):
 def test_the_test_of_a_family_is_one_that_all_its_conditions_have():
     data = {
         "x": {"test": "clutter", "compare": [{"take": "a", "minus": "b"}]},
-        "y": {"test": "clutter", "compare": [{"take": "c", "minus": "b"}]},
+        "y": {"test": "clutter", "compare": [{"take": "b", "minus": "c"}]},
     }
     contrasts, _ = read_contrasts(data, {"a": {}, "b": {}, "c": {}})
     of_data = {"a": "canvas", "b": "canvas", "c": "fake"}
     splits = {name: (one, scored_splits(one)) for name, one in of_data.items()}
     (problem,) = split_problems(contrasts, splits)
-    shared = "clean, occluded, noisy (of fake and canvas)"
+    shared = "clean, occluded, noisy (of canvas and fake)"
     assert problem == f"contrasts: y: test must be one of {shared}, got 'clutter'"
     assert split_problems(contrasts, {}) == []
 

@@ -10,6 +10,7 @@ from unittest.mock import ANY
 
 import numpy as np
 import pytest
+import yaml
 
 from experiments.contrasts import read_contrasts
 from experiments.recounting import PROSE, recount
@@ -348,7 +349,9 @@ def test_a_readme_cites_other_images_by_name(written, tmp_path):
     hidden = f", in the others up to {max(rest):.1f} points may be hidden" if rest else ""
     power = [100 * one.found for one in tests]
     p = f"n 9, Holm p {p_says(test.holm)}"
+    other = found.tests["b, 2", "a, 2"]
     claims = [
+        f"*b, 2* minus *a, 2* on noisy images: {other.points}, Holm p {p_says(other.holm)}",
         f"*early* minus *none* on noisy images: {test.points}, {p}",
         f"*early* minus *none* on noisy test images: {test.points}, {p}",
         f"*early* minus *none* on noisy images: {test.points}, n 9, p {p_says(test.p)}",
@@ -379,6 +382,20 @@ def test_a_readme_cites_other_images_by_name(written, tmp_path):
     assert "occluded" in faults(higher.replace("noisy", "occluded"))[0].said
 
 
+def test_a_claim_is_of_the_first_family_that_has_the_comparison(tmp_path):
+    study = read_study(RESULTS / "quick")
+    one = {"take": "Dropout2d", "minus": "DropBlock2d"}
+    wide = [{"pairs": ["none, 30 % of epochs", "DropBlock2d", "Dropout2d"]}]
+    path = tmp_path / "README.md"
+    alone = replace(study, asked={"one": [one]})
+    test = families_of(alone)["one"].tests["Dropout2d", "DropBlock2d"]
+    claim = f"*Dropout2d* minus *DropBlock2d*: {test.points}, Holm p {p_says(test.holm)}"
+    path.write_text(f"## Results\n\n[q](results/quick/report.md): {claim}\n", "utf-8")
+    for asked, faults in (({"one": [one], "all": wide}, 0), ({"all": wide, "one": [one]}, 1)):
+        studies = {"quick": replace(study, asked=asked)}
+        assert len(recount_prose(path, ("Results",), studies)) == faults
+
+
 def test_a_report_with_other_contrasts_than_its_file_is_found(tmp_path):
     for name in ("README.md", "experiments/README.md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -387,6 +404,16 @@ def test_a_report_with_other_contrasts_than_its_file_is_found(tmp_path):
         shutil.copytree(ROOT / "experiments" / name, tmp_path / "experiments" / name)
     assert recount(tmp_path) == []
     path = tmp_path / "experiments" / "configs" / "rate.yaml"
+    plain = yaml.safe_load(path.read_text(encoding="utf-8"))
+    so_anyway = {"primary": False, "margin": None, "test": "clean"}
+    plain["contrasts"] = {
+        name: {**so_anyway, "compare": entries} for name, entries in plain["contrasts"].items()
+    }
+    for test, faults in (("clean", 0), ("occluded", 1)):
+        plain["contrasts"]["Pairs of rate, within regularizer"]["test"] = test
+        path.write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
+        assert len(recount(tmp_path)) == faults
+    shutil.copy(ROOT / "experiments" / "configs" / "rate.yaml", path)
     text = path.read_text(encoding="utf-8").replace("{pairs: rate, within: reg", "{pairs: rate} #")
     path.write_text(text, encoding="utf-8")
     (fault,) = recount(tmp_path)
