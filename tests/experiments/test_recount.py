@@ -222,6 +222,7 @@ ASKED["in noise"] = {
     "test": "noisy",
     "compare": ASKED["kinds"]["compare"],
 }
+ASKED["one level"] = [{"take": "a, 2", "minus": "none"}]
 REPEATS = {"A/A": "none", "A/A 2": "none", "A/A 3": "none", "same again": "same"}
 
 
