@@ -11,6 +11,7 @@
       which rate:
         primary: true                  # what the study is made for; all else is exploratory
         margin: 1.5                    # points of accuracy: is the difference shown to be smaller?
+        test: occluded                 # on these test images; on the clean ones by default
         compare:
           - {pairs: rate, within: kind}                            # all pairs of a factor's levels
           - {pairs: [none, Dropout2d]}                             # or of conditions
@@ -58,6 +59,7 @@ class Asked:
         contrasts: its comparisons, at least one.
         margin: in points of accuracy: tested is, too, whether each difference is within it.
         primary: whether the study is made for it.
+        test: the name of the test images that it is about.
         plain: the comparisons as they were asked for.
     """
 
@@ -65,6 +67,7 @@ class Asked:
     contrasts: tuple[Contrast, ...]
     margin: float | None = None
     primary: bool = False
+    test: str = "clean"
     plain: Sequence[Any] = field(default=(), compare=False, repr=False)
 
 
@@ -108,8 +111,9 @@ def plain_contrasts(families: Sequence[Asked]) -> dict[str, object]:
     """The families as plain data, such as JSON's; `read_contrasts` reads them back."""
     plain: dict[str, object] = {}
     for one in families:
-        options = {"primary": True} if one.primary else {}
+        options: dict[str, object] = {"primary": True} if one.primary else {}
         options |= {} if one.margin is None else {"margin": one.margin}
+        options |= {} if one.test == "clean" else {"test": one.test}
         plain[one.name] = {**options, "compare": list(one.plain)} if options else list(one.plain)
     return plain
 
@@ -135,17 +139,51 @@ def replica_problems(families: Sequence[Asked], repeats: Mapping[str, str]) -> l
     ]
 
 
+def split_problems(
+    families: Sequence[Asked], splits: Mapping[str, tuple[str, Sequence[str]]]
+) -> list[str]:
+    """A problem for each family that is about test images that its conditions do not all have.
+
+    Args:
+        families: read before.
+        splits: name of a condition -> its data, and the names of the tests that those have.
+
+    Example:
+        >>> asked = {"x": {"test": "clutter", "compare": [{"take": "b", "minus": "a"}]}}
+        >>> splits = dict.fromkeys("ab", ("digits", ("clean", "occluded", "noisy")))
+        >>> split_problems(read_contrasts(asked, {"a": {}, "b": {}})[0], splits)
+        ["contrasts: x: test must be one of clean, occluded, noisy (of digits), got 'clutter'"]
+    """
+    problems = []
+    for family in families:
+        sides = [side for one in family.contrasts for side in (one.left, one.right)]
+        names = [name for side in sides for name in side.conditions if name in splits]
+        known = [splits[name][1] for name in names]
+        if not known:
+            continue  # none of them can be made, which is told elsewhere
+        shared = [test for test in known[0] if all(test in of_one for of_one in known)]
+        if family.test not in shared:
+            data = " and ".join(dict.fromkeys(splits[name][0] for name in names))
+            problems.append(
+                f"contrasts: {family.name}: test must be one of {', '.join(shared)} (of {data}), "
+                f"got {family.test!r}"
+            )
+    return problems
+
+
 def _family(name: str, asked: object, factors: Factors) -> Asked:
     options = asked if isinstance(asked, dict) else {"compare": asked}
-    _know(options, ["compare", "margin", "primary"], "field")
+    _know(options, ["compare", "margin", "primary", "test"], "field")
     entries, margin = options.get("compare"), options.get("margin")
-    primary = options.get("primary", False)
+    primary, test = options.get("primary", False), options.get("test", "clean")
     if not isinstance(entries, list) or not entries:
         raise ValueError(f"it must list at least one of {_ENTRY}, got {entries!r}")
     if margin is not None and (type(margin) not in (int, float) or not 0 < margin < math.inf):
         raise ValueError(f"margin must be a number of points above 0, got {margin!r}")
     if not isinstance(primary, bool):
         raise ValueError(f"primary must be true or false, got {primary!r}")
+    if not isinstance(test, str):
+        raise ValueError(f"test must be the name of test images, such as occluded, got {test!r}")
     contrasts = [one for entry in entries for one in _contrasts(entry, factors)]
     seen: set[frozenset[frozenset[str]]] = set()
     for one in contrasts:
@@ -154,7 +192,7 @@ def _family(name: str, asked: object, factors: Factors) -> Asked:
         if sides in seen:
             raise ValueError(f"{one.left.name!r} minus {one.right.name!r} stands twice")
         seen.add(sides)
-    return Asked(name, tuple(contrasts), margin, primary, entries)
+    return Asked(name, tuple(contrasts), margin, primary, test, entries)
 
 
 def _check_sides(one: Contrast) -> None:

@@ -158,7 +158,8 @@ def make_report(
             parts += _picture("epochs", pictures, INTERVALS["epochs"])
     others = [split for split in splits if split != "clean"]
     if others:
-        parts += ["## Robustness", *robustness(rows, others), *_picture("robustness", pictures)]
+        parts += ["## Robustness", *robustness(rows, others, contrasts)]
+        parts += _picture("robustness", pictures)
     if "learning" in pictures:
         parts += ["## Training", *_picture("learning", pictures)]
         parts += [] if best else _picture("validation", pictures)

@@ -26,9 +26,15 @@ from typing import Any
 
 from dropblock_hooks.spec.files import FileError, read_yaml
 from experiments.config import Config, Runtime, make_config, resolve, run_hash
-from experiments.contrasts import Asked, plain_contrasts, read_contrasts, replica_problems
+from experiments.contrasts import (
+    Asked,
+    plain_contrasts,
+    read_contrasts,
+    replica_problems,
+    split_problems,
+)
 from experiments.data import Data, check_validation, make_data
-from experiments.datasets.sources import fingerprint, load_source
+from experiments.datasets.sources import fingerprint, load_source, scored_splits
 from experiments.files import record_digest
 from experiments.grid import Cell, expand, fill_numbers, unknown
 from experiments.models import prepare
@@ -191,6 +197,8 @@ def make_study(
     fingerprints = _fit(configs, plain["seeds"], runtime or Runtime(), problems)
     problems += _equal_conditions(configs, fingerprints)
     problems += replica_problems(contrasts, _repeats(configs, plain["baseline"]))
+    of_data = {name: (one.data, scored_splits(one.data)) for name, one in configs.items()}
+    problems += split_problems(contrasts, of_data)
     if problems:
         raise StudyError(path, problems)
     return Study(

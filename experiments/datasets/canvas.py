@@ -43,6 +43,7 @@ from experiments.seeds import own_generator
 CLASSES = 10
 SIZE = 64
 DEFAULT_IMAGES, MOST_IMAGES, TEST_IMAGES = 2000, 100_000, 1000
+CHANGED = ("occluded", "clutter")  # the changed tests that are canvas' own
 LEAST_SIZE = 2 * SIDES[-1]  # one row less, and not even two of the largest digits are sure to fit
 CLUTTER = Clutter(6, range(8, 9))
 OTHER_CLUTTER = Clutter(16, range(4, 13))

@@ -24,6 +24,7 @@ from torchvision.transforms.v2 import functional
 
 from experiments.config import Config
 from experiments.datasets.canvas import (
+    CHANGED,
     CLASSES,
     DEFAULT_IMAGES,
     SIZE,
@@ -32,6 +33,7 @@ from experiments.datasets.canvas import (
     tested_canvases,
     training_canvases,
 )
+from experiments.datasets.corruption import CORRUPTIONS
 from experiments.seeds import own_generator
 
 CIFAR = {"cifar10": CIFAR10, "cifar100": CIFAR100}
@@ -104,6 +106,20 @@ def load_source(config: Config, data_dir: Path) -> Source:
     if kind == "imagefolder":
         return folders(Path(path), config.image_size or 224)
     return cifar(kind, data_dir, config.image_size or 32)
+
+
+def scored_splits(data: str) -> tuple[str, ...]:
+    """The tests that a data set has, by name, without loading it.
+
+    Args:
+        data: as in a config.
+
+    Example:
+        >>> scored_splits("digits"), scored_splits("canvas")
+        (('clean', 'occluded', 'noisy'), ('clean', 'occluded', 'noisy', 'clutter'))
+    """
+    own = CHANGED if data == "canvas" else ()
+    return tuple(dict.fromkeys(("clean", *CORRUPTIONS, *own)))
 
 
 def digits(size: int) -> Source:

@@ -6,6 +6,7 @@
   `scores`: those against the baseline; `epochs`: the best epochs, several numbers of epochs
 - `saliency`: each line of a `saliency/saliency.md`; `saliency_runs`: its `saliency.csv`, compared
 - `prose`: the numbers that a README says about studies; `claims`: of power, pairing and A/A;
+  `overall`: about all studies together;
   `rounding`: whether they are so
 
     faults = recount(Path("."))    # [] if all is so
@@ -15,7 +16,9 @@ A line that can't be recounted is a fault as well: what is said here has to be r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -56,10 +59,21 @@ def recount(root: Path) -> list[Fault]:
     return faults
 
 
+def _without_defaults(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Families as a report writes them: without what is so anyway."""
+    so = {"primary": False, "margin": None, "test": "clean"}
+    plain: dict[str, Any] = {}
+    for name, one in asked.items():
+        options = one if isinstance(one, dict) else {"compare": one}
+        said = {key: value for key, value in options.items() if so.get(key, so) != value}
+        plain[name] = said if len(said) > 1 else options["compare"]
+    return plain
+
+
 def _asked_faults(root: Path, study: Study) -> list[Fault]:
     """Whether the report has the contrasts of the study's file, where that is there."""
     path = root / CONFIGS / f"{study.name}.yaml"
     asked = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
-    if asked is None or (asked.get("contrasts") or {}) == study.asked:
+    if asked is None or _without_defaults(asked.get("contrasts") or {}) == study.asked:
         return []
     return [Fault(study.folder / "report.md", 1, "other contrasts", f"those of {path}")]

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from experiments.recounting.families import families_of
+from experiments.recounting.families import Family, families_of
 from experiments.recounting.numbers import Study
 from experiments.recounting.rounding import counts, rounds
 from experiments.recounting.sentences import of_replicas, share
 
 
+def cited(said: Mapping[str, str], study: Study | None) -> Family | str:
+    """The family that a claim names, or what is wrong with the claim.
+
+    A claim that names no test images is of the clean ones.
+    """
+    families = families_of(study) if study else {}
+    found = families.get(said["title"])
+    if found is None:
+        return f"one of {', '.join(families) or 'no families'}"
+    if said.get("test", "clean") != found.test:
+        return f"*{said['title']}* on {found.test} images"
+    return found
+
+
 def power(said: dict[str, str], study: Study | None, _: object) -> str | None:
     """What a family's seeds find with 80 % chance."""
-    family = families_of(study).get(said["title"]) if study else None
-    if family is None:
-        return "no such family"
+    family = cited(said, study)
+    if isinstance(family, str):
+        return family
     found = [100 * test.found for test in family.tests.values()]
     so = {test.n for test in family.tests.values()} == {int(said["n"])}
     return None if so and _spans(said, found) else f"{min(found):.2f} to {max(found):.2f}"
@@ -22,10 +36,12 @@ def power(said: dict[str, str], study: Study | None, _: object) -> str | None:
 
 def pairing(said: dict[str, str], study: Study | None, _: object) -> str | None:
     """The correlations of a family, and in how many comparisons pairing buys nothing."""
-    family = families_of(study).get(said["title"]) if study else None
-    known = [test for test in family.tests.values() if test.r is not None] if family else []
+    family = cited(said, study)
+    if isinstance(family, str):
+        return family
+    known = [test for test in family.tests.values() if test.r is not None]
     if not known:
-        return "no such family"
+        return "no correlation in this family"
     r = [test.r or 0.0 for test in known]
     numbers = {"idle": sum(not test.pays for test in known), "all": len(known)}
     if not _spans(said, r):

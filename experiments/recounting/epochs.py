@@ -39,8 +39,15 @@ def best_lines(study: Study) -> dict[Key, str]:
             lines[BEST_EPOCH, "", "check", name] = text
     for name in repeated(study):
         lines[BEST_EPOCH, "", "share", name] = share_text(study, name, BEST)
-    for title, one in families_of(study, BEST).items():
-        lines |= family_table(title, one, BEST_EPOCH)
+    families = families_of(study, best=True)
+    if any(one.on_tests for one in families.values()):
+        lines[BEST_EPOCH, "", "Tables"] = (
+            "Tables whose titles name other test images are of those, after the same epochs."
+        )
+    some = any(one.is_primary for one in families.values())
+    for title, one in families.items():
+        kind = "Primary: " if one.is_primary else "Exploratory: "
+        lines |= family_table(title, one, BEST_EPOCH, kind if some else "")
     return lines
 
 

@@ -23,26 +23,34 @@ class Family:
         pairs: likewise -> both conditions, where each side is one and no mean over some.
         margin: in points, if there is one.
         is_primary: whether the study is made for it.
+        test: the name of the test images that it is about.
     """
 
     tests: dict[tuple[str, str], Test]
     pairs: dict[tuple[str, str], frozenset[str]]
     margin: float | None
     is_primary: bool
+    test: str = "clean"
+
+    @property
+    def on_tests(self) -> str:
+        """What is said of them; nothing of the clean ones."""
+        return f" on {self.test} test images" if self.test != "clean" else ""
 
 
 @cache
-def families_of(study: Study, split: str = "clean") -> dict[str, Family]:
-    """Name -> family, in the order of the report."""
-    return {name: _family(study, asked, split) for name, asked in study.asked.items()}
+def families_of(study: Study, best: bool = False) -> dict[str, Family]:
+    """Name -> family, in the order of the report; of the best epochs by validation, if so."""
+    return {name: _family(study, asked, best) for name, asked in study.asked.items()}
 
 
-def _family(study: Study, asked: Any, split: str) -> Family:
+def _family(study: Study, asked: Any, best: bool) -> Family:
     options = asked if isinstance(asked, dict) else {"compare": asked}
     found = [sides for entry in options["compare"] for sides in _compared(study, entry)]
     names = [(left[0], right[0]) for left, right in found]
-    values = [tuple(mean_of_cells(study, side[1], split) for side in sides) for sides in found]
-    margin = options.get("margin")
+    margin, test = options.get("margin"), options.get("test", "clean")
+    column = f"best_{test}" if best else test
+    values = [tuple(mean_of_cells(study, side[1], column) for side in sides) for sides in found]
     return Family(
         dict(zip(names, compare(values, margin), strict=True)),  # type: ignore[arg-type]
         {
@@ -52,6 +60,7 @@ def _family(study: Study, asked: Any, split: str) -> Family:
         },
         margin,
         options.get("primary", False),
+        test,
     )
 
 

@@ -10,6 +10,11 @@
     *Pairs of rate*: 6 seeds find differences of 2.7 to 14.2 points with 80 % chance
     *Pairs of rate*: r is -.84 to .82, pairing buys nothing in 4 of 12
     2 of 21 pairs of replicas of *none* have p < .05 (9.5 % [1.2, 30.4])
+    *a* minus *b* on occluded images: +1.2 [+0.3, +2.1], Holm p .03
+
+Where a claim names no test images, it is of the clean ones. "on occluded images" stands after the
+sides of a comparison, the name of a family, or the names in a list (of "higher than", after that
+of the baseline); a family on other images can't be cited without them.
 
 The study is the last one that was linked in the paragraph or line of a table, or is named: `*none*
 of [rate](...)`. "Holm p" is that of the report's family of comparisons, "p" that of the test alone.
@@ -24,36 +29,38 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.recounting.claims import chance, pairing, power
+from experiments.recounting.claims import chance, cited, pairing, power
 from experiments.recounting.families import families_of
 from experiments.recounting.numbers import Fault, Study
+from experiments.recounting.overall import checks, correlation, distinct, shared
 from experiments.recounting.paired import Test, compare, p_says
-from experiments.recounting.rounding import counts, p_rounds, rounds
+from experiments.recounting.rounding import p_rounds, rounds
 from experiments.recounting.saliency_runs import of_saliency
 from experiments.recounting.scores import score_of
 
 _NUMBER = r"[+-]?\d*\.?\d+"
 _SIDE = r"\*(?P<{0}>[^*]+)\*(?: of \[(?P<{0}_study>\w+)\]\([^)]*\))?"
+_TEST = r"(?: on (?P<test>\w+) (?:test )?images)?"
 _HIDDEN = rf"up to (?P<hidden>{_NUMBER}) points may be hidden"
 _FORMS = {
     "claim": rf"{_SIDE.format('left')} minus {_SIDE.format('right')}"
-    r"(?: in (?P<measure>entropy|share))?: "
+    rf"(?:{_TEST}| in (?P<measure>entropy|share)): "
     rf"(?P<mean>{_NUMBER})(?: points)? \[(?P<low>{_NUMBER}), (?P<high>{_NUMBER})\]"
     r"(?:, n (?P<n>\d+))?, (?P<holm>Holm )?p (?P<p><?\.?\d+)(?:, TOST Holm p (?P<tost><?\.?\d+))?"
     r"(?P<verdict>: no difference shown)?(?:: equal within ±(?P<margin>\d*\.?\d+) points?)?",
-    "family": r"\*(?P<title>[^*]+)\*: (?P<shown>\d+) of (?P<all>\d+) shown to differ"
+    "family": rf"\*(?P<title>[^*]+)\*{_TEST}: (?P<shown>\d+) of (?P<all>\d+) shown to differ"
     r"(?:, (?P<equal>\d+) shown to be equal within ±(?P<margin>\d*\.?\d+) points?)?"
     rf"(?:, in the others {_HIDDEN})?",
-    "power": r"\*(?P<title>[^*]+)\*: (?P<n>\d+) seeds find (?:a difference|differences) of "
+    "power": rf"\*(?P<title>[^*]+)\*{_TEST}: (?P<n>\d+) seeds find (?:a difference|differences) of "
     rf"(?P<low>{_NUMBER})(?: to (?P<high>{_NUMBER}))? points with 80 % chance",
-    "pairing": rf"\*(?P<title>[^*]+)\*: r is (?P<low>{_NUMBER})(?: to (?P<high>{_NUMBER}))?, "
-    r"pairing buys nothing in (?P<idle>\d+) of (?P<all>\d+)",
+    "pairing": rf"\*(?P<title>[^*]+)\*{_TEST}: r is (?P<low>{_NUMBER})"
+    rf"(?: to (?P<high>{_NUMBER}))?, pairing buys nothing in (?P<idle>\d+) of (?P<all>\d+)",
     "chance": r"(?P<alarms>\d+) of (?P<pairs>\d+) pairs of replicas of \*(?P<name>[^*]+)\* "
     rf"(?:has|have) p < \.05 \((?P<share>{_NUMBER}) % \[(?P<low>{_NUMBER}), "
     rf"(?P<high>{_NUMBER})\]\)",
     "same": r"no difference from \*(?P<base>[^*]+)\* shown for "
-    rf"(?P<names>\*[^*]+\*(?:, \*[^*]+\*)*) \({_HIDDEN}\)",
-    "differ": r"(?P<verdict>higher|lower) than \*(?P<base>[^*]+)\*: "
+    rf"(?P<names>\*[^*]+\*(?:, \*[^*]+\*)*){_TEST} \({_HIDDEN}\)",
+    "differ": rf"(?P<verdict>higher|lower) than \*(?P<base>[^*]+)\*{_TEST}: "
     r"(?P<names>\*[^*]+\*(?:, \*[^*]+\*)*)",
     "rate": rf"\*(?P<name>[^*]+)\* drops (?P<realized>{_NUMBER}) where "
     rf"(?P<nominal>{_NUMBER}) is asked for",
@@ -154,16 +161,20 @@ def _claim(said: dict[str, str], study: Study | None, studies: Mapping[str, Stud
         if of is None:
             return "no study is linked"
         sides.append((of, said[side]))
+    split = said.get("test", "clean")
+    if any(split not in of.splits for of, _ in sides):
+        return f"no {split} test images"
     if "measure" in said:
         same = sides[0][0] is sides[1][0]
         asked = (said["measure"], said["left"], said["right"], "holm" not in said)
         test = of_saliency(sides[0][0], *asked) if same else None
     elif "holm" in said:
-        test = _of_report(sides[0][0], said["left"], said["right"])
+        test = _of_report(sides[0][0], said["left"], said["right"], split)
     elif any(name not in of.heads for of, name in sides):
         return "no such condition"
     else:
-        test = compare([tuple(of.values(name) for of, name in sides)])[0]  # type: ignore[misc]
+        values = tuple(of.values(name, split) for of, name in sides)
+        test = compare([values])[0]  # type: ignore[list-item]
     if test is None:
         return f"no comparison of {'saliency.md' if 'measure' in said else 'the report'}"
     p = test.holm if "holm" in said else test.p
@@ -178,10 +189,14 @@ def _claim(said: dict[str, str], study: Study | None, studies: Mapping[str, Stud
     return None if so else f"{test.points}, n {test.n}, p {p_says(p)}{more}"
 
 
-def _of_report(study: Study, left: str, right: str) -> Test | None:
-    """A comparison of the study's report, whichever way round it stands there."""
-    found = {pair: t for family in families_of(study).values() for pair, t in family.tests.items()}
-    found |= {(name, study.baseline): test for name, test in score_of(study).items()}
+def _of_report(study: Study, left: str, right: str, split: str) -> Test | None:
+    """A comparison of the study's report, whichever way round it stands there.
+
+    Of several families that have it, the first one of the report rules.
+    """
+    families = [one for one in families_of(study).values() if one.test == split]
+    found = {pair: t for family in reversed(families) for pair, t in family.tests.items()}
+    found |= {(name, study.baseline): test for name, test in score_of(study, split).items()}
     if (left, right) in found:
         return found[left, right]
     test = found.get((right, left))
@@ -190,10 +205,10 @@ def _of_report(study: Study, left: str, right: str) -> Test | None:
 
 
 def _family(said: dict[str, str], study: Study | None, _: object) -> str | None:
-    families = {} if study is None else families_of(study)
-    if said["title"] not in families:
-        return f"one of {', '.join(families) or 'no families'}"
-    found = list(families[said["title"]].tests.values())
+    family = cited(said, study)
+    if isinstance(family, str):
+        return family
+    found = list(family.tests.values())
     rest = [test.hidden for test in found if test.verdict == "no"]
     equal = [test for test in found if test.verdict == "equal"]
     shown = len(found) - len(rest) - len(equal)
@@ -206,9 +221,16 @@ def _family(said: dict[str, str], study: Study | None, _: object) -> str | None:
     return None if so else f"{shown} of {len(found)}, {len(equal)} equal{most}"
 
 
+def _listed(said: Mapping[str, str], study: Study | None) -> tuple[list[str], list[Test | None]]:
+    """The names in a list, and of each its comparison with what is said to be the baseline."""
+    names, split = re.findall(r"\*([^*]+)\*", said["names"]), said.get("test", "clean")
+    if study is None or split not in study.splits:
+        return names, [None] * len(names)
+    return names, [_of_report(study, name, said["base"], split) for name in names]
+
+
 def _same(said: dict[str, str], study: Study | None, _: object) -> str | None:
-    names = re.findall(r"\*([^*]+)\*", said["names"])
-    found = [study and _of_report(study, name, said["base"]) for name in names]
+    names, found = _listed(said, study)
     known = [test for test in found if test]
     if len(known) < len(names):
         return "no comparison of the report"
@@ -220,11 +242,11 @@ def _same(said: dict[str, str], study: Study | None, _: object) -> str | None:
 
 
 def _differ(said: dict[str, str], study: Study | None, _: object) -> str | None:
-    names = re.findall(r"\*([^*]+)\*", said["names"])
-    found = {name: study and _of_report(study, name, said["base"]) for name in names}
     sign = 1 if said["verdict"] == "higher" else -1
     wrong = [
-        n for n, test in found.items() if not test or test.holm >= 0.05 or test.mean * sign < 0
+        name
+        for name, test in zip(*_listed(said, study), strict=True)
+        if not test or test.holm >= 0.05 or test.mean * sign < 0
     ]
     return f"{', '.join(wrong)} not shown to be {said['verdict']}" if wrong else None
 
@@ -239,46 +261,6 @@ def _rate(said: dict[str, str], study: Study | None, _: object) -> str | None:
     return None
 
 
-def _distinct(said: dict[str, str], _: object, studies: Mapping[str, Study]) -> str | None:
-    columns = ("seed", "clean", "test_loss", "train_loss", "nominal", "realized")
-    lines = [line for study in studies.values() for line in study.lines]
-    distinct = {tuple(line[name] for name in columns) for line in lines}
-    numbers = {"runs": len(lines), "studies": len(studies), "distinct": len(distinct)}
-    return counts(said, numbers)
-
-
-def _shared(said: dict[str, str], _: object, studies: Mapping[str, Study]) -> str | None:
-    groups: dict[str, list[str]] = {}
-    for name, study in studies.items():
-        groups.setdefault(repr(study.own("none", "clean")), []).append(name)
-    most = max(groups.values(), key=len)
-    runs = len(studies[most[0]].own("none", "clean"))
-    return counts(said, {"studies": len(most), "runs": runs})
-
-
-def _checks(said: dict[str, str], _: object, studies: Mapping[str, Study]) -> str | None:
-    found = {}
-    for study in studies.values():
-        for name, first in study.repeats.items():
-            pair = (study.own(name, "clean"), study.own(first, "clean"))
-            found[repr(pair)] = compare([pair])[0].p
-    least = min(found.values(), default=1.0)
-    if not p_rounds(said["p"], least):
-        return f"the smallest p is {p_says(least)}"
-    return counts(said, {"checks": len(found)})
-
-
-def _correlation(said: dict[str, str], _: object, studies: Mapping[str, Study]) -> str | None:
-    means = {}
-    for name, study in studies.items():
-        values = [list(study.own(one, "clean").values()) for one in study.conditions]
-        means[name] = np.mean(np.corrcoef(values)[np.triu_indices(len(values), 1)])
-    quick = means.pop("quick")
-    low, high = min(means.values()), max(means.values())
-    so = [rounds(said[key], v) for key, v in (("low", low), ("high", high), ("quick", quick))]
-    return None if all(so) else f"{low:.3f} to {high:.3f} (quick: {quick:.3f})"
-
-
 _RECOUNT = {
     "claim": _claim,
     "family": _family,
@@ -288,10 +270,10 @@ _RECOUNT = {
     "pairing": pairing,
     "chance": chance,
     "rate": _rate,
-    "distinct": _distinct,
-    "shared": _shared,
-    "checks": _checks,
-    "correlation": _correlation,
+    "distinct": distinct,
+    "shared": shared,
+    "checks": checks,
+    "correlation": correlation,
 }
 
 

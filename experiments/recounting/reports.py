@@ -7,13 +7,20 @@ each key from `numbers`. Lines without a key must be among the sentences that cl
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 from experiments.recounting.epochs import BEST_EPOCH, best_lines, length_lines
 from experiments.recounting.families import Family, families_of
 from experiments.recounting.numbers import Fault, Study, plain
-from experiments.recounting.scores import alone, check, overview, score_of, score_row
+from experiments.recounting.scores import (
+    alone,
+    check,
+    corrected_over,
+    overview,
+    score_of,
+    score_row,
+)
 from experiments.recounting.sentences import (
     COLUMNS,
     Key,
@@ -25,15 +32,12 @@ from experiments.recounting.sentences import (
 )
 
 _CELLS = re.compile(r"(?<!\\)\|")
+_FAMILY = re.compile(r"\*\*(?:Primary: )?(.+?)\*\*(?: on .+ test images)? \(\d+ comparison")
 _PROSE = (  # sentences that are so, whatever the runs are
     r"!\[\w+\]\(\w+\.png\)",
     r"(Each seed is a point|Means; the points are the seeds|Differences to the baseline on the "
     r"changed test images; marks)[^0-9]*(Intervals (have|are)[^0-9]*95 %[^0-9]*)?",
     r"What the question asks for, besides the comparisons with the baseline:",
-    r"Each is the first condition, or level, minus the second, paired by seed\. p is corrected "
-    r"after Holm over the comparisons of its table\.( Where a margin \(±\) is given, two one-sided "
-    r"tests \(TOST\) ask whether the difference is within it; their p is corrected likewise, for "
-    r"itself\.)?",
     r"Nothing is compared\.",
     r"A second reading: of each run the weights after the epoch with the highest accuracy on its "
     r"validation images, the first of equals, on the clean test images\. All else in this report "
@@ -44,7 +48,6 @@ _PROSE = (  # sentences that are so, whatever the runs are
     r"lowest seed to the highest\. Validation images count with the labels that are trained with\.",
     r"Clean accuracy in percent, means ± standard deviations over the seeds\. Each number of "
     r"epochs is a training of its own, with its own schedules\.",
-    r"The same networks on changed test images(; each table is corrected for itself)?\.",
     r"Means over (the )?seeds[^0-9]*",
     r"Means over the seeds; ratios are over those that have a finished run of .+, too\. Unlike the "
     r"rest of this report, these numbers depend on what else the machine did\. Memory is the most "
@@ -113,7 +116,7 @@ def _key(line: str, within: str) -> tuple[Key, str]:
         return ("share", found[1]), within
     if found := re.match(r"The \d+ replicas have .+ each; \*(.+?)\* is their mean", line):
         return ("replicas", found[1]), within
-    if found := re.match(r"\*\*(?:Primary: )?(.+?)\*\* \(\d+ comparison", line):
+    if found := _FAMILY.match(line):
         return ("family", found[1]), found[1]
     if found := re.match(r"\*\*(?:Check\.|Warning: a false alarm\.)\*\* (.+?) differs", line):
         return ("check", found[1]), within
@@ -143,22 +146,56 @@ def _expected(study: Study) -> dict[Key, str]:
             text, alarm = check(study, name, split)
             if split == "clean" or alarm:
                 lines[*where, "check", name] = text
+        over = "" if split == "clean" else corrected_over(study, split, "above")
+        if over:
+            lines[title, below, "Here,"] = f"Here, p is corrected after Holm: {over}."
         if split == "clean":
             for name, test in found.items():
                 key, text = bullet(name, study.baseline, test)
                 lines["Answer", "", "baseline", key] = text
-            lines["Clean accuracy", "", "Means"] = _reading(study, families)
+            lines["Clean accuracy", "", "Means"] = _reading(study)
     after = _after(study)
     lines["Answer", "", after.split(" ")[0]] = after
     primary = any(one.is_primary for one in families.values())
     if primary:
         lines["Answer", "", "What"] = "What is not primary is exploratory."
     for title, one in families.items():
-        rest = "Exploratory contrasts" if primary else "Contrasts"
         lines |= family_lines(title, one)
-        lines |= family_table(title, one, "Primary contrasts" if one.is_primary else rest)
+        section = _section(one.is_primary, primary)
+        lines |= family_table(title, one, section)
+        alike = [other for other in families.values() if other.is_primary == one.is_primary]
+        lines[section, "", "Each"] = _how_compared(alike)
+    if len(study.splits) > 1:
+        lines["Robustness", "", "The"] = _how_changed(study)
     lines |= best_lines(study) | length_lines(study)
     return lines | chance_lines(study) | _rates(study) | _costs(study)
+
+
+def _section(is_primary: bool, any_primary: bool) -> str:
+    rest = "Exploratory contrasts" if any_primary else "Contrasts"
+    return "Primary contrasts" if is_primary else rest
+
+
+def _how_compared(families: Sequence[Family]) -> str:
+    text = (
+        "Each is the first condition, or level, minus the second, paired by seed. p is corrected "
+        "after Holm over the comparisons of its table."
+    )
+    if any(one.margin is not None for one in families):
+        text += (
+            " Where a margin (±) is given, two one-sided tests (TOST) ask whether the difference "
+            "is within it; their p is corrected likewise, for itself."
+        )
+    if any(one.on_tests for one in families):
+        text += " A table whose title names no test images is of the clean ones."
+    return text
+
+
+def _how_changed(study: Study) -> str:
+    note = "; each table is corrected for itself" if len(study.heads) > 2 else ""
+    if note and any(corrected_over(study, split, "") for split in study.splits[1:]):
+        note += ", but for what stands in a family on its images"
+    return f"The same networks on changed test images{note}."
 
 
 def _extent(study: Study) -> str:
@@ -168,24 +205,19 @@ def _extent(study: Study) -> str:
     )
 
 
-def _reading(study: Study, families: dict[str, Family]) -> str:
-    base = study.baseline
-    others = [name for name in study.heads if name != base]
-    pairs = {pair for one in families.values() for pair in one.pairs.values()}
-    elsewhere = [name for name in others if frozenset((name, base)) in pairs]
-    rest = len(others) - len(elsewhere)
+def _reading(study: Study) -> str:
+    others = len(study.heads) - 1
     mean = ""
     for head in (name for name in study.heads if name in study.repeats.values()):
         names = "; ".join([f"*{head}*", *(f"*{n}*" for n, o in study.repeats.items() if o == head)])
         mean += f" {head} is, seed by seed, the mean of its replicas: {names}."
     if not others:
         return f"Means ± standard deviations over n seeds.{mean}"
-    over = f", corrected after Holm over the {rest} comparisons of this table" if rest > 1 else ""
-    if elsewhere:
-        names = "; ".join(f"*{name}*" for name in elsewhere)
-        over = f", corrected after Holm: for {names} over all comparisons of their family, below"
-        more = "" if rest == 1 else "s"
-        over += f", else over the {rest} other comparison{more} here" if rest else ""
+    over = f", corrected after Holm over the {others} comparisons of this table"
+    if shared := corrected_over(study, "clean", "below"):
+        over = f", corrected after Holm: {shared}"
+    elif others == 1:
+        over = ""
     return (
         f"Means ± standard deviations over n seeds.{mean} Differences "
         "are in percentage points, paired by seed, with the 95 % interval of the paired t-test; "

@@ -24,14 +24,14 @@ def alone(study: Study) -> list[str]:
 def score_of(study: Study, split: str = "clean") -> dict[str, Test]:
     """Each other condition minus the baseline; corrected where it stands first.
 
-    That may be in a family; those are of the clean test images.
+    That may be in a family on the same images.
     """
     others = [name for name in study.heads if name != study.baseline]
     base = study.values(study.baseline, split)
     elsewhere: dict[frozenset[str], Test] = {}
-    families = families_of(study, split) if split in ("clean", BEST) else {}
-    for one in families.values():
-        for sides, pair in one.pairs.items():
+    best, test = split.startswith("best_"), split.removeprefix("best_")
+    for one in families_of(study, best).values():
+        for sides, pair in one.pairs.items() if one.test == test else ():
             elsewhere.setdefault(pair, one.tests[sides])
     pairs = {name: frozenset((name, study.baseline)) for name in others}
     rest = [name for name in others if pairs[name] not in elsewhere]
@@ -48,6 +48,21 @@ def score_of(study: Study, split: str = "clean") -> dict[str, Test]:
             shared = {part: there[part] for part in ("holm", "family", "tost", "margin")}
             found[name] = Test(**{**vars(single), **shared})
     return found
+
+
+def corrected_over(study: Study, split: str, where: str) -> str:
+    """Over what p is corrected, where comparisons with the baseline stand in families; else ""."""
+    others = [name for name in study.heads if name != study.baseline]
+    on_split = [one for one in families_of(study).values() if one.test == split]
+    pairs = {pair for one in on_split for pair in one.pairs.values()}
+    elsewhere = [name for name in others if frozenset((name, study.baseline)) in pairs]
+    if not elsewhere:
+        return ""
+    names = "; ".join(f"*{name}*" for name in elsewhere)
+    rest = len(others) - len(elsewhere)
+    more = f", else over the {rest} other comparison{'' if rest == 1 else 's'} here"
+    text = f"for {names} over all comparisons of their family, {where}"
+    return f"{text}{more if rest else ''}"
 
 
 def score_row(study: Study, name: str, split: str, test: Test | None) -> str:

@@ -26,9 +26,9 @@ def hidden(found: Sequence[Test]) -> str:
     return f"up to {100 * max(test.hidden for test in found):.2f} points may be hidden"
 
 
-def bullet(left: str, right: str, test: Test) -> tuple[str, str]:
+def bullet(left: str, right: str, test: Test, on_tests: str = "") -> tuple[str, str]:
     """How a sentence on a comparison begins, and all of it."""
-    key = f"- **{left}** minus {right}"
+    key = f"- **{left}** minus {right}{on_tests}"
     points = test.points.replace(" [", " points [")
     said = f"{key}: {points}, n {test.n}, Holm p {p_says(test.holm)}"
     within = "" if test.margin is None else f" within {_margin(test.margin)}"
@@ -81,7 +81,7 @@ def family_lines(title: str, family: Family) -> dict[Key, str]:
     equal = [pair for pair, verdict in verdicts.items() if verdict == "equal"]
     count, many = len(verdicts), len(verdicts) - len(rest) - len(equal)
     told = [pair for pair in verdicts if family.is_primary or verdicts[pair] != "no"]
-    text = f"**{'Primary: ' if family.is_primary else ''}{title}** "
+    text = f"**{'Primary: ' if family.is_primary else ''}{title}**{family.on_tests} "
     text += f"({count} comparison{'' if count == 1 else 's'}): {many or 'none'} shown to differ"
     if family.margin is not None:
         text += f", {len(equal) or 'none'} shown to be equal within {_margin(family.margin)}"
@@ -90,13 +90,14 @@ def family_lines(title: str, family: Family) -> dict[Key, str]:
         ("Answer", "", "family", title): f"{text}{':' if told else '.'}",
     }
     for left, right in told:
-        key, text = bullet(left, right, family.tests[left, right])
+        key, text = bullet(left, right, family.tests[left, right], family.on_tests)
         lines["Answer", "", title, key] = text
     return lines
 
 
-def family_table(title: str, family: Family, section: str) -> dict[Key, str]:
-    """The table of a family."""
+def family_table(title: str, family: Family, section: str, kind: str = "") -> dict[Key, str]:
+    """The table of a family, whose title may begin with its kind."""
+    title = f"{kind}{title},{family.on_tests}" if family.on_tests else f"{kind}{title}"
     head = f"contrast | n | points [95 %] | {COLUMNS}"
     if family.margin is not None:
         head += f" | TOST {_margin(family.margin)}, Holm p"

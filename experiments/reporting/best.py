@@ -31,6 +31,9 @@ NOTE = (
 )
 
 
+OTHER_TESTS = "Tables whose titles name other test images are of those, after the same epochs."
+
+
 def at_best(record: StudyRecord, rows: Sequence[Row]) -> list[Row]:
     """The rows of the best epochs; runs without validation do not count. Empty if all have none."""
     if not any(result.best for row in rows for result in row.results.values()):
@@ -54,13 +57,15 @@ def best_section(record: StudyRecord, rows: Sequence[Row]) -> list[str]:
     """
     contrasts = contrasted(record, rows)
     found = [*alarms(rows, "clean"), overview(rows, "clean")]
+    others = any(family.test != "clean" for family in contrasts)
     return [
         f"## {TITLE}",
         NOTE,
+        *([OTHER_TESTS] if others else []),
         *(text for text in found if text),
         _table(rows),
         *table_note(rows, "clean"),
-        *family_tables(contrasts),
+        *family_tables(contrasts, kinds=True),
     ]
 
 

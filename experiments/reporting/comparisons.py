@@ -54,12 +54,17 @@ class Family:
         """Whether the study is made for it."""
         return self.asked.primary
 
+    @property
+    def test(self) -> str:
+        """The name of the test images that it is about."""
+        return self.asked.test
+
 
 def families(values: Mapping[str, Mapping[int, float]], contrasts: Sequence[Asked]) -> list[Family]:
-    """The families of a study's contrasts, primary ones first.
+    """Families of a study's contrasts that are about the same test images, primary ones first.
 
     Args:
-        values: condition -> seed -> score, averaged over replicas; without those.
+        values: condition -> seed -> score on those images, averaged over replicas; without those.
         contrasts: of the study.
 
     Example:
@@ -100,7 +105,7 @@ def _pair(left: Sequence[str], right: Sequence[str]) -> frozenset[str] | None:
 def against_baseline(
     values: Mapping[str, Mapping[int, float]], baseline: str, others: Sequence[Family]
 ) -> dict[str, Difference]:
-    """Each other condition minus the baseline.
+    """Each other condition minus the baseline; all are of the same test images.
 
     A comparison that stands in another family has the corrected p of that one, and its margin;
     the p-values of the rest are corrected over the rest, so that no comparison is counted twice.

@@ -123,9 +123,15 @@ def finding(row: Row, split: str) -> str:
     return sentence(row.condition, row.baseline, _difference(row, split))
 
 
-def sentence(left: str, right: str, found: Difference) -> str:
-    """A difference in a sentence that names the comparison, n and p."""
-    name, base = f"**{escape(left)}** minus {escape(right)}", escape(right)
+def on_tests(family: Family) -> str:
+    """What follows the name of a family, or of its comparisons: its test images, if not clean."""
+    return "" if family.test == "clean" else f" on {escape(family.test)} test images"
+
+
+def sentence(left: str, right: str, found: Difference, on_images: str = "") -> str:
+    """A difference in a sentence that names the comparison, its test images, n and p."""
+    base = escape(right)
+    name = f"**{escape(left)}** minus {base}{on_images}"
     text, pairs = _points(found), counted(found.n, "seed")
     tested = f"{text}, n {found.n}"
     tested += "" if found.holm is None else f", Holm p {p_text(found.holm)}"
@@ -156,14 +162,14 @@ def family_findings(family: Family) -> list[str]:
     rest = [c.difference for c in family.comparisons if c.difference.verdict == "not shown"]
     untested = len(verdicts) - differ - equal - len(rest)
     title = f"{'Primary: ' if family.is_primary else ''}{escape(family.title)}"
-    text = f"**{title}** ({counted(len(verdicts), 'comparison')}):"
+    text = f"**{title}**{on_tests(family)} ({counted(len(verdicts), 'comparison')}):"
     text += f" {differ or 'none'} shown to differ"
     if family.margin is not None:
         text += f", {equal or 'none'} shown to be equal within {margin_text(family.margin)}"
     text += f", {len(rest)} not ({_hidden(rest)})" if rest else ""
     text += f", {untested} without a test" if untested else ""
     lines = "\n".join(
-        f"- {sentence(c.left, c.right, c.difference)}"
+        f"- {sentence(c.left, c.right, c.difference, on_tests(family))}"
         for c in family.comparisons
         if family.is_primary or c.difference.verdict in ("higher", "lower", "equal")
     )

@@ -15,6 +15,7 @@ from experiments.reporting.findings import (
     escape,
     listed,
     margin_text,
+    on_tests,
     overview,
     share,
     spread_note,
@@ -61,17 +62,26 @@ def reading(rows: Sequence[Row], contrasts: Sequence[Family]) -> str:
 
 
 def _correction(heads: Sequence[Row], contrasts: Sequence[Family]) -> str:
-    """Over what p is corrected."""
-    base = heads[0].baseline
-    done = {one.pair for family in contrasts for one in family.comparisons}
-    others = [row.condition for row in heads[1:]]
-    elsewhere = [name for name in others if frozenset((name, base)) in done]
-    rest = len(others) - len(elsewhere)
-    if not elsewhere:
+    """Over what p is corrected in the table of clean accuracy."""
+    rest = len(heads) - 1
+    if not (elsewhere := _elsewhere(heads, contrasts, "clean")):
         over = f"the {rest} comparisons of this table"
         return f", corrected after Holm over {over}" if rest > 1 else ""
-    text = f", corrected after Holm: for {listed(elsewhere)} over all comparisons of their "
-    text += "family, below"
+    return f", corrected after Holm: {_over(elsewhere, rest, 'below')}"
+
+
+def _elsewhere(heads: Sequence[Row], contrasts: Sequence[Family], split: str) -> list[str]:
+    """The conditions whose difference to the baseline stands in a family on the same images."""
+    on_split = [family for family in contrasts if family.test == split]
+    done = {one.pair for family in on_split for one in family.comparisons}
+    base = heads[0].baseline
+    return [row.condition for row in heads[1:] if frozenset((row.condition, base)) in done]
+
+
+def _over(elsewhere: Sequence[str], count: int, where: str) -> str:
+    """Over what p is corrected, of `count` comparisons, where some stand in a family."""
+    rest = count - len(elsewhere)
+    text = f"for {listed(elsewhere)} over all comparisons of their family, {where}"
     return text + (f", else over the {counted(rest, 'other comparison')} here" if rest else "")
 
 
@@ -123,16 +133,24 @@ def _tested_cells(found: Difference | None) -> tuple[str, str, str]:
     return correlation_text(found), detectable_text(found), holm_text(found)
 
 
-def robustness(rows: Sequence[Row], splits: Sequence[str]) -> list[str]:
+def robustness(
+    rows: Sequence[Row], splits: Sequence[str], contrasts: Sequence[Family] = ()
+) -> list[str]:
     """For each split of changed test images a table, and what it shows in a sentence."""
     heads = compared(rows)
     corrected = len(heads) > 2 and any(tested(rows, split) for split in splits)
     note = "; each table is corrected for itself" if corrected else ""
+    shared = {split: _elsewhere(heads, contrasts, split) for split in splits}
+    if note and any(shared.values()):
+        note += ", but for what stands in a family on its images"
     parts = [f"The same networks on changed test images{note}."]
     for split in splits:
         parts.append(f"### {escape(split.capitalize())}")
         parts += [text for text in [*alarms(rows, split), overview(rows, split)] if text]
         parts += [score_table(rows, split), *table_note(rows, split)]
+        if shared[split] and tested(rows, split):
+            over = _over(shared[split], len(heads) - 1, "above")
+            parts.append(f"Here, p is corrected after Holm: {over}.")
     return parts
 
 
@@ -154,19 +172,28 @@ def _contrast_section(title: str, contrasts: Sequence[Family]) -> list[str]:
             " Where a margin (±) is given, two one-sided tests (TOST) ask whether the difference "
             "is within it; their p is corrected likewise, for itself."
         )
+    clean = ""
+    if any(family.test != "clean" for family in contrasts):
+        clean = " A table whose title names no test images is of the clean ones."
     parts = [
         f"## {title}",
         "What the question asks for, besides the comparisons with the baseline:",
         f"```yaml\n{asked}\n```",
         "Each is the first condition, or level, minus the second, paired by seed. p is corrected "
-        f"after Holm over the comparisons of its table.{equality}",
+        f"after Holm over the comparisons of its table.{equality}{clean}",
     ]
     return parts + family_tables(contrasts)
 
 
-def family_tables(contrasts: Sequence[Family]) -> list[str]:
-    """The tables alone, each under its name, and what pairing buys in each."""
+def family_tables(contrasts: Sequence[Family], kinds: bool = False) -> list[str]:
+    """The tables alone, each under its name, and what pairing buys in each.
+
+    Args:
+        contrasts: of the study.
+        kinds: whether the names say which families are primary, where some are.
+    """
     parts = []
+    told = kinds and any(family.is_primary for family in contrasts)
     for family in contrasts:
         margin = [] if family.margin is None else [f"TOST {margin_text(family.margin)}, Holm p"]
         lines = []
@@ -176,7 +203,10 @@ def family_tables(contrasts: Sequence[Family]) -> list[str]:
             cells = (found.n, difference_text(found), *_tested_cells(found), *tost)
             lines.append((f"{escape(one.left)} − {escape(one.right)}", *cells))
         names = ("contrast", "n", "points [95 %]", *_TESTED, *margin)
-        parts += [f"### {escape(family.title)}", markdown(names, lines)]
+        kind = "Primary: " if family.is_primary else "Exploratory: "
+        title = f"{kind if told else ''}{escape(family.title)}"
+        title += f",{on_tests(family)}" if on_tests(family) else ""
+        parts += [f"### {title}", markdown(names, lines)]
         parts += spread_note([one.difference for one in family.comparisons])
     return parts
 

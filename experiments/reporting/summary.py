@@ -117,7 +117,7 @@ def summarize(record: StudyRecord, runs: Sequence[Run]) -> list[Row]:
             name: {seed: r.scores[split] for seed, r in of_one.items() if split in r.scores}
             for name, of_one in results.items()
         }
-        contrasts = record.contrasts if split == "clean" else ()
+        contrasts = [one for one in record.contrasts if one.test == split]
         families_of = partial(families, contrasts=contrasts)
         for name, score in _scores(record.baseline, of_split, repeats, families_of).items():
             scores[name][split] = score
@@ -181,10 +181,13 @@ def _scores(
 
 
 def contrasted(record: StudyRecord, rows: Sequence[Row]) -> list[Family]:
-    """The families of the study's contrasts, on clean accuracy."""
-    heads = [row for row in compared(rows) if "clean" in row.scores]
-    values = {row.condition: row.scores["clean"].values for row in heads}
-    return families(values, record.contrasts)
+    """The families of the study's contrasts, each on its own test images, primary ones first."""
+    found = []
+    for asked in record.contrasts:
+        scores = {row.condition: row.scores.get(asked.test) for row in compared(rows)}
+        values = {name: {} if score is None else score.values for name, score in scores.items()}
+        found += families(values, [asked])
+    return sorted(found, key=lambda family: not family.is_primary)
 
 
 def _row(

@@ -94,6 +94,13 @@ def many_runs():
 PAIRS = {"gains": [{"pairs": ["none", "drop", "slow"]}]}
 ASKED = [
     (plain_runs, PAIRS),
+    (
+        plain_runs,
+        {
+            "beside": PAIRS["gains"],
+            "kept": {"test": "noisy", "primary": True, "margin": 6, "compare": PAIRS["gains"]},
+        },
+    ),
     (many_runs, {"gains": {"primary": True, "margin": 6, "compare": PAIRS["gains"]}}),
     (grid_runs, {"arms": [{"pairs": "arm", "within": "length"}], "lengths": [{"pairs": "length"}]}),
 ]
@@ -157,6 +164,42 @@ def test_the_second_reading_makes_the_same_comparisons_of_the_best_epochs():
     table = section(other, "Contrasts").split("### ", 1)[1].split("\n\n![")[0].strip()
     assert table in found
     assert "**Higher than none:** *drop*." in found
+
+
+def test_the_second_reading_says_which_families_are_primary_and_of_which_images():
+    entries = PAIRS["gains"]
+    asked = {
+        "beside": entries,
+        "gain": {"primary": True, "compare": entries},
+        "kept": {"primary": True, "test": "occluded", "compare": entries},
+    }
+    found = section(document(plain_runs(), asked), TITLE)
+    titles = ["Primary: gain", "Primary: kept, on occluded test images", "Exploratory: beside"]
+    assert re.findall("### (.+)", found) == titles
+    assert "Tables whose titles name other test images are of those" in found
+    plain = section(document(plain_runs(), {"beside": entries}), TITLE)
+    assert re.findall("### (.+)", plain) == ["beside"]
+    assert "name other test images" not in plain
+
+
+def test_a_family_of_the_best_epochs_is_of_their_scores_on_its_images():
+    asked = {"kept": {"test": "occluded", "compare": [{"take": "drop", "minus": "none"}]}}
+    runs = [
+        replace(
+            run,
+            result=replace(
+                run.result,
+                best=replace(run.result.best, scores={**run.result.best.scores, "occluded": score}),
+            ),
+        )
+        for place, run in enumerate(plain_runs())
+        for score in [0.3 + 0.01 * place + 0.002 * (place**2 % 7)]
+    ]
+    own = {(run.condition, run.seed): run.result.best.scores["occluded"] for run in runs}
+    none = [(own["none", seed] + own["A/A", seed]) / 2 for seed in SEEDS]
+    gain = sum(own["drop", seed] - base for seed, base in zip(SEEDS, none, strict=True)) / 3
+    found = section(document(runs, asked), TITLE).split("### kept, on occluded test images")[1]
+    assert f"| drop − none | 3 | {100 * gain:+.2f} [" in found
 
 
 def test_no_epoch_is_said_to_be_chosen_where_none_was():

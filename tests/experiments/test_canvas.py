@@ -16,7 +16,7 @@ from experiments.config import Config, Runtime
 from experiments.data import load_data, test_loader, train_loader
 from experiments.datasets import canvas, painting
 from experiments.datasets.corruption import add_noise
-from experiments.datasets.sources import load_source
+from experiments.datasets.sources import load_source, scored_splits
 from experiments.seeds import own_generator
 
 NOWHERE = Path("no such folder")
@@ -397,6 +397,7 @@ def test_a_run_sees_the_canvases():
     made, held_out = training(9, 60, 0.5)
     assert (data.name, data.classes, data.channels, data.image_size) == ("canvas", 10, 1, 64)
     assert list(data.tests) == ["clean", "occluded", "noisy", "clutter"]
+    assert scored_splits("canvas") == (*data.tests,)
     assert [len(images) for images in data.tests.values()] == [1000, 3000, 1000, 1000]
     assert sorted(data.train.numbers.tolist()) == list(range(30))
     assert (data.train.labels != made.labels[data.train.numbers]).sum() == 12

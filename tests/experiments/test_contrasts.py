@@ -10,7 +10,8 @@ import pytest
 import yaml
 from scipy import stats
 
-from experiments.contrasts import plain_contrasts, read_contrasts
+from experiments.contrasts import plain_contrasts, read_contrasts, split_problems
+from experiments.datasets.sources import scored_splits
 from experiments.report import make_report
 from experiments.reporting.comparisons import against_baseline, families
 from experiments.reporting.statistics import compare
@@ -234,6 +235,112 @@ def runs(values, factors):
     ]
 
 
+def two_tests(names, seed=0):
+    """Runs with scores of their own on two tests."""
+    on_tests = [scores(names, seed + place) for place in range(2)]
+    return [
+        make_run(name, s, {"clean": on_tests[0][name][s], "occluded": on_tests[1][name][s]})
+        for name in names
+        for s in SEEDS
+    ]
+
+
+def swapped(runs):
+    """The same runs, each with the scores of one test in the place of the other."""
+    turned = {"clean": "occluded", "occluded": "clean"}
+    return [
+        replace(
+            run,
+            result=replace(
+                run.result, scores={name: run.result.scores[turned[name]] for name in turned}
+            ),
+        )
+        for run in runs
+    ]
+
+
+def summarized(runs, data):
+    contrasts, problems = read_contrasts(data, {run.condition: {} for run in runs}, "a")
+    assert problems == []
+    record = replace(make_record(runs, baseline="a"), contrasts=contrasts)
+    return record, summarize(record, runs)
+
+
+@pytest.mark.parametrize("options", [{}, {"margin": 3}, {"primary": True}])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_family_on_other_images_is_that_on_clean_ones_with_the_columns_swapped(seed, options):
+    entries = [{"pairs": ["a", "b", "c"]}, {"take": ["c", "d"], "minus": "a"}]
+    runs = two_tests("abcd", seed)
+    on_clean, on_other = ({"x": {**options, "compare": entries}} for _ in range(2))
+    on_other["x"]["test"] = "occluded"
+    record, rows = summarized(runs, on_other)
+    other_record, other_rows = summarized(swapped(runs), on_clean)
+    (family,), (same,) = contrasted(record, rows), contrasted(other_record, other_rows)
+    assert family.comparisons == same.comparisons
+    assert family.comparisons != contrasted(*summarized(runs, on_clean))[0].comparisons
+    for row, other in zip(rows, other_rows, strict=True):
+        assert row.scores["occluded"] == other.scores["clean"]
+        assert row.scores["clean"] == other.scores["occluded"]
+
+
+def test_a_family_rules_in_the_table_of_its_own_test_alone():
+    entries = [{"take": "b", "minus": "a"}, {"take": "d", "minus": "c"}]
+    data = {
+        "gain": [{"take": "b", "minus": "a"}, {"take": "c", "minus": "a"}],
+        "kept": {"test": "occluded", "primary": True, "compare": [*entries]},
+    }
+    record, rows = summarized(two_tests("abcd"), data)
+    kept, gain = contrasted(record, rows)
+    assert (kept.title, kept.test, gain.title, gain.test) == ("kept", "occluded", "gain", "clean")
+    found = {row.condition: row.scores for row in rows}
+    sizes = {
+        split: [found[name][split].difference.family for name in "bcd"]
+        for split in ("clean", "occluded")
+    }
+    assert sizes == {"clean": [2, 2, 1], "occluded": [2, 2, 2]}
+    assert found["b"]["occluded"].difference == kept.comparisons[0].difference
+    assert found["b"]["clean"].difference == gain.comparisons[0].difference
+    document = make_report(record, rows)
+    over = "Here, p is corrected after Holm: for *b* over all comparisons of their family, above, "
+    assert f"{over}else over the 2 other comparisons here." in document.split("### Occluded")[1]
+    assert "for *b*; *c* over all comparisons of their family, below, else over the 1" in document
+    assert "; each table is corrected for itself, but for what stands in a family on" in document
+    alone = make_report(*summarized(two_tests("abcd"), {"gain": data["gain"]}))
+    assert "but for what stands in a family" not in alone
+    assert "Here, p is" not in alone
+
+
+def test_the_same_comparison_is_told_of_each_test():
+    entries = [{"take": "b", "minus": "a"}, {"take": "b", "minus": "c"}]
+    data = {
+        "gain": {"primary": True, "margin": 1, "compare": [*entries]},
+        "kept": {"primary": True, "margin": 3, "test": "occluded", "compare": [*entries]},
+    }
+    document = make_report(*summarized(two_tests("abc"), data))
+    answer = document.split("## Answer\n\n")[1].split("\n## ")[0]
+    assert answer.startswith("**Primary: gain** (2 comparisons): ")
+    assert "\n\n**Primary: kept** on occluded test images (2 comparisons): " in answer
+    lines = [line.split(": ")[0] for line in answer.splitlines() if line.startswith("- ")]
+    told = ["- **b** minus a", "- **b** minus c"]
+    assert lines[:4] == [*told, *(f"{line} on occluded test images" for line in told)]
+    tables = document.split("## Primary contrasts")[1].split("\n## ")[0]
+    assert re.findall("### (.+)", tables) == ["gain", "kept, on occluded test images"]
+    assert "A table whose title names no test images is of the clean ones." in tables
+    shown = yaml.safe_load(tables.split("```yaml\n")[1].split("```")[0])
+    assert shown == data
+    assert "names no test images" not in make_report(*summarized(two_tests("abc"), {"x": entries}))
+
+
+def test_a_family_on_images_that_no_run_has_seen_has_no_pairs():
+    data = {"kept": {"test": "noisy", "compare": [{"take": "b", "minus": "a"}]}}
+    document = make_report(*summarized(two_tests("ab"), data))
+    said = "- **b** minus a on noisy test images: no finished run has a seed in common"
+    assert "**kept** on noisy test images (1 comparison): none shown" in document
+    assert said not in document  # a family that is not primary tells what it shows
+    data["kept"]["primary"] = True
+    assert said in make_report(*summarized(two_tests("ab"), data))
+
+
 def report_of(values, data, factors=None):
     factors = factors or {name: {"size": name} for name in values}
     contrasts, problems = read_contrasts(data, factors, next(iter(values)))
@@ -331,6 +438,11 @@ def test_the_report_says_what_pairing_buys_and_what_is_found():
         ({"x": {"compare": {"pairs": "rate"}}}, "x: it must list at least one of"),
         ({"x": {"margins": 1, "compare": [{"pairs": "rate"}]}}, "'margins' is unknown (closest: m"),
         ({"x": {"primary": 1, "compare": [{"pairs": "rate"}]}}, "primary must be true or false"),
+        (
+            {"x": {"test": 3, "compare": [{"pairs": "rate"}]}},
+            "x: test must be the name of test images, such as occluded, got 3",
+        ),
+        ({"x": {"test": None, "compare": [{"pairs": "rate"}]}}, "test images, such as occluded, g"),
         ({"x": [3]}, "x: a comparison must be {take: this, minus: that} or {pairs: factor}, got 3"),
         ({"x": [{"within": "kind"}]}, "x: a comparison must be"),
         ({"x": [{"take": "none"}]}, "x: a comparison must be"),
@@ -396,8 +508,11 @@ def test_contrasts_are_read_back():
     data = {
         "rates": [{"pairs": "rate", "within": "kind"}, {"pairs": ["0.1, a", "0.5, b"]}],
         "kinds": {"primary": True, "margin": 1.5, "compare": [{"pairs": "kind"}]},
+        "hidden": {"margin": 3, "test": "occluded", "compare": [{"pairs": "kind"}]},
+        "in noise": {"test": "noisy", "compare": [{"pairs": "kind"}]},
     }
     contrasts, problems = read_contrasts(data, FACTORS)
+    assert [one.test for one in contrasts] == ["clean", "clean", "occluded", "noisy"]
     plain = json.loads(json.dumps(plain_contrasts(contrasts)))
     assert (plain, problems) == (data, [])
     assert read_contrasts(plain, FACTORS)[0] == contrasts
@@ -405,13 +520,13 @@ def test_contrasts_are_read_back():
 
 
 STUDY = """
-base: {{epochs: 1, train_images: 50}}
+base: {{epochs: 1, train_images: 50, test: {test}}}
 grid:
   factors: {{rate: [0.1, 0.3]}}
   fields: {{spec: {{"layer4.0": {{DropBlock2d: {{p: "${{rate}}", block_size: 3}}}}}}}}
 conditions: {{none: {{}}, A/A: {{replica: 1}}}}
 baseline: none
-contrasts: {{rates: [{}]}}
+contrasts: {{rates: [{entry}], {more}}}
 seeds: [1]
 """
 
@@ -420,9 +535,9 @@ seeds: [1]
 def study_of(tmp_path):
     """A study with one entry of contrasts."""
 
-    def read(entry):
+    def read(entry, more="", test="true"):
         path = tmp_path / "study.yaml"
-        path.write_text(STUDY.format(entry), encoding="utf-8")
+        path.write_text(STUDY.format(entry=entry, more=more, test=test), encoding="utf-8")
         return read_study(path)
 
     return read
@@ -436,6 +551,42 @@ def test_a_study_file_names_its_contrasts(study_of):
         study_of("{pairs: rates}")
     with pytest.raises(StudyError, match="the key 'rates' stands twice"):
         study_of("{pairs: rate}], rates: [{pairs: rate}")
+
+
+@pytest.mark.parametrize("test", ["true", "false"])
+def test_a_family_names_a_test_that_its_data_have(study_of, test):
+    wrong = ("clutter", "ocluded", "train", "")
+    more = [f"f{n}: {{test: '{name}', compare: [{{pairs: rate}}]}}" for n, name in enumerate(wrong)]
+    with pytest.raises(StudyError) as error:
+        study_of("{pairs: rate}", ", ".join(more), test)
+    for number, name in enumerate(wrong):
+        known = f"contrasts: f{number}: test must be one of clean, occluded, noisy (of digits), got"
+        assert f"{known} {name!r}" in str(error.value)
+    kept = "kept: {test: noisy, compare: [{pairs: rate}]}"
+    study = study_of(
+        "{pairs: rate}", kept + ", same: {test: clean, compare: [{pairs: rate}]}", test
+    )
+    assert [one.test for one in study.contrasts] == ["clean", "noisy", "clean"]
+    pairs_of_rate = [{"pairs": "rate"}]
+    assert study.record("")["contrasts"] == {
+        "rates": pairs_of_rate,
+        "kept": {"test": "noisy", "compare": pairs_of_rate},
+        "same": pairs_of_rate,
+    }
+
+
+def test_the_test_of_a_family_is_one_that_all_its_conditions_have():
+    data = {
+        "x": {"test": "clutter", "compare": [{"take": "a", "minus": "b"}]},
+        "y": {"test": "clutter", "compare": [{"take": "b", "minus": "c"}]},
+    }
+    contrasts, _ = read_contrasts(data, {"a": {}, "b": {}, "c": {}})
+    of_data = {"a": "canvas", "b": "canvas", "c": "fake"}
+    splits = {name: (one, scored_splits(one)) for name, one in of_data.items()}
+    (problem,) = split_problems(contrasts, splits)
+    shared = "clean, occluded, noisy (of canvas and fake)"
+    assert problem == f"contrasts: y: test must be one of {shared}, got 'clutter'"
+    assert split_problems(contrasts, {}) == []
 
 
 def test_a_replica_is_part_of_a_mean_and_not_compared(study_of):

@@ -19,7 +19,7 @@ from experiments.data import (
     train_loader,
 )
 from experiments.datasets.corruption import add_noise, occlude
-from experiments.datasets.sources import digits
+from experiments.datasets.sources import digits, scored_splits
 from experiments.seeds import derive_seed, own_generator
 
 NOWHERE = Path("no such folder")
@@ -260,6 +260,7 @@ def test_sizes_unless_asked(name, train, test):
     assert data.name == name
     assert (len(data.train), len(data.tests["clean"])) == (train, test)
     assert list(data.tests) == ["clean", "occluded", "noisy"]
+    assert scored_splits(name) == (*data.tests,)
     images, labels = data.train.__getitems__([(0, 3), (0, 1)])
     assert images.shape == (2, data.channels, data.image_size, data.image_size)
     assert (images.dtype, labels.dtype) == (torch.float32, torch.int64)

@@ -6,16 +6,20 @@ import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
+import yaml
 
 from experiments.contrasts import read_contrasts
 from experiments.recounting import PROSE, recount
+from experiments.recounting.families import families_of
 from experiments.recounting.numbers import read_study
-from experiments.recounting.paired import compare, effect
+from experiments.recounting.paired import compare, effect, p_says
 from experiments.recounting.prose import recount_prose
 from experiments.recounting.reports import recount_report
+from experiments.recounting.scores import score_of
 from experiments.report import make_report, rewrite_report
 from experiments.reporting.statistics import detectable_effect
 from experiments.reporting.summary import summarize
@@ -212,6 +216,13 @@ ASKED = {
         ],
     },
 }
+ASKED["in noise"] = {
+    "primary": True,
+    "margin": 3,
+    "test": "noisy",
+    "compare": ASKED["kinds"]["compare"],
+}
+ASKED["one level"] = [{"take": "a, 2", "minus": "none"}]
 REPEATS = {"A/A": "none", "A/A 2": "none", "A/A 3": "none", "same again": "same"}
 
 
@@ -275,6 +286,117 @@ def test_any_digit_that_is_changed_in_what_a_report_can_say_is_found(written):
     assert tried > 300
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("**Primary: in noise** on noisy test images", "**Primary: in noise**"),
+        ("on noisy test images (6 comparisons)", "on clean test images (6 comparisons)"),
+        ("- **early** minus none on noisy test images:", "- **early** minus none:"),
+        ("### in noise, on noisy test images", "### in noise"),
+        ("### in noise, on noisy test images", "### kinds, on noisy test images"),
+        (" A table whose title names no test images is of the clean ones.", ""),
+        ("; each table is corrected for itself, but for", "; each table is corrected, but for"),
+        (", but for what stands in a family on its images", ""),
+        ("  test: noisy\n", ""),
+        ("Holm: for *early*; *same* over all", "Holm: for *early* over all"),
+    ],
+)
+def test_any_sentence_on_a_family_of_other_images_is_recounted(old, new, written):
+    path = written / "report.md"
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    assert recount_report(read_study(written))
+
+
+def test_a_score_on_other_images_is_part_of_their_families(written):
+    path = written / "runs.csv"
+    lines = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    line = next(line for line in lines if line["condition"] == "early")
+    line["noisy"] = str(float(line["noisy"]) + 0.03)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, lines[0])
+        writer.writeheader()
+        writer.writerows(lines)
+    said = [fault.said for fault in recount_report(read_study(written))]
+    assert any(one.startswith("- **early** minus none on noisy test images: ") for one in said)
+    assert any(one.startswith("early − none | 9 | ") for one in said)
+    assert not any(one.startswith("- **early** minus none: ") for one in said)
+
+
+def test_families_are_recounted_on_their_own_images(written):
+    found = families_of(read_study(written))
+    text = (written / "runs.csv").read_text(encoding="utf-8")
+    turned = text.replace("clean", "?").replace("noisy", "clean").replace("?", "noisy")
+    (written / "runs.csv").write_text(turned, encoding="utf-8")
+    other = families_of(read_study(written))
+    sides = [pair for pair in found["kinds"].tests if pair in found["in noise"].tests]
+    assert len(sides) == len(found["kinds"].tests)
+    for pair in sides:
+        on_clean, on_noisy = (found[name].tests[pair] for name in ("kinds", "in noise"))
+        assert other["kinds"].tests[pair] == replace(on_noisy, margin=1.5, tost=ANY)
+        assert other["in noise"].tests[pair] == replace(on_clean, margin=3, tost=ANY)
+
+
+def test_a_readme_cites_other_images_by_name(written, tmp_path):
+    study = read_study(written)
+    found = families_of(study)["in noise"]
+    test, lower = found.tests["early", "none"], score_of(study, "noisy")["same"]
+    tests = [*found.tests.values()]
+    shown = sum(one.verdict in ("higher", "lower") for one in tests)
+    equal = sum(one.verdict == "equal" for one in tests)
+    rest = [100 * one.hidden for one in tests if one.verdict == "no"]
+    within = f"{equal} shown to be equal within ±3 points"
+    hidden = f", in the others up to {max(rest):.1f} points may be hidden" if rest else ""
+    power = [100 * one.found for one in tests]
+    p = f"n 9, Holm p {p_says(test.holm)}"
+    other = found.tests["b, 2", "a, 2"]
+    claims = [
+        f"*b, 2* minus *a, 2* on noisy images: {other.points}, Holm p {p_says(other.holm)}",
+        f"*early* minus *none* on noisy images: {test.points}, {p}",
+        f"*early* minus *none* on noisy test images: {test.points}, {p}",
+        f"*early* minus *none* on noisy images: {test.points}, n 9, p {p_says(test.p)}",
+        f"*in noise* on noisy images: {shown} of {len(tests)} shown to differ, {within}{hidden}",
+        f"*in noise* on noisy images: 9 seeds find differences of {min(power):.1f} to "
+        f"{max(power):.1f} points with 80 % chance",
+        f"no difference from *none* shown for *same* on noisy images (up to "
+        f"{100 * lower.hidden:.1f} points may be hidden)",
+    ]
+    path = tmp_path / "README.md"
+    studies = {"made": study}
+
+    def faults(claim):
+        path.write_text(f"## Results\n\n[m](results/made/report.md): {claim}.\n", "utf-8")
+        return recount_prose(path, ("Results",), studies)
+
+    for claim in claims:
+        assert faults(claim) == [], claim
+        silent = re.sub(r" on noisy (?:test )?images", "", claim)
+        assert faults(silent), silent
+        for name in ("clean", "occluded"):
+            assert faults(claim.replace("on noisy", f"on {name}")), (claim, name)
+        numbers = re.sub(r"^.*? images", "", claim)
+        assert faults(claim.replace(numbers, max(changed(numbers)))), numbers
+    higher = "higher than *none* on noisy images: *b, 2*, *b, 3*"
+    assert faults(higher) == []
+    assert faults(higher.replace("higher", "lower"))
+    assert "occluded" in faults(higher.replace("noisy", "occluded"))[0].said
+
+
+def test_a_claim_is_of_the_first_family_that_has_the_comparison(tmp_path):
+    study = read_study(RESULTS / "quick")
+    one = {"take": "Dropout2d", "minus": "DropBlock2d"}
+    wide = [{"pairs": ["none, 30 % of epochs", "DropBlock2d", "Dropout2d"]}]
+    path = tmp_path / "README.md"
+    alone = replace(study, asked={"one": [one]})
+    test = families_of(alone)["one"].tests["Dropout2d", "DropBlock2d"]
+    claim = f"*Dropout2d* minus *DropBlock2d*: {test.points}, Holm p {p_says(test.holm)}"
+    path.write_text(f"## Results\n\n[q](results/quick/report.md): {claim}\n", "utf-8")
+    for asked, faults in (({"one": [one], "all": wide}, 0), ({"all": wide, "one": [one]}, 1)):
+        studies = {"quick": replace(study, asked=asked)}
+        assert len(recount_prose(path, ("Results",), studies)) == faults
+
+
 def test_a_report_with_other_contrasts_than_its_file_is_found(tmp_path):
     for name in ("README.md", "experiments/README.md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -283,6 +405,16 @@ def test_a_report_with_other_contrasts_than_its_file_is_found(tmp_path):
         shutil.copytree(ROOT / "experiments" / name, tmp_path / "experiments" / name)
     assert recount(tmp_path) == []
     path = tmp_path / "experiments" / "configs" / "rate.yaml"
+    plain = yaml.safe_load(path.read_text(encoding="utf-8"))
+    so_anyway = {"primary": False, "margin": None, "test": "clean"}
+    plain["contrasts"] = {
+        name: {**so_anyway, "compare": entries} for name, entries in plain["contrasts"].items()
+    }
+    for test, faults in (("clean", 0), ("occluded", 1)):
+        plain["contrasts"]["Pairs of rate, within regularizer"]["test"] = test
+        path.write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
+        assert len(recount(tmp_path)) == faults
+    shutil.copy(ROOT / "experiments" / "configs" / "rate.yaml", path)
     text = path.read_text(encoding="utf-8").replace("{pairs: rate, within: reg", "{pairs: rate} #")
     path.write_text(text, encoding="utf-8")
     (fault,) = recount(tmp_path)
