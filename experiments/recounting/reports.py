@@ -53,7 +53,7 @@ _PROSE = (  # sentences that are so, whatever the runs are
     r"rest of this report, these numbers depend on what else the machine did\. Memory is the most "
     r"that a process held at a time, all that it had loaded included; on a GPU, that torch "
     r"allocated there\.( By their starts and seconds, at most \d+ runs? of this study (was|were) "
-    r"at work at once on one machine\.)?",
+    r"at work at once on one machine\.)?( The first run was begun [\d:T+-]+\.)?",
 )
 
 
