@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from experiments.recounting.families import families_of
 from experiments.recounting.numbers import Study
+from experiments.recounting.paired import two
 from experiments.recounting.scores import BEST, alone, check, overview, score_of, score_row
 from experiments.recounting.sentences import (
     COLUMNS,
@@ -31,7 +32,7 @@ def best_lines(study: Study) -> dict[Key, str]:
         row = score_row(study, name, BEST, found.get(name))
         _, n, rest = row.removeprefix(name).split(" | ", 2)
         epochs = f"{study.pooled(name, 'best_epoch'):.1f} of {study.epochs[name]}"
-        validation = f"{100 * study.pooled(name, 'validation'):.2f}"
+        validation = two(100 * study.pooled(name, "validation"))
         lines[BEST_EPOCH, "", "row", name] = f"{name} | {n} | {epochs} | {validation} | {rest}"
     for name in alone(study):
         text, alarm = check(study, name, BEST)

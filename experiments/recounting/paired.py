@@ -52,7 +52,8 @@ class Test:
     @property
     def points(self) -> str:
         """Mean and interval in percentage points."""
-        return f"{100 * self.mean:+.2f} [{100 * self.low:+.2f}, {100 * self.high:+.2f}]"
+        mean, low, high = (two(100 * each, "+") for each in (self.mean, self.low, self.high))
+        return f"{mean} [{low}, {high}]"
 
     @property
     def found(self) -> float:
@@ -135,6 +136,11 @@ def effect(n: int, level: float) -> float:
     while missing(most) < 0:
         most *= 2
     return float(optimize.brentq(missing, 0, most))
+
+
+def two(number: float, sign: str = "") -> str:
+    """A number with two decimals; a tie is rounded alike, in whatever order it was summed."""
+    return f"{round(float(number), 9):{sign}.2f}"
 
 
 def p_says(p: float) -> str:

@@ -33,7 +33,7 @@ from experiments.recounting.claims import chance, cited, pairing, power
 from experiments.recounting.families import families_of
 from experiments.recounting.numbers import Fault, Study
 from experiments.recounting.overall import checks, correlation, distinct, shared
-from experiments.recounting.paired import Test, compare, p_says
+from experiments.recounting.paired import Test, compare, p_says, two
 from experiments.recounting.rounding import p_rounds, rounds
 from experiments.recounting.saliency_runs import of_saliency
 from experiments.recounting.scores import score_of
@@ -300,7 +300,7 @@ def _table_lines(study: Study) -> Iterator[tuple[str, str]]:
     found = score_of(study)
     for name in study.heads:
         values = 100 * np.array(list(study.values(name).values()))
-        cells = [name, str(len(values)), f"{values.mean():.2f} ± {values.std(ddof=1):.2f}"]
+        cells = [name, str(len(values)), f"{two(values.mean())} ± {two(values.std(ddof=1))}"]
         if test := found.get(name):
             cells += [test.points, p_says(test.holm)]
         for column in ("nominal", "realized"):

@@ -154,6 +154,11 @@ def _expected(study: Study) -> dict[Key, str]:
                 key, text = bullet(name, study.baseline, test)
                 lines["Answer", "", "baseline", key] = text
             lines["Clean accuracy", "", "Means"] = _reading(study)
+    if not study.repeats and len(study.heads) > 1:
+        lines["Answer", "", "There"] = (
+            f"There is no A/A condition, which would differ from {study.baseline} only in its "
+            "`replica` and show how large a difference chance alone makes."
+        )
     after = _after(study)
     lines["Answer", "", after.split(" ")[0]] = after
     primary = any(one.is_primary for one in families.values())

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from experiments.recounting.numbers import Fault, Study, plain
-from experiments.recounting.paired import Test, Values, p_says
+from experiments.recounting.paired import Test, Values, p_says, two
 from experiments.recounting.saliency_runs import DUST, Looked, read_saliency
 from experiments.recounting.sentences import COLUMNS, Key, bullet, note
 
@@ -151,8 +151,8 @@ def _measure_lines(looked: Looked, measure: str) -> dict[Key, str]:
     }
     for name in looked.conditions:
         values = 100 * np.array([*looked.values(name, measure).values()])
-        mean = f"{values.mean():.2f}" if len(values) else ""
-        mean += f" ± {values.std(ddof=1):.2f}" if len(values) > 1 else ""
+        mean = two(values.mean()) if len(values) else ""
+        mean += f" ± {two(values.std(ddof=1))}" if len(values) > 1 else ""
         row = f"{name} | {len(values)} | {mean}"
         if name == base:
             lines[measure, "row", name] = row + (" |  |  |  | " if others else "")
@@ -178,12 +178,12 @@ def _told(
     pairs = f" ({_many(n, 'pair')})" if n not in (len(own), 0) else ""
     if test is not None:
         r = "" if test.r is None else f"{test.r:+.2f}"
-        cells = f"{test.points}{pairs} | {r} | {100 * test.found:.2f} | {p_says(test.holm)}"
+        cells = f"{test.points}{pairs} | {r} | {two(100 * test.found)} | {p_says(test.holm)}"
         return cells, *bullet(name, base, test)
     if not n:
         said = f"no finished run has a seed in common with one of {base}."
         return " |  |  | ", key, f"{key}: {said}"
-    seeds, mean = _many(n, "seed"), f"{np.mean(differences):+.2f}"
+    seeds, mean = _many(n, "seed"), two(np.mean(differences), "+")
     if np.ptp(differences) > 100 * DUST:
         said = f"{mean} points over {seeds}: too few for an interval or a test."
     elif abs(np.mean(differences)) <= 100 * DUST:

@@ -8,7 +8,7 @@ import numpy as np
 
 from experiments.recounting.families import families_of
 from experiments.recounting.numbers import Study
-from experiments.recounting.paired import Test, compare, p_says
+from experiments.recounting.paired import Test, compare, p_says, two
 from experiments.recounting.sentences import cells, hidden
 
 BEST = "best_clean"  # the column of the best epochs by validation
@@ -68,7 +68,7 @@ def corrected_over(study: Study, split: str, where: str) -> str:
 def score_row(study: Study, name: str, split: str, test: Test | None) -> str:
     """A line of the table."""
     values = 100 * np.array(list(study.values(name, split).values()))
-    score = f"{name} | {len(values)} | {values.mean():.2f} ± {values.std(ddof=1):.2f}"
+    score = f"{name} | {len(values)} | {two(values.mean())} ± {two(values.std(ddof=1))}"
     return f"{score} |  |  |  | " if test is None else f"{score} | {test.points} | {cells(test)}"
 
 

@@ -9,7 +9,7 @@ from scipy import stats
 
 from experiments.recounting.families import Family
 from experiments.recounting.numbers import Study
-from experiments.recounting.paired import Test, compare, p_says
+from experiments.recounting.paired import Test, compare, p_says, two
 
 Key = tuple[str, ...]
 COLUMNS = "r | 80 % power | Holm p"
@@ -18,12 +18,12 @@ COLUMNS = "r | 80 % power | Holm p"
 def cells(test: Test) -> str:
     """r, what is found with 80 % chance, and the corrected p."""
     r = "" if test.r is None else f"{test.r:+.2f}"
-    return f"{r} | {100 * test.found:.2f} | {p_says(test.holm)}"
+    return f"{r} | {two(100 * test.found)} | {p_says(test.holm)}"
 
 
 def hidden(found: Sequence[Test]) -> str:
     """How large a difference may be."""
-    return f"up to {100 * max(test.hidden for test in found):.2f} points may be hidden"
+    return f"up to {two(100 * max(test.hidden for test in found))} points may be hidden"
 
 
 def bullet(left: str, right: str, test: Test, on_tests: str = "") -> tuple[str, str]:

@@ -17,7 +17,7 @@ from experiments.reporting.score_tables import (
     tested_names,
 )
 from experiments.reporting.summary import Row, compared, contrasted, summarize
-from experiments.reporting.tables import markdown
+from experiments.reporting.tables import markdown, percent
 from experiments.results import Best
 from experiments.running.records import Run, StudyRecord
 
@@ -87,4 +87,4 @@ def _taken(row: Row, rows: Sequence[Row]) -> tuple[str, str]:
         return "", ""
     epochs = statistics.fmean(one.epoch + 1 for one in best)
     validation = statistics.fmean(one.validation for one in best)
-    return f"{epochs:.1f} of {row.config.epochs}", f"{100 * validation:.2f}"
+    return f"{epochs:.1f} of {row.config.epochs}", percent(validation)

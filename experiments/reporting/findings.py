@@ -8,7 +8,7 @@ from experiments.reporting.chance import Chance, chances
 from experiments.reporting.comparisons import Family
 from experiments.reporting.statistics import Difference
 from experiments.reporting.summary import Row, checks, compared
-from experiments.reporting.tables import difference_text, one_line, p_text
+from experiments.reporting.tables import difference_text, one_line, p_text, percent
 
 MOST_NAMES = 4  # of conditions about which there is little to say
 
@@ -246,7 +246,7 @@ def check(row: Row, rows: Sequence[Row], split: str) -> str:
 def _hidden(differences: Sequence[Difference]) -> str:
     """How large a difference may be where none is shown."""
     most = max(found.hidden or 0.0 for found in differences)
-    return f"up to {100 * most:.2f} points may be hidden"
+    return f"up to {percent(most)} points may be hidden"
 
 
 def _is_alarm(row: Row, split: str) -> bool:

@@ -45,12 +45,22 @@ def p_text(p: float) -> str:
     return text.removeprefix("0")
 
 
+def percent(share: float, form: str = ".2f") -> str:
+    """A share in percent; a tie is rounded alike, in whatever order its numbers were summed.
+
+    Example:
+        >>> percent(0.97925), percent(0.9792500000000001), percent(0.1, "+.1f")
+        ('97.92', '97.92', '+10.0')
+    """
+    return f"{round(100 * share, 9):{form}}"
+
+
 def accuracy_text(score: Score) -> str:
     """Mean and standard deviation in percent."""
     if score.mean is None:
         return ""
-    spread = "" if score.std is None else f" ± {100 * score.std:.2f}"
-    return f"{100 * score.mean:.2f}{spread}"
+    spread = "" if score.std is None else f" ± {percent(score.std)}"
+    return f"{percent(score.mean)}{spread}"
 
 
 def difference_text(difference: Difference | None) -> str:
@@ -59,12 +69,12 @@ def difference_text(difference: Difference | None) -> str:
         return ""
     if difference.verdict == "identical":
         return "same scores"
-    text = f"{100 * difference.mean:+.2f}"
+    text = percent(difference.mean, "+.2f")
     if difference.verdict == "constant":
         text += " (constant)"
     if difference.interval is not None:
         low, high = difference.interval
-        text += f" [{100 * low:+.2f}, {100 * high:+.2f}]"
+        text += f" [{percent(low, '+.2f')}, {percent(high, '+.2f')}]"
     return text
 
 
@@ -77,7 +87,7 @@ def correlation_text(difference: Difference | None) -> str:
 def detectable_text(difference: Difference | None) -> str:
     """What is found with 80 % chance, in percentage points."""
     found = None if difference is None else difference.detectable
-    return "" if found is None else f"{100 * found:.2f}"
+    return "" if found is None else percent(found)
 
 
 def holm_text(difference: Difference | None) -> str:
