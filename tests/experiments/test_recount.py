@@ -226,9 +226,10 @@ ASKED["one level"] = [{"take": "a, 2", "minus": "none"}]
 REPEATS = {"A/A": "none", "A/A 2": "none", "A/A 3": "none", "same again": "same"}
 
 
-@pytest.fixture
-def written(tmp_path):
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
     """The folder of a report that has everything: margins, primary families, means, replicas."""
+    folder = tmp_path_factory.mktemp("everything")
     generator = np.random.default_rng(3)
     factors = {f"{k}, {r}": {"kind": k, "rate": r} for k in "ab" for r in "123"}
     factors = {"none": {}, **factors, "early": {}, "same": {}} | {name: {} for name in REPEATS}
@@ -250,10 +251,16 @@ def written(tmp_path):
     assert problems == []
     record = replace(make_record(runs), contrasts=contrasts)
     rows = summarize(record, runs)
-    write_runs(rows, tmp_path / "runs.csv")
+    write_runs(rows, folder / "runs.csv")
     text = make_report(record, rows)
-    (tmp_path / "report.md").write_text(text, encoding="utf-8")
-    return tmp_path
+    (folder / "report.md").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def written(everything, tmp_path):
+    """A copy of that folder, to be changed."""
+    return Path(shutil.copytree(everything, tmp_path, dirs_exist_ok=True))
 
 
 def test_all_that_a_report_can_say_is_recounted(written):

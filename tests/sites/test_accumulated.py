@@ -461,11 +461,13 @@ def test_a_schedule_is_that_of_the_step():
     close(gradients(model), {name: grad / 2 for name, grad in before.items()})
 
 
-def test_a_step_can_be_compiled():
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_step_can_be_compiled(backend):
     model = net()
     optimizer = SGD(model.parameters(), lr=0.0)
     attached = attach(model, {"param:**": ClipGradNorm(0.5, group=True)}, optimizer=optimizer)
-    compiled, step = torch.compile(model, backend="eager"), torch.compile(optimizer.step)
+    compiled = torch.compile(model, backend="eager")
+    step = torch.compile(optimizer.step, backend=backend)
     for i in range(3):
         optimizer.zero_grad()
         loss_of(compiled, i).backward()
