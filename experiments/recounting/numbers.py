@@ -188,6 +188,12 @@ def _repeats(changes: dict[str, dict[str, Any]]) -> dict[str, str]:
     return repeats
 
 
+def cells_of(line: str) -> list[str]:
+    """The cells of a line of a table, plain; none of the line below its head."""
+    cells = [plain(cell).strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+    return [] if set(cells[0]) == {"-"} else cells
+
+
 def plain(text: str) -> str:
     """Markdown without the backslashes that names need."""
     return re.sub(r"\\([\\`*_\[|<#~$&])", r"\1", text)

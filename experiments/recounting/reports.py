@@ -12,7 +12,7 @@ from functools import cache
 
 from experiments.recounting.epochs import BEST_EPOCH, best_lines, length_lines
 from experiments.recounting.families import Family, families_of
-from experiments.recounting.numbers import Fault, Study, plain
+from experiments.recounting.numbers import Fault, Study, cells_of, plain
 from experiments.recounting.scores import (
     alone,
     check,
@@ -31,7 +31,6 @@ from experiments.recounting.sentences import (
     note,
 )
 
-_CELLS = re.compile(r"(?<!\\)\|")
 _FAMILY = re.compile(r"\*\*(?:Primary: )?(.+?)\*\*(?: on .+ test images)? \(\d+ comparison")
 _PROSE = (  # sentences that are so, whatever the runs are
     r"!\[\w+\]\(\w+\.png\)",
@@ -95,8 +94,7 @@ def _lines(text: str) -> Iterator[tuple[int, Key, str]]:
         elif raw.startswith("# ") or (section in ("", "Training") and "Question" in raw):
             continue
         elif raw.startswith("| "):
-            cells = [plain(cell).strip() for cell in _CELLS.split(raw)[1:-1]]
-            if set(cells[0]) != {"-"}:
+            if cells := cells_of(raw):
                 yield number, (section, below, "row", cells[0]), " | ".join(cells)
         elif section == "What was run":
             if line.startswith("Seeds: "):

@@ -11,13 +11,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from experiments.recounting.numbers import Fault, Study, plain
+from experiments.recounting.numbers import Fault, Study, cells_of, plain
 from experiments.recounting.paired import Test, Values, p_says, two
 from experiments.recounting.saliency_runs import DUST, Looked, read_saliency
 from experiments.recounting.sentences import COLUMNS, Key, bullet, note
 
 MEASURES = {"entropy": "entropy, % of log(h w)", "share": "objects touched, %"}
-_CELLS = re.compile(r"(?<!\\)\|")
 _ABSENT = "Runs without a finished network, which do not count:"
 
 
@@ -88,8 +87,7 @@ def _lines(text: str) -> Iterator[tuple[int, Key, str]]:
             section = line[3:].lower()
             yield number, (section, "title"), line
         elif raw.startswith("| "):
-            cells = [plain(cell).strip() for cell in _CELLS.split(raw)[1:-1]]
-            if set(cells[0]) != {"-"}:
+            if cells := cells_of(raw):
                 yield number, (section, "row", cells[0]), " | ".join(cells)
         elif raw.startswith("- **"):
             yield number, (section, line.split(": ")[0]), line

@@ -18,6 +18,7 @@ from experiments.reporting.tables import (
     difference_text,
     holm_text,
     markdown,
+    percent,
 )
 from experiments.saliency.measure import Measured, Saliency
 from experiments.saliency.picture import plot_saliency
@@ -146,8 +147,8 @@ def _reading(comparisons: int) -> str:
 def _mean(values: Sequence[float]) -> str:
     if not values:
         return ""
-    spread = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{100 * statistics.fmean(values):.2f}{spread}"
+    spread = f" ± {percent(statistics.stdev(values))}" if len(values) > 1 else ""
+    return f"{percent(statistics.fmean(values))}{spread}"
 
 
 def _cells(found: Difference | None, n: int) -> tuple[str, str, str, str]:
