@@ -80,8 +80,8 @@ def compare(pairs: Sequence[tuple[Values, Values]], margin: float | None = None)
     if margin is not None:
         least = [(abs(t.mean) - margin / 100) / (t.spread / np.sqrt(t.n)) for t in found]
         of_margin = [stats.t.cdf(t, test.n - 1) for t, test in zip(least, found, strict=True)]
-        tost = [*_holm(of_margin)]
-    corrected = _holm([test.p for test in found])
+        tost = [*holm(of_margin)]
+    corrected = holm([test.p for test in found])
     return [
         Test(**{**vars(test), "holm": p, "tost": within, "margin": margin, "family": len(found)})
         for test, p, within in zip(found, corrected, tost, strict=True)
@@ -104,7 +104,8 @@ def _test(one: Values, other: Values) -> Test:
     return Test(n, mean, mean - half, mean + half, p, r, bool(half < alone), spread)
 
 
-def _holm(p_values: Sequence[float]) -> np.ndarray:
+def holm(p_values: Sequence[float]) -> np.ndarray:
+    """The p-values corrected after Holm over all of them, in their order."""
     p = np.array(p_values)
     order = np.argsort(p)
     corrected = np.empty(len(p))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from experiments.recounting.numbers import Study, plain
-from experiments.recounting.paired import Test, Values, compare
+from experiments.recounting.paired import Test, Values, compare, holm
 
 DUST = 1e-9  # what rounding may do to a difference
 
@@ -102,8 +102,8 @@ def _corrected(pairs: Mapping[str, tuple[Values, Values]]) -> dict[str, Test | N
         differences = [one[seed] - other[seed] for seed in one.keys() & other.keys()]
         if len(differences) >= 3 and np.ptp(differences) > DUST:
             tested[name] = compare([(one, other)])[0]
-    worst = 0.0
-    for rank, name in enumerate(sorted(tested, key=lambda name: tested[name].p)):
-        worst = max(worst, min(1.0, (len(pairs) - rank) * tested[name].p))
-        tested[name] = replace(tested[name], holm=worst, family=len(pairs))
+    corrected = holm([tested[name].p if name in tested else 1.0 for name in pairs])
+    for name, p in zip(pairs, corrected, strict=True):
+        if name in tested:
+            tested[name] = replace(tested[name], holm=p, family=len(pairs))
     return {name: tested.get(name) for name in pairs}

@@ -57,22 +57,36 @@ def begin(study: Study, directory: Path) -> None:
 def start(study: Study, directory: Path, **how: Any) -> int:
     """Launch in a forked process, which exits as scripts/ablate.py does; its process id."""
     begin(study, directory)
-    log = directory.with_suffix(".log")
+
+    def work() -> int:
+        signal(SIGHUP, SIG_DFL)  # nohup has its children ignore it
+        ended = launch(study, directory, OFTEN, **how)
+        return ended.exit_code or (1 if ended.failed else 0)
+
+    return forked(work, directory.with_suffix(".log"))
+
+
+def forked(work: Callable[[], int], log: Path) -> int:
+    """Work in a forked process, which exits with what that gives; its process id.
+
+    Args:
+        work: gives the exit code; 99 if it raises.
+        log: that what it prints is added to.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     if pid := os.fork():
         return pid
     code = 99
     try:
-        signal(SIGHUP, SIG_DFL)  # nohup has its children ignore it
         handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(handle, 1)
         os.dup2(handle, 2)
-        ended = launch(study, directory, OFTEN, **how)
-        code = ended.exit_code or (1 if ended.failed else 0)
+        code = work()
     except BaseException:
         traceback.print_exc()
     finally:
+        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 

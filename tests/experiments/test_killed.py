@@ -9,9 +9,7 @@ import json
 import os
 import random
 import re
-import sys
 import time
-import traceback
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,7 @@ import yaml
 from experiments.config import make_config
 from experiments.data import load_data
 from experiments.datasets import canvas
-from tests.experiments.launches import attempts, kill, wait
+from tests.experiments.launches import attempts, forked, kill, wait
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="forks and kills")
 
@@ -73,23 +71,13 @@ def few_images(monkeypatch):
 
 def start(call, home: Path, script: str, *args: object) -> int:
     """One of the scripts in a forked process, in a folder; its process id."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if pid := os.fork():
-        return pid
-    code = 99
-    try:
+
+    def work() -> int:
         os.chdir(home)
-        handle = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(handle, 1)
-        os.dup2(handle, 2)
-        code = call(script, *args)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        code: int = call(script, *args)
+        return code
+
+    return forked(work, home / "log")
 
 
 def undisturbed(call, home: Path, *command: object) -> float:
