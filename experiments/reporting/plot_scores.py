@@ -46,7 +46,7 @@ def plot_differences(rows: Sequence[Row], splits: Sequence[str]) -> Figure:
         axes.set_xlabel(wrapped(what, WIDTH // len(splits)))
     _label_lines(panels, others, places)
     _explain(figure, rows, splits)
-    what = " and ".join(splits)
+    what = " and ".join([", ".join(splits[:-1]), splits[-1]] if splits[1:] else splits)
     entitle(figure, f"{what} test images: paired differences to {rows[0].baseline}")
     return figure
 

@@ -294,6 +294,19 @@ def test_each_picture_has_a_title(name):
     assert len(FIGURES[name](rows_of(kind())).get_suptitle()) > 15
 
 
+@pytest.mark.parametrize(
+    ("splits", "named"),
+    [
+        (["clean"], "clean test images"),
+        (["clean", "noisy"], "clean and noisy test images"),
+        (["clean", "occluded", "noisy"], "clean, occluded and noisy test images"),
+    ],
+)
+def test_a_title_names_the_test_images(splits, named):
+    title = plot_differences(rows_of(two()), splits).get_suptitle()
+    assert title == f"{named}: paired differences to none"
+
+
 def test_titles_name_the_study(tmp_path, monkeypatch):
     titles = []
     monkeypatch.setattr(
