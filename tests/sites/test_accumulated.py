@@ -14,6 +14,8 @@ from torch import distributed, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from dropblock_hooks import (
+    AdaptiveClipGrad,
+    CentralizeGrad,
     ClampGrad,
     ClipGradNorm,
     HookWarning,
@@ -67,6 +69,7 @@ BY_HAND = {
     "scale": (ScaleGrad(-0.5, **ONCE), lambda g: -0.5 * g),
     "zero": (ZeroGrad(**ONCE), lambda g: 0 * g),
     "own": (SignGrad(**ONCE), lambda g: g.sign()),
+    "centralized": (CentralizeGrad(**ONCE), functional.centralize_grad),
 }
 
 
@@ -696,6 +699,8 @@ FSDP2 = {
     "group, largest": {"param:**": ClipGradNorm(0.5, float("inf"), group=True)},
     "group, high": {"param:**": ClipGradNorm(0.5, 9.0, group=True)},
     "largest": {"param:**": ClipGradNorm(0.1, float("inf"), **ONCE)},
+    "adaptive": {"param:**": AdaptiveClipGrad(0.1, **ONCE)},
+    "adaptive, largest": {"param:**": AdaptiveClipGrad(0.1, norm_type=float("inf"), **ONCE)},
     "list": {"param:**": [ClampGrad(-0.5, 0.5, **ONCE), ClipGradNorm(0.5, group=True)]},
 }
 
