@@ -192,7 +192,7 @@ class Report(Table[SiteRow]):
         return self._sections or super().sections()
 
 
-_OF_GRADIENTS = "gradients (changed: share of their values that the bound has changed)"
+_OF_GRADIENTS = "gradients (changed: share of their values that was changed)"
 _OF_NORMS = (
     "norms before the bound; of ClampGrad, sizes of values (p90: 90 % are not larger, to 4.5 %)"
 )

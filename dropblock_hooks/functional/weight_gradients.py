@@ -21,15 +21,17 @@ def clip_adaptive_counted(
         none = torch.zeros((), dtype=torch.int64, device=grad.device)
         return grad, Clipped(none, Met(grad))
     per: Per = "sample" if grad.ndim > 1 else "tensor"
-    unit = group_norm(parameter.detach(), norm_type, per, 0).clamp_min(eps) * scale
+    unit = group_norm(parameter, norm_type, per, 0).clamp_min(eps) * scale
     norm = group_norm(grad, norm_type, per, 0)
     clipped, done = scale_counted(grad, clip_factor * unit, norm)
     return clipped, Clipped(done.changed, Met(norm / unit))
 
 
 def without_mean(grad: Tensor) -> Tensor:
-    """`grad` with the mean over all axes but the first taken away; of fewer than two, itself."""
-    if grad.ndim < 2 or grad.numel() == 0:
+    """`grad` with the mean of each row, over all axes but the first, taken away; itself where rows
+    have one value.
+    """
+    if grad.ndim < 2 or grad.numel() <= len(grad):
         return grad
     axes = list(range(1, grad.ndim))
     mean = grad.mean(axes, keepdim=True, dtype=torch.promote_types(grad.dtype, torch.float32))
@@ -83,8 +85,8 @@ def adaptive_clip_grad(
 def centralize_grad(grad: Tensor) -> Tensor:
     """Takes the mean of each row, over all axes but the first, away from a gradient.
 
-    One of fewer than two axes, such as that of a bias, is given back as it is. The mean is taken in
-    float32 at least.
+    One whose rows have one value, such as that of a bias or of a scale of channels, is given back
+    as it is: nothing would be left. The mean is taken in float32 at least.
 
     Example:
         >>> centralize_grad(torch.tensor([[1.0, 3.0], [5.0, 6.0]]))

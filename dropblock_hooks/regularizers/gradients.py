@@ -240,7 +240,10 @@ class GradNoise(OnGradients, Regularizer):
     """Adds zero-mean normal noise to the gradient; `std` is in the unit of the unscaled loss.
 
     Neelakantan et al., 2015, "Adding Gradient Noise Improves Learning for Very Deep Networks"
-    (https://arxiv.org/abs/1511.06807), lets the variance fall: eta / (1 + t) ** 0.55.
+    (https://arxiv.org/abs/1511.06807), lets it fall with the updates t: (eta / (1 + t) ** 0.55) **
+    0.5. In float16, a GradScaler's scale times `std` must stay well below 65,504, which that scale
+    finds by itself. Under DistributedDataParallel the noise of n processes is averaged, to std /
+    n ** 0.5 where their seeds differ; ``when="accumulated"`` is refused there.
 
     Example:
         >>> GradNoise(0.01)
@@ -264,7 +267,8 @@ class DropGrad2d(DropsShare, OnGradients, Regularizer):
 
     The forward is left alone; the channels that are kept are scaled by 1 / (1 - p). It is
     `functional.dropout2d` of the gradient, after Tseng et al., 2020, "Regularizing Meta-Learning
-    via Gradient Dropout" (https://arxiv.org/abs/2004.05859), who drop elements. Inf and NaN pass.
+    via Gradient Dropout" (https://arxiv.org/abs/2004.05859), who drop elements of gradients of
+    parameters. Inf and NaN pass.
 
     Example:
         >>> DropGrad2d(0.2)

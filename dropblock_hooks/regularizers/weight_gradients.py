@@ -69,8 +69,8 @@ class AdaptiveClipGrad(_OfParameters, Regularizer):
 class CentralizeGrad(_OfParameters, Regularizer):
     """Takes the mean of each row away from gradients of weights; see `functional.centralize_grad`.
 
-    Parameters of one axis, biases and those of norms, are left as they are, as in the paper: Yong
-    et al., 2020, "Gradient Centralization" (https://arxiv.org/abs/2004.01461).
+    Parameters whose rows have one value are left as they are: biases, those of norms, scales of
+    channels. Yong et al., 2020, "Gradient Centralization" (https://arxiv.org/abs/2004.01461).
 
     Example:
         >>> CentralizeGrad()

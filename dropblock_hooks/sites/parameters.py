@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -210,12 +210,19 @@ class GradHook:
         self.site = owner.site
         self.form = owner.site.form_of(parameter)
         self.owner = owner
-        self.parameter = weakref.ref(parameter)  # which holds this hook
+        # a leaf outlives its graphs, and holds this hook; others may be gone by the backward
+        self.parameter = (
+            weakref.ref(parameter) if parameter.is_leaf else _always(parameter.detach())
+        )
 
     def __call__(self, grad: Tensor | None) -> Tensor | None:
         if grad is None or not self.owner.is_meant():
             return None
         return regularize_grad(self.site, self.form, self.site.values, grad, self.parameter())
+
+
+def _always(tensor: Tensor) -> Callable[[], Tensor]:
+    return lambda: tensor
 
 
 def _vmap_refusal(parameter: Tensor | None) -> str | None:

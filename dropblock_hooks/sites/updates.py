@@ -134,6 +134,11 @@ class StepHook:
 def _regularize(entry: Sequence[tuple[UpdateHook, Tensor, Tensor]], scale: Tensor | None) -> None:
     """Regularize the gradients of the parameters of one entry, in place."""
     regularizer = entry[0][0].site.regularizer
+    if regularizer.random and _processes() > 1:
+        raise entry[0][0].site.error(
+            "each process would draw other numbers after the mean, and the processes' parameters "
+            "would part: use when='backward'"
+        )
     measured: dict[str, Tensor] = {}
     if isinstance(regularizer, OnGradients) and regularizer.together:
         measured = regularizer.measure([grad for _, _, grad in entry])
@@ -143,6 +148,12 @@ def _regularize(entry: Sequence[tuple[UpdateHook, Tensor, Tensor]], scale: Tenso
             new = new.redistribute(placements=grad.placements)  # type: ignore[attr-defined]
         if new is not grad:
             grad.copy_(new)
+
+
+def _processes() -> int:
+    distributed = torch.distributed
+    ready = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if ready else 1
 
 
 def _on(grad: Tensor, scale: Any) -> float | Tensor:

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.func import functional_call
 
 import dropblock_hooks
 from dropblock_hooks import (
@@ -90,7 +91,7 @@ def test_a_centralized_gradient_has_rows_of_mean_zero(shape, dtype):
     grad = (torch.randn(shape) + 3.0).to(dtype)
     found = functional.centralize_grad(grad)
     assert found.dtype == dtype
-    if len(shape) < 2:
+    if len(shape) < 2 or shape == (1, 1):
         assert found is grad
         return
     rows = units(grad.double().numpy())
@@ -99,6 +100,27 @@ def test_a_centralized_gradient_has_rows_of_mean_zero(shape, dtype):
     np.testing.assert_allclose(found.double().numpy(), wanted, rtol=eps, atol=8 * 2.0**-23)
     if dtype == torch.float64:
         assert units(found.numpy()).mean(axis=1) == pytest.approx(0.0, abs=1e-15)
+
+
+@pytest.mark.parametrize("shape", [(5, 1, 1), (5, 1), (1,), (0, 3)], ids=str)
+def test_rows_of_one_value_are_left_alone(shape):
+    """Nothing would be left of them, and scales of channels would never learn."""
+    grad = torch.randn(shape)
+    assert functional.centralize_grad(grad) is grad
+
+
+@pytest.mark.parametrize("factor", [0.05, 50.0])
+def test_double_backward(factor):
+    """The bound depends on the weights, and its derivative is there: against finite differences."""
+    torch.manual_seed(0)
+    weight = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(5, 4, dtype=torch.float64)
+
+    def clipped(weight):
+        (grad,) = torch.autograd.grad((x @ weight.T).pow(3).sum(), weight, create_graph=True)
+        return functional.adaptive_clip_grad(functional.centralize_grad(grad), weight, factor)
+
+    assert torch.autograd.gradcheck(clipped, weight, atol=1e-4, rtol=1e-4)
 
 
 @each_dtype
@@ -198,6 +220,20 @@ def test_the_weights_are_those_of_now():
         model.weight = nn.Parameter(torch.tensor([[0.0, size]]))
         model(torch.tensor([[3e4, 4e4]])).sum().backward()
         assert model.weight.grad.norm() == pytest.approx(0.1 * size)
+
+
+def test_parameters_of_one_call():
+    """As in MAML: they are gone by the backward, and count all the same."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    attach(model, {"param:**": AdaptiveClipGrad(0.01)})
+    leaves = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    fast = {name: p * 2.0 for name, p in leaves.items()}
+    functional_call(model, fast, torch.ones(2, 4)).sum().backward()
+    for name, grad in (("weight", torch.full((3, 4), 2.0)), ("bias", torch.full((3,), 2.0))):
+        wanted = functional.adaptive_clip_grad(grad, 2 * leaves[name].detach(), 0.01)
+        torch.testing.assert_close(leaves[name].grad, 2 * wanted)
+        assert not torch.equal(wanted, grad)
 
 
 @pytest.mark.parametrize("make", [AdaptiveClipGrad, CentralizeGrad])

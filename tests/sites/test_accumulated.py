@@ -18,6 +18,7 @@ from dropblock_hooks import (
     CentralizeGrad,
     ClampGrad,
     ClipGradNorm,
+    GradNoise,
     HookWarning,
     LinearSchedule,
     OnGradients,
@@ -681,6 +682,15 @@ def ddp_clips_the_mean(rank):
         assert attached.verify(distributed=True) == []
 
 
+def ddp_refuses_other_noise_in_each_process(rank):
+    wrapped = nn.parallel.DistributedDataParallel(net())
+    optimizer = SGD(wrapped.parameters(), lr=0.1)
+    attach(wrapped, {"param:0.weight": GradNoise(0.1, **ONCE)}, optimizer=optimizer)
+    loss_of(wrapped, rank).backward()
+    with pytest.raises(SiteError, match=r"0.weight/GradNoise.*part: use when='backward'"):
+        optimizer.step()
+
+
 def sharded(model):
     from torch.distributed.fsdp import fully_shard
 
@@ -760,7 +770,7 @@ def fsdp2_refuses_what_is_gathered(rank):
 @pytest.mark.parametrize(
     "calls",
     [
-        ["ddp_clips_the_mean"],
+        ["ddp_clips_the_mean", "ddp_refuses_other_noise_in_each_process"],
         [
             "fsdp2_is_one_process:before",
             "fsdp2_is_one_process:after",

@@ -84,7 +84,10 @@ DROPS = [case for case in CASES if isinstance(CASES[case].rates.get("p"), Linear
 BELOW_1 = {"DropBlock2d-paper", "GaussianDropout"}  # drop less, or take no p of 1
 UNTRACEABLE = {"Foreign"}
 OF_LAYERS_THAT_DROP = {"Retune"}  # tests/sites/test_retune.py
-OF_PARAMETERS = {"AdaptiveClipGrad", "CentralizeGrad"}  # tests/sites/test_weight_gradients.py
+OF_PARAMETERS = {
+    "AdaptiveClipGrad",
+    "CentralizeGrad",
+}  # tests/regularizers/test_weight_gradients.py
 
 
 class Small(nn.Module):
