@@ -16,7 +16,7 @@ import torch
 from torch import distributed
 
 from dropblock_hooks import SpecError, attach
-from tests.stacks import GRADIENTS, Stack, make_net, regularizers, train
+from tests.stacks import GRADIENTS, SAME_COMPILED, Stack, make_net, regularizers, train
 
 COLUMNS = {
     "compiler": ("eager", "aot_eager", "inductor"),
@@ -101,7 +101,7 @@ def _references(row, seed):
     """Without checkpoints; and with them under inductor, which may then draw the two numbers of a
     mask in the other order.
     """
-    compiled = row.compiler != "eager" and row.regularizer not in GRADIENTS
+    compiled = row.compiler != "eager" and row.regularizer not in SAME_COMPILED
     memory = "plain" if row.memory == "checkpointing" else row.memory
     yield _reference(row.regularizer, "aot_eager" if compiled else "eager", memory, seed)
     if row.compiler == "inductor" and row.memory == "checkpointing":

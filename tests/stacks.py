@@ -25,6 +25,7 @@ ARGUMENTS = {
     "ClampGrad": {"min": -1e-3, "max": 1e-3},
     "ClipGradNorm": {"max_norm": 1e-2},
     "ScaleGrad": {"scale": -0.5},
+    "GradNoise": {"std": 1e-2},
     "Disout": {"p": 0.4, "block_size": 3},
     "DropBlock1d": {"p": 0.4, "block_size": 3},
     "DropBlock2d": {"p": 0.4, "block_size": 3},
@@ -128,6 +129,26 @@ def put_on(net, regularizer, **options):
         return attach(net, {"body.0": regularizer}, **options)
     except SpecError:
         return attach(net, {"param:body.0.conv.weight": regularizer}, **options)
+
+
+# those whose draws are the same in eager mode and compiled
+SAME_COMPILED = [name for name in GRADIENTS if name != "DropGrad2d"]
+
+
+def _takes(regularizer, selector):
+    try:
+        attach(make_net(regularizer), {selector: regularizer})
+    except SpecError:
+        return False
+    return True
+
+
+GRADIENT_SITES = [
+    (name, selector)
+    for name, regularizer in GRADIENTS.items()
+    for selector in ("body.0", "param:body.0.conv.weight")
+    if _takes(regularizer, selector)
+]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ from dropblock_hooks import (
     DropBlock1d,
     DropBlock2d,
     DropBlock3d,
+    DropGrad2d,
     Dropout,
     Dropout1d,
     Dropout2d,
@@ -26,6 +27,7 @@ from dropblock_hooks import (
     Foreign,
     GaussianDropout,
     GaussianNoise,
+    GradNoise,
     ScaleGrad,
     StochasticDepth,
     ZeroGrad,
@@ -50,6 +52,8 @@ REGULARIZERS = [
     *(ClipGradNorm(1.0, per=per) for per in ("tensor", "sample", "channel")),
     ScaleGrad(-1.0),
     ZeroGrad(),
+    GradNoise(0.3),
+    DropGrad2d(0.3),
     Foreign(nn.Dropout, p=0.3),
 ]
 
@@ -63,6 +67,8 @@ AT_ZERO = [
     *(make(0.0) for make in (DropBlock1d, DropBlock2d, DropBlock3d, Disout)),
     *(make(0.0) for make in (GaussianNoise, GaussianDropout)),
     ScaleGrad(1.0),
+    GradNoise(0.0),
+    DropGrad2d(0.0),
 ]
 
 

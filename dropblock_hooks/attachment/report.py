@@ -12,6 +12,7 @@ from ..observers.base import Observer
 from ..registry import name_of, text
 from ..regularizers.base import Regularizer
 from ..regularizers.rates import RateLike
+from ..regularizers.weight_gradients import AdaptiveClipGrad
 from ..schedules import Schedule, span_of
 from ..sites.counts import Reading, numbers_of
 from ..sites.hooks import SiteHook
@@ -40,7 +41,8 @@ class SiteRow:
         total_realized_rate: the same since attaching.
         mean_norm: of the gradients in the last window before they were clipped, in the unit of the
             unscaled loss; of samples or channels where these are clipped one by one, of a
-            `ClampGrad` the mean size of values. See `Norms`, also for the following.
+            `ClampGrad` the mean size of values, of an `AdaptiveClipGrad` divided by the norm of the
+            weights. See `Norms`, also for the following.
         median_norm: the norm that half of them do not exceed, within 4.5 %.
         p90_norm: the one that 90 % do not exceed.
         p99_norm: the one that 99 % do not exceed.
@@ -190,9 +192,12 @@ class Report(Table[SiteRow]):
         return self._sections or super().sections()
 
 
-_OF_GRADIENTS = "gradients (changed: share of their values that the bound has changed)"
+_OF_GRADIENTS = "gradients (changed: share of their values that was changed)"
 _OF_NORMS = (
     "norms before the bound; of ClampGrad, sizes of values (p90: 90 % are not larger, to 4.5 %)"
+)
+_OF_RATIOS = (
+    "norms before the bound, divided by those of the weights (p90: 90 % are not larger, to 4.5 %)"
 )
 
 
@@ -237,10 +242,12 @@ def site_table(sites: Sequence[Site], have: Readings, title: str) -> Report:
     watching = [site for site in sites if isinstance(site.regularizer, Observer)]
     acting = [rows[site.key] for site in sites if site not in watching]
     sized = [row for row in acting if row.mean_norm is not None]
+    adaptive = {site.key for site in sites if isinstance(site.regularizer, AdaptiveClipGrad)}
     sections = [
         Section([row for row in acting if row.acts_on != "gradient"], columns),
         Section([row for row in acting if row.acts_on == "gradient"], gradients, _OF_GRADIENTS),
-        Section(sized, norms, _OF_NORMS),
+        Section([row for row in sized if row.site not in adaptive], norms, _OF_NORMS),
+        Section([row for row in sized if row.site in adaptive], norms, _OF_RATIOS),
         *_observed(
             watching, rows, {**shared, "site": partial(_site, names), "calls": calls["calls"]}
         ),

@@ -4,7 +4,7 @@ dropout     dropout of elements, channels, samples and residual branches
 dropblock   dropout of blocks; `disout` distorts them
 gamma       the rate of block centers that drops a given share
 noise       Gaussian noise
-gradients   gradients, bounded by value and by norm
+gradients   gradients, bounded by value and by norm; of parameters: `weight_gradients`
 masks       what is drawn, counted and dropped
 axes        the axes of a tensor: views with the channels first, and back
 kernels/    how blocks are drawn and filled fast: on the CPU, and in compiled graphs
@@ -23,9 +23,12 @@ from .dropout import (
 from .gamma import block_gamma
 from .gradients import clamp_grad, clip_grad_norm
 from .noise import gaussian_dropout, gaussian_noise
+from .weight_gradients import adaptive_clip_grad, centralize_grad
 
 __all__ = [
+    "adaptive_clip_grad",
     "block_gamma",
+    "centralize_grad",
     "clamp_grad",
     "clip_grad_norm",
     "disout",

@@ -114,7 +114,7 @@ def clip_norm_counted(
     if grad.numel() == 0:
         none = torch.zeros((), dtype=torch.int64, device=grad.device)
         return grad, Clipped(none, Met(grad))
-    return scale_counted(grad, max_norm, _group_norm(grad, norm_type, per, channel_axis))
+    return scale_counted(grad, max_norm, group_norm(grad, norm_type, per, channel_axis))
 
 
 def scale_counted(grad: Tensor, max_norm: Bound, norm: Tensor) -> tuple[Tensor, Clipped]:
@@ -135,11 +135,11 @@ def scale_counted(grad: Tensor, max_norm: Bound, norm: Tensor) -> tuple[Tensor, 
 
 def common_norm(grads: Sequence[Tensor], norm_type: float) -> Tensor:
     """The norm of all values of several gradients, in float64, on the device of the first."""
-    norms = [whole(_group_norm(grad, norm_type, "tensor", 0)) for grad in grads if grad.numel()]
+    norms = [whole(group_norm(grad, norm_type, "tensor", 0)) for grad in grads if grad.numel()]
     if not norms:
         return torch.zeros((), dtype=torch.float64)
     row = torch.cat([norm.reshape(1).to(norms[0].device) for norm in norms])
-    return _group_norm(row, norm_type, "tensor", 0).reshape(())
+    return group_norm(row, norm_type, "tensor", 0).reshape(())
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ def whole(tensor: Tensor) -> Tensor:
     return full
 
 
-def _group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int) -> Tensor:
+def group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int) -> Tensor:
     """The norms, with the axes kept; in float64."""
     if per == "tensor" or grad.ndim == 0:
         axes = list(range(grad.ndim))

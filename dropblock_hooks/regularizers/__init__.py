@@ -6,7 +6,8 @@ dropblock   DropBlock1d, DropBlock2d, DropBlock3d
 disout      Disout
 drop_path   DropPath, StochasticDepth
 noise       GaussianNoise, GaussianDropout
-gradients   what acts on gradients: ClampGrad, ClipGradNorm, ScaleGrad, ZeroGrad
+gradients   what acts on gradients: ClampGrad, ClipGradNorm, ScaleGrad, ZeroGrad, GradNoise,
+            DropGrad2d; `weight_gradients`, of parameters alone: AdaptiveClipGrad, CentralizeGrad
 foreign     layers of others, wrapped
 retune      Retune: another rate for a layer that drops by itself
 droppers    layers that drop by themselves: what holds their rate, what they drop
@@ -18,17 +19,28 @@ from .drop_path import DropPath, StochasticDepth
 from .dropblock import DropBlock1d, DropBlock2d, DropBlock3d
 from .dropout import Dropout, Dropout1d, Dropout2d, Dropout3d
 from .foreign import Foreign
-from .gradients import ClampGrad, ClipGradNorm, ScaleGrad, ZeroGrad
+from .gradients import (
+    ClampGrad,
+    ClipGradNorm,
+    DropGrad2d,
+    GradNoise,
+    ScaleGrad,
+    ZeroGrad,
+)
 from .noise import GaussianDropout, GaussianNoise
 from .retune import Retune
+from .weight_gradients import AdaptiveClipGrad, CentralizeGrad
 
 __all__ = [
+    "AdaptiveClipGrad",
+    "CentralizeGrad",
     "ClampGrad",
     "ClipGradNorm",
     "Disout",
     "DropBlock1d",
     "DropBlock2d",
     "DropBlock3d",
+    "DropGrad2d",
     "DropPath",
     "Dropout",
     "Dropout1d",
@@ -37,6 +49,7 @@ __all__ = [
     "Foreign",
     "GaussianDropout",
     "GaussianNoise",
+    "GradNoise",
     "Regularizer",
     "Retune",
     "ScaleGrad",

@@ -28,6 +28,7 @@ class Now:
         layout: the axes of the tensor as the layer gave it, for example ``"NCHW"``; "" if unknown.
         training: the mode of the layer.
         grad_scale: what the loss was multiplied by (AMP): gradient bounds are multiplied by it.
+        parameter: whose gradient it is, at ``param:`` selectors.
         norms: ``apply`` may leave here the norms that it has taken of a gradient, of the unscaled
             loss, as ``functional.gradients.Met(norms)``: the report shows how large they are.
     """
@@ -36,6 +37,7 @@ class Now:
     layout: str
     training: bool
     grad_scale: float | Tensor
+    parameter: Tensor | None = None
     norms: Met | None = None
 
     def __init__(

@@ -40,6 +40,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check_option
+from ..functional.dropout import drop_channels
 from ..functional.gradients import (
     Per,
     check_bounds,
@@ -50,9 +51,11 @@ from ..functional.gradients import (
     scale_counted,
     values_met,
 )
+from ..functional.noise import add_noise
 from ..registry import register
 from .base import Applied, Now, Regularizer
-from .rates import Positive, Rate
+from .dropout import DropsShare
+from .rates import NonNegative, Positive, Probability, Rate
 
 When: TypeAlias = Literal["backward", "accumulated"]
 
@@ -230,3 +233,52 @@ class ZeroGrad(OnGradients, Regularizer):
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return torch.zeros_like(x), None
+
+
+@register
+class GradNoise(OnGradients, Regularizer):
+    """Adds zero-mean normal noise to the gradient; `std` is in the unit of the unscaled loss.
+
+    Neelakantan et al., 2015, "Adding Gradient Noise Improves Learning for Very Deep Networks"
+    (https://arxiv.org/abs/1511.06807), lets it fall with the updates t: (eta / (1 + t) ** 0.55) **
+    0.5. In float16, a GradScaler's scale times `std` must stay well below 65,504, which that scale
+    finds by itself. Under DistributedDataParallel the noise of n processes is averaged, to std /
+    n ** 0.5 where their seeds differ; ``when="accumulated"`` is refused there.
+
+    Example:
+        >>> GradNoise(0.01)
+        GradNoise(std=0.01)
+    """
+
+    std: NonNegative
+    idle_at_zero: ClassVar[bool] = True
+    random: ClassVar[bool] = True
+    reads_grad_scale: ClassVar[bool] = True
+
+    def apply(self, x: Tensor, now: Now) -> Applied:
+        if not isinstance(now.std, Tensor) and now.std == 0.0:
+            return x, None
+        return add_noise(x, now.std * now.grad_scale), None
+
+
+@register
+class DropGrad2d(DropsShare, OnGradients, Regularizer):
+    """Zeroes channels of the gradient of feature maps (N, C, H, W), each with chance p.
+
+    The forward is left alone; the channels that are kept are scaled by 1 / (1 - p). It is
+    `functional.dropout2d` of the gradient, after Tseng et al., 2020, "Regularizing Meta-Learning
+    via Gradient Dropout" (https://arxiv.org/abs/2004.05859), who drop elements of gradients of
+    parameters. Inf and NaN pass.
+
+    Example:
+        >>> DropGrad2d(0.2)
+        DropGrad2d(p=0.2)
+    """
+
+    p: Probability = 0.5
+    spatial: ClassVar[int] = 2
+    random: ClassVar[bool] = True
+
+    def apply(self, x: Tensor, now: Now) -> Applied:
+        y, dropped = drop_channels(x, now.p)
+        return (y if y is x else torch.where(x.isfinite(), y, x)), dropped

@@ -115,8 +115,16 @@ def scale_in_graph(site: Site, device: torch.device) -> Tensor:
     return torch.full((), scale, dtype=wide_dtype(device), device=device)  # none, or not used yet
 
 
-def regularize_grad(site: Site, form: Form, values: Mapping[str, float], grad: Tensor) -> Tensor:
-    """The gradient, regularized and counted; not once the Attachment is switched off or removed."""
+def regularize_grad(
+    site: Site,
+    form: Form,
+    values: Mapping[str, float],
+    grad: Tensor,
+    parameter: Tensor | None = None,
+) -> Tensor:
+    """The gradient, of a parameter or not, regularized and counted; not once the Attachment is
+    switched off or removed.
+    """
     control = site.control
     if not (control.installed and control.enabled):
         return grad
@@ -127,20 +135,31 @@ def regularize_grad(site: Site, form: Form, values: Mapping[str, float], grad: T
         site.watch.see_gradient(grad, 0, scale, None)
         site.record.add_active(None, 0, 0.0)
         return grad
-    return _regularized(site, form, grad, scale, values)
+    return _regularized(site, form, grad, scale, values, parameter)
 
 
 def regularize_update(
-    site: Site, grad: Tensor, scale: float | Tensor, measured: Mapping[str, Tensor]
+    site: Site,
+    grad: Tensor,
+    scale: float | Tensor,
+    measured: Mapping[str, Tensor],
+    parameter: Tensor,
 ) -> Tensor:
     """The gradient that a parameter has accumulated, of a loss times `scale`."""
-    return _regularized(site, site.form_of(grad), grad, scale, {**site.values, **measured})
+    values = {**site.values, **measured}
+    return _regularized(site, site.form_of(grad), grad, scale, values, parameter)
 
 
 def _regularized(
-    site: Site, form: Form, grad: Tensor, scale: float | Tensor, values: Mapping[str, Any]
+    site: Site,
+    form: Form,
+    grad: Tensor,
+    scale: float | Tensor,
+    values: Mapping[str, Any],
+    parameter: Tensor | None,
 ) -> Tensor:
     now = Now(input=None, layout=form.layout, training=True, grad_scale=scale, **values)
+    now.parameter = parameter
     y, affected, total = _apply(site, grad, form, now, site.record)
     if is_dtensor(grad):  # all processes are here; one alone may read what was counted
         affected = tree_map_only(Tensor, whole, affected)

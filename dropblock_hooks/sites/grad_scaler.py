@@ -79,8 +79,8 @@ def key_of_bounded(sites: Iterable[Site]) -> str | None:
 
 MISSING = (
     "a GradScaler is in use in this process: if it scales this model's loss, pass it, "
-    "attach(..., grad_scaler=scaler) or attached.grad_scaler = scaler, since the bounds are "
-    "compared with gradients of the scaled loss; else pass grad_scaler=False"
+    "attach(..., grad_scaler=scaler) or attached.grad_scaler = scaler, since what acts is in "
+    "the unit of the unscaled loss; else pass grad_scaler=False"
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
-from ..functional.axes import Form
 from ..observers.base import Observer
 from ..selectors.wrappers import find_module, shard_refusal
 from .act import refuse_tracing, refuse_transforms, regularize_grad
@@ -157,7 +156,7 @@ class ParameterHook(SiteHook):
                 handle.remove()
             elif hooked is not None:
                 kept.append((reference, handle))
-        hook = GradHook(self.site, self.site.form_of(parameter), self)
+        hook = GradHook(self, parameter)
         handle = parameter.register_hook(hook)  # type: ignore[no-untyped-call]  # torch's
         self._hooked = [*kept, (weakref.ref(parameter), handle)]
 
@@ -207,15 +206,23 @@ class GradHook:
 
     __torch_unserializable__ = True  # a ParameterHook puts it back after loading
 
-    def __init__(self, site: Site, form: Form, owner: ParameterHook) -> None:
-        self.site = site
-        self.form = form
+    def __init__(self, owner: ParameterHook, parameter: Tensor) -> None:
+        self.site = owner.site
+        self.form = owner.site.form_of(parameter)
         self.owner = owner
+        # a leaf outlives its graphs, and holds this hook; others may be gone by the backward
+        self.parameter = (
+            weakref.ref(parameter) if parameter.is_leaf else _always(parameter.detach())
+        )
 
     def __call__(self, grad: Tensor | None) -> Tensor | None:
         if grad is None or not self.owner.is_meant():
             return None
-        return regularize_grad(self.site, self.form, self.site.values, grad)
+        return regularize_grad(self.site, self.form, self.site.values, grad, self.parameter())
+
+
+def _always(tensor: Tensor) -> Callable[[], Tensor]:
+    return lambda: tensor
 
 
 def _vmap_refusal(parameter: Tensor | None) -> str | None:

@@ -112,13 +112,13 @@ class StepHook:
             meant = hook.is_meant()  # asked at every update: the next one begins here
             if meant and parameter.grad is not None:
                 _check(hook, module, parameter)
-                met.append((hook, parameter.grad))
+                met.append((hook, parameter, parameter.grad))
         if not (self.control.installed and self.control.enabled):
             return
         # a fused optimizer is given gradients of the scaled loss, and the scale
         scale = getattr(optimizer, "grad_scale", None)
         with torch.no_grad():
-            for _, entry in itertools.groupby(met, key=lambda pair: pair[0].site.position):
+            for _, entry in itertools.groupby(met, key=lambda each: each[0].site.position):
                 _regularize(list(entry), scale)
 
     def _parameter(self, module: nn.Module | None, hook: UpdateHook) -> Tensor | None:
@@ -131,18 +131,29 @@ class StepHook:
         return self._shards.get(hook, lambda: parameter)()
 
 
-def _regularize(entry: Sequence[tuple[UpdateHook, Tensor]], scale: Tensor | None) -> None:
+def _regularize(entry: Sequence[tuple[UpdateHook, Tensor, Tensor]], scale: Tensor | None) -> None:
     """Regularize the gradients of the parameters of one entry, in place."""
     regularizer = entry[0][0].site.regularizer
+    if regularizer.random and _processes() > 1:
+        raise entry[0][0].site.error(
+            "each process would draw other numbers after the mean, and the processes' parameters "
+            "would part: use when='backward'"
+        )
     measured: dict[str, Tensor] = {}
     if isinstance(regularizer, OnGradients) and regularizer.together:
-        measured = regularizer.measure([grad for _, grad in entry])
-    for hook, grad in entry:
-        new = regularize_update(hook.site, grad, _on(grad, scale), measured)
+        measured = regularizer.measure([grad for _, _, grad in entry])
+    for hook, parameter, grad in entry:
+        new = regularize_update(hook.site, grad, _on(grad, scale), measured, parameter)
         if is_dtensor(new):  # spread as the gradient is
             new = new.redistribute(placements=grad.placements)  # type: ignore[attr-defined]
         if new is not grad:
             grad.copy_(new)
+
+
+def _processes() -> int:
+    distributed = torch.distributed
+    ready = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if ready else 1
 
 
 def _on(grad: Tensor, scale: Any) -> float | Tensor:

@@ -10,6 +10,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import (
+    AdaptiveClipGrad,
+    CentralizeGrad,
     ClampGrad,
     DropBlock2d,
     Dropout,
@@ -31,7 +33,8 @@ OWN = [
     if cls.__module__.startswith("dropblock_hooks.") and not issubclass(cls, Observer)
 ]
 ON_ACTIVATIONS = [cls for cls in OWN if cls.random and cls.acts_on == "activation"]
-OTHERS = [cls for cls in OWN if cls not in ON_ACTIVATIONS and cls.acts_on == "gradient"]
+OF_PARAMETERS = (AdaptiveClipGrad, CentralizeGrad)
+OTHERS = [cls for cls in OWN if cls.acts_on == "gradient" and cls not in OF_PARAMETERS]
 SHAPES = {None: (8, 6, 7, 7), 1: (8, 6, 7), 2: (8, 6, 7, 7), 3: (8, 6, 5, 5, 5)}
 
 

@@ -14,8 +14,11 @@ from torch import distributed, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from dropblock_hooks import (
+    AdaptiveClipGrad,
+    CentralizeGrad,
     ClampGrad,
     ClipGradNorm,
+    GradNoise,
     HookWarning,
     LinearSchedule,
     OnGradients,
@@ -67,6 +70,7 @@ BY_HAND = {
     "scale": (ScaleGrad(-0.5, **ONCE), lambda g: -0.5 * g),
     "zero": (ZeroGrad(**ONCE), lambda g: 0 * g),
     "own": (SignGrad(**ONCE), lambda g: g.sign()),
+    "centralized": (CentralizeGrad(**ONCE), functional.centralize_grad),
 }
 
 
@@ -678,6 +682,15 @@ def ddp_clips_the_mean(rank):
         assert attached.verify(distributed=True) == []
 
 
+def ddp_refuses_other_noise_in_each_process(rank):
+    wrapped = nn.parallel.DistributedDataParallel(net())
+    optimizer = SGD(wrapped.parameters(), lr=0.1)
+    attach(wrapped, {"param:0.weight": GradNoise(0.1, **ONCE)}, optimizer=optimizer)
+    loss_of(wrapped, rank).backward()
+    with pytest.raises(SiteError, match=r"0.weight/GradNoise.*part: use when='backward'"):
+        optimizer.step()
+
+
 def sharded(model):
     from torch.distributed.fsdp import fully_shard
 
@@ -696,6 +709,8 @@ FSDP2 = {
     "group, largest": {"param:**": ClipGradNorm(0.5, float("inf"), group=True)},
     "group, high": {"param:**": ClipGradNorm(0.5, 9.0, group=True)},
     "largest": {"param:**": ClipGradNorm(0.1, float("inf"), **ONCE)},
+    "adaptive": {"param:**": AdaptiveClipGrad(0.1, **ONCE)},
+    "adaptive, largest": {"param:**": AdaptiveClipGrad(0.1, norm_type=float("inf"), **ONCE)},
     "list": {"param:**": [ClampGrad(-0.5, 0.5, **ONCE), ClipGradNorm(0.5, group=True)]},
 }
 
@@ -755,7 +770,7 @@ def fsdp2_refuses_what_is_gathered(rank):
 @pytest.mark.parametrize(
     "calls",
     [
-        ["ddp_clips_the_mean"],
+        ["ddp_clips_the_mean", "ddp_refuses_other_noise_in_each_process"],
         [
             "fsdp2_is_one_process:before",
             "fsdp2_is_one_process:after",

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dropblock_hooks import (
+    AdaptiveClipGrad,
     ByDepth,
+    CentralizeGrad,
     ClampGrad,
     ClipGradNorm,
     ConstantSchedule,
@@ -18,12 +20,14 @@ from dropblock_hooks import (
     DropBlock1d,
     DropBlock2d,
     DropBlock3d,
+    DropGrad2d,
     Dropout,
     Dropout2d,
     DropPath,
     Foreign,
     GaussianDropout,
     GaussianNoise,
+    GradNoise,
     LinearSchedule,
     Regularizer,
     ScaleGrad,
@@ -74,6 +78,10 @@ regularizers = st.one_of(
     ),
     st.builds(ScaleGrad, st.floats(-5, 5)),
     st.builds(ZeroGrad),
+    st.builds(AdaptiveClipGrad, st.floats(0.01, 5), eps=st.floats(1e-6, 1)),
+    st.builds(CentralizeGrad),
+    st.builds(GradNoise, rates),
+    st.builds(DropGrad2d, rates),
 )
 selectors = st.one_of(
     st.sampled_from(["layer1.*", "*.conv", "re:a|b", ".", "yes", "null", "1", "a: b", "#x"]),

@@ -1,0 +1,111 @@
+"""Gradients of parameters: bounded by the norm of the weights, and of mean zero.
+
+A unit is a row, an element of axis 0: an output of a linear layer or of a convolution. Norms that
+are not finite pass, so that overflow stays visible.
+"""
+
+import torch
+from torch import Tensor
+
+from ..checks import as_number
+from .gradients import Bound, Clipped, Met, Per, check_norm, group_norm, scale_counted
+
+
+def clip_adaptive_counted(
+    grad: Tensor, parameter: Tensor, clip_factor: Bound, eps: float, norm_type: float, scale: Bound
+) -> tuple[Tensor, Clipped]:
+    """`grad`, of a loss times `scale`, with the norm of each unit at most `clip_factor` times
+    that of its weights, and what was met: the ratios of the two.
+    """
+    if grad.numel() == 0:
+        none = torch.zeros((), dtype=torch.int64, device=grad.device)
+        return grad, Clipped(none, Met(grad))
+    per: Per = "sample" if grad.ndim > 1 else "tensor"
+    unit = group_norm(parameter, norm_type, per, 0).clamp_min(eps) * scale
+    norm = group_norm(grad, norm_type, per, 0)
+    clipped, done = scale_counted(grad, clip_factor * unit, norm)
+    return clipped, Clipped(done.changed, Met(norm / unit))
+
+
+def without_mean(grad: Tensor) -> Tensor:
+    """`grad` with the mean of each row, over all axes but the first, taken away; itself where rows
+    have one value.
+    """
+    if grad.ndim < 2 or grad.numel() <= len(grad):
+        return grad
+    axes = list(range(1, grad.ndim))
+    mean = grad.mean(axes, keepdim=True, dtype=torch.promote_types(grad.dtype, torch.float32))
+    return (grad - mean).to(grad.dtype)
+
+
+def adaptive_clip_grad(
+    grad: Tensor,
+    parameter: Tensor,
+    clip_factor: float = 0.01,
+    eps: float = 1e-3,
+    norm_type: float = 2.0,
+) -> Tensor:
+    """Scales the gradient of each unit down to a share of the norm of that unit's weights.
+
+    A unit is a row, an element of axis 0: an output of a linear layer or of a convolution. A tensor
+    of one axis, such as a bias, is one unit. Where the norm of a unit's gradient is above
+    ``clip_factor * max(norm of its weights, eps)``, it is scaled down to that. A norm that is not
+    finite passes. Norms are taken in float64.
+
+    Example:
+        >>> adaptive_clip_grad(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 10.0]]))
+        tensor([[0.0600, 0.0800]])
+
+    Args:
+        grad: the gradient of a parameter, of any shape.
+        parameter: the parameter, of the same shape.
+        clip_factor: largest ratio of the norms, above 0.
+        eps: least norm that weights count with, above 0: that of zeros would stop all learning.
+        norm_type: order of the norm; inf allowed.
+
+    Raises:
+        ValueError: for clip_factor, eps or norm_type not above 0, or another shape.
+
+    Reference:
+        Brock et al., 2021, "High-Performance Large-Scale Image Recognition Without Normalization"
+        (https://arxiv.org/abs/2102.06171), section 4.
+    """
+    factor = as_number("clip_factor", clip_factor)
+    if factor <= 0:
+        raise ValueError(f"clip_factor must be > 0, got {factor}")
+    order = check_norm(norm_type, "tensor")
+    if grad.shape != parameter.shape:
+        raise ValueError(
+            f"grad and parameter must have one shape, got {tuple(grad.shape)} and "
+            f"{tuple(parameter.shape)}"
+        )
+    return clip_adaptive_counted(grad, parameter, factor, check_eps(eps), order, 1.0)[0]
+
+
+def centralize_grad(grad: Tensor) -> Tensor:
+    """Takes the mean of each row, over all axes but the first, away from a gradient.
+
+    One whose rows have one value, such as that of a bias or of a scale of channels, is given back
+    as it is: nothing would be left. The mean is taken in float32 at least.
+
+    Example:
+        >>> centralize_grad(torch.tensor([[1.0, 3.0], [5.0, 6.0]]))
+        tensor([[-1.0000,  1.0000],
+                [-0.5000,  0.5000]])
+
+    Args:
+        grad: the gradient of a parameter, (out, ...).
+
+    Reference:
+        Yong et al., 2020, "Gradient Centralization: A New Optimization Technique for Deep Neural
+        Networks" (https://arxiv.org/abs/2004.01461).
+    """
+    return without_mean(grad)
+
+
+def check_eps(eps: float) -> float:
+    """The least norm of weights, as a float."""
+    eps = as_number("eps", eps)
+    if eps <= 0:
+        raise ValueError(f"eps must be > 0, got {eps}")
+    return eps

@@ -1,0 +1,290 @@
+"""Regularizers of parameters' gradients against NumPy and timm, and where they are refused."""
+
+import copy
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.func import functional_call
+
+import dropblock_hooks
+from dropblock_hooks import (
+    AdaptiveClipGrad,
+    CentralizeGrad,
+    LinearSchedule,
+    Now,
+    Regularizer,
+    SpecError,
+    attach,
+    functional,
+)
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+SHAPES = [(5,), (5, 4), (5, 4, 3), (5, 4, 3, 3), (5, 2, 3, 2, 2), (1, 1), ()]
+each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+
+
+def units(array):
+    """Rows of an array; one of fewer than two axes is one unit."""
+    return array.reshape(1, -1) if array.ndim < 2 else array.reshape(len(array), -1)
+
+
+def norms(array, order):
+    powers = np.abs(units(array))
+    if order == math.inf:
+        return powers.max(axis=1)
+    return (powers**order).sum(axis=1) ** (1 / order)
+
+
+def by_formula(grad, weight, factor, eps, order):
+    """Brock et al. 2021, equation 3, unit by unit, in float64."""
+    clipped = units(grad).copy()
+    of_grad, of_weight = norms(grad, order), np.maximum(norms(weight, order), eps)
+    for i in range(len(clipped)):
+        if of_grad[i] / of_weight[i] > factor:
+            clipped[i] *= factor * of_weight[i] / of_grad[i]
+    return clipped.reshape(grad.shape)
+
+
+@given(
+    st.sampled_from(SHAPES),
+    st.floats(0.001, 10),
+    st.floats(1e-6, 10),
+    st.sampled_from([1, 2.0, 3.0, math.inf]),
+    st.floats(0, 100),
+    st.integers(0, 2**31),
+)
+def test_adaptive_clip_grad_is_the_formula(shape, factor, eps, order, size, seed):
+    generator = np.random.default_rng(seed)
+    grad = generator.normal(size=shape) * size
+    weight = generator.normal(size=shape) * generator.choice([0.0, 1e-3, 1.0], size=shape)
+    found = functional.adaptive_clip_grad(
+        torch.as_tensor(grad), torch.as_tensor(weight), factor, eps, order
+    )
+    wanted = by_formula(np.asarray(grad), np.asarray(weight), factor, eps, order)
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-12, atol=1e-300)
+
+
+@each_shape
+def test_adaptive_clip_grad_is_that_of_timm(shape):
+    agc = pytest.importorskip("timm.utils.agc")
+    torch.manual_seed(0)
+    parameter = nn.Parameter(torch.randn(shape))
+    grad = torch.randn(shape)
+    parameter.grad = grad.clone()
+    agc.adaptive_clip_grad([parameter], clip_factor=0.3)
+    found = functional.adaptive_clip_grad(grad, parameter.detach(), 0.3)
+    torch.testing.assert_close(found, parameter.grad)
+    assert torch.equal(found, grad) == (grad.numel() == 1)
+
+
+@each_shape
+@each_dtype
+def test_a_centralized_gradient_has_rows_of_mean_zero(shape, dtype):
+    torch.manual_seed(0)
+    grad = (torch.randn(shape) + 3.0).to(dtype)
+    found = functional.centralize_grad(grad)
+    assert found.dtype == dtype
+    if len(shape) < 2 or shape == (1, 1):
+        assert found is grad
+        return
+    rows = units(grad.double().numpy())
+    wanted = (rows - rows.mean(axis=1, keepdims=True)).reshape(shape)
+    eps = torch.finfo(dtype).eps
+    np.testing.assert_allclose(found.double().numpy(), wanted, rtol=eps, atol=8 * 2.0**-23)
+    if dtype == torch.float64:
+        assert units(found.numpy()).mean(axis=1) == pytest.approx(0.0, abs=1e-15)
+
+
+@pytest.mark.parametrize("shape", [(5, 1, 1), (5, 1), (1,), (0, 3)], ids=str)
+def test_rows_of_one_value_are_left_alone(shape):
+    """Nothing would be left of them, and scales of channels would never learn."""
+    grad = torch.randn(shape)
+    assert functional.centralize_grad(grad) is grad
+
+
+@pytest.mark.parametrize("factor", [0.05, 50.0])
+def test_double_backward(factor):
+    """The bound depends on the weights, and its derivative is there: against finite differences."""
+    torch.manual_seed(0)
+    weight = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(5, 4, dtype=torch.float64)
+
+    def clipped(weight):
+        (grad,) = torch.autograd.grad((x @ weight.T).pow(3).sum(), weight, create_graph=True)
+        return functional.adaptive_clip_grad(functional.centralize_grad(grad), weight, factor)
+
+    assert torch.autograd.gradcheck(clipped, weight, atol=1e-4, rtol=1e-4)
+
+
+@each_dtype
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_what_is_not_finite_passes(dtype, bad):
+    grad = torch.ones(3, 4, dtype=dtype)
+    grad[1, 2] = bad
+    clipped = functional.adaptive_clip_grad(grad, torch.ones(3, 4, dtype=dtype), 0.1)
+    torch.testing.assert_close(clipped[1], grad[1], rtol=0, atol=0, equal_nan=True)
+    assert (clipped[[0, 2]] < 0.2).all()
+    assert not functional.centralize_grad(grad)[1].isfinite().any()
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0)], ids=str)
+def test_empty_gradients(shape):
+    grad = torch.empty(shape)
+    assert functional.adaptive_clip_grad(grad, torch.empty(shape)).shape == shape
+    assert functional.centralize_grad(grad).shape == shape
+
+
+@pytest.mark.parametrize("scale", [2.0, 1024.0])
+@pytest.mark.parametrize("as_tensor", [False, True], ids=["float", "tensor"])
+@each_dtype
+def test_the_factor_is_of_the_unscaled_loss(dtype, scale, as_tensor):
+    """Scaling by a power of two scales the result, and the report has the same norms."""
+    torch.manual_seed(0)
+    weight, scaled = torch.randn(6, 5), (torch.randn(6, 5) * scale).to(dtype)
+    found = []
+    for grad, loss_scale in ((scaled, scale), (scaled / scale, 1.0)):
+        now = Now(
+            input=None,
+            layout="",
+            training=True,
+            grad_scale=torch.tensor(loss_scale) if as_tensor else loss_scale,
+            clip_factor=0.8,
+        )
+        now.parameter = weight
+        clipped, changed = AdaptiveClipGrad(0.8).apply(grad, now)
+        found.append((clipped / loss_scale, changed, now.norms.norms))
+    (one, some, met), (other, same, also_met) = found
+    rounding = 2 * torch.finfo(dtype).eps
+    torch.testing.assert_close(one, other, rtol=rounding, atol=1e-7)
+    assert 0 < some == same < grad.numel()
+    torch.testing.assert_close(met, also_met)
+
+
+def test_on_a_model_by_name():
+    """One step: weights that are centralized, then clipped, as the functions say."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 2))
+    bare, x = copy.deepcopy(model), torch.randn(5, 3, 8, 8)
+    spec = {"param:**": [CentralizeGrad(), AdaptiveClipGrad(0.05)]}
+    with attach(model, spec) as attached:
+        model(x).square().sum().backward()
+        text = str(attached)
+        seen = {row.site: row for row in attached.report().rows}
+        assert seen["0.weight/AdaptiveClipGrad"].realized_rate > 0
+        proposed = attached.suggest(0.5).rows
+    bare(x).square().sum().backward()
+    for (name, parameter), (_, plain) in zip(
+        model.named_parameters(), bare.named_parameters(), strict=True
+    ):
+        grad = functional.centralize_grad(plain.grad)
+        wanted = functional.adaptive_clip_grad(grad, plain.detach(), 0.05)
+        torch.testing.assert_close(parameter.grad, wanted, msg=name)
+        ratio = norms(grad.numpy(), 2) / np.maximum(norms(plain.detach().numpy(), 2), 1e-3)
+        largest = seen[f"{name}/AdaptiveClipGrad"].largest_norm
+        assert largest == pytest.approx(ratio.max(), rel=1e-5), name
+    assert "norms before the bound, divided by those of the weights" in text
+    assert {row.field for row in proposed} == {"clip_factor"}
+
+
+def test_once_per_update():
+    """Two backwards add up; the factor bounds their sum, with the weights of the step."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    bare, x = copy.deepcopy(model), torch.randn(8, 6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    once = {"when": "accumulated"}
+    spec = {"param:weight": [CentralizeGrad(**once), AdaptiveClipGrad(0.01, **once)]}
+    attach(model, spec, optimizer=optimizer)
+    for net in (model, bare):
+        for part in x.chunk(2):
+            net(part).square().sum().backward()
+    optimizer.step()
+    grad = functional.centralize_grad(bare.weight.grad)
+    wanted = functional.adaptive_clip_grad(grad, bare.weight.detach(), 0.01)
+    torch.testing.assert_close(model.weight.grad, wanted)
+    torch.testing.assert_close(model.bias.grad, bare.bias.grad)
+
+
+def test_the_weights_are_those_of_now():
+    """A parameter object that takes the place of another is the one that counts."""
+    model = nn.Linear(2, 1, bias=False)
+    attach(model, {"param:weight": AdaptiveClipGrad(0.1)})
+    for size in (1.0, 10.0):
+        model.weight = nn.Parameter(torch.tensor([[0.0, size]]))
+        model(torch.tensor([[3e4, 4e4]])).sum().backward()
+        assert model.weight.grad.norm() == pytest.approx(0.1 * size)
+
+
+def test_parameters_of_one_call():
+    """As in MAML: they are gone by the backward, and count all the same."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    attach(model, {"param:**": AdaptiveClipGrad(0.01)})
+    leaves = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    fast = {name: p * 2.0 for name, p in leaves.items()}
+    functional_call(model, fast, torch.ones(2, 4)).sum().backward()
+    for name, grad in (("weight", torch.full((3, 4), 2.0)), ("bias", torch.full((3,), 2.0))):
+        wanted = functional.adaptive_clip_grad(grad, 2 * leaves[name].detach(), 0.01)
+        torch.testing.assert_close(leaves[name].grad, 2 * wanted)
+        assert not torch.equal(wanted, grad)
+
+
+@pytest.mark.parametrize("make", [AdaptiveClipGrad, CentralizeGrad])
+@pytest.mark.parametrize("at", ["output", "input"])
+def test_layers_are_refused(make, at):
+    with pytest.raises(SpecError, match=rf"{make.__name__} is for gradients of parameters.*param:"):
+        attach(nn.Sequential(nn.Linear(2, 2)), {"0": make(at=at)})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"clip_factor": 0.0}, "clip_factor must be .*0"),
+        ({"clip_factor": -1.0}, "clip_factor must be .*-1"),
+        ({"clip_factor": math.nan}, "clip_factor"),
+        ({"eps": 0.0}, "eps must be > 0, got 0.0"),
+        ({"eps": math.inf}, "eps must be a finite number, got inf"),
+        ({"norm_type": 0}, "norm_type must be > 0 or inf, got 0"),
+    ],
+)
+def test_bad_numbers(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        AdaptiveClipGrad(**arguments)
+    with pytest.raises(ValueError, match=said.replace(" .*", " > 0, got ")):
+        functional.adaptive_clip_grad(torch.ones(2, 2), torch.ones(2, 2), **arguments)
+
+
+def test_bad_types():
+    with pytest.raises(TypeError, match="eps"):
+        AdaptiveClipGrad(eps="small")
+    with pytest.raises(ValueError, match=r"one shape, got \(2, 3\) and \(3, 2\)"):
+        functional.adaptive_clip_grad(torch.ones(2, 3), torch.ones(3, 2))
+
+
+@pytest.mark.parametrize(
+    "regularizer",
+    [
+        AdaptiveClipGrad(),
+        AdaptiveClipGrad(LinearSchedule(0.1, 0.01, 5), eps=0.1, norm_type=math.inf),
+        CentralizeGrad(),
+        CentralizeGrad(when="accumulated"),
+    ],
+    ids=repr,
+)
+def test_values(regularizer):
+    names = vars(dropblock_hooks) | {"inf": math.inf}
+    copies = (
+        copy.deepcopy(regularizer),
+        pickle.loads(pickle.dumps(regularizer)),
+        eval(repr(regularizer), names),
+    )
+    assert all(c == regularizer and hash(c) == hash(regularizer) for c in copies)
+    assert isinstance(regularizer, Regularizer)
+    assert not regularizer.random
