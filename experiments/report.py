@@ -45,6 +45,8 @@ CAPTIONS = {
     "factors": "Means; the points are the seeds. The dashed line is the baseline; other conditions "
     "that are not in the grid are left out. Differences are paired by seed, which is not shown "
     "here: see the tables.",
+    "chance": "Means over the seeds, a replica minus an earlier one. Intervals have 95 %, p is not "
+    "corrected; filled where it is below .05.",
     "epochs": "Means; the points are the seeds.",
     "robustness": "Differences to the baseline on the changed test images; marks as above.",
     "learning": "Means over the seeds, while training: with the regularizers on, and on the labels "
@@ -83,8 +85,7 @@ def write_report(directory: Path, out: Path | None = None) -> Path:
         (new / "report.md").write_text(make_report(record, rows, pictures), encoding="utf-8")
         write_runs(rows, new / "runs.csv")
         write_summary(rows, new / "summary.csv")
-    for name in CAPTIONS.keys() - pictures.keys():
-        (out / f"{name}.png").unlink(missing_ok=True)  # of an earlier state of the study
+    _remove_pictures(out, CAPTIONS.keys() - pictures.keys())
     return out / "report.md"
 
 
@@ -106,13 +107,21 @@ def rewrite_report(folder: Path, study: Study) -> Path:
     record, runs = read_reported(folder / "runs.csv", study)
     rows = summarize(record, runs)
     with _replacing(folder) as new:
-        best, drawn = at_best(record, rows), ("scores", "factors", "epochs", "robustness")
-        pictures = {*draw(rows, new, drawn, best, record.name)}
+        best, of_scores = at_best(record, rows), CAPTIONS.keys() - {*OVER_EPOCHS}
+        pictures = {*draw(rows, new, of_scores, best, record.name)}
+        gone = of_scores - pictures
         pictures |= {name for name in OVER_EPOCHS if (folder / f"{name}.png").is_file()}
         text = make_report(record, rows, pictures, sections(old))
         (new / "report.md").write_text(text, encoding="utf-8")
         write_summary(rows, new / "summary.csv")
+    _remove_pictures(folder, gone)
     return folder / "report.md"
+
+
+def _remove_pictures(folder: Path, names: Iterable[str]) -> None:
+    """Of an earlier state of the study, which the report no longer shows."""
+    for name in names:
+        (folder / f"{name}.png").unlink(missing_ok=True)
 
 
 @contextmanager
@@ -151,6 +160,7 @@ def make_report(
         for name in ("scores", "factors"):
             parts += _picture(name, pictures, INTERVALS[name] if tested(rows, "clean") else "")
         parts += [*contrast_tables(contrasts), *chance_tables(rows)]
+        parts += _picture("chance", pictures)
         if best:
             parts += [*best_section(record, best), *_picture("validation", pictures)]
         if epochs_factor(compared(rows)) is not None:

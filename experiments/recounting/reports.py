@@ -48,6 +48,8 @@ _PROSE = (  # sentences that are so, whatever the runs are
     r"Clean accuracy in percent, means ± standard deviations over the seeds\. Each number of "
     r"epochs is a training of its own, with its own schedules\.",
     r"Means over (the )?seeds[^0-9]*",
+    r"Means over the seeds, a replica minus an earlier one\. Intervals have 95 %, p is not "
+    r"corrected; filled where it is below \.05\.",
     r"Means over the seeds; ratios are over those that have a finished run of .+, too\. Unlike the "
     r"rest of this report, these numbers depend on what else the machine did\. Memory is the most "
     r"that a process held at a time, all that it had loaded included; on a GPU, that torch "

@@ -8,7 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from experiments.reporting.chance import Chance
 from experiments.reporting.plot_style import BASELINE, entitle, jitter, plain, wrapped
+from experiments.reporting.statistics import LEVEL
 from experiments.reporting.summary import Row, Score, is_tested
 
 BETTER, WORSE, UNCLEAR = "#0072B2", "#D55E00", "#555555"
@@ -18,7 +20,8 @@ WIDTH = 80  # of all panels, in letters
 
 def plot_scores(rows: Sequence[Row], split: str) -> Figure:
     """Accuracies on the left, and on the right their differences to the baseline."""
-    figure, places = _figure(rows)
+    names = [row.condition for row in rows]
+    figure, places = _figure(names)
     what = f"minus {rows[0].baseline}, percentage points"
     scores, differences = figure.subplots(1, 2, sharey=True)
     for row, place in zip(rows, places, strict=True):
@@ -28,7 +31,7 @@ def plot_scores(rows: Sequence[Row], split: str) -> Figure:
     scores.set_xlabel(f"{split} accuracy, %")
     _draw_differences(differences, rows, split, places)
     differences.set_xlabel(wrapped(what, WIDTH // 2))
-    _label_lines([scores, differences], rows, places)
+    _label_lines([scores, differences], names, places)
     _explain(figure, rows, [split])
     entitle(figure, f"{split} accuracy, and paired differences to {rows[0].baseline}")
     return figure
@@ -36,7 +39,7 @@ def plot_scores(rows: Sequence[Row], split: str) -> Figure:
 
 def plot_differences(rows: Sequence[Row], splits: Sequence[str]) -> Figure:
     """The differences to the baseline, a panel for each split."""
-    others = rows[1:]
+    others = [row.condition for row in rows[1:]]
     what = f"minus {rows[0].baseline}, percentage points"
     figure, places = _figure(others)
     panels = figure.subplots(1, len(splits), sharey=True, squeeze=False)[0]
@@ -51,18 +54,36 @@ def plot_differences(rows: Sequence[Row], splits: Sequence[str]) -> Figure:
     return figure
 
 
-def _figure(rows: Sequence[Row]) -> tuple[Figure, list[float]]:
-    """A figure that has room for the names, and the height of each condition's line."""
+def plot_chance(found: Sequence[Chance]) -> Figure:
+    """The differences of all pairs of replicas; filled where p is below .05."""
+    pairs = [(names, one) for each in found for names, one in each.differences.items()]
+    labels = [f"{later} − {earlier}" for (later, earlier), _ in pairs]
+    figure, places = _figure(labels)
+    axes = figure.subplots()
+    axes.axvline(0, zorder=1, **BASELINE)
+    for (_, one), place in zip(pairs, places, strict=True):
+        if one.mean is not None:
+            alarm = one.p is not None and one.p < LEVEL
+            _draw_mean(axes, one.mean, one.interval, place, WORSE if alarm else UNCLEAR)
+    axes.set_xlabel("clean accuracy, later minus earlier replica, percentage points")
+    _label_lines([axes], labels, places)
+    axes.tick_params(axis="y", labelsize="small")
+    entitle(figure, "clean accuracy, pairs of replicas")
+    return figure
+
+
+def _figure(names: Sequence[str]) -> tuple[Figure, list[float]]:
+    """A figure that has room for the names, and the height of each one's line."""
     places, below = [], 0.0
-    for row in rows:
-        size = max(1.0, 0.55 * (wrapped(row.condition).count("\n") + 1))
+    for name in names:
+        size = max(1.0, 0.55 * (wrapped(name).count("\n") + 1))
         places.append(below + size / 2)
         below += size
     return Figure(figsize=(8.6, 1.3 + 0.31 * below), layout="constrained"), places
 
 
-def _label_lines(panels: Sequence[Axes], rows: Sequence[Row], places: Sequence[float]) -> None:
-    panels[0].set_yticks(places, [wrapped(row.condition) for row in rows])
+def _label_lines(panels: Sequence[Axes], names: Sequence[str], places: Sequence[float]) -> None:
+    panels[0].set_yticks(places, [wrapped(name) for name in names])
     panels[0].set_ylim(places[-1] + 0.6, places[0] - 0.6)
     for axes in panels:
         axes.tick_params(axis="y", length=0)

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from experiments.reporting.chance import chances
 from experiments.reporting.epochs import epochs_factor, plot_epochs
 from experiments.reporting.plot_curves import has_scores, plot_learning, plot_rates, plot_validation
 from experiments.reporting.plot_factors import plot_factors
-from experiments.reporting.plot_scores import plot_differences, plot_scores
+from experiments.reporting.plot_scores import plot_chance, plot_differences, plot_scores
 from experiments.reporting.plot_style import own_settings, plain, save
 from experiments.reporting.summary import Row, compared
 
@@ -28,7 +29,8 @@ def draw(
 ) -> dict[str, Path]:
     """All pictures that there are data for, in a folder that exists; name -> file.
 
-    Replicas are part of the scores of what they repeat, and have curves of their own. Where a
+    Replicas are part of the scores of what they repeat, and have curves of their own; where there
+    is nothing else, their pairs are the only picture of scores. Where a
     factor is the number of epochs, the picture of that is the one by factor.
 
     Args:
@@ -40,12 +42,17 @@ def draw(
     """
     if not any(row.n for row in rows):
         return {}
-    heads = compared(rows)
+    heads, pairs = compared(rows), chances(rows, "clean")
+    several = len(heads) > 1 or not pairs
     splits = [split for split in rows[0].scores if split != "clean"]
     lengths = epochs_factor(heads) is not None
     figures: dict[str, tuple[bool, Callable[[], Figure]]] = {
-        "scores": ("clean" in rows[0].scores, lambda: plot_scores(heads, "clean")),
-        "factors": (not lengths and any(r.factors for r in rows), lambda: plot_factors(heads)),
+        "scores": (several and "clean" in rows[0].scores, lambda: plot_scores(heads, "clean")),
+        "factors": (
+            several and not lengths and any(r.factors for r in rows),
+            lambda: plot_factors(heads),
+        ),
+        "chance": (bool(pairs), lambda: plot_chance(pairs)),
         "epochs": (lengths, lambda: plot_epochs(heads, compared(best))),
         "robustness": (bool(splits) and len(heads) > 1, lambda: plot_differences(heads, splits)),
         "learning": (True, lambda: plot_learning(rows)),

@@ -11,9 +11,10 @@ from matplotlib.colors import to_hex
 from matplotlib.text import Text
 from PIL import Image
 
+from experiments.reporting.chance import chances
 from experiments.reporting.plot_curves import plot_learning, plot_rates
 from experiments.reporting.plot_factors import Scale, plot_factors
-from experiments.reporting.plot_scores import plot_differences, plot_scores
+from experiments.reporting.plot_scores import plot_chance, plot_differences, plot_scores
 from experiments.reporting.plot_style import jitter, own_settings
 from experiments.reporting.plots import draw
 from experiments.reporting.summary import summarize
@@ -450,3 +451,38 @@ def test_jitter_is_small_fixed_and_apart():
     assert jitter([4], 0.2) == {4: 0.0}
     assert jitter([1, 2], 0.2) == {1: -0.1, 2: 0.1}
     assert list(jitter(range(5), 0.2).values()) == pytest.approx([-0.2, -0.1, 0, 0.1, 0.2])
+
+
+def replicas(*others):
+    """Three replicas of one condition, the last one better in all seeds, and whatever else."""
+    noise = (0.0, 0.01, -0.02, 0.015)
+    runs = [
+        make_run(f"A{n}", seed, clean=0.5 + 0.1 * (n == 2) + shift * (1 + n), fields={"replica": n})
+        for n in range(3)
+        for seed, shift in enumerate(noise, start=1)
+    ]
+    return rows_of([*runs, *others])
+
+
+def test_where_there_are_replicas_alone_their_pairs_are_the_picture(tmp_path):
+    drawn = draw(replicas(), tmp_path)
+    assert "chance" in drawn
+    assert not {"scores", "factors", "robustness"} & drawn.keys()
+    other = [make_run("other", seed, clean=0.4, fields={"lr": 0.3}) for seed in range(1, 5)]
+    assert {"chance", "scores"} <= draw(replicas(*other), tmp_path).keys()
+    assert "chance" not in draw(rows_of(two()), tmp_path)
+
+
+def test_the_picture_of_chance():
+    rows = replicas()
+    found = chances(rows, "clean")
+    [axes] = plot_chance(found).axes
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels == ["A1 − none", "A2 − none", "A2 − A1"]
+    points = [line for line in axes.lines if line.get_marker() == "D"]
+    means = [one.mean for one in found[0].differences.values()]
+    assert [point.get_xdata()[0] for point in points] == pytest.approx([100 * m for m in means])
+    filled = [point.get_markerfacecolor() != "white" for point in points]
+    assert filled == [one.p < 0.05 for one in found[0].differences.values()]
+    assert any(filled)
+    assert not all(filled)
