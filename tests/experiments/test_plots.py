@@ -457,7 +457,12 @@ def replicas(*others):
     """Three replicas of one condition, the last one better in all seeds, and whatever else."""
     noise = (0.0, 0.01, -0.02, 0.015)
     runs = [
-        make_run(f"A{n}", seed, clean=0.5 + 0.1 * (n == 2) + shift * (1 + n), fields={"replica": n})
+        make_run(
+            ("none", "A1", "A2")[n],
+            seed,
+            clean=0.5 + 0.1 * (n == 2) + shift * (1 + n),
+            fields={"replica": n},
+        )
         for n in range(3)
         for seed, shift in enumerate(noise, start=1)
     ]
