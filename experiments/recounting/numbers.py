@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from experiments.config import Config
 from experiments.recounting.paired import Values
 
 
@@ -162,7 +163,7 @@ def read_study(folder: Path) -> Study:
         for name, change in re.findall(r"^- \*\*(.+?)\*\*: `(.+)`$", raw, re.MULTILINE)
     }
     epochs = re.search(r"^epochs: (\d+)$", raw, re.MULTILINE)
-    base = int(epochs[1]) if epochs else 0
+    base = int(epochs[1]) if epochs else Config.epochs  # defaults are left out of reports
     names = dict.fromkeys([named[1], *(line["condition"] for line in lines)])
     asked = re.findall(
         r"^## (?:\w+ c|C)ontrasts\n\n.+\n\n```yaml\n((?s:.+?))\n```", raw, re.MULTILINE
