@@ -474,12 +474,15 @@ def test_another_test_of_a_study_is_recounted_too(tmp_path, quick):
     with (RESULTS / "quick" / "runs.csv").open(newline="", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
     names = list(lines[0])
-    names.insert(names.index("noisy") + 1, "clutter")
+    for prefix in ("", "best_"):
+        names.insert(names.index(f"{prefix}noisy") + 1, f"{prefix}clutter")
     for factor in (1.0, 1.1):
         with (tmp_path / "runs.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, names)
             writer.writeheader()
-            writer.writerows({**line, "clutter": float(line["noisy"]) * factor} for line in lines)
+            for line in lines:
+                last, best = (float(line[name]) * factor for name in ("noisy", "best_noisy"))
+                writer.writerow({**line, "clutter": last, "best_clutter": best})
         if factor == 1.0:
             rewrite_report(tmp_path, quick)
             assert "### Clutter" in (tmp_path / "report.md").read_text(encoding="utf-8")
