@@ -148,7 +148,8 @@ def read_study(folder: Path) -> Study:
     """A study from the folder of its report: runs.csv, and what its report says was run.
 
     Raises:
-        ValueError: if there are no runs, or the report does not say what the baseline is.
+        ValueError: if there are no runs, the report does not say what the baseline is, or it
+            compares on test images that the runs were not tested on.
     """
     with (folder / "runs.csv").open(newline="", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
@@ -168,7 +169,7 @@ def read_study(folder: Path) -> Study:
     asked = re.findall(
         r"^## (?:\w+ c|C)ontrasts\n\n.+\n\n```yaml\n((?s:.+?))\n```", raw, re.MULTILINE
     )
-    return Study(
+    study = Study(
         folder,
         lines,
         _repeats({name: changes.get(name, {}) for name in names}),
@@ -176,6 +177,14 @@ def read_study(folder: Path) -> Study:
         {name: changes.get(name, {}).get("epochs", base) for name in names},
         {name: one for text in asked for name, one in yaml.safe_load(text).items()},
     )
+    for name, one in study.asked.items():
+        test = one.get("test", "clean") if isinstance(one, dict) else "clean"
+        if test not in study.splits:
+            raise ValueError(
+                f"{folder / 'report.md'} compares {name!r} on {test} test images, of which "
+                f"runs.csv says nothing: it has {', '.join(study.splits) or 'no tests'}"
+            )
+    return study
 
 
 def _repeats(changes: dict[str, dict[str, Any]]) -> dict[str, str]:

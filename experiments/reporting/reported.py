@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -32,8 +32,8 @@ def read_reported(path: Path, study: Study) -> tuple[StudyRecord, list[Run]]:
     """
     with path.open(newline="", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
-    missing = set(_KNOWN.split()) - set(lines[0] if lines else ())
-    if missing:
+    columns = list(lines[0]) if lines else []
+    if missing := _needed(columns, study) - {*columns}:
         raise ValueError(f"{path} is no runs.csv: it has no {', '.join(sorted(missing))}")
     found = {}
     for number, line in enumerate(lines, start=2):
@@ -53,6 +53,19 @@ def read_reported(path: Path, study: Study) -> tuple[StudyRecord, list[Run]]:
     )
     order = {(one.condition, one.config.seed): place for place, one in enumerate(study.runs())}
     return record, sorted(found.values(), key=lambda run: order[run.condition, run.seed])
+
+
+def _needed(columns: Sequence[str], study: Study) -> set[str]:
+    """The columns of a `runs.csv` of the study that has at least these."""
+    needed = {*_KNOWN.split()}
+    if not needed <= {*columns}:
+        return needed
+    tests = columns[columns.index("status") + 1 : columns.index("test_loss")]
+    if tests:  # there are none if no run is finished
+        needed |= {family.test for family in study.contrasts}
+    if "best_epoch" in columns:
+        needed |= {"validation", *(f"best_{name}" for name in tests)}
+    return needed
 
 
 def _run(line: Mapping[str, str], study: Study) -> Run:

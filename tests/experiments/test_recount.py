@@ -53,6 +53,18 @@ def changed(text):
         yield f"{text[:place]}{(int(text[place]) + 5) % 10}{text[place + 1 :]}"
 
 
+def drop_columns(path, *names):
+    """Write a runs.csv without some columns."""
+    with path.open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(
+            file, [n for n in lines[0] if n not in names], extrasaction="ignore"
+        )
+        writer.writeheader()
+        writer.writerows(lines)
+
+
 def test_everything_committed_is_what_the_runs_tell():
     assert len(STUDIES) >= 9
     assert [str(fault) for fault in recount(ROOT)] == []
@@ -513,6 +525,28 @@ def test_a_report_of_other_runs_is_not_made_again(change, problem, folder, quick
     with pytest.raises(ValueError, match=re.escape(problem)):
         rewrite_report(copy, quick)
     assert (copy / "report.md").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("test", "problem"),
+    [
+        ("noisy", "compares 'in noise' on noisy test images, of which runs.csv says"),
+        ("clean", "compares 'kinds' on clean test images, of which runs.csv says nothing"),
+    ],
+)
+def test_a_test_that_runs_lack_is_named_by_the_recount(test, problem, written):
+    drop_columns(written / "runs.csv", test)
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        read_study(written)
+
+
+@pytest.mark.parametrize("column", ["occluded", "best_occluded", "best_clean", "validation"])
+def test_a_column_that_a_report_needs_is_named(column, folder):
+    copy = folder("convnext")
+    drop_columns(copy / "runs.csv", column)
+    study = read_study_file(ROOT / "experiments" / "configs" / "convnext.yaml")
+    with pytest.raises(ValueError, match=f"is no runs.csv: it has no {column}$"):
+        rewrite_report(copy, study)
 
 
 @pytest.fixture
