@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cases import rest_slow
-
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted((ROOT / "docs" / "recipes").glob("*.py"))
 NEEDS = {
@@ -18,7 +16,6 @@ NEEDS = {
     ),
     "in_tensorboard": ("tensorboard", "matplotlib", "sklearn"),
 }
-QUICK = ("gradients_by_name",)  # that plain pytest runs, too
 by_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 
 
@@ -60,9 +57,8 @@ def test_a_recipe_is_short_and_its_picture_small(path):
         assert picture.stat().st_size < 60_000
 
 
-@pytest.mark.parametrize(
-    "path", rest_slow(RECIPES, [p for p in RECIPES if p.stem in QUICK]), ids=lambda path: path.stem
-)
+@pytest.mark.slow
+@by_recipe
 def test_a_recipe_runs(path, tmp_path):
     assert run(path, tmp_path)
     check_pictures(path, tmp_path)

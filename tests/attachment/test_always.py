@@ -26,6 +26,7 @@ from dropblock_hooks import (
 )
 from dropblock_hooks.observers import Observer
 from dropblock_hooks.registry import registered
+from tests.cases import rest_slow
 
 OWN = [
     cls
@@ -235,7 +236,7 @@ def test_a_checkpoint_recomputes_what_its_forward_did(reentrant):
         assert bool((y == 0).any()) == (block is not nullcontext)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", rest_slow(["eager", "aot_eager"]))
 def test_compiled(backend):
     torch._dynamo.reset()
     torch.manual_seed(0)

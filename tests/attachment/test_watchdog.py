@@ -301,7 +301,7 @@ def test_checkpointed(reentrant):
     assert attached["inner.1/Watchdog"].calls == 1
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("direction", rest_slow(["backward", "forward"]))
 def test_compiled(direction):
     class Root(torch.nn.Module):
         def forward(self, x):
@@ -400,7 +400,7 @@ class Sum(nn.Module):
         return x + self.b(y)
 
 
-@pytest.mark.parametrize(("breaks", "passes"), rest_slow(product((False, True), (2, 1))))
+@pytest.mark.parametrize(("breaks", "passes"), rest_slow(product((False, True), (2, 1)), 0))
 def test_compiled_in_several_graphs_and_with_several_forwards(breaks, passes):
     torch._dynamo.reset()
     model, found = Sum(breaks), []
@@ -492,7 +492,7 @@ class WithText(nn.Module):
         return self.fc(x)
 
 
-@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("backend", rest_slow([None, "aot_eager"]))
 def test_a_layer_that_gives_no_tensor_is_no_fault(backend):
     torch._dynamo.reset()
     model = WithText()

@@ -6,8 +6,10 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from statsmodels.stats import multitest
 
 from experiments.config import Runtime, resolve, run_hash
 from experiments.running.outcomes import Outcome, look
@@ -15,6 +17,14 @@ from experiments.running.runs import execute
 from tests.experiments.launches import ONE
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _corrections_collect_no_garbage():
+    """statsmodels does in each, which takes long beside the objects of thousands of tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(multitest, "gc", SimpleNamespace(collect=lambda: 0), raising=False)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -419,11 +419,11 @@ def test_a_claim_is_of_the_first_family_that_has_the_comparison(tmp_path):
 
 
 def test_a_report_with_other_contrasts_than_its_file_is_found(tmp_path):
-    for name in ("README.md", "experiments/README.md"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
-    for name in ("results", "configs"):
-        shutil.copytree(ROOT / "experiments" / name, tmp_path / "experiments" / name)
+    for place in ("results/regularizers", "configs"):
+        shutil.copytree(ROOT / "experiments" / place, tmp_path / "experiments" / place)
+    for name, titles in PROSE.items():
+        text = "".join(f"## {title}\n\nNothing yet.\n\n" for title in titles)
+        (tmp_path / name).write_text(text, encoding="utf-8")
     assert recount(tmp_path) == []
     path = tmp_path / "experiments" / "configs" / "regularizers.yaml"
     plain = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -1,6 +1,5 @@
 """Known answers, closed testing by brute force, and the rate of false alarms."""
 
-import gc
 import math
 from itertools import chain, combinations
 
@@ -30,13 +29,6 @@ DRUG_2 = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
 MAIZE = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
 # Moore and McCabe, vitamin C in CSB, mg per 100 g: 22.5, 95 % interval 16.5 to 28.5
 VITAMIN_C = [26, 31, 23, 22, 11, 22, 14, 31]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _nothing_to_collect():
-    """statsmodels collects garbage in each correction: let there be little."""
-    gc.collect()  # what is garbage now would else stay
-    gc.freeze()
 
 
 p_values = st.one_of(st.none(), st.floats(0, 1), st.sampled_from([0.0, 0.01, 0.025, 0.05, 1.0]))

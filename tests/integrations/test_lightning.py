@@ -24,6 +24,7 @@ from dropblock_hooks import (
     attach,
 )
 from dropblock_hooks.warn import HookWarning
+from tests.cases import rest_slow
 from tests.conftest import hook_count
 
 lightning = pytest.importorskip("lightning.pytorch", reason="the trainer is Lightning's")
@@ -598,7 +599,7 @@ def test_a_spec_from_a_file(pl, tmp_path):
     assert callback.attached[KEY].calls == 8
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["module", "layers"])
+@pytest.mark.parametrize("whole", rest_slow([True, False]), ids=["module", "layers"])
 def test_compiled(pl, whole):
     net = module(pl)
     if whole:

@@ -127,9 +127,9 @@ def wrapped(model, order):
     "order",
     [
         ("attach", "compile", "ema", "ddp"),
-        ("compile", "attach", "ema", "ddp"),
         ("ddp", "attach"),
-        ("compile", "ddp", "attach"),
+        pytest.param(("compile", "attach", "ema", "ddp"), marks=pytest.mark.slow),
+        pytest.param(("compile", "ddp", "attach"), marks=pytest.mark.slow),
     ],
     ids=" ".join,
 )

@@ -16,6 +16,7 @@ from timm.task import ClassificationTask
 
 from dropblock_hooks import ClipGradNorm, DropBlock2d, HookWarning, LinearSchedule, attach
 from dropblock_hooks.integrations.timm import keep_in_checkpoints
+from tests.cases import rest_slow
 
 SPEC = {
     "layer[34].*": DropBlock2d(p=LinearSchedule(0.0, 0.2), block_size=2),
@@ -155,7 +156,7 @@ def test_evaluation_is_clean(tmp_path):
     attached.remove()
 
 
-@pytest.mark.parametrize("wrap", ["compile first", "compile last"])
+@pytest.mark.parametrize("wrap", rest_slow(["compile first", "compile last"]))
 def test_compiled_models(tmp_path, wrap):
     spec = {"layer4.0": DropBlock2d(p=LinearSchedule(0.1, 0.2), block_size=2)}
     *_, attached, _ = main(args_of(tmp_path, wrap=wrap, spec=spec, stop=2))

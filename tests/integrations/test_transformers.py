@@ -35,6 +35,7 @@ from dropblock_hooks import (
     detach_all,
 )
 from dropblock_hooks.integrations.transformers import Regularize
+from tests.cases import rest_slow
 
 RISING = Dropout(p=LinearSchedule(0.0, 0.3))
 SPEC = {"bert.encoder.layer.*.output.dense": RISING}
@@ -124,6 +125,7 @@ def test_a_training(tmp_path, hook_count):
     assert logged[-1][f"reg/{key}/realized_rate"] == pytest.approx(0.3, abs=0.05)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("restored", [False, True])
 @pytest.mark.parametrize("unit", ["epoch", "step"])
 @pytest.mark.parametrize("at", [3, STEPS])
@@ -430,7 +432,7 @@ def grow(t):
     return 0.1 * t / 10
 
 
-@pytest.mark.parametrize("how", ["before", "by the Trainer"])
+@pytest.mark.parametrize("how", rest_slow(["by the Trainer", "before"]))
 def test_compiled_models(tmp_path, how):
     callback, model, options = Regularize(SPEC), bert(), {}
     if how == "before":

@@ -7,6 +7,7 @@ import torch
 
 from dropblock_hooks import Capture, attach, capture
 from experiments.families import MEMBERS
+from tests.cases import rest_slow
 from tests.plain_hooks import PlainHooks, same, tensors_of
 
 pytest.importorskip("timm", reason="the models are timm's")
@@ -17,7 +18,9 @@ FAMILIES = (
 )  # fmt: skip
 SMALL = [member for member in MEMBERS if member.family in FAMILIES]
 COMPILED = [member for member in SMALL if member.family in ("convnext", "resnet")]
-by_family = pytest.mark.parametrize("member", SMALL, ids=lambda member: member.family)
+by_family = pytest.mark.parametrize(
+    "member", rest_slow(SMALL, SMALL[::2]), ids=lambda member: member.family
+)
 LAYERS = 24
 
 

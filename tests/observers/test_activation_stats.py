@@ -21,6 +21,7 @@ from dropblock_hooks import (
     WeightStats,
     attach,
 )
+from tests.cases import rest_slow
 from tests.pair import run_pair
 
 NAMES = ("mean", "std", "rms", "largest", "norm", "zeros")
@@ -87,9 +88,7 @@ def run(model, backend):
     return torch.compile(model, backend=backend, fullgraph=True) if backend else model
 
 
-@pytest.mark.parametrize(
-    "backend", [None, "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("backend", rest_slow([None, "aot_eager", "inductor"]))
 @pytest.mark.parametrize("backward", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_an_epoch_of_uneven_batches_against_numpy(backend, backward):
     model = make_model()
@@ -295,7 +294,7 @@ def test_what_is_not_watched_is_told_with_its_own_cause():
     assert (found[1].channels, found[1].dead) == (None, None)
 
 
-@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("backend", rest_slow([None, "aot_eager"]))
 @pytest.mark.parametrize("spatial", [0, 2])
 def test_running_statistics_against_those_of_the_batches(backend, spatial):
     torch.manual_seed(0)

@@ -27,6 +27,7 @@ from dropblock_hooks import (
     attachments,
 )
 from dropblock_hooks.sites import hooks as site_hooks
+from tests.cases import rest_slow
 from tests.plain_hooks import PlainHooks, same, tensors_of
 
 Pair = namedtuple("Pair", "first second")
@@ -221,7 +222,7 @@ def test_less_of_each_tensor(compiled):
     same([largest.value], [y.detach().max().double()])
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", rest_slow([False, True]))
 def test_the_mean_of_each_channel_in_any_layout(compiled):
     model = nn.Sequential(nn.Linear(4, 5))
     attached = attach(model, {"0": Capture(reduce="channels", gradients=True, layout="NHWC")})
@@ -338,7 +339,7 @@ def test_a_graph_is_freed_with_its_output():
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", rest_slow(["after", "before"]))
 def test_compiled_as_a_whole(backend, when):
     if backend == "inductor" and when == "before":
         pytest.skip("takes long, and is the same but for the order of hooks")

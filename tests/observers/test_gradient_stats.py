@@ -10,6 +10,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import ClampGrad, GradientStats, attach
+from tests.cases import rest_slow
 from tests.observers.test_activation_stats import batches, make_model, reference, run
 
 FIELDS = ("mean", "std", "rms", "largest", "norm", "zeros")
@@ -42,7 +43,7 @@ def only(attached, distributed=False):
     return row.observed
 
 
-@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("backend", rest_slow([None, "aot_eager"]))
 @pytest.mark.parametrize("name", ["0", "2"])
 def test_of_a_layer_against_numpy(backend, name):
     model = make_model()
@@ -102,7 +103,7 @@ def test_after_the_bounds_or_as_it_arrived():
     assert (after.largest, before.largest) == (1.0, 5.0)
 
 
-@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("backend", rest_slow([None, "aot_eager"]))
 def test_in_the_unit_of_the_unscaled_loss(backend):
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     model = make_model()

@@ -3,6 +3,7 @@
 import copy
 import gc
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dropblock_hooks import watch
+from tests.cases import rest_slow
 
 BAD = [math.nan, math.inf, -math.inf]
 
@@ -186,8 +188,12 @@ def ways_into(layer, name, direction):
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")  # of torch < 2.15
-@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("direction", "late"),
+    rest_slow(
+        product(("forward", "backward"), (False, True)), [("forward", False), ("backward", True)]
+    ),
+)
 @pytest.mark.parametrize("which", MODELS)
 @pytest.mark.parametrize(
     ("offset", "stride"), [(1, 8), pytest.param(0, 1, marks=pytest.mark.slow)], ids=["some", "all"]

@@ -50,10 +50,11 @@ def test_layers_of_odd_models():
     assert layers(nn.Sequential(nn.Flatten()), torch.ones(2, 2))[0].shape == (2, 2)
 
 
-def test_the_core_imports_neither_timm_nor_torchvision_nor_dynamo():
+def test_the_core_imports_neither_dynamo_nor_what_is_optional():
+    optional = ("timm", "torchvision", "torch._dynamo", "pandas", "matplotlib")
     code = (
-        "import sys, dropblock_hooks;"
-        "print([m for m in ('timm', 'torchvision', 'torch._dynamo', 'pandas') if m in sys.modules])"
+        "import sys, dropblock_hooks, dropblock_hooks.plots;"
+        f"print([m for m in {optional} if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
