@@ -81,11 +81,20 @@ def _panels(rows: Sequence[Row], panels: Mapping[str, Value], name: str, *, spre
                         axes.fill_between(list(curve), *map(list, ends), **band)
             axes.set_ylabel(title)
             whole_epochs(axes)
+            if title.endswith("nats"):
+                _log_where_wide(axes)
         for axes in line[len(panels) :]:
             axes.set_axis_off()
         _legend(line[len(panels) - 1], *line[0].get_legend_handles_labels())
     entitle(figure, f"{name}, means over the seeds")
     return figure
+
+
+def _log_where_wide(axes: Axes) -> None:
+    """Losses that fall, or rise, a hundredfold: on a linear axis, the small ones are one line."""
+    low, high = axes.dataLim.intervaly
+    if 0 < 100 * low < high < math.inf:
+        axes.set_yscale("log")
 
 
 def training_accuracy(rows: Sequence[Row]) -> str:

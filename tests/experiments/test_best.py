@@ -380,6 +380,23 @@ def test_validation_curves_have_bands_from_the_lowest_seed_to_the_highest():
         assert (at.min(), at.max()) == pytest.approx((min(each), max(each)))
 
 
+@pytest.mark.parametrize(
+    ("factors", "scale"), [((1, 99), "linear"), ((1, 101), "log"), ((0, 101), "linear")]
+)
+def test_losses_that_span_a_hundredfold_are_on_a_logarithmic_axis(factors, scale):
+    runs = [
+        replace(run, result=replace(run.result, epochs=[
+            replace(epoch, validation_loss=0.01 * factors[epoch.epoch > 1])
+            for epoch in run.result.epochs
+        ]))
+        for run in plain_runs()
+    ]  # fmt: skip
+    rows = summarize(study_of(runs)[0], runs)
+    with own_settings():
+        accuracy, loss = plot_validation(rows).axes
+    assert (accuracy.get_yscale(), loss.get_yscale()) == ("linear", scale)
+
+
 def test_test_scores_over_epochs_are_shown_where_they_were_asked_for():
     runs = [
         replace(
