@@ -4,7 +4,8 @@ Read in this order:
 
 - `config`: what a run does, apart from where and how; the hash that names it (`field_checks`);
   `results`: what came of it
-- `data`: digits, canvases of them, CIFAR, folders of images, paired by seed (`datasets`, `seeds`)
+- `data`: digits, canvases of them, CIFAR, folders of images, paired by seed (`datasets`, `seeds`);
+  `loaders`: batches of them
 - `train`: `train(Config(...)) -> Result`, one readable loop (`models`, `optimization`, `totals`
   of an epoch, `checkpoint`, `processes`, `log`, `loggers`)
 - `study`: a YAML file of conditions and seeds (`grid`), and of what is compared (`contrasts`),

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from dropblock_hooks import Attachment, attach
 from experiments.config import Config
-from experiments.data import Data, share_sizes
+from experiments.data import Data
+from experiments.loaders import share_sizes
 from experiments.seeds import derive_seed
 
 

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 from experiments.config import Config
-from experiments.data import share_sizes
+from experiments.loaders import share_sizes
 from experiments.seeds import derive_seed
 
 

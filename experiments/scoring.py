@@ -17,8 +17,8 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from experiments.config import Config, Runtime
-from experiments.data import test_loader
 from experiments.datasets.images import Images
+from experiments.loaders import scoring_loader
 from experiments.processes import gather, share_buffers
 from experiments.seeds import derive_seed
 
@@ -69,7 +69,7 @@ class Scorer:
         sums = torch.zeros(3, dtype=torch.float64)
         model.eval()
         with self._own_masks(f"test/{name}/{part[0]}"):
-            for batch in test_loader(images, self.config, self.runtime, *part):
+            for batch in scoring_loader(images, self.config, self.runtime, *part):
                 pictures, labels = fabric.to_device(batch)
                 with precision.forward_context():
                     scores = model(precision.convert_input(pictures)).float()

@@ -28,7 +28,8 @@ from torch import Tensor, nn
 
 from experiments import checkpoint
 from experiments.config import Config, Runtime, resolve
-from experiments.data import Data, load_data, train_loader
+from experiments.data import Data, load_data
+from experiments.loaders import train_loader
 from experiments.log import Log
 from experiments.memory import PeakMemory
 from experiments.models import prepare

@@ -13,10 +13,11 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from experiments.config import Config, Runtime
-from experiments.data import load_data, test_loader, train_loader
+from experiments.data import load_data
 from experiments.datasets import canvas, painting
 from experiments.datasets.corruption import add_noise
 from experiments.datasets.sources import load_source, scored_splits
+from experiments.loaders import scoring_loader, train_loader
 from experiments.seeds import own_generator
 
 NOWHERE = Path("no such folder")
@@ -388,7 +389,7 @@ def test_other_clutter_is_more_and_of_other_sizes_around_the_same_digits():
 
 
 def whole(images, config):
-    parts = zip(*test_loader(images, config, Runtime()), strict=True)
+    parts = zip(*scoring_loader(images, config, Runtime()), strict=True)
     return tuple(torch.cat(part) for part in parts)
 
 

@@ -10,16 +10,14 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from experiments import data as data_module
 from experiments.config import Config, Runtime
 from experiments.data import (
     load_data,
     noisy_labels,
-    test_loader,
-    train_loader,
 )
 from experiments.datasets.corruption import add_noise, occlude
 from experiments.datasets.sources import digits, scored_splits
+from experiments.loaders import Batches, Loader, scoring_loader, train_loader
 from experiments.seeds import derive_seed, own_generator
 
 NOWHERE = Path("no such folder")
@@ -38,7 +36,9 @@ def epoch_of(config, data, epoch=0, first_batch=0, workers=0, **place):
 
 
 def whole_test(config, data, split, **place):
-    images, labels = zip(*test_loader(data.tests[split], config, Runtime(), **place), strict=True)
+    images, labels = zip(
+        *scoring_loader(data.tests[split], config, Runtime(), **place), strict=True
+    )
     return torch.cat(images), torch.cat(labels)
 
 
@@ -88,7 +88,7 @@ def test_loading_draws_from_no_global_generator(workers, monkeypatch):
     config, data = make(label_noise=0.4)
     epoch_of(config, data, workers=workers)
     for images in data.tests.values():
-        list(test_loader(images, config, Runtime(loader_workers=workers)))
+        list(scoring_loader(images, config, Runtime(loader_workers=workers)))
     assert global_states() == before
 
 
@@ -157,8 +157,8 @@ def test_batches_that_are_skipped_are_not_loaded():
             loaded.append(len(draws))
             return data.train.__getitems__(draws)
 
-    batches = data_module.Batches(60, config, 0, 1)
-    loader = data_module.Loader(Counting(), batches, config, Runtime())
+    batches = Batches(60, config, 0, 1)
+    loader = Loader(Counting(), batches, config, Runtime())
     loader.begin(0, 3)
     list(loader)
     assert loaded == [12]
@@ -166,7 +166,7 @@ def test_batches_that_are_skipped_are_not_loaded():
 
 def test_every_image_is_seen_once_in_an_epoch():
     _, data = make()
-    batches = data_module.Batches(60, Config(batch_size=16), 0, 1)
+    batches = Batches(60, Config(batch_size=16), 0, 1)
     batches.epoch = 2
     assert sorted(draw for batch in batches for draw in batch) == [(2, i) for i in range(60)]
     assert len(data.train) == 60
@@ -186,7 +186,7 @@ def test_processes_share_a_batch():
 
 
 def test_a_tiny_data_set_still_fills_every_process():
-    batches = [list(data_module.Batches(1, Config(batch_size=8), rank, 4)) for rank in range(4)]
+    batches = [list(Batches(1, Config(batch_size=8), rank, 4)) for rank in range(4)]
     assert batches == [[[(0, 0)]]] * 4
 
 

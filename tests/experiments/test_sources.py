@@ -13,8 +13,9 @@ from PIL import Image
 from torchvision.datasets import CIFAR10, CIFAR100
 
 from experiments.config import Config, Runtime
-from experiments.data import load_data, test_loader, train_loader
+from experiments.data import load_data
 from experiments.datasets.sources import fingerprint
+from experiments.loaders import scoring_loader, train_loader
 
 FILES = {
     "cifar10": [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"],
@@ -202,7 +203,7 @@ def test_image_folders(augmentation, tmp_path):
     batches = list(train_loader(data, config, Runtime()))
     assert [images.shape for images, _ in batches] == [(4, 3, 28, 28)] * 3
     for split in data.tests:
-        [(images, labels)] = test_loader(data.tests[split], config, Runtime())
+        [(images, labels)] = scoring_loader(data.tests[split], config, Runtime())
         assert images.shape == (4, 3, 28, 28)
         assert labels.tolist() == [0, 0, 1, 1]
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from dropblock_hooks import SpecError
 from experiments.config import Config, Runtime
-from experiments.data import load_data, train_loader
+from experiments.data import load_data
+from experiments.loaders import train_loader
 from experiments.log import read_metrics
 from experiments.models import prepare
 from experiments.train import Stopped, train
