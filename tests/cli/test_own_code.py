@@ -96,6 +96,7 @@ def _command(folder, capsys, monkeypatch):
     sys.modules.pop("mymodule", None)
 
 
+@pytest.mark.slow
 def test_a_regularizer_and_a_model_of_a_module_are_planned_from_yaml(process):
     arguments = ("plan", "mymodule:make_model", "spec.yaml", "--input-size", "4")
     done = process("--import", "mymodule", *arguments)
