@@ -10,24 +10,38 @@ from experiments.recounting.numbers import Study
 from experiments.recounting.paired import compare, p_says
 from experiments.recounting.rounding import counts, p_rounds, rounds
 
+_COLUMNS = ("seed", "clean", "test_loss", "train_loss", "nominal", "realized")
+
+
+def _run(line: Mapping[str, str]) -> tuple[str, ...]:
+    """What is the same in two lines of one run."""
+    return tuple(line[name] for name in _COLUMNS)
+
 
 def distinct(said: dict[str, str], _: object, studies: Mapping[str, Study]) -> str | None:
     """How many runs all studies have, and how many of them are different ones."""
-    columns = ("seed", "clean", "test_loss", "train_loss", "nominal", "realized")
     lines = [line for study in studies.values() for line in study.lines]
-    distinct = {tuple(line[name] for name in columns) for line in lines}
+    distinct = {_run(line) for line in lines}
     numbers = {"runs": len(lines), "studies": len(studies), "distinct": len(distinct)}
     return counts(said, numbers)
 
 
 def shared(said: dict[str, str], _: object, studies: Mapping[str, Study]) -> str | None:
-    """How many studies have the same runs of *none*, and how many runs those are."""
-    groups: dict[str, list[str]] = {}
-    for name, study in studies.items():
-        groups.setdefault(repr(study.own("none", "clean")), []).append(name)
-    most = max(groups.values(), key=len)
-    runs = len(studies[most[0]].own("none", "clean"))
-    return counts(said, {"studies": len(most), "runs": runs})
+    """How many studies have the same runs of a condition, by whatever name, and how many runs."""
+    groups: dict[frozenset[tuple[str, ...]], dict[str, set[str]]] = {}
+    for study in studies.values():
+        for name in study.conditions:
+            runs = frozenset(_run(line) for line in study.lines if line["condition"] == name)
+            groups.setdefault(runs, {}).setdefault(study.name, set()).add(name)
+    named = {
+        runs: places
+        for runs, places in groups.items()
+        if any(said["name"] in names for names in places.values())
+    }
+    if not named:
+        return "no such condition"
+    most = max(named, key=lambda runs: len(named[runs]))
+    return counts(said, {"studies": len(named[most]), "runs": len(most)})
 
 
 def checks(said: dict[str, str], _: object, studies: Mapping[str, Study]) -> str | None:

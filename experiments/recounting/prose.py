@@ -66,7 +66,8 @@ _FORMS = {
     rf"(?P<nominal>{_NUMBER}) is asked for",
     "distinct": r"(?P<runs>\d+) runs of (?P<studies>\w+) studies are "
     r"(?P<distinct>\d+) distinct ones",
-    "shared": r"(?P<studies>\w+) studies share the same (?P<runs>\w+) runs of \*none\*",
+    "shared": r"(?P<studies>\w+) studies share the same (?P<runs>\w+) runs "
+    r"of \*(?P<name>[^*]+)\*",
     "checks": rf"(?P<checks>\w+) different A/A checks, of which the smallest p is (?P<p>{_NUMBER})",
     "correlation": rf"mean correlation between the conditions of a study is (?P<low>{_NUMBER}) to "
     rf"(?P<high>{_NUMBER}) \(quick: (?P<quick>{_NUMBER})\)",

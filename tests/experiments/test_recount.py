@@ -164,6 +164,20 @@ def test_any_number_that_is_changed_in_a_readme_is_found(name, tmp_path, studies
         assert recount_prose(path, PROSE[name], studies), other
 
 
+@pytest.mark.parametrize("name", ["none", "0"])  # as one of them calls it, or the other
+def test_runs_that_studies_share_are_counted(name, tmp_path, studies):
+    path = tmp_path / "README.md"
+    path.write_text(
+        f"## Results\n\nTwo studies share the same 12 runs of *{name}*.\n", encoding="utf-8"
+    )
+    assert (
+        recount_prose(
+            path, ("Results",), {n: studies[n] for n in ("chance", "convnext", "regularizers")}
+        )
+        == []
+    )
+
+
 @pytest.mark.parametrize(
     "claim",
     [
@@ -177,7 +191,10 @@ def test_any_number_that_is_changed_in_a_readme_is_found(name, tmp_path, studies
         "to 1.5 points may be hidden",
         "no difference from *none* shown for *Dropout2d* (up to 3.5 points may be hidden)",
         "*Dropout* minus *none*: +0.9 [+0.1, +1.8], p .031: no difference shown",
-        "nine studies share the same twelve runs of *none*",
+        "nine studies share the same 12 runs of *none*",
+        "two studies share the same 11 runs of *none*",
+        "two studies share the same 12 runs of *Dropout*",
+        "two studies share the same 12 runs of *nobody*",
         "There are nine different A/A checks, of which the smallest p is .052",
         "*DropBlock2d* minus *Dropout2d*: -0.66 [-1.46, +0.14], Holm p .098: equal within ±1 point",
         "*Accuracy*: 12 seeds find differences of 1.2 to 1.4 points with 80 % chance",
