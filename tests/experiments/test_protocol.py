@@ -40,33 +40,42 @@ def _with_history():
         pytest.skip("a shallow clone has no history")
 
 
+def date_of(commit):
+    return datetime.fromisoformat(git("log", "-1", "--format=%cI", commit).strip())
+
+
 @pytest.fixture(params=GOVERNED)
 def report(request):
-    """Name, commit and first start of a study, as its report says."""
+    """Name, last commit and first start of a study, as its report says, and all of its commits.
+
+    Runs that another study has made before have a commit of their own.
+    """
     path = ROOT / "experiments/results" / request.param / "report.md"
     text = path.read_text(encoding="utf-8")
-    commit = re.search(r"^- commit: ([0-9a-f]{40})$", text, re.M)[1]  # "(with changes)" is none
+    commits = re.search(r"^- commit: (.+)$", text, re.M)[1].split("; ")
+    assert all(re.fullmatch("[0-9a-f]{40}", one) for one in commits), "with uncommitted changes"
     begun = re.search(r"The first run was begun ([\d:T+-]+)\.", text)[1]
-    return request.param, commit, datetime.fromisoformat(begun)
+    in_order = sorted(commits, key=date_of)
+    return request.param, in_order[-1], datetime.fromisoformat(begun), in_order
 
 
 def test_there_are_studies_of_the_protocol():
     assert {"regularizers", "convnext", "chance", "quick"} <= {*GOVERNED}
 
 
-def test_the_commit_of_a_report_is_older_than_its_first_run(report):
-    _, commit, begun = report
-    assert datetime.fromisoformat(git("log", "-1", "--format=%cI", commit).strip()) < begun
-    assert git("merge-base", "--is-ancestor", commit, "HEAD") == ""
+def test_the_first_commit_of_a_report_is_older_than_its_first_run(report):
+    *_, begun, commits = report
+    assert date_of(commits[0]) < begun
+    assert [git("merge-base", "--is-ancestor", commit, "HEAD") for commit in commits]
 
 
 def test_the_protocol_of_that_commit_names_the_study(report):
-    name, commit, _ = report
+    name, commit, *_ = report
     assert re.search(rf"^\| {name} \||configs/{name}\.yaml", committed(commit, PROTOCOL), re.M)
 
 
 def test_the_study_file_and_what_it_takes_are_those_of_that_commit(report):
-    name, commit, _ = report
+    name, commit, *_ = report
     path = CONFIGS / f"{name}.yaml"
     then = yaml.safe_load(committed(commit, path))
     now = yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
@@ -80,7 +89,7 @@ def test_the_study_file_and_what_it_takes_are_those_of_that_commit(report):
 
 def test_contrasts_and_margins_of_primary_families_have_not_changed_since(report):
     """Their sentences may have been made clearer: the table's cells of contrasts and margins."""
-    name, commit, _ = report
+    name, commit, *_ = report
     if name not in ("regularizers", "convnext"):
         return
     rows = [
