@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, product
 from typing import Any
@@ -74,7 +74,7 @@ class Asked:
 def read_contrasts(
     data: object, factors: Factors, baseline: str | None = None
 ) -> tuple[tuple[Asked, ...], list[str]]:
-    """The families in plain data, and what is wrong with them.
+    """The families in plain data that can be read, and all that is wrong with them.
 
     Args:
         data: a mapping as above; None is none.
@@ -94,17 +94,16 @@ def read_contrasts(
     if not isinstance(data, dict):
         return (), [f"contrasts must map names of families to lists of {_ENTRY}, got {data!r}"]
     first = {name: factors[name] for name in (baseline,) if name in factors}
-    found, problems = [], []
+    found: dict[str, Asked | None] = {}
+    problems: list[str] = []
     for name, asked in data.items():
         named = name_problems(name, "contrasts: the name of a family")
-        if not named and any(other.name.split() == name.split() for other in found):
+        if not named and any(other.split() == name.split() for other in found):
             named = [f"contrasts: {name!r} stands twice"]
-        problems += named
-        try:
-            found.append(_family(name, asked, {**first, **factors}))
-        except ValueError as error:
-            problems.append(f"contrasts: {name}: {error}")
-    return ((), problems) if problems else (tuple(found), [])
+        family, wrong = _family(name, asked, {**first, **factors})
+        problems += named + [f"contrasts: {name}: {one}" for one in dict.fromkeys(wrong)]
+        found[str(name)] = None if named else family
+    return tuple(family for family in found.values() if family is not None), problems
 
 
 def plain_contrasts(families: Sequence[Asked]) -> dict[str, object]:
@@ -171,39 +170,49 @@ def split_problems(
     return problems
 
 
-def _family(name: str, asked: object, factors: Factors) -> Asked:
+def _family(name: str, asked: object, factors: Factors) -> tuple[Asked | None, list[str]]:
+    """A family, or None, and what is wrong with it."""
     options = asked if isinstance(asked, dict) else {"compare": asked}
-    _know(options, ["compare", "margin", "primary", "test"], "field")
+    problems = unknown(options, ["compare", "margin", "primary", "test"], "field")
     entries, margin = options.get("compare"), options.get("margin")
     primary, test = options.get("primary", False), options.get("test", "clean")
-    if not isinstance(entries, list) or not entries:
-        raise ValueError(f"it must list at least one of {_ENTRY}, got {entries!r}")
     if margin is not None and (type(margin) not in (int, float) or not 0 < margin < math.inf):
-        raise ValueError(f"margin must be a number of points above 0, got {margin!r}")
+        problems.append(f"margin must be a number of points above 0, got {margin!r}")
     if not isinstance(primary, bool):
-        raise ValueError(f"primary must be true or false, got {primary!r}")
+        problems.append(f"primary must be true or false, got {primary!r}")
     if not isinstance(test, str):
-        raise ValueError(f"test must be the name of test images, such as occluded, got {test!r}")
-    contrasts = [one for entry in entries for one in _contrasts(entry, factors)]
+        problems.append(f"test must be the name of test images, such as occluded, got {test!r}")
+    if not isinstance(entries, list) or not entries:
+        return None, [*problems, f"it must list at least one of {_ENTRY}, got {entries!r}"]
+    contrasts: list[Contrast] = []
+    for entry in entries:
+        try:
+            contrasts += _contrasts(entry, factors)
+        except ValueError as error:
+            problems.append(str(error))
+    problems += _side_problems(contrasts)
+    if problems:
+        return None, problems
+    return Asked(name, tuple(contrasts), margin, primary, test, entries), []
+
+
+def _side_problems(contrasts: Sequence[Contrast]) -> Iterator[str]:
+    """What can't be compared, and what stands twice."""
     seen: set[frozenset[frozenset[str]]] = set()
     for one in contrasts:
-        _check_sides(one)
-        sides = frozenset((frozenset(one.left.conditions), frozenset(one.right.conditions)))
-        if sides in seen:
-            raise ValueError(f"{one.left.name!r} minus {one.right.name!r} stands twice")
+        left, right = set(one.left.conditions), set(one.right.conditions)
+        both = [name for name in one.left.conditions if name in right]
+        sides = frozenset((frozenset(left), frozenset(right)))
+        if left == right:
+            yield f"{one.left.name!r} is compared to itself"
+        elif both:
+            yield (
+                f"{both[0]!r} is part of both {one.left.name!r} and {one.right.name!r}, which are "
+                "compared"
+            )
+        elif sides in seen:
+            yield f"{one.left.name!r} minus {one.right.name!r} stands twice"
         seen.add(sides)
-    return Asked(name, tuple(contrasts), margin, primary, test, entries)
-
-
-def _check_sides(one: Contrast) -> None:
-    if set(one.left.conditions) == set(one.right.conditions):
-        raise ValueError(f"{one.left.name!r} is compared to itself")
-    both = [name for name in one.left.conditions if name in one.right.conditions]
-    if both:
-        raise ValueError(
-            f"{both[0]!r} is part of both {one.left.name!r} and {one.right.name!r}, which are "
-            "compared"
-        )
 
 
 def _contrasts(entry: object, factors: Factors) -> Iterator[Contrast]:
@@ -227,8 +236,21 @@ def _contrasts(entry: object, factors: Factors) -> Iterator[Contrast]:
         raise ValueError(f"within {within!r} goes with levels, such as {{factor: level}}")
     for levels in product(*(_levels(factor, factors) for factor in places)):
         place = dict(zip(places, levels, strict=True))
-        made = [_side(side, place, factors) for side in sides]
+        made = _sides(sides, place, factors)
         yield from (Contrast(later, earlier) for earlier, later in combinations(made, 2))
+
+
+def _sides(data: Sequence[object], place: Mapping[str, str], factors: Factors) -> list[Side]:
+    """All sides, or a ValueError of all that is wrong with them."""
+    made, problems = [], []
+    for one in data:
+        try:
+            made.append(_side(one, place, factors))
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise ValueError("; ".join(dict.fromkeys(problems)))
+    return made
 
 
 def _side(data: object, place: Mapping[str, str], factors: Factors) -> Side:
@@ -244,8 +266,7 @@ def _side(data: object, place: Mapping[str, str], factors: Factors) -> Side:
         raise ValueError(f"{twice[0]!r} is named both by {data!r} and by within")
     if not data:
         raise ValueError("a side that is {} names no level")
-    order = list(dict.fromkeys(factor for levels in factors.values() for factor in levels))
-    _know(data, order, "factor")
+    order = _known_factors(data, factors)
     chosen = {factor: _chosen(factor, {**data, **place}, factors) for factor in order}
     conditions = tuple(
         name
@@ -273,11 +294,17 @@ def _chosen(factor: str, asked: Mapping[str, object], factors: Factors) -> list[
     return names
 
 
-def _levels(factor: object, factors: Factors) -> list[str]:
-    known = list(dict.fromkeys(name for levels in factors.values() for name in levels))
+def _known_factors(names: Iterable[object], factors: Factors) -> list[str]:
+    """All factors, in order; ValueError if one of the names is none."""
+    known = list(dict.fromkeys(factor for levels in factors.values() for factor in levels))
     if not known:
-        raise ValueError(f"there is no grid, so {factor!r} is no factor")
-    _know([factor], known, "factor")
+        raise ValueError(f"there is no grid, so {next(iter(names))!r} is no factor")
+    _know(names, known, "factor")
+    return known
+
+
+def _levels(factor: object, factors: Factors) -> list[str]:
+    _known_factors([factor], factors)
     return list(dict.fromkeys(levels[factor] for levels in factors.values() if factor in levels))  # type: ignore[index]
 
 

@@ -188,11 +188,10 @@ def make_study(
     if not problems:
         problems += data_problems(plain, data)
         cells = _cells(plain, problems)
-        factors = {cell.name: cell.factors for cell in cells}
-        if not problems:
-            contrasts, problems = read_contrasts(plain.get("contrasts"), factors, plain["baseline"])
     if problems:
         raise StudyError(path, problems)
+    factors = {cell.name: cell.factors for cell in cells}
+    contrasts, problems = read_contrasts(plain.get("contrasts"), factors, plain["baseline"])
     configs = _configs(cells, shared, problems)
     fingerprints = _fit(configs, plain["seeds"], runtime or Runtime(), problems)
     problems += _equal_conditions(configs, fingerprints)
