@@ -167,15 +167,10 @@ def test_any_number_that_is_changed_in_a_readme_is_found(name, tmp_path, studies
 @pytest.mark.parametrize("name", ["none", "0"])  # as one of them calls it, or the other
 def test_runs_that_studies_share_are_counted(name, tmp_path, studies):
     path = tmp_path / "README.md"
-    path.write_text(
-        f"## Results\n\nTwo studies share the same 12 runs of *{name}*.\n", encoding="utf-8"
-    )
-    assert (
-        recount_prose(
-            path, ("Results",), {n: studies[n] for n in ("chance", "convnext", "regularizers")}
-        )
-        == []
-    )
+    claim = f"Two studies share the same 12 runs of *{name}*."
+    path.write_text(f"## Results\n\n{claim}\n", encoding="utf-8")
+    some = {study: studies[study] for study in ("chance", "convnext", "regularizers")}
+    assert recount_prose(path, ("Results",), some) == []
 
 
 @pytest.mark.parametrize(

@@ -180,9 +180,9 @@ def test_images_and_seed_are_drawn_by_the_number(study):
         return picture.seed, picture.numbers
 
     assert drawn() == drawn()
-    found = [drawn(drawn_by=number) for number in range(2)]
+    found = [drawn(drawn_by=number) for number in range(4)]
     assert {seed for seed, _ in found} <= {1, 3}  # of which both conditions have a network
-    assert len({tuple(numbers) for _, numbers in found}) == 2
+    assert len({tuple(numbers) for _, numbers in found}) == 4
     measured = measure(*read_runs(study), ["drop"], layer=LAYER, images=5, rows=9)
     assert {run.images for run in measured.runs} == {5}
     assert len(measured.picture.numbers) == 5
