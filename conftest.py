@@ -15,6 +15,9 @@ from tests.cases import covering_pairs
 
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes for one kernel
 torch.set_num_threads(1)  # the tensors are tiny, and a worker per core would only fight for cores
+# Before any fake tensor: after one, torch starts the threads of devices that are not there in the
+# first backward pass, and no forked process can go backward any more.
+torch.ones((), requires_grad=True).backward()
 modules_left_out = 0
 
 
