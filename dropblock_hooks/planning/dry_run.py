@@ -87,6 +87,8 @@ def dry_run(model: nn.Module, example: Any, *, fake: bool) -> Iterator[DryRun]:
         logger.disabled = True
         stack.enter_context(as_written())  # also a part that is compiled
         memo: dict[int, Any] = {}
+        if fake:
+            _start_autograd()
         mode = DryRunMode(_device_of(model)) if fake else None
         with FakeCopyMode(mode) if mode else nullcontext():
             copied, inputs = copy.deepcopy(model, memo), copy.deepcopy(example, memo)
@@ -211,6 +213,17 @@ def _device_of(model: nn.Module) -> torch.device:
     """Where tensors are put that are on the meta device: beside the others, or on the CPU."""
     devices = (tensor.device for tensor in (*model.parameters(), *model.buffers()))
     return next((d for d in devices if d.type != "meta"), torch.device("cpu"))
+
+
+def _start_autograd() -> None:
+    """Go backward once, before there are fake tensors, where there is no GPU.
+
+    Fake tensors make torch register a GPU that is not there. A first backward pass after that
+    starts a thread for it, and no process forked from this one could go backward any more.
+    """
+    if not torch.cuda.is_available():
+        with torch.inference_mode(False), torch.enable_grad():
+            torch.autograd.backward(torch.ones((), device="cpu", requires_grad=True))
 
 
 def _keep_random_numbers(stack: ExitStack) -> None:
