@@ -31,7 +31,7 @@ __all__ = ["Fault", "recount"]
 
 PROSE = {
     "README.md": ("Results",),
-    "experiments/README.md": ("What was found", "The regime", "What this does not show"),
+    "experiments/README.md": ("What was found", "Digits", "What this does not show"),
 }
 RESULTS = Path("experiments/results")
 CONFIGS = Path("experiments/configs")
