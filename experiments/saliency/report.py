@@ -38,7 +38,7 @@ def write(measured: Measured, folder: Path) -> Path:
         if measured.picture is not None:
             with own_settings():
                 figure = plot_saliency(measured.picture, measured.threshold, measured.study)
-                save(figure, new / "saliency.png", colors=256)
+                save(figure, new / "saliency.png")
         else:
             (folder / "saliency.png").unlink(missing_ok=True)  # of an earlier state of the study
         (new / "saliency.md").write_text(describe(measured), encoding="utf-8")

@@ -5,9 +5,11 @@ from dataclasses import replace
 from itertools import combinations
 
 import matplotlib
+import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
@@ -15,7 +17,7 @@ from experiments.reporting.chance import chances
 from experiments.reporting.plot_curves import plot_learning, plot_rates
 from experiments.reporting.plot_factors import Scale, plot_factors
 from experiments.reporting.plot_scores import plot_chance, plot_differences, plot_scores
-from experiments.reporting.plot_style import jitter, own_settings
+from experiments.reporting.plot_style import BASELINE, COLORS, jitter, own_settings, save
 from experiments.reporting.plots import draw
 from experiments.reporting.summary import summarize
 from tests.experiments.synthetic import failed, make_record, make_run, make_study
@@ -140,6 +142,22 @@ def test_equal_rows_give_equal_bytes_without_a_date(tmp_path):
         assert found == (tmp_path / "b" / path.name).read_bytes()
         chunks = set(re.findall(rb"tEXt|tIME|iTXt|zTXt", found))
         assert chunks == set()
+
+
+def test_a_picture_has_the_colors_that_were_drawn(tmp_path):
+    figure = Figure(figsize=(8.6, 2.5))
+    axes = figure.subplots()
+    for number, color in enumerate((*COLORS, BASELINE["color"])):
+        epochs = np.arange(31)
+        middle = np.sin(epochs / (3 + number))
+        axes.plot(epochs, middle, color=color)
+        axes.fill_between(epochs, middle - 1, middle + 1, color=color, alpha=0.2, linewidth=0)
+    save(figure, tmp_path / "bands.png")
+    drawn = np.asarray(figure.canvas.buffer_rgba())[..., :3].astype(int)
+    with Image.open(tmp_path / "bands.png") as image:
+        saved = np.asarray(image.convert("RGB")).astype(int)
+    far = np.abs(saved - drawn).max(-1) > 8  # of 255
+    assert far.mean() < 0.02
 
 
 def test_the_users_settings_do_not_matter_and_are_kept(tmp_path):
