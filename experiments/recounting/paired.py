@@ -99,7 +99,7 @@ def _test(one: Values, other: Values) -> Test:
     freedom = parts.sum() ** 2 / (parts**2 / (n - 1)).sum()
     alone = stats.t.isf(0.025, freedom) * np.sqrt(parts.sum())
     spreads = np.ptp(sides, axis=1).min() > 1e-9
-    r = float(np.corrcoef(sides)[0, 1]) if spreads else None
+    r = round(float(np.corrcoef(sides)[0, 1]), 12) + 0.0 if spreads else None  # no -0.00
     p = 2 * stats.t.sf(abs(mean) / error, n - 1)
     return Test(n, mean, mean - half, mean + half, p, r, bool(half < alone), spread)
 

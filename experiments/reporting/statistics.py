@@ -105,7 +105,8 @@ class Difference:
         sides = list(zip(*self.pairs, strict=True))
         if any(max(side) - min(side) <= _dust(side) for side in sides):
             return None
-        return float(stats.pearsonr(*sides).statistic)
+        # without the dust of rounding, whose sign would be told as -0.00
+        return round(float(stats.pearsonr(*sides).statistic), 12) + 0.0
 
     @property
     def pays(self) -> bool | None:
