@@ -224,6 +224,13 @@ def test_equivalence_needs_a_bound_and_a_test():
     assert paired_difference([0.1, 0.2], [0.1, 0.1]).hidden is None
 
 
+def test_no_correlation_has_no_sign():
+    one = [0.95 + 0.013 * step for step in (0, 0, 1, -1, -1, 1)]
+    other = [0.91 + 0.007 * step for step in (-1, 1, -2, 1, -1, 2)]
+    assert abs(stats.pearsonr(one, other).statistic) < 1e-12  # dust, of either sign
+    assert f"{paired_difference(one, other).correlation:+.2f}" == "+0.00"
+
+
 def test_the_correlation_is_of_both_over_the_seeds():
     generator = np.random.default_rng(4)
     one, other = generator.normal(0.7, 0.02, (2, 9)).tolist()
