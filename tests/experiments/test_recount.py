@@ -188,7 +188,7 @@ def test_runs_that_studies_share_are_counted(name, tmp_path, studies):
         "*Dropout* minus *none*: +0.9 [+0.1, +1.8], p .031: no difference shown",
         "nine studies share the same 12 runs of *none*",
         "two studies share the same 11 runs of *none*",
-        "two studies share the same 12 runs of *Dropout*",
+        "two studies share the same 12 runs of *Disout*",
         "two studies share the same 12 runs of *nobody*",
         "There are nine different A/A checks, of which the smallest p is .052",
         "*DropBlock2d* minus *Dropout2d*: -0.66 [-1.46, +0.14], Holm p .098: equal within ±1 point",
