@@ -87,8 +87,6 @@ def dry_run(model: nn.Module, example: Any, *, fake: bool) -> Iterator[DryRun]:
         logger.disabled = True
         stack.enter_context(as_written())  # also a part that is compiled
         memo: dict[int, Any] = {}
-        if fake:
-            _start_autograd()
         mode = DryRunMode(_device_of(model)) if fake else None
         with FakeCopyMode(mode) if mode else nullcontext():
             copied, inputs = copy.deepcopy(model, memo), copy.deepcopy(example, memo)
@@ -194,6 +192,7 @@ class DryRunMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch's is
     """Fake tensors, told from those of torch and of the user; none is on the meta device."""
 
     def __init__(self, device: torch.device) -> None:
+        _start_autograd()
         # constants that a function of the model holds are faked where they are met
         super().__init__(allow_non_fake_inputs=True)
         self.device = device
