@@ -5,14 +5,13 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import yaml
-
 from ..presets import by_stage, drop_block_resnet, drop_path, stochastic_depth
 from ..regularizers.base import Regularizer
 from ..schedules import Schedule
 from ..selectors.index import Index
 from ..selectors.select import match
 from ..spec.convert import regularizer_from, schedule_from
+from ..spec.files import read_yaml
 from .docstrings import arguments, summary
 from .models import add_model, model_of, samples
 from .result import CommandError, Commands, Result, count
@@ -43,7 +42,8 @@ def _option(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"must be NAME=VALUE, got {text!r}")
-    return name, yaml.safe_load(value)
+    (read,) = _read(lambda line: read_yaml(line, name)[0].values(), f"{name}: {value}")
+    return name, read
 
 
 _TYPES: dict[str, dict[str, Any]] = {

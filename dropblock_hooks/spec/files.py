@@ -92,6 +92,8 @@ def read_yaml(text: str | bytes, name: str) -> tuple[Any, Source]:
 def _yaml_problem(error: yaml.YAMLError, last: int) -> str:
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or getattr(error, "reason", None)
+    if "maximum nesting" in str(problem):  # a limit of libyaml's own, met before ours in one line
+        problem = _TOO_DEEP
     where = f"line {min(mark.line + 1, last)}: " if mark else ""  # it may be behind the end
     hint = " (a selector that begins with * needs quotes)" if "alias" in str(error) else ""
     return f"{where}{label(str(problem or 'it is not YAML'), 200)}{hint}"
@@ -135,6 +137,8 @@ class _Walk:
             size += self.visit(child, (*path, key))
             if size > MOST_NODES:
                 raise FileError(f"{_line(node)}{_TOO_MANY}")
+        if isinstance(node, yaml.MappingNode):
+            _merge(node)
         return size
 
 
@@ -149,11 +153,25 @@ def _children(node: yaml.Node) -> Iterator[tuple[str, int, yaml.Node]]:
         if not isinstance(key, yaml.ScalarNode):
             raise FileError(f"line {line}: a key must be text, not a list or a mapping")
         same = _value(key)
-        if same in first and key.tag != _MERGE:
+        if same in first:
             problem = f"the key '{label(key.value)}' stands twice (first in line {first[same]})"
             raise FileError(f"line {line}: {problem}")
         first[same] = line
         yield key.value, line, value
+
+
+def _merge(node: yaml.MappingNode) -> None:
+    """Put the keys that ``<<`` names in its place: own keys first, then the earlier mapping's.
+
+    Releases of PyYAML differ in which of several mappings they prefer.
+    """
+    merged = [value for key, value in node.value if key.tag == _MERGE]
+    if merged and isinstance(merged[0], yaml.SequenceNode):
+        merged = merged[0].value[::-1]
+    if all(isinstance(mapping, yaml.MappingNode) for mapping in merged):  # or PyYAML says what not
+        own = [pair for pair in node.value if pair[0].tag != _MERGE]
+        pairs = [pair for mapping in merged for pair in mapping.value] + own
+        node.value = list({_value(pair[0]): pair for pair in pairs}.values())
 
 
 def _line(node: Any) -> str:

@@ -12,11 +12,10 @@ from typing import Any
 import timm
 import torch
 import torch.nn.functional as F  # noqa: N812
-import yaml
 from timm.layers.drop import DropBlock2d as TimmDropBlock2d
 from torch import Tensor, nn
 
-from dropblock_hooks import DropBlock2d, DropPath, Regularizer, attach, functional
+from dropblock_hooks import DropBlock2d, DropPath, Regularizer, Spec, attach, functional
 from experiments.memory import saved_bytes
 from experiments.overhead import CPU, Against, Work
 from experiments.peers import nominal
@@ -209,5 +208,5 @@ def own_model(name: str, spec: str, images: Images) -> Iterator[Work]:
     """
     bare = _create(name, images)
     model = copy.deepcopy(bare)
-    attach(model, spec if Path(spec).is_file() else yaml.safe_load(spec))
+    attach(model, spec if Path(spec).is_file() else Spec.from_yaml(spec))
     return model_works(name, {"bare": bare, "attached": model}, images)

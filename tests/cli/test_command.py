@@ -138,6 +138,8 @@ def test_what_fails_is_one_line_and_exit_code_1(capsys, arguments, text):
         (["preset", "by_stage", "resnet18", "--regularizer", "Dropot()"], "closest: Dropout"),
         (["preset", "drop_path", "vit_tiny_patch16_224", "--p", "a lot"], "--p"),
         (["preset", "drop_block_resnet", "resnet18", "--option", "layout"], "must be NAME=VALUE"),
+        (["preset", "drop_block_resnet", "resnet18", "--option", "layout=[N"], "--option: line 1"),
+        (["preset", "drop_block_resnet", "resnet18", "--option", "x=" + "[" * 3000], "too deeply"),
         (["layers", "resnet18", "--import"], "--import"),
     ],
 )

@@ -231,7 +231,11 @@ def test_repr():
         ("- {select: {}, apply: Dropout}", ["names, types, stages or where"]),
         ("- {select: {names: a, where: x}, apply: Dropout}", ["where must be callable"]),
         ("a: &x [*x]", ["a → 0"]),
-        ("[" * 5000, ["nested too deeply"]),
+        ("[" * 5000, ["nested too deeply, more than 100 levels"]),
+        ("- " * 5000, ["nested too deeply, more than 100 levels"]),
+        ("a:\n  b: " + "{c: " * 5000, ["line 2", "nested too deeply, more than 100 levels"]),
+        ("c: {<<: [{a: 1}, 3]}", ["line 1", "merging"]),
+        ("c: {<<: {a: 1}, <<: {b: 1}}", ["line 1: the key '<<' stands twice"]),
         *(
             (f"layer1: {{DropBlock2d: {{p: {value}}}}}", ["can't be read"])
             for value in ("2001-99-99", "!!int abc", "!!float x", "0x_", "!!int ''", "!!bool x")
@@ -282,6 +286,26 @@ def test_bad_json(text, parts):
         Spec.from_json(text)
     for part in parts:
         assert part in str(caught.value)
+
+
+def test_merged_keys():
+    """Own keys come first, then those of the earlier mapping, however deep they are merged."""
+    text = (
+        "layer1: {DropBlock2d: &a {p: 0.1, block_size: 5}}\n"
+        "layer2: {DropBlock2d: &b {p: 0.2, block_size: 3, share_channels: true}}\n"
+        "layer3: {DropBlock2d: &c {<<: [*a, *b]}}\n"
+        "layer4: {DropBlock2d: {share_channels: false, <<: [*b, *c]}}\n"
+        "fc: {DropBlock2d: {<<: *c, block_size: 1}}\n"
+    )
+    assert Spec.from_yaml(text) == Spec(
+        {
+            "layer1": DropBlock2d(0.1, 5),
+            "layer2": DropBlock2d(0.2, 3, share_channels=True),
+            "layer3": DropBlock2d(0.1, 5, share_channels=True),
+            "layer4": DropBlock2d(0.2, 3, share_channels=False),
+            "fc": DropBlock2d(0.1, 1, share_channels=True),
+        }
+    )
 
 
 def test_all_problems_of_a_file_at_once(tmp_path):
