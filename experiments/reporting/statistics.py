@@ -15,6 +15,7 @@ order of batches, and what the seed does cancels.
 
 from __future__ import annotations
 
+import gc
 import math
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
@@ -217,7 +218,11 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
         [0.03, 0.06, 0.06, 0.02]
     """
     counted = [1.0 if p is None else p for p in p_values]
-    corrected = multipletests(counted, method="holm")[1] if counted else []
+    gc.freeze()  # it collects all garbage, which takes long where a lot is loaded
+    try:
+        corrected = multipletests(counted, method="holm")[1] if counted else []
+    finally:
+        gc.unfreeze()
     return [None if p is None else float(c) for p, c in zip(p_values, corrected, strict=True)]
 
 

@@ -1,5 +1,6 @@
 """Known answers, closed testing by brute force, and the rate of false alarms."""
 
+import gc
 import math
 from itertools import chain, combinations
 
@@ -180,6 +181,24 @@ def test_the_verdict_is_that_of_the_corrected_p():
 def test_scores_must_be_finite(score):
     with pytest.raises(ValueError, match=rf"finite, got {score} of 'drop' with seed 7"):
         compare({"none": {7: 0.5}, "drop": {7: score}}, "none")
+
+
+def test_holm_looks_not_through_all_that_is_loaded():
+    frozen = []
+
+    def look(_, collection):
+        if collection["generation"] == 2:
+            frozen.append(gc.get_freeze_count())
+
+    gc.collect()
+    gc.callbacks.append(look)
+    try:
+        holm([0.01, 0.04])
+    finally:
+        gc.callbacks.remove(look)
+    assert frozen
+    assert min(frozen) > 100_000  # what torch alone takes
+    assert gc.get_freeze_count() == 0
 
 
 def test_family_wise_error_rate_on_800_null_tables():
