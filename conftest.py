@@ -62,9 +62,13 @@ def steps(slow=1, plain=1):
 
 
 @pytest.fixture(autouse=True)
-def _what_was_loaded_is_not_searched():
-    """Searches through all objects leave out modules: very many objects, once torch compiles."""
+def _what_was_loaded_is_not_searched(monkeypatch):
+    """Searches through all objects leave out modules: very many objects, once torch compiles.
+
+    They stay left out: a report thaws what it froze, and with it all else.
+    """
     global modules_left_out
+    monkeypatch.setattr(gc, "unfreeze", lambda: None)
     if len(sys.modules) > modules_left_out + 50:
         gc.collect()
         gc.freeze()
