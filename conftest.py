@@ -65,7 +65,8 @@ def steps(slow=1, plain=1):
 def _what_was_loaded_is_not_searched(monkeypatch):
     """Searches through all objects leave out modules: very many objects, once torch compiles.
 
-    They stay left out: a report thaws what it froze, and with it all else.
+    They stay left out: a report thaws what it froze, and with it all else. So what lives while a
+    test makes a report is left out, too.
     """
     global modules_left_out
     monkeypatch.setattr(gc, "unfreeze", lambda: None)

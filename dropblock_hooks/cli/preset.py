@@ -42,8 +42,10 @@ def _option(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"must be NAME=VALUE, got {text!r}")
-    (read,) = _read(lambda line: read_yaml(line, name)[0].values(), f"{name}: {value}")
-    return name, read
+    read = [*_read(lambda line: read_yaml(line, name)[0].values(), f"{name}: {value}")]
+    if len(read) != 1:
+        raise argparse.ArgumentTypeError(f"must have one value, got {text!r}")
+    return name, read[0]
 
 
 _TYPES: dict[str, dict[str, Any]] = {

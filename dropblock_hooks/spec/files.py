@@ -22,6 +22,8 @@ MOST_LEVELS = 100
 _MOST_DIGITS = 1_000
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _NULL, _MERGE = "tag:yaml.org,2002:null", "tag:yaml.org,2002:merge"
+_VALUES = (*_NUMBERS, _NULL, "tag:yaml.org,2002:bool", "tag:yaml.org,2002:timestamp")
+_CONSTRUCTOR = SafeConstructor()
 _TOO_MANY = f"it has more than {MOST_NODES:,} values; an alias counts as what it stands for"
 _TOO_DEEP = f"it is nested too deeply, more than {MOST_LEVELS} levels"
 # libyaml reads 20 times faster; not every build of PyYAML has it
@@ -71,7 +73,7 @@ def decoded(data: Any) -> str:
 
 
 def read_yaml(text: str | bytes, name: str) -> tuple[Any, Source]:
-    """The data, as ``yaml.safe_load`` has it, and its lines."""
+    """The data, as ``yaml.safe_load`` has it but for merges and keys that stand twice; lines."""
     text = decoded(text)
     try:
         _check_events(text)
@@ -134,11 +136,9 @@ class _Walk:
         size = 1
         for key, line, child in _children(node):
             self.lines[(*path, key)] = line
-            size += self.visit(child, (*path, key))
-            if size > MOST_NODES:
-                raise FileError(f"{_line(node)}{_TOO_MANY}")
+            size = _bounded(size + self.visit(child, (*path, key)), node)
         if isinstance(node, yaml.MappingNode):
-            _merge(node)
+            size = _bounded(size + _merge(node), node)
         return size
 
 
@@ -160,18 +160,29 @@ def _children(node: yaml.Node) -> Iterator[tuple[str, int, yaml.Node]]:
         yield key.value, line, value
 
 
-def _merge(node: yaml.MappingNode) -> None:
+def _bounded(size: int, node: yaml.Node) -> int:
+    if size > MOST_NODES:
+        raise FileError(f"{_line(node)}{_TOO_MANY}")
+    return size
+
+
+def _merge(node: yaml.MappingNode) -> int:
     """Put the keys that ``<<`` names in its place: own keys first, then the earlier mapping's.
 
-    Releases of PyYAML differ in which of several mappings they prefer.
+    Releases of PyYAML differ in which of several mappings they prefer. Returns how many were
+    copied.
     """
     merged = [value for key, value in node.value if key.tag == _MERGE]
-    if merged and isinstance(merged[0], yaml.SequenceNode):
+    if not merged:
+        return 0
+    if isinstance(merged[0], yaml.SequenceNode):
         merged = merged[0].value[::-1]
-    if all(isinstance(mapping, yaml.MappingNode) for mapping in merged):  # or PyYAML says what not
-        own = [pair for pair in node.value if pair[0].tag != _MERGE]
-        pairs = [pair for mapping in merged for pair in mapping.value] + own
-        node.value = list({_value(pair[0]): pair for pair in pairs}.values())
+    if not all(isinstance(mapping, yaml.MappingNode) for mapping in merged):
+        return 0  # PyYAML says what is wrong
+    own = [pair for pair in node.value if pair[0].tag != _MERGE]
+    copied = [pair for mapping in merged for pair in mapping.value]
+    node.value = list({_value(pair[0]): pair for pair in (*copied, *own)}.values())
+    return len(copied)
 
 
 def _line(node: Any) -> str:
@@ -179,11 +190,14 @@ def _line(node: Any) -> str:
 
 
 def _value(key: yaml.ScalarNode) -> Any:
-    """A key as it will be compared: numbers by value."""
-    if key.tag not in _NUMBERS:
+    """A key as it will be compared: numbers, dates and the like by value, all merges as one."""
+    if key.tag == _MERGE:
+        return _MERGE
+    if key.tag not in _VALUES:
         return key.tag, key.value
-    _digits(key.value, _line(key))
-    return SafeConstructor().construct_object(key)
+    if key.tag in _NUMBERS:
+        _digits(key.value, _line(key))
+    return _CONSTRUCTOR.yaml_constructors[key.tag](_CONSTRUCTOR, key)
 
 
 def _digits(number: str, line: str = "") -> str:

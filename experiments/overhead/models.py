@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import timm
@@ -15,7 +15,8 @@ import torch.nn.functional as F  # noqa: N812
 from timm.layers.drop import DropBlock2d as TimmDropBlock2d
 from torch import Tensor, nn
 
-from dropblock_hooks import DropBlock2d, DropPath, Regularizer, Spec, attach, functional
+from dropblock_hooks import DropBlock2d, DropPath, Regularizer, attach, functional
+from dropblock_hooks.spec.files import FileError, read_yaml
 from experiments.memory import saved_bytes
 from experiments.overhead import CPU, Against, Work
 from experiments.peers import nominal
@@ -208,5 +209,13 @@ def own_model(name: str, spec: str, images: Images) -> Iterator[Work]:
     """
     bare = _create(name, images)
     model = copy.deepcopy(bare)
-    attach(model, spec if Path(spec).is_file() else Spec.from_yaml(spec))
+    attach(model, spec if os.path.isfile(spec) else _plain(spec))  # a long text is no file's name
     return model_works(name, {"bare": bare, "attached": model}, images)
+
+
+def _plain(spec: str) -> Any:
+    """What the YAML says; a text that is none may be the name of a file that is not there."""
+    try:
+        return read_yaml(spec, "--spec")[0]
+    except FileError as error:
+        raise ValueError(f"--spec: {error}") from error

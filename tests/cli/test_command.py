@@ -140,6 +140,10 @@ def test_what_fails_is_one_line_and_exit_code_1(capsys, arguments, text):
         (["preset", "drop_block_resnet", "resnet18", "--option", "layout"], "must be NAME=VALUE"),
         (["preset", "drop_block_resnet", "resnet18", "--option", "layout=[N"], "--option: line 1"),
         (["preset", "drop_block_resnet", "resnet18", "--option", "x=" + "[" * 3000], "too deeply"),
+        (
+            ["preset", "drop_block_resnet", "resnet18", "--option", "x=1\ny: 2"],
+            "must have one value",
+        ),
         (["layers", "resnet18", "--import"], "--import"),
     ],
 )

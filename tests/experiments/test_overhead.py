@@ -346,6 +346,8 @@ def test_the_script_times_a_model_of_mine(call, capsys):
         (["--set", "kernel"], "kernel"),
         (["--model", "resnet5000", "--spec", "{}"], "'resnet5000' is no model of timm"),
         (["--model", "test_resnet", "--spec", "{layer9: Dropout2d(p=0.1)}"], "layer9"),
+        (["--model", "test_resnet", "--spec", "missing.yaml"], "there is no file 'missing.yaml'"),
+        (["--model", "test_resnet", "--spec", "{layer9: ["], "--spec: line 1"),
         (["--model", "test_resnet"], "--model and --spec go together"),
         (["--shape", "2x4x8"], "shape must be four sizes such as 32x256x28x28, got '2x4x8'"),
         (["--rounds", "1", "--set", "attach"], "rounds must be at least 2, got 1"),

@@ -184,7 +184,7 @@ def test_scores_must_be_finite(score):
 
 
 def test_holm_looks_not_through_all_that_is_loaded(monkeypatch):
-    """Where all is frozen, a full collection takes no time; the tests freeze only modules."""
+    """Where all is frozen, a full collection takes no time."""
     done = []
 
     def look(phase, collection):

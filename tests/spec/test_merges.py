@@ -42,9 +42,21 @@ def test_merges_mean_the_same_whatever_reads_them(loader, mappings):
         assert files.read_yaml(text, "")[0] == means
 
 
+def test_keys_that_are_copied_again_and_again_count_again():
+    """Forty levels of 3,000 keys are 120,000 copies."""
+    text = "{<<: " * 40 + "{" + ", ".join(f"{i}: 1" for i in range(3000)) + "}" + "}" * 40
+    with pytest.raises(files.FileError, match="more than 100,000 values"):
+        files.read_yaml(text, "")
+
+
 def test_merges_in_merges_are_bounded():
     """Twenty levels of two would be a million pairs."""
     lines = ["m0: &m0 {p: 1}"]
     lines += [f"m{i}: &m{i} {{<<: [*m{i - 1}, *m{i - 1}]}}" for i in range(1, 21)]
     with pytest.raises(files.FileError, match="more than 100,000 values"):
         files.read_yaml("\n".join(lines), "")
+
+
+def test_keys_of_one_value_are_one_key_however_they_are_written():
+    text = "a: &a {yes: 3}\nb: &b {1: 2}\nc: {true: 1, <<: [*a, *b]}"
+    assert files.read_yaml(text, "")[0]["c"] == {True: 1}

@@ -236,6 +236,8 @@ def test_repr():
         ("a:\n  b: " + "{c: " * 5000, ["line 2", "nested too deeply, more than 100 levels"]),
         ("c: {<<: [{a: 1}, 3]}", ["line 1", "merging"]),
         ("c: {<<: {a: 1}, <<: {b: 1}}", ["line 1: the key '<<' stands twice"]),
+        ("c: {<<: {a: 1}, !!merge x: {b: 1}}", ["line 1: the key 'x' stands twice"]),
+        ("c: {yes: 1, true: 1}", ["line 1: the key 'true' stands twice"]),
         *(
             (f"layer1: {{DropBlock2d: {{p: {value}}}}}", ["can't be read"])
             for value in ("2001-99-99", "!!int abc", "!!float x", "0x_", "!!int ''", "!!bool x")
