@@ -77,15 +77,15 @@ class Capture(Observer):
         return self.gradients
 
     @property
-    def keeps_graph(self) -> bool:  # type: ignore[override]
+    def keeps_graph(self) -> bool:  # type: ignore[override]  # of each object
         return not self.detach
 
     @property
-    def channelwise(self) -> bool:  # type: ignore[override]
+    def channelwise(self) -> bool:  # type: ignore[override]  # of each object
         return self.reduce == "channels"
 
     @property
-    def traceable(self) -> bool:  # type: ignore[override]
+    def traceable(self) -> bool:  # type: ignore[override]  # of each object
         return self.detach and self.reduce != "channels"
 
     def bind(self) -> Any:

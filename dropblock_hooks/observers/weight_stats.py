@@ -124,6 +124,7 @@ def _parameters(module: nn.Module, name: str | None) -> Iterator[Tensor]:
     if shard_refusal(module) is not None:
         return
     for key, each in module._parameters.items():
-        plain = type(each) in (Tensor, nn.Parameter) and not each.is_meta  # type: ignore[union-attr]
-        if plain and key == (name or key) and each.is_floating_point():  # type: ignore[union-attr]
-            yield each  # type: ignore[misc]
+        if each is None or type(each) not in (Tensor, nn.Parameter) or each.is_meta:
+            continue
+        if key == (name or key) and each.is_floating_point():
+            yield each
