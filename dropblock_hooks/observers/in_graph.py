@@ -7,27 +7,15 @@ in another order.
 
 from __future__ import annotations
 
-import itertools
-import weakref
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..handles import find
+
 UNKNOWN = -1
 """The ticket of a call that is repeated, in a backward."""
-
-_keepers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_numbers = itertools.count()
-
-
-def new_handle(keeper: Any) -> Tensor:
-    """The tensor by which the operators find this one, as long as it lives."""
-    number = next(_numbers)
-    _keepers[number] = keeper
-    with torch.inference_mode(False):
-        return torch.tensor(number, device="cpu")
 
 
 @torch.library.custom_op("dropblock_hooks::capture_values", mutates_args=("handle",))
@@ -35,7 +23,7 @@ def capture_values(
     handle: Tensor, tensors: Sequence[Tensor], nesting: str, training: bool
 ) -> Tensor:
     """Give what a layer has given to the keeper; the ticket of the call."""
-    keeper = _keepers.get(int(handle))
+    keeper = find(handle)
     ticket = UNKNOWN if keeper is None else keeper.see_compiled(tensors, nesting, training)
     return torch.tensor(ticket, device="cpu")
 
@@ -48,7 +36,7 @@ def _(handle: Tensor, tensors: Sequence[Tensor], nesting: str, training: bool) -
 @torch.library.custom_op("dropblock_hooks::capture_gradient", mutates_args=("handle",))
 def capture_gradient(handle: Tensor, grad: Tensor, at: int, ticket: Tensor | None) -> None:
     """Give a gradient to the keeper."""
-    keeper = _keepers.get(int(handle))
+    keeper = find(handle)
     if keeper is not None:
         keeper.take_gradient(grad, at, UNKNOWN if ticket is None else int(ticket))
 

@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..checkpointing import NO_TASK, checkpointed, graph_task
 from ..functional import axes
+from ..handles import new_handle
 from .base import Seen, Watch
-from .in_graph import UNKNOWN, capture_gradient, capture_values, new_handle
+from .in_graph import UNKNOWN, capture_gradient, capture_values
 
 _MOST_WAITING = 1_000  # calls whose gradients may come by a repetition
 _PLAIN = (bool, int, float, complex, str, bytes)
