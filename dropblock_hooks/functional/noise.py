@@ -21,9 +21,15 @@ def multiply_noise(x: Tensor, p: Rate, generator: torch.Generator | None = None)
 
 
 def normal_like(x: Tensor, std: Rate, generator: torch.Generator | None = None) -> Tensor:
-    """Normal noise of mean 0, drawn in at least float32, in the memory format of `x`."""
+    """Normal noise of mean 0, drawn in at least float32, in the memory format of `x`.
+
+    The same seed gives the same noise in every memory format: an activation and its gradient may
+    differ in theirs.
+    """
     dtype = torch.promote_types(x.dtype, torch.float32)
-    return torch.empty_like(x, dtype=dtype).normal_(generator=generator) * std
+    noise = torch.empty(x.shape, dtype=dtype, device=x.device).normal_(generator=generator) * std
+    like = torch.empty_like(x, dtype=dtype)
+    return noise if like.stride() == noise.stride() else like.copy_(noise)
 
 
 def gaussian_noise(

@@ -113,6 +113,10 @@ class Regularizer:
     (those of channelwise and spatial classes always are)."""
     needs_input: ClassVar[bool] = False
     """Whether ``apply`` uses ``now.input``, which a layer may then not give back changed."""
+    linear: ClassVar[bool] = False
+    """Whether ``apply`` multiplies each element by a number that does not depend on `x`, such as a
+    mask or noise. The backward is then ``apply`` on the gradient with the same random numbers. A
+    subclass that defines ``apply`` or ``bind`` must set it again."""
     random: ClassVar[bool] = True
     """Whether ``apply`` draws random numbers: ranks and recomputations are then looked at."""
     traceable: ClassVar[bool] = True
@@ -155,6 +159,11 @@ class Regularizer:
     ) -> float | None:
         """Share of the elements dropped on average at these rates on this map; None if unknown."""
         return None
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if {"apply", "bind"} & vars(cls).keys() and "linear" not in vars(cls):
+            cls.linear = False  # what an inherited `linear` says is of another `apply`
 
     # What the package asks of every regularizer ---------------------------------------------------
 

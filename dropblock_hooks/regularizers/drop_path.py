@@ -30,6 +30,7 @@ class DropPath(DropsShare, Regularizer):
 
     p: Probability
     scale_by_keep: bool = True
+    linear: ClassVar[bool] = True
     samplewise: ClassVar[bool] = True
 
     def apply(self, x: Tensor, now: Now) -> Applied:

@@ -52,6 +52,7 @@ class _DropBlocks(Blocks):
     calibration: Calibration = "exact"
     normalize: Normalize = "batch"
     share_channels: bool = False
+    linear: ClassVar[bool] = True
 
     def check(self, values: Mapping[str, float]) -> None:
         super().check(values)

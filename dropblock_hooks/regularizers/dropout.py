@@ -33,6 +33,7 @@ class Dropout(DropsShare, Regularizer):
     """
 
     p: Probability = 0.5
+    linear: ClassVar[bool] = True
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return drop_shape(x, now.p, x.shape)
@@ -43,6 +44,7 @@ class _Channels(DropsShare):
     """What Dropout1d, 2d and 3d share: all but the number of axes."""
 
     p: Probability = 0.5
+    linear: ClassVar[bool] = True
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return drop_channels(x, now.p)

@@ -36,6 +36,7 @@ class GaussianDropout(Regularizer):
     """
 
     p: Annotated[RateLike, Range(0, 1, open_high=True)]
+    linear: ClassVar[bool] = True
     idle_at_zero: ClassVar[bool] = True
 
     def apply(self, x: Tensor, now: Now) -> Applied:

@@ -1,0 +1,82 @@
+"""Regularizers that are `linear` multiply by numbers that do not depend on the tensor.
+
+Compiled code relies on it: the backward applies the regularizer to the gradient, with the random
+numbers of the forward.
+"""
+
+import pytest
+import torch
+
+from dropblock_hooks import DropBlock2d, Dropout, Regularizer, regularizers
+from dropblock_hooks.registry import registered
+
+REGULARIZERS = [
+    *(regularizers.Dropout(p) for p in (0.05, 0.5, 1.0)),
+    *(regularizers.Dropout1d(p, layout="NCL") for p in (0.05, 0.5, 1.0)),
+    *(regularizers.Dropout2d(p) for p in (0.05, 0.5, 1.0)),
+    *(regularizers.Dropout3d(p) for p in (0.05, 0.5, 1.0)),
+    *(regularizers.DropPath(p, scale_by_keep=s) for p in (0.05, 0.5, 1.0) for s in (True, False)),
+    *(regularizers.GaussianDropout(p) for p in (0.05, 0.5)),
+    *(regularizers.DropBlock1d(p, 5) for p in (0.05, 0.5, 1.0)),
+    *(regularizers.DropBlock2d(p, b) for p in (0.05, 0.5, 1.0) for b in (2, (3, 30))),
+    *(regularizers.DropBlock3d(p, 2) for p in (0.05, 0.5, 1.0)),
+    *(DropBlock2d(0.3, 3, normalize=n) for n in ("sample", "expected", None)),
+    DropBlock2d(0.3, 3, share_channels=True),
+    DropBlock2d(0.3, 3, calibration="paper"),
+]
+SHAPES = {  # small tensors take the dense kernels, large ones the sparse kernels
+    1: [(3, 4, 40), (8, 32, 1040)],
+    2: [(3, 4, 9, 11), (8, 64, 23, 23)],
+    3: [(2, 3, 4, 5, 6), (4, 16, 8, 23, 23)],
+}
+FORMATS = {
+    "contiguous": lambda x: x,
+    "channels last": lambda x: x.movedim(1, -1).contiguous().movedim(-1, 1),
+    "expanded": lambda x: x[:1].expand(x.shape),
+    "overlapping": lambda x: x[..., :1].expand(x.shape),
+    "strided": lambda x: torch.stack((x, x), -1)[..., 0],
+}
+PAIRS = [("contiguous", form) for form in FORMATS] + [(form, "contiguous") for form in FORMATS]
+
+
+def applied(regularizer, x, seed):
+    values = regularizer.values(0.0)
+    layout = "" if regularizer.spatial is None else {1: "NCL", 2: "NCHW", 3: "NCDHW"}[x.ndim - 2]
+    now = regularizers.base.Now(input=x, layout=layout, training=True, grad_scale=1.0, **values)
+    torch.manual_seed(seed)
+    return regularizer.apply(x, now)[0]
+
+
+def test_every_linear_class_is_tested():
+    classes = registered(Regularizer).values()
+    ours = {cls for cls in classes if cls.linear and cls.__module__.startswith("dropblock_hooks")}
+    assert ours == {type(regularizer) for regularizer in REGULARIZERS}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("regularizer", REGULARIZERS, ids=repr)
+def test_the_vector_jacobian_product_is_apply_of_the_gradient(regularizer, dtype):
+    for shape in SHAPES[regularizer.spatial or 2]:
+        for number, (of_x, of_grad) in enumerate(PAIRS):
+            torch.manual_seed(number)
+            x = FORMATS[of_x](torch.randn(shape, dtype=dtype)).requires_grad_()
+            grad = FORMATS[of_grad](torch.randn(shape, dtype=dtype))
+            y = applied(regularizer, x, number)
+            (product,) = torch.autograd.grad(y, x, grad)
+            assert y.stride() == torch.empty_like(x).stride(), (of_x, shape)
+            torch.testing.assert_close(
+                applied(regularizer, grad, number), product, rtol=1e-12, atol=0
+            )
+
+
+def test_a_subclass_with_another_apply_is_not_linear():
+    class SquaredDropout(Dropout):
+        def apply(self, x, now):
+            y, dropped = super().apply(x, now)
+            return y * y, dropped
+
+    class RareDropout(Dropout):
+        p: float = 0.01
+
+    assert not SquaredDropout.linear
+    assert RareDropout.linear
