@@ -1,5 +1,6 @@
-"""The pages about trainers, retuning and observers run: a page's blocks in order, in one
-namespace; what a page says they print, they print.
+"""The code of the pages runs: the blocks of a page in order, in one namespace.
+
+What they print is what the page shows.
 """
 
 import re
@@ -7,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
+import dropblock_hooks
+
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = [DOCS / "observers.md", DOCS / "retune.md", *sorted((DOCS / "trainers").glob("*.md"))]
+PAGES = [
+    *(DOCS / f"{name}.md" for name in ("observers", "retune", "specs")),
+    *sorted((DOCS / "trainers").glob("*.md")),
+]
 
 # what trainers say of a tiny run, and libraries of their own insides
 pytestmark = [
@@ -49,3 +55,18 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     printed = wordings(capsys.readouterr().out)
     for text in re.findall(r"^```text\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M):
         assert wordings(text) in printed
+
+
+def test_the_schedules_have_the_values_of_the_table():
+    text = (DOCS / "specs.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(.*?)` \| (0\.[\d., ]+) \|$", text, re.MULTILINE)
+    assert len(rows) == 5
+    for schedule, values in rows:
+        value = eval(schedule, vars(dropblock_hooks).copy())
+        assert [round(value(epoch), 3) for epoch in range(5)] == eval(f"[{values}]")
+
+
+def test_the_links_of_the_pages_exist():
+    for page in [*DOCS.rglob("*.md"), DOCS.parent / "CONTRIBUTING.md"]:
+        for path in re.findall(r"\]\((?!http|#)([^)#]+)", page.read_text(encoding="utf-8")):
+            assert (page.parent / path).exists(), f"{page.name}: {path}"

@@ -154,7 +154,7 @@ def test_any_number_that_is_changed_in_a_readme_is_found(name, tmp_path, studies
     text = re.sub(r"\n(?=\[[+-])", " ", (ROOT / name).read_text(encoding="utf-8"))
     path = tmp_path / "README.md"
     claims = re.findall(
-        r"\S+ \[[+-][^\]]+\],? (?:n \d, )?(?:Holm )?\S* ?<?\.\d+|up to \d\.\d", text
+        r"\S+ \[[+-][^\]]+\],?\s+(?:n\s+\d+,\s+)?(?:Holm\s+)?\S*\s?<?\.\d+|up to \d\.\d", text
     )
     claims += re.findall(r"drops \.\d+|\d+ of \d+ shown|\d+ runs of nine|are \d+ distinct", text)
     assert len(claims) >= 3
