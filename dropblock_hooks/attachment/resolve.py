@@ -9,7 +9,7 @@ from torch import nn
 from ..checks import as_count
 from ..layouts.hints import Hints
 from ..observers.base import Observer
-from ..quoting import described, label, listed, message_of, quote, shorten
+from ..quoting import described, label, listed, quote, shorten
 from ..regularizers.base import Regularizer
 from ..regularizers.rates import RateLike
 from ..regularizers.retune import Retune
@@ -19,7 +19,6 @@ from ..selectors.select import Select, Selector, match
 from ..selectors.stages import stage_channels, stage_ratios
 from ..selectors.wrappers import shard_refusal, update_refusal
 from ..sites.hooks import hooks_on
-from ..spec.copying import Problems
 from ..spec.draft import Draft, Entry, SpecError
 from .own_rates import own_rates
 from .placement import Placement
@@ -42,9 +41,9 @@ def place(
     """
     index = Index(model)
     placements: list[Placement] = []
-    problems = Problems(draft.problems)
+    problems = list(draft.problems)
     warnings: list[str] = []
-    for i, entry in problems.limited(enumerate(draft.entries)):
+    for i, entry in enumerate(draft.entries):
         try:
             targets = match(entry.selector, index)
         except NoMatchError as error:
@@ -62,8 +61,6 @@ def place(
             continue
         for j, regularizer in enumerate(entry.regularizers):
             placements += [Placement(entry, (i, j), target, regularizer) for target in targets]
-    if problems.cut and len(problems) > len(draft.problems):
-        problems.append("further entries were not looked up")
     placements, faults = own_rates(placements, index)
     problems += [*_refused(placements), *faults, *_twice(placements), *_twice_live(placements)]
     if problems:
@@ -236,7 +233,7 @@ def _with_rates(p: Placement, rates: dict[str, RateLike]) -> Regularizer:
 
 def _at_fault(p: Placement, error: Exception) -> SpecError:
     at = label(p.target.name)
-    problem = f"{quote(p.entry.selector)}: {quote(p.regularizer)} at {at}: {message_of(error)}"
+    problem = f"{quote(p.entry.selector)}: {quote(p.regularizer)} at {at}: {error}"
     return SpecError([problem])
 
 

@@ -11,7 +11,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from ..attach import attachments
 from ..checks import as_count
 from ..planning.dry_run import arguments_of
-from ..quoting import class_name, kind_of, kind_with_keys, listed, quote, shown
+from ..quoting import kind_of, kind_with_keys, listed, quote, shown
 from ..selectors.wrappers import bare_type, unwrap
 from ..sites.site import Site
 from ..warn import warn
@@ -106,7 +106,7 @@ def _acting(model: nn.Module) -> list[Site]:
         return acting
     keys = listed([site.key for site in on or random], 3)
     if not attached:
-        why = f"nothing is attached to this {class_name(bare_type(model))}: attach a spec, and "
+        why = f"nothing is attached to this {bare_type(model).__name__}: attach a spec, and "
         why += _CURE
     elif not random:
         why = (

@@ -11,7 +11,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
 
 from ..checks import as_given, as_number
-from ..quoting import class_name, quote
+from ..quoting import quote
 from ..schedules import Schedule, span_of
 
 
@@ -52,7 +52,7 @@ Positive: TypeAlias = Annotated[RateLike, Range(0, open_low=True)]
 def checked_rate(name: str, rate: Any, allowed: Range) -> RateLike:
     """A rate, if it may take this value, or all values of this schedule."""
     if inspect.isclass(rate):
-        cls = class_name(rate)
+        cls = rate.__name__
         raise TypeError(f"{name} got the class {cls}: write {cls}(...)")
     if not callable(rate):
         try:

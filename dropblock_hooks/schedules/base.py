@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 from ..checks import as_number
-from ..quoting import described, message_of
+from ..quoting import described
 from ..registry import brief, check_fields
 
 UNSAID = (
@@ -103,7 +103,7 @@ def _called(schedule: Callable[[float], Any], t: float) -> Any:
     except Exception as error:  # somebody's function may raise anything
         text = f"its schedule raised {described(error)}"
         if not _takes_time(schedule):
-            text = f"a schedule is called with one number, the epoch: {message_of(error)}"
+            text = f"a schedule is called with one number, the epoch: {error}"
         raise same_kind(error, text) from error
 
 

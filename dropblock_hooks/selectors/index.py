@@ -8,8 +8,6 @@ from typing import Any
 from torch import nn
 
 from ..checks import closest
-from .globs import Names
-from .patterns import Effort
 from .wrappers import bare_type, named_modules
 
 _HINTS = 11  # as many problems as an error shows, and one
@@ -48,8 +46,6 @@ class Index:
         self.modules: dict[str, Target] = {}
         self.parameters: dict[str, Target] = {}
         self.hints = _HINTS
-        self.effort = Effort()
-        self._names: dict[str, Names] = {}
         by_identity: dict[int, list[str]] = {}
         for name, module in named_modules(model):
             by_identity.setdefault(id(module), []).append(name)
@@ -84,13 +80,6 @@ class Index:
     def _attribute(self, name: str, module: nn.Module, local: str) -> Target:
         self.positions.setdefault(f"attr:{name}", len(self.positions))
         return Target(name, module, attribute=local)
-
-    def names(self, table: dict[str, Target]) -> Names:
-        """The names of one of the tables, to be matched by globs."""
-        kind = next(iter(table.values())).form if table else "none"
-        if kind not in self._names:
-            self._names[kind] = Names(table)
-        return self._names[kind]
 
     @cached_property
     def types(self) -> frozenset[str]:

@@ -9,10 +9,10 @@ from typing import Any
 from torch import nn
 
 from ..checks import as_count
-from ..quoting import class_name, described, kind_of, label, listed, quote
+from ..quoting import described, kind_of, label, listed, quote
 from ..registry import brief
+from .globs import matching, prefixes
 from .index import Index, NoMatchError, Target, is_share
-from .patterns import PatternError, matching
 from .stages import stage_module, stage_target
 from .wrappers import bare_type
 
@@ -109,7 +109,7 @@ def _match_text(text: str, index: Index) -> list[Target]:
     table = _table(kind, index)
     if kind in ("param", "attr") and rest.startswith("re:"):
         kind, rest = "re", rest[3:]
-    found = _match_names(rest, kind == "re", table, index)
+    found = _match_names(rest, kind == "re", table)
     callable_ones = [target for target in found if target.form or _has_forward(target.module)]
     if found and not callable_ones:
         raise NoMatchError(
@@ -127,20 +127,19 @@ def _table(kind: str, index: Index) -> dict[str, Target]:
     return index.parameters if kind == "param" else index.modules
 
 
-def _match_names(text: str, is_regex: bool, table: dict[str, Target], index: Index) -> list[Target]:
-    if is_regex:
-        try:
-            return [table[n] for n in matching(text, [n for n in table if n], index.effort)]
-        except PatternError as error:
-            raise NoMatchError(f"{quote(text)} {error}") from None
-    if text == ROOT:
+def _match_names(text: str, is_regex: bool, table: dict[str, Target]) -> list[Target]:
+    if text == ROOT and not is_regex:
         return [table[""]] if "" in table else []
-    if text in table:
+    if text in table and not is_regex:
         return [table[text]]
     try:
-        return [table[name] for name in index.names(table).match(text)]
-    except re.error as error:
-        raise NoMatchError(f"{quote(text)} is not a glob: {error}") from None
+        if is_regex:
+            pattern = re.compile(text)
+            return [target for name, target in table.items() if name and pattern.fullmatch(name)]
+        return [table[name] for name in matching(text, table)]
+    except (re.error, OverflowError, RecursionError) as error:
+        kind = "regular expression" if is_regex else "glob"
+        raise NoMatchError(f"{quote(text)} is not a {kind}: {error}") from None
 
 
 def _match_types(types: Iterable[Any], index: Index) -> list[Target]:
@@ -150,7 +149,7 @@ def _match_types(types: Iterable[Any], index: Index) -> list[Target]:
             t for t in index.modules.values() if _is_a(t.module, wanted) and _has_forward(t.module)
         ]
         if not some:
-            name = wanted if isinstance(wanted, str) else class_name(wanted)
+            name = wanted if isinstance(wanted, str) else wanted.__name__
             raise NoMatchError(
                 f"no layer is a {label(name, 200)}{index.closest(name, index.types)}"
             )
@@ -189,7 +188,7 @@ def _nothing(text: str, table: dict[str, Target], index: Index) -> str:
         return f"{quote(text)} is a layer: did you mean its parameters, {meant}?"
     if table is index.modules and text in index.parameters:
         return f"{quote(text)} is a parameter: did you mean {quote('param:' + text)}?"
-    below = index.names(table).parents(text) if index.hints else []
+    below = prefixes(text, table) if index.hints else []
     if below:
         meant = " or ".join(quote(f"{prefix}.{text}", 100) for prefix in below[:3])
         return (

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from ..checks import closest
-from ..quoting import class_name, kind_of, quote
+from ..quoting import kind_of, quote
 
 # where the class is defined, its name, the attribute that holds what is wrapped
 _WRAPPERS = (
@@ -77,7 +77,7 @@ def unwrap(model: nn.Module, spec: object = None) -> nn.Module:
 
 def _no_model(given: object, spec: object) -> str:
     if isinstance(given, type) and issubclass(given, nn.Module):
-        name = class_name(given)
+        name = given.__name__
         return f"the class {name}: write {name}()"
     swapped = isinstance(spec, nn.Module)
     return kind_of(given) + ("; the model comes first: attach(model, spec)" if swapped else "")

@@ -1,30 +1,49 @@
-"""Regularizers, schedules and selectors as plain data, which YAML and JSON hold; both ways.
+"""Regularizers, schedules and selectors from plain data as files hold it, and back.
 
 A regularizer or schedule is ``{Name: {field: value}}``, ``Name``, or the text of its repr,
-``"DropBlock2d(p=0.1, block_size=3)"``, which is parsed and never run.
+``"DropBlock2d(p=0.1, block_size=3)"``. The text is parsed and never run.
 """
+
+from __future__ import annotations
 
 import ast
 import contextlib
 import functools
-import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar, get_args
 
 from torch import nn
 
 from ..checks import as_float, closest
-from ..quoting import class_name, message_of, quote, shown
+from ..quoting import quote, shown
 from ..registry import name_of, registered, stated_fields
 from ..regularizers.base import Regularizer
 from ..regularizers.foreign import Foreign, is_foreign
 from ..regularizers.rates import hints_of
 from ..schedules import Schedule
-from .copying import Path, PlainError, Problems, is_list, key_text
+from .files import Path
 
 _T = TypeVar("_T", Regularizer, Schedule)
 _LONGEST_CALL = 10_000
+
+
+class PlainError(ValueError):
+    """Plain data with faults: each a path of keys and what is wrong there."""
+
+    def __init__(self, path: Path, message: str) -> None:
+        super().__init__(message)
+        self.faults = [(path, message)]
+
+
+def is_list(value: Any) -> bool:
+    """Whether a value is a list, a tuple, or the list of a configuration library."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+
+
+def key_text(key: Any) -> str:
+    """A key as a part of a path."""
+    return key if isinstance(key, str) else quote(key)
 
 
 def regularizer_from(value: Any, path: Path = ()) -> Regularizer:
@@ -34,19 +53,19 @@ def regularizer_from(value: Any, path: Path = ()) -> Regularizer:
     if isinstance(value, Schedule):
         raise PlainError(path, f"{quote(value)} is a schedule, not a regularizer")
     if isinstance(value, type):
-        name = class_name(value)
+        name = value.__name__
         call = f"Foreign({name}, ...)" if issubclass(value, nn.Module) else f"{name}(...)"
         raise PlainError(path, f"got the class {name}: write {call}")
     if is_foreign(value):
         try:
             return Foreign(value)
         except (TypeError, ValueError) as error:
-            raise PlainError(path, message_of(error)) from error
+            raise PlainError(path, str(error)) from error
     return _build(Regularizer, value, path)
 
 
 def schedule_from(value: Any, path: Path = ()) -> Schedule:
-    """A schedule from plain data, as it stands in a file."""
+    """A schedule from plain data."""
     return _build(Schedule, value, path)
 
 
@@ -63,13 +82,21 @@ def _build(base: type[_T], value: Any, path: Path) -> _T:
     known = registered(base)
     if name not in known:
         raise PlainError(path, _unknown(kind, key_text(name), known))
-    if given is None:
-        given = {}
-    if not isinstance(given, Mapping):
+    if given is not None and not isinstance(given, Mapping):
         problem = f"the fields of {name} are a mapping, got {shown(given)}"
         raise PlainError(path, problem + _as_fields(known[name], name, given))
-    built: _T = construct(known[name], given, path)
+    built: _T = construct(known[name], given or {}, path)
     return built
+
+
+def _unknown(kind: str, name: str, known: Mapping[str, type]) -> str:
+    if name == "Foreign":
+        return "Foreign holds code, which a file can't: attach it from Python"
+    if name in registered(object):
+        actual = "regularizer" if kind == "schedule" else "schedule"
+        return f"{name} is a {actual}, not a {kind}"
+    hint = closest(name, known) or f" (known: {', '.join(known)})"
+    return f"unknown {kind} {quote(name)}{hint}"
 
 
 def _as_fields(cls: Any, name: str, value: Any) -> str:
@@ -84,42 +111,36 @@ def _positional(cls: Any) -> list[str]:
     return [f.name for f in fields(cls) if f.init and not f.kw_only]
 
 
-def _unknown(kind: str, name: str, known: Mapping[str, type]) -> str:
-    if name == "Foreign":
-        return "Foreign holds code, which a file can't: attach it from Python"
-    if name in registered(object):  # as the other kind
-        actual = "regularizer" if kind == "schedule" else "schedule"
-        return f"{name} is a {actual}, not a {kind}"
-    hint = closest(name, known) or f" (known: {', '.join(known)})"
-    return f"unknown {kind} {quote(name)}{hint}"
-
-
 def construct(cls: Any, given: Mapping[Any, Any], path: Path) -> Any:
-    """An instance of a class from its fields as plain data."""
+    """An instance of a class from its fields as plain data.
+
+    Raises:
+        PlainError: with the faults of all fields.
+    """
     names = [f.name for f in fields(cls) if f.init]
-    with_schedules = _schedule_fields(cls)
-    arguments: dict[Any, Any] = {}
-    faults = Problems[PlainError]()
-    for key, value in faults.limited(given.items()):
+    arguments: dict[str, Any] = {}
+    faults: list[tuple[Path, str]] = []
+    for key, value in given.items():
+        below = (*path, key_text(key))
+        if key not in names:
+            hint = closest(below[-1], names) or f" (fields: {', '.join(names)})"
+            faults.append((below, f"{cls.__name__} has no field {quote(below[-1])}{hint}"))
+            continue
         try:
-            if key not in names:
-                word = key_text(key)
-                hint = closest(word, names) or f" (fields: {', '.join(names)})"
-                problem = f"{cls.__name__} has no field {quote(word)}{hint}"
-                raise PlainError((*path, word), problem)
-            arguments[key] = _field(value, (*path, key), key in with_schedules)
+            arguments[key] = _field(value, below, key in _schedule_fields(cls))
         except PlainError as error:
-            faults.append(error)
+            faults += error.faults
     try:
         built = cls(**arguments)
     except (TypeError, ValueError) as error:
-        message = message_of(error)
+        message = str(error).removeprefix(f"{cls.__name__}.__init__() ")
         if not faults or "missing" not in message:
-            first = message.split(" ", 1)[0]
-            where = (*path, first) if first in given else path
-            faults.append(PlainError(where, message.removeprefix(f"{cls.__name__}.__init__() ")))
+            first = message.split(" ", 1)[0]  # messages begin with the name of the field
+            faults.append(((*path, first) if first in given else path, message))
     if faults:
-        raise PlainError.of(faults)
+        collected = PlainError(*faults[0])
+        collected.faults = faults
+        raise collected
     return built
 
 
@@ -134,33 +155,27 @@ def _mentions_schedule(hint: Any) -> bool:
 
 
 def _field(value: Any, path: Path, may_be_schedule: bool) -> Any:
-    if may_be_schedule and (
-        isinstance(value, Mapping)
-        or (isinstance(value, str) and ("(" in value or value in registered(Schedule)))
-    ):
+    is_call = isinstance(value, str) and ("(" in value or value in registered(Schedule))
+    if may_be_schedule and (is_call or isinstance(value, Mapping)):
         return _build(Schedule, value, path)
     if isinstance(value, Mapping) and value:
-        with contextlib.suppress(TypeError, ValueError):  # JSON's keys are text
+        with contextlib.suppress(TypeError, ValueError):  # the keys of JSON are text
             return [(as_float(key), item) for key, item in value.items()]
     return tuple(value) if is_list(value) else value
 
 
 def _parse_call(text: str, path: Path) -> tuple[str, dict[str, Any]]:
-    """Name and fields of ``Name(1, field=2)``; the text is only read."""
+    """Name and fields of ``Name(1, field=2)``; the text is not run."""
     if text.isidentifier():
         return text, {}
     try:
         if len(text) > _LONGEST_CALL:
             raise ValueError
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # of an unknown escape in quotes
-            call = ast.parse(text.strip(), mode="eval").body
-        name, given = _call(call)
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError, Warning):
+        return _call(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         hint = "; inside { } it needs quotes" if text.count("(") > text.count(")") else ""
         problem = f"can't read {shown(text)}: expected Name(field=value, ...){hint}"
         raise PlainError(path, problem) from None
-    return name, given
 
 
 def _call(node: ast.AST) -> tuple[str, dict[str, Any]]:
@@ -168,10 +183,10 @@ def _call(node: ast.AST) -> tuple[str, dict[str, Any]]:
         raise ValueError
     name = node.func.id
     cls = registered(object).get(name)
-    names = _positional(cls) if cls else []
-    if len(node.args) > len(names) and cls:
+    names = _positional(cls) if cls else [str(i) for i in range(len(node.args))]
+    if len(node.args) > len(names):
         raise ValueError
-    given = {names[i] if cls else str(i): _literal(a) for i, a in enumerate(node.args)}
+    given = dict(zip(names, map(_literal, node.args), strict=False))
     for keyword in node.keywords:
         if keyword.arg is None or keyword.arg in given:
             raise ValueError
@@ -192,7 +207,7 @@ def to_plain(obj: Any) -> Any:
     """``{Name: fields}`` of a regularizer or schedule.
 
     Raises:
-        ValueError: for what holds code: a function, a `Foreign`, a class that is not registered.
+        ValueError: for a function, a `Foreign`, and a class that is not registered.
     """
     if type(obj) not in registered(object).values():
         raise ValueError(
@@ -218,7 +233,6 @@ def _plain(value: Any, name: str, owner: Any) -> Any:
     if isinstance(value, type):
         return value.__name__
     if callable(value):
-        raise ValueError(
-            f"{name} of {quote(owner)} is a function, which can't be written to a file"
-        )
+        problem = f"{name} of {quote(owner)} is a function, which can't be written to a file"
+        raise ValueError(problem)
     return value

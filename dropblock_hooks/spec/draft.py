@@ -1,4 +1,4 @@
-"""A spec as it was given, read as far as it can be: its entries, and all that is wrong with it."""
+"""The entries of a spec, and everything that is wrong with it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
-from ..quoting import described, label, quote, shorten, shown
+from ..quoting import label, quote, shorten, shown
 from ..regularizers.base import Regularizer
 from ..selectors.select import Select, Selector
 from ..tables import counted
 from . import files
-from .convert import construct, regularizer_from
-from .copying import Copier, Path, PlainError, Problems, is_list, key_text
+from .convert import PlainError, construct, is_list, key_text, regularizer_from
+from .files import Path
 
 _SHOWN = 10  # problems in the text of an error
 _LONGEST_PROBLEM = 1_000
-_LONGEST_TEXT = 3_500
 
 
 class SpecError(ValueError):
@@ -30,11 +28,8 @@ class SpecError(ValueError):
         self._source = source
         n = len(self.problems)
         where = f" in {label(source, 200)}" if source else ""
-        first = self.problems[:_SHOWN]
-        if sum(map(len, first)) > _LONGEST_TEXT:
-            first = tuple(shorten(problem, _LONGEST_TEXT // len(first)) for problem in first)
         lines = [f"{counted(n, 'problem')} in the spec{where}:"]
-        lines += [f"  - {problem}" for problem in first]
+        lines += [f"  - {problem}" for problem in self.problems[:_SHOWN]]
         if n > _SHOWN:
             lines.append(f"  and {n - _SHOWN} more, in the problems of this error")
         super().__init__("\n".join(lines))
@@ -45,36 +40,33 @@ class SpecError(ValueError):
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a spec: what is put on the layers of a selector; None clears earlier entries'."""
+    """A selector and what is put there; None removes what earlier entries put there."""
 
     selector: Selector
     regularizers: tuple[Regularizer, ...] | None
 
 
 class Entries:
-    """What holds entries that were checked: a Spec."""
+    """Base of `Spec`, whose entries were checked."""
 
     entries: tuple[Entry, ...]
 
 
 class Draft:
-    """A spec that may have faults: what could be read of it, and what could not.
+    """A spec that may have faults: the entries that could be read, and the problems.
 
-    ``attach`` resolves on the model what could be read, so that all faults come in one error.
+    ``attach`` resolves these entries on the model, so that all faults come in one error.
     """
 
     def __init__(self, data: Any, source: files.Source) -> None:
-        self.problems = Problems[str]()
+        self.problems: list[str] = []
         self.entries: list[Entry] = []
         self.cause: BaseException | None = None
-        """What somebody's code raised, if it did."""
+        """The exception that a user's function raised."""
         self._source = source
-        self._known: dict[str, Regularizer] = {}  # many layers, one text
         with self._noting(()):
-            for path, selector, value in self.problems.limited(self._copies(data)):
+            for path, selector, value in _pairs(data):
                 self._read(path, selector, value)
-        if self.problems.cut:
-            self.problems.append("what comes behind was not read")
         if not self.entries and not self.problems:
             self.problems.append("it is empty")
 
@@ -93,17 +85,15 @@ class Draft:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Draft:
         """From a file."""
-        name = ""
+        name = os.fsdecode(path)
         try:
-            name = os.fsdecode(os.fspath(path))
             with open(name, "rb") as file:
                 data = file.read(files.MOST_BYTES + 1)
         except FileNotFoundError:
             problem = f"there is no file {quote(name)}; a spec is a mapping or the path of a file"
             raise SpecError([problem]) from None
-        except Exception as error:  # ValueError for a NUL; a path of somebody's may raise anything
-            why = error.strerror if isinstance(error, OSError) else described(error)
-            raise SpecError([f"can't read it: {why}"], name) from error
+        except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
+            raise SpecError([f"can't read it: {error}"], name) from error
         is_json = os.path.splitext(name)[1].lower() == ".json"
         return cls.read(files.read_json if is_json else files.read_yaml, data, name)
 
@@ -113,7 +103,7 @@ class Draft:
         try:
             return cls(*read(text, source))
         except files.FileError as error:
-            raise SpecError([str(error)], source) from error.__cause__
+            raise SpecError([str(error)], source) from None
 
     def checked(self) -> tuple[Entry, ...]:
         """The entries, or a SpecError with all faults."""
@@ -129,37 +119,13 @@ class Draft:
 
     @contextlib.contextmanager
     def _noting(self, path: Path) -> Iterator[None]:
-        """What is wrong with what is read within becomes a problem."""
-        faults: tuple[tuple[Path, str], ...] = ()
-        cause: BaseException | None = None
+        """Collect the faults of what is read within."""
         try:
             yield
         except PlainError as error:
-            faults, cause = error.faults, error.__cause__
-        except RecursionError as error:
-            faults, cause = ((path, "is nested too deeply"),), error
-        except Exception as error:  # somebody's code
-            faults, cause = ((path, f"reading it raised {described(error)}"),), error
-        self.problems += [self._source.located(*fault) for fault in faults]
-        self.cause = self.cause or cause
-
-    def _copies(self, data: Any) -> list[tuple[Path, Any, Any]]:
-        """Key path, selector and value of the entries, before anything is built from them."""
-        is_mapping = isinstance(data, Mapping)
-        if not is_mapping and not is_list(data):
-            problem = f"a spec is a mapping from selectors to regularizers, got {shown(data)}"
-            raise PlainError((), problem)
-        copier, copies = Copier(), []
-        items = data.items() if is_mapping else data
-        for i, item in enumerate(self.problems.limited(items)):
-            with self._noting((str(i),)):
-                path, selector, value = _keyed(item) if is_mapping else _listed(str(i), item)
-                with self._noting(path):
-                    copies.append((path, copier.copy(selector, path), copier.copy(value, path)))
-            if copier.full:  # what else there may be is of no use
-                self.problems[:] = self.problems[-1:]
-                return []
-        return copies
+            self.problems += [self._source.located(*fault) for fault in error.faults]
+        except RecursionError:
+            self.problems.append(self._source.located(path, "is nested too deeply"))
 
     def _read(self, path: Path, selector: Any, value: Any) -> None:
         regularizers: tuple[Regularizer, ...] | None = ()
@@ -172,32 +138,37 @@ class Draft:
         if value is None:
             return None
         items: list[tuple[Path, Any]] = [(path, value)]
-        if isinstance(value, dict) and len(value) > 1:
+        if isinstance(value, Mapping) and len(value) > 1:
             items = [(path, {name: given}) for name, given in value.items()]
         elif is_list(value):
             items = [((*path, str(i)), item) for i, item in enumerate(value)]
         if not items:
-            problem = "has no regularizer: write None (null) to clear earlier entries'"
+            problem = "has no regularizer: write None (null) to remove earlier entries"
             raise PlainError(path, problem)
         found = []
-        for where, item in self.problems.limited(items):
+        for where, item in items:
             with self._noting(where):
-                known = self._known.get(item) if isinstance(item, str) else None
-                found.append(known or regularizer_from(item, where))
-                if isinstance(item, str):
-                    self._known[item] = found[-1]
+                found.append(regularizer_from(item, where))
         return tuple(found)
 
 
-def _keyed(item: Any) -> tuple[Path, Any, Any]:
-    selector, value = item
-    return (key_text(selector),), selector, value
+def _pairs(data: Any) -> Iterator[tuple[Path, Any, Any]]:
+    """Key path, selector and value of the entries."""
+    if isinstance(data, Mapping):
+        for selector, value in data.items():
+            yield (key_text(selector),), selector, value
+    elif is_list(data):
+        for i, item in enumerate(data):
+            yield _pair(str(i), item)
+    else:
+        problem = f"a spec is a mapping from selectors to regularizers, got {shown(data)}"
+        raise PlainError((), problem)
 
 
-def _listed(i: str, item: Any) -> tuple[Path, Any, Any]:
+def _pair(i: str, item: Any) -> tuple[Path, Any, Any]:
     if isinstance(item, Entry):
         return (key_text(item.selector),), item.selector, item.regularizers
-    if isinstance(item, Mapping) and set(islice(item, 3)) == {"select", "apply"}:
+    if isinstance(item, Mapping) and set(item) == {"select", "apply"}:
         return (i, "apply"), item["select"], item["apply"]
     if is_list(item) and len(item) == 2:
         return (i, "1"), item[0], item[1]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dropblock_hooks import ClipGradNorm, Select, SpecError, attach
-from dropblock_hooks.selectors.globs import Names
+from dropblock_hooks.selectors.globs import matching
 from dropblock_hooks.selectors.index import Index, NoMatchError
 from dropblock_hooks.selectors.select import match
 
@@ -41,7 +41,7 @@ wild = st.one_of(
 
 @given(st.lists(wild, min_size=1, max_size=4), st.lists(component, min_size=1, max_size=4))
 def test_globs(pattern, name):
-    found = Names([".".join(name)]).match(".".join(pattern))
+    found = matching(".".join(pattern), [".".join(name)])
     assert bool(found) == by_components(pattern, name)
 
 
@@ -50,7 +50,7 @@ paths = st.lists(component, min_size=1, max_size=4).map(".".join)
 
 @given(st.lists(wild, min_size=1, max_size=5), st.lists(paths, unique=True, max_size=12))
 def test_globs_on_a_tree_of_names(pattern, tree):
-    found = Names(["", *tree]).match(".".join(pattern))
+    found = matching(".".join(pattern), ["", *tree])
     assert sorted(found) == sorted(n for n in tree if by_components(pattern, n.split(".")))
 
 
