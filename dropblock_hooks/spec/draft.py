@@ -64,9 +64,16 @@ class Draft:
         self.cause: BaseException | None = None
         """The exception that a user's function raised."""
         self._source = source
-        with self._noting(()):
-            for path, selector, value in _pairs(data):
-                self._read(path, selector, value)
+        if isinstance(data, Mapping):
+            for selector, value in data.items():
+                self._read((key_text(selector),), selector, value)
+        elif is_list(data):
+            for i, item in enumerate(data):
+                with self._noting((str(i),)):
+                    self._read(*_pair(str(i), item))
+        else:
+            problem = f"a spec is a mapping from selectors to regularizers, got {shown(data)}"
+            self.problems.append(problem)
         if not self.entries and not self.problems:
             self.problems.append("it is empty")
 
@@ -152,20 +159,8 @@ class Draft:
         return tuple(found)
 
 
-def _pairs(data: Any) -> Iterator[tuple[Path, Any, Any]]:
-    """Key path, selector and value of the entries."""
-    if isinstance(data, Mapping):
-        for selector, value in data.items():
-            yield (key_text(selector),), selector, value
-    elif is_list(data):
-        for i, item in enumerate(data):
-            yield _pair(str(i), item)
-    else:
-        problem = f"a spec is a mapping from selectors to regularizers, got {shown(data)}"
-        raise PlainError((), problem)
-
-
 def _pair(i: str, item: Any) -> tuple[Path, Any, Any]:
+    """Key path, selector and value of an entry of a list."""
     if isinstance(item, Entry):
         return (key_text(item.selector),), item.selector, item.regularizers
     if isinstance(item, Mapping) and set(item) == {"select", "apply"}:
