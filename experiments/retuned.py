@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from dropblock_hooks import Attachment, HookWarning, LinearSchedule, attach, builtin
 from dropblock_hooks.regularizers.droppers import unit_of
 from dropblock_hooks.sites.hooks import hooks_on
-from dropblock_hooks.sites.retune import AttributeHook
 
 from .families import Member, hook_count, tensors_of
 
@@ -46,10 +45,10 @@ class Rate:
     Attributes:
         name: of the layer; of a rate that a module holds itself, the module and the attribute.
         type: class of the layer, or of that module.
-        kind: ``"ours"``: ours acts in place of the layer; ``"itself"``: the layer acts by itself;
-            ``"read"``: it was never called, and its module reads the rate; ``"idle"``: it was never
-            called, and the rate means nothing; ``"attribute"``: a module holds the rate.
-        held: what the layer or the module holds; None of an ``nn.Identity``.
+        kind: ``"ours"``: a hook of ours drops in place of the layer; ``"itself"``: the layer drops
+            by itself; ``"read"``: it was never called, and a module around it reads the rate;
+            ``"idle"``: it was never called; ``"attribute"``: a module holds the rate.
+        held: what the layer or the module holds.
         counted: whether each call was counted, and, where ours acts, all that was dropped.
         share: what was dropped; None where nothing was called.
         z: how far that is from what was to be expected, in standard errors.
@@ -58,7 +57,7 @@ class Rate:
     name: str
     type: str
     kind: str
-    held: float | None
+    held: float
     counted: bool = True
     share: float | None = None
     z: float = 0.0
@@ -66,8 +65,8 @@ class Rate:
     @property
     def right(self) -> bool:
         """Whether all is as it should be."""
-        held = 0.0 if self.kind == "ours" else P
-        return self.held in (None, held) and self.counted and abs(self.z) <= 4
+        rates = {"ours": (0.0,), "idle": (0.0, P)}.get(self.kind, (P,))
+        return self.held in rates and self.counted and abs(self.z) <= 4
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,8 @@ def observe(model: nn.Module, x: Any) -> Outcome:
     equal.append(_same(bare, _evaluated(model, x)))
     model.train()
     with torch.no_grad():
-        rates = tuple(_rate(model, attached, seen, layers) for seen in calls)
+        idle = {finding.key for finding in attached.verify()}
+        rates = tuple(_rate(attached, seen, layers, idle) for seen in calls)
     attached.remove()
     equal.append(_same(bare, _evaluated(model, x)))
     after = own_rates(model)
@@ -195,23 +195,22 @@ def _trained(
 
 
 def _rate(
-    model: nn.Module, attached: Attachment, seen: _Calls, layers: dict[str, nn.Module]
+    attached: Attachment, seen: _Calls, layers: dict[str, nn.Module], idle: set[str]
 ) -> Rate:
     """What was dropped by one layer, given ones in the shape of what the model gave it."""
     site, module, attribute = seen.site, seen.module, seen.hook.attribute
-    held = None if attribute is None else getattr(module, attribute)
+    held = getattr(module, attribute)
     about = site.name, type(module).__name__
-    if isinstance(seen.hook, AttributeHook):
+    if site.at == "attribute":
         return Rate(*about, "attribute", held)
     if seen.count == 0:
-        read = seen.hook.is_read_by(model.get_submodule(site.name.rpartition(".")[0]))
-        kind = "read" if read else "idle"
+        kind = "idle" if site.key in idle else "read"
         return Rate(*about, kind, held, counted=seen.right and site.calls == 0)
-    layer = layers.get(site.name) or _beside(site.name, layers)
+    layer = layers[site.name]
     ones = _ones(type(layer).__name__, seen.shape)
     decisions = _decisions(type(layer).__name__, ones)
     attached.set(site.key, p=P)  # which begins a window
-    if decisions is None:
+    if held or decisions is None:  # the layer drops
         shares = [_lost(module(ones), ones) for _ in range(RUNS)]
         z = _two_sample(shares, list(_by_hand(layer, ones)))
         return Rate(*about, "itself", held, seen.right, fmean(shares), z)
@@ -220,12 +219,6 @@ def _rate(
     counted = seen.right and math.isclose(share, site.realized_rate or 0.0, rel_tol=1e-6)
     z = (share - P) / math.sqrt(P * (1 - P) / (runs * decisions))
     return Rate(*about, "ours", held, counted, share, z)
-
-
-def _beside(name: str, layers: dict[str, nn.Module]) -> nn.Module:
-    """The layer for which an ``nn.Identity`` stands: one of the same name in another block."""
-    local = name.rpartition(".")[2]
-    return next(layer for other, layer in layers.items() if other.rpartition(".")[2] == local)
 
 
 def _ones(kind: str, shape: torch.Size) -> Tensor:

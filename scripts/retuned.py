@@ -28,25 +28,27 @@ HEADER = """# What the timm families drop by themselves, retuned
 family, built with every rate that the family takes ({options}); random weights, batch {batch},
 CPU; a training step in each of the two epochs, and evaluations. A row is *ok* when
 
-- where ours acts in place of the layer: the layer's rate is 0, each call and all that was dropped
-  is counted, and of at least {decisions} decisions for the layer's own shapes the share dropped is
-  {p}, |z| <= 4;
-- where the layer acts by itself, at the rate that it holds: it drops as much as an untouched one
-  that is set to {p} by hand, |z| <= 4 of {runs} runs each;
-- a layer that is only read, as by fused attention, and a module that holds a rate itself, has {p};
-- of layers that are never called, and whose rate nothing reads, a warning has told;
-- all gradients are finite, evaluation is bit-identical to the bare model's, attached and removed,
-  and after `remove()` every rate is the very object it was, and no hook is left.
+- where a hook of ours drops in place of the layer: the layer's rate is 0, the report counts each
+  call and all that was dropped, and of at least {decisions} decisions for the layer's own shapes
+  the share dropped is {p}, |z| <= 4;
+- where the layer drops by itself, at the rate in its attribute: it drops as much as an untouched
+  layer whose rate was set to {p} by hand, |z| <= 4 of {runs} runs each;
+- a layer that is never called and whose rate the module around it reads (fused attention), and a
+  module that holds a rate itself, has {p};
+- a warning has named the layers that are never called and whose rate nothing reads;
+- all gradients are finite, the outputs in evaluation equal those of the bare model to the bit,
+  attached and removed, and after `remove()` every rate is the very object it was, and no hook is
+  left.
 
-An `Identity` stands where a rate was 0. "max z" is the largest |z| of the rates of a row.
-`vision_transformer_sam` is built without `patch_drop_rate`, with which it fails, bare too.
+"max z" is the largest |z| of the rates of a row. `vision_transformer_sam` is built without
+`patch_drop_rate`: with it, the model fails without this package, too.
 """
 KINDS = {
-    "ours": "ours acts",
-    "itself": "acts by itself",
-    "read": "only read",
-    "attribute": "held by a module",
-    "idle": "never called, told",
+    "ours": "a hook drops",
+    "itself": "the layer drops",
+    "read": "rate only read",
+    "attribute": "rate held by a module",
+    "idle": "never called, warned of",
 }
 
 

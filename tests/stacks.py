@@ -15,7 +15,6 @@ from torch.utils.checkpoint import checkpoint
 from dropblock_hooks import Foreign, Regularizer, Retune, SpecError, attach
 from dropblock_hooks.observers import Observer
 from dropblock_hooks.registry import registered
-from dropblock_hooks.sites.hooks import hooks_on
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -120,11 +119,7 @@ def make_net(regularizer, seed=0):
 def put_on(net, regularizer, **options):
     """Attached to the first block; where layers are refused, to a parameter in it."""
     if isinstance(regularizer, Retune):
-        attached = attach(net, {"body.0.drop": regularizer}, **options)
-        for hook in hooks_on(net.body[0].drop):
-            hook.called = True  # as after its first call: compiled, that draws what is not used
-            hook.put(net.body[0].drop)
-        return attached
+        return attach(net, {"body.0.drop": regularizer}, **options)
     try:
         return attach(net, {"body.0": regularizer}, **options)
     except SpecError:

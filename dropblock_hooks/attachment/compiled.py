@@ -1,6 +1,5 @@
 """What torch has compiled: it would use that again, and not see hooks that have come since."""
 
-import math
 import sys
 import types
 from collections.abc import Iterable
@@ -9,15 +8,10 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from ..quoting import listed
-from ..regularizers.base import Regularizer
-from ..schedules import length_of
 from ..sites.hooks import SiteHook
-from ..sites.retune import OwnRateHook
+from ..sites.retune import RetuneHook
 from ..sites.shared import Control
-from ..tables import counted
 from ..warn import warn
-
-_MOST_TIMES = 1_000  # that are looked at: torch's limit is far below
 
 
 def has_compiled() -> bool:
@@ -60,40 +54,17 @@ def _compiled_codes() -> list[types.CodeType]:
 
 
 def tell_recompiling(control: Control, hooks: Iterable[SiteHook]) -> None:
-    """Warn, once, of rates that compiled code holds as constants, and that will change.
-
-    Which code runs a layer that is only read is not known: any that was compiled may.
-    """
+    """Warn, once, of rates that compiled code reads as constants, and that will change."""
     if (".", "recompiles") in control.told:
         return
-    held = [h for h in hooks if isinstance(h, OwnRateHook) and h.is_constant_in_code]
+    held = [h for h in hooks if isinstance(h, RetuneHook) and not h.ours]
     held = [h for h in held if h.site.regularizer.moving]
     if not held or not has_compiled():  # which goes through all that was compiled, at each step
         return
-    values = [values_to_come(h.site.regularizer, control.epoch) for h in held]
-    if not any(more is None or more > 0 for more in values):
-        return
     control.told.add((".", "recompiles"))
-    most = None if None in values else max(more or 0 for more in values)
-    limit = torch._dynamo.config.recompile_limit
-    coming = "which are not known" if most is None else f"{counted(most, 'value')} to come"
-    if control.epoch != math.floor(control.epoch):
-        coming = "one at each step, since time moves by fractions of an epoch"
     warn(
-        f"{listed((h.site.key for h in held), 3)}: if torch.compile runs this model, it holds the "
-        f"rate of each as a constant and compiles again for each new value, {coming}; after "
-        f"torch._dynamo.config.recompile_limit ({limit}) it runs the code without compiling. A "
-        "StepSchedule takes few values"
+        f"{listed((h.site.key for h in held), 3)}: torch.compile reads these rates as constants "
+        "and compiles again for each new value. After torch._dynamo.config.recompile_limit "
+        f"({torch._dynamo.config.recompile_limit}) values it no longer compiles. Use a schedule "
+        "of few values, as StepSchedule"
     )
-
-
-def values_to_come(regularizer: Regularizer, t: float) -> int | None:
-    """How many other values its rates will have, epoch by epoch; None where that is not known.
-
-    Of very many epochs, or steps, at least so many.
-    """
-    length = max((length_of(rate) or 0.0 for rate in regularizer.rates.values()), default=0.0)
-    if regularizer.moving and not length:
-        return None
-    times = [t + i for i in range(min(max(math.ceil(length - t), 0), _MOST_TIMES) + 1)]
-    return len({tuple(regularizer.values(time).values()) for time in times}) - 1

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from torch import nn
 
+from ..regularizers.droppers import is_read
 from ..selectors.wrappers import bare_type, find_module, named_modules, shard_refusal
 from ..sites.counts import Counts
 from ..sites.hooks import SiteHook, hooks_on
@@ -106,12 +107,8 @@ def fault_of(
         if enabled and not counts.calls:
             what = "no gradient has come to it, and its layer was never called"
             return Fault("never_active", what, why_not_called(base, owner, name, window))
-    elif isinstance(hook, RetuneHook) and not counts.trained and is_read(base, hook):
-        if not hook.called:
-            return None
-        what = "never called in this window, in which the module around it may have read its rate"
-        why = "that is 0 since training has called the layer before: attach again"
-        return Fault("never_called", what, why)
+    elif not counts.trained and reads_rate(base, hook):
+        return None
     elif missed or not counts.calls:
         what = f"never called{' in training' if counts.calls else ''}"
         return Fault("never_called", what, why_not_called(base, owner, name, window))
@@ -126,16 +123,16 @@ def needs_calls(hook: SiteHook) -> bool:
     return getattr(hook.site.regularizer, "needs_calls", True)
 
 
-def is_read(base: nn.Module, hook: RetuneHook) -> bool:
-    """Whether the module around a layer reads its rate, as fused attention does."""
-    return hook.is_read_by(_parent(base, hook.owner_name)[1])
+def reads_rate(base: nn.Module, hook: SiteHook) -> bool:
+    """Whether a module reads the rate of a retuned layer, as fused attention does."""
+    if not isinstance(hook, RetuneHook) or hook.ours or hook.site.at == "attribute":
+        return False
+    return is_read(base, (hook.site.name, *hook.site.aliases), hook.attribute)
 
 
 def runs_unseen(base: nn.Module, hooks: Iterable[SiteHook]) -> bool:
-    """Whether compiled code may run the model and leave no trace: all layers are only read."""
-    return has_compiled() and all(
-        isinstance(hook, RetuneHook) and is_read(base, hook) for hook in hooks
-    )
+    """Whether compiled code may run the model and leave no trace: all rates are only read."""
+    return has_compiled() and all(reads_rate(base, hook) for hook in hooks)
 
 
 def _of_hook(hook: SiteHook, owner: nn.Module, module: nn.Module | None) -> Fault | None:

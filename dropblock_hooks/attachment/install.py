@@ -6,13 +6,12 @@ from torch import nn
 
 from ..layouts.map_sizes import watch_sizes
 from ..observers.base import Observer
-from ..regularizers.retune import Retune
 from ..selectors.wrappers import bare_type
 from ..sites.hooks import InputHook, OutputHook, SiteHook
 from ..sites.meter import device_of
 from ..sites.observe import ObserveHook
 from ..sites.parameters import KeeperHook, ParameterHook
-from ..sites.retune import AttributeHook, RetuneHook
+from ..sites.retune import RetuneHook
 from ..sites.shared import Control
 from ..sites.site import Site
 from ..sites.updates import UpdateHook
@@ -26,9 +25,7 @@ def make_hook(site: Site, p: Placement) -> SiteHook:
     if p.target.parameter is not None:
         kind = UpdateHook if p.regularizer.accumulates else ParameterHook
         return kind(site, p.target.parameter)
-    if p.target.attribute is not None:
-        return AttributeHook(site, p.target.attribute)
-    if isinstance(p.regularizer, Retune):
+    if p.attribute is not None:
         return RetuneHook(site, p.attribute)
     if isinstance(p.regularizer, Observer):
         return ObserveHook(site)

@@ -11,9 +11,9 @@ from torch import nn
 from ..regularizers.droppers import settable_rate, unit_of
 from ..regularizers.retune import Retune
 from ..selectors.index import Index, Target
-from ..selectors.select import Select, match
+from ..selectors.select import Select, Selector, match
 from ..selectors.wrappers import bare_type, submodule, unwrap
-from ..sites.retune import own_rate_hooks
+from ..sites.retune import retune_hooks
 from ..spec.spec import Spec
 from ..tables import Columns, Table, counted, named
 
@@ -59,36 +59,35 @@ class Builtin(Table[BuiltinRow]):
     def spec(self, p: Any = None) -> Spec:
         """A Spec that retunes all of them: one entry for the layers of one name in all blocks.
 
-        With `p`, rates of 0 are set as well: leave out what is not meant. An ``nn.Identity`` that
-        stands among these for a layer of rate 0 is retuned with them.
+        With `p`, rates of 0 are set as well. Remove the entries that you do not want.
 
         Args:
             p: the rate of all, or a schedule; by default each keeps the rate that it has.
 
         Raises:
-            ValueError: where there is nothing to retune.
+            ValueError: for a model that drops nothing.
         """
         if not self.rows:
             raise ValueError("this model drops nothing by itself: there is nothing to retune")
-        groups: dict[tuple[str, float | None], list[str]] = {}
+        groups: dict[tuple[str, float | None], list[BuiltinRow]] = {}
         for row in self.rows:
             own = row.rate if p is None else None
-            groups.setdefault((_alike(row.selector), own), []).append(row.selector)
-        entries = [
-            (self._selector(pattern, names, whole=own is None), Retune(p=p if own is None else own))
-            for (pattern, own), names in groups.items()
-        ]
-        return Spec(entries)
+            groups.setdefault((_alike(row.selector), own), []).append(row)
+        return Spec(
+            [
+                (self._selector(pattern, rows), Retune(p=p if own is None else own))
+                for (pattern, own), rows in groups.items()
+            ]
+        )
 
-    def _selector(self, pattern: str, names: list[str], whole: bool) -> str | Select:
-        """The pattern, if it means these, and else at most Identities; else the names."""
-        if len(names) > 1 or whole:
-            found = {t.name: t for t in match(pattern, self._index)}
-            form, colon, _ = names[0].rpartition(":")
-            others = found.keys() - {name.removeprefix(form + colon) for name in names}
-            if all(whole and isinstance(found[n].module, nn.Identity) for n in others):
-                return pattern
-        return names[0] if len(names) == 1 else Select(names=tuple(names))
+    def _selector(self, pattern: str, rows: list[BuiltinRow]) -> Selector:
+        """What selects these rows and nothing else, as short as possible."""
+        names = tuple(row.selector for row in rows)
+        selectors: tuple[Selector, ...] = (pattern, Select(names=pattern, types=rows[0].type))
+        for selector in selectors if len(names) > 1 else ():
+            if {target.name for target in match(selector, self._index)} == {r.name for r in rows}:
+                return selector
+        return names[0] if len(names) == 1 else Select(names=names)
 
 
 def builtin(model: nn.Module, *, root: str = "") -> Builtin:
@@ -151,7 +150,7 @@ def _is_dropout(target: Target) -> bool:
 
 def _row(target: Target, attribute: str) -> BuiltinRow:
     module = target.module
-    held = (hook.site for hook in own_rate_hooks(module) if hook.attribute == attribute)
+    held = (hook.site for hook in retune_hooks(module) if hook.attribute == attribute)
     site = next(held, None)
     acts = site is not None and site.control.enabled
     rate = float(site.rate or 0.0 if site and acts else getattr(module, attribute))

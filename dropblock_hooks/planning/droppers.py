@@ -12,7 +12,7 @@ from ..regularizers.base import Regularizer
 from ..regularizers.droppers import RATES, rate_attribute, unit_of
 from ..schedules import ByDepth, span_of
 from ..selectors.wrappers import bare_type, named_modules
-from ..sites.retune import own_rate_hooks
+from ..sites.retune import retune_hooks
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def droppers(
         kind = "" if module._modules else bare_type(module).__name__
         unit, attribute = unit_of(kind), rate_attribute(module) if kind else None
         if unit is not None and attribute and (module.training or not base.training):
-            live = [highest_rate(h.site.regularizer) for h in own_rate_hooks(module)]
+            live = [highest_rate(h.site.regularizer) for h in retune_hooks(module)]
             rate = retuned.get(module, (live or [getattr(module, attribute)])[0])
             if rate > 0:
                 ours = bool(live) or module in retuned

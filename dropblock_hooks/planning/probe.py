@@ -10,14 +10,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_map_only
 
-from ..attachment.faults import Fault, Window, fault_of, is_read, why_not_called
+from ..attachment.faults import Fault, Window, fault_of, why_not_called
 from ..attachment.install import install, make_hook
 from ..attachment.placement import Placement
 from ..attachment.verify import windows
 from ..observers.base import Observer
 from ..regularizers.base import Regularizer
 from ..regularizers.droppers import unit_dropped
-from ..regularizers.retune import Retune
 from ..selectors.wrappers import named_modules
 from ..sites import indexing
 from ..sites.counts import Counts
@@ -45,7 +44,6 @@ class SiteMet:
         followers: layers that work in place on its output.
         loses_samples: whether no shortcut runs around it (asked of what drops whole samples).
         without_gradient: whether no gradient will come (asked of what acts on gradients).
-        is_read: whether the module around a retuned layer has its rate in its forward.
         dropped: layers that drop by themselves and have taken, or given, the very tensor.
     """
 
@@ -58,7 +56,6 @@ class SiteMet:
     followers: dict[str, None] = field(default_factory=dict)
     loses_samples: bool = False
     without_gradient: bool = False
-    is_read: bool = False
     dropped: dict[str, None] = field(default_factory=dict)
 
 
@@ -118,7 +115,6 @@ def probe(
                 met = hook.met
                 met.loses_samples = hook.loses_samples(outputs, sources)
                 met.fault = None if met.error else fault_of(copied, hook, window)
-                met.is_read = isinstance(hook, RetuneHook) and is_read(copied, hook)
             elif p.target.attribute:
                 met = SiteMet(hook.site, hook, fault=fault_of(copied, hook, window))
             else:
@@ -285,7 +281,7 @@ def _install(
     def make(site: Site, p: Placement) -> SiteHook:
         if p.target.form:
             hooks.append(make_hook(site, p))
-        elif isinstance(p.regularizer, Retune):
+        elif p.attribute is not None:
             hooks.append(_RetuneProbe(site, p.attribute))
         elif isinstance(p.regularizer, Observer):
             hooks.append(_ObserverProbe(site))

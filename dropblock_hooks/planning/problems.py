@@ -5,11 +5,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ..attachment.compiled import values_to_come
 from ..attachment.placement import Placement
 from ..attachment.report import is_clipped
 from ..quoting import listed, quote
-from ..sites.retune import OwnRateHook
+from ..sites.retune import RetuneHook
 from ..tables import named
 from ..tables import shown as cell
 from .dropped_twice import find_doubled
@@ -99,9 +98,8 @@ def _of_site(p: Placement, met: SiteMet) -> Iterator[tuple[str, str, str]]:
     site, name, label = met.site, _name(p), p.regularizer.label
     if met.fault is not None:
         yield met.fault.kind, f"{met.fault.what} ({met.fault.why})", name
-    if isinstance(met.hook, OwnRateHook):
-        called = site.calls > 0 or met.fault is not None
-        yield from _of_own_rate(p, met.hook, called=called, is_read=met.is_read)
+    if isinstance(met.hook, RetuneHook):
+        yield from _of_own_rate(p, met.hook, met)
     if p.target.form or not site.calls:
         return
     if met.loses_samples:
@@ -126,27 +124,17 @@ def _of_site(p: Placement, met: SiteMet) -> Iterator[tuple[str, str, str]]:
         yield "in_place", text, f"{name} (then {', '.join(met.followers)})"
 
 
-def _of_own_rate(
-    p: Placement, hook: OwnRateHook, *, called: bool, is_read: bool
-) -> Iterator[tuple[str, str, str]]:
-    """Of a layer that drops by itself: where its rate stays in its attribute."""
-    if not called and not p.target.form:
+def _of_own_rate(p: Placement, hook: RetuneHook, met: SiteMet) -> Iterator[tuple[str, str, str]]:
+    """Of a rate that stays in its attribute."""
+    if met.site.calls == 0 and met.fault is None and not p.target.form:
         text = (
-            "never called, its rate is read by the module around it, as in fused attention: what "
-            "it drops is not counted"
+            "the layer is not called; the module around it reads the rate, as fused attention "
+            "does. What it drops is not counted"
         )
         yield "read", text, _name(p)
-    if is_read and called:
+    if p.regularizer.moving and not hook.ours:
         text = (
-            "called, and the module around it has its rate in its forward besides: where that is "
-            "read in training it is 0, for ours acts"
-        )
-        yield "read", text, _name(p)
-    if p.regularizer.moving and (hook.is_constant_in_code or not called):
-        more = values_to_come(p.regularizer, 0.0)
-        values = "an unknown number of" if more is None else more + 1
-        text = (
-            "torch.compile holds the rate of what is not called, or has a function of its own, as "
-            f"a constant, and, epoch by epoch, compiles anew for each of {values} values"
+            "torch.compile reads the rate as a constant and compiles again for each new value "
+            "(a StepSchedule has few)"
         )
         yield "recompiles", text, _name(p)

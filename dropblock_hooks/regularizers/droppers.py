@@ -1,24 +1,21 @@
-"""Layers that drop by themselves: the attribute that holds their rate, and what they drop."""
+"""Layers that already drop: the attribute that holds their rate, and what they drop at once."""
 
-import copy
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, TypeAlias
+import re
+from collections.abc import Iterable
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from ..functional.dropout import drop_alpha, drop_channels, drop_samples, drop_shape
-from ..functional.masks import Rate
 from ..selectors.index import is_share
-from ..selectors.wrappers import attribute_of
+from ..selectors.wrappers import attribute_of, bare_type, find_module
 from .base import Regularizer
+from .drop_path import DropPath
+from .dropout import Dropout, Dropout1d, Dropout2d, Dropout3d
 
 RATES = ("p", "drop_prob", "prob", "drop_rate", "drop_p")
 """The attributes that may hold a layer's own rate."""
-Drop: TypeAlias = Callable[[Tensor, Any], tuple[Tensor, Tensor | int]]
-"""What drops at a rate, and counts what it drops."""
 _UNITS = {
     "droppath": "samples",
     "stochasticdepth": "samples",
@@ -54,7 +51,7 @@ def rate_attribute(module: nn.Module) -> str | None:
 
 
 def settable_rate(module: nn.Module) -> str | None:
-    """The same, where it can be set."""
+    """The same; None where it can't be set."""
     attribute = rate_attribute(module)
     return attribute if attribute and is_settable(module, attribute) else None
 
@@ -65,67 +62,64 @@ def is_settable(module: nn.Module, attribute: str) -> bool:
     return not isinstance(static, property) or static.fset is not None
 
 
-def function_of(module: nn.Module, attribute: str) -> Drop | None:
-    """Our function that is the layer's own; None where ours is another one, or that is not known.
+def in_place_of(module: nn.Module) -> Regularizer | None:
+    """The regularizer of this package that drops what the layer drops; None where it is unknown.
 
-    Layers of torch are told by their forward. Of what drops samples, which each library writes
-    anew, a copy is tried.
+    Torch's dropouts are recognized by their ``forward``, drop paths by the name of their class.
     """
     if "forward" in vars(module):
-        return None  # somebody's
-    known = _OF_FORWARDS.get(type(module).forward)
-    if known is None and unit_of(type(module).__name__) == "samples":
-        return _drops_samples(module, attribute)
-    return known
+        return None  # replaced on this one layer
+    if unit_of(type(module).__name__) != "samples":
+        return _OF_TORCH.get(type(module).forward)
+    if module._modules or module._parameters or getattr(module, "mode", "row") != "row":
+        return None
+    return DropPath(0.0, scale_by_keep=bool(getattr(module, "scale_by_keep", True)))
 
 
-def _elements(x: Tensor, p: Rate) -> tuple[Tensor, Tensor | int]:
-    return drop_shape(x, p, x.shape)
+def is_read(base: nn.Module, names: Iterable[str], attribute: str) -> bool:
+    """Whether a module around a layer reads its rate, as fused attention does.
+
+    The source of all modules above is searched. True where the source of the parent is missing.
+
+    Args:
+        base: the model.
+        names: all names of the layer.
+        attribute: what holds its rate.
+    """
+    for name in filter(None, names):
+        *above, local = name.split(".")
+        modules = [find_module(base, ".".join(above[:n])) for n in range(len(above), -1, -1)]
+        sources = [_source(_class_of(module)) for module in modules if module is not None]
+        read = re.compile(rf"\.{re.escape(local)}\.{attribute}\b")
+        if sources[0] is None or any(read.search(source or "") for source in sources):
+            return True
+    return False
 
 
-def _channels(batched: int, x: Tensor, p: Rate) -> tuple[Tensor, Tensor | int]:
-    """Of (N, C, ...); with one axis less, as torch has it, of (C, ...)."""
-    if x.ndim < batched:
-        return drop_samples(x, p)
-    return drop_channels(x, p)
+def _class_of(module: nn.Module) -> Any:  # Any: mypy takes no class as hashable
+    return bare_type(module)
 
 
-def _alpha(x: Tensor, p: Rate) -> tuple[Tensor, Tensor | int]:
-    return drop_alpha(x, p, x.shape)
+@functools.lru_cache(maxsize=1024)
+def _source(cls: Any) -> str | None:
+    """The source of the methods of a class; None where that of its ``forward`` is missing."""
+    found = []
+    for base in cls.__mro__[: cls.__mro__.index(nn.Module)]:
+        for name, method in vars(base).items():
+            try:
+                found += [inspect.getsource(method)] if inspect.isfunction(method) else []
+            except (OSError, TypeError):
+                if name == "forward":
+                    return None
+    return "".join(found)
 
 
-def _alpha_channels(x: Tensor, p: Rate) -> tuple[Tensor, Tensor | int]:
-    return drop_alpha(x, p, (*x.shape[:2], *[1] * (x.ndim - 2)))
-
-
-_OF_FORWARDS: dict[Any, Drop] = {
-    nn.Dropout.forward: _elements,
-    nn.Dropout1d.forward: functools.partial(_channels, 3),
-    nn.Dropout2d.forward: drop_channels,
-    nn.Dropout3d.forward: functools.partial(_channels, 5),
-    nn.AlphaDropout.forward: _alpha,
-    nn.FeatureAlphaDropout.forward: _alpha_channels,
+_OF_TORCH: dict[Any, Regularizer] = {
+    nn.Dropout.forward: Dropout(),
+    nn.Dropout1d.forward: Dropout1d(),
+    nn.Dropout2d.forward: Dropout2d(),
+    nn.Dropout3d.forward: Dropout3d(),
 }
-
-
-def _drops_samples(module: nn.Module, attribute: str) -> Drop | None:
-    """Ours, if the layer drops whole samples, and scales the others up or leaves them."""
-    if module._modules or module._parameters or module._buffers:
-        return None  # more than a plain one: a trial could change what it holds
-    tried: Any = copy.copy(module)
-    tried.training = True
-    try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            setattr(tried, attribute, 0.5)
-            y = type(module).forward(tried, torch.ones(64, 3, 2, device="cpu"))
-        rows = y[:, :1, :1]
-        kept = rows.max().item()
-        whole = bool((y == rows).all() and ((rows == 0) | (rows == kept)).all())
-    except Exception:  # somebody's layer may want anything else: it then acts by itself
-        return None
-    if not whole or rows.min() != 0 or kept not in (1.0, 2.0) or y.shape != (64, 3, 2):
-        return None
-    return functools.partial(drop_samples, rescale=kept == 2.0)
 
 
 def zeroed(nonzero: Tensor, y: Tensor) -> Tensor:

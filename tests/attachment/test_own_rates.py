@@ -99,8 +99,7 @@ BAD = {
     "no rate": (
         {"fc": R},
         r"'fc': Retune\(p=0.25\) can't work on fc: a Linear holds no rate \(p, drop_prob, "
-        r"prob, drop_rate, drop_p\); builtin\(model\) lists what drops "
-        r"\(there are: dropout, branches.1.drop_path\)$",
+        r"prob, drop_rate, drop_p\); see builtin\(model\)$",
     ),
     "holds one itself": ({"lstm": R}, r"a LSTM holds no rate .*; it holds 'attr:lstm.dropout'$"),
     "inside": ({"branches": R}, "a Sequential holds no rate .*; inside it, branches.1.drop_path"),
@@ -109,41 +108,50 @@ BAD = {
     "a parameter": ({"param:fc.weight": R}, "param: takes regularizers of gradients"),
     "an Identity": (
         {"branches.0.drop_path": R},
-        r"it is an nn.Identity, .* to drop samples there, put DropPath\(p=...\) on it",
+        r"on branches.0.drop_path: it is an nn.Identity, .* Put DropPath\(p=...\) on it, .* use "
+        r"presets.drop_path\(model, p\), .* Select\(names=..., types='DropPath'\)$",
     ),
-    "another Identity": (
+    "an Identity besides": ({"branches.*.drop_path": R}, "on branches.0.drop_path: it is an nn.Id"),
+    "Identities": (
         {"branches.**.norm": R, "other": Dropout(p=0.1)},
         r"on branches.0.norm, branches.1.norm: it is an nn.Identity, .* DropPath\(p=...\)",
     ),
-    "an Identity besides": (
-        {"branches.*.*": R},
-        "on branches.0.norm, branches.1.norm: it is an nn.Identity, and no layer of this entry "
-        "that drops has its name",
+    "in one list": (
+        {"dropout": [R, R]},
+        "'dropout' and 'dropout': Retune and Retune both set the rate of dropout. A layer has one "
+        r"rate: leave one of them out, or call remove\(\) of the Attachment",
     ),
-    "in one list": ({"dropout": [R, R]}, "'dropout' and 'dropout': both set dropout; a rate is"),
-    "in two entries": ({"dropout": R, "type:Dropout": R}, "'dropout' and 'type:Dropout': both set"),
-    "by attr, too": ({"dropout": R, "attr:dropout.p": R}, "both set dropout.p; a rate is held by"),
-    "twice by attr": ({"attr:lstm.dropout": R, "attr:lstm.*": R}, "both set lstm.dropout"),
+    "in two entries": (
+        {"dropout": R, "type:Dropout": R},
+        "'dropout' and 'type:Dropout': Retune and Retune both set the rate of dropout",
+    ),
+    "by attr, too": ({"dropout": R, "attr:dropout.p": R}, "both set the rate of dropout.p"),
+    "twice by attr": (
+        {"attr:lstm.dropout": R, "attr:lstm.*": R},
+        "'attr:lstm.dropout' and 'attr:lstm.\\*': Retune and Retune both set the rate of lstm.dro",
+    ),
     "with Dropout": (
         {"dropout": [R, Dropout(p=0.1)]},
-        "'dropout' and 'dropout': Retune and Dropout both drop at dropout; give Retune the rate "
-        "that is meant, and leave Dropout out",
+        "'dropout' and 'dropout': Retune and Dropout both set the rate of dropout",
     ),
     "after Dropout": (
         {"type:Dropout": Dropout2d(p=0.1), "dropout": R},
-        "'dropout' and 'type:Dropout': Retune and Dropout2d both drop at dropout",
+        "'type:Dropout' and 'dropout': Dropout2d and Retune both set the rate of dropout",
     ),
     "by attr with Dropout": (
         {"attr:dropout.p": R, "dropout": Dropout(p=0.1)},
-        "'attr:dropout.p' and 'dropout': Retune and Dropout both drop at dropout",
+        "'attr:dropout.p' and 'dropout': Retune and Dropout both set the rate of dropout",
     ),
     "DropPath": (
-        {"branches.*.drop_path": R, Select(names="branches.1.*", compose=True): DropPath(p=0.1)},
-        "Retune and DropPath both drop at branches.1.drop_path",
+        {
+            "branches.1.drop_path": R,
+            Select(names="branches.1.*", compose=True): DropPath(p=0.1),
+        },
+        "Retune and DropPath both set the rate of branches.1.drop_path",
     ),
     "always, by attr": (
         {"attr:lstm.dropout": Retune(p=0.1, active="always")},
-        "drops by itself, in training mode: active='always' can't reach it$",
+        "on lstm.dropout: the LSTM itself drops, in training mode only: leave active='always' out$",
     ),
 }
 
@@ -187,7 +195,7 @@ def test_layers_without_a_rate_that_can_be_set(case):
 
 def test_a_layer_of_its_own_can_t_be_always_on(hook_count):
     model = nn.Sequential(nn.Linear(3, 3), Masks(0.5), nn.Dropout(0.5))
-    with pytest.raises(SpecError, match=r"1 problem.*\n.* on 1: it drops by itself, .*reach it$"):
+    with pytest.raises(SpecError, match=r"1 problem.*\n.* on 1: the Masks itself drops, "):
         attach(model, {"1": Retune(p=0.1, active="always")})
     assert (model[1].prob, hook_count(model)) == (0.5, 0)
     attach(model, {"2": Retune(p=1.0, active="always")})
@@ -217,26 +225,25 @@ def test_arguments(options, error, message):
 
 
 LIVE = {
-    "Retune": ({"dropout": R}, {"dropout": R}, "'dropout': Retune is already on, as dropout/Ret"),
-    "by attr": ({"attr:dropout.p": R}, {"dropout": R}, "already on, as dropout.p/Retune of a live"),
-    "attr": ({"dropout": R}, {"attr:dropout.p": R}, "Retune is already on, as dropout/Retune of"),
-    "attr twice": ({"attr:lstm.dropout": R}, {"attr:lstm.*": R}, "on, as lstm.dropout/Retune of"),
+    "Retune": ({"dropout": R}, {"dropout": R}, "dropout/Retune and 'dropout': Retune and Retune"),
+    "by attr": ({"attr:dropout.p": R}, {"dropout": R}, "dropout.p/Retune and 'dropout'"),
+    "attr": ({"dropout": R}, {"attr:dropout.p": R}, "dropout/Retune and 'attr:dropout.p'"),
+    "attr twice": ({"attr:lstm.dropout": R}, {"attr:lstm.*": R}, "lstm.dropout/Retune and 'attr:"),
     "Dropout": (
         {"dropout": R},
         {"dropout": Dropout(p=0.1)},
-        "dropout/Retune and 'dropout': Retune and Dropout both drop at dropout",
+        "dropout/Retune and 'dropout': Retune and Dropout both set the rate of dropout.* remove",
     ),
     "on Dropout": (
         {"dropout": Dropout(p=0.1)},
         {"dropout": R},
-        "'dropout' and dropout/Dropout: Retune and Dropout both drop at dropout",
+        "dropout/Dropout and 'dropout': Dropout and Retune both set the rate of dropout",
     ),
     "attr on Dropout": (
         {"dropout": Dropout(p=0.1)},
         {"attr:dropout.p": R},
-        "'attr:dropout.p' and dropout/Dropout: Retune and Dropout both drop at dropout",
+        "dropout/Dropout and 'attr:dropout.p': Dropout and Retune both set the rate",
     ),
-    "Identity": ({"branches.*.drop_path": R}, {"branches.*.drop_path": R}, "live Attachment"),
 }
 
 

@@ -55,7 +55,6 @@ def test_every_kind_of_site_is_among_them():
         observe(with_rates(member), torch.randn(BATCH, 3, member.size, member.size)),
         ("Dropout", "ours"),
         ("DropPath", "ours"),
-        ("Identity", "ours"),
         ("Dropout", "read"),
         ("PatchDropout", "itself"),
     )

@@ -107,7 +107,7 @@ CASES = {
     "convnext": (
         convnext,
         lambda: {"pixel_values": torch.randn(2, 3, 32, 32)},
-        {("Identity", "ours"): 1, ("ConvNextDropPath", "ours"): 3},
+        {("ConvNextDropPath", "ours"): 3},
     ),
     "llama": (llama, lambda: {**words(), "use_cache": False}, {("LlamaAttention", "attribute"): 2}),
 }

@@ -83,8 +83,9 @@ def test_a_layer_alone():
     assert rows_of(nn.Dropout(0.5)) == [(".", "Dropout", 0.5, True)]
     model = nn.Dropout(0.5)
     attached = attach(model, builtin(model).spec(p=0.25))
-    assert model.p == 0.25
+    assert attached.rates == {"./Retune": {"p": 0.25}}
     attached.remove()
+    assert model.p == 0.5
 
 
 def test_off_are_rates_of_0_and_layers_in_evaluation():
@@ -154,12 +155,14 @@ def test_a_spec_keeps_each_rate():
     assert "blocks.*.drop" in spec.to_plain()
 
 
-def test_a_spec_of_one_rate_counts_identities_in():
-    rates = rates_under(builtin(Net()).spec(p=0.25))
-    assert rates.keys() == {*(n.removeprefix("attr:") for n, *_ in ROWS), "blocks.0.drop_path"}
+def test_a_spec_of_one_rate_leaves_identities_out():
+    spec = builtin(Net()).spec(p=0.25)
+    rates = rates_under(spec)
+    assert rates.keys() == {name.removeprefix("attr:") for name, *_ in ROWS}
     assert set(rates.values()) == {0.25}
+    assert repr(Select(names="blocks.*.drop_path", types="DropPath")) in repr(spec)
     by_depth = rates_under(builtin(Net()).spec(p=ByDepth(0.0, 0.2)))
-    assert [by_depth[f"blocks.{i}.drop_path"] for i in range(3)] == [0.0, 0.1, 0.2]
+    assert [by_depth[f"blocks.{i}.drop_path"] for i in (1, 2)] == [0.0, 0.2]
 
 
 def test_a_spec_changes_nothing_that_is_drawn():
@@ -197,8 +200,13 @@ def test_no_rates(p, error, message):
 
 
 def test_names_that_a_pattern_would_not_mean_alone():
-    """The head between them holds no rate, and is no Identity."""
-    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 3), nn.Dropout(0.5))
+    """A dropout whose rate can't be set is between them."""
+
+    class Fixed(nn.Dropout):
+        p = property(lambda self: 0.5, lambda self, p: None)
+
+    Fixed.p = Fixed.p.getter(lambda self: "half")
+    model = nn.Sequential(nn.Dropout(0.5), Fixed(), nn.Dropout(0.5))
     spec = builtin(model).spec(p=0.1)
     assert repr(Select(names=("0", "2"))) in repr(spec)
     assert len(attach(model, spec)) == 2
