@@ -194,9 +194,7 @@ def _trained(
     return all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
 
 
-def _rate(
-    attached: Attachment, seen: _Calls, layers: dict[str, nn.Module], idle: set[str]
-) -> Rate:
+def _rate(attached: Attachment, seen: _Calls, layers: dict[str, nn.Module], idle: set[str]) -> Rate:
     """What was dropped by one layer, given ones in the shape of what the model gave it."""
     site, module, attribute = seen.site, seen.module, seen.hook.attribute
     held = getattr(module, attribute)

@@ -42,6 +42,7 @@ class Retune(DropsShare, Regularizer):
     p: Probability
     ours: Regularizer | None = field(default=None, init=False, repr=False, compare=False)
 
+    linear: ClassVar[bool] = True
     refused_options: ClassVar[tuple[str, ...]] = ("at", "index", "layout", "grid", "prefix_tokens")
     """Options of all regularizers that mean nothing here."""
 

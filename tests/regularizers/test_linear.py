@@ -16,6 +16,7 @@ REGULARIZERS = [
     *(regularizers.Dropout2d(p) for p in (0.05, 0.5, 1.0)),
     *(regularizers.Dropout3d(p) for p in (0.05, 0.5, 1.0)),
     *(regularizers.DropPath(p, scale_by_keep=s) for p in (0.05, 0.5, 1.0) for s in (True, False)),
+    *(regularizers.Retune(p).acting_as(regularizers.Dropout2d()) for p in (0.05, 0.5, 1.0)),
     *(regularizers.GaussianDropout(p) for p in (0.05, 0.5)),
     *(regularizers.DropBlock1d(p, 5) for p in (0.05, 0.5, 1.0)),
     *(regularizers.DropBlock2d(p, b) for p in (0.05, 0.5, 1.0) for b in (2, (3, 30))),
