@@ -1,15 +1,14 @@
 """The command ``dropblock-hooks``: one module a command.
 
-command        `main`: the options that all commands take, what is printed, exit codes
-layers         what regularizers can be attached to
-builtin        what a model drops by itself
+command        `main`: shared options, printing, exit codes
+layers         the layers of a model
+builtin        the rates that a model already has
 plan           what a spec will do on a model
-check          what is wrong with a spec file, without a model
-regularizers   what can stand in a spec file
+check          the entries of a spec file, or what is wrong with it
+regularizers   the classes that a spec file can name
 preset         placements from papers, as spec files
-models         the model that a command is about
-docstrings     what docstrings say of fields and papers
-result         what a command gives back
+models         build the model that a command is about
+result         what a command returns
 """
 
 from .command import main

@@ -2,8 +2,6 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +11,7 @@ from ..planning.dry_run import DryRunError
 from ..planning.layers import LayerRow, layers
 from ..selectors.index import Index, Target
 from ..selectors.select import match
-from ..tables import Table
+from ..tables import Table, shown
 from .models import add_model, input_size, model_of, samples
 from .result import CommandError, Commands, Result, of_table
 
@@ -22,7 +20,7 @@ def add_layers(commands: Commands, shared: argparse.ArgumentParser) -> None:
     command = commands.add_parser(
         "layers",
         parents=[shared],
-        help="list what regularizers can be attached to",
+        help="list the layers of a model",
         description="List the layers of a model: name, type, output shape, calls per forward and "
         "parameters. Nothing is downloaded; no memory is taken for weights.",
     )
@@ -38,16 +36,16 @@ def add_layers(commands: Commands, shared: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> Result:
     model = model_of(options.model)
-    chosen = match(options.selector, Index(model)) if options.selector else None
-    if chosen is not None and chosen[0].parameter is not None:
-        return of_table(_parameters(chosen))
-    if chosen is not None and chosen[0].attribute is not None:
-        raise CommandError("attr: names rates, which `dropblock-hooks builtin` lists")
+    if not options.selector:
+        return of_table(_layers(model, options))
+    chosen = match(options.selector, Index(model))
+    if chosen[0].parameter is not None:
+        return _parameters(chosen)
+    if chosen[0].attribute is not None:
+        raise CommandError("attr: selects rates; list them with `dropblock-hooks builtin`")
     table = _layers(model, options)
-    if chosen is not None:
-        names = {target.name for target in chosen}
-        table = Table([row for row in table if row.name in names], table.columns)
-    return of_table(table)
+    names = {target.name for target in chosen}
+    return of_table(Table([row for row in table if row.name in names], table.columns))
 
 
 def _layers(model: nn.Module, options: argparse.Namespace) -> Table[LayerRow]:
@@ -64,27 +62,25 @@ def _layers(model: nn.Module, options: argparse.Namespace) -> Table[LayerRow]:
         return layers(model)
 
 
-@dataclass(frozen=True)
-class ParameterRow:
-    """One parameter."""
-
-    name: str
-    shape: tuple[int, ...]
-    elements: int
-    trainable: bool
-
-
-def _parameters(targets: Sequence[Target]) -> Table[ParameterRow]:
-    found = [(t.name, t.module._parameters[t.parameter or ""]) for t in targets]
-    rows = [
-        ParameterRow(name, tuple(p.shape), p.numel(), p.requires_grad)
-        for name, p in found
-        if p is not None
-    ]
-    columns: dict[str, Any] = {
-        "parameter": lambda row: row.name,
-        "shape": lambda row: row.shape,
-        "elements": lambda row: row.elements,
-        "trainable": lambda row: "yes" if row.trainable else "no",
-    }
-    return Table(rows, columns)
+def _parameters(targets: list[Target]) -> Result:
+    rows: list[dict[str, Any]] = []
+    for target in targets:
+        parameter = target.module.get_parameter(target.parameter or "")
+        rows.append(
+            {
+                "name": target.name,
+                "shape": list(parameter.shape),
+                "elements": parameter.numel(),
+                "trainable": parameter.requires_grad,
+            }
+        )
+    table = Table(
+        rows,
+        {
+            "parameter": lambda row: row["name"],
+            "shape": lambda row: shown(tuple(row["shape"])),
+            "elements": lambda row: row["elements"],
+            "trainable": lambda row: "yes" if row["trainable"] else "no",
+        },
+    )
+    return Result(table.to_text, rows)

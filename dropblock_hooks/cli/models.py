@@ -1,6 +1,6 @@
-"""The model that a command is about: of timm or torchvision, or made by a function of the user's.
+"""Build the model that a command is about: one of timm or torchvision, or the user's own.
 
-Nothing is downloaded; a model is made on the meta device where that works, and takes no memory.
+Nothing is downloaded. A model is built on the meta device where that works, and takes no memory.
 """
 
 import argparse
@@ -24,7 +24,7 @@ _LIBRARIES = ("timm", "torchvision")
 
 
 def add_model(command: argparse.ArgumentParser) -> None:
-    """The arguments of a command that is about a model."""
+    """Add the arguments of a command that is about a model."""
     command.add_argument(
         "model", metavar="MODEL", help="resnet50, torchvision:resnet50 or package.module:factory"
     )
@@ -33,17 +33,17 @@ def add_model(command: argparse.ArgumentParser) -> None:
         nargs="+",
         type=count,
         metavar="N",
-        help="shape of one sample, behind all else: 3 224 224",
+        help="shape of one sample; put it last: 3 224 224",
     )
 
 
 def model_of(name: str) -> nn.Module:
-    """The model that a name means, without pretrained weights."""
-    make = _maker(name)
+    """Build the model with this name, without pretrained weights."""
+    make = _factory(name)
     try:
         with torch.device("meta"):
             model = make()
-    except Exception:  # it may read numbers, which there are none of on meta
+    except Exception:  # a constructor that reads numbers fails on the meta device
         try:
             model = make()
         except Exception as error:
@@ -54,27 +54,36 @@ def model_of(name: str) -> nn.Module:
 
 
 def input_size(model: nn.Module, options: argparse.Namespace) -> tuple[int, ...]:
-    """The shape of one sample: as was said, else as the model tells."""
+    """The shape of one sample: as given, else from the model, else 3×224×224."""
     own = own_input(model)
     return tuple(options.input_size or ((3, 224, 224) if own is None else own.shape[1:]))
 
 
 def samples(model: nn.Module, options: argparse.Namespace, n: int = 2) -> Tensor:
-    """So many empty samples, where the model is."""
+    """A batch of zeros on the device of the model."""
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
     size = input_size(model, options)
     return torch.zeros(n, *size, dtype=like.dtype, device=like.device)
 
 
-def _maker(name: str) -> Callable[[], Any]:
-    """What makes the model."""
+def _factory(name: str) -> Callable[[], Any]:
     place, colon, what = name.partition(":")
     if not colon:
-        return _named(name, _LIBRARIES)
-    return _named(what, (place,)) if place in _LIBRARIES else _factory(place, what)
+        return _library_model(name, _LIBRARIES)
+    if place in _LIBRARIES:
+        return _library_model(what, (place,))
+    found: Any = import_module(place)
+    for part in what.split("."):
+        if not hasattr(found, part):
+            raise CommandError(f"{place} has no {quote(what)}{closest(part, dir(found))}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise CommandError(f"{name} must be a function or a class, got {shown(found)}")
+    make: Callable[[], Any] = found
+    return make
 
 
-def _named(name: str, libraries: tuple[str, ...]) -> Callable[[], Any]:
+def _library_model(name: str, libraries: tuple[str, ...]) -> Callable[[], Any]:
     """A model of the first library that knows the name."""
     try:
         import timm
@@ -94,28 +103,15 @@ def _named(name: str, libraries: tuple[str, ...]) -> Callable[[], Any]:
     known = {"timm": timm.list_models, "torchvision": lambda: names}
     hint = closest(name, [each for library in libraries for each in known[library]()])
     if not hint and "." in name:
-        hint = ": a factory of yours is package.module:factory, with a colon"
+        hint = ": your own model is written package.module:factory, with a colon"
     raise CommandError(f"unknown model {quote(name)}{hint}")
 
 
-def _factory(place: str, path: str) -> Callable[[], Any]:
-    """A function or class in a module of the user's."""
-    found: Any = import_module(place)
-    for part in path.split("."):
-        if not hasattr(found, part):
-            raise CommandError(f"{place} has no {quote(path)}{closest(part, dir(found))}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise CommandError(f"{place}:{path} must be a function or a class, got {shown(found)}")
-    make: Callable[[], Any] = found
-    return make
-
-
 def import_module(name: str) -> Any:
-    """A module of the user's, also of the folder in which the command was called."""
+    """Import a module of the user's, also from the current folder."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         return importlib.import_module(name)
-    except Exception as error:  # the module is somebody's code
+    except Exception as error:
         raise CommandError(f"can't import {quote(name)}: {described(error)}") from error

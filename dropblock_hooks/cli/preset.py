@@ -12,7 +12,6 @@ from ..selectors.index import Index
 from ..selectors.select import match
 from ..spec.convert import regularizer_from, schedule_from
 from ..spec.files import read_yaml
-from .docstrings import arguments, summary
 from .models import add_model, model_of, samples
 from .result import CommandError, Commands, Result, count
 
@@ -42,18 +41,36 @@ def _option(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"must be NAME=VALUE, got {text!r}")
-    read = [*_read(lambda line: read_yaml(line, name)[0].values(), f"{name}: {value}")]
-    if len(read) != 1:
-        raise argparse.ArgumentTypeError(f"must have one value, got {text!r}")
-    return name, read[0]
+    return name, _read(lambda value: read_yaml(value, name)[0], value)
 
 
-_TYPES: dict[str, dict[str, Any]] = {
-    "p": {"type": _rate},
-    "block_size": {"type": count, "metavar": "N"},
-    "regularizer": {"type": _regularizer, "metavar": "TEXT"},
-    "stages": {"type": int, "nargs": "+", "metavar": "N"},
-    "first": {"type": float, "metavar": "SHARE"},
+_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "p": {"type": _rate, "help": "the highest rate: a number or a schedule (default: 0.1)"},
+    "block_size": {"type": count, "metavar": "N", "help": "edge of the block (default: 7)"},
+    "regularizer": {
+        "type": _regularizer,
+        "metavar": "TEXT",
+        "required": True,
+        "help": "what is put there, such as 'Dropout2d(p=0.2)'",
+    },
+    "stages": {
+        "type": int,
+        "nargs": "+",
+        "metavar": "N",
+        "help": "stages by number, negative from the end (default: -2 -1)",
+    },
+    "first": {
+        "type": float,
+        "metavar": "SHARE",
+        "help": "share of the rate at the first of these stages (default: 0.25)",
+    },
+    "options": {
+        "flag": "--option",
+        "type": _option,
+        "action": "append",
+        "metavar": "NAME=VALUE",
+        "help": "an option of the regularizer, such as layout=NHWC; repeatable",
+    },
 }
 
 
@@ -66,39 +83,26 @@ def add_preset(commands: Commands, shared: argparse.ArgumentParser) -> None:
     )
     names = command.add_subparsers(required=True, metavar="NAME", title="presets")
     for preset in _PRESETS:
-        said = summary(preset).replace("`", "")
-        one = names.add_parser(preset.__name__, parents=[shared], help=said, description=said)
+        summary = (inspect.getdoc(preset) or "").partition("\n")[0].replace("`", "")
+        one = names.add_parser(preset.__name__, parents=[shared], help=summary, description=summary)
         add_model(one)
-        meanings = arguments(inspect.cleandoc(preset.__doc__ or ""))
         for name in _own(preset):
-            _add_argument(one, inspect.signature(preset).parameters[name], meanings[name])
+            given = {"flag": f"--{name.replace('_', '-')}", **_ARGUMENTS[name]}
+            one.add_argument(given.pop("flag"), dest=name, **given)
         one.set_defaults(run=_run, preset=preset)
 
 
 def _own(preset: Any) -> list[str]:
-    """The arguments that the command takes: all but those that it finds itself."""
+    """The arguments of a preset that the command takes."""
     names = inspect.signature(preset).parameters
     return [name for name in names if name not in ("model", "example_input")]
-
-
-def _add_argument(command: argparse.ArgumentParser, p: inspect.Parameter, meaning: str) -> None:
-    if p.kind is p.VAR_KEYWORD:
-        meaning = f"an option {meaning.rstrip('.')}, as layout=NHWC; repeatable".replace("`", "")
-        several: dict[str, Any] = {"action": "append", "default": [], "metavar": "NAME=VALUE"}
-        command.add_argument("--option", dest=p.name, type=_option, help=meaning, **several)
-        return
-    given: dict[str, Any] = {"required": True}
-    if p.default is not p.empty:
-        meaning = f"{meaning.rstrip('.')} (default: {p.default})"
-        given = {"default": p.default}
-    flag = f"--{p.name.replace('_', '-')}"
-    command.add_argument(flag, help=meaning, **_TYPES[p.name], **given)
 
 
 def _run(options: argparse.Namespace) -> Result:
     model = model_of(options.model)
     given = {name: getattr(options, name) for name in _own(options.preset)}
-    given.update(given.pop("options", ()))
+    given.update(given.pop("options", None) or ())
+    given = {name: value for name, value in given.items() if value is not None}
     takes = inspect.signature(options.preset).parameters
     if "model" in takes:
         given["model"] = model
@@ -110,5 +114,5 @@ def _run(options: argparse.Namespace) -> Result:
         raise CommandError(str(error)) from error
     index = Index(model)
     for entry in spec:
-        match(entry.selector, index)  # of a preset that takes no model
+        match(entry.selector, index)  # by_stage takes no model, and does not check the stages
     return Result(lambda width: spec.to_yaml().rstrip(), spec.to_plain())

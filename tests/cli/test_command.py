@@ -1,5 +1,6 @@
 """The command: what it prints, as text and JSON, and how it fails."""
 
+import inspect
 import json
 import subprocess
 import sys
@@ -139,11 +140,6 @@ def test_what_fails_is_one_line_and_exit_code_1(capsys, arguments, text):
         (["preset", "drop_path", "vit_tiny_patch16_224", "--p", "a lot"], "--p"),
         (["preset", "drop_block_resnet", "resnet18", "--option", "layout"], "must be NAME=VALUE"),
         (["preset", "drop_block_resnet", "resnet18", "--option", "layout=[N"], "--option: line 1"),
-        (["preset", "drop_block_resnet", "resnet18", "--option", "x=" + "[" * 3000], "too deeply"),
-        (
-            ["preset", "drop_block_resnet", "resnet18", "--option", "x=1\ny: 2"],
-            "must have one value",
-        ),
         (["layers", "resnet18", "--import"], "--import"),
     ],
 )
@@ -230,36 +226,26 @@ def test_check_shows_all_faults(capsys):
     assert "there is no file 'no.yaml'" in err
 
 
-@pytest.mark.parametrize(
-    ("name", "said"), [("WeightStats", "an observer"), ("LinearSchedule", "a schedule")]
-)
-def test_the_kind_of_a_class_is_told_in_plain_english(capsys, name, said):
-    code, out, _ = run(capsys, "regularizers", name)
-    assert code == 0
-    assert out.splitlines()[0].startswith(f"{name}: {said}")
-
-
 def test_regularizers(capsys):
     code, out, _ = run(capsys, "regularizers")
     assert code == 0
     rows = data_of(capsys, "regularizers")
     assert {row["name"] for row in rows} == set(dropblock_hooks.registry.registered(object))
-    by_name = {row["name"]: row for row in rows}
-    block = by_name["DropBlock1d"]  # whose paper and meanings stand at its functions
-    assert (block["acts_on"], block["paper"]) == ("activation", "Ghiasi, Lin and Le, 2018")
-    assert "https://arxiv.org/abs/1810.12890" in block["reference"]
-    p = {"name": "p", "takes": "in [0, 1] or a schedule", "default": "0.1"}
-    assert block["fields"][0].items() >= p.items()
-    assert all(field["meaning"] for field in block["fields"])
-    assert by_name["ClipGradNorm"]["fields"][0]["default"] is None
-    cited = {name for name, row in by_name.items() if row["paper"]}
-    assert {"ScaleGrad", "WindowSchedule", "ByDepth", "StochasticDepth", "Disout"} <= cited
-    for row in rows:
-        if row["name"] in dropblock_hooks.__all__:
-            assert row["name"] in out
-            _, full, _ = run(capsys, "regularizers", row["name"])
-            assert max(map(len, full.splitlines())) <= 100
-            assert all(f"  {field['name']}: {field['takes']}" in full for field in row["fields"])
+    assert all(row["name"] in out for row in rows)
+    kinds = {row["name"]: (row["kind"], row["acts_on"]) for row in rows}
+    assert kinds["DropBlock1d"] == ("regularizer", "activation")
+    assert kinds["ClipGradNorm"] == ("regularizer", "gradient")
+    assert kinds["WeightStats"] == ("observer", None)
+    assert kinds["LinearSchedule"] == ("schedule", None)
+
+
+def test_the_docstring_of_one(capsys):
+    code, out, _ = run(capsys, "regularizers", "DropBlock1d")
+    assert code == 0
+    assert out.startswith("DropBlock1d(p=0.1, block_size=7, calibration='exact', ")
+    assert inspect.getdoc(dropblock_hooks.DropBlock1d) in out
+    row = data_of(capsys, "regularizers", "DropBlock1d")
+    assert row["doc"] == inspect.getdoc(dropblock_hooks.DropBlock1d)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +302,6 @@ TABLES = [
     ("plan", "resnet18", "spec.yaml", "--epochs", "9"),
     ("check", "spec.yaml"),
     ("regularizers",),
-    ("regularizers", "DropBlock2d"),
 ]
 
 
