@@ -10,11 +10,11 @@ from typing import Any, Generic, TypeVar, overload
 Row = TypeVar("Row")
 Columns = dict[str, Callable[[Row], Any]]
 WIDTH = 100
-"""How wide what is printed may be, in characters."""
+"""The default width of printed tables, in characters."""
 UNLIMITED = sys.maxsize
 """A width at which nothing is shortened."""
 _GAP = 2
-_NARROW = 8  # a column is not made narrower than this as long as another one can be
+_NARROW = 8  # other columns are narrowed before one becomes narrower than this
 _NARROWEST = 3
 
 
@@ -22,7 +22,7 @@ _NARROWEST = 3
 class Forms:
     """One cell in several lengths, the longest first: a table takes the longest that fits.
 
-    A column in which nothing stands any more is left out.
+    A column whose cells are all empty is left out.
     """
 
     texts: tuple[str, ...]
@@ -33,7 +33,7 @@ class Forms:
 
 @dataclass(frozen=True)
 class Section(Generic[Row]):
-    """Rows under one line of headings, with a line above them that says what they mean."""
+    """Rows under one line of headings, with a note above them."""
 
     rows: Sequence[Row]
     columns: Columns[Row]
@@ -43,12 +43,12 @@ class Section(Generic[Row]):
 class Table(Sequence[Row], Generic[Row]):
     """A sequence of dataclass rows with a heading.
 
-    As text it is at most 100 columns wide, or as `to_text` is told: what is longer is shortened in
-    its middle. The rows, `to_dict`, `to_pandas` and the HTML of notebooks hold everything whole.
+    The text is at most as wide as `to_text` is told, for up to 20 columns; longer cells are
+    shortened in the middle. Rows, `to_dict`, `to_pandas` and the HTML of notebooks are complete.
 
     Args:
         rows: the rows.
-        columns: heading → how the cell is found.
+        columns: for each heading, a function from the row to the cell.
         title: a line above the table.
     """
 
@@ -78,11 +78,11 @@ class Table(Sequence[Row], Generic[Row]):
         return pandas.DataFrame(self.to_dict())
 
     def sections(self) -> list[Section[Row]]:
-        """The rows as they are printed, under one line of headings or several."""
+        """The rows as they are printed, under one or several lines of headings."""
         return [Section(self.rows, self.columns)]
 
     def to_text(self, width: int = WIDTH) -> str:
-        """The table as text of at most so many columns; `UNLIMITED` shortens nothing."""
+        """The table as text of this width; `UNLIMITED` shortens nothing."""
         parts = ["\n".join(_lines(section, width)) for section in self.sections()]
         title = [elide(_one_line(self.title), width)] if self.title else []
         return "\n".join([*title, "\n\n".join(parts)])
@@ -93,9 +93,22 @@ class Table(Sequence[Row], Generic[Row]):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """The same for notebooks, nothing shortened."""
+        """One table of all rows with the columns of all sections, for notebooks."""
+        sections = self.sections()
+        heads = list(dict.fromkeys(head for section in sections for head in section.columns))
+        cells: dict[int, dict[str, str]] = {id(row): {} for row in self.rows}
+        for section in sections:
+            for row, found in zip(section.rows, _cells(section), strict=True):
+                cells[id(row)].update(zip(section.columns, map(shown, found), strict=True))
+        lines = [[row.get(head, "") for head in heads] for row in cells.values()]
         title = f"<p>{escape(self.title)}</p>\n" if self.title else ""
-        return title + "\n".join(_html(section) for section in self.sections())
+        head = f"<thead>{_html_row(heads, 'th')}</thead>"
+        body = "\n".join(_html_row(line, "td") for line in lines)
+        return f"{title}<table>\n{head}\n<tbody>\n{body}\n</tbody>\n</table>"
+
+
+def _html_row(texts: Sequence[str], tag: str) -> str:
+    return f"<tr>{''.join(f'<{tag}>{escape(text)}</{tag}>' for text in texts)}</tr>"
 
 
 def _cells(section: Section[Row]) -> list[list[Any]]:
@@ -103,19 +116,17 @@ def _cells(section: Section[Row]) -> list[list[Any]]:
 
 
 def _lines(section: Section[Row], width: int) -> list[str]:
-    """Headings, a rule and the rows, with the longest form of the cells that fits."""
-    heads, cells = list(section.columns), _cells(section)
+    """Note, headings, a rule and the rows, with the longest forms of the cells that fit."""
+    cells = _cells(section)
     deepest = max((len(c.texts) for row in cells for c in row if isinstance(c, Forms)), default=1)
     for level in range(deepest):
         texts = [[_one_line(_form(cell, level)) for cell in row] for row in cells]
-        kept = [any(column) for column in zip(*texts, strict=True)] or [True] * len(heads)
-        lines = [list(itertools.compress(line, kept)) for line in (heads, *texts)]
+        kept = [any(column) for column in zip(*texts, strict=True)] or [True] * len(section.columns)
+        lines = [list(itertools.compress(line, kept)) for line in (section.columns, *texts)]
         natural = [max(map(len, column)) for column in zip(*lines, strict=True)]
         widths = fit(natural, list(map(len, lines[0])), width)
         if widths == natural:
             break
-    if len(widths) < len(natural):  # not even the headings of all have room
-        lines = [[*line[: len(widths) - 1], "…"] for line in lines]
     columns = zip(zip(*lines, strict=True), widths, strict=True)
     narrow = [[text.ljust(n) for text in apart(c, n)] for c, n in columns]
     text = ["  ".join(line).rstrip() for line in zip(*narrow, strict=True)]
@@ -125,36 +136,31 @@ def _lines(section: Section[Row], width: int) -> list[str]:
 
 
 def fit(natural: Sequence[int], heads: Sequence[int], width: int = WIDTH) -> list[int]:
-    """The widths of columns side by side, the widest made narrower until all have room.
-
-    Where they can't have it, the last ones are left out, and the last width is that of a column
-    which says so.
+    """The widths of columns side by side: the widest is narrowed until all have room.
 
     Args:
-        natural: what each column would take.
-        heads: what its heading takes.
-        width: what there is.
+        natural: the width that each column needs.
+        heads: the width of its heading.
+        width: the room for all.
     """
     room = width - _GAP * (len(natural) - 1)
-    if sum(min(n, _NARROWEST) for n in natural) > room:
-        most = (width - 1) // (_NARROWEST + _GAP)
-        return [*fit(natural[:most], heads[:most], width - _GAP - 1), 1]
-    widths = [min(n, room) for n in natural]
+    widths = list(natural)
     for lowest in ([max(_NARROW, head) for head in heads], [_NARROWEST] * len(heads)):
         while sum(widths) > room and (can := [i for i, w in enumerate(widths) if w > lowest[i]]):
-            widths[max(can, key=lambda i: (widths[i], i))] -= 1
+            i = max(can, key=lambda i: (widths[i], i))
+            widths[i] = max(lowest[i], min(widths[i] - 1, room))
     return widths
 
 
 def elide(text: str, width: int = WIDTH) -> str:
-    """The text, with its middle left out where it is wider: ``layer…conv2``."""
+    """The text, without its middle where it is wider: ``layer…conv2``."""
     if len(text) <= width:
         return text
     return f"{text[: width // 2]}…{text[len(text) - (width - 1) // 2 :]}"
 
 
 def apart(texts: Sequence[str], width: int) -> list[str]:
-    """The texts elided to a width; where that makes different ones equal, what differs is kept.
+    """The texts elided to a width; where that makes different texts equal, their ends are kept.
 
     Example:
         >>> apart(["encoder.blocks.0.attention", "encoder.blocks.1.attention"], 16)
@@ -164,7 +170,7 @@ def apart(texts: Sequence[str], width: int) -> list[str]:
     if len(set(short)) == len(set(texts)):
         return short
     wide = [text for text in texts if len(text) > width]
-    pairs = zip(min(wide), max(wide), strict=False)  # what these two share, all share
+    pairs = zip(min(wide), max(wide), strict=False)  # all share what these two share
     shared = next((i for i, (a, b) in enumerate(pairs) if a != b), 0)
     kept = [f"…{text[shared:]}" if len(text) > width else text for text in texts]
     kept = [text if len(text) <= width else f"{text[: width - 1]}…" for text in kept]
@@ -179,18 +185,8 @@ def _one_line(text: str) -> str:
     return " ".join(text.split()) if any(c.isspace() and c != " " for c in text) else text
 
 
-def _html(section: Section[Row]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in section.columns)
-    body = "\n".join(
-        f"<tr>{''.join(f'<td>{escape(shown(cell))}</td>' for cell in row)}</tr>"
-        for row in _cells(section)
-    )
-    note = f"<p>{escape(section.note)}</p>\n" if section.note else ""
-    return f"{note}<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
-
-
 def html_list(heading: str, lines: Sequence[str]) -> str:
-    """Lines below a table in a notebook."""
+    """A list below a table in a notebook."""
     items = "\n".join(f"<li>{escape(line)}</li>" for line in lines)
     return f"<p>{escape(heading)}:</p>\n<ul>\n{items}\n</ul>"
 
@@ -212,10 +208,10 @@ def shown(value: Any) -> str:
 
 
 def named(name: str, aliases: Sequence[str]) -> str:
-    """``layer (= alias, alias)``: a layer that stands at several places."""
+    """``layer (= alias, alias)``: a layer with several names."""
     return f"{name} (= {', '.join(aliases)})" if aliases else name
 
 
 def ranged(value: float | tuple[float, float] | None) -> str:
-    """A cell of a number or of two: ``0 to 0.1``."""
+    """A cell with one number, or with a range: ``0 to 0.1``."""
     return " to ".join(map(shown, value)) if isinstance(value, tuple) else shown(value)
