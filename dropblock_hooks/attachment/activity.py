@@ -45,7 +45,10 @@ class ModelHook:
         if not control.installed or torch._C._current_graph_task_id() != -1:
             return  # a recomputation of checkpointing is no other forward
         record = control.record
-        next(record.trained if model.training else record.evaluated)
+        if model.training:
+            record.trained += 1
+        else:
+            record.evaluated += 1
         if not model.training and torch.is_grad_enabled():
             control.evaluated_with_grad = True
         # in training, a copy may well go its own way

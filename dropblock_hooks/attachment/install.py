@@ -8,7 +8,6 @@ from ..layouts.map_sizes import watch_sizes
 from ..observers.base import Observer
 from ..selectors.wrappers import bare_type
 from ..sites.hooks import InputHook, OutputHook, SiteHook
-from ..sites.meter import device_of
 from ..sites.observe import ObserveHook
 from ..sites.parameters import KeeperHook, ParameterHook
 from ..sites.retune import RetuneHook
@@ -51,9 +50,7 @@ def install(
     control.keys = tuple(hook.site.key for hook in hooks)
     attachment = Attachment(base, control, installed)
     try:
-        model_at = device_of(base)
         for module, hook in installed:
-            hook.site.move(hook.site.values, hook.site.record.meter.home(module, model_at))
             hook.install(module)
             hook.look(module)
         parameters = [hook for hook in hooks if isinstance(hook, ParameterHook)]

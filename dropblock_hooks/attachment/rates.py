@@ -11,7 +11,6 @@ from ..quoting import quote
 from ..regularizers.base import Regularizer
 from ..schedules import UNSAID, length_of, same_kind, spread_rate, within
 from ..sites.hooks import SiteHook
-from ..sites.meter import device_of
 from ..sites.shared import Control
 from ..sites.site import Site
 
@@ -49,11 +48,11 @@ def move(
     values: Sequence[dict[str, float]],
 ) -> None:
     """Put the values of a time in place; windows close where its whole part is another."""
-    model_at, moved = device_of(base), []
+    moved = []
     try:
         for (module, hook), new in zip(installed, values, strict=True):
             moved.append((module, hook, hook.site.values))
-            hook.site.move(new, hook.site.record.meter.home(module, model_at))
+            hook.site.move(new)
             hook.put(module)
     except BaseException:  # of a layer that does not take its rate: all go back
         for _, hook, old in moved:

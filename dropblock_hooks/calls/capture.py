@@ -22,7 +22,7 @@ from ..planning.dry_run import arguments_of
 from ..quoting import kind_of, kind_with_keys, listed, shown
 from ..selectors.select import Select
 from ..selectors.wrappers import unwrap
-from ..sites.identity import GradIdentity
+from ..sites.identity import GradIdentityTraced
 from ..sites.observe import ObserveHook
 from ..sites.shared import Control
 from ..sites.site import Site
@@ -156,7 +156,7 @@ class _EdgeHook(ObserveHook):
         if self.edges is None or not torch.is_grad_enabled():
             return x
         if x.is_leaf:  # one that requires a gradient is somebody's, and would keep the hook
-            x = GradIdentity.apply(x, _unchanged, torch.zeros((), requires_grad=True))
+            x = GradIdentityTraced.apply(x, _unchanged, torch.zeros((), requires_grad=True))
         x = super().watched(x, at, ticket)
         if graph_task() == NO_TASK:
             self.edges.append(get_gradient_edge(x))

@@ -1,14 +1,10 @@
-"""What a site does in one call of its layer: the same for activations and gradients, in eager mode
-and while torch.compile traces.
+"""What a site does with one tensor in eager mode: regularize it, and count.
 
-Eager mode has the rates as numbers and counts into the `Record`. Traced code has them as tensors
-and counts into the `Meter`: no number that changes is read, no branch depends on one, and no
-attribute is written, so that one graph serves all rates, also inside a checkpoint.
+Compiled code runs the same functions, inside the operators of `operator`.
 """
 
 import sys
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,23 +12,17 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.utils._pytree import tree_map_only
 
-from ..checkpointing import NO_TASK, graph_task
+from ..checkpointing import NO_TASK, graph_task, tell_lost_random_state
 from ..functional import axes
 from ..functional.axes import Form
 from ..functional.gradients import Clipped, whole
 from ..functional.masks import wide_dtype
 from ..regularizers.base import Now
+from ..regularizers.dropout import DropsShare
 from ..selectors.wrappers import is_dtensor
 from .grad_scaler import seek
-from .identity import (
-    GradIdentity,
-    GradIdentityTraced,
-    GradIdentityTransformed,
-    is_transformed,
-    may_get_gradient,
-)
-from .meter import Counted, Meter
-from .record import Record
+from .identity import GradIdentity, is_transformed, may_get_gradient
+from .meter import Counted
 from .site import Site
 
 _is_batched = torch._C._functorch.is_legacy_batchedtensor  # batched gradients
@@ -43,7 +33,7 @@ class Call(NamedTuple):
 
     Attributes:
         input: its first input; for ``at="input"`` the value itself.
-        told: all that it took, and gave: sizes of maps may be among it.
+        told: its inputs and its output: sizes of maps may be among them.
         training: its mode.
     """
 
@@ -53,58 +43,94 @@ class Call(NamedTuple):
 
 
 def act(site: Site, x: Tensor, call: Call) -> Tensor:
-    """The activation, regularized and counted; or a copy, whose gradient will be."""
-    if is_compiling():
-        return _trace(site, x, call)
-    if torch._C._is_tracing():
+    """Return the regularized activation, or a copy whose gradient will be regularized."""
+    if torch._C._are_functorch_transforms_active() or torch._C._is_tracing():
         refuse_tracing(site, call.training)
-    on = call.training or site.is_on(call.training)
-    again = on and graph_task() != NO_TASK
-    values = site.values_of_the_forward(again)
-    if site.regularizer.acts_on == "gradient":
-        if not may_get_gradient(x):
-            return x
-        watch = partial(regularize_grad, site, site.form_of(x, call.told), values)
-        kind = GradIdentityTransformed if is_transformed(x) else GradIdentity
-        watched: Tensor = kind.apply(x, watch)
-        return watched
+    if site.idle:  # neither the layout nor the mask matters
+        if graph_task() == NO_TASK and type(total := x.numel()) is int:
+            affected = 0 if isinstance(site.regularizer, DropsShare) else None
+            site.record.add_active(affected, total, 0.0)
+        return x
     form = site.form_of(x, call.told)
-    now = Now(input=call.input, layout=form.layout, training=on, grad_scale=1.0, **values)
-    y, affected, total = _apply(site, x, form, now, site.record)
-    # what always() adds is no training, and not counted
-    if on and not again and (call.training or site.regularizer.active == "always"):
-        site.record.add_active(_known(affected, total), total, next(iter(values.values()), 0.0))
-        if y is x:
-            site.remember_idle(x, form, 0 if affected is None else total)
+    if site.regularizer.acts_on == "activation":
+        return act_on_activation(site, x, form, call)
+    if not may_get_gradient(x):
+        return x
+    watched: Tensor = GradIdentity.apply(x, _OnGradient(site, form, site.values))
+    return watched
+
+
+def act_on_activation(site: Site, x: Tensor, form: Form, call: Call) -> Tensor:
+    """Regularize an activation, and count it unless a checkpoint recomputes it."""
+    values = site.values
+    if graph_task() != NO_TASK:
+        if site.draws and site.rate != 0.0 and not site.recomputed:
+            site.recomputed = True  # before the warning, which may be turned into an error
+            tell_lost_random_state(site.key)
+        return perform(site, x, form, values, call)[0]
+    y, affected, total = perform(site, x, form, values, call)
+    # what always() adds in evaluation is not counted
+    if call.training or site.regularizer.active == "always":
+        rate = next(iter(values.values()), 0.0)
+        site.record.add_active(_known(affected, total), total, rate)
     return y
 
 
-def _trace(site: Site, x: Tensor, call: Call) -> Tensor:
-    """The same in compiled code."""
-    refuse_tracing(site, call.training)
-    gradient = site.regularizer.acts_on == "gradient"
-    if gradient:
-        refuse_transforms(site)
-        if not may_get_gradient(x):
-            return x
-    exporting = torch.compiler.is_exporting()  # nothing to count into; the rates of now are kept
-    form, meter = site.form_of(x, call.told), None
-    if not exporting and (call.training or site.regularizer.active == "always"):
-        meter = site.record.meter
-    values: Mapping[str, Any] = site.values if exporting else site.traced_values(x.device)
-    if meter is not None:
-        meter.add_call()
-    if gradient:  # the values are those of the forward, whatever `step` does before the backward
-        values = {**values, "grad_scale": scale_in_graph(site, x.device)}
-        watch = _TracedWatch(site, form, tuple(values))
-        watched: Tensor = GradIdentityTraced.apply(x, watch, *values.values())
-        return watched
-    on = site.is_on(call.training)
-    now = Now(input=call.input, layout=form.layout, training=on, grad_scale=1.0, **values)
-    y, affected, total = _apply(site, x, form, now, meter)
-    if meter is not None:
-        meter.add_active(affected, total, next(iter(values.values()), 0.0))
-    return y
+def perform(
+    site: Site,
+    x: Tensor,
+    form: Form,
+    values: Mapping[str, float],
+    call: Call,
+    grad_scale: float | Tensor = 1.0,
+    parameter: Tensor | None = None,
+) -> tuple[Tensor, Counted, int]:
+    """Run the regularizer of a site; return its result, the affected elements and the total.
+
+    Raises:
+        SiteError: if the regularizer refuses the tensor, or returns something else than it must.
+    """
+    regularizer = site.regularizer
+    now = Now(
+        input=call.input,
+        layout=form.layout,
+        training=call.training or site.is_on(call.training),
+        grad_scale=grad_scale,
+        **values,
+    )
+    if parameter is not None:
+        now.parameter = parameter
+    try:
+        if regularizer.spatial is None and not regularizer.channelwise:
+            return *_applied(site.bound, x, now), x.numel()
+        inner = axes.as_map(x, form)
+        if regularizer.needs_input and getattr(now.input, "shape", None) == x.shape:
+            now.input = axes.as_map(now.input, form)
+        if regularizer.spatial is not None:
+            site.record.see_map(inner.shape[2:])
+        y, affected = _applied(site.bound, inner, now)
+        return (x if y is inner else axes.put_back(y, x, form)), affected, inner.numel()
+    except (TypeError, ValueError) as error:
+        raise site.error(error) from error
+
+
+def _applied(apply: Any, x: Tensor, now: Now) -> tuple[Tensor, Counted]:
+    """Call ``apply`` and check what it returns."""
+    result = apply(x, now)
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], Tensor):
+        raise TypeError(f"apply must return (tensor, count or None), got {_types(result)}")
+    y, changed = result
+    if y.shape != x.shape:
+        raise ValueError(f"must keep the shape {tuple(x.shape)}, got {tuple(y.shape)}")
+    if now.norms is not None and isinstance(changed, Tensor):
+        return y, Clipped(changed, now.norms)
+    return y, changed
+
+
+def _types(result: object) -> str:
+    if isinstance(result, tuple):
+        return f"({', '.join(type(item).__name__ for item in result)})"
+    return type(result).__name__
 
 
 def scale_in_graph(site: Site, device: torch.device) -> Tensor:
@@ -115,6 +141,16 @@ def scale_in_graph(site: Site, device: torch.device) -> Tensor:
     return torch.full((), scale, dtype=wide_dtype(device), device=device)  # none, or not used yet
 
 
+class _OnGradient:
+    """Regularizes the gradient of one activation, with the rates of its forward."""
+
+    def __init__(self, site: Site, form: Form, values: Mapping[str, float]) -> None:
+        self.site, self.form, self.values = site, form, values
+
+    def __call__(self, grad: Tensor) -> Tensor:
+        return regularize_grad(self.site, self.form, self.values, grad)
+
+
 def regularize_grad(
     site: Site,
     form: Form,
@@ -122,8 +158,9 @@ def regularize_grad(
     grad: Tensor,
     parameter: Tensor | None = None,
 ) -> Tensor:
-    """The gradient, of a parameter or not, regularized and counted; not once the Attachment is
-    switched off or removed.
+    """Regularize the gradient of an activation or a parameter, and count it.
+
+    Once the attachment is switched off or removed, the gradient is returned as it is.
     """
     control = site.control
     if not (control.installed and control.enabled):
@@ -158,73 +195,23 @@ def _regularized(
     values: Mapping[str, Any],
     parameter: Tensor | None,
 ) -> Tensor:
-    now = Now(input=None, layout=form.layout, training=True, grad_scale=scale, **values)
-    now.parameter = parameter
-    y, affected, total = _apply(site, grad, form, now, site.record)
+    y, affected, total = perform(
+        site, grad, form, values, _OF_A_GRADIENT, grad_scale=scale, parameter=parameter
+    )
     if is_dtensor(grad):  # all processes are here; one alone may read what was counted
         affected = tree_map_only(Tensor, whole, affected)
     site.record.add_active(_known(affected, total), total, 0.0)
     return y
 
 
-class _TracedWatch:
-    """The same in compiled code, which is given the values as tensors."""
-
-    def __init__(self, site: Site, form: Form, names: tuple[str, ...]) -> None:
-        self.site, self.form, self.names = site, form, names
-
-    def __call__(self, grad: Tensor, *values: Tensor) -> Tensor:
-        meter, named = self.site.record.meter, dict(zip(self.names, values, strict=True))
-        now = Now(input=None, layout=self.form.layout, training=True, **named)
-        y, affected, total = _apply(self.site, grad, self.form, now, meter)
-        meter.add_active(affected, total, 0.0)
-        return y
-
-
-def _apply(
-    site: Site, x: Tensor, form: Form, now: Now, counts: Record | Meter | None
-) -> tuple[Tensor, Counted, int]:
-    """The tensor regularized, how much of it was affected, and out of how many elements."""
-    regularizer = site.regularizer
-    apply = regularizer.apply if regularizer.traceable and is_compiling() else site.bound
-    try:
-        if regularizer.spatial is None and not regularizer.channelwise:
-            return *_applied(apply, x, now), x.numel()
-        inner = axes.as_map(x, form)
-        if regularizer.needs_input and getattr(now.input, "shape", None) == x.shape:
-            now.input = axes.as_map(now.input, form)
-        if counts is not None and regularizer.spatial is not None:
-            counts.see_map(inner.shape[2:])
-        y, affected = _applied(apply, inner, now)
-        return (x if y is inner else axes.put_back(y, x, form)), affected, inner.numel()
-    except (TypeError, ValueError) as error:
-        raise site.error(error) from error
-
-
-def _applied(apply: Any, x: Tensor, now: Now) -> tuple[Tensor, Counted]:
-    """What ``apply`` returns, if it is what it must be."""
-    result = apply(x, now)
-    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], Tensor):
-        raise TypeError(f"apply must return (tensor, count or None), got {_types(result)}")
-    y, changed = result
-    if y.shape != x.shape:
-        raise ValueError(f"must keep the shape {tuple(x.shape)}, got {tuple(y.shape)}")
-    if now.norms is not None and isinstance(changed, Tensor):
-        return y, Clipped(changed, now.norms)
-    return y, changed
-
-
-def _types(result: object) -> str:
-    if isinstance(result, tuple):
-        return f"({', '.join(type(item).__name__ for item in result)})"
-    return type(result).__name__
+_OF_A_GRADIENT = Call(None, (), True)
 
 
 def _known(affected: Counted, total: int) -> Counted:
-    """The count, if it is, or holds, one number, out of a number of elements; else None.
+    """The count, if it is, or holds, one number; else None.
 
-    Not so inside a function transform or batched gradients, which it must not outlive, and where
-    there is no data: on the meta device, in fake tensors, and of symbolic sizes, as in make_fx.
+    It is unknown inside a function transform, which it must not outlive, and where there is no
+    data: on the meta device and in fake tensors.
     """
     count = affected.changed if isinstance(affected, Clipped) else affected
     if type(total) is not int:
@@ -243,34 +230,50 @@ def has_data(x: Tensor) -> bool:
     return _known(x, 0) is x and not torch._C._are_functorch_transforms_active()
 
 
+def is_exporting() -> bool:
+    """Whether torch.export traces: a program of its own can hold no site.
+
+    In torch 2.9, ``torch.compiler.is_exporting()`` is true inside torch.compile as well.
+    """
+    return bool(getattr(torch.compiler, "_is_exporting_flag", False))
+
+
 def is_exported() -> bool:
     """Whether a program is made of this forward: it has nowhere to keep what is seen."""
     tracing: bool = not is_compiling() and torch._C._is_tracing()
-    return tracing or torch.compiler.is_exporting()
+    return tracing or is_exporting()
 
 
 def refuse_tracing(site: Site, training: bool) -> None:
-    """Raise SiteError where a trace or an export would not keep what the site does."""
+    """Raise SiteError where a trace, an export or a transform would not keep what the site does."""
+    if not site.is_on(training):
+        return
     tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # torch's
-    if tracing and site.is_on(training):
+    if tracing:
         raise site.error(
-            "torch.jit.trace would keep the rate of now for good: call model.eval() before "
-            "tracing, and leave active='always' and always() out; torch.export can hold it"
+            "torch.jit.trace would record the present rate as a constant: call model.eval() before "
+            "tracing, without active='always' and always(); torch.export is supported"
         )
-    if torch.compiler.is_exporting() and site.regularizer.acts_on == "gradient":
+    if is_exporting() and site.regularizer.acts_on == "gradient":
         raise site.error(
-            "torch.export keeps a forward alone, without what acts on gradients: call "
+            "torch.export records the forward only, so gradients can't be regularized: call "
             "model.eval() before exporting"
         )
+    refuse_transforms(site)
 
 
 def refuse_transforms(site: Site) -> None:
-    """Raise SiteError in a graph of ``torch.func``, which would lose what acts on gradients.
-
-    Where torch.compile may break the graph, it does, and eager mode follows.
-    """
-    if torch._C._are_functorch_transforms_active():
+    """Raise SiteError inside torch.func.vmap and jvp, and in compiled torch.func transforms."""
+    if not torch._C._are_functorch_transforms_active():
+        return
+    if is_compiling():
+        unsupported = {"a compiled transform"}
+    else:
+        stack = torch._C._functorch.get_interpreter_stack() or ()
+        unsupported = {each.key().name for each in stack} - {"Grad", "Functionalize"}
+    if unsupported:
         raise site.error(
-            "torch.compile can't trace what acts on gradients inside torch.func.grad, vmap and the "
-            "like: leave fullgraph=True out, or call it without torch.compile"
+            f"{', '.join(sorted(unsupported))}: torch.func.vmap, torch.func.jvp and compiled "
+            "torch.func transforms are not supported: call them on the model in evaluation mode, "
+            "or inside `with attached.paused():`"
         )

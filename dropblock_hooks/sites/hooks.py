@@ -4,47 +4,29 @@ They are objects of module-level classes, so that a model with hooks pickles and
 their site, and no reference to the model, to the Attachment, or to a tensor of a graph.
 """
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any
 
-import torch
 from torch import Tensor, compiler, nn
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from . import indexing
-from .act import Call, act
-from .identity import is_transformed
+from . import indexing, operator
+from .act import Call, act, is_exporting, perform, refuse_tracing
+from .identity import is_transformed, may_get_gradient
 from .site import Site
 
-_disabled: list[Any] = []
-_REASON = (
-    "dropblock_hooks: what is attached there can't be traced: leave fullgraph=True out, or call "
-    "the model under torch.compiler.set_stance('force_eager')"
-)
 
-
-def break_graph(call: Callable[..., Any], *given: Any) -> Any:
-    """Call it as in eager mode: nothing in it is compiled."""
-    if "torch._dynamo" not in sys.modules:
-        return call(*given)  # importing dynamo takes a second
-    if not _disabled:
-        _disable()
-    return _disabled[0](call, *given)
-
-
-def _disable() -> None:
-    _disabled.append(torch.compiler.disable(_call, reason=_REASON))  # type: ignore[no-untyped-call]  # torch's
-
-
-# what torch.compiler.disable() sets, which no traced code can call: the first break may be in one
-_disable._torchdynamo_disable = True  # type: ignore[attr-defined]
-_disable._torchdynamo_disable_msg = _REASON  # type: ignore[attr-defined]
-
-
-def _call(call: Callable[..., Any], *given: Any) -> Any:
-    return call(*given)
+def regularized(site: Site, x: Tensor, call: Call) -> Tensor:
+    """The activation after the regularizer, in eager mode, in compiled code and in exports."""
+    if not is_compiling():
+        return act(site, x, call)
+    refuse_tracing(site, call.training)
+    if is_exporting():  # the program keeps the present rates as constants
+        return perform(site, x, site.form_of(x, call.told), site.values, call)[0]
+    if site.regularizer.acts_on == "activation":
+        return operator.regularize(site, x, call)
+    return operator.watch_gradient(site, x, call) if may_get_gradient(x) else x
 
 
 class Turn(IntEnum):
@@ -81,11 +63,9 @@ class SiteHook:
         site = self.site
         if is_dynamo_compiling() or compiler._is_compiling_flag:  # is_compiling() takes longer
             return self._compile(module, *given)
-        if not site.enter(module.training, given):
+        if not site.enter(module.training):
             return None
-        if site.regularizer.traceable:
-            return self._act(module, *given)
-        return break_graph(self._act, module, *given)
+        return self._act(module, *given)
 
     @property
     def owner_name(self) -> str:
@@ -117,16 +97,19 @@ class SiteHook:
         raise NotImplementedError
 
     def _compile(self, module: nn.Module, *given: Any) -> Any:
-        """Under torch.compile: nothing where the site has nothing to do, so that an export is
-        clean; traced, or (where the regularizer can't be) a break in the graph.
+        """Called while torch.compile or torch.export traces.
+
+        Nothing of a site that is off in this mode is traced, so that evaluation stays clean. Where
+        a schedule moves, an evaluation is noted, for the warning that nobody calls ``step``.
         """
         site = self.site
-        site.trace_mode(module.training)
-        if not site.acts(module.training):
-            return None
-        if site.regularizer.traceable or torch.compiler.is_exporting():
+        if is_exporting():
+            return self._act(module, *given) if site.acts(module.training) else None
+        if site.may_act(module.training):
             return self._act(module, *given)
-        return break_graph(self, module, *given)
+        if site.moves:
+            operator.tell_call(site, (module.training,))
+        return None
 
 
 def put_on(module: nn.Module, hook: Any, at_input: bool, with_kwargs: bool = False) -> None:
@@ -185,7 +168,7 @@ class OutputHook(SiteHook):
             )
         taken = (*args, *kwargs[0].values()) if kwargs else args
         call = Call(args[0] if args else None, (*taken, output), module.training)
-        y = act(site, x, call)
+        y = regularized(site, x, call)
         if y is x:
             return None
         return y if index is None else indexing.put(output, index, y)
@@ -239,7 +222,7 @@ class InputHook(SiteHook):
         except ValueError as error:
             given = f"(arguments: {len(args)}, keywords: {list(kwargs)})"
             raise site.error(f"what the layer is given {error} {given}") from None
-        y = act(site, x, Call(x, (*args, *kwargs.values()), module.training))
+        y = regularized(site, x, Call(x, (*args, *kwargs.values()), module.training))
         if y is x:
             return None
         changed = indexing.put(values, index, y)

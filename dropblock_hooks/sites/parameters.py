@@ -11,9 +11,12 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
+from ..checkpointing import NO_TASK, graph_task
+from ..handles import new_handle
 from ..observers.base import Observer
 from ..selectors.wrappers import find_module, shard_refusal
-from .act import refuse_tracing, refuse_transforms, regularize_grad
+from . import operator
+from .act import is_exporting, refuse_tracing, refuse_transforms, regularize_grad
 from .hooks import SiteHook, Turn, hooks_of
 from .site import Site
 
@@ -45,10 +48,15 @@ class ParameterHook(SiteHook):
         self.on = True
         self.trained = self.evaluated = False
         self.called = False  # whether its owner is ever called
+        self.handle = new_handle(self)
         self._hooked: list[tuple[weakref.ref[Tensor], RemovableHandle]] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_hooked": []}
+        return {**self.__dict__, "handle": None, "_hooked": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.handle = new_handle(self)  # a copy is another hook
 
     def install(self, module: nn.Module) -> None:
         module.register_forward_pre_hook(self.__call__)
@@ -85,31 +93,32 @@ class ParameterHook(SiteHook):
         return None
 
     def _compile(self, module: nn.Module, *given: Any) -> None:
-        self.site.trace_mode(module.training)
-        if torch.compiler.is_exporting():
-            if self.site.acts(module.training):
-                refuse_tracing(self.site, module.training)
+        training = module.training
+        if is_exporting():
+            if self.site.acts(training):
+                refuse_tracing(self.site, training)
             return
-        if self.site.acts(module.training):
+        if self.site.is_on(training):
             refuse_transforms(self.site)
-            self.site.record.meter.add_call()
-        if torch.is_grad_enabled():
-            # what was hooked stays hooked; `step` looks after it. The keeper has told the mode: to
-            # write it again is a side effect, which a checkpoint in the graph does not allow
-            if self.site.is_on(module.training):
-                if not self.trained:
-                    self.trained = True
-            elif not self.evaluated:
-                self.evaluated = True
+        if self.site.is_on(training) or torch.is_grad_enabled() or self.site.moves:
+            operator.tell_call(self, (training, torch.is_grad_enabled()))
+
+    def note_call(self, flags: list[bool]) -> None:
+        """Note a forward of the owner in compiled code; `step` looks after the parameter."""
+        training, with_grad = flags
+        self.called = True
+        self.site.enter(training)
+        if with_grad and graph_task() == NO_TASK:
+            self.take_mode(training)
 
     def follow(self, module: nn.Module) -> None:
         """Before gradients come: take over the mode of the owner, and its parameter."""
-        self.take_mode(module)
+        self.take_mode(module.training)
         self.rehook(module)
 
-    def take_mode(self, module: nn.Module) -> None:
-        """A forward with gradients begins, in the mode of this module."""
-        if self.site.is_on(module.training):
+    def take_mode(self, training: bool) -> None:
+        """A forward with gradients begins, in this mode."""
+        if self.site.is_on(training):
             self.trained = True
         else:
             self.evaluated = True
@@ -169,19 +178,18 @@ class ParameterHook(SiteHook):
 class KeeperHook:
     """Forward pre-hook of the model: follows parameters whose owners are never called themselves.
 
-    Such are the projections of an attention that takes their weights, and parameter lists. In
-    compiled code it tells the mode of all: it stands before any checkpoint in the graph.
+    Such are the projections of an attention that takes their weights, and parameter lists.
     """
 
     def __init__(self, hooks: Iterable[ParameterHook]) -> None:
         self.hooks = tuple(hooks)
 
     def __call__(self, model: nn.Module, *args: Any) -> None:
-        if torch.compiler.is_exporting() or not torch.is_grad_enabled():
+        if is_exporting() or not torch.is_grad_enabled():
             return
-        if is_compiling():
+        if is_compiling():  # constants are written, and nothing is read: no graph and no guard
             for hook in self.hooks:
-                hook.take_mode(_submodule(model, hook.owner_name) or model)
+                hook.take_mode((_submodule(model, hook.owner_name) or model).training)
             return
         for hook in self.hooks:
             if not hook.called:

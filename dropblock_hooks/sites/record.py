@@ -1,6 +1,5 @@
 """The record of a site: totals that only grow, and the moments between which its windows lie."""
 
-import itertools
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,48 +9,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..functional.axes import Form, are_numbers
+from ..functional.axes import are_numbers
 from ..functional.gradients import Clipped
 from .counts import Counts, Mark, Reading, settle, union
 from .meter import CALLS, RESUMED, Counted, Meter, Sizes
 from .norms import NO_NORMS, Norms
 
 _COUNTING = threading.Lock()  # one for all: a lock of its own could be neither copied nor pickled
-_MOST_KINDS = 256  # of tensors, that are remembered at a rate of 0
-
-
-class Idle:
-    """Training calls at a rate of 0 with tensors of one shape and type: nothing is to be done.
-
-    Attributes:
-        dtype: the type.
-        form: how their axes are read.
-        total: elements to count in each.
-        calls: counts them, one with each `next`, from any thread.
-        looks: how often they were looked at.
-    """
-
-    def __init__(self, dtype: torch.dtype, form: Form, total: int) -> None:
-        self.dtype, self.form, self.total = dtype, form, total
-        self.calls, self.looks = itertools.count(), 0
 
 
 class Record:
     """All that a site has counted, whether in eager mode or in compiled code.
 
     Attributes:
-        evaluated: counts the calls in evaluation mode, one with each `next`, from any thread.
-        trained: the same in training mode, without those that `idle` counts.
-        idle: counts those at a rate of 0 that need no run, by shape; of a second type, by both.
+        evaluated: calls in evaluation mode.
+        trained: calls in training mode.
         meter: what compiled code has counted.
     """
 
     def __init__(self, spatial: int | None, gradients: bool = False) -> None:
         self.meter = Meter(spatial, torch.device("cpu"), gradients)
-        self.evaluated, self.trained = itertools.count(), itertools.count()
-        self.idle: dict[tuple[Any, ...], Idle] = {}
-        self._reads = 0
-        self._active = self._total = self._passed = 0
+        self.evaluated = self.trained = 0
+        self._active = self._total = 0
         self._lying: Any = 0  # affected: an unread tensor
         self._expected = 0.0
         self._maps: Sizes | None = None
@@ -60,48 +39,20 @@ class Record:
         self._held: _Moment | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        with _COUNTING:
-            evaluated, trained, active, total = self._ticked()
-        ticked = {"evaluated": evaluated, "trained": trained, "_active": active, "_total": total}
-        return {**self.__dict__, **ticked, "idle": {}, "_passed": 0, "_reads": 0, "_held": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.evaluated = itertools.count(state["evaluated"])
-        self.trained = itertools.count(state["trained"])
+        return {**self.__dict__, "_held": None}
 
     def _ticked(self) -> tuple[int, int, int, int]:
-        """Calls by mode, those in which it was on, and the elements that passed in these.
-
-        To look at a counter is to count, so looks are taken off. The lock is the caller's.
-        """
-        reads, self._reads = self._reads, self._reads + 1
-        passed, total = self._passed, self._total
-        for idle in self.idle.values():
-            calls, idle.looks = next(idle.calls) - idle.looks, idle.looks + 1
-            passed, total = passed + calls, total + calls * idle.total
-        trained = next(self.trained) - reads + passed
-        return next(self.evaluated) - reads, trained, self._active + passed, total
+        """Calls by mode, those in which it was on, and the elements that passed in these."""
+        return self.evaluated, self.trained, self._active, self._total
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
         """Within it, calls in evaluation are not counted."""
-        evaluated, self.evaluated = self.evaluated, itertools.count()
+        evaluated = self.evaluated
         try:
             yield
         finally:
             self.evaluated = evaluated
-
-    def remember_idle(self, x: Tensor, form: Form, total: int) -> None:
-        """Calls with such a tensor count so many elements; of very many kinds, the last ones."""
-        with _COUNTING:
-            if len(self.idle) >= _MOST_KINDS:
-                *_, active, self._total = self._ticked()
-                self._passed = active - self._active
-                self.idle.clear()
-            idle = Idle(x.dtype, form, total)
-            if self.idle.setdefault(x.shape, idle).dtype is not x.dtype:
-                self.idle.setdefault((x.shape, x.dtype), idle)
 
     def add_active(self, affected: Counted, total: int, rate: float) -> None:
         """One more call in which the regularizer was on, and what it did; a tensor is not read."""

@@ -24,7 +24,6 @@ class Control:
         root: where names begin in the model.
         epoch: the time.
         always: whether what is random acts in evaluation too.
-        was_always: whether it ever did: sites note their evaluations then.
         stepped: whether anybody has called `Attachment.step`.
         fresh: whether nobody has since attaching or loading: no epoch has ended then.
         warned: whether it was told that nobody calls it.
@@ -51,7 +50,7 @@ class Control:
         self.epoch = 0.0
         self.enabled = True
         self.installed = True
-        self.always = self.was_always = False
+        self.always = False
         self.stepped = False
         self.fresh = True
         self.warned = False
@@ -120,7 +119,7 @@ class Control:
     @contextmanager
     def acting_always(self) -> Iterator[None]:
         """What is random acts in evaluation too within a ``with`` block."""
-        before, self.always, self.was_always = self.always, True, True
+        before, self.always = self.always, True
         try:
             yield
         finally:

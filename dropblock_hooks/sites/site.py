@@ -1,16 +1,14 @@
 """A site: one regularizer on one layer, its state and what it has counted."""
 
 import copy
-import sys
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..checkpointing import NO_TASK, Past, graph_task, plainly_run, tell_lost_random_state
-from ..functional.axes import Form, are_numbers
-from ..functional.masks import wide_dtype
+from ..checkpointing import NO_TASK, graph_task
+from ..functional.axes import Form
+from ..handles import new_handle
 from ..layouts.hints import Evidence
 from ..observers.base import Watch
 from ..regularizers.base import Regularizer
@@ -65,14 +63,12 @@ class Site:
         self.forms = Forms(regularizer, evidence, control.sizes)
         self.order, self.position = 0, (0, 0)  # in the spec: of its entry, and in that
         self.record = Record(regularizer.spatial, gradients=regularizer.acts_on == "gradient")
-        self._waiting = self._recomputed = False
+        self.handle = new_handle(self)
+        self.recomputed = False
         self._mode: bool | None = None  # of the last call, while nobody has stepped a schedule
         self._resumed = 0  # how often training went on after an evaluation
-        self._acted = {True: Past[bool](), False: Past[bool]()}  # by the layer's mode
-        self._drawn_with = Past[Mapping[str, float]]()
         self.bound: Any = None
         self.set_regularizer(regularizer)
-        self._notes_modes = self._waiting  # for good: `set` compiles nothing anew
 
     def set_regularizer(self, regularizer: Regularizer) -> None:
         """Put another one of the same class in place, with the values of the present epoch."""
@@ -84,31 +80,27 @@ class Site:
         if hasattr(before, "state_dict") and hasattr(self.bound, "load_state_dict"):
             self.bound.load_state_dict(before.state_dict())
         self.move(values)
-        self._waiting = regularizer.moving
+        self.moves = regularizer.moving
         self._beyond_training = regularizer.active == "always" or regularizer.follows_host
 
-    def move(self, values: dict[str, float], device: torch.device | None = None) -> None:
-        """Put other values in place; new tensors, since a pending backward may hold the old.
-
-        They, and the meter, go to the device where the layer is, if that is known.
-        """
-        meter = self.record.meter
-        if device is not None:
-            meter.to(device)
-            if self.watch is not None:
-                self.watch.to(device)
+    def move(self, values: dict[str, float]) -> None:
+        """Put other values in place; a new dict, since a pending backward may hold the old one."""
         self.values = values
         self.rate = next(iter(values.values()), None)
-        whole = self.regularizer.index is None and self.regularizer.idle_at_zero
-        self._idle = whole and self.rate == 0.0
-        self._still = False  # True: at a rate of 0, and a training call would do as the last one
-        # for compiled code: other numbers in it do not compile anew. Not one tensor without axes
-        # for each: torch would take those for Python scalars, and trace all twice
-        place = meter.counts.device
-        with torch.inference_mode(False):  # of a validation: the next training can't use such
-            self._traced = torch.empty(len(values), dtype=wide_dtype(place), device=place)
-            for at, value in enumerate(values.values()):
-                self._traced[at].fill_(value)  # no copy from the host, which would be waited for
+        self.idle = self.rate == 0.0 and self._changes_nothing_at_zero()
+
+    def _changes_nothing_at_zero(self) -> bool:
+        """Whether the activation stays as it is at a rate of 0; a subclass of a user may act."""
+        regularizer = self.regularizer
+        ours = type(regularizer).apply.__module__.startswith(f"{__name__.partition('.')[0]}.")
+        return ours and regularizer.idle_at_zero and regularizer.acts_on == "activation"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "handle"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.handle = new_handle(self)  # a copy is another site
 
     def close_window(self) -> None:
         """The whole part of the epoch changes: begin to count anew."""
@@ -197,51 +189,33 @@ class Site:
         low, high = (self.regularizer.block_in_force(size) for size in maps)
         return None if low is None or high is None else varying((low, high))
 
-    def enter(self, training: bool, given: tuple[Any, ...] = ()) -> bool:
-        """Count a forward call in this mode; whether the regularizer is to be run in it.
+    def enter(self, training: bool) -> bool:
+        """Count a forward call in this mode; return whether the regularizer is to run.
 
-        `given` is what torch calls the hook with, a pre-hook with (arguments, keywords): at a rate
-        of 0 a tensor of a shape and type that was seen needs no run.
+        The forward that a checkpoint recomputes is not counted.
         """
-        if graph_task() != NO_TASK:  # recomputing, whatever was switched since the forward
-            return bool(self._acted[training].again())
-        record, control = self.record, self.control
-        if not (training or self._beyond_training or control.was_always):
-            next(record.evaluated)
-            if self._waiting and not control.stepped:
-                self._watch_time(training)
-            return False
-        counter = record.trained if training else record.evaluated
-        acts = still = training and self._still and control.installed and control.enabled
-        if not still:
-            acts = control.installed and control.enabled and (training or self.acts(training))
-            past = self._acted[training]
-            if past.settled is not acts:
-                past.note(acts)
+        control = self.control
+        off = not (training or self._beyond_training or control.always)
+        if graph_task() == NO_TASK:
+            record = self.record
             if training:
-                if not acts:
-                    control.idled = True  # never written back: another thread may have set it
-                settled = past.settled is True and self._drawn_with.settled is self.values
-                self._still = still = self._idle and settled
-        if still:
-            try:  # where torch.jit traces, sizes are tensors, and equal to none that was seen
-                x = given[0][0] if self._at_input else given[-1]
-                seen = record.idle[x.shape]
-                if seen.dtype is not x.dtype:
-                    seen = record.idle[x.shape, x.dtype]
-            except (AttributeError, IndexError, KeyError, TypeError):
-                pass  # no tensor, a new kind, or a symbolic size (make_fx), which has no hash
+                record.trained += 1
             else:
-                self.forms.last, counter, acts = seen.form, seen.calls, False
-        next(counter)
-        if self._waiting and not control.stepped:
-            self._watch_time(training)
-        return acts
+                record.evaluated += 1
+            if self.moves and not control.stepped:
+                self._watch_time(training)
+            if training and not control.enabled:
+                control.idled = True
+        return not off and self.acts(training)
 
-    def remember_idle(self, x: Tensor, form: Form, total: int) -> None:
-        """A call has counted so many elements, and done nothing: at a rate of 0, as all will."""
-        if self._idle and form.grid is None and are_numbers(x.shape):
-            self.record.remember_idle(x, form, total)
+    def note_call(self, flags: list[bool]) -> None:
+        """Note a forward of compiled code in which the site is off."""
+        if graph_task() == NO_TASK and self.moves and not self.control.stepped:
+            self._watch_time(flags[0])
+
+    def may_act(self, training: bool) -> bool:
+        """Whether it acts in this mode unless it is switched off: what compiled code asks."""
+        return self._beyond_training or self.is_on(training)
 
     def acts(self, training: bool) -> bool:
         """Whether the regularizer is to be run in this mode of its layer."""
@@ -274,27 +248,6 @@ class Site:
         except ValueError as error:
             raise self.error(error) from None
 
-    def values_of_the_forward(self, again: bool) -> Mapping[str, float]:
-        """The values now; in a forward that runs again, those of the one that it repeats."""
-        past, now = self._drawn_with, self.values
-        if again:
-            if not self._recomputed and self.rate != 0.0 and self.draws:
-                self._recomputed = True  # first: it may be stopped early, inside the call
-                tell_lost_random_state(self.key)
-            if (before := past.again()) is not None:
-                return before
-        if past.settled is not now:
-            past.note(now)
-        return now
-
-    def traced_values(self, device: torch.device) -> dict[str, Tensor]:
-        """The values on this device, as 0-dim tensors, for compiled code; the meter follows, at the
-        price of one compilation.
-        """
-        self.record.meter.to(device)
-        row = self._traced.to(device, non_blocking=True)
-        return {name: row[at] for at, name in enumerate(self.values)}
-
     def error(self, cause: object) -> SiteError:
         """An error that names the site."""
         where = f" at its {self.at}" if self.at == "input" else ""
@@ -306,22 +259,13 @@ class Site:
             self._resumed += 1
         if training or self._mode is not None:
             self._mode = training
-        if plainly_run() and "torch._dynamo" in sys.modules:  # the other mode may run compiled
-            self.record.meter.see_mode(training)
         if self._resumed >= _EVALUATIONS:
             self.tell_waiting()
 
-    def trace_mode(self, training: bool) -> None:
-        """Let compiled code note a mode, where the schedule moves: it can't warn."""
-        if self._notes_modes and not torch.compiler.is_exporting():
-            self.record.meter.see_mode(training)
-
     def resumed(self) -> int:
         """After how many evaluations training went on without a ``step``; 0 where that may be."""
-        if self.control.stepped or not self._waiting:
-            return 0
-        times = max(self._resumed, self.record.read(elements=False).resumed)
-        return times if times >= _EVALUATIONS else 0
+        stepped = self.control.stepped or not self.moves
+        return 0 if stepped or self._resumed < _EVALUATIONS else self._resumed
 
     def waiting(self) -> str:
         """What is told of a schedule that nobody moves."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from ..regularizers.gradients import OnGradients
 from ..selectors.wrappers import is_dtensor, shard_refusal, update_refusal
 from ..warn import warn
 from .act import regularize_update
-from .hooks import SiteHook, break_graph
+from .hooks import SiteHook
 from .parameters import ParameterHook
 from .shared import Control
 
@@ -39,7 +40,7 @@ class UpdateHook(ParameterHook):
         return not self.lost(module)
 
     def follow(self, module: nn.Module) -> None:
-        self.take_mode(module)
+        self.take_mode(module.training)
         if not self.site.control.optimizers and shard_refusal(module) is None:
             self._watch(module._parameters.get(self.parameter))
 
@@ -98,7 +99,7 @@ class StepHook:
 
     def _begin(self, optimizer: Any) -> None:
         """The gradients have come; where the step is compiled, what follows is not."""
-        break_graph(self._regularize, optimizer)
+        _break_graph(self._regularize, optimizer)
 
     def _regularize(self, optimizer: Any) -> None:
         """Regularize the gradients, in the order of the spec."""
@@ -129,6 +130,13 @@ class StepHook:
         if is_dtensor(parameter):
             self._shards[hook] = weakref.ref(parameter)
         return self._shards.get(hook, lambda: parameter)()
+
+
+def _break_graph(call: Callable[[Any], None], optimizer: Any) -> None:
+    """Call it in eager mode: an optimizer step that torch.compile traces is interrupted here."""
+    if "torch._dynamo" in sys.modules:  # importing it takes a second
+        call = torch.compiler.disable(call)  # type: ignore[no-untyped-call]  # torch's
+    call(optimizer)
 
 
 def _regularize(entry: Sequence[tuple[UpdateHook, Tensor, Tensor]], scale: Tensor | None) -> None:

@@ -561,6 +561,7 @@ GRADIENT = ClipGradNorm(LinearSchedule(1, 2, 9))
     ),
 )
 def test_a_forgotten_step_in_compiled_code(net, look, mode, regularizer):
+    """Compiled code warns where eager code does: when training goes on after two evaluations."""
     attached = attach(net, {"layer1.*": regularizer})
     training, evaluation = calls_of(net, mode)
     evaluate(net, evaluation)
@@ -569,11 +570,11 @@ def test_a_forgotten_step_in_compiled_code(net, look, mode, regularizer):
         LOOKS["report" if look in ("step", "remove") else look](attached)
         evaluate(net, evaluation)
     LOOKS["report"](attached)
-    train(training)
-    (finding, _) = [each for each in attached.verify() if each.kind == "not_stepped"]
-    assert "after 6 calls of the layer and 2 evaluations" in finding.message or mode != "compiled"
     with pytest.warns(HookWarning, match=r"rate still .* 2 evaluations.*step\(0\) at the start"):
-        LOOKS[look](attached)
+        train(training)
+    (finding, _) = [each for each in attached.verify() if each.kind == "not_stepped"]
+    assert "2 evaluations" in finding.message
+    LOOKS[look](attached)
     attached.report()
 
 

@@ -1,6 +1,5 @@
 """Activation checkpointing: the same masks, gradients and counts as without it."""
 
-import contextlib
 from functools import partial
 
 import pytest
@@ -15,16 +14,12 @@ from torch.utils.checkpoint import (
 
 from dropblock_hooks import (
     Applied,
-    ClampGrad,
     ClipGradNorm,
     DropBlock2d,
     Dropout,
     Dropout2d,
     HookWarning,
-    LinearSchedule,
     Regularizer,
-    ScaleGrad,
-    StepSchedule,
     attach,
     register,
 )
@@ -251,179 +246,6 @@ def test_a_net_without_gradients_is_not_taken_for_a_recomputation():
     with torch.no_grad():
         net(net.example())
     assert [s.active_calls for s in attached.sites] == [1, 1]
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("change", ["step", "set", "paused", "enabled", "evaluation"])
-def test_what_changes_before_the_backward_does_not_reach_the_recomputation(change, reentrant):
-    def gradients(changes):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
-        attached = attach(model, {"1": DropBlock2d(LinearSchedule(0.2, 0.9, epochs=2), 3)})
-        x = torch.randn(2, 3, 9, 9, requires_grad=True)
-        paused = attached.paused() if change == "paused" else contextlib.nullcontext()
-        with paused:
-            y = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=reentrant)
-            if not changes:
-                y.square().sum().backward()
-        if changes:
-            if change == "step":
-                attached.step(1)
-            elif change == "set":
-                attached.set("1/DropBlock2d", p=0.8)
-            elif change == "enabled":
-                attached.enabled = False
-            elif change == "evaluation":
-                model.eval()(x.detach())
-                model.train()
-            y.square().sum().backward()
-        return [p.grad for p in model.parameters()]
-
-    torch.testing.assert_close(gradients(True), gradients(False), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("rates", [(0.0, 0.5), (0.5, 0.0)])
-def test_a_rate_that_leaves_or_reaches_0_before_the_backward(rates, reentrant):
-    """On a shape that was seen at 0, where the regularizer need not run again."""
-
-    def gradient(steps):
-        model = nn.Sequential(nn.Identity())
-        attached = attach(model, {"0": Dropout2d(StepSchedule({0: 0.0, 1: rates[0], 2: rates[1]}))})
-        x = torch.ones(8, 8, 2, 2, requires_grad=True)
-        model(x)
-        attached.step(1)
-        torch.manual_seed(0)
-        y = checkpoint(lambda x: model(x).square(), x, use_reentrant=reentrant)
-        if steps:
-            attached.step(2)
-        y.sum().backward()
-        return x.grad
-
-    assert torch.equal(gradient(True), gradient(False))
-    assert bool((gradient(True) == 2).all()) == (rates[0] == 0)
-
-
-def _paused(attached, model, x):
-    with attached.paused(), torch.no_grad():
-        model(x)
-
-
-def _disabled_with_gradients(attached, model, x):
-    attached.enabled = False
-    model(x)
-
-
-def _stepped(attached, model, x):
-    attached.step(1)
-    with torch.no_grad():
-        model(x)
-
-
-def _set(attached, model, x):
-    for site in attached:
-        if "p" in site.values:
-            attached.set(site.key, p=0.9)
-    model(x)
-
-
-def _stepped_and_paused(attached, model, x):
-    attached.step(1)
-    _paused(attached, model, x)
-
-
-def _seen_in_inference_mode(attached, model, x):
-    attached.step(1)
-    with attached.paused(), torch.inference_mode():
-        model(x)
-
-
-BETWEEN = [
-    _paused,
-    _disabled_with_gradients,
-    _stepped,
-    _set,
-    _stepped_and_paused,
-    _seen_in_inference_mode,
-]
-AMONG = {
-    "blocks": DropBlock2d(LinearSchedule(0.3, 0.8, epochs=2), 3),
-    "channels": Dropout2d(LinearSchedule(0.3, 0.8, epochs=2)),
-    "gradient": ScaleGrad(2.0),
-    "both": [Dropout(0.4), ClampGrad(-0.1, 0.1)],
-}
-
-
-@pytest.mark.parametrize("kind", [{"use_reentrant": True}, {"use_reentrant": False}])
-@pytest.mark.parametrize("between", BETWEEN)
-@pytest.mark.parametrize("name", AMONG)
-def test_forwards_that_come_between_do_not_reach_the_recomputation(name, between, kind):
-    """They are not in a checkpoint, so that the forward that runs again is another one."""
-
-    def gradients(changes):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
-        attached = attach(model, {"1": AMONG[name]})
-        x = torch.randn(2, 3, 9, 9, requires_grad=True)
-        y = checkpoint(model, x, **kind)
-        if changes:
-            state = torch.get_rng_state()
-            between(attached, model, x.detach())
-            torch.set_rng_state(state)
-            attached.enabled = True  # what acts on gradients asks in the backward
-        y.square().sum().backward()
-        return [p.grad for p in model.parameters()]
-
-    torch.testing.assert_close(gradients(True), gradients(False), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_a_checkpoint_after_a_forward_that_was_paused(reentrant):
-    """The state of the last checkpointed forward holds, whatever was first."""
-
-    def gradients(pauses):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
-        attached = attach(model, {"1": Dropout2d(0.5)})
-        x = torch.randn(2, 3, 9, 9, requires_grad=True)
-        for paused in (True, False, True) if pauses else (False,):
-            torch.manual_seed(1)
-            attached.enabled = not paused
-            if paused:
-                with torch.no_grad():
-                    model(x)
-            else:
-                kept = checkpoint(model, x, use_reentrant=reentrant)
-        attached.enabled = True
-        kept.square().sum().backward()
-        return [p.grad for p in model.parameters()]
-
-    torch.testing.assert_close(gradients(True), gradients(False), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("change", ["paused", "step"])
-def test_a_checkpoint_that_turns_gradients_on_inside(change):
-    """As models of forces do: nothing but the frames tells that it is a checkpoint."""
-
-    def gradient(checkpoints):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
-        attached = attach(model, {"1": Dropout(StepSchedule({0: 0.1, 1: 0.9}))})
-        x = torch.randn(4, 8, requires_grad=True)
-        with attached.paused() if change == "paused" else contextlib.nullcontext():
-            model(x)
-        attached.step(1)
-        torch.manual_seed(1)
-
-        def run(h):
-            with torch.enable_grad():
-                return model(h)
-
-        y = checkpoint(run, x, use_reentrant=True) if checkpoints else run(x)
-        y.square().sum().backward()
-        return x.grad
-
-    torch.testing.assert_close(gradient(True), gradient(False), rtol=0, atol=0)
 
 
 def test_what_draws_in_the_backward_needs_no_random_state_of_the_forward():

@@ -259,7 +259,6 @@ def test_inductor_on_a_gpu(case):
         assert train(call, x).isfinite().all()
     assert graphs() == 1
     assert attached.sites[0].active_calls == EPOCHS / 10
-    assert attached.sites[0].record.meter.counts.is_cuda
 
 
 @pytest.mark.parametrize(
@@ -390,7 +389,7 @@ def test_a_step_between_forward_and_backward():
 
 
 @pytest.mark.slow
-def test_paused_and_enabled_cost_one_compilation():
+def test_paused_and_enabled_compile_nothing_anew():
     model = Small()
     bare = copy.deepcopy(model)
     attached = attach(model, {"block": Dropout(0.5), "stem": ClampGrad(-1e-6, 1e-6)})
@@ -399,13 +398,12 @@ def test_paused_and_enabled_cost_one_compilation():
     with attached.paused():
         torch.testing.assert_close(train(call, x), bare(x).detach())
         train(call, x)
-    assert graphs() == 2
     train(call, x)
     attached.enabled = False
     torch.testing.assert_close(train(call, x), bare(x).detach())
     attached.enabled = True
     train(call, x)
-    assert graphs() == 2
+    assert graphs() == 1
     assert [site.active_calls for site in attached.sites] == [3, 3]
 
 
@@ -538,10 +536,11 @@ class Shrink(Regularizer):
     p: Probability = 0.1
 
     def apply(self, x, now):
+        assert type(now.p) is float
         return x * (1 - now.p), None
 
 
-def test_a_users_regularizer_is_traced():
+def test_a_users_regularizer_gets_floats():
     model = Small()
     attached = attach(model, {"block": Shrink(ramp(0, 1))})
     call, x = compiled(model), images()
@@ -554,20 +553,15 @@ def test_a_users_regularizer_is_traced():
 
 
 @pytest.mark.slow
-def test_foreign_breaks_the_graph_and_recompiles_nothing():
-    assert not Foreign.traceable
+def test_foreign_modules_run_in_one_graph():
     model = Small()
     attached = attach(model, {"block": Foreign(nn.Dropout2d, p=ramp(0, 0.9))})
-    call, x = compiled(model, fullgraph=False), images()
+    call, x = compiled(model), images()
     for epoch in range(20):
         attached.step(epoch)
         train(call, x)
-        if epoch == 1:
-            first = graphs()
-    assert graphs() == first
+    assert graphs() == 1
     assert attached.sites[0].active_calls == 20
-    with pytest.raises(torch._dynamo.exc.Unsupported):
-        compiled(model)(x)
 
 
 class Pair(nn.Module):

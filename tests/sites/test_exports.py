@@ -174,7 +174,7 @@ def test_an_exported_program_keeps_what_acts(name, training, strictly):
 def test_gradients_are_not_exported(selector):
     net = make_net(Dropout2d())
     attach(net, {selector: ClipGradNorm(0.1)})
-    with pytest.raises(SiteError, match=r"torch.export keeps a forward alone.*eval\(\)"):
+    with pytest.raises(SiteError, match=r"torch.export records the forward only.*eval\(\)"):
         exported(net, strict=False)
     with pytest.raises(Exception, match=r"Observed exception|torch.export keeps a forward"):
         exported(net, strict=True)

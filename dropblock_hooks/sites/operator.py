@@ -1,0 +1,314 @@
+"""The way from compiled code to a site: operators that run the eager regularizer.
+
+torch.compile does not trace into these operators. Compiled code holds a seed, which is drawn in the
+graph so that a recomputation draws the same one, and a handle that names the site. When the code
+runs, the operator finds the site, reads its rates, seeds the random number generator, and runs the
+same regularizer as in eager mode. It also counts in Python. So one graph serves all rates, and
+nothing exists twice.
+
+An operator may not return one of its inputs, and its output must have the strides that its fake
+implementation promises, so each result is copied where it is not a new tensor of those strides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..functional.axes import Form
+from ..handles import find
+from .act import Call, act_on_activation, perform, regularize_grad
+from .site import Site
+
+_SEEDS = 2**63 - 1
+_READ = "str layout, SymInt[] grid, SymInt prefix"
+_KEY = torch._C.DispatchKey
+_AUTOGRAD = (
+    *(_KEY.AutogradFunctionality, _KEY.AutogradOther, _KEY.AutogradNestedTensor),
+    *(_KEY.AutogradCPU, _KEY.AutogradCUDA, _KEY.ADInplaceOrView),
+)
+
+
+def regularize(site: Site, x: Tensor, call: Call) -> Tensor:
+    """Regularize an activation in code that torch.compile traces."""
+    form = site.form_of(x, call.told)
+    linear = site.regularizer.linear
+    layer_input = None if linear or call.input is x else call.input
+    y: Tensor
+    y, _ = regularize_op(
+        x,
+        layer_input if isinstance(layer_input, Tensor) else None,
+        site.handle,
+        torch.randint(-_SEEDS, _SEEDS, (), device="cpu"),
+        *(form.layout, list(form.grid or ()), form.prefix),
+        *(call.training, linear, len(site.values)),
+    )
+    return y
+
+
+def watch_gradient(site: Site, x: Tensor, call: Call) -> Tensor:
+    """Return a copy of an activation whose gradient is regularized, in traced code.
+
+    The rates are those of the forward, whatever ``step`` does before the backward.
+    """
+    form = site.form_of(x, call.told)
+    rates = begin_op(site.handle, call.training, len(site.values))
+    watched: Tensor = _Identity.apply(
+        x, site.handle, rates, form.layout, list(form.grid or ()), form.prefix
+    )
+    return watched
+
+
+def tell_call(owner: Any, flags: Sequence[bool]) -> None:
+    """Call ``owner.note_call(flags)`` at run time; the owner has a handle."""
+    called_op(owner.handle, list(flags))
+
+
+class _Identity(torch.autograd.Function):
+    """Identity function whose backward regularizes the gradient.
+
+    The forward copies: an in-place operation on a view would take the gradient past the identity.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        handle: Tensor,
+        rates: Tensor,
+        layout: str,
+        grid: list[int],
+        prefix: int,
+    ) -> Tensor:
+        ctx.form = layout, grid, prefix
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(handle, rates)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        if grad is not None:
+            grad = gradient_op(grad, *ctx.saved_tensors, *ctx.form)
+        return grad, None, None, None, None, None
+
+
+@torch.library.custom_op(
+    "dropblock_hooks::regularize",
+    mutates_args=(),
+    schema=f"(Tensor x, Tensor? layer_input, Tensor handle, Tensor seed, {_READ}, bool training, "
+    "bool linear, int n_rates) -> (Tensor, Tensor)",
+)
+def regularize_op(
+    x: Tensor,
+    layer_input: Tensor | None,
+    handle: Tensor,
+    seed: Tensor,
+    layout: str,
+    grid: Sequence[int],
+    prefix: int,
+    training: bool,
+    linear: bool,
+    n_rates: int,
+) -> tuple[Tensor, Tensor]:
+    """Run the site's regularizer on an activation and count it.
+
+    Returns:
+        The regularized activation, and the rates that were used as a row of float64 numbers. The
+        first number of the row is 1 where the site was active, and 0 where it was not.
+    """
+    site: Site | None = find(handle)
+    row = torch.zeros(1 + n_rates, dtype=torch.float64)
+    if site is None or not site.enter(training):
+        return _new(x, x), row
+    row[0] = 1.0
+    for at, value in enumerate(site.values.values(), 1):
+        row[at] = value
+    call = Call(x if layer_input is None else layer_input, (), training)
+    with _seeded(int(seed), x.device):
+        y = act_on_activation(site, x, Form(layout, tuple(grid) or None, prefix), call)
+    return _new(y, x), row
+
+
+@regularize_op.register_fake
+def _(x: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    row = torch.empty(1 + given[-1], dtype=torch.float64, device="cpu")
+    return torch.empty_like(x), row
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, layer_input, handle, seed, *ctx.read, ctx.linear, _ = inputs
+    kept = () if ctx.linear else (x, layer_input)
+    ctx.has_input = layer_input is not None
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(handle, seed, output[1], *(each for each in kept if each is not None))
+
+
+def _backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Any, ...]:
+    if grad is None:
+        return (None,) * 10
+    handle, seed, row, *kept = ctx.saved_tensors
+    x, layer_input = (*kept, None, None)[:2]
+    grads = regularize_backward_op(grad, x, layer_input, handle, seed, row, *ctx.read)
+    return grads[0], (grads[1] if ctx.has_input and not ctx.linear else None), *[None] * 8
+
+
+regularize_op.register_autograd(_backward, setup_context=_save)
+
+
+@torch.library.custom_op(
+    "dropblock_hooks::regularize_backward",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor? x, Tensor? layer_input, Tensor handle, Tensor seed, Tensor row, "
+    f"{_READ}, bool training) -> (Tensor, Tensor)",
+)
+def regularize_backward_op(
+    grad: Tensor,
+    x: Tensor | None,
+    layer_input: Tensor | None,
+    handle: Tensor,
+    seed: Tensor,
+    row: Tensor,
+    layout: str,
+    grid: Sequence[int],
+    prefix: int,
+    training: bool,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of the activation and of the layer's input, with the mask of the forward.
+
+    A regularizer that multiplies by a diagonal matrix (``linear``) is applied to the gradient.
+    Others are run a second time, with gradients; `x` is given for these only.
+    """
+    nothing = grad.new_empty(0) if layer_input is None else torch.zeros_like(layer_input)
+    active, *values = row.tolist()
+    if not active:
+        return _new(grad, grad), nothing
+    site: Site | None = find(handle)
+    if site is None:
+        raise RuntimeError(
+            "the attachment was removed and deleted between a compiled forward and its backward: "
+            "call backward before attached.remove()"
+        )
+    form = Form(layout, tuple(grid) or None, prefix)
+    rates = dict(zip(site.values, values, strict=False))
+    with _seeded(int(seed), grad.device):
+        if x is None:
+            y, *_ = perform(site, grad, form, rates, Call(None, (), training))
+            return _new(y, grad), nothing
+        with _autograd():
+            inputs = [t.detach().requires_grad_() for t in (x, layer_input) if t is not None]
+            y, *_ = perform(site, inputs[0], form, rates, Call(inputs[-1], (), training))
+            found = torch.autograd.grad(y, inputs, grad, allow_unused=True)
+    grads = [torch.zeros_like(t.detach()) for t in inputs]
+    for to, each in zip(grads, found, strict=True):
+        if each is not None:
+            to.copy_(each)
+    return grads[0], (nothing if layer_input is None else grads[1])
+
+
+@regularize_backward_op.register_fake
+def _(
+    grad: Tensor, x: Tensor | None, layer_input: Tensor | None, *given: Any
+) -> tuple[Tensor, Tensor]:
+    nothing = grad.new_empty(0) if layer_input is None else torch.empty_like(layer_input)
+    return torch.empty_like(grad), nothing
+
+
+@torch.library.custom_op(
+    "dropblock_hooks::begin",
+    mutates_args=("handle",),  # or the compiler would move it into the backward
+    schema="(Tensor(a!) handle, bool training, int n_rates) -> Tensor",
+)
+def begin_op(handle: Tensor, training: bool, n_rates: int) -> Tensor:
+    """Count a forward of a layer whose gradient is regularized; return the rates as a row."""
+    site: Site | None = find(handle)
+    if site is None:
+        return torch.zeros(n_rates, dtype=torch.float64)
+    site.enter(training)
+    values = list(site.values.values())
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@begin_op.register_fake
+def _(handle: Tensor, training: bool, n_rates: int) -> Tensor:
+    return torch.empty(n_rates, dtype=torch.float64, device="cpu")
+
+
+@torch.library.custom_op(
+    "dropblock_hooks::gradient",
+    mutates_args=(),
+    schema=f"(Tensor grad, Tensor handle, Tensor rates, {_READ}) -> Tensor",
+)
+def gradient_op(
+    grad: Tensor, handle: Tensor, rates: Tensor, layout: str, grid: Sequence[int], prefix: int
+) -> Tensor:
+    """Regularize the gradient of an activation and count it."""
+    site: Site | None = find(handle)
+    if site is None:
+        return _new(grad, grad)
+    values = dict(zip(site.values, rates.tolist(), strict=False))
+    y = regularize_grad(site, Form(layout, tuple(grid) or None, prefix), values, grad)
+    return _new(y, grad)
+
+
+@gradient_op.register_fake
+def _(grad: Tensor, *given: Any) -> Tensor:
+    return torch.empty_like(grad)
+
+
+@torch.library.custom_op(
+    "dropblock_hooks::called",
+    mutates_args=("handle",),  # or the compiler would leave it out
+    schema="(Tensor(a!) handle, bool[] flags) -> ()",
+)
+def called_op(handle: Tensor, flags: Sequence[bool]) -> None:
+    """Tell the owner of a handle that a forward runs."""
+    owner = find(handle)
+    if owner is not None:
+        owner.note_call(list(flags))
+
+
+@called_op.register_fake
+def _(handle: Tensor, flags: Sequence[bool]) -> None:
+    return None
+
+
+def _new(y: Tensor, x: Tensor) -> Tensor:
+    """`y` as a new tensor with the dtype and the strides of ``torch.empty_like(x)``."""
+    strides = torch.empty_like(x, device="meta").stride()
+    aliased = torch._C._is_alias_of(y, x)  # type: ignore[attr-defined]  # torch's
+    fits = not aliased and y.dtype == x.dtype and y.stride() == strides
+    return y.detach() if fits else torch.empty_like(x).copy_(y.detach())
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed the generators of the CPU and of a device within a ``with`` block."""
+    generators = [torch.default_generator]
+    if device.type != "cpu":
+        module: Any = torch.get_device_module(device)
+        at = module.current_device() if device.index is None else device.index
+        generators.append(module.default_generators[at])
+    states = [generator.get_state() for generator in generators]
+    try:
+        for generator in generators:
+            generator.manual_seed(seed)
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+
+
+@contextmanager
+def _autograd() -> Iterator[None]:
+    """Record a graph inside an operator, where torch has switched autograd off."""
+    included = torch._C._dispatch_tls_local_include_set()
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in _AUTOGRAD:
+        excluded = excluded.remove(key)
+    with torch._C._ForceDispatchKeyGuard(included, excluded), torch.enable_grad():
+        yield
