@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from ..checkpointing import NO_TASK, graph_task
 from ..observers.kept_calls import Record as Call
 from ..regularizers.base import Regularizer
 from ..selectors.select import Select
@@ -61,7 +62,8 @@ class Attachment(SiteList, OfTrainingLoop):
         """Move every schedule to time `t`; without it, one on (at the end of an epoch).
 
         Nothing else moves time. When the whole part of `t` changes, `Site.realized_rate` begins
-        anew. A value outside its range is an error, and then nothing has moved.
+        anew. A value outside its range is an error, and then nothing has moved. Call it after the
+        backward: an activation checkpoint recomputes with the rates of the moment.
 
         Args:
             t: the epoch, at least 0; fractions are allowed (``epoch + i / n``).
@@ -70,6 +72,12 @@ class Attachment(SiteList, OfTrainingLoop):
             TypeError, ValueError: for a time that is not a number >= 0, or a rate out of range.
         """
         control, sites = self._control, self.sites
+        if graph_task() != NO_TASK:
+            warn(
+                "step() was called during a backward: activation checkpoints that are recomputed "
+                "after it use the new rates, and their gradients are wrong; call step() after "
+                "backward()"
+            )
         with standing_still(self._records):
             self._tell_waiting()
             t = as_time(self.epoch + 1 if t is None else t)

@@ -248,6 +248,15 @@ def test_a_net_without_gradients_is_not_taken_for_a_recomputation():
     assert [s.active_calls for s in attached.sites] == [1, 1]
 
 
+def test_a_step_during_a_backward_is_told():
+    model = nn.Sequential(nn.Linear(3, 3))
+    attached = attach(model, {"0": Dropout(LinearSchedule(0.0, 0.5, epochs=2))})
+    y = model(torch.ones(2, 3))
+    y.register_hook(lambda grad: attached.step(1))
+    with pytest.warns(HookWarning, match=r"step\(\) was called during a backward"):
+        y.sum().backward()
+
+
 def test_what_draws_in_the_backward_needs_no_random_state_of_the_forward():
     class Noise(Regularizer):
         acts_on = "gradient"
