@@ -119,8 +119,6 @@ class Regularizer:
     subclass that defines ``apply`` or ``bind`` must set it again."""
     random: ClassVar[bool] = True
     """Whether ``apply`` draws random numbers: ranks and recomputations are then looked at."""
-    linear: ClassVar[bool] = False
-    """Whether, given its random numbers, ``apply`` is a product with a diagonal matrix."""
     traceable: ClassVar[bool] = True
     """Whether torch.compile can trace ``apply``; else it breaks the graph, run as in eager mode."""
     idle_at_zero: ClassVar[bool] = False

@@ -19,6 +19,7 @@ from dropblock_hooks import (
     Dropout,
     Dropout2d,
     HookWarning,
+    LinearSchedule,
     Regularizer,
     attach,
     register,
