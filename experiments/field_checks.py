@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 
 
@@ -24,6 +25,12 @@ def is_plain(data: object) -> bool:
     return isinstance(data, str | int | float | None)
 
 
+def closest(word: str, known: Iterable[str]) -> str:
+    """`" (closest: a, b)"`, or nothing where no known name resembles `word`."""
+    near = difflib.get_close_matches(word, list(known), cutoff=0.55)
+    return f" (closest: {', '.join(near)})" if near else ""
+
+
 def check_known(word: str, known: Iterable[str], what: str, shown: str | None = None) -> None:
     """Refuse a name that is none of those known, which are `shown` so.
 
@@ -37,7 +44,5 @@ def check_known(word: str, known: Iterable[str], what: str, shown: str | None = 
     """
     known = list(known)
     if word not in known:
-        from dropblock_hooks.checks import closest
-
         hint = closest(word, known) or f"; known: {shown or ', '.join(known)}"
         raise ValueError(f"unknown {what} {word!r}{hint}")

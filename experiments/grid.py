@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dropblock_hooks.checks import closest
+from experiments.field_checks import closest
 
 _PLACEHOLDER = re.compile(r"\$\{([^{}]*)\}")
 _LEVEL = (str, int, float, bool, type(None))

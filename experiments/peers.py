@@ -18,8 +18,7 @@ from timm.layers.drop import drop_block_2d
 from torch import Tensor
 
 from dropblock_hooks import Now, Probability, Regularizer, register
-from dropblock_hooks.checks import closest
-from dropblock_hooks.functional.gamma import check_block_size
+from experiments.field_checks import closest, require
 
 Peer = Callable[[Tensor, float, int], Tensor]
 
@@ -119,7 +118,8 @@ class PeerDropBlock2d(Regularizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_block_size(self.block_size, 2)
+        whole = isinstance(self.block_size, int) and self.block_size >= 1
+        require(whole, "block_size", "an integer >= 1", self.block_size)
         if self.peer not in PEERS:
             hint = closest(self.peer, PEERS) or f"; installed: {', '.join(installed())}"
             raise ValueError(f"unknown peer {self.peer!r}{hint}")

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dropblock_hooks.spec.files import FileError, read_yaml
 from experiments.grid import fill_numbers
+from experiments.yaml_text import read_yaml
 
 _SEEDS = "seeds.yaml"
 _KINDS = ("report", "search")
@@ -82,6 +82,6 @@ def with_chosen(path: Path, plain: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read(path: Path, what: str = "") -> Any:
     try:
-        return read_yaml(path.read_text(encoding="utf-8"), str(path))[0]
-    except (FileError, OSError, UnicodeDecodeError) as error:
+        return read_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ValueError(f"{what}{path}: {error}") from error

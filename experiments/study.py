@@ -24,7 +24,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dropblock_hooks.spec.files import FileError, read_yaml
 from experiments.config import Config, Runtime, make_config, resolve, run_hash
 from experiments.contrasts import (
     Asked,
@@ -41,6 +40,7 @@ from experiments.models import prepare
 from experiments.optimization import LearningRate, Targets, make_optimizer
 from experiments.protocol import seed_problems, with_chosen
 from experiments.study_file import data_problems, is_recursive, overrides_problems, shape_problems
+from experiments.yaml_text import read_yaml
 
 
 class StudyError(ValueError):
@@ -154,8 +154,8 @@ def read_plain(path: str | Path) -> Any:
         OSError: if it cannot be read.
     """
     try:
-        plain, _ = read_yaml(Path(path).read_text(encoding="utf-8"), str(path))
-    except (FileError, UnicodeDecodeError) as error:
+        plain = read_yaml(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
         raise StudyError(path, [str(error)]) from error
     if is_recursive(plain):
         raise StudyError(path, ["an alias stands within what it names, or data are too deep"])

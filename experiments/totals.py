@@ -11,7 +11,6 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from dropblock_hooks import Attachment, Foreign, Site
-from dropblock_hooks.regularizers.rates import Range
 from experiments.processes import gather
 from experiments.results import Epoch
 
@@ -80,9 +79,7 @@ class Totals:
 
 def _probability(site: Site) -> float | None:
     """The site's rate, if it is one, and not a bound or a strength."""
-    ranges = site.regularizer.ranges()
-    main = next(iter(site.regularizer.rates), None)
-    is_one = isinstance(site.regularizer, Foreign) or ranges.get(main) == Range(0, 1)
+    is_one = isinstance(site.regularizer, Foreign) or hasattr(site.regularizer, "p")
     return site.rate if is_one else None
 
 

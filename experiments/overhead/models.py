@@ -16,10 +16,10 @@ from timm.layers.drop import DropBlock2d as TimmDropBlock2d
 from torch import Tensor, nn
 
 from dropblock_hooks import DropBlock2d, DropPath, Regularizer, attach, functional
-from dropblock_hooks.spec.files import FileError, read_yaml
 from experiments.memory import saved_bytes
 from experiments.overhead import CPU, Against, Work
 from experiments.peers import nominal
+from experiments.yaml_text import read_yaml
 
 RATE = 0.1
 # resnet50 as its own option has it: behind the second norm of the blocks of the last two stages
@@ -216,6 +216,6 @@ def own_model(name: str, spec: str, images: Images) -> Iterator[Work]:
 def _plain(spec: str) -> Any:
     """What the YAML says; a text that is none may be the name of a file that is not there."""
     try:
-        return read_yaml(spec, "--spec")[0]
-    except FileError as error:
+        return read_yaml(spec)
+    except ValueError as error:
         raise ValueError(f"--spec: {error}") from error

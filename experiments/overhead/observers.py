@@ -11,7 +11,6 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from dropblock_hooks import ActivationStats, Capture, GradientStats, Observer, Watchdog, attach
-from dropblock_hooks.observers.moments import Moments
 from experiments.overhead import Against, Work
 from experiments.overhead.kernels import Place, attached, floor, training_work
 from experiments.overhead.models import Images
@@ -65,7 +64,7 @@ def _forward(function: Callable[[Tensor], Tensor], x: Tensor) -> None:
 
 def gradient_work(x: Tensor) -> Work:
     """Forward and backward, the gradient watched by a site and by a bare hook of the tensor."""
-    moments = Moments()
+    moments = torch.zeros(3, dtype=torch.float64, device=x.device)
     functions = {
         "floor": floor,
         "GradientStats": partial(_after_floor, attached(GradientStats(every=10**9))),
@@ -80,14 +79,16 @@ def _after_floor(layer: nn.Module, x: Tensor) -> Tensor:
     return layer(floor(x))
 
 
-def _hooked(moments: Moments, x: Tensor) -> Tensor:
+def _hooked(moments: Tensor, x: Tensor) -> Tensor:
     y = floor(x)
     y.register_hook(partial(_add, moments))
     return y
 
 
-def _add(moments: Moments, grad: Tensor) -> None:
-    moments.add(grad, 10**9)
+def _add(moments: Tensor, grad: Tensor) -> None:
+    """Adds up the sum, the sum of squares and the largest magnitude."""
+    low, high = torch.aminmax(grad)
+    moments += torch.stack((grad.sum(), grad.square().sum(), torch.maximum(high, -low)))
 
 
 def model_work(images: Images, name: str = "resnet18") -> Work:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 
+import dropblock_hooks
 from dropblock_hooks import Regularizer
-from dropblock_hooks.registry import registered
 from experiments.config import Config
 from experiments.reporting.comparisons import Family, against_baseline, families
 from experiments.reporting.statistics import Difference, average, compare, mean_interval
@@ -259,8 +259,10 @@ def drops(site: str) -> bool:
         (True, False)
     """
     name = site.rpartition("/")[2].partition("#")[0]
-    cls = registered(Regularizer).get(name)
-    return cls is None or any(field.name == "p" for field in fields(cls))  # type: ignore[arg-type]
+    cls = getattr(dropblock_hooks, name, None)
+    if not (isinstance(cls, type) and issubclass(cls, Regularizer)):
+        return True  # a peer's
+    return any(field.name == "p" for field in fields(cls))
 
 
 def epoch_rates(result: Result) -> list[list[tuple[float, float]]]:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from dropblock_hooks import gradcam
-from dropblock_hooks.checks import closest
 from experiments.checkpoint import read_weights
 from experiments.config import Config
 from experiments.data import load_data
 from experiments.datasets.images import Images
+from experiments.field_checks import closest
 from experiments.models import prepare
 from experiments.running.records import Run, StudyRecord
 from experiments.saliency.spread import THRESHOLD, Boxes, entropies, touched

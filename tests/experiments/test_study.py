@@ -127,8 +127,8 @@ def test_the_command_lines_base_comes_over_that_of_the_file(study_file):
         ("  none:", '  " \t": {}\n  none:', "a name must be a line of text, not blank, got"),
         ("  none:", '  "a\\nb": {}\n  none:', "must be a line of text, not blank, got 'a\\nb'"),
         ("  none:", '  "a\\n": {}\n  none:', "must be a line of text, not blank, got 'a\\n'"),
-        ("conditions:", "conditions: &c\n  again: *c", "has no anchor before it"),
-        ("conditions:", "question2: &q [*q, *q]\nconditions:", "has no anchor before it"),
+        ("conditions:", "conditions: &c\n  again: *c", "an alias stands within what it names"),
+        ("conditions:", "question2: &q [*q, *q]\nconditions:", "an alias stands within"),
     ],
 )
 def test_a_faulty_study_is_refused(study_file, old, new, message):
