@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -17,8 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from dropblock_hooks import Attachment, DropBlock2d, Site, attach
-from dropblock_hooks.checkpointing import NO_TASK, graph_task
-from dropblock_hooks.sites.hooks import hooks_on
 
 P, BLOCK, BATCH, REPEATS = 0.2, 3, 2, 40
 STAGES = ("stage:-2", "stage:-1")
@@ -204,27 +201,31 @@ class Outcome:
     removed_clean: bool
 
 
-class _Kept:
-    """Forward hook: keeps what a layer took and gave, to be regularized again and again."""
+class _Measured:
+    """Forward hook of a layer with a site: has the site regularize the layer's output many times.
 
-    def __init__(self, attached: Attachment) -> None:
-        self.sizes = attached.sites[0].control.sizes
-        self.found: list[Any] = []
-        self.args: tuple[Any, ...] = ()
-        self.kwargs: dict[str, Any] = {}
+    The layer is called again, with a forward that returns the output as it was. This happens within
+    the forward of the model, because the site may look up the grid of this image.
+    """
+
+    def __init__(self, attached: Attachment, site: Site) -> None:
+        self.attached, self.site = attached, site
+        self.shares: list[float] = []
         self.output: Any = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if graph_task() != NO_TASK:  # a recomputation
-            return
-        self.args, self.kwargs = _detached(args), _detached(kwargs)
-        self.output = _detached(output)
-        self.found = [hook.found for hook in self.sizes.hooks]
-
-    def put_back_sizes(self) -> None:
-        """Let the sizes be met that this forward has met: they are forgotten at its end."""
-        for hook, found in zip(self.sizes.hooks, self.found, strict=True):
-            hook.found = found
+        if self.output is not None:
+            return  # one of the calls below, or a recomputation
+        self.output = output = _detached(output)
+        module.forward = lambda *args, **kwargs: output
+        try:
+            with torch.no_grad():
+                for _ in range(REPEATS):
+                    self.attached.set(self.site.key, p=P)  # begins a window
+                    module(*_detached(args), **_detached(kwargs))
+                    self.shares.append(self.site.realized_rate or 0.0)
+        finally:
+            del module.forward
 
 
 def _detached(value: Any) -> Any:
@@ -253,65 +254,46 @@ def observe(member: Member, checkpointing: bool = False) -> Outcome:
     attached = attach(model, member.spec())
     with torch.no_grad():
         equal = all(map(torch.equal, bare, tensors_of(model.eval()(x))))
-    modules = [model.get_submodule(site.name) for site in attached.sites]
-    kept = [_Kept(attached) for _ in modules]
-    handles = [
-        module.register_forward_hook(keep, with_kwargs=True, prepend=True)
-        for module, keep in zip(modules, kept, strict=True)
-    ]
     calls = [site.calls for site in attached.sites]
     sum(y.square().mean() for y in tensors_of(model.train()(x))).backward()
     calls = [site.calls - before for site, before in zip(attached.sites, calls, strict=True)]
-    for handle in handles:
-        handle.remove()
     finite = all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
+    if checkpointing:
+        model.set_grad_checkpointing(False)  # type: ignore[operator]
     widths = member.channels or _stage_widths(model)
-    stages = tuple(
-        _measure(attached, site, module, keep, n, width)
-        for site, module, keep, n, width in zip(
-            attached.sites, modules, kept, calls, widths, strict=True
-        )
-    )
+    measured = [_measured(model, attached, site, x) for site in attached.sites]
+    stages = tuple(map(_result, measured, calls, widths))
     attached.remove()
     clean = list(model.state_dict()) == keys and hook_count(model) == hooks
     return Outcome(stages, finite, equal, clean)
 
 
-def _measure(
-    attached: Attachment, site: Site, module: nn.Module, kept: _Kept, calls: int, width: int
-) -> StageResult:
-    """The share dropped, and its distance from the nominal one in standard errors of the mean.
+def _measured(model: nn.Module, attached: Attachment, site: Site, x: Tensor) -> _Measured:
+    """The shares that a site drops, in one more forward."""
+    measured, layer = _Measured(attached, site), model.get_submodule(site.name)
+    with layer.register_forward_hook(measured, with_kwargs=True, prepend=True):
+        model(x)
+    return measured
 
-    The layer's own hook is run again on what the layer took and gave.
-    """
-    shares = list(_shares(attached, site, module, kept))
+
+def _result(measured: _Measured, calls: int, width: int) -> StageResult:
+    """The share dropped, and its distance from the nominal one in standard errors of the mean."""
+    site, shares = measured.site, measured.shares
     error = stdev(shares) / math.sqrt(len(shares))
-    form, output = site.forms.last, kept.output
-    assert form is not None
-    index = site.regularizer.index
-    x = output if index is None else output[index]
-    axis = -1 if form.layout.endswith("C") else 1
+    layout, index = site.layout or "", site.regularizer.index
+    x = measured.output if index is None else measured.output[index]
+    size = tuple(edge for edge in site.map_size or () if isinstance(edge, int))
+    tokens = layout in ("NLC", "NCL")
     return StageResult(
         site.name,
-        form.layout,
-        tuple(edge for edge in site.map_size or () if isinstance(edge, int)),
-        form.prefix,
+        layout,
+        size,
+        x[0].numel() // width - math.prod(size) if tokens else 0,
         calls,
         fmean(shares),
         (fmean(shares) - P) / error if error else math.inf,
-        x.shape[axis] == width,
+        x.shape[-1 if layout.endswith("C") else 1] == width,
     )
-
-
-def _shares(attached: Attachment, site: Site, module: nn.Module, kept: _Kept) -> Iterator[float]:
-    """The share dropped in each of many runs: a window of the realized rate has one run."""
-    hook: Any = next(hook for hook in hooks_on(module) if hook.site is site)
-    extra = (kept.kwargs,) if site.forms.reads_sizes else ()
-    for _ in range(REPEATS):
-        attached.set(site.key, p=P)  # which begins a window
-        kept.put_back_sizes()
-        hook(module, kept.args, *extra, kept.output)
-        yield site.realized_rate or 0.0
 
 
 def _stage_widths(model: nn.Module) -> tuple[int, int]:
