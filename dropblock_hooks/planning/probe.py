@@ -290,6 +290,8 @@ def _install(
         return hooks[-1]
 
     install(copied, moved, control, make)
+    for hook in hooks:
+        hook.site.idle = False  # a schedule that starts at 0 must not hide the layout and the map
     return hooks
 
 
