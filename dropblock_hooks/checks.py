@@ -1,7 +1,6 @@
-"""Values that somebody gave, checked: one message each."""
+"""Checks of values that a user gives, each with one clear error message."""
 
 import difflib
-import heapq
 import math
 import operator
 from collections.abc import Iterable
@@ -13,23 +12,21 @@ from torch import Tensor
 from .quoting import quote, shown
 
 LARGEST = 10**100
-"""The largest count, which a float can hold."""
-_ALIKE = 0.55
-_LONGEST = 120  # characters of a word that is compared with others
+"""The largest count, which a float can still hold."""
 
 
 def as_number(name: str, value: Any, kind: str = "a number") -> float:
-    """`value` as a finite float, or one clear error that names the field."""
+    """`value` as a finite float."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be {kind}, got {shown(value)}")
     number = as_float(value)
-    if number - number != 0.0:  # not finite; the compiler knows no isfinite of a number
+    if number - number != 0.0:  # not finite; torch.compile can't trace math.isfinite
         raise ValueError(f"{name} must be a finite number, got {as_given(value)}")
     return number
 
 
 def as_given(value: Any) -> str:
-    """A number as messages quote it: what was given, not the infinity that it may be as a float."""
+    """A number as it was given, even where it is too large for a float."""
     return str(float(value)) if isinstance(value, float) else quote(value, 120)
 
 
@@ -56,24 +53,8 @@ def as_count(name: str, value: Any, minimum: int = 1) -> int:
 
 def closest(word: str, known: Iterable[str], n: int = 3) -> str:
     """`" (closest: a, b)"`, or nothing where no known name resembles `word`."""
-    alike = _alike(word, known)
-    near = difflib.get_close_matches(word, alike, n=n, cutoff=_ALIKE) if alike else []
+    near = difflib.get_close_matches(word[:200], dict.fromkeys(known), n=n, cutoff=0.55)
     return f" (closest: {', '.join(near)})" if near else ""
-
-
-def _alike(word: str, known: Iterable[str]) -> list[str]:
-    """The names that have most letters in common with `word`: few, since it takes long to rank."""
-    if not word or len(word) > _LONGEST:
-        return []
-    matcher = difflib.SequenceMatcher(b=word)
-    rough = []
-    for name in dict.fromkeys(known):
-        if len(name) <= _LONGEST:
-            matcher.set_seq1(name)
-            if matcher.real_quick_ratio() >= _ALIKE and matcher.quick_ratio() >= _ALIKE:
-                rough.append((matcher.quick_ratio(), name))
-    few = 20 + 60_000 // len(word) ** 2
-    return [name for _, name in heapq.nlargest(few, rough, key=lambda pair: pair[0])]
 
 
 def check_probability(p: float) -> float:
@@ -83,6 +64,14 @@ def check_probability(p: float) -> float:
     return p
 
 
+def check_option(name: str, value: Any, allowed: tuple[str | None, ...]) -> None:
+    """Raise ValueError unless `value` is one of the allowed words."""
+    if not isinstance(value, str | None) or value not in allowed:
+        hint = closest(value, filter(None, allowed)) if isinstance(value, str) else ""
+        options = ", ".join(map(repr, allowed))
+        raise ValueError(f"{name} must be one of {options}, got {quote(value)}{hint}")
+
+
 def check_spatial(input: Tensor, spatial: int) -> None:
     """Raise ValueError unless `input` is (N, C) and this many spatial axes."""
     if input.ndim != spatial + 2:
@@ -90,14 +79,6 @@ def check_spatial(input: Tensor, spatial: int) -> None:
         raise ValueError(
             f"input must be a {spatial + 2}-D tensor ({axes}), got shape {tuple(input.shape)}"
         )
-
-
-def check_option(name: str, value: Any, allowed: tuple[str | None, ...]) -> None:
-    """Raise ValueError unless a value is one of a few words."""
-    if not isinstance(value, str | None) or value not in allowed:
-        hint = closest(value, filter(None, allowed)) if isinstance(value, str) else ""
-        options = ", ".join(map(repr, allowed))
-        raise ValueError(f"{name} must be one of {options}, got {quote(value)}{hint}")
 
 
 def check_floating(input: Tensor) -> None:

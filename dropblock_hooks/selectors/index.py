@@ -1,4 +1,4 @@
-"""The modules and parameters of a model by name."""
+"""The modules, parameters and rates of a model by name."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from torch import nn
 from ..checks import closest
 from .wrappers import bare_type, named_modules
 
-_HINTS = 11  # as many problems as an error shows, and one
+_HINTS = 10  # as many problems as an error shows
 
 
 class NoMatchError(ValueError):
-    """A selector means nothing on this model; the message says why."""
+    """A selector matches nothing on this model; the message says why."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A layer, or a parameter or a number that it holds."""
+    """A layer, or a parameter or a rate that it holds."""
 
     name: str
     module: nn.Module
@@ -34,52 +34,60 @@ class Target:
 
     @property
     def form(self) -> str:
-        """The form of selector that names it: ``"param"``, ``"attr"``, or nothing of a layer."""
+        """The form of its selector: ``"param"``, ``"attr"``, or ``""`` for a layer."""
         return "param" if self.parameter else "attr" if self.attribute else ""
 
 
 class Index:
-    """The modules and parameters of a model by name; a shared one has its first name."""
+    """The modules, parameters and rates of a model by name.
+
+    A shared module or parameter has several names, and is the target of its first one.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.modules: dict[str, Target] = {}
         self.parameters: dict[str, Target] = {}
-        self.hints = _HINTS
-        by_identity: dict[int, list[str]] = {}
-        for name, module in named_modules(model):
-            by_identity.setdefault(id(module), []).append(name)
-            self.modules[name] = Target(name, module)
-        self.positions = {name: i for i, name in enumerate(self.modules)}
-        first: dict[int, str] = {}
-        for name, target in list(self.modules.items()):
-            names = by_identity[id(target.module)]
-            self.modules[name] = Target(names[0], target.module, None, tuple(names[1:]))
-            for local, parameter in target.module._parameters.items():
+        self._hints = _HINTS
+        names: dict[int, list[str]] = {}
+        modules = list(named_modules(model))
+        for name, module in modules:
+            names.setdefault(id(module), []).append(name)
+        first: dict[int, Target] = {}
+        for name, module in modules:
+            own, *aliases = names[id(module)]
+            self.modules[name] = Target(own, module, None, tuple(aliases))
+            for local, parameter in module._parameters.items():
                 if parameter is not None:
                     full = f"{name}.{local}" if name else local
-                    owner = first.setdefault(id(parameter), full)
-                    self.positions[f"param:{full}"] = len(self.positions)
-                    self.parameters[full] = (
-                        self.parameters[owner]
-                        if owner != full
-                        else Target(full, target.module, local)
-                    )
+                    target = Target(full, module, local)
+                    self.parameters[full] = first.setdefault(id(parameter), target)
 
     @cached_property
     def attributes(self) -> dict[str, Target]:
-        """The numbers in [0, 1] that modules hold under a name of a rate."""
+        """The attributes with a name of a rate and a number in [0, 1]."""
         found = {}
         for name, target in self.modules.items():
             for local, value in vars(target.module).items() if name == target.name else ():
                 if _names_rate(local) and is_share(value):
                     full = f"{name}.{local}" if name else local
-                    found[full] = self._attribute(full, target.module, local)
+                    found[full] = Target(full, target.module, attribute=local)
         return found
 
-    def _attribute(self, name: str, module: nn.Module, local: str) -> Target:
-        self.positions.setdefault(f"attr:{name}", len(self.positions))
-        return Target(name, module, attribute=local)
+    def table(self, form: str) -> dict[str, Target]:
+        """What a form of selector chooses from: attributes, parameters or modules."""
+        if form == "attr":
+            return self.attributes
+        return self.parameters if form == "param" else self.modules
+
+    def order(self, targets: Iterable[Target]) -> list[Target]:
+        """The targets without repetition, in model order."""
+        found = []
+        wanted = {(target.form, target.name) for target in targets}
+        for form in sorted({form for form, _ in wanted}):
+            table = self.table(form).items()
+            found += [t for name, t in table if name == t.name and (form, name) in wanted]
+        return found
 
     @cached_property
     def types(self) -> frozenset[str]:
@@ -87,18 +95,9 @@ class Index:
         return frozenset(bare_type(target.module).__name__ for target in self.modules.values())
 
     def closest(self, word: str, known: Iterable[str]) -> str:
-        """The names that resemble a word; for the first problems only, since it takes long."""
-        self.hints = max(self.hints - 1, 0)
-        return closest(word, known) if self.hints else ""
-
-    def order(self, targets: Iterable[Target]) -> list[Target]:
-        """The targets without repetition, in model order."""
-        wanted = {_key(target): target for target in targets}
-        return sorted(wanted.values(), key=lambda target: self.positions[_key(target)])
-
-
-def _key(target: Target) -> str:
-    return f"{target.form}:{target.name}" if target.form else target.name
+        """The names that resemble a word; only for the first problems, because it takes long."""
+        self._hints -= 1
+        return closest(word, known) if self._hints >= 0 else ""
 
 
 def is_share(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Selectors: which layers, and which parameters, a pattern means on a model."""
+"""Selectors: which layers, parameters and rates of a model a text or a `Select` matches."""
 
 import inspect
 import re
@@ -23,7 +23,7 @@ FORMS = ("param", "attr", "re", "type", "stage", "stride")
 
 @dataclass(frozen=True)
 class Select:
-    """The selector forms combined: a layer is meant when every given form means it.
+    """Several forms of selector combined: a layer matches if it matches each of them.
 
     Example:
         >>> Select(types="Conv2d", stages=-1, exclude="**.downsample.*", expect=8)
@@ -50,17 +50,12 @@ class Select:
     compose: bool = False
 
     def __post_init__(self) -> None:
-        for name, kinds in (
-            ("names", str),
-            ("types", (str, type)),
-            ("stages", int),
-            ("exclude", str),
-        ):
-            value = getattr(self, name)
-            if isinstance(value, list):
-                object.__setattr__(self, name, tuple(value))
+        kinds: dict[str, Any] = {"names": str, "types": (str, type), "stages": int, "exclude": str}
+        for name, kind in kinds.items():
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
             for item in several(getattr(self, name)):
-                if not isinstance(item, kinds) or isinstance(item, bool):
+                if not isinstance(item, kind) or isinstance(item, bool):
                     raise TypeError(f"Select: {name} can't be {quote(item)} ({kind_of(item)})")
         if self.where is not None and not callable(self.where):
             raise TypeError(
@@ -84,7 +79,7 @@ def several(value: Any) -> tuple[Any, ...]:
 
 
 def match(selector: Selector, index: Index) -> list[Target]:
-    """The layers or parameters that a selector means, in model order.
+    """The layers, parameters or attributes that a selector matches, in model order.
 
     Raises:
         NoMatchError: where there are none, with the reason and the closest names.
@@ -106,25 +101,19 @@ def _match_text(text: str, index: Index) -> list[Target]:
         return _match_types((rest,), index)
     if kind in ("stage", "stride"):
         return [stage_target(index, kind, rest)]
-    table = _table(kind, index)
+    table = index.table(kind)
     if kind in ("param", "attr") and rest.startswith("re:"):
         kind, rest = "re", rest[3:]
     found = _match_names(rest, kind == "re", table)
-    callable_ones = [target for target in found if target.form or _has_forward(target.module)]
-    if found and not callable_ones:
+    if not found:
+        raise NoMatchError(_no_match(rest, table, index))
+    called = [target for target in found if target.form or _has_forward(target.module)]
+    if not called:
         raise NoMatchError(
             f"{quote(rest)} is a {bare_type(found[0].module).__name__}, which is never called "
             f"itself; did you mean {quote('*' if rest == ROOT else rest + '.*')}?"
         )
-    if not found:
-        raise NoMatchError(_nothing(rest, table, index))
-    return callable_ones
-
-
-def _table(kind: str, index: Index) -> dict[str, Target]:
-    if kind == "attr":
-        return index.attributes
-    return index.parameters if kind == "param" else index.modules
+    return called
 
 
 def _match_names(text: str, is_regex: bool, table: dict[str, Target]) -> list[Target]:
@@ -145,14 +134,12 @@ def _match_names(text: str, is_regex: bool, table: dict[str, Target]) -> list[Ta
 def _match_types(types: Iterable[Any], index: Index) -> list[Target]:
     found = []
     for wanted in types:
-        some = [
-            t for t in index.modules.values() if _is_a(t.module, wanted) and _has_forward(t.module)
-        ]
+        targets = index.modules.values()
+        some = [t for t in targets if _is_a(t.module, wanted) and _has_forward(t.module)]
         if not some:
             name = wanted if isinstance(wanted, str) else wanted.__name__
-            raise NoMatchError(
-                f"no layer is a {label(name, 200)}{index.closest(name, index.types)}"
-            )
+            hint = index.closest(name, index.types)
+            raise NoMatchError(f"no layer is a {label(name, 200)}{hint}")
         found += some
     return found
 
@@ -171,7 +158,8 @@ def _has_forward(module: nn.Module) -> bool:
     return not inherited or "forward" in vars(module)
 
 
-def _nothing(text: str, table: dict[str, Target], index: Index) -> str:
+def _no_match(text: str, table: dict[str, Target], index: Index) -> str:
+    """Why a name, glob or regular expression matches nothing in this table."""
     form, colon, _ = text.partition(":")
     if colon:
         hint = index.closest(form, FORMS)
@@ -188,9 +176,9 @@ def _nothing(text: str, table: dict[str, Target], index: Index) -> str:
         return f"{quote(text)} is a layer: did you mean its parameters, {meant}?"
     if table is index.modules and text in index.parameters:
         return f"{quote(text)} is a parameter: did you mean {quote('param:' + text)}?"
-    below = prefixes(text, table) if index.hints else []
+    below = prefixes(text, table)[:3]
     if below:
-        meant = " or ".join(quote(f"{prefix}.{text}", 100) for prefix in below[:3])
+        meant = " or ".join(quote(f"{prefix}.{text}", 100) for prefix in below)
         return (
             f"{quote(text)} matches nothing here; did you mean {meant}? (or attach(..., root=...))"
         )
@@ -202,15 +190,16 @@ def _no_attribute(text: str, index: Index) -> str:
         return f"{quote(text)} is a layer: select it by its name alone, {quote(text)}"
     owner, _, local = text.rpartition(".")
     target = index.modules.get(owner)
-    if target is not None and hasattr(target.module, local):
-        if hasattr(type(target.module), local):
-            kind = bare_type(target.module).__name__
-            return f"{quote(text)} is an attribute of the class {kind}, as a property is"
-        value = quote(getattr(target.module, local), 60)
-        if is_share(vars(target.module).get(local)):
-            return f"{quote(text)} is {value}, and its name is none of a rate (drop, prob, p)"
-        return f"{quote(text)} is no number in [0, 1], but {value}"
-    return f"{quote(text)} matches no attribute with a rate{index.closest(text, index.attributes)}"
+    if target is None or not hasattr(target.module, local):
+        hint = index.closest(text, index.attributes)
+        return f"{quote(text)} matches no attribute with a rate{hint}"
+    if hasattr(type(target.module), local):
+        kind = bare_type(target.module).__name__
+        return f"{quote(text)} is an attribute of the class {kind}, as a property is"
+    value = getattr(target.module, local)
+    if is_share(value):
+        return f"{quote(text)} is {value}, and its name is none of a rate (drop, prob, p)"
+    return f"{quote(text)} is no number in [0, 1], but {quote(value, 60)}"
 
 
 def _match_select(select: Select, index: Index) -> list[Target]:
@@ -220,10 +209,8 @@ def _match_select(select: Select, index: Index) -> list[Target]:
         found = [target for target in found if _satisfies(where, target)]
         if not found:
             raise NoMatchError("no layer satisfies where")
-    kept = found
-    for excluded in several(select.exclude):
-        out = {target.name for target in match(excluded, index)}
-        kept = [target for target in kept if target.name not in out]
+    out = {target.name for name in several(select.exclude) for target in match(name, index)}
+    kept = [target for target in found if target.name not in out]
     if not kept:
         raise NoMatchError(
             f"all {len(found)} matches are excluded by exclude={quote(select.exclude)}"
@@ -243,25 +230,23 @@ def _satisfies(where: Callable[[str, nn.Module], bool], target: Target) -> bool:
 
 
 def _candidates(select: Select, index: Index) -> list[Target]:
+    """What all of names, types and stages match; stages alone match the layers that end them."""
+    names, types, stages = map(several, (select.names, select.types, select.stages))
     groups = []
-    if several(select.names):
-        groups.append([t for name in several(select.names) for t in _match_text(name, index)])
-    if several(select.types):
-        groups.append(_match_types(several(select.types), index))
-    stages = [stage_target(index, "stage", quote(stage)) for stage in several(select.stages)]
+    if names:
+        groups.append([target for name in names for target in _match_text(name, index)])
+    if types:
+        groups.append(_match_types(types, index))
     if not groups:
-        return stages or [t for t in index.modules.values() if _has_forward(t.module)]
+        ends = [stage_target(index, "stage", str(stage)) for stage in stages]
+        return ends or [t for t in index.modules.values() if _has_forward(t.module)]
+    found = groups[0]
+    for group in groups[1:]:
+        shared = {target.name for target in group}
+        found = [target for target in found if target.name in shared]
     if stages:
-        roots = [stage_module(index, stage) for stage in several(select.stages)]
-        inside = [t for t in index.modules.values() if _inside(t.name, roots)]
-        inside += [t for t in index.parameters.values() if _inside(t.name, roots)]
-        inside += [t for t in index.attributes.values() if _inside(t.name, roots)]
-        groups.append(inside)
-    shared = set.intersection(*({t.name for t in group} for group in groups))
-    if not shared:
-        raise NoMatchError(f"{quote(select)}: no layer is meant by all of its forms")
-    return [target for target in groups[0] if target.name in shared]
-
-
-def _inside(name: str, roots: Iterable[str]) -> bool:
-    return any(name == root or name.startswith(root + ".") for root in roots)
+        roots = tuple(f"{stage_module(index, stage)}." for stage in stages)
+        found = [target for target in found if f"{target.name}.".startswith(roots)]
+    if not found:
+        raise NoMatchError(f"{quote(select)}: no layer matches all of its forms")
+    return found

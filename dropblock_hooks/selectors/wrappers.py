@@ -1,8 +1,7 @@
-"""Wrappers around models and layers: told by their type, and looked through.
+"""Look through the wrappers around models and layers.
 
-A wrapper is no part of the bare model: ``torch.compile``, data parallelism, activation
-checkpointing and averaged copies put another module around one, and its attribute into every name
-below. Names here are without it, wherever in the model the wrapper is.
+``torch.compile``, data parallelism, activation checkpointing and averaged copies put another module
+around one, and an attribute into every name below. The names here are those of the bare model.
 """
 
 import sys
@@ -14,7 +13,7 @@ from torch import nn
 from ..checks import closest
 from ..quoting import kind_of, quote
 
-# where the class is defined, its name, the attribute that holds what is wrapped
+# the module of the class, its name, the attribute that holds the wrapped module
 _WRAPPERS = (
     ("torch.nn.parallel.distributed", "DistributedDataParallel", "module"),
     ("torch._dynamo.eval_frame", "OptimizedModule", "_orig_mod"),
@@ -36,35 +35,29 @@ _WRAPPERS = (
 )
 
 
-def _kinds() -> list[tuple[type, str]]:
-    """The wrapper classes that are imported (others are not in use), and their attributes."""
-    found = []
-    for module, name, attribute in _WRAPPERS:
-        wrapper = getattr(sys.modules.get(module), name, None)
-        if wrapper is not None:
-            found.append((wrapper, attribute))
-    return found
-
-
-def _innermost(module: nn.Module, kinds: list[tuple[type, str]]) -> nn.Module:
-    while kinds:
-        attribute = next((name for kind, name in kinds if isinstance(module, kind)), None)
-        if attribute is None:
-            break
-        inner: nn.Module = getattr(module, attribute)
-        module = inner
+def _innermost(module: nn.Module) -> nn.Module:
+    """The module inside its wrappers; a class that was not imported wraps nothing."""
+    for place, name, attribute in _WRAPPERS:
+        kind = getattr(sys.modules.get(place), name, None)
+        if kind is not None and isinstance(module, kind):
+            return _innermost(getattr(module, attribute))
     return module
 
 
-def unwrap(model: nn.Module, spec: object = None) -> nn.Module:
-    """The model inside its wrappers; `spec` is what was given beside it.
+def unwrap(model: object, spec: object = None) -> nn.Module:
+    """The model inside its wrappers; `spec` is what was given as the second argument.
 
     Raises:
-        TypeError: for what is no module.
+        TypeError: for another object than a module.
         RuntimeError: for ``nn.DataParallel``, anywhere in the model.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {_no_model(model, spec)}")
+        got = kind_of(model)
+        if isinstance(model, type) and issubclass(model, nn.Module):
+            got = f"the class {model.__name__}: write {model.__name__}()"
+        elif isinstance(spec, nn.Module):
+            got += "; the model comes first: attach(model, spec)"
+        raise TypeError(f"model must be a torch.nn.Module, got {got}")
     for name, module in model.named_modules():
         if isinstance(module, nn.DataParallel):
             where = f"its submodule '{name}' is" if name else "the model is"
@@ -72,46 +65,31 @@ def unwrap(model: nn.Module, spec: object = None) -> nn.Module:
                 f"{where} nn.DataParallel, which shares the state of hooks between threads: use "
                 "DistributedDataParallel, or attach to a model without it"
             )
-    return _innermost(model, _kinds())
+    return _innermost(model)
 
 
-def _no_model(given: object, spec: object) -> str:
-    if isinstance(given, type) and issubclass(given, nn.Module):
-        name = given.__name__
-        return f"the class {name}: write {name}()"
-    swapped = isinstance(spec, nn.Module)
-    return kind_of(given) + ("; the model comes first: attach(model, spec)" if swapped else "")
-
-
-def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """All modules by the names of the bare model, aliases of shared ones too."""
-    return _named(model, "", _kinds())
-
-
-def _named(
-    module: nn.Module, name: str, kinds: list[tuple[type, str]]
-) -> Iterator[tuple[str, nn.Module]]:
-    module = _innermost(module, kinds)
-    yield name, module
-    for key, child in module._modules.items():
+def named_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """All modules by the names of the bare model; a shared module has all of its names."""
+    bare = _innermost(model)
+    yield prefix, bare
+    for key, child in bare._modules.items():
         if child is not None:
-            yield from _named(child, f"{name}.{key}" if name else key, kinds)
+            yield from named_modules(child, f"{prefix}.{key}" if prefix else key)
 
 
 def find_module(model: nn.Module, name: str) -> nn.Module | None:
     """The submodule that the bare model has by this name, or None."""
-    kinds = _kinds()
-    module = _innermost(model, kinds)
+    module = _innermost(model)
     for key in name.split(".") if name else ():
         child = module._modules.get(key)
         if child is None:
             return None
-        module = _innermost(child, kinds)
+        module = _innermost(child)
     return module
 
 
 def attribute_of(module: nn.Module, name: str) -> Any:
-    """An attribute, or None: soon where there is none, for which torch prepares an error."""
+    """An attribute, or None. Faster than getattr, for which torch builds an error message."""
     kind = type(module)
     tables = module.__dict__, module._modules, module._buffers, module._parameters
     ordinary = kind.__getattr__ is nn.Module.__getattr__
@@ -121,17 +99,17 @@ def attribute_of(module: nn.Module, name: str) -> Any:
 
 
 def bare_type(module: nn.Module) -> type[nn.Module]:
-    """The class of a module; the one it had before ``fully_shard`` swapped it."""
+    """The class of a module, before ``fully_shard`` replaced it."""
     sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
     kind = type(module)
     if sharded is not None and issubclass(kind, sharded):
-        # the swapped class stands before these two, and the class of the model behind them
+        # the method resolution order is: replaced class, FSDP's classes, class of the model
         return next(c for c in kind.__mro__[1:] if not issubclass(c, sharded))
     return kind
 
 
 def shard_refusal(owner: nn.Module) -> str | None:
-    """Why a hook on a parameter of this module can't work, or None: FSDP holds the parameters."""
+    """Why a hook on a parameter of this module can't work under FSDP, or None."""
     if not getattr(owner, "_is_fsdp_managed_module", False):  # fully_shard sets it, so does FSDP
         return None
     return (
@@ -144,7 +122,7 @@ def shard_refusal(owner: nn.Module) -> str | None:
 def update_refusal(owner: nn.Module, parameter: object) -> str | None:
     """Why its gradient can't be regularized at the step of the optimizer, or None.
 
-    What ``fully_shard`` has sharded is a DTensor but while it is gathered, for a forward say.
+    A parameter that ``fully_shard`` has sharded is a DTensor, except while it is gathered.
     """
     if shard_refusal(owner) is None or is_dtensor(parameter):
         return None
@@ -156,7 +134,7 @@ def update_refusal(owner: nn.Module, parameter: object) -> str | None:
 
 
 def is_dtensor(tensor: object) -> bool:
-    """Whether a tensor is one that is spread over processes, and knows how."""
+    """Whether a tensor is a DTensor, spread over processes."""
     kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     return kind is not None and isinstance(tensor, kind)
 
@@ -165,7 +143,7 @@ def submodule(model: nn.Module, root: str) -> nn.Module:
     """The submodule where names begin.
 
     Raises:
-        TypeError, ValueError: for a root that is no name, or of no submodule, with the closest.
+        TypeError, ValueError: for a root that is no name of a submodule, with the closest names.
     """
     if not isinstance(root, str):
         raise TypeError(f"root must be the name of a submodule, got {quote(root)}")
