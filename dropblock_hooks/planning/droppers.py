@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -14,30 +13,25 @@ from ..schedules import ByDepth, span_of
 from ..selectors.wrappers import bare_type, named_modules
 from ..sites.retune import retune_hooks
 
+Range = tuple[float, float]
+
 
 @dataclass(frozen=True)
 class Dropper:
-    """A layer of the model that drops by itself; `rate` is its share, held by `attribute`.
-
-    `retuned` says that the rate is set by ``Retune``.
-    """
+    """A layer of the model that drops in training: its class, rate, and what it drops at once."""
 
     name: str
     type: str
-    attribute: str
     rate: float
     unit: str
-    retuned: bool = False
 
 
-def droppers(
-    base: nn.Module, retuned: Mapping[nn.Module, float] = MappingProxyType({})
-) -> dict[str, Dropper]:
-    """The layers of a model that drop by themselves in training, by name.
+def droppers(base: nn.Module, retuned: Mapping[nn.Module, float]) -> dict[str, Dropper]:
+    """The layers of a model that drop in training, by name.
 
     Args:
         base: the model.
-        retuned: layers that are to have another rate, and that rate.
+        retuned: layers that are to get another rate, and that rate.
     """
     found = {}
     for name, module in named_modules(base):
@@ -47,24 +41,34 @@ def droppers(
             live = [highest_rate(h.site.regularizer) for h in retune_hooks(module)]
             rate = retuned.get(module, (live or [getattr(module, attribute)])[0])
             if rate > 0:
-                ours = bool(live) or module in retuned
-                found[name] = Dropper(name, kind, attribute, float(rate), unit, ours)
+                found[name] = Dropper(name, kind, float(rate), unit)
     return found
 
 
-def highest_rate(regularizer: Regularizer) -> float:
-    """The highest value of the main rate; of a plain function its first one."""
+def rate_range(regularizer: Regularizer) -> Range | None:
+    """The lowest and highest main rate; of a plain function its first one; None without a rate."""
     rate = next(iter(regularizer.rates.values()), None)
-    if rate is None:  # a peer's layer with its own default
-        target: Any = getattr(regularizer, "target", None)
-        held = (getattr(target, name, None) for name in RATES)
-        return next((float(r) for r in held if isinstance(r, int | float)), 0.0)
-    high = _highest(rate)
-    return high if math.isfinite(high) else next(iter(regularizer.values(0.0).values()))
+    if rate is None:
+        return None
+    low, high = _range(rate)
+    if math.isfinite(high - low):
+        return low, high
+    first = next(iter(regularizer.values(0.0).values()))
+    return first, first
 
 
-def _highest(rate: Any) -> float:
-    if isinstance(rate, ByDepth):
-        first, last = _highest(rate.start), _highest(rate.stop)
-        return first + (last - first) * rate.share if math.isfinite(last - first) else math.inf
-    return span_of(rate)[1]
+def highest_rate(regularizer: Regularizer) -> float:
+    """The highest main rate; of a ``Foreign`` without a rate of its own, that of its layer."""
+    rates = rate_range(regularizer)
+    if rates is not None:
+        return rates[1]
+    held = (getattr(getattr(regularizer, "target", None), name, None) for name in RATES)
+    return next((float(rate) for rate in held if isinstance(rate, int | float)), 0.0)
+
+
+def _range(rate: Any) -> Range:
+    if isinstance(rate, ByDepth):  # which knows its place in the model by now
+        (low, high), (low_end, high_end) = _range(rate.start), _range(rate.stop)
+        ends = low + (low_end - low) * rate.share, high + (high_end - high) * rate.share
+        return min(ends), max(ends)
+    return span_of(rate)

@@ -1,4 +1,4 @@
-"""A forward of a deep copy, on fake tensors where that works: the model itself is never touched.
+"""A forward of a deep copy, on fake tensors where that works. The model itself is never touched.
 
 Fake tensors have shapes and no values, so a copy of any size costs nothing. The copy must be deep:
 models keep tensors in caches, and a fake one left there would break their next real forward.
@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 
 
 class DryRunError(ValueError):
-    """No forward of a copy succeeded with this input; `reason` says why."""
+    """No forward of a copy ran with this input; `reason` says why."""
 
     def __init__(self, example: Any, reason: str) -> None:
         super().__init__(f"no forward of a copy ran with {_shown(example)}: {reason}")
@@ -41,13 +41,13 @@ class DryRunError(ValueError):
 
 @dataclass
 class DryRun:
-    """A copy, ready to be called: `run` calls it once, and must happen inside `dry_run`.
+    """A copy that is ready to be called, inside `dry_run` only.
 
     Attributes:
         model: the copy.
-        args: what it is called with.
-        kwargs: and by keyword.
-        left_out: layers that lost hooks of the user's, which could have reached out of a copy.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        left_out: layers whose hooks of the user's were left out.
     """
 
     model: nn.Module
@@ -70,7 +70,7 @@ class DryRun:
 
 @contextmanager
 def dry_run(model: nn.Module, example: Any, *, fake: bool) -> Iterator[DryRun]:
-    """A copy of a model and of what it is called with; random numbers are put back at the end.
+    """A copy of a model and of its arguments; the states of random numbers are restored at the end.
 
     Args:
         model: any model.
@@ -81,8 +81,8 @@ def dry_run(model: nn.Module, example: Any, *, fake: bool) -> Iterator[DryRun]:
     with ExitStack() as stack:
         _keep_random_numbers(stack)
         stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # a real forward will give them
-        logger = logging.getLogger("torch._subclasses.fake_tensor")  # it is told as a reason
+        warnings.simplefilter("ignore")  # a real forward will give these warnings
+        logger = logging.getLogger("torch._subclasses.fake_tensor")  # the error says it
         stack.callback(setattr, logger, "disabled", logger.disabled)
         logger.disabled = True
         stack.enter_context(as_written())  # also a part that is compiled
@@ -95,16 +95,16 @@ def dry_run(model: nn.Module, example: Any, *, fake: bool) -> Iterator[DryRun]:
 
 
 def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments and keywords: of a tensor, a tuple of arguments, or a mapping of keywords."""
+    """The arguments and keyword arguments that an example stands for."""
     if isinstance(example, Mapping):
         return (), dict(example)
     return (example if isinstance(example, tuple) else (example,)), {}
 
 
 def clear_away() -> list[str]:
-    """Take out what dry runs have left in caches outside of their copies; what is still there.
+    """Remove what dry runs have left in caches outside of their copies; what is still there.
 
-    To be called when no dry run and nothing of it is held any more.
+    Nothing may hold a tensor of a dry run when this is called.
     """
     return fake_tensors.take_out(DryRunMode)
 
@@ -112,20 +112,20 @@ def clear_away() -> list[str]:
 def first_success(
     attempts: Mapping[str, Callable[[], _T]], example: Any
 ) -> tuple[str, _T, list[str]]:
-    """The first attempt that does not fail, what it gives, and why those before it failed.
+    """The name of the first attempt that succeeds, its result, and why those before it failed.
 
     Args:
-        attempts: by name; of one that begins with "real" the reason counts more.
+        attempts: functions by name.
         example: what the model is called with.
 
     Raises:
-        DryRunError: where all fail.
+        DryRunError: if all fail, with the reasons of those on real tensors, if there are any.
     """
     reasons: dict[str, str] = {}
     for name, attempt in attempts.items():
         try:
             return name, attempt(), [f"{failed}: {why}" for failed, why in reasons.items()]
-        except Exception as error:  # a model may fail in any way on tensors it isn't made for
+        except Exception as error:  # a model may fail in any way
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             reasons[name] = ": ".join([type(error).__name__, *lines[:1]])
     real = {name: why for name, why in reasons.items() if name.startswith("real ")} or reasons
@@ -137,15 +137,15 @@ def first_success(
 
 
 def observed(model: nn.Module, example: Any, look: Callable[[DryRun], _T]) -> _T:
-    """What a forward shows, on fake tensors or, where that fails, on real ones.
+    """What `look` returns, on fake tensors or, if that fails, on real ones.
 
     Args:
         model: any model.
         example: what it is called with.
-        look: runs the copy once, and tells what it has seen.
+        look: a function that runs the copy once.
 
     Raises:
-        DryRunError: where both fail.
+        DryRunError: if both fail.
     """
 
     def attempt(fake: bool) -> _T:
@@ -161,22 +161,13 @@ def observed(model: nn.Module, example: Any, look: Callable[[DryRun], _T]) -> _T
         clear_away()
 
 
-def _is_shape(example: Any) -> bool:
-    plain = isinstance(example, tuple | list) and len(example) > 0
-    return plain and all(type(n) is int or _is_shape(n) for n in example)
-
-
 def _shown(example: Any) -> str:
-    """What a model is called with, in words."""
-    if _is_shape(example):
-        return f"example_input={example!r} (give a tensor, not a shape)"
-    if isinstance(example, Tensor):
-        return f"example_input of shape {shape_of(example)}"
+    """What a model is called with, for messages."""
     if isinstance(example, Mapping):
         return f"example_input { {name: shape_of(value) for name, value in example.items()} }"
-    if isinstance(example, tuple):
-        return f"example_input of {', '.join(map(str, map(shape_of, example)))}"
-    return f"example_input of type {type(example).__name__}"
+    given = example if isinstance(example, tuple | list) else (example,)
+    hint = "" if any(isinstance(x, Tensor) for x in given) else " (give a tensor, not a shape)"
+    return f"example_input of {', '.join(str(shape_of(x)) for x in given)}{hint}"
 
 
 def shape_of(output: Any) -> Any:
@@ -189,11 +180,11 @@ def shape_of(output: Any) -> Any:
 
 
 class DryRunMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch's is not typed
-    """Fake tensors, told from those of torch and of the user; none is on the meta device."""
+    """The mode of our fake tensors, none of which is on the meta device."""
 
     def __init__(self, device: torch.device) -> None:
         _start_autograd()
-        # constants that a function of the model holds are faked where they are met
+        # functions of the model may hold tensors as constants
         super().__init__(allow_non_fake_inputs=True)
         self.device = device
 
@@ -209,16 +200,16 @@ class DryRunMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch's is
 
 
 def _device_of(model: nn.Module) -> torch.device:
-    """Where tensors are put that are on the meta device: beside the others, or on the CPU."""
+    """The device for tensors on the meta device: that of the others, or the CPU."""
     devices = (tensor.device for tensor in (*model.parameters(), *model.buffers()))
     return next((d for d in devices if d.type != "meta"), torch.device("cpu"))
 
 
 def _start_autograd() -> None:
-    """Go backward once, before there are fake tensors, where there is no GPU.
+    """Run one backward before there are fake tensors, if there is no GPU.
 
-    Fake tensors make torch register a GPU that is not there. A first backward pass after that
-    starts a thread for it, and no process forked from this one could go backward any more.
+    Fake tensors make torch register a GPU. A first backward after that starts a thread for it, and
+    then no process forked from this one can run a backward.
     """
     if not torch.cuda.is_available():
         with torch.inference_mode(False), torch.enable_grad():
@@ -226,7 +217,7 @@ def _start_autograd() -> None:
 
 
 def _keep_random_numbers(stack: ExitStack) -> None:
-    """Put the states of all generators that a forward may use back at the end."""
+    """Restore the states of all generators that a forward may use at the end."""
     stack.callback(random.setstate, random.getstate())
     numpy: Any = sys.modules.get("numpy.random")  # not imported: not in use
     if numpy:
@@ -251,31 +242,18 @@ _TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward
 
 
 def _leave_out_hooks(model: nn.Module) -> tuple[str, ...]:
-    """Take off our hooks, and what could reach out of a copy: functions with a memory.
+    """Take off all hooks but torch's own (pruning, spectral norm); layers that lost a user's.
 
-    Backward hooks have no turn in a forward.
+    A user's hook may change objects outside of the copy.
     """
     left_out: dict[str, None] = {}
     for name, module in named_modules(model):
         for table in _TABLES:
             hooks: dict[int, Any] = getattr(module, table, {})
             for key, hook in list(hooks.items()):
-                if "backward" in table or isinstance(ours(hook), _OURS):
-                    del hooks[key]
-                elif _remembers(hook):
-                    del hooks[key]
+                if type(hook).__module__.startswith("torch.nn.utils"):
+                    continue
+                del hooks[key]
+                if "backward" not in table and not isinstance(ours(hook), _OURS):
                     left_out[name or "."] = None
     return tuple(left_out)
-
-
-def _remembers(hook: Any) -> bool:
-    """Whether a function may hold something that is not its argument; a copy would share it."""
-    if isinstance(hook, types.BuiltinFunctionType):
-        return True  # the append of a list
-    if not isinstance(hook, types.FunctionType):
-        return False  # objects, methods and partials are copied with what they hold
-    if hook.__closure__ or any(isinstance(c, types.CodeType) for c in hook.__code__.co_consts):
-        return True
-    used = [hook.__globals__[n] for n in hook.__code__.co_names if n in hook.__globals__]
-    plain = (types.ModuleType, type, types.FunctionType, int, float, str, type(None), torch.dtype)
-    return not all(isinstance(value, plain) for value in used)

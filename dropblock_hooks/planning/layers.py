@@ -1,4 +1,4 @@
-"""What a model has to attach to."""
+"""``layers``: the layers of a model by name."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from ..selectors.index import Index
-from ..selectors.wrappers import bare_type, named_modules, unwrap
+from ..selectors.wrappers import bare_type, unwrap
 from ..tables import Table, named
-from .dry_run import DryRun, observed, shape_of
+from .dry_run import DryRun, observed
+from .recording import LayerCalls, record
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class LayerRow:
 def layers(model: nn.Module, example_input: Any = None) -> Table[LayerRow]:
     """The layers of a model by name, type and parameters; with an example, shapes and calls too.
 
-    The forward runs in evaluation, without gradients, on a deep copy, whose tensors are fake ones
-    where that works: the model is not touched.
+    The model is not touched: the forward runs in evaluation on a deep copy, without gradients, and
+    on fake tensors where that works.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
@@ -45,7 +46,7 @@ def layers(model: nn.Module, example_input: Any = None) -> Table[LayerRow]:
             mapping of keywords.
 
     Raises:
-        ValueError: where no forward of a copy runs with it.
+        ValueError: if no forward of a copy runs with the example.
     """
     model = unwrap(model)
     index = Index(model)
@@ -56,7 +57,7 @@ def layers(model: nn.Module, example_input: Any = None) -> Table[LayerRow]:
             type=bare_type(target.module).__name__,
             parameters=sum(p.numel() for p in target.module.parameters()),
             aliases=target.aliases,
-            shape=seen[name].output if seen else None,
+            shape=seen[name].shape if seen else None,
             calls=seen[name].calls if seen else None,
         )
         for name, target in index.modules.items()
@@ -73,24 +74,8 @@ def layers(model: nn.Module, example_input: Any = None) -> Table[LayerRow]:
     return Table(rows, columns)
 
 
-class _Seen:
-    """Forward hook: what one forward shows of a layer."""
-
-    calls = 0
-    output: Any = None
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.calls += 1
-        self.output = shape_of(output)
-
-
-def _look(run: DryRun) -> dict[str, _Seen]:
-    seen = {}
-    for name, module in named_modules(run.model):
-        seen[name] = _Seen()
-        if not isinstance(module, torch.jit.ScriptModule):  # takes no hooks
-            module.register_forward_hook(seen[name])
-    run.model.eval()
+def _look(run: DryRun) -> dict[str, LayerCalls]:
+    recorded = record(run.model.eval())
     with torch.no_grad():
         run.run()
-    return seen
+    return recorded

@@ -1,4 +1,4 @@
-"""``plan``: what a spec will do on a model, before anything is put on."""
+"""``plan``: what a spec will do on a model, before anything is attached."""
 
 import functools
 from collections.abc import Mapping
@@ -29,10 +29,10 @@ def plan(
 ) -> Plan:
     """What a spec will do on a model: its sites, shapes, calls and blocks, and what is wrong.
 
-    The spec is put on a deep copy, which runs one training forward: on fake tensors, which hold no
-    numbers and cost nothing; where that fails, on real ones; where that fails too, the plan is
-    without shapes, and says why. The model, its buffers and caches, and the random numbers are
-    not touched.
+    The spec is put on a deep copy of the model, without your own hooks, and the copy runs one
+    training forward on fake tensors, which hold no numbers and cost nothing. If that fails, real
+    tensors are used. If that fails too, the plan has no shapes, and says why. The model, its
+    buffers and caches, and the states of random numbers are not touched.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(inplace=True))
@@ -44,7 +44,6 @@ def plan(
         <BLANKLINE>
         warnings:
           - the block of 9 is clipped to the map 7x7: 0
-          - the next layer works in place on the output, which is harmless: 0 (then 1)
 
     Args:
         model: any model; one on the meta device takes no memory.
@@ -77,7 +76,7 @@ def plan_placements(
     del probed, met  # nothing may hold a tensor of the dry run any more
     left = clear_away()
     if left:
-        text = f"the forward has left a fake tensor outside of the model, in {', '.join(left)}"
+        text = f"the dry run left a fake tensor outside of the model, in {', '.join(left)}"
         cautions.insert(0, Caution("left", text))
     title = f"{counted(len(rows), 'site')} on {bare_type(base).__name__}"
     return Plan(rows, title, problems, cautions)
@@ -86,7 +85,7 @@ def plan_placements(
 def _probed(
     model: nn.Module, base: nn.Module, placements: list[Placement], example: Any
 ) -> tuple[Probed | None, Caution | None]:
-    """What the first forward shows that succeeds; why others did not, or what is lacking."""
+    """What the first forward that succeeds shows; why others did not succeed."""
     example = own_input(model, base) if example is None else example
     if example is None:
         line = "no shapes: the model does not tell its input size, give an example_input"
@@ -111,7 +110,7 @@ def _probed(
 
 
 def own_input(*models: nn.Module) -> Tensor | None:
-    """Two empty images of the size that one of the models tells, as timm's do; or None."""
+    """Two empty images of the size in the configuration of a timm model; None without one."""
     for model in models:
         config: Any = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
         told = config if isinstance(config, Mapping) else vars(config) if config else {}
@@ -123,7 +122,7 @@ def own_input(*models: nn.Module) -> Tensor | None:
 
 
 def _own_size(model: nn.Module, told: tuple[int, ...]) -> tuple[int, ...]:
-    """Channels and edges of the images: of the model as it was built, else of its configuration."""
+    """Channels and edges of the images, of the model as it was built if that is known."""
     channels, *edges = told
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
     built = getattr(getattr(model, "patch_embed", None), "img_size", None)

@@ -1,6 +1,7 @@
-"""Probes: a spec put on a copy of a model for one forward, and what each site meets in it."""
+"""One forward of a copy with the hooks of a spec on it, and what each site meets in it."""
 
 import copy
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
@@ -14,19 +15,15 @@ from ..attachment.faults import Fault, Window, fault_of, why_not_called
 from ..attachment.install import install, make_hook
 from ..attachment.placement import Placement
 from ..attachment.verify import windows
-from ..observers.base import Observer
 from ..regularizers.base import Regularizer
 from ..regularizers.droppers import unit_dropped
-from ..selectors.wrappers import named_modules
 from ..sites import indexing
 from ..sites.counts import Counts
-from ..sites.hooks import InputHook, OutputHook, SiteHook
-from ..sites.observe import ObserveHook
-from ..sites.retune import RetuneHook
+from ..sites.hooks import SiteHook
 from ..sites.shared import Control
 from ..sites.site import Site, SiteError
-from .droppers import droppers
 from .dry_run import DryRun, dry_run, shape_of
+from .recording import record
 from .residual import carries_stream, passes_around, without_gradient
 
 
@@ -36,15 +33,12 @@ class SiteMet:
 
     Attributes:
         site: on the copy.
-        hook: that of the site.
+        hook: of the site.
         error: why it can't work there.
         fault: why it did nothing.
-        shapes: of what it works on, one for each call; of a structure its type and size.
-        structure: what the layer returns or takes around that tensor, or "".
-        followers: layers that work in place on its output.
-        loses_samples: whether no shortcut runs around it (asked of what drops whole samples).
-        without_gradient: whether no gradient will come (asked of what acts on gradients).
-        dropped: layers that drop by themselves and have taken, or given, the very tensor.
+        shapes: of the tensor of each call; of a structure its type and size.
+        loses_samples: whether it drops whole samples without a shortcut around it.
+        without_gradient: whether it acts on gradients and none will come.
     """
 
     site: Site
@@ -52,11 +46,8 @@ class SiteMet:
     error: str | None = None
     fault: Fault | None = None
     shapes: list[Any] = field(default_factory=list)
-    structure: str = ""
-    followers: dict[str, None] = field(default_factory=dict)
     loses_samples: bool = False
     without_gradient: bool = False
-    dropped: dict[str, None] = field(default_factory=dict)
 
 
 @dataclass
@@ -93,18 +84,17 @@ def probe(
         elif not host.training:
             run.model.train()
         copied, control = run.copy_of(base), Control()
-        control.looked = True  # the plan tells what a first forward would be warned of
+        control.looked = True  # the plan reports what a first forward would warn of
         hooks = _install(run, copied, placements, control, always=not training)
-        passing = _Passing(copied)  # its hooks stand behind those of the sites
+        recorded = record(copied)
         probes = [hook for hook in hooks if isinstance(hook, _Probe)]
-        for each in probes:
-            each.passing = passing
         sources = _ask_for_gradients(run) if any(each.drops_samples for each in probes) else []
         with torch.enable_grad():
             outputs = list(_tensors(run.run()))
+        calls = {name: layer.calls for name, layer in recorded.items()}
         window = replace(
             windows(control, hooks)[0],
-            layers=passing.calls,
+            layers=calls,
             model=Counts(trained=1),
             compiled=False,
             backward=False,
@@ -115,86 +105,47 @@ def probe(
                 met = hook.met
                 met.loses_samples = hook.loses_samples(outputs, sources)
                 met.fault = None if met.error else fault_of(copied, hook, window)
-            elif p.target.attribute:
-                met = SiteMet(hook.site, hook, fault=fault_of(copied, hook, window))
             else:
-                owner = run.copy_of(p.target.module)
-                parameter = owner.get_parameter(str(p.target.parameter))
-                met = SiteMet(hook.site, hook, shapes=[shape_of(parameter)])
-                if without_gradient(outputs, parameter):
-                    met.fault = _unused(copied, owner, hook, window)
+                met = _of_parameter(run, copied, p, hook, outputs, window)
             sites.append(met)
-        return Probed(sites, passing.calls, run.left_out)
+        return Probed(sites, calls, run.left_out)
 
 
-def _unused(base: nn.Module, owner: nn.Module, hook: SiteHook, window: Window) -> Fault:
-    """Of a parameter that gets no gradient."""
-    why = "the output does not depend on the parameter"
-    if not window.layers[hook.owner_name]:
-        cause = why_not_called(base, owner, hook.owner_name, window)
-        why = f"{why}, and its layer is never called: {cause}"
-    return Fault("never_active", f"{hook.site.regularizer.label} gets no gradient", why)
-
-
-class _Passing:
-    """What passes between the layers in one forward.
-
-    Attributes:
-        calls: of each layer, by its name.
-        outputs: of sites, by address, each with its version then: it grows with a change in place.
-        gave: what layers that drop have given, by address and version.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.calls: dict[str, int] = {}
-        self.outputs: dict[int, list[tuple[SiteMet, Tensor, int]]] = {}
-        self.gave: dict[tuple[int, int], tuple[str, Tensor]] = {}
-        dropping = droppers(model)
-        for name, module in named_modules(model):
-            self.calls[name] = 0
-            if not isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
-                layer = _LayerHook(name, name in dropping, self)
-                module.register_forward_pre_hook(layer.before)
-                module.register_forward_hook(layer.after)
-
-
-class _LayerHook:
-    """Hooks of a layer: count its calls, and see what it changes in place, takes and gives."""
-
-    def __init__(self, name: str, drops: bool, passing: _Passing) -> None:
-        self.name, self.drops, self.passing = name, drops, passing
-
-    def before(self, module: nn.Module, args: Any) -> None:
-        for met, output, version in self.passing.outputs.get(id(args[0]) if args else 0, ()):
-            if self.drops and output._version == version:
-                met.dropped[self.name] = None
-
-    def after(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.passing.calls[self.name] += 1
-        if self.drops and isinstance(output, Tensor):
-            self.passing.gave[id(output), output._version] = self.name, output
-        for x in args:
-            given = self.passing.outputs.get(id(x), [])
-            if given and x._version > given[-1][-1]:
-                for met, *_ in self.passing.outputs.pop(id(x)):
-                    met.followers[self.name] = None
+def _of_parameter(
+    run: DryRun,
+    base: nn.Module,
+    p: Placement,
+    hook: SiteHook,
+    outputs: list[Tensor],
+    window: Window,
+) -> SiteMet:
+    owner = run.copy_of(p.target.module)
+    parameter = owner.get_parameter(str(p.target.parameter))
+    met = SiteMet(hook.site, hook, shapes=[shape_of(parameter)])
+    if without_gradient(outputs, parameter):
+        why = "the output does not depend on the parameter"
+        if not window.layers[hook.owner_name]:
+            cause = why_not_called(base, owner, hook.owner_name, window)
+            why = f"{why}, and its layer is never called: {cause}"
+        met.fault = Fault("never_active", f"{hook.site.regularizer.label} gets no gradient", why)
+    return met
 
 
 class _Probe(SiteHook):
-    """The hook of a site that notes what it meets, and goes on where the site can't work."""
+    """The hook of a site that also notes what it meets, and goes on where the site fails."""
 
-    passing: _Passing
+    met: SiteMet
+    nodes: list[tuple[Node | None, Node | None, Node]]
 
-    def __init__(self, site: Site, *given: Any) -> None:
-        super().__init__(site, *given)
-        self.met = SiteMet(site, self)
-        r = site.regularizer  # what takes the layer's input adds it back
-        self.drops_samples = unit_dropped(r) == "samples" and not r.needs_input
-        self.nodes: list[tuple[Node | None, Node | None, Node]] = []
+    @property
+    def drops_samples(self) -> bool:
+        """Whether it may lose samples; what takes the layer's input adds it back."""
+        regularizer = self.site.regularizer
+        return unit_dropped(regularizer) == "samples" and not regularizer.needs_input
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         site, met, index = self.site, self.met, self.site.regularizer.index
-        at_output = site.at == "output"
+        at_output = site.at != "input"
         value: Any = rest[-1]
         if not at_output and not isinstance(index, str):
             value, index = args, index or 0
@@ -210,20 +161,13 @@ class _Probe(SiteHook):
             met.shapes.append(shape_of(value))
             return changed
         met.shapes.append(tuple(before.shape))
-        name, _ = self.passing.gave.get((id(before), before._version), (None, None))
-        if name is not None:
-            met.dropped[name] = None
         if site.regularizer.acts_on == "gradient":
             met.without_gradient = not before.requires_grad
-        if at_output:
-            met.structure = "" if value is before else shape_of(value)
+        if at_output and self.drops_samples:
             value = value if changed is None else changed
             after = indexing.get(value, index)
-            if self.drops_samples and after.grad_fn is not None:
-                after = self._marked(args, before, after)
-                changed = indexing.put(value, index, after)
-            given = self.passing.outputs.setdefault(id(after), [])
-            given.append((met, after, after._version))
+            if after.grad_fn is not None:
+                changed = indexing.put(value, index, self._marked(args, before, after))
         return changed
 
     def _marked(self, args: tuple[Any, ...], before: Tensor, after: Tensor) -> Tensor:
@@ -245,20 +189,20 @@ class _Probe(SiteHook):
         return not all(passes_around(outputs, above, node) for above, node in ways)
 
 
-class _OutputProbe(_Probe, OutputHook):
-    """At the output of a layer."""
+@functools.cache
+def _probe_class(kind: Any) -> Any:
+    return type(f"{kind.__name__}Probe", (_Probe, kind), {})
 
 
-class _InputProbe(_Probe, InputHook):
-    """At its input."""
-
-
-class _ObserverProbe(_Probe, ObserveHook):
-    """Of an observer."""
-
-
-class _RetuneProbe(_Probe, RetuneHook):
-    """On a layer that drops by itself."""
+def _make(site: Site, p: Placement) -> SiteHook:
+    """The hook of a placement; on a layer, one that notes what it meets."""
+    hook = make_hook(site, p)
+    if p.target.parameter is None:
+        kind: Any = type(hook)  # Any: mypy takes no class as hashable
+        hook.__class__ = _probe_class(kind)
+        assert isinstance(hook, _Probe)
+        hook.met, hook.nodes = SiteMet(site, hook), []
+    return hook
 
 
 def _install(
@@ -268,6 +212,7 @@ def _install(
     control: Control,
     always: bool,
 ) -> list[SiteHook]:
+    hooks: list[SiteHook] = []
     moved = [
         replace(
             p,
@@ -276,17 +221,9 @@ def _install(
         )
         for p in placements
     ]
-    hooks: list[SiteHook] = []
 
     def make(site: Site, p: Placement) -> SiteHook:
-        if p.target.form:
-            hooks.append(make_hook(site, p))
-        elif p.attribute is not None:
-            hooks.append(_RetuneProbe(site, p.attribute))
-        elif isinstance(p.regularizer, Observer):
-            hooks.append(_ObserverProbe(site))
-        else:
-            hooks.append(_OutputProbe(site) if site.at == "output" else _InputProbe(site))
+        hooks.append(_make(site, p))
         return hooks[-1]
 
     install(copied, moved, control, make)
@@ -302,13 +239,13 @@ def _always(regularizer: Regularizer) -> Regularizer:
 
 
 def _ask_for_gradients(run: DryRun) -> list[Node]:
-    """Make the graph begin at what the model is called with; the nodes where it begins."""
+    """Make the graph begin at the arguments of the model; the nodes where it begins."""
     sources: list[Node] = []
 
     def watched(x: Tensor) -> Tensor:
         if x.is_floating_point():
             with run.mode or torch.enable_grad():
-                x = x.detach().requires_grad_().clone()  # which may be worked on in place
+                x = x.detach().requires_grad_().clone()  # a layer may work on it in place
             assert x.grad_fn is not None
             sources.append(x.grad_fn)
         return x

@@ -1,4 +1,4 @@
-"""What a plan has to say: what can't work, what is likely not meant, what is good to know."""
+"""What a plan finds: what can't work, what is likely not meant, and what is good to know."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +9,6 @@ from ..attachment.placement import Placement
 from ..attachment.report import is_clipped
 from ..quoting import listed, quote
 from ..sites.retune import RetuneHook
-from ..tables import named
 from ..tables import shown as cell
 from .dropped_twice import find_doubled
 from .probe import Probed, SiteMet
@@ -23,7 +22,7 @@ FAULTS = (
     "loses_samples",
     "dropped_twice",
 )
-"""Kinds of what ``attach`` warns of when it plans first; the rest is good to know."""
+"""The kinds that ``attach`` warns of when it plans first; the others are good to know."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +53,15 @@ def cautions_of(
 ) -> list[Caution]:
     """All there is to say of the sites, layers in the same situation in one line."""
     groups: dict[tuple[str, str], dict[str, str]] = {}
-    met = probed.sites if probed else [None] * len(placements)
-    for p, key, each in zip(placements, keys, met, strict=True):
-        for kind, text, name in [*_of_placement(p), *(_of_site(p, each) if each else ())]:
-            groups.setdefault((kind, text), {})[key] = name
+    for p, key, met in zip(placements, keys, probed.sites if probed else (), strict=bool(probed)):
+        for kind, text in _of_site(p, met):
+            groups.setdefault((kind, text), {})[key] = _name(p)
     cautions = [
         Caution(kind, f"{text}: {_named(kind, list(names.values()))}", tuple(names))
         for (kind, text), names in groups.items()
     ]
     if probed and probed.left_out:
-        text = "hooks of yours were left out of the trial, which they could have reached out of"
+        text = "the dry run left your own hooks out, since they may change objects outside the copy"
         cautions.append(Caution("left_out", f"{text}: {listed(probed.left_out, _MOST)}"))
     cautions += doubled(base, placements, keys, probed)
     return sorted(cautions, key=lambda caution: caution.kind not in FAULTS)
@@ -73,8 +71,7 @@ def doubled(
     base: nn.Module, placements: list[Placement], keys: list[str], probed: Probed | None
 ) -> list[Caution]:
     """What the model, or the spec itself, drops twice."""
-    met = [each.dropped for each in probed.sites] if probed else []
-    found = find_doubled(base, placements, keys, met, probed.calls if probed else None)
+    found = find_doubled(base, placements, keys, probed.calls if probed else None)
     return [Caution("dropped_twice", text, keys) for text, keys in found]
 
 
@@ -86,55 +83,40 @@ def _name(p: Placement) -> str:
     return p.target.name or "."
 
 
-def _of_placement(p: Placement) -> Iterator[tuple[str, str, str]]:
-    if p.target.aliases:
-        text = "one shared layer of several names, hooked once"
-        yield "aliases", text, named(_name(p), p.target.aliases)
-    if not getattr(p.regularizer, "traceable", True):
-        yield "untraceable", f"{p.regularizer.label} breaks the graph under torch.compile", _name(p)
-
-
-def _of_site(p: Placement, met: SiteMet) -> Iterator[tuple[str, str, str]]:
-    site, name, label = met.site, _name(p), p.regularizer.label
+def _of_site(p: Placement, met: SiteMet) -> Iterator[tuple[str, str]]:
+    site, label = met.site, p.regularizer.label
     if met.fault is not None:
-        yield met.fault.kind, f"{met.fault.what} ({met.fault.why})", name
+        yield met.fault.kind, f"{met.fault.what} ({met.fault.why})"
+    if not getattr(p.regularizer, "traceable", True):
+        yield "untraceable", f"{label} breaks the graph under torch.compile"
     if isinstance(met.hook, RetuneHook):
         yield from _of_own_rate(p, met.hook, met)
     if p.target.form or not site.calls:
         return
     if met.loses_samples:
-        text = (
+        yield (
+            "loses_samples",
             f"{label} loses the whole sample, since no shortcut runs around the layer (use "
-            "StochasticDepth on a block, DropPath on its branch)"
+            "StochasticDepth on a block, DropPath on its branch)",
         )
-        yield "loses_samples", text, name
     if met.without_gradient:
-        yield "no_gradient", f"{label} gets no gradient: nothing in front can be trained", name
+        yield "no_gradient", f"{label} gets no gradient: nothing in front can be trained"
     if is_clipped(site.block_size, p.regularizer):
         asked = cell(getattr(p.regularizer, "block_size", None))
-        yield "clipped", f"the block of {asked} is clipped to the map {cell(site.map_size)}", name
-    if site.calls > 1:
-        text = f"called {site.calls} times in a forward, and regularized each time"
-        yield "several_calls", text, name
-    if met.structure and met.error is None:
-        text = f"a {met.structure}, of which element {p.regularizer.index!r} is regularized"
-        yield "structure", text, name
-    if met.followers:
-        text = "the next layer works in place on the output, which is harmless"
-        yield "in_place", text, f"{name} (then {', '.join(met.followers)})"
+        yield "clipped", f"the block of {asked} is clipped to the map {cell(site.map_size)}"
 
 
-def _of_own_rate(p: Placement, hook: RetuneHook, met: SiteMet) -> Iterator[tuple[str, str, str]]:
+def _of_own_rate(p: Placement, hook: RetuneHook, met: SiteMet) -> Iterator[tuple[str, str]]:
     """Of a rate that stays in its attribute."""
     if met.site.calls == 0 and met.fault is None and not p.target.form:
-        text = (
+        yield (
+            "read",
             "the layer is not called; the module around it reads the rate, as fused attention "
-            "does. What it drops is not counted"
+            "does. What it drops is not counted",
         )
-        yield "read", text, _name(p)
     if p.regularizer.moving and not hook.ours:
-        text = (
+        yield (
+            "recompiles",
             "torch.compile reads the rate as a constant and compiles again for each new value "
-            "(a StepSchedule has few)"
+            "(a StepSchedule has few)",
         )
-        yield "recompiles", text, _name(p)

@@ -1,6 +1,5 @@
 """The table of a plan: a row for each site to be."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import TextWrapper
@@ -8,13 +7,12 @@ from typing import Any
 
 from ..attachment.placement import Placement
 from ..attachment.report import block_cell, is_clipped
-from ..schedules import span_of
 from ..selectors.wrappers import bare_type
 from ..tables import WIDTH, Forms, Table, html_list, named, ranged, shown
+from .droppers import Range, rate_range
 from .probe import SiteMet
 from .problems import Caution
 
-Range = tuple[float, float]
 Size = tuple[int | tuple[int, int], ...]
 
 
@@ -146,29 +144,20 @@ def merged(shapes: Sequence[Any]) -> Any:
 
 
 def _rate(p: Placement) -> float | Range | None:
-    """The main rate; of a schedule its lowest and highest value, of a plain function its first."""
-    rate = next(iter(p.regularizer.rates.values()), None)
-    if rate is None:
-        return None
-    low, high = span_of(rate)
-    if low == high:
-        return low
-    return (low, high) if math.isfinite(high - low) else p.regularizer.values(0.0).popitem()[1]
+    rates = rate_range(p.regularizer)
+    return rates[0] if rates and rates[0] == rates[1] else rates
 
 
 def _expected(p: Placement, map_size: Size | None, calls: int | None) -> float | Range | None:
     """The share dropped at the lowest and the highest rate, and on the smallest and largest map."""
-    rate = _rate(p)
-    name = next(iter(p.regularizer.rates), "")
-    ends = rate if isinstance(rate, tuple) else (rate, rate)
-    maps = [tuple(a[i] if isinstance(a, tuple) else a for a in map_size or ()) for i in (0, 1)]
     if calls == 0 and p.attribute is None:  # else the rate may be read without a call
         return 0.0
+    name = next(iter(p.regularizer.rates), "")
+    maps = [tuple(a[i] if isinstance(a, tuple) else a for a in map_size or ()) for i in (0, 1)]
     shares = [
-        p.regularizer.expected_share({**p.regularizer.values(0.0), name: end}, size or None)
-        for end in dict.fromkeys(ends)
-        if end is not None
-        for size in dict.fromkeys(maps)
+        p.regularizer.expected_share({**p.regularizer.values(0.0), name: rate}, size or None)
+        for rate in rate_range(p.regularizer) or ()
+        for size in maps
     ]
     known = [share for share in shares if share is not None]
     if not known or len(known) < len(shares):

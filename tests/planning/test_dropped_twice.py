@@ -1,6 +1,5 @@
 """Dropped twice: where the model, or the spec itself, drops what a site drops again."""
 
-import functools
 import warnings
 
 import pytest
@@ -113,14 +112,6 @@ DOUBLED = {
         0.6,
     ),
     "nested": (lambda: nn.Sequential(sequence(), nn.ReLU()), "0.1", Dropout(0.2), ROW, 0.6),
-    "ends a sequence": (lambda: nn.Sequential(sequence()[:3]), "0", Dropout(0.2), ROW, 0.6),
-    "at the edge": (
-        lambda: nn.Sequential(nn.Sequential(nn.Linear(6, 6), nn.ReLU()), nn.Dropout(0.5)),
-        "0.1",
-        Dropout(0.2),
-        ROW,
-        0.6,
-    ),
     "a branch": (block, "1.norm", DropPath(0.2), IMAGE, 0.6),
     "inside a branch": (block, "2.conv", DropPath(RAMP), IMAGE, 0.6),
     "a path itself": (block, "1.drop_path", DropPath(0.2), IMAGE, 0.6),
@@ -140,7 +131,7 @@ def told_by_attach(model, spec, **options):
         warnings.simplefilter("always")
         attach(model, spec, **options).remove()
     texts = [str(w.message) for w in caught if w.category is HookWarning]
-    return [text for text in texts if " in all; " in text]
+    return [text for text in texts if " in all. " in text]
 
 
 @pytest.mark.parametrize(
@@ -149,123 +140,18 @@ def told_by_attach(model, spec, **options):
 def test_it_is_told_with_the_rate_that_results(build, name, regularizer, shape, rate):
     model, spec = build(), {name: regularizer}
     (own,) = [c for c in told_by_plan(model, spec, shape) if "the model's own" in c.text]
-    assert f": {rate} in all; set the model's own rate to 0 (model." in own.text
-    assert own.text.endswith(f"use one of the two: {name}")
+    assert f': {rate} in all. Use "' in own.text
+    assert own.text.endswith(f"instead, or one of the two: {name}")
     assert own.keys[0].startswith(f"{name}/")
     assert own.text in told_by_attach(model.eval(), spec)
     assert own.text in told_by_attach(model, spec, example_input=torch.randn(shape))
 
 
-class Small(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lin, self.drop, self.flag = nn.Linear(6, 6), nn.Dropout(0.5), True
-        self.inner = nn.ModuleDict({"drop": nn.Identity()})
-
-
-class Kept(Small):
-    def forward(self, x):
-        x = self.lin(x)
-        self.aux = self.drop(x)
-        return x
-
-
-class Aside(Small):
-    def forward(self, x):
-        x = self.lin(x)
-        aux = self.drop(x)  # noqa: F841
-        return x
-
-
-class Renamed(Small):
-    def forward(self, x):
-        y = self.lin(x)
-        x = self.drop(y)
-        return y
-
-
-class Skipped(Small):
-    def forward(self, x):
-        if not self.flag:
-            x = self.drop(x)
-        return x
-
-
-class Deeper(Small):
-    def forward(self, x):
-        return self.inner.drop(x)
-
-
-class Both(Small):
-    def forward(self, x):
-        y = self.drop(x)
-        return self.lin(x), y
-
-
-class AtOnce(Small):
-    def forward(self, x):
-        x = self.lin(x)
-        return self.drop(x)
-
-
-class ByName(Small):
-    def forward(self, x):
-        x = self.lin(x)
-        x = self.drop(x)
-        return x  # noqa: RET504
-
-
-class OtherName(Small):
-    def forward(self, x):
-        hidden = self.lin(x).relu()
-        out = self.drop(hidden)
-        return out  # noqa: RET504
-
-
-class AfterBranch(Small):
-    def forward(self, images, scale=1.0):
-        if self.flag:
-            images = self.lin(images) * scale
-        return self.drop(images)
-
-
-class AfterLoop(Small):
-    def forward(self, x):
-        for _ in range(2):
-            x = self.lin(x)
-        x = self.drop(x)
-        return x  # noqa: RET504
-
-
-@pytest.mark.parametrize("kind", [Kept, Aside, Renamed, Skipped, Deeper, Both])
-def test_what_drops_and_is_not_returned(kind):
-    model, spec = nn.Sequential(kind()), {"0": Dropout(0.2, index=0 if kind is Both else None)}
-    assert told_by_attach(model, spec) == []
-    assert told_by_plan(model, spec, ROW) == []
-
-
-@pytest.mark.parametrize("kind", [AtOnce, ByName, OtherName, AfterBranch, AfterLoop])
-def test_what_drops_and_is_returned(kind):
-    model, spec = nn.Sequential(kind()), {"0": Dropout(0.2)}
-    (told,) = told_by_attach(model, spec, example_input=torch.randn(ROW))
-    assert "0.6 in all" in told
-    assert [c.text for c in told_by_plan(model, spec, ROW)] == [told]
-    assert told_by_attach(model, spec) == []  # modules alone don't tell what a forward returns
-
-
-@pytest.mark.parametrize("name", ["act", "drop"])
-def test_what_ran_tells_plan_more_than_the_modules_do(name):
-    class Hidden(Mlp):
-        def forward(self, x):
-            x = self.drop(self.act(self.fc1(x)))
-            return self.fc2(x).relu()
-
-    model = nn.Sequential(Hidden(0.5), nn.ReLU())
-    (told,) = told_by_plan(model, {f"0.{name}": Dropout(0.2)}, ROW)
-    assert "0.6 in all" in told.text
-    assert not told_by_plan(model, {"0": Dropout(0.2)}, ROW)
-    (told,) = told_by_plan(model, {"0.fc2": Dropout(0.2, at="input")}, ROW)
-    assert "0.6 in all" in told.text
+@pytest.mark.parametrize("kind", [Mlp, NormsLast])
+def test_what_is_inside_of_a_layer_is_not_told(kind):
+    """Whether a layer returns what a dropout inside it gives, is not looked at."""
+    model, spec = nn.Sequential(kind(0.5)), {"0": Dropout(0.2)}
+    assert told_by_attach(model, spec) == told_by_plan(model, spec, ROW) == []
 
 
 LISTS = {
@@ -357,18 +243,16 @@ def test_layers_of_one_kind_are_told_in_one_line():
     x = (2, 3, 32, 32)
     (told,) = told_by_plan(model, {"**.drop_path*": DropPath(0.5)}, x)
     assert (
-        "drops 0.5 where the model's own DropPath drops 0.1 to 0.3: 0.55 to 0.65 in all"
-        in told.text
+        "drops 0.5 where the model's own DropPath drops 0.1 to 0.3: 0.55 to 0.65 in all. "
+        'Use "blocks.1.drop_path1": Retune(p=0.5) instead' in told.text
     )
-    assert "model.blocks.1.drop_path1.drop_prob = 0.0 and so on" in told.text
-    assert "make the model with drop_path_rate=0" in told.text
     assert told.text.endswith(
         "blocks.1.drop_path1, blocks.1.drop_path2, blocks.2.drop_path1 and 3 more"
     )
     assert len(told.keys) == 6
     for layer in model.modules():
         if isinstance(layer, timm.layers.DropPath):
-            layer.drop_prob = 0.0  # what it says to do
+            layer.drop_prob = 0.0
     assert told_by_plan(model, {"**.drop_path*": DropPath(0.5)}, x) == []
 
 
@@ -381,7 +265,6 @@ def test_inside_the_blocks_that_timm_drops(name):
     spec = {name: DropBlock2d(0.2, 3)}
     (told,) = told_by_plan(model, spec, x)
     assert "own DropBlock2d drops 0.5: 0.6 in all" in told.text
-    assert "make the model with drop_block_rate=0" in told.text
     assert told_by_attach(model, spec) == [told.text]
     for spec in ({"layer1.*": DropBlock2d(0.2, 3)}, {name: Dropout(0.2)}):
         assert told_by_plan(model, spec, x) == []
@@ -451,26 +334,10 @@ def _drop(module, args):
     return (nn.functional.dropout(args[0], 0.1), *args[1:])
 
 
-def test_what_is_scripted_or_decorated_is_not_read():
-    def doubled(forward):
-        @functools.wraps(forward)
-        def call(self, x):
-            return 2 * forward(self, x)
-
-        return call
-
-    class Doubles(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.drop = nn.Dropout(0.1)
-
-        @doubled
-        def forward(self, x):
-            return self.drop(x)
-
-    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # torch deprecates it
-        scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
-    model = nn.Sequential(nn.Dropout(0.1), scripted, Doubles())
+@pytest.mark.filterwarnings("ignore:.*torch.jit:")
+def test_what_is_scripted_is_no_trouble():
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
+    model = nn.Sequential(nn.Dropout(0.1), scripted, nn.Linear(2, 2))
     attach(model, {"2": Dropout(0.1)})  # without a warning
     assert model(torch.ones(1, 2)).shape == (1, 2)
 
@@ -506,7 +373,7 @@ def test_retune_is_proposed(build, name, regularizer, shape, own, both, meant):
     ours = regularizer.p if regularizer.p is not RAMP else 0.2
     for each in (caution.text, text):
         assert f"drops {own}: {both} in all" in each
-        assert f'change it by "{meant}": Retune(p={ours:g}) alone' in each
+        assert f'Use "{meant}": Retune(p={ours:g}) instead' in each
     attach(model, {meant: Retune(p=ours)}).remove()
 
 
@@ -530,7 +397,7 @@ def test_the_rate_is_the_one_that_retune_sets(selector, p, both):
 def test_the_rate_is_the_one_of_a_live_retune(selector):
     model = Behind()
     attached = attach(model, {selector: Retune(p=0.4)})
-    model(torch.ones(2, 6))  # from now on ours acts, and the layer's own rate is 0
+    model(torch.ones(2, 6))
     assert ": 0.46 in all" in told_by_attach(model, {"mlp": DropPath(p=0.1)})[0]
     attached.remove()
     assert ": 0.28 in all" in told_by_attach(model, {"mlp": DropPath(p=0.1)})[0]
@@ -552,8 +419,7 @@ def test_inside_the_drop_blocks_of_timm():
     model = timm.create_model("resnet18", drop_block_rate=0.1)
     (text,) = told_by_attach(model, {"layer4.*": DropBlock2d(p=0.2, block_size=7)})
     assert "0.1: 0.28 in all" in text
-    assert "make the model with drop_block_rate=0" in text
-    assert '"layer4.0.drop_block": Retune(p=0.2) alone' in text
+    assert '"layer4.0.drop_block": Retune(p=0.2) instead' in text
     spec = {
         "layer4.*": DropBlock2d(p=0.2, block_size=7),
         "layer4.*.drop_block": Retune(p=0.5),
