@@ -87,8 +87,6 @@ def _of_site(p: Placement, met: SiteMet) -> Iterator[tuple[str, str]]:
     site, label = met.site, p.regularizer.label
     if met.fault is not None:
         yield met.fault.kind, f"{met.fault.what} ({met.fault.why})"
-    if not getattr(p.regularizer, "traceable", True):
-        yield "untraceable", f"{label} breaks the graph under torch.compile"
     if isinstance(met.hook, RetuneHook):
         yield from _of_own_rate(p, met.hook, met)
     if p.target.form or not site.calls:

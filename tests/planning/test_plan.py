@@ -24,13 +24,10 @@ from dropblock_hooks import (
     GaussianNoise,
     HookWarning,
     LinearSchedule,
-    Probability,
-    Regularizer,
     SpecError,
     StochasticDepth,
     attach,
     plan,
-    register,
 )
 from tests.cases import rest_slow
 
@@ -519,21 +516,6 @@ def test_drop_path_in_one_of_several_streams():
     assert caution.keys == ("a/DropPath", "b/DropPath")  # b is all there is of output b
 
 
-def test_what_breaks_a_graph_is_told(net):
-    @register(name="Untraceable")
-    class Untraceable(Regularizer):
-        p: Probability = 0.1
-        traceable = False
-
-        def apply(self, x, now):
-            return x, None
-
-    planned = plan(net, {"layer1.*": Untraceable()}, IMAGE)
-    assert "Untraceable breaks the graph under torch.compile: layer1.0" in line(
-        planned, "untraceable"
-    )
-
-
 def test_a_model_on_the_meta_device_takes_no_memory():
     with torch.device("meta"):
         layer = nn.TransformerEncoderLayer(4096, 32, 16384, batch_first=True)
@@ -551,3 +533,10 @@ def test_a_real_forward_after_a_plan_in_half_precision_and_channels_last(net):
     planned = plan(net, {"layer1.*": DropBlock2d(0.1, 3)}, x)
     assert planned.problems == ()
     net(x)
+
+
+def test_a_rate_that_begins_at_0_is_planned_as_any_other():
+    """The first forward of a training would not read the axes at a rate of 0."""
+    model, ramp = nn.Sequential(nn.Flatten(2)), LinearSchedule(0.0, 0.4, epochs=5)
+    planned = plan(model, {"0": DropBlock2d(ramp, 3)}, IMAGE)
+    assert "say grid=" in planned.problems[0]
