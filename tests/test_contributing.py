@@ -196,18 +196,18 @@ def test_saturate_checks(example):
         example("Saturate")(2.0, 1.0)
 
 
-def test_jitter_is_not_called_again_at_zero(example, monkeypatch):
-    calls = []
-    cls = example("Jitter")
-    apply = cls.apply
-    monkeypatch.setattr(cls, "apply", lambda *given: calls.append(given) or apply(*given))
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_jitter_multiplies_the_gradient_by_the_same_noise(example, compiled):
     model = nn.Sequential(nn.Identity())
-    attached = attach(model, {"0": cls()})
-    x = torch.ones(2, 3)
-    assert all(model(x) is x for _ in range(3))
-    assert len(calls) == 1
-    attached.set("0", std=1.0)
-    assert (model(x) != x).any()
+    attached = attach(model, {"0": example("Jitter")(0.5)})
+    run = compiled_anew(model) if compiled else model
+    x = torch.ones(50, 20, requires_grad=True)
+    y = run(x)
+    y.sum().backward()
+    assert 0.4 < y.std() < 0.6
+    torch.testing.assert_close(x.grad, y.detach())
+    attached.set("0", std=0.0)
+    assert torch.equal(run(x), x)
 
 
 def test_the_input_is_turned_as_the_output_is():
