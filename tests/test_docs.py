@@ -45,11 +45,11 @@ def wordings(text):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    for library in re.findall(r"^(?:from|import) (\w+)", page.read_text(encoding="utf-8"), re.M):
-        pytest.importorskip(library, reason="the page is about it")
-    names: dict[str, object] = {"__name__": f"docs.{page.stem}"}
     code = list(blocks(page))
     assert code
+    for library in re.findall(r"^(?:from|import) (\w+)", "".join(code), re.MULTILINE):
+        pytest.importorskip(library, reason="the page is about it")
+    names: dict[str, object] = {"__name__": f"docs.{page.stem}"}
     for block in code:
         exec(compile(block, page, "exec"), names)
     printed = wordings(capsys.readouterr().out)
