@@ -17,9 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropblock_hooks import Attachment, HookWarning, LinearSchedule, attach, builtin
-from dropblock_hooks.regularizers.droppers import unit_of
-from dropblock_hooks.sites.hooks import hooks_on
+from dropblock_hooks import Attachment, HookWarning, LinearSchedule, Site, attach, builtin
 
 from .families import Member, hook_count, tensors_of
 
@@ -36,6 +34,17 @@ OPTIONS = (
     "patch_drop_rate",
     "drop_block_rate",
 )
+UNITS = {
+    "droppath": "samples",
+    "stochasticdepth": "samples",
+    "dropblock": "blocks",
+    "patchdropout": "tokens",
+    "dropout1d": "channels",
+    "dropout2d": "channels",
+    "dropout3d": "channels",
+    "dropout": "elements",
+}
+"""What a class drops at once, by a part of its name; the first that fits holds."""
 
 
 @dataclass(frozen=True)
@@ -119,14 +128,14 @@ def observe(model: nn.Module, x: Any) -> Outcome:
         x: what it takes; a dict for keywords.
     """
     before, keys, hooks = own_rates(model), list(model.state_dict()), hook_count(model)
-    names = [row.name for row in builtin(model).rows if not row.selector.startswith("attr:")]
-    layers = {name: copy.deepcopy(model.get_submodule(name)) for name in names}
+    owners = owners_of(model)
+    layers = {name: copy.deepcopy(owner) for name, (owner, _) in owners.items()}
     state = copy.deepcopy(model.state_dict())
     bare = _evaluated(model, x)
     schedule = LinearSchedule(FIRST, P, epochs=2)
     attached = attach(model, builtin(model).spec(p=schedule))
     equal = [_same(bare, _evaluated(model, x))]
-    calls = _watch(model)
+    calls = [_Calls(site, *owners[site.name]) for site in attached.sites]
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", HookWarning)
         finite = all(_trained(model, x, attached, calls, epoch) for epoch in (0, 1))
@@ -148,22 +157,26 @@ def observe(model: nn.Module, x: Any) -> Outcome:
     return Outcome(rates, finite, texts, all(equal), restored and clean)
 
 
-def own_rates(model: nn.Module) -> dict[tuple[str, str], Any]:
-    """Every rate that a model holds, by the module and the attribute that hold it."""
+def owners_of(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+    """The module and the attribute that hold each rate of a model, by the name of its site."""
     found = {}
     for row in builtin(model).rows:
-        name = row.name
-        if row.selector.startswith("attr:"):
-            name = name.rpartition(".")[0]
-        found[name, row.attribute] = getattr(model.get_submodule(name), row.attribute)
+        held = row.selector.startswith("attr:")
+        owner = row.name.rpartition(".")[0] if held else row.name
+        found[row.name] = model.get_submodule(owner), row.attribute
     return found
+
+
+def own_rates(model: nn.Module) -> dict[str, Any]:
+    """Every rate that a model holds, by the name of its site."""
+    return {name: getattr(*owner) for name, owner in owners_of(model).items()}
 
 
 class _Calls:
     """Forward hook beside one of ours: how often its layer was called, and with what shape."""
 
-    def __init__(self, hook: Any, module: nn.Module) -> None:
-        self.hook, self.site, self.module = hook, hook.site, module
+    def __init__(self, site: Site, module: nn.Module, attribute: str) -> None:
+        self.site, self.module, self.attribute = site, module, attribute
         self.count, self.right, self.shape = 0, True, torch.Size()
         self.handle = module.register_forward_hook(self, prepend=True)
 
@@ -171,11 +184,6 @@ class _Calls:
         self.count += 1
         if args and isinstance(args[0], Tensor):
             self.shape = args[0].shape
-
-
-def _watch(model: nn.Module) -> list[_Calls]:
-    found = [(hook, module) for module in model.modules() for hook in hooks_on(module)]
-    return [_Calls(hook, module) for hook, module in found]
 
 
 def _trained(
@@ -196,8 +204,8 @@ def _trained(
 
 def _rate(attached: Attachment, seen: _Calls, layers: dict[str, nn.Module], idle: set[str]) -> Rate:
     """What was dropped by one layer, given ones in the shape of what the model gave it."""
-    site, module, attribute = seen.site, seen.module, seen.hook.attribute
-    held = getattr(module, attribute)
+    site, module = seen.site, seen.module
+    held = getattr(module, seen.attribute)
     about = site.name, type(module).__name__
     if site.at == "attribute":
         return Rate(*about, "attribute", held)
@@ -217,6 +225,13 @@ def _rate(attached: Attachment, seen: _Calls, layers: dict[str, nn.Module], idle
     counted = seen.right and math.isclose(share, site.realized_rate or 0.0, rel_tol=1e-6)
     z = (share - P) / math.sqrt(P * (1 - P) / (runs * decisions))
     return Rate(*about, "ours", held, counted, share, z)
+
+
+def unit_of(kind: str) -> str | None:
+    """What a layer of this class drops at once; None if it adds noise."""
+    name = kind.lower().replace("_", "")
+    units = (unit for part, unit in UNITS.items() if part in name and "gaussian" not in name)
+    return next(units, None)
 
 
 def _ones(kind: str, shape: torch.Size) -> Tensor:
