@@ -1,0 +1,155 @@
+"""Tests, experiments and scripts use public names of the package, so that its inside can change.
+
+Public are the names in ``dropblock_hooks.__all__``, and what the modules in `PUBLIC` show.
+"""
+
+import ast
+import functools
+import importlib
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import dropblock_hooks
+
+ROOT = Path(__file__).parents[1]
+PUBLIC = {
+    "dropblock_hooks",
+    "dropblock_hooks.cli",
+    "dropblock_hooks.functional",
+    "dropblock_hooks.integrations",
+    "dropblock_hooks.integrations.lightning",
+    "dropblock_hooks.integrations.timm",
+    "dropblock_hooks.integrations.transformers",
+    "dropblock_hooks.plots",
+    "dropblock_hooks.presets",
+}
+INTERNAL = [
+    "tests/attachment/test_always.py",
+    "tests/attachment/test_logged.py",
+    "tests/attachment/test_reads.py",
+    "tests/attachment/test_suggest.py",
+    "tests/axes/reader.py",
+    "tests/cli/test_command.py",
+    "tests/cli/test_own_code.py",
+    "tests/cli/test_page.py",
+    "tests/functional/conftest.py",
+    "tests/functional/test_calibration.py",
+    "tests/functional/test_disout.py",
+    "tests/functional/test_dropout.py",
+    "tests/functional/test_in_graph.py",
+    "tests/functional/test_kernels_cpu.py",
+    "tests/integrations/test_lightning.py",
+    "tests/layouts/test_axes.py",
+    "tests/layouts/test_layouts.py",
+    "tests/layouts/test_permutes.py",
+    "tests/models/test_families.py",
+    "tests/observers/test_base.py",
+    "tests/observers/test_capture.py",
+    "tests/observers/test_moments.py",
+    "tests/observers/test_unchanged.py",
+    "tests/regularizers/test_activations.py",
+    "tests/regularizers/test_gradients.py",
+    "tests/regularizers/test_linear.py",
+    "tests/selectors/test_select.py",
+    "tests/selectors/test_stages.py",
+    "tests/sites/test_compile.py",
+    "tests/sites/test_indexing.py",
+    "tests/sites/test_norms.py",
+    "tests/sites/test_retune.py",
+    "tests/stacks.py",
+    "tests/test_attach.py",
+    "tests/test_contributing.py",
+    "tests/test_epochs.py",
+    "tests/test_registry.py",
+    "tests/test_scale.py",
+    "tests/test_schedules.py",
+    "tests/test_tables.py",
+]
+"""Tests that still import internals: none is to be added."""
+
+FOLDERS = ("experiments", "scripts", "tests", "docs/recipes")
+FILES = [
+    path.relative_to(ROOT).as_posix()
+    for folder in FOLDERS
+    for path in sorted((ROOT / folder).rglob("*.py"))
+]
+
+
+def internals(text):
+    """What a text imports of the package, or names in a string, that is not public."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            found.update(imported(node.module, [alias.name for alias in node.names]))
+        elif isinstance(node, ast.Import):
+            found.update(each.name for each in node.names if each.name not in PUBLIC)
+        elif isinstance(node, ast.Attribute):
+            found.update(named(ast.unparse(node)))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.update(named(node.value))
+    return sorted(name for name in found if name.startswith("dropblock_hooks."))
+
+
+def imported(module, names):
+    """The imported names that are not public."""
+    if module not in PUBLIC:
+        return {f"{module}.{name}" for name in names}
+    shown = getattr(importlib.import_module(module), "__all__", names)
+    whole = {f"{module}.{name}" for name in names if name not in shown}
+    return {name for name in whole if name not in PUBLIC}
+
+
+def named(text):
+    """The modules in a string, or at the start of a chain of attributes, that are not public."""
+    modules = re.findall(r"\bdropblock_hooks\.(\w+)", text)
+    return {f"dropblock_hooks.{name}" for name in modules if is_internal(name)}
+
+
+@functools.cache
+def is_internal(name):
+    known = name in dropblock_hooks.__all__ or f"dropblock_hooks.{name}" in PUBLIC
+    return not known and find_spec(f"dropblock_hooks.{name}") is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from dropblock_hooks import attach, plots",
+        "from dropblock_hooks.functional import dropout",
+        "from dropblock_hooks.integrations import timm",
+        "from dropblock_hooks.integrations.timm import keep_in_checkpoints",
+        "import dropblock_hooks; dropblock_hooks.functional.dropout",
+        "from torch import nn",
+    ],
+)
+def test_public_names_are_public(text):
+    assert internals(text) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from dropblock_hooks.functional.dropout import dropout",
+        "from dropblock_hooks.functional import gamma",
+        "from dropblock_hooks.registry import registered",
+        "from dropblock_hooks import registry",
+        "import dropblock_hooks.registry",
+        "import dropblock_hooks; dropblock_hooks.registry.registered",
+        "patch('dropblock_hooks.registry.registered')",
+    ],
+)
+def test_internals_are_found(text):
+    assert internals(text)
+
+
+@pytest.mark.parametrize("file", sorted({*FILES} - {*INTERNAL, "tests/test_imports.py"}))
+def test_a_file_uses_public_names(file):
+    assert internals((ROOT / file).read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("file", INTERNAL)
+def test_a_file_that_may_use_internals_does(file):
+    assert internals((ROOT / file).read_text(encoding="utf-8")), f"take {file} out of INTERNAL"
