@@ -21,21 +21,22 @@ if TYPE_CHECKING:
 
 HEADER = """# The timm families
 
-`DropBlock2d(p={p}, block_size={block})` at `stage:-2` and `stage:-1` of the smallest model of each
-family (random weights, batch {batch}, CPU), after one training step, one evaluation and {repeats}
-more runs of the layer's own hook on what the layer gave. A row is *ok* when
+This table tests `DropBlock2d(p={p}, block_size={block})` at `stage:-2` and `stage:-1` of the
+smallest model of each family, with random weights, batch size {batch}, on a CPU. Each row is
+one training step, one forward pass in eval mode, and {repeats} more calls of each hook on the
+output of its layer. A row is *ok* if all of this is true:
 
-- each site ran once in the training forward, also under `set_grad_checkpointing`, and recomputation
-  was not counted;
-- the axis that was taken for the channels has the channels of the stage, and the share dropped of
-  the map is {p}, |z| <= 4;
-- all gradients are finite, evaluation is bit-identical to the bare model's, and after `remove()` no
-  hook is left.
+- Each site ran once in the training step, also under `set_grad_checkpointing`. The
+  recomputation of a checkpoint is not counted.
+- The channel axis has as many entries as the stage has channels. The dropped share of the map
+  is {p}, with |z| <= 4.
+- All gradients are finite. The outputs in eval mode equal those of the model without hooks, bit
+  for bit. After `remove()` no hook is left.
 
-"options" is what the model does not tell, so that the regularizer has to be told: which element of
-a tuple (`index`), and the grid of the tokens (`grid`) of models that take images of any size, or
-whose last stage flattens its map. Tokens before the map (class and register tokens) are left alone.
-All 98 drop something by themselves; how that is retuned is in [retuned.md](retuned.md).
+The column "options" has the options that the regularizer needs because the model does not say
+them: `index` for one element of a tuple, and `grid` for the map of tokens in models that take
+images of any size or that flatten the last map. Class and register tokens are not dropped. All
+98 families also have dropout of their own, which [retuned.md](retuned.md) is about.
 """
 
 

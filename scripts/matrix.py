@@ -25,21 +25,30 @@ ROOT = Path(__file__).resolve().parent.parent
 PATH = "tests/models/test_matrix.py"
 PAGE = """# Training stacks
 
-Compilers, precisions, memory savings, parallel wrappers and regularizers: every pair of values of
-two columns is in one of these {count} rows, each a training step. `scripts/matrix.py` has run them
-and written this page (torch {version} on the CPU; ddp and fsdp2 are two processes with gloo).
+This page tests compilers, precisions, memory options, parallel wrappers and regularizers
+together. Each pair of values of two columns is in one of {count} rows. Each row is one training
+step. `scripts/matrix.py` ran them and wrote this page with torch {version} on a CPU. `ddp` and
+`fsdp2` are two processes with gloo.
 
-A row's masks, counts and loss are those of one process in float32 without checkpoints. So are its
-gradients (for ddp and fsdp2 the mean of two such processes): in float32 to 1e-4 of their norm,
-under autocast to 0.2. *difference* is the largest over the parameters, as a share of the norm.
-Inductor runs with torch's `fallback_random`, so that it draws the numbers that eager mode draws;
-with checkpoints it may draw the two numbers of a mask in the other order, and is held against that.
-With fsdp2 the blocks are compiled, each inside its checkpoint: compiled code can't tell that it
-runs again there, and counts its calls twice; rates, as shares, are the same. Disout and
-GaussianNoise keep nothing for the backward, and are not run again. With a GradScaler that has not
-scaled yet, regularizers of gradients fail in the first backward of such a block: torch finds that
-the recomputation took another graph. Those rows are left out; `scaler.scale(torch.zeros(()))`,
-on the device of the loss, before the first forward is the way around.
+Each row is compared with one process in eager mode, in float32, without checkpoints:
+
+- The masks, counts and the loss are the same.
+- The gradients are the same. For `ddp` and `fsdp2` they are compared with the mean of two
+  processes. The tolerance is 1e-4 of their norm in float32, and 0.2 under autocast. The column
+  *difference* is the largest difference of all parameters, relative to the norm.
+
+Exceptions:
+
+- Inductor runs with torch's `fallback_random`, so that it draws the same random numbers as
+  eager mode. With checkpoints it may draw the two numbers of a mask in the other order, and is
+  compared with that.
+- With `fsdp2`, the blocks are compiled inside their checkpoints. Compiled code cannot detect
+  the recomputation there, so calls are counted twice. Rates are the same.
+- In such a block, regularizers of gradients fail with a GradScaler that has not scaled yet.
+  These rows are left out. As a workaround, call `scaler.scale(torch.zeros(()))`, on the device
+  of the loss, before the first forward pass.
+
+These pairs cannot be tested:
 
 {impossible}
 
