@@ -29,11 +29,11 @@ regularizers, run).
 from . import functional, plots, presets
 from .attach import attach, attachments, detach_all
 from .attachment.attachment import Attachment
-from .attachment.finding import Alert, Finding, WatchdogError
 from .calls.capture import capture
 from .calls.gradcam import CAM, gradcam
 from .calls.sample import Sampled, sample
 from .calls.watch import watch
+from .findings import Alert, Finding, Kind, Severity, WatchdogError
 from .observers import (
     ActivationStats,
     Capture,
@@ -126,6 +126,7 @@ __all__ = [
     "GradNoise",
     "GradientStats",
     "HookWarning",
+    "Kind",
     "LinearSchedule",
     "NonNegative",
     "Now",
@@ -144,6 +145,7 @@ __all__ = [
     "Schedule",
     "Seen",
     "Select",
+    "Severity",
     "Site",
     "SiteError",
     "Spec",

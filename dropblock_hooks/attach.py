@@ -8,8 +8,9 @@ from .attachment.attachment import Attachment
 from .attachment.compiled import forget_compiled
 from .attachment.install import install, site_keys
 from .attachment.resolve import checked_epochs, place, without_epochs
+from .findings import Finding, Kind, Severity
 from .planning.plan import plan_placements
-from .planning.problems import FAULTS, doubled
+from .planning.problems import doubled
 from .selectors.wrappers import find_module, submodule, unwrap
 from .sites.grad_scaler import checked_scaler
 from .sites.hooks import SiteHook, hooks_on
@@ -71,27 +72,27 @@ def attach(
     """
     base = submodule(unwrap(model, spec), root)
     draft = Draft.of(spec)
-    placements, cautions = place(base, draft, checked_epochs(epochs))
+    placements, warnings = place(base, draft, checked_epochs(epochs))
     unsaid = without_epochs(placements)
     if unsaid:
         raise draft.error(unsaid)
     control = Control(root, checked_scaler(grad_scaler), epochs)
     optimizers = checked_optimizers(optimizer)
+    findings = [Finding(Kind.SPEC, Severity.WARNING, (), text) for text in warnings]
     if example_input is None:
-        cautions += [c.text for c in doubled(base, placements, site_keys(placements), None)]
+        findings += doubled(base, placements, site_keys(placements), None)
     else:
         planned = plan_placements(unwrap(model), base, placements, example_input)
         if planned.problems:
             raise SpecError(planned.problems, draft.source)
-        faults = [caution for caution in planned.cautions if caution.kind in FAULTS]
-        cautions += [caution.text for caution in faults]
-        control.told = {(key, caution.kind) for caution in faults for key in caution.keys}
+        findings += [each for each in planned.findings if each.severity != Severity.NOTE]
     attachment = install(base, placements, control)
     try:
         attachment.optimizer = optimizers
         forget_compiled()
-        for caution in cautions:
-            warn(caution)
+        for each in findings:
+            control.told |= each.ids
+            warn(each.text, [each])
     except BaseException:  # a filter may make errors of warnings
         attachment.remove()
         raise

@@ -1,7 +1,7 @@
-"""Whether what was attached is on: looked at in every epoch, with a warning where it is not.
+"""Whether the sites of an attachment act: checked in every epoch, with warnings.
 
-The first training forward of each window is looked at; when an epoch ends, what compiled code has
-done, what gradients have done, and whether the model was trained at all.
+The first training forward of a window shows sites that were not called. The end of an epoch shows
+the rest: what compiled code did, which gradients came, and whether the model was trained at all.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,24 +11,21 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..findings import Finding, Kind, Severity, tell
 from ..selectors.wrappers import bare_type
-from ..sites.counts import Counts
 from ..sites.hooks import SiteHook, take_off
 from ..sites.parameters import ParameterHook
-from ..sites.shared import Control, graphs_built
-from ..sites.site import Site
+from ..sites.shared import Control
 from ..tables import counted
-from ..warn import warn
-from .compiled import has_compiled
 from .faults import Window, fault_of, needs_calls, runs_unseen
 from .verify import windows
 from .watchdog import Watching
 
 
 class ModelHook:
-    """Forward hook of the model: counts its forwards, looks at the first one of each window.
+    """Forward hook of the model: counts forwards, and checks the sites at the first of a window.
 
-    In compiled code it does nothing, and ``Attachment.step`` looks.
+    In compiled code it does nothing; ``Attachment.step`` checks then.
     """
 
     closes = True  # it is called behind the hooks of sites
@@ -49,11 +46,6 @@ class ModelHook:
             record.trained += 1
         else:
             record.evaluated += 1
-        if not model.training and torch.is_grad_enabled():
-            control.evaluated_with_grad = True
-        # in training, a copy may well go its own way
-        if control.origin is not None and not model.training and control.falls_behind():
-            _tell_of_copy(control, [hook.site for hook in self.hooks])
         if not (model.training and control.enabled):
             return
         if torch._C._are_functorch_transforms_active():
@@ -62,30 +54,15 @@ class ModelHook:
             control.looked = True
             look_at_forward(model, control, self.hooks)
         if self.watching is not None:
-            self.watching.pass_forward(model, control, self.hooks, args)
-
-
-def _tell_of_copy(control: Control, sites: Sequence[Site]) -> None:
-    """Warn, once, of rates that stand still in a copy."""
-    moving = [s.key for s in sites if s.regularizer.moving and s.acts(False)]
-    if not moving:
-        return
-    control.origin = None
-    warn(
-        f"{', '.join(moving[:3])}{' and others' if len(moving) > 3 else ''} of a copied model: its "
-        f"rates are still those of epoch {control.epoch:g}, which its original has left: call "
-        "attachments(copy)[0].step(epoch) beside attached.step(epoch)"
-    )
+            self.watching.pass_forward(model, control, self.hooks)
 
 
 def look_at_forward(base: nn.Module, control: Control, hooks: Sequence[SiteHook]) -> None:
     """Warn of the sites that did nothing in the first training forward of a window."""
     idle = [hook for hook in hooks if not _at_work(hook) and needs_calls(hook)]
-    if idle:  # else done, and no compiled code was waited for
+    if idle:  # otherwise all is well, and compiled code need not be waited for
         window = replace(windows(control, hooks)[0], backward=False)
-        lines = _news(base, control, idle, window)
-        if lines:
-            warn(_did_nothing(lines, len(hooks), "the first training forward"))
+        tell(_idle_sites(base, idle, window), control.told)
 
 
 def _at_work(hook: SiteHook) -> bool:
@@ -99,91 +76,67 @@ def _at_work(hook: SiteHook) -> bool:
 
 def look_back(
     base: nn.Module, control: Control, hooks: Sequence[SiteHook], ended: bool
-) -> list[str]:
-    """What there is to warn of when a window closes.
+) -> list[Finding]:
+    """What is wrong with a window that closes.
 
     Args:
         base: the model.
-        control: of the Attachment.
+        control: of the attachment.
         hooks: of its sites.
-        ended: whether an epoch has ended, rather than time been set.
+        ended: whether an epoch has ended, rather than the time been set.
     """
     window, _ = windows(control, hooks)
     if not window.trained:
-        something = graphs_built() != control.graphs  # else nobody trains: a look at the rates
-        news = (".", "not_trained") not in control.told
-        known = not control.was_off and not control.is_copy
-        if ended and something and news and known and not runs_unseen(base, hooks):
-            return [_of_no_training(base, control, hooks, window)]
-        return []
+        silent = control.was_off or runs_unseen(base, hooks)
+        return [_not_trained(base, control, window)] if ended and not silent else []
     if window.off:
         return []
+    for hook in hooks:  # a site that works again is reported again when it stops
+        if window.sites[hook.site.key].active:
+            control.told -= {(hook.site.key, kind) for kind in _CLEARED}
     gradients = [hook for hook in hooks if hook.site.regularizer.acts_on == "gradient"]
     # of the others, the first forward has shown what the end of a window shows
     judged = [hook for hook in (gradients if control.looked else hooks) if needs_calls(hook)]
     came = any(window.sites[hook.site.key].active for hook in gradients)
     window = replace(window, backward=came or any(p.grad is not None for p in base.parameters()))
-    lines = _news(base, control, judged, window)
-    return [_did_nothing(lines, len(hooks), "the epoch that has ended")] if lines else []
+    return _idle_sites(base, judged, window)
 
 
-def _of_no_training(
-    base: nn.Module, control: Control, hooks: Sequence[SiteHook], window: Window
-) -> str:
-    """Why no training forward was seen: compiled code that calls none of the layers can't tell."""
-    control.told.add((".", "not_trained"))
-    if control.evaluated_with_grad:  # without gradients, it was but validated
+_CLEARED = (Kind.NEVER_CALLED, Kind.NEVER_ACTIVE, Kind.REPLACED)
+_OF_PARAMETERS = (Kind.REPLACED, Kind.NEVER_ACTIVE, Kind.NO_OPTIMIZER)
+"""What is reported of parameters: that one is frozen is likely meant."""
+
+
+def _not_trained(base: nn.Module, control: Control, window: Window) -> Finding:
+    """An epoch without a training forward of this model."""
+    name = bare_type(base).__name__
+    if window.model.evaluated:
         forwards = counted(window.model.evaluated, "forward")
-        return (
-            f"an epoch has ended in which this {bare_type(base).__name__} ran {forwards}, all in "
-            "evaluation mode: call model.train() before training"
+        text = f"an epoch has ended in which this {name} ran {forwards}, all in evaluation mode"
+        cure = "Call model.train() before training"
+    else:
+        text = f"an epoch has ended in which this {name} ran no training forward"
+        cure = (
+            "If another model is trained (a trainer may have copied this one), attach to that one; "
+            "if this one is compiled, its code calls none of these layers"
         )
-    text = (
-        f"an epoch has ended in which autograd worked, and this {bare_type(base).__name__} ran no "
-        "training forward: if another model is trained (a copy, or one that a trainer has made "
-        "anew), attach to that one"
-    )
-    if has_compiled():
-        ran = replace(window, model=Counts(trained=1), compiled=True)
-        causes = "\n".join(_lines(_news(base, control, hooks, ran)))
-        text += f"; or compiled code ran it, and called none of these layers:\n{causes}"
-    return text
+    return Finding(Kind.NOT_TRAINED, Severity.WARNING, (), text, cure, control.epoch)
 
 
-def _news(
-    base: nn.Module, control: Control, hooks: Iterable[SiteHook], window: Window
-) -> dict[str, list[str]]:
-    """Keys of sites that did nothing, by cause; each site once for each kind of fault."""
-    found: dict[str, list[str]] = {}
+def _idle_sites(base: nn.Module, hooks: Iterable[SiteHook], window: Window) -> list[Finding]:
+    """Why sites did nothing."""
+    found = []
     for hook in hooks:
-        key = hook.site.key
-        if window.sites[key].active:
+        if window.sites[hook.site.key].active:
             continue
         fault = fault_of(base, hook, window)
-        if fault is None or (key, fault.kind) in control.told:
-            continue
-        # that a parameter is frozen is likely meant
-        if not isinstance(hook, ParameterHook) or fault.kind in _TOLD:
-            control.told.add((key, fault.kind))
-            found.setdefault(str(fault), []).append(key)
+        if fault and (not isinstance(hook, ParameterHook) or fault.kind in _OF_PARAMETERS):
+            found.append(fault)
     return found
 
 
-_TOLD = ("replaced", "never_active", "no_optimizer")
-"""Of parameters, what there is a warning of."""
-
-
-def _did_nothing(found: dict[str, list[str]], sites: int, when: str) -> str:
-    n = sum(map(len, found.values()))
-    return "\n".join([f"{n} of {sites} sites did nothing in {when}:", *_lines(found)])
-
-
-def _lines(found: dict[str, list[str]]) -> list[str]:
-    return [f"  - {', '.join(keys)}: {cause}" for cause, keys in found.items()]
-
-
 def take_off_model_hook(control: Control, module: nn.Module) -> None:
-    """Take off the hook of this Attachment on the model."""
+    """Take off the hook of this attachment on the model."""
     for hook in list(module._forward_hooks.values()):
         if isinstance(hook, ModelHook) and hook.control is control:
             take_off(hook, module)

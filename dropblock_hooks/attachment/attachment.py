@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from ..checkpointing import NO_TASK, graph_task
+from ..findings import Finding, tell
 from ..observers.kept_calls import Record as Call
 from ..regularizers.base import Regularizer
 from ..selectors.select import Select
@@ -19,9 +20,8 @@ from ..warn import warn
 from .activity import look_back
 from .captured import captured
 from .compiled import tell_recompiling
-from .distributed import check_group, compare, summed, tell_equal_generators, world_size
+from .distributed import check_group, compare, summed, tell_equal_seeds, world_size
 from .find import find
-from .finding import Finding
 from .logged import log
 from .rates import as_time, check_installed, move, values_at, with_rates
 from .removal import take_out
@@ -31,7 +31,7 @@ from .state import load, restore, save
 from .suggest import Suggestion, suggestions
 from .training_loop import OfTrainingLoop
 from .verify import find_faults, windows
-from .watchdog import look_at_step, tell_alerts
+from .watchdog import alerts_now, look_at_step, tell_alerts
 
 
 class Attachment(SiteList, OfTrainingLoop):
@@ -88,12 +88,11 @@ class Attachment(SiteList, OfTrainingLoop):
             move(self._base, control, self._installed, t, values)
             self.rehook()
             control.stepped, control.fresh = True, False
-            for text in told:
-                warn(text)
-            tell_equal_generators(self._base, control, sites)
+            tell(told, control.told)
+            tell_equal_seeds(control, sites)
             tell_missing(control, sites)
             tell_recompiling(control, self._hooks)
-            tell_alerts(control, alerts)
+            tell_alerts(control, self._hooks, alerts)
 
     def rehook(self) -> None:
         """Hook parameters that have become other objects: compiled code can't."""
@@ -262,7 +261,8 @@ class Attachment(SiteList, OfTrainingLoop):
             check_group("verify(distributed=True)")
         with standing_still(self._records):
             found = find_faults(self._base, self._control, self._installed)
-        return compare(self._base, self._control, self.sites, found) if distributed else found
+            found += alerts_now(self._base, self._control, self._hooks)
+        return compare(self._control, self.sites, found) if distributed else found
 
     def suggest(
         self, share: float = 0.1, which: str | Select | type[Regularizer] | None = None

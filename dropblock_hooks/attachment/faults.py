@@ -1,42 +1,25 @@
-"""Faults: what is wrong at a site, and the likely cause.
+"""Why a site did nothing: one diagnosis for every place that asks.
 
-There is one finder, `fault_of`. ``verify`` lists what it finds, the first training forward and the
-end of an epoch warn of it, ``plan`` groups it: they differ in how they tell it.
+``verify`` lists what `fault_of` finds, the first training forward and the end of an epoch warn of
+it, and ``plan`` groups it.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from torch import nn
 
+from ..findings import Finding, Kind, Severity
 from ..regularizers.droppers import is_read
 from ..selectors.wrappers import bare_type, find_module, named_modules, shard_refusal
 from ..sites.counts import Counts
 from ..sites.hooks import SiteHook, hooks_on
 from ..sites.parameters import ParameterHook
 from ..sites.retune import RetuneHook
-from ..sites.updates import MISSING, UpdateHook
+from ..sites.updates import UpdateHook
 from .compiled import has_compiled
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-
-
-class Fault(NamedTuple):
-    """What is wrong at a site: the same words for sites in the same situation.
-
-    Attributes:
-        kind: for programs.
-        what: for people.
-        why: the likely cause, where `what` does not tell it.
-    """
-
-    kind: str
-    what: str
-    why: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.why}" if self.why else self.what
 
 
 @dataclass(frozen=True)
@@ -76,19 +59,19 @@ class Window:
 
 def fault_of(
     base: nn.Module, hook: SiteHook, window: Window, module: nn.Module | None = None
-) -> Fault | None:
+) -> Finding | None:
     """What is wrong at a site; None where nothing is.
 
     Args:
         base: the model.
-        hook: that of the site.
-        window: what happened.
-        module: the layer that it was put on, where that is known.
+        hook: the hook of the site.
+        window: the calls of the window.
+        module: the layer that the hook was put on, where that is known.
     """
     site, name = hook.site, hook.owner_name
     owner = find_module(base, name)
     if owner is None:
-        return Fault("replaced", f"the layer '{name}' is gone since it was attached: attach again")
+        return finding(hook, Kind.REPLACED, f"the model no longer has a layer '{name}'", AGAIN)
     if isinstance(hook, ParameterHook):
         fault = _of_parameter(hook, owner, module)
     else:
@@ -105,17 +88,30 @@ def fault_of(
         if not (window.backward and (window.trained or counts.calls)):
             return None
         if enabled and not counts.calls:
-            what = "no gradient has come to it, and its layer was never called"
-            return Fault("never_active", what, why_not_called(base, owner, name, window))
+            why, cure = why_not_called(base, owner, name, window)
+            text = f"the parameter got no gradient, and its layer was never called: {why}"
+            return finding(hook, Kind.NEVER_ACTIVE, text, cure)
     elif not counts.trained and reads_rate(base, hook):
         return None
     elif missed or not counts.calls:
-        what = f"never called{' in training' if counts.calls else ''}"
-        return Fault("never_called", what, why_not_called(base, owner, name, window))
+        why, cure = why_not_called(base, owner, name, window)
+        text = f"the layer was never called{' in training mode' if counts.calls else ''}: {why}"
+        return finding(hook, Kind.NEVER_CALLED, text, cure)
     elif gradient and not window.backward:
         return None
-    why = _why_inactive(base, owner, enabled, gradient)
-    return Fault("never_active", "called and never active", why)
+    why, cure = _why_inactive(base, owner, enabled, gradient)
+    times = "once" if counts.calls == 1 else f"{counts.calls} times"
+    text = f"called {times} and never active: {why}"
+    return finding(hook, Kind.NEVER_ACTIVE, text, cure)
+
+
+AGAIN = "Call attach again"
+
+
+def finding(hook: SiteHook, kind: Kind, text: str, cure: str = "") -> Finding:
+    """A finding about one site."""
+    site = hook.site
+    return Finding(kind, Severity.ERROR, (site.key,), text, cure, site.control.epoch)
 
 
 def needs_calls(hook: SiteHook) -> bool:
@@ -135,91 +131,109 @@ def runs_unseen(base: nn.Module, hooks: Iterable[SiteHook]) -> bool:
     return has_compiled() and all(reads_rate(base, hook) for hook in hooks)
 
 
-def _of_hook(hook: SiteHook, owner: nn.Module, module: nn.Module | None) -> Fault | None:
+def _of_hook(hook: SiteHook, owner: nn.Module, module: nn.Module | None) -> Finding | None:
     if module is not None and owner is not module:
         return _replaced(hook, owner)
     if not hook.lost(owner):
         return None
     if module is None:  # then a layer without the hook is another layer, most likely
-        return Fault("replaced", "the layer was replaced since it was attached: attach again")
-    return Fault("lost", f"its hook is no longer on '{hook.owner_name}': attach again")
+        return finding(hook, Kind.REPLACED, "the layer was replaced after attach", AGAIN)
+    return finding(hook, Kind.LOST, f"its hook is no longer on '{hook.owner_name}'", AGAIN)
 
 
-def _of_parameter(hook: ParameterHook, owner: nn.Module, module: nn.Module | None) -> Fault | None:
+def _of_parameter(
+    hook: ParameterHook, owner: nn.Module, module: nn.Module | None
+) -> Finding | None:
     refusal, parameter = shard_refusal(owner), owner._parameters.get(hook.parameter)
     refusal = None if isinstance(hook, UpdateHook) else refusal
     held = hook.follows(owner)
+    cure = AGAIN
     if refusal is not None:
-        return Fault("sharded", refusal)
+        return finding(hook, Kind.SHARDED, refusal)
     if module is not None and owner is not module and not held:
         return _replaced(hook, owner)
     if parameter is None:
-        text = f"'{hook.owner_name}' no longer has this parameter: attach again"
+        text = f"'{hook.owner_name}' no longer has this parameter"
     elif not parameter.requires_grad:
-        text = "the parameter is frozen (requires_grad is False) and gets no gradient"
+        text, cure = "the parameter is frozen (requires_grad is False) and gets no gradient", ""
     elif held:
         return None
     elif hook not in hooks_on(owner):
-        text = f"its hook is no longer on '{hook.owner_name}': attach again"
+        text = f"its hook is no longer on '{hook.owner_name}'"
     else:
-        text = (
-            "the parameter is another object: a forward that is not compiled, or step(), will "
-            "hook it"
-        )
-    return Fault("lost", text)
+        text = "the parameter is another tensor now"
+        cure = "Run a forward that is not compiled, or call step(): both hook the new tensor"
+    return finding(hook, Kind.LOST, text, cure)
 
 
-def _of_update(hook: UpdateHook) -> Fault:
+def _of_update(hook: UpdateHook) -> Finding:
     """Of a parameter whose gradient was not regularized, though training went on."""
-    optimizers = hook.site.control.optimizers
-    what = "its gradient was not regularized in an update"
-    if not optimizers:
-        return Fault("no_optimizer", f"{what}, since the optimizer is not known", MISSING)
-    why = "the optimizer that was given has made no step, or no gradient had come then"
-    return Fault("never_active", what, why)
+    text = "its gradient was not regularized at any optimizer step"
+    if not hook.site.control.optimizers:
+        text = f"{text}: the optimizer is not known"
+        return finding(hook, Kind.NO_OPTIMIZER, text, NEEDS_OPTIMIZER)
+    text = f"{text}: the optimizer made no step, or the parameter had no gradient"
+    return finding(hook, Kind.NEVER_ACTIVE, text)
 
 
-def _replaced(hook: SiteHook, owner: nn.Module) -> Fault:
-    what = f"the layer '{hook.owner_name}' is another {bare_type(owner).__name__} since it was"
-    return Fault("replaced", f"{what} attached: attach again")
+NEEDS_OPTIMIZER = "Pass it, attach(..., optimizer=optimizer), or set attached.optimizer = optimizer"
 
 
-def _why_inactive(base: nn.Module, module: nn.Module, enabled: bool, gradient: bool) -> str:
+def _replaced(hook: SiteHook, owner: nn.Module) -> Finding:
+    kind = bare_type(owner).__name__
+    text = f"the layer '{hook.owner_name}' was replaced after attach, now by a {kind}"
+    return finding(hook, Kind.REPLACED, text, AGAIN)
+
+
+_FROZEN = "the layer is in evaluation mode inside a training model (frozen)"
+
+
+def _why_inactive(
+    base: nn.Module, module: nn.Module, enabled: bool, gradient: bool
+) -> tuple[str, str]:
+    """The likely cause why a layer was called and its regularizer did nothing, and the cure."""
     if base.training and not module.training:
-        return "the layer is in evaluation mode inside a training model (frozen)"
+        return _FROZEN, "Call train() on the layer, or use active='always'"
     if not enabled:
-        return "the attachment is paused"
-    return "no gradient has come through it" if gradient else "only evaluation was run"
+        return "the attachment is paused", "Set attached.enabled = True"
+    if gradient:
+        return "no gradient reached the layer", "Look for a detach() or no_grad() behind it"
+    return "the model only ran in evaluation mode", "Call model.train() before training"
 
 
-def why_not_called(base: nn.Module, module: nn.Module, name: str, window: Window) -> str:
-    """The likely cause why a layer of the model was not called; `name` is its name."""
+def why_not_called(
+    base: nn.Module, module: nn.Module, name: str, window: Window
+) -> tuple[str, str]:
+    """The likely cause why a layer was not called, and the cure; `name` is its name."""
     if window.compiled and base.training and not module.training:  # it counts no idle calls
-        return "the layer is in evaluation mode inside a training model (frozen)"
+        return _FROZEN, "Call train() on the layer, or use active='always'"
     if not name:
-        return "the model itself was not called, only layers inside it"
+        return "the model itself was not called, only layers inside it", "Name these layers"
     inside = [window.layers.get(f"{name}.{below}") for below, _ in named_modules(module) if below]
     if any(inside) or (isinstance(module, _CONTAINERS) and _only_holds(module)):
         if 0 in inside and not any(inside):
-            return "a branch not taken: nothing inside it was called either"
+            return "nothing inside it was called either (a branch not taken)", ""
         by = ", as gradient checkpointing does" if _checkpoints(base, name) else ""
-        return f"a container that the model loops over{by}: name the layers inside it"
+        return f"a container that the model loops over{by}", "Name the layers inside it"
     parent_name, parent = _parent(base, name)
     if window.layers.get(parent_name) == 0:
-        return f"a branch not taken: its parent '{parent_name}' was not called either"
+        return f"its parent '{parent_name}' was not called either (a branch not taken)", ""
     if isinstance(parent, nn.MultiheadAttention):
         return (
-            "fused attention: nn.MultiheadAttention takes the weight of this layer and does not "
-            "call it; name the attention itself, with index=0"
+            "fused attention: nn.MultiheadAttention uses the weight of this layer without calling "
+            "the layer",
+            "Name the attention itself, with index=0",
         )
     if getattr(parent, "fused_attn", False) and _is_dropout_like(name, module):
         return (
-            "fused attention: scaled_dot_product_attention drops by itself and leaves this layer "
-            "out; name the projection behind it, or set fused_attn = False"
+            "fused attention: scaled_dot_product_attention drops values itself and skips this "
+            "layer",
+            "Name the projection behind it, or set fused_attn = False",
         )
     return (
-        "a branch not taken, or a layer that its parent uses without calling it, as where it takes "
-        "the weight alone or calls forward() directly: name the parent"
+        "a branch not taken, or its parent uses the layer without calling it (it reads the weight, "
+        "or calls forward() directly)",
+        "Name the parent",
     )
 
 

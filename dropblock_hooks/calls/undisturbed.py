@@ -8,7 +8,6 @@ from torch import nn
 
 from ..attach import attachments
 from ..attachment.compiled import as_written
-from ..sites.shared import graphs_built
 
 _WITH_GENERATORS = ("cuda", "xpu")  # kinds of devices whose random state torch can fork
 
@@ -45,8 +44,7 @@ def _paused(model: nn.Module) -> Iterator[None]:
     """Not by `Attachment.paused`, which the report of the epoch would tell; nothing is counted."""
     sites = [site for attached in attachments(model) for site in attached]
     controls = list({id(site.control): site.control for site in sites}.values())
-    before = [(c, c.enabled, c.evaluated_with_grad, c.stepped) for c in controls]
-    untouched = [c for c in controls if c.graphs == graphs_built()]
+    before = [(c, c.enabled, c.stepped) for c in controls]
     records = [site.record for site in sites] + [control.record for control in controls]
     with ExitStack() as stack:
         for record in records:
@@ -58,9 +56,7 @@ def _paused(model: nn.Module) -> Iterator[None]:
             yield
         finally:
             for control, *was in before:
-                control.enabled, control.evaluated_with_grad, control.stepped = was
-            for control in untouched:
-                control.graphs = graphs_built()
+                control.enabled, control.stepped = was
 
 
 def _forked(model: nn.Module) -> AbstractContextManager[None]:

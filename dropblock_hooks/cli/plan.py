@@ -33,7 +33,7 @@ def add_plan(commands: Commands, shared: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> Result:
     model = model_of(options.model)
     planned = plan(model, options.spec, samples(model, options), epochs=options.epochs)
-    if not options.input_size and any(c.kind == "no_pass" for c in planned.cautions):
+    if not options.input_size and any(c.kind == "no_pass" for c in planned.findings):
         size = input_size(model, options)
         print(f"planned without shapes: tried samples of {size}, see --input-size", file=sys.stderr)
     if options.wide:

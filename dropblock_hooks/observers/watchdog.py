@@ -21,8 +21,6 @@ RULES = (
     "exploding",
     "dead",
     "saturated",
-    "realized_rate",
-    "clipped",
     "no_gradient",
 )
 _INF = math.inf
@@ -37,14 +35,13 @@ class Watchdog(Observer):
     (``attached.step``), and at every so many training forwards, or steps within an epoch; between
     two looks no device is waited for. The rules:
 
-    - ``nonfinite``: NaN or Inf, in the forward or the backward. Overflows of a GradScaler that the
-      Attachment knows are told after 10 in a row; those of one update, that accumulates, are one.
+    - ``nonfinite``: NaN or Inf. In the forward it names the layer that made them, in the backward
+      the first layer that a bad gradient reaches. Overflows of a GradScaler that the attachment
+      knows are reported once they have driven its scale below 1.
     - ``vanishing``, ``exploding``: gradients of the first quarter of the layers are smaller, or
       larger, by `max_ratio` than those of the last.
     - ``dead``: channels of a ReLU (and its kin) that were zero all the time.
     - ``saturated``: values of a sigmoid, a tanh or their hard kin within 1 % of their bounds.
-    - ``realized_rate``: a regularizer of the Attachment drops more or less than it should.
-    - ``clipped``: a bound of the Attachment changes nearly all gradients.
     - ``no_gradient``: a layer with trained parameters has got no gradient, or zeros; others have.
 
     Example:
@@ -63,16 +60,12 @@ class Watchdog(Observer):
 
     Args:
         rules: names of rules, or one; or ``"all"``.
-        action: ``"warn"``; ``"raise"``, a `WatchdogError`; or a function of an `Alert`, which can't
-            be written to a file.
+        action: ``"warn"``; ``"raise"``, a `WatchdogError`; or a function of a `Finding`, which
+            cannot be written to a file.
         every: look at every so many training forwards, where the model is not compiled as a whole,
             or steps within an epoch; 0 or None: only when an epoch ends.
         max_ratio: of gradients at both ends of the model.
         max_dead, max_saturated: largest share of a layer's channels, or values.
-        max_clipped: largest share of gradients, or of their values, that a bound may change.
-        max_z, margin: a realized rate is off where it is as unlikely as `max_z` standard errors
-            (by Chernoff's bound, with the samples of a call as draws; of compiled code, one), and
-            more than the share `margin` of the nominal rate away from it.
         min_calls: fewer forwards, or gradients, tell nothing but ``nonfinite``.
     """
 
@@ -82,9 +75,6 @@ class Watchdog(Observer):
     max_ratio: float = field(default=1e4, kw_only=True)
     max_dead: float = field(default=0.9, kw_only=True)
     max_saturated: float = field(default=0.8, kw_only=True)
-    max_clipped: float = field(default=0.9, kw_only=True)
-    max_z: float = field(default=5.0, kw_only=True)
-    margin: float = field(default=0.25, kw_only=True)
     min_calls: int = field(default=10, kw_only=True)
 
     whole: ClassVar[bool] = True
@@ -115,7 +105,7 @@ class Watchdog(Observer):
                 raise ValueError(f"rules must be of {', '.join(RULES)}, got {quote(rule)}{hint}")
         if self.action not in ("warn", "raise") and not callable(self.action):
             raise ValueError(
-                "action must be 'warn', 'raise' or a function of an Alert, "
+                "action must be 'warn', 'raise' or a function of a Finding, "
                 f"got {quote(self.action)}"
             )
         if self.every is not None:
@@ -135,7 +125,4 @@ _BOUNDS = (
     ("max_ratio", 1.0, _INF),
     ("max_dead", 0.0, 1.0),
     ("max_saturated", 0.0, 1.0),
-    ("max_clipped", 0.0, 1.0),
-    ("max_z", 0.0, _INF),
-    ("margin", 0.0, _INF),
 )

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from ..attachment.install import site_keys
 from ..attachment.placement import Placement
 from ..attachment.resolve import checked_epochs, place, without_epochs
+from ..findings import Finding
 from ..selectors.wrappers import bare_type, submodule, unwrap
 from ..spec.draft import Draft
 from ..tables import counted
 from .dry_run import DryRunError, clear_away, first_success
 from .probe import Probed, probe
-from .problems import Caution, cautions_of, problems_of
+from .problems import cautions_of, note, problems_of
 from .table import Plan, plan_row
 
 
@@ -60,7 +61,7 @@ def plan(
     placements, told = place(base, Draft.of(spec), checked_epochs(epochs))
     unsaid = without_epochs(placements)
     planned = plan_placements(unwrap(model), base, placements, example_input)
-    cautions = [*(Caution("spec", line) for line in told), *planned.cautions]
+    cautions = [*(note("spec", line) for line in told), *planned.findings]
     return Plan(planned.rows, planned.title, [*unsaid, *planned.problems], cautions)
 
 
@@ -77,19 +78,19 @@ def plan_placements(
     left = clear_away()
     if left:
         text = f"the dry run left a fake tensor outside of the model, in {', '.join(left)}"
-        cautions.insert(0, Caution("left", text))
+        cautions.insert(0, note("left", text))
     title = f"{counted(len(rows), 'site')} on {bare_type(base).__name__}"
     return Plan(rows, title, problems, cautions)
 
 
 def _probed(
     model: nn.Module, base: nn.Module, placements: list[Placement], example: Any
-) -> tuple[Probed | None, Caution | None]:
+) -> tuple[Probed | None, Finding | None]:
     """What the first forward that succeeds shows; why others did not succeed."""
     example = own_input(model, base) if example is None else example
     if example is None:
         line = "no shapes: the model does not tell its input size, give an example_input"
-        return None, Caution("no_pass", line)
+        return None, note("no_pass", line)
     hosts = {"": model} if base is model else {"": model, " of the root alone": base}
     kinds = ("fake", "real") if not any(p.is_meta for p in model.parameters()) else ("fake",)
     attempts = {
@@ -103,10 +104,10 @@ def _probed(
     try:
         name, probed, reasons = first_success(attempts, example)
     except DryRunError as error:
-        return None, Caution("no_pass", f"no shapes, since {error}")
+        return None, note("no_pass", f"no shapes, since {error}")
     if not reasons:
         return probed, None
-    return probed, Caution("fallback", f"planned by a {name}, since {'; '.join(reasons)}")
+    return probed, note("fallback", f"planned by a {name}, since {'; '.join(reasons)}")
 
 
 def own_input(*models: nn.Module) -> Tensor | None:

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_map_only
 
-from ..attachment.faults import Fault, Window, fault_of, why_not_called
+from ..attachment.faults import Window, fault_of, finding, why_not_called
 from ..attachment.install import install, make_hook
 from ..attachment.placement import Placement
 from ..attachment.verify import windows
+from ..findings import Finding, Kind
 from ..regularizers.base import Regularizer
 from ..regularizers.droppers import unit_dropped
 from ..sites import indexing
@@ -44,7 +45,7 @@ class SiteMet:
     site: Site
     hook: SiteHook
     error: str | None = None
-    fault: Fault | None = None
+    fault: Finding | None = None
     shapes: list[Any] = field(default_factory=list)
     loses_samples: bool = False
     without_gradient: bool = False
@@ -123,11 +124,12 @@ def _of_parameter(
     parameter = owner.get_parameter(str(p.target.parameter))
     met = SiteMet(hook.site, hook, shapes=[shape_of(parameter)])
     if without_gradient(outputs, parameter):
-        why = "the output does not depend on the parameter"
+        text, cure = f"{hook.site.regularizer.label} gets no gradient", ""
+        text += ": the output does not depend on the parameter"
         if not window.layers[hook.owner_name]:
-            cause = why_not_called(base, owner, hook.owner_name, window)
-            why = f"{why}, and its layer is never called: {cause}"
-        met.fault = Fault("never_active", f"{hook.site.regularizer.label} gets no gradient", why)
+            why, cure = why_not_called(base, owner, hook.owner_name, window)
+            text = f"{text}, and its layer is never called: {why}"
+        met.fault = finding(hook, Kind.NEVER_ACTIVE, text, cure)
     return met
 
 

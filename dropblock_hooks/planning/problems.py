@@ -1,12 +1,12 @@
 """What a plan finds: what can't work, what is likely not meant, and what is good to know."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from torch import nn
 
 from ..attachment.placement import Placement
 from ..attachment.report import is_clipped
+from ..findings import Finding, Kind, Severity
 from ..quoting import listed, quote
 from ..sites.retune import RetuneHook
 from ..tables import shown as cell
@@ -25,13 +25,10 @@ FAULTS = (
 """The kinds that ``attach`` warns of when it plans first; the others are good to know."""
 
 
-@dataclass(frozen=True)
-class Caution:
-    """One line of a plan; `kind` is for programs, `text` for people, `keys` are its sites."""
-
-    kind: str
-    text: str
-    keys: tuple[str, ...] = ()
+def note(kind: str, text: str, keys: tuple[str, ...] = ()) -> Finding:
+    """A line of a plan; the text names the layers."""
+    severity = Severity.WARNING if kind in FAULTS else Severity.NOTE
+    return Finding(Kind(kind), severity, keys, text)
 
 
 def problems_of(placements: list[Placement], probed: Probed | None) -> list[str]:
@@ -50,29 +47,29 @@ def problems_of(placements: list[Placement], probed: Probed | None) -> list[str]
 
 def cautions_of(
     base: nn.Module, placements: list[Placement], keys: list[str], probed: Probed | None
-) -> list[Caution]:
+) -> list[Finding]:
     """All there is to say of the sites, layers in the same situation in one line."""
     groups: dict[tuple[str, str], dict[str, str]] = {}
     for p, key, met in zip(placements, keys, probed.sites if probed else (), strict=bool(probed)):
         for kind, text in _of_site(p, met):
             groups.setdefault((kind, text), {})[key] = _name(p)
     cautions = [
-        Caution(kind, f"{text}: {_named(kind, list(names.values()))}", tuple(names))
+        note(kind, f"{text}: {_named(kind, list(names.values()))}", tuple(names))
         for (kind, text), names in groups.items()
     ]
     if probed and probed.left_out:
         text = "the dry run left your own hooks out, since they may change objects outside the copy"
-        cautions.append(Caution("left_out", f"{text}: {listed(probed.left_out, _MOST)}"))
+        cautions.append(note("left_out", f"{text}: {listed(probed.left_out, _MOST)}"))
     cautions += doubled(base, placements, keys, probed)
-    return sorted(cautions, key=lambda caution: caution.kind not in FAULTS)
+    return sorted(cautions, key=lambda each: each.kind not in FAULTS)
 
 
 def doubled(
     base: nn.Module, placements: list[Placement], keys: list[str], probed: Probed | None
-) -> list[Caution]:
+) -> list[Finding]:
     """What the model, or the spec itself, drops twice."""
     found = find_doubled(base, placements, keys, probed.calls if probed else None)
-    return [Caution("dropped_twice", text, keys) for text, keys in found]
+    return [note("dropped_twice", text, keys) for text, keys in found]
 
 
 def _named(kind: str, names: list[str]) -> str:
@@ -86,7 +83,7 @@ def _name(p: Placement) -> str:
 def _of_site(p: Placement, met: SiteMet) -> Iterator[tuple[str, str]]:
     site, label = met.site, p.regularizer.label
     if met.fault is not None:
-        yield met.fault.kind, f"{met.fault.what} ({met.fault.why})"
+        yield met.fault.kind, met.fault.text
     if isinstance(met.hook, RetuneHook):
         yield from _of_own_rate(p, met.hook, met)
     if p.target.form or not site.calls:

@@ -7,11 +7,11 @@ from typing import Any
 
 from ..attachment.placement import Placement
 from ..attachment.report import block_cell, is_clipped
+from ..findings import Finding
 from ..selectors.wrappers import bare_type
 from ..tables import WIDTH, Forms, Table, html_list, named, ranged, shown
 from .droppers import Range, rate_range
 from .probe import SiteMet
-from .problems import Caution
 
 Size = tuple[int | tuple[int, int], ...]
 
@@ -62,20 +62,20 @@ class Plan(Table[PlanRow]):
     Attributes:
         problems: what can't work: ``attach(..., example_input=...)`` refuses it.
         warnings: what is likely not meant, or good to know; a line each.
-        cautions: the warnings by kind.
+        findings: the warnings as `Finding` objects.
     """
 
     def __init__(
-        self, rows: Sequence[PlanRow], title: str, problems: list[str], cautions: list[Caution]
+        self, rows: Sequence[PlanRow], title: str, problems: list[str], findings: list[Finding]
     ) -> None:
         super().__init__(rows, _COLUMNS, title)
         self.problems = tuple(problems)
-        self.cautions = tuple(cautions)
+        self.findings = tuple(findings)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The lines of the cautions."""
-        return tuple(caution.text for caution in self.cautions)
+        """The texts of the findings."""
+        return tuple(each.text for each in self.findings)
 
     def _notes(self) -> list[tuple[str, tuple[str, ...]]]:
         """What stands below the table."""

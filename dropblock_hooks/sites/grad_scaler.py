@@ -1,14 +1,14 @@
-"""The GradScaler that multiplies the loss: found in what wraps it, and told where it is missing."""
+"""The GradScaler that multiplies the loss: unwrapped, and reported where it is missing."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from torch.amp.grad_scaler import GradScaler
 
-from ..warn import warn
+from ..findings import Finding, Kind, Severity, tell
 from .shared import Control, is_enabled
 
 if TYPE_CHECKING:
@@ -52,64 +52,53 @@ def _unwrapped(given: Any, depth: int) -> tuple[bool, Any]:
 
 
 def tell_missing(control: Control, sites: Iterable[Site]) -> None:
-    """Warn, once, of a GradScaler in use that ``attach`` was not given.
+    """Warn, once, of a GradScaler in use that the attachment was not given."""
+    if control.installed:
+        tell(missing_scaler(control, sites), control.told)
 
-    It is looked for at the first gradient that a bound has met, or when someone looks at the
-    Attachment after it, since compiled code can't warn.
+
+def missing_scaler(control: Control, sites: Iterable[Site]) -> list[Finding]:
+    """The finding that a GradScaler is in use which the attachment was not given; or nothing.
+
+    Python's objects are searched once, when a bound has met its first gradient.
     """
-    if control.installed and not control.scaler_sought:
-        key = key_of_bounded(sites)
-        if key is not None:
-            seek(control, key)
+    if not control.scaler_sought and _has_met_a_gradient(sites):
+        control.scaler_sought, control.misses_scaler = True, in_use()
+    if control.grad_scaler is not None or not control.misses_scaler:
+        return []
+    return [Finding(Kind.GRAD_SCALER, Severity.WARNING, (), _TEXT, _CURE, control.epoch)]
 
 
 def seek(control: Control, key: str) -> None:
-    """Look for a GradScaler in use, once, and warn if there is one."""
-    control.scaler_sought = True
-    if in_use():
-        warn(f"{key}: {MISSING}")
+    """Look for a GradScaler in use, now that the bound of a site has met a gradient."""
+    control.scaler_sought, control.misses_scaler = True, in_use()
+    tell_missing(control, ())
 
 
-def key_of_bounded(sites: Iterable[Site]) -> str | None:
-    """The first site whose bound, in the unit of the loss, has met a gradient."""
-    sites = [site for site in sites if not site.regularizer.accumulates]  # those are unscaled
+def _has_met_a_gradient(sites: Iterable[Site]) -> bool:
+    """Whether a bound in the unit of the loss has met a gradient."""
     bounded = [site for site in sites if site.regularizer.reads_grad_scale]
-    return bounded[0].key if any(site.active_calls for site in bounded) else None
+    return any(site.active_calls for site in bounded if not site.regularizer.accumulates)
 
 
-MISSING = (
-    "a GradScaler is in use in this process: if it scales this model's loss, pass it, "
-    "attach(..., grad_scaler=scaler) or attached.grad_scaler = scaler, since what acts is in "
-    "the unit of the unscaled loss; else pass grad_scaler=False"
+_TEXT = (
+    "a GradScaler is in use in this process, and the attachment does not know it; gradient bounds "
+    "are in units of the unscaled loss"
+)
+_CURE = (
+    "If it scales this model's loss, pass it, attach(..., grad_scaler=scaler), or set "
+    "attached.grad_scaler = scaler; otherwise pass grad_scaler=False"
 )
 
 
 def in_use() -> bool:
-    """Whether an enabled GradScaler that has scaled a loss lives in this process.
+    """Whether this process has an enabled GradScaler that has scaled a loss.
 
-    One that a live Attachment was given scales the loss of that one's model; one that nobody holds
-    any more, but what waits for Python's collector, scales nothing.
+    A scaler that a live attachment was given scales the loss of that attachment's model.
     """
-    if not _is_in_memory():
-        return False
-    gc.collect()
-    return _is_in_memory()
-
-
-def _is_in_memory() -> bool:
-    scalers, given = [], set()
-    # instances refer to their class: asked so, the search runs in C
-    for thing in gc.get_referrers(Control, *_family(GradScaler)):
-        kind = type(thing)  # isinstance would ask proxies for their class
-        if kind is Control and thing.installed:
-            given.add(id(thing.grad_scaler))
-        elif issubclass(kind, GradScaler) and getattr(thing, "_scale", None) is not None:
-            scalers.append(thing)
-    return any(id(scaler) not in given and is_enabled(scaler) for scaler in scalers)
-
-
-def _family(kind: type[Any]) -> Iterator[type[Any]]:
-    """A class and all that derive from it."""
-    yield kind
-    for derived in kind.__subclasses__():
-        yield from _family(derived)
+    things = gc.get_objects()
+    given = {id(c.grad_scaler) for c in things if type(c) is Control and c.installed}
+    # type() instead of isinstance(), which would ask proxies for their class
+    scalers = [thing for thing in things if issubclass(type(thing), GradScaler)]
+    used = [each for each in scalers if getattr(each, "_scale", None) is not None]
+    return any(id(each) not in given and is_enabled(each) for each in used)

@@ -32,13 +32,12 @@ class Control:
         was_off: whether the regularizers were switched off at any time in this window.
         idled: whether a training forward met them switched off in this window.
         idled_before: the same of the window before.
-        graphs: how much autograd had built when this window began.
-        evaluated_with_grad: whether an evaluation of this window kept what a backward needs.
         told: what was told already: keys of sites, each with a kind of fault.
         compared: whether the random states of ranks were compared.
         grad_scaler: what scales the loss; False where nothing does, None where nobody said.
         expects_scaler: whether one was given, which a loaded model has lost.
         scaler_sought: whether one was given, ruled out, or looked for.
+        misses_scaler: whether a GradScaler was found that nobody gave us.
         epochs: how long the training is, if that was said.
         optimizers: those of the training loop, held weakly, each with what takes our hook off it.
         shared: what the sites of observers share, each class under its name.
@@ -57,14 +56,9 @@ class Control:
         self.record = Record(None)
         self.looked = False
         self.was_off = self.idled = self.idled_before = False
-        self.graphs = graphs_built()
-        self.evaluated_with_grad = False
         self.told: set[tuple[str, str]] = set()
         self.compared = False
         self.keys: tuple[str, ...] = ()
-        self.origin: weakref.ref[Control] | None = None
-        self.copied_at = 0.0
-        self.scaler_sought = False
         self.use_scaler(grad_scaler)
         self.optimizers: list[tuple[weakref.ref[Any], RemovableHandle]] = []
         self.sizes = MapSizes()
@@ -79,37 +73,29 @@ class Control:
         copied.record, copied.told = copy.deepcopy(self.record, memo), set(self.told)
         copied.sizes = copy.deepcopy(self.sizes, memo)
         copied.shared = copy.deepcopy(self.shared, memo)
-        copied.origin, copied.copied_at = weakref.ref(self), self.epoch
+        copied.told.add((".", "not_trained"))  # an average of the weights is never trained
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
         told_none = self.grad_scaler is False  # a scaler is of the training loop
-        of_loop = {"grad_scaler": False if told_none else None, "scaler_sought": told_none}
-        return {**self.__dict__, **of_loop, "optimizers": [], "origin": None, "always": False}
+        of_loop = {
+            "grad_scaler": False if told_none else None,
+            "scaler_sought": told_none,
+            "misses_scaler": False,
+        }
+        return {**self.__dict__, **of_loop, "optimizers": [], "always": False}
 
     def use_scaler(self, scaler: Any) -> None:
         """Take the GradScaler; False says that there is none, None says nothing."""
         self.grad_scaler = scaler
         self.expects_scaler = scaler is not None and scaler is not False
-        self.scaler_sought |= scaler is not None
+        self.scaler_sought, self.misses_scaler = scaler is not None, False
 
     def drop_optimizers(self) -> None:
         """Take our hooks off the optimizers."""
         for _, handle in self.optimizers:
             handle.remove()
         self.optimizers = []
-
-    @property
-    def is_copy(self) -> bool:
-        """Whether it belongs to a copy (an EMA) of a model that is still there, and trained."""
-        return self.origin is not None and self.origin() is not None
-
-    def falls_behind(self) -> bool:
-        """Whether this belongs to a copy (an EMA) that stands still while its original moves on."""
-        origin = self.origin() if self.origin is not None else None
-        if origin is None or not origin.installed:
-            return False
-        return origin.epoch != self.epoch == self.copied_at
 
     def switch(self, on: bool) -> None:
         """Switch the regularizers on or off."""
@@ -127,7 +113,7 @@ class Control:
 
     def open_window(self) -> None:
         """Begin a new window; its first training forward will be looked at."""
-        self.looked, self.graphs, self.evaluated_with_grad = False, graphs_built(), False
+        self.looked = False
         self.idled_before, self.idled, self.was_off = self.idled, False, not self.enabled
 
     def grad_scale(self, device: torch.device) -> float | Tensor:
@@ -142,11 +128,6 @@ class Control:
             return scale.to(device, wide_dtype(device), copy=True, non_blocking=True)
         initial = getattr(scaler, "_init_scale", None)
         return float(scaler.get_scale() if initial is None else initial)
-
-
-def graphs_built() -> int:
-    """A number that grows whenever autograd builds a graph in this thread, for any model."""
-    return torch._C._autograd._get_sequence_nr()
 
 
 def is_enabled(scaler: Any) -> bool:

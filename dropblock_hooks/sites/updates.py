@@ -14,13 +14,10 @@ from torch import Tensor, nn
 from ..functional.masks import wide_dtype
 from ..regularizers.gradients import OnGradients
 from ..selectors.wrappers import is_dtensor, shard_refusal, update_refusal
-from ..warn import warn
 from .act import regularize_update
 from .hooks import SiteHook
 from .parameters import ParameterHook
 from .shared import Control
-
-MISSING = "pass it, attach(..., optimizer=optimizer), or set attached.optimizer = optimizer"
 
 
 class UpdateHook(ParameterHook):
@@ -28,10 +25,6 @@ class UpdateHook(ParameterHook):
 
     The parameter itself is not hooked: it is looked up by its name at each update.
     """
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self._seen: tuple[int, int] | None = None
 
     def lost(self, module: nn.Module) -> bool:
         return SiteHook.lost(self, module)
@@ -41,27 +34,12 @@ class UpdateHook(ParameterHook):
 
     def follow(self, module: nn.Module) -> None:
         self.take_mode(module.training)
-        if not self.site.control.optimizers and shard_refusal(module) is None:
-            self._watch(module._parameters.get(self.parameter))
 
     def rehook(self, module: nn.Module) -> None:
         """There is nothing to hook."""
 
     def _hook_last(self, parameter: Tensor) -> None:
         """Nor where another site of the parameter hooks it anew."""
-
-    def _watch(self, parameter: Tensor | None) -> None:
-        """Warn, once for the Attachment, of an update that nobody has told."""
-        control, kind = self.site.control, "no_optimizer"
-        if parameter is None or (self.site.key, kind) in control.told:
-            return
-        before, self._seen = self._seen, (id(parameter), parameter._version)
-        if before is not None and before[0] == id(parameter) and before != self._seen:
-            control.told.update((key, kind) for key in control.keys)
-            warn(
-                f"{self.site.key}: its parameter was updated, and the gradient was not "
-                f"regularized, since the optimizer is not known: {MISSING}"
-            )
 
 
 class StepHook:

@@ -19,6 +19,7 @@ from dropblock_hooks import (
     detach_all,
 )
 from tests.stacks import make_net, put_on, regularizers
+from tests.told import ids
 
 
 class NormNet(nn.Module):
@@ -161,11 +162,10 @@ def test_synchronized_batch_norm_after_attaching_is_told():
     model = NormNet()
     attached = attach(model, SPEC)
     converted = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    found = {f.key: f for f in attached.verify()}
+    found = ids(attached.verify())
     for key in ("bn1/DropBlock2d", "bn2/Dropout2d", "bn2/ClipGradNorm"):
-        assert found[key].kind == "replaced"
-        assert "is another SyncBatchNorm since it was attached: attach again" in found[key].message
-    assert "fc.weight/ClampGrad" not in found
+        assert (key, "replaced") in found
+    assert "fc.weight/ClampGrad" not in dict(found)
     attached.remove()
     again = attach(converted, SPEC)
     converted.eval()(images())
@@ -183,25 +183,24 @@ def test_the_root_itself_replaced():
 
 
 @pytest.mark.parametrize(
-    ("replace", "text"),
+    ("replace", "kind"),
     [
-        (lambda m: setattr(m, "bn1", nn.Identity()), "is another Identity"),
-        (lambda m: delattr(m, "bn1"), "is gone"),
-        (lambda m: m.bn1._forward_hooks.clear(), "its hook is no longer on 'bn1'"),
-        (lambda m: setattr(m, "bn1", nn.Sequential(m.bn1)), "is another Sequential"),
+        (lambda m: setattr(m, "bn1", nn.Identity()), "replaced"),
+        (lambda m: delattr(m, "bn1"), "replaced"),
+        (lambda m: m.bn1._forward_hooks.clear(), "lost"),
+        (lambda m: setattr(m, "bn1", nn.Sequential(m.bn1)), "replaced"),
     ],
     ids=["another", "gone", "hooks cleared", "inside another"],
 )
-def test_replaced_modules_are_told_by_name(replace, text):
+def test_replaced_modules_are_told_by_name(replace, kind):
     model = NormNet()
     attached = attach(model, SPEC)
     a_step(model)
     assert attached.verify() == []
     replace(model)
     (finding,) = attached.verify()
-    assert finding.key == "bn1/DropBlock2d"
-    assert text in finding.message
-    assert "attach again" in finding.message
+    assert ids([finding]) == [("bn1/DropBlock2d", kind)]
+    assert "attach again" in finding.cure
 
 
 def test_frozen_batch_norms_of_torchvision_are_told():
@@ -210,8 +209,7 @@ def test_frozen_batch_norms_of_torchvision_are_told():
     attached = attach(model, {"bn1": Dropout2d(0.5)})
     a_step(model)
     model.bn1 = ops.FrozenBatchNorm2d(4)
-    (finding,) = attached.verify()
-    assert "is another FrozenBatchNorm2d" in finding.message
+    assert ids(attached.verify()) == [("bn1/Dropout2d", "replaced")]
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["bare", "averaged"])

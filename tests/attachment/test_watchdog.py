@@ -11,10 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import (
-    ClipGradNorm,
     Dropout,
-    DropPath,
-    Foreign,
     HookWarning,
     Spec,
     SpecError,
@@ -25,6 +22,7 @@ from dropblock_hooks import (
     watch,
 )
 from tests.cases import rest_slow
+from tests.told import ids, told
 
 
 def plain_net(depth, activation, gain=1.0, width=16):
@@ -92,88 +90,6 @@ def test_each_rule_fires_and_is_silent_on_a_healthy_net(make, expected):
     assert found_in(healthy, rule) == []
 
 
-class Weak(nn.Module):
-    """Drops much less than it says."""
-
-    def __init__(self, p):
-        super().__init__()
-        self.p = p
-
-    def forward(self, x):
-        return nn.functional.dropout(x, self.p / 10)
-
-
-@pytest.mark.parametrize("kind", [Weak, nn.Dropout])
-def test_a_rate_that_is_off(kind):
-    torch.manual_seed(0)
-    model, found = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 3)), []
-    spec = {"0": Foreign(kind, p=0.5), ".": Watchdog("realized_rate", action=found.append)}
-    attached = attach(model, spec)
-    trained(model, 50)
-    attached.step()
-    assert [each.key for each in found] == (["0/Foreign(Weak)"] if kind is Weak else [])
-
-
-class Folds(nn.Module):
-    """Windows of a map are samples of a layer inside, and not of what is dropped."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner, self.outer, self.head = nn.Linear(8, 8), nn.Identity(), nn.Linear(8, 3)
-
-    def forward(self, x):
-        x = self.inner(x.reshape(-1, 2, 8)).reshape(x.shape)
-        return self.head(self.outer(x).mean(1))
-
-
-def test_the_samples_are_those_of_the_model():
-    found = []
-    spec = {"outer": DropPath(0.1), "**": Watchdog("realized_rate", action=found.append)}
-    for seed in range(10):
-        torch.manual_seed(seed)
-        attached = attach(Folds(), spec)
-        for _ in range(10):
-            attached._base(torch.randn(1, 128, 8))
-        attached.step()
-    assert found == []
-
-
-class Drops(nn.Module):
-    """Drops the first calls."""
-
-    n = 0
-
-    def __init__(self, p):
-        super().__init__()
-        self.left = self.n
-
-    def forward(self, x):
-        self.left -= 1
-        return x * (self.left < 0)
-
-
-@pytest.mark.parametrize("n", [0, 2, 4])
-def test_of_a_small_rate_a_few_draws_may_be_chance(n, monkeypatch):
-    monkeypatch.setattr(Drops, "n", n)
-    model, found = nn.Sequential(nn.Linear(4, 4)), []
-    spec = {"0": Foreign(Drops, p=0.005), ".": Watchdog("realized_rate", action=found.append)}
-    attached = attach(model, spec)
-    for _ in range(10):
-        model(torch.ones(1, 4))
-    attached.step()
-    assert [each.figure for each in found] == ([0.4] if n == 4 else [])
-
-
-@pytest.mark.parametrize("bound", [1e-9, 1e9])
-def test_a_bound_that_always_clips(bound):
-    model, found = nn.Sequential(nn.Linear(16, 3)), []
-    spec = {"0": ClipGradNorm(bound), ".": Watchdog("clipped", action=found.append)}
-    attached = attach(model, spec)
-    trained(model)
-    attached.step()
-    assert [each.key for each in found] == (["0/ClipGradNorm"] if bound < 1 else [])
-
-
 def broken(every=None, action="warn"):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     attached = watch(model, action=action, every=every)
@@ -192,9 +108,8 @@ def test_it_is_told_once_and_again_after_it_has_gone():
         model.zero_grad()
         attached.step()
     assert [(each.layer, each.epoch) for each in found] == [("1", 0), ("1", 3)]
-    text = str(found[0])
-    assert "1/Watchdog: nonfinite in epoch 0" in text
-    assert "its parameter 'weight' is not finite" in text
+    assert ids(found) == [("1/Watchdog", "nonfinite")] * 2
+    assert "parameter 'weight' is not finite" in found[0].cure
 
 
 def test_a_rule_tells_once_for_each_layer():
@@ -207,8 +122,8 @@ def test_a_rule_tells_once_for_each_layer():
     attached.step()
     trained(model, lr=1e-12)
     attached.step()
-    assert [(each.layer, each.figure) for each in found] == [("3", 1.0)]
-    assert [each.kind for each in attached.verify()] == ["dead"]
+    assert ids(found) == [("3/Watchdog", "dead")] == ids(attached.verify())
+    assert "100%" in found[0].text
 
 
 def test_it_looks_every_so_many_forwards_and_raises():
@@ -216,9 +131,9 @@ def test_it_looks_every_so_many_forwards_and_raises():
     for _ in range(2):
         model(torch.ones(2, 4))
     assert [each.layer for each in attached.verify()] == ["1"]  # and tells nothing
-    with pytest.raises(WatchdogError, match="1/Watchdog: nonfinite") as raised:
+    with pytest.raises(WatchdogError, match="in 3 of 3 calls") as raised:
         model(torch.ones(2, 4))
-    assert raised.value.alerts[0].figure == 3
+    assert ids(raised.value.findings) == [("1/Watchdog", "nonfinite")]
     assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
 
 
@@ -228,8 +143,9 @@ def test_a_callback_that_raises_is_told_once_and_the_run_goes_on():
 
     model, attached = broken(action=action)
     model(torch.ones(2, 4))
-    with pytest.warns(HookWarning, match=r"action .*action failed.*goes on: KeyError: 'somewhere'"):
+    with pytest.warns(HookWarning, match="KeyError: 'somewhere'") as caught:
         attached.step()
+    assert told(caught) == [(".", "action_failed")]
     assert attached.epoch == 1
     with torch.no_grad():
         model[1].weight.zero_()
@@ -241,37 +157,22 @@ def test_a_callback_that_raises_is_told_once_and_the_run_goes_on():
     attached.step()  # a warning would be an error here
 
 
-@pytest.mark.parametrize("overflows", [3, 12])
+@pytest.mark.parametrize("overflows", [3, 20])
 @pytest.mark.parametrize("given", [True, False])
-def test_overflows_of_a_known_scaler_are_silent_until_ten_in_a_row(overflows, given):
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-    scaler, found = torch.amp.GradScaler("cpu"), []
-    scaler.scale(torch.ones(()))
-    attached = watch(model, action=found.append, grad_scaler=scaler if given else False)
-    for i in range(20):
-        bad = math.inf if i < overflows else 1.0
-        model.zero_grad()
-        (model(torch.ones(2, 4)).sum() * bad).backward()
-    model.zero_grad()
-    attached.step()
-    assert bool(found) == (overflows >= 10 or not given)
-
-
-@pytest.mark.parametrize("overflows", [6, 12])
-def test_of_an_update_that_accumulates_an_overflow_is_one(overflows):
+def test_overflows_of_a_known_scaler_are_silent_while_it_can_recover(overflows, given):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     scaler, found = torch.amp.GradScaler("cpu"), []
-    attached = watch(model, action=found.append, every=10, grad_scaler=scaler)
-    for i in range(20):
-        for _ in range(4):
-            bad = math.inf if i < overflows else 1.0
-            scaler.scale(model(torch.ones(2, 4)).square().sum() * bad).backward()
+    attached = watch(model, action=found.append, grad_scaler=scaler if given else False)
+    for i in range(22):
+        bad = math.inf if i < overflows else 1.0
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(2, 4)).square().sum() * bad).backward()
         scaler.step(optimizer)
         scaler.update()
-        optimizer.zero_grad()
+    optimizer.zero_grad()
     attached.step()
-    assert bool(found) == (overflows > 10)
+    assert bool(found) == (overflows == 20 or not given)
 
 
 @pytest.mark.parametrize("given", [None, False])
@@ -281,7 +182,7 @@ def test_a_scaler_that_it_was_not_given_is_in_the_cure(given):
     attached = watch(model, action=found.append, grad_scaler=given)
     scaler.scale(model(torch.ones(2, 4)).sum() * math.inf).backward()
     attached.step()
-    assert [("a GradScaler is in use" in each.cure) for each in found] == [given is None]
+    assert [("A GradScaler is in use" in each.cure) for each in found] == [given is None]
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -317,7 +218,7 @@ def test_compiled(direction):
         model.zero_grad()
     assert not found
     attached.step()
-    assert [each.layer for each in found] == ["1"]
+    assert [each.layer for each in found] == ["1" if direction == "forward" else "0"]
 
 
 def test_frozen_layers_are_meant_to_have_no_gradient():
@@ -453,7 +354,7 @@ def test_it_copies_and_leaves():
     (other,) = attachments(twin)
     twin(torch.full((1, 4), math.nan))
     attached.step()
-    with pytest.raises(WatchdogError, match="given"):
+    with pytest.raises(WatchdogError, match="Check the inputs"):
         other.step()
     attached.remove()
     assert not found
@@ -465,7 +366,7 @@ def test_it_copies_and_leaves():
     [
         ({"rules": "nonfinit"}, r"rules must be of nonfinite.*got 'nonfinit' \(closest: nonfinite"),
         ({"rules": ()}, "rules must be names of rules"),
-        ({"action": "stop"}, "action must be 'warn', 'raise' or a function of an Alert"),
+        ({"action": "stop"}, "action must be 'warn', 'raise' or a function of a Finding"),
         ({"max_dead": 1.5}, r"max_dead must be in \(0, 1\), got 1.5"),
         ({"max_ratio": 0.5}, "max_ratio must be above 1, got 0.5"),
         ({"every": -1}, "every must be an integer >= 0"),

@@ -1,8 +1,5 @@
 """What is said of layers that were replaced, scripted, copied or compiled: true, or nothing."""
 
-import copy
-import warnings
-
 import pytest
 import torch
 from torch import nn
@@ -12,11 +9,10 @@ from dropblock_hooks import (
     ClipGradNorm,
     Dropout2d,
     HookWarning,
-    LinearSchedule,
     SpecError,
     attach,
-    attachments,
 )
+from tests.told import ids, told
 
 
 class Block(nn.Module):
@@ -59,19 +55,18 @@ def test_a_converted_norm_was_replaced(convert, selector):
     for module in model.modules():
         if isinstance(module, nn.SyncBatchNorm):
             module.eval()  # which trains on a GPU only
-    with pytest.warns(HookWarning, match="replaced since it was attached") as told:
+    with pytest.warns(HookWarning) as caught:
         model(torch.randn(2, 4, 5, 5)).sum().backward()
-    messages = [str(warning.message) for warning in told] + list(map(str, attached.verify()))
-    assert not any("without calling it" in message for message in messages)
-    assert [fault.kind for fault in attached.verify()] == ["replaced"]
+    assert told(caught) == ids(attached.verify()) == [("0.norm/Dropout2d", "replaced")]
 
 
 def test_a_hook_that_was_lost_is_all_that_is_said(net):
     attached = attach(net, {"layer1.0": Dropout2d(0.1), "layer1.1": Dropout2d(0.1)})
     net.layer1[0]._forward_hooks.clear()
-    with pytest.warns(HookWarning, match="1 of 2 sites"):
+    with pytest.warns(HookWarning) as caught:
         net(torch.ones(2, 3, 16, 16))
-    assert [(f.key, f.kind) for f in attached.verify()] == [("layer1.0/Dropout2d", "lost")]
+    assert told(caught) == [("layer1.0/Dropout2d", "replaced")]
+    assert ids(attached.verify()) == [("layer1.0/Dropout2d", "lost")]
 
 
 @pytest.mark.parametrize("trains", [False, True])
@@ -87,7 +82,7 @@ def test_parameters_of_a_head_that_was_reset(trains):
     faults = attached.verify()
     assert works == (faults == [])
     assert works != trains
-    assert {fault.key for fault in faults} <= {"1.weight/ClampGrad", "1.bias/ClampGrad"}
+    assert {site for site, _ in ids(faults)} <= {"1.weight/ClampGrad", "1.bias/ClampGrad"}
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
@@ -114,32 +109,6 @@ def test_what_is_said_of_a_script_module_works():
     around = attach(model, {"inner": Dropout2d(1.0)})
     assert (model(x) == 0).all()
     assert around.sites[0].active_calls == 1
-
-
-@pytest.mark.parametrize("active", ["train", "always"])
-@pytest.mark.parametrize("steps_copy", [True, False])
-@pytest.mark.parametrize("moving", [True, False])
-def test_a_copy_that_stays_at_the_rate_of_its_epoch_is_told(active, steps_copy, moving):
-    rate = LinearSchedule(0.1, 0.5, epochs=3) if moving else 0.3
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
-    attached = attach(model, {"1": Dropout2d(rate, active=active)})
-    averaged, x = copy.deepcopy(model).eval(), torch.randn(2, 3, 6, 6)
-    told = []
-    for epoch in range(3):
-        attached.step(epoch)
-        if steps_copy:
-            attachments(averaged)[0].step(epoch)
-        model(x).sum().backward()
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            averaged(x)
-        told += [str(warning.message) for warning in caught]
-    if active == "always" and moving and not steps_copy:
-        assert len(told) == 1
-        assert "1/Dropout2d of a copied model" in told[0]
-        assert "attachments(copy)[0].step(epoch)" in told[0]
-    else:
-        assert told == []
 
 
 @pytest.mark.parametrize("backend", [None, "aot_eager"])

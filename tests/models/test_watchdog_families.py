@@ -80,7 +80,7 @@ def layers_of(model, n):
     return random.Random(0).sample(names, n)
 
 
-@pytest.mark.parametrize("how", ["weight", "output", "backward"])
+@pytest.mark.parametrize("how", ["weight", "output"])
 @pytest.mark.parametrize("n", [2, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", PLAIN)
 def test_the_layer_that_made_nan_is_named(name, n, how):
@@ -94,10 +94,8 @@ def test_the_layer_that_made_nan_is_named(name, n, how):
             if getattr(layer, "weight", None) is None:
                 continue
             nn.init.constant_(layer.weight, math.nan)
-        elif how == "output":
-            layer.register_forward_hook(lambda _m, _a, y: y + math.inf)
         else:
-            layer.register_forward_hook(lambda _m, _a, y: Spoil.apply(y))
+            layer.register_forward_hook(lambda _m, _a, y: y + math.inf)
         trained(model, 2)
         attached.step()
         if ran and [each.layer for each in found] != [layer_name]:

@@ -123,7 +123,7 @@ DOUBLED = {
 
 def told_by_plan(model, spec, shape):
     planned = plan(model, spec, torch.randn(shape))
-    return [c for c in planned.cautions if c.kind == "dropped_twice"]
+    return [c for c in planned.findings if c.kind == "dropped_twice"]
 
 
 def told_by_attach(model, spec, **options):
@@ -169,7 +169,7 @@ def test_one_class_twice_in_a_list(regularizers, rate):
     (told,) = told_by_plan(model, spec, IMAGE)
     assert f"make {rate} in all" in told.text
     assert told.text.endswith(": 0, 1")
-    assert len(told.keys) == 2 * sum(type(r) is type(regularizers[0]) for r in regularizers)
+    assert len(told.sites) == 2 * sum(type(r) is type(regularizers[0]) for r in regularizers)
     assert told_by_attach(model, spec) == [told.text]
 
 
@@ -249,7 +249,7 @@ def test_layers_of_one_kind_are_told_in_one_line():
     assert told.text.endswith(
         "blocks.1.drop_path1, blocks.1.drop_path2, blocks.2.drop_path1 and 3 more"
     )
-    assert len(told.keys) == 6
+    assert len(told.sites) == 6
     for layer in model.modules():
         if isinstance(layer, timm.layers.DropPath):
             layer.drop_prob = 0.0
@@ -314,7 +314,7 @@ def test_healthy_families_are_silent(member):
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     head = next(m for m in reversed([*model.modules()]) if isinstance(m, nn.Linear))
     head.register_forward_pre_hook(_drop)
-    assert not [c for c in plan(model, spec, x).cautions if c.kind == "dropped_twice"]
+    assert not [c for c in plan(model, spec, x).findings if c.kind == "dropped_twice"]
     attached = attach(model, spec, grad_scaler=scaler)
     for step in range(steps):
         attached.step(step)

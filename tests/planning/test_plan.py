@@ -35,11 +35,11 @@ IMAGE = torch.ones(2, 3, 16, 16)
 
 
 def kinds(planned):
-    return [caution.kind for caution in planned.cautions]
+    return [caution.kind for caution in planned.findings]
 
 
 def line(planned, kind):
-    (text,) = [caution.text for caution in planned.cautions if caution.kind == kind]
+    (text,) = [caution.text for caution in planned.findings if caution.kind == kind]
     return text
 
 
@@ -495,7 +495,7 @@ def test_where_drop_path_loses_samples():
     branch = nn.Sequential(nn.Conv2d(4, 4, 1), Gate(), nn.Identity())
     model = nn.Sequential(nn.Conv2d(3, 4, 1), Block(branch), Block(nn.Conv2d(4, 4, 1)))
     planned = plan(model, {"re:.*": DropPath(0.1)}, IMAGE)
-    (caution,) = [caution for caution in planned.cautions if caution.kind == "loses_samples"]
+    (caution,) = [caution for caution in planned.findings if caution.kind == "loses_samples"]
     lost = {key.removesuffix("/DropPath") for key in caution.keys}
     assert lost == {"0", "1", "1.act", "2", "2.act"}
     assert "loses_samples" not in kinds(plan(model, {"1": StochasticDepth(0.1)}, IMAGE))
@@ -512,7 +512,7 @@ def test_drop_path_in_one_of_several_streams():
             return {"a": a + b, "b": b}
 
     planned = plan(Streams(), {"a": DropPath(0.1), "b": DropPath(0.1)}, IMAGE)
-    (caution,) = [caution for caution in planned.cautions if caution.kind == "loses_samples"]
+    (caution,) = [caution for caution in planned.findings if caution.kind == "loses_samples"]
     assert caution.keys == ("a/DropPath", "b/DropPath")  # b is all there is of output b
 
 

@@ -55,7 +55,7 @@ def test_prediction_is_reality(member):
     silent = [site.name for site in attached if not site.calls]
     told = {
         key
-        for caution in planned.cautions
+        for caution in planned.findings
         if caution.kind == "never_called"
         for key in caution.keys
     }

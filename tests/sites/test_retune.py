@@ -705,9 +705,9 @@ def test_a_plan_changes_nothing():
     drops = [model[1].attn_drop, model[2], model[3]]
     told = plan(model, spec, example_input=x)
     assert [(d.p, d.inplace) for d in drops] == [(0.5, False), (0.5, True), (0.5, True)]
-    by_kind = {caution.kind: caution for caution in told.cautions}
-    assert by_kind["read"].keys == ("1.attn_drop/Retune",)
-    assert set(by_kind["recompiles"].keys) == {"1.attn_drop/Retune", "3/Retune"}
+    by_kind = {caution.kind: caution for caution in told.findings}
+    assert by_kind["read"].sites == ("1.attn_drop/Retune",)
+    assert set(by_kind["recompiles"].sites) == {"1.attn_drop/Retune", "3/Retune"}
     attached = attach(model, spec, example_input=x)
     assert [d.p for d in drops] == [0.1, 0.0, 0.1]
     assert [site.calls for site in attached.sites] == [0] * 3
@@ -1010,8 +1010,8 @@ def test_a_plan_of_what_modules_hold_changes_nothing():
         example_input=torch.ones(2, 4),
     )
     assert (model.dropout, type(model.dropout)) == (0, int)
-    (caution,) = [each for each in told.cautions if each.kind == "recompiles"]
-    assert caution.keys == ("dropout/Retune",)
+    (caution,) = [each for each in told.findings if each.kind == "recompiles"]
+    assert caution.sites == ("dropout/Retune",)
     assert told.rows[0].layout is None
 
 

@@ -1,0 +1,180 @@
+"""Findings: everything that is wrong or suspicious, in one type, and how it is reported.
+
+``verify()``, `Plan`, `SpecError`, warnings and the `Watchdog` all speak in `Finding` objects.
+Programs read `kind`; people read `text` and `cure`.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from .quoting import described
+from .registry import text as text_of
+from .warn import warn
+
+
+class Kind(StrEnum):
+    """What is wrong; the comment beside each kind says when it is found."""
+
+    # the spec and the dry run
+    SPEC = "spec"  # the spec cannot work on this model, or is likely not meant
+    DROPPED_TWICE = "dropped_twice"  # the same values are dropped by two droppers
+    LOSES_SAMPLES = "loses_samples"  # whole samples are dropped and no shortcut keeps them
+    NO_PASS = "no_pass"  # the dry run of the forward failed
+    FALLBACK = "fallback"  # the dry run used another way than the first
+    LEFT = "left"  # the dry run left a fake tensor outside of the model
+    LEFT_OUT = "left_out"  # the dry run skipped hooks of the user
+    ALIASES = "aliases"  # a shared layer with several names
+    UNTRACEABLE = "untraceable"  # the regularizer breaks the graph under torch.compile
+    SEVERAL_CALLS = "several_calls"  # the layer is called more than once in a forward
+    STRUCTURE = "structure"  # the layer returns a structure, and one element of it is used
+    IN_PLACE = "in_place"  # the next layer changes the output in place
+    READ = "read"  # another module reads the rate of a retuned layer
+
+    # sites
+    NEVER_CALLED = "never_called"  # the layer was not called in this window
+    NEVER_ACTIVE = "never_active"  # the layer was called, and the regularizer never acted
+    REPLACED = "replaced"  # another module, or none, has the name of the layer
+    LOST = "lost"  # the hook is no longer there, or the parameter gets no gradient any more
+    SHARDED = "sharded"  # FSDP keeps the parameter in a form that a hook cannot use
+    CLIPPED = "clipped"  # the block is larger than the map, or a bound changes nearly all gradients
+    RECOMPILES = "recompiles"  # compiled code holds a moving rate as a constant
+
+    # the training loop
+    REMOVED = "removed"  # the attachment was removed
+    NOT_RUN = "not_run"  # nothing was called in the last window
+    NOT_TRAINED = "not_trained"  # an epoch ended without a training forward of this model
+    NOT_STEPPED = "not_stepped"  # a schedule is moving, and nobody calls step
+    GRAD_SCALER = "grad_scaler"  # a GradScaler is in use, and the attachment does not know it
+    NO_OPTIMIZER = "no_optimizer"  # accumulated gradients need the optimizer, which is not known
+    DIFFERS = "differs"  # the ranks of a distributed training differ
+    EQUAL_GENERATORS = "equal_generators"  # several ranks draw the same masks
+    ACTION_FAILED = "action_failed"  # the function that a Watchdog calls raised an error
+
+    # rules of the Watchdog
+    NONFINITE = "nonfinite"  # NaN or Inf in a forward or a backward
+    VANISHING = "vanishing"  # gradients of the first layers are much smaller than of the last
+    EXPLODING = "exploding"  # gradients of the first layers are much larger than of the last
+    DEAD = "dead"  # channels of an activation were zero all the time
+    SATURATED = "saturated"  # values of an activation lie at its bounds
+    NO_GRADIENT = "no_gradient"  # no gradient, or only zeros, reached the layer
+
+
+class Severity(StrEnum):
+    """How bad it is."""
+
+    ERROR = "error"  # it does not work
+    WARNING = "warning"  # it is likely not meant
+    NOTE = "note"  # good to know
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong or suspicious.
+
+    Attributes:
+        kind: what is wrong, for programs.
+        severity: how bad it is.
+        sites: keys of the sites; empty where it is about the attachment or the model.
+        text: what happened, for people.
+        cure: what to do about it; may be empty.
+        epoch: when it was found.
+    """
+
+    kind: Kind
+    severity: Severity
+    sites: tuple[str, ...]
+    text: str
+    cure: str = ""
+    epoch: float = 0.0
+
+    @property
+    def layer(self) -> str:
+        """The name of the first site's layer; ``""`` for the model itself."""
+        name = self.sites[0].rpartition("/")[0] if self.sites else ""
+        return "" if name == "." else name
+
+    @property
+    def ids(self) -> set[tuple[str, str]]:
+        """A pair (site, kind) for each site; ``"."`` stands for the attachment."""
+        return {(site, self.kind) for site in self.sites or (".",)}
+
+    def __str__(self) -> str:
+        where = f"{', '.join(self.sites)}: " if self.sites else ""
+        return f"{where}{self.text}. {self.cure}." if self.cure else f"{where}{self.text}"
+
+
+Alert = Finding
+"""The name of a `Watchdog`'s findings in earlier versions."""
+
+
+class WatchdogError(RuntimeError):
+    """What a `Watchdog` with ``action="raise"`` raises.
+
+    Attributes:
+        findings: what it has found.
+    """
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        super().__init__("\n".join(grouped(findings)))
+        self.findings = tuple(findings)
+
+    def __reduce__(self) -> tuple[type, tuple[tuple[Finding, ...]]]:
+        return type(self), (self.findings,)
+
+
+def grouped(findings: Iterable[Finding]) -> list[str]:
+    """A line for each cause; the sites of findings that say the same share a line."""
+    groups: dict[tuple[str, str, str], Finding] = {}
+    for each in findings:
+        same = each.kind, each.text, each.cure
+        sites = groups[same].sites if same in groups else ()
+        groups[same] = Finding(
+            each.kind, each.severity, (*sites, *each.sites), each.text, each.cure, each.epoch
+        )
+    return [str(each) for each in groups.values()]
+
+
+def tell(
+    findings: Iterable[Finding],
+    told: set[tuple[str, str]],
+    action: str | Callable[[Finding], Any] = "warn",
+) -> None:
+    """Report the findings that were not reported yet.
+
+    Whoever sees that a finding has cleared removes its `ids` from `told`; it is then reported again
+    when it comes back.
+
+    Args:
+        findings: what was found.
+        told: `ids` of what was reported; new ones are added.
+        action: ``"warn"``; ``"raise"``; or a function, which is called with each finding. Training
+            goes on where that function raises an error.
+
+    Raises:
+        WatchdogError: for ``action="raise"``.
+    """
+    news = [each for each in findings if not told >= each.ids]
+    for each in news:
+        told |= each.ids
+    if not news:
+        return
+    if action == "raise":
+        raise WatchdogError(news)
+    if callable(action):
+        for each in news:
+            _call(action, each, told)
+        return
+    lines = grouped(news)
+    if len(lines) > 1:
+        lines = [f"{len(lines)} findings:", *(f"  - {line}" for line in lines)]
+    warn("\n".join(lines), news)
+
+
+def _call(action: Callable[[Finding], Any], finding: Finding, told: set[tuple[str, str]]) -> None:
+    try:
+        action(finding)
+    except Exception as error:  # a user's function may raise anything
+        text = f"the function {text_of(action)} failed with {described(error)}; training goes on"
+        tell([Finding(Kind.ACTION_FAILED, Severity.WARNING, (), text)], told)
