@@ -65,11 +65,10 @@ MEMBERS = {
         active_calls aliases at block_size calls expected_rate key layout map_size module_type name
         rate realized_rate regularizer total_realized_rate
     """,
-    "Finding": "key kind message",
-    "Alert": "action cure epoch figure key kind layer message",
-    "Plan": "problems to_dict to_pandas to_text warnings",
-    "SpecError": "problems",
-    "WatchdogError": "alerts",
+    "Finding": "cure epoch ids kind layer severity sites text",
+    "Plan": "findings problems to_dict to_pandas to_text warnings",
+    "SpecError": "findings problems",
+    "WatchdogError": "findings",
     "CAM": "layer maps raw target",
     "Sampled": "mean samples std",
     "Record": "call epoch grad training value",
@@ -215,7 +214,6 @@ def results():
         "Attachment": attached,
         "Site": attached["1/Dropout2d"],
         "Finding": findings[0],
-        "Alert": alerts[0],
         "Plan": plan(nn.Sequential(nn.ReLU()), {"0": Dropout()}),
         "SpecError": spec_error.value,
         "WatchdogError": WatchdogError(alerts),

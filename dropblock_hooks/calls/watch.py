@@ -47,7 +47,7 @@ def watch(
     Args:
         model: any model, wrapped or not, as for `attach`.
         rules: names of rules, or one; or ``"all"``; see `Watchdog`.
-        action: ``"warn"``, ``"raise"``, or a function of an `Alert`.
+        action: ``"warn"``, ``"raise"``, or a function of a `Finding`.
         every: look at every so many training forwards; 0 or None: only when an epoch ends.
         options: other fields of `Watchdog`, as ``max_dead=0.5``, and of the arguments of `attach`
             ``grad_scaler`` and ``root``.

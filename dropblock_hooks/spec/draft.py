@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..findings import Finding, Kind, Severity
 from ..quoting import label, quote, shorten, shown
 from ..regularizers.base import Regularizer
 from ..selectors.select import Select, Selector
@@ -33,6 +34,11 @@ class SpecError(ValueError):
         if n > _SHOWN:
             lines.append(f"  and {n - _SHOWN} more, in the problems of this error")
         super().__init__("\n".join(lines))
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The problems as `Finding` objects."""
+        return tuple(Finding(Kind.SPEC, Severity.ERROR, (), each) for each in self.problems)
 
     def __reduce__(self) -> Any:
         return SpecError, (self.problems, self._source)

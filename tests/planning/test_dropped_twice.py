@@ -142,7 +142,7 @@ def test_it_is_told_with_the_rate_that_results(build, name, regularizer, shape, 
     (own,) = [c for c in told_by_plan(model, spec, shape) if "the model's own" in c.text]
     assert f': {rate} in all. Use "' in own.text
     assert own.text.endswith(f"instead, or one of the two: {name}")
-    assert own.keys[0].startswith(f"{name}/")
+    assert own.sites[0].startswith(f"{name}/")
     assert own.text in told_by_attach(model.eval(), spec)
     assert own.text in told_by_attach(model, spec, example_input=torch.randn(shape))
 

@@ -132,7 +132,15 @@ def test_what_is_good_to_know():
     assert planned[2].shape == (2, 3, 8, 8)
     assert (planned[3].calls, planned[3].shape, planned[3].expected_share) == (0, None, 0.0)
     assert "clipped to the map 8..16x8..16: conv" in line(planned, "clipped")
+<<<<<<< HEAD
     assert "never called (a branch not taken" in line(planned, "never_called")
+=======
+    assert "called 2 times in a forward" in line(planned, "several_calls")
+    assert line(planned, "aliases").endswith("conv (= same)")
+    assert "a tuple of 2, of which element 1 is regularized: ." in line(planned, "structure")
+    assert line(planned, "in_place").endswith("conv (then act)")
+    assert "a branch not taken" in line(planned, "never_called")
+>>>>>>> e7c9540 (findings: public table, tests of sites and plans)
     assert planned.problems == ()
 
 
@@ -142,7 +150,7 @@ def test_frozen_layers_and_parts(net):
         parameter.requires_grad_(False)
     spec = {"layer1.0": Dropout(0.1), "layer1.1": ClipGradNorm(1.0), "layer2.0": ClipGradNorm(1.0)}
     planned = plan(net, spec, IMAGE)
-    assert "never active (the layer is in evaluation mode" in line(planned, "never_active")
+    assert "the layer is in evaluation mode" in line(planned, "never_active")
     assert line(planned, "never_active").endswith("layer1.0")
     assert line(planned, "no_gradient").endswith("layer1.1")
     assert "never_active" not in kinds(plan(net.eval(), spec, IMAGE))
@@ -185,7 +193,7 @@ def test_attach_plans_first(net):
     assert attached.sites[0].calls == 0
     attached.remove()
     net.unused = nn.Linear(2, 2)
-    with pytest.warns(HookWarning, match="never called.*: unused"):
+    with pytest.warns(HookWarning, match="never called.*unused"):
         attach(net, {**spec, "unused": Dropout(0.1)}, example_input=(IMAGE,))
     net(IMAGE)  # it has been told
 
@@ -496,7 +504,7 @@ def test_where_drop_path_loses_samples():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), Block(branch), Block(nn.Conv2d(4, 4, 1)))
     planned = plan(model, {"re:.*": DropPath(0.1)}, IMAGE)
     (caution,) = [caution for caution in planned.findings if caution.kind == "loses_samples"]
-    lost = {key.removesuffix("/DropPath") for key in caution.keys}
+    lost = {key.removesuffix("/DropPath") for key in caution.sites}
     assert lost == {"0", "1", "1.act", "2", "2.act"}
     assert "loses_samples" not in kinds(plan(model, {"1": StochasticDepth(0.1)}, IMAGE))
 
@@ -513,7 +521,7 @@ def test_drop_path_in_one_of_several_streams():
 
     planned = plan(Streams(), {"a": DropPath(0.1), "b": DropPath(0.1)}, IMAGE)
     (caution,) = [caution for caution in planned.findings if caution.kind == "loses_samples"]
-    assert caution.keys == ("a/DropPath", "b/DropPath")  # b is all there is of output b
+    assert caution.sites == ("a/DropPath", "b/DropPath")  # b is all there is of output b
 
 
 def test_a_model_on_the_meta_device_takes_no_memory():

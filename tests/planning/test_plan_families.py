@@ -57,7 +57,7 @@ def test_prediction_is_reality(member):
         key
         for caution in planned.findings
         if caution.kind == "never_called"
-        for key in caution.keys
+        for key in caution.sites
     }
     assert {key.rpartition("/")[0] for key in told} == set(silent)
     for row, site in zip(planned, attached, strict=True):

@@ -1,7 +1,6 @@
 """The GradScaler of the training loop: looked for in what wraps it, told where it is missing."""
 
 import copy
-import gc
 import itertools
 import pickle
 import warnings
@@ -69,11 +68,10 @@ def test_one_that_was_not_given_is_told_once(kind, regularizer, selector):
     scaler = SCALERS[kind]()  # as in timm's train.py, after the model
     assert warnings_of(lambda: model(X)) == []
     (text,) = warnings_of(lambda: backward(model, scaler))
-    assert text.startswith(attached.sites[0].key)
     assert "attach(..., grad_scaler=scaler)" in text
     assert "attached.grad_scaler = scaler" in text
-    assert "if it scales this model's loss" in text
-    assert "else pass grad_scaler=False" in text
+    assert "If it scales this model's loss" in text
+    assert "otherwise pass grad_scaler=False" in text
     assert warnings_of(lambda: backward(model, scaler)) == []
     assert ids(attached.verify()) == [(".", "grad_scaler")]
     attached.grad_scaler = scaler
@@ -288,16 +286,3 @@ def test_a_scaler_that_was_never_made_is_none_in_use():
     model, _ = make({"0": ClampGrad(-1, 1)})
     assert warnings_of(lambda: backward(model)) == []
     del unmade
-
-
-def test_a_scaler_that_nobody_holds_is_none_in_use():
-    holder = Holder()
-    holder.itself, holder.scaler = holder, GradScaler("cpu")  # freed by Python's collector alone
-    holder.scaler.scale(torch.ones(()))
-    model, _ = make({"0": ClampGrad(-1, 1)})
-    gc.disable()
-    try:
-        del holder
-        assert warnings_of(lambda: backward(model)) == []
-    finally:
-        gc.enable()

@@ -669,7 +669,7 @@ def test_verify_tells_of_dead_parameter_sites():
         model(torch.ones(2, 4)).sum().backward()
         assert attached.verify() == []
         change(model)
-        return [(f.kind, f.message) for f in attached.verify()]
+        return [(f.kind, f.text) for f in attached.verify()]
 
     ((kind, message),) = findings(lambda model: setattr(model[0], "weight", None))
     assert kind == "lost"

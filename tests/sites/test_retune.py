@@ -658,7 +658,7 @@ class Indirect(nn.Module):
 def test_a_rate_that_is_read_unseen_is_a_finding():
     model = nn.Sequential(Indirect())
     attached = attach(model, {"0.inner.attn_drop": Retune(p=0.3)})
-    with pytest.warns(HookWarning, match="inner.attn_drop/Retune: never called"):
+    with pytest.warns(HookWarning, match="never called"):
         model(torch.ones(2, 4))
     (finding,) = attached.verify()
     assert "never called" in str(finding)
@@ -996,7 +996,7 @@ def test_a_rate_of_a_module_that_is_never_called_is_told():
     model = Holding()
     model.uses_lstm = False
     attached = attach(model, {"attr:lstm.dropout": Retune(p=0.1)})
-    with pytest.warns(HookWarning, match=r"lstm.dropout/Retune: never called"):
+    with pytest.warns(HookWarning, match="never called"):
         model(torch.ones(5, 4))
     (finding,) = attached.verify()
     assert "never called" in str(finding)
