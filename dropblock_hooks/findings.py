@@ -25,11 +25,6 @@ class Kind(StrEnum):
     FALLBACK = "fallback"  # the dry run used another way than the first
     LEFT = "left"  # the dry run left a fake tensor outside of the model
     LEFT_OUT = "left_out"  # the dry run skipped hooks of the user
-    ALIASES = "aliases"  # a shared layer with several names
-    UNTRACEABLE = "untraceable"  # the regularizer breaks the graph under torch.compile
-    SEVERAL_CALLS = "several_calls"  # the layer is called more than once in a forward
-    STRUCTURE = "structure"  # the layer returns a structure, and one element of it is used
-    IN_PLACE = "in_place"  # the next layer changes the output in place
     READ = "read"  # another module reads the rate of a retuned layer
 
     # sites

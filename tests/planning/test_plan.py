@@ -132,15 +132,7 @@ def test_what_is_good_to_know():
     assert planned[2].shape == (2, 3, 8, 8)
     assert (planned[3].calls, planned[3].shape, planned[3].expected_share) == (0, None, 0.0)
     assert "clipped to the map 8..16x8..16: conv" in line(planned, "clipped")
-<<<<<<< HEAD
-    assert "never called (a branch not taken" in line(planned, "never_called")
-=======
-    assert "called 2 times in a forward" in line(planned, "several_calls")
-    assert line(planned, "aliases").endswith("conv (= same)")
-    assert "a tuple of 2, of which element 1 is regularized: ." in line(planned, "structure")
-    assert line(planned, "in_place").endswith("conv (then act)")
     assert "a branch not taken" in line(planned, "never_called")
->>>>>>> e7c9540 (findings: public table, tests of sites and plans)
     assert planned.problems == ()
 
 
