@@ -12,9 +12,7 @@ from ..regularizers.droppers import (
     RATES,
     in_place_of,
     is_read,
-    is_settable,
     rate_attribute,
-    settable_rate,
     unit_dropped,
 )
 from ..regularizers.retune import Retune
@@ -41,7 +39,7 @@ def own_rates(placements: list[Placement], index: Index) -> tuple[list[Placement
         if why is not None:
             reasons[about, why].append(p.target.name)
     problems = [
-        f"{about} can't work on {listed(names, 3)}: {why}{_others(names[0], why, index)}"
+        f"{about} can't work on {listed(names, 3)}: {why}"
         for (about, why), names in reasons.items()
     ]
     return found, [*problems, *_clashes(found)]
@@ -53,8 +51,6 @@ def _settled(p: Placement, retune: Retune, index: Index) -> tuple[Placement, str
     attribute = p.target.attribute or rate_attribute(module)
     if attribute is None:
         return p, _no_rate(module, kind)
-    if not is_settable(module, attribute):
-        return p, f"the {attribute} of {kind} is a property without a setter"
     base, names = index.modules[""].module, (p.target.name, *p.target.aliases)
     ours = None if p.target.attribute else in_place_of(module)
     if ours is not None and is_read(base, names, attribute):
@@ -72,25 +68,10 @@ def _no_rate(module: nn.Module, kind: str) -> str:
             "build the model without drop paths and use presets.drop_path(model, p), or select "
             "the other layers only, as in Select(names=..., types='DropPath')"
         )
-    held = {name: getattr(module, name) for name in RATES if hasattr(module, name)}
-    for name, value in held.items():
-        return f"the {name} of {kind} must be a number in [0, 1], and is {quote(value, 60)}"
-    return f"a {kind} holds no rate ({', '.join(RATES)})"
-
-
-def _others(name: str, why: str, index: Index) -> str:
-    """Where the rates are, for a layer that holds none."""
-    if "holds no rate" not in why:
-        return ""
-    own = [n for n, t in index.attributes.items() if t.owner == name and "drop" in n]
-    if own:
-        return f"; it holds {listed((quote(f'attr:{n}') for n in own), 3)}"
-    inside = [
-        n
-        for n, t in index.modules.items()
-        if n.startswith(f"{name}." if name else "") and n != name and settable_rate(t.module)
-    ]
-    return f"; inside it, {listed(inside, 3)} drop" if inside else "; see builtin(model)"
+    return (
+        f"a {kind} has no {' or '.join(RATES)} that is a number in [0, 1] and can be set. "
+        "builtin(model) lists all rates, with their selectors"
+    )
 
 
 def _clashes(placements: list[Placement]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from ..regularizers.droppers import settable_rate, unit_of
+from ..regularizers.droppers import rate_attribute, unit_of
 from ..regularizers.retune import Retune
 from ..selectors.index import Index, Target
 from ..selectors.select import Select, Selector, match
@@ -133,7 +133,7 @@ def _own_attribute(module: nn.Module) -> str | None:
     """The attribute that holds the rate of a layer that drops; a ``p`` may mean anything else."""
     if unit_of(bare_type(module).__name__) is None or module._modules:
         return None
-    return settable_rate(module)
+    return rate_attribute(module)
 
 
 def _is_dropout(target: Target) -> bool:

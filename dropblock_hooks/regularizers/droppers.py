@@ -46,20 +46,13 @@ def unit_dropped(regularizer: Regularizer) -> str | None:
 
 
 def rate_attribute(module: nn.Module) -> str | None:
-    """The attribute that holds the rate of a layer; None where there is none."""
-    return next((name for name in RATES if is_share(attribute_of(module, name))), None)
-
-
-def settable_rate(module: nn.Module) -> str | None:
-    """The same; None where it can't be set."""
-    attribute = rate_attribute(module)
-    return attribute if attribute and is_settable(module, attribute) else None
-
-
-def is_settable(module: nn.Module, attribute: str) -> bool:
-    """Whether the attribute is no property without a setter."""
-    static = inspect.getattr_static(type(module), attribute, None)
-    return not isinstance(static, property) or static.fset is not None
+    """The attribute that holds the rate of a layer, and can be set; None where there is none."""
+    for name in RATES:
+        static = inspect.getattr_static(type(module), name, None)
+        fixed = isinstance(static, property) and static.fset is None
+        if not fixed and is_share(attribute_of(module, name)):
+            return name
+    return None
 
 
 def in_place_of(module: nn.Module) -> Regularizer | None:
@@ -89,15 +82,11 @@ def is_read(base: nn.Module, names: Iterable[str], attribute: str) -> bool:
     for name in filter(None, names):
         *above, local = name.split(".")
         modules = [find_module(base, ".".join(above[:n])) for n in range(len(above), -1, -1)]
-        sources = [_source(_class_of(module)) for module in modules if module is not None]
+        kinds: list[Any] = [bare_type(module) for module in modules if module is not None]
         read = re.compile(rf"\.{re.escape(local)}\.{attribute}\b")
-        if sources[0] is None or any(read.search(source or "") for source in sources):
+        if _source(kinds[0]) is None or any(read.search(_source(kind) or "") for kind in kinds):
             return True
     return False
-
-
-def _class_of(module: nn.Module) -> Any:  # Any: mypy takes no class as hashable
-    return bare_type(module)
 
 
 @functools.lru_cache(maxsize=1024)
