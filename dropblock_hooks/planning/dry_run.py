@@ -102,7 +102,7 @@ def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def clear_away() -> list[str]:
-    """Remove what dry runs have left in caches outside of their copies; what is still there.
+    """Remove what dry runs have left in caches outside of their copies; what still holds some.
 
     Nothing may hold a tensor of a dry run when this is called.
     """
@@ -129,11 +129,7 @@ def first_success(
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             reasons[name] = ": ".join([type(error).__name__, *lines[:1]])
     real = {name: why for name, why in reasons.items() if name.startswith("real ")} or reasons
-    failed: dict[str, list[str]] = {}
-    for name, why in real.items():
-        failed.setdefault(why, []).append(name)
-    told = [f"{' and '.join(names)}: {why}" for why, names in failed.items()]
-    raise DryRunError(example, "; ".join(told if len(failed) > 1 else failed))
+    raise DryRunError(example, "; ".join(dict.fromkeys(real.values())))
 
 
 def observed(model: nn.Module, example: Any, look: Callable[[DryRun], _T]) -> _T:

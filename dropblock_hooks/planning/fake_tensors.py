@@ -1,7 +1,7 @@
-"""Fake tensors that a forward has left in a cache outside of its model, and taking them out.
+"""Removes the fake tensors that a forward has left in caches outside of its model.
 
-Functions under ``functools.lru_cache`` and global dicts keep tensors (the masks of windowed
-attention, say) for the next forward of any model; a fake one would break it.
+Functions under ``functools.lru_cache`` and global dicts keep tensors, such as the masks of windowed
+attention, for the next forward of any model. A fake one would break it.
 """
 
 import functools
@@ -17,9 +17,9 @@ _LRU: type = type(functools.lru_cache(lambda: None))
 
 
 def take_out(kind: type) -> list[str]:
-    """Take the fake tensors of a kind of mode out of all caches; what still holds some.
+    """Remove the fake tensors of a kind of mode from all caches; what still holds some.
 
-    To be called when nothing else holds them any more.
+    Nothing else may hold them when this is called.
     """
     if not _alive(kind):
         return []

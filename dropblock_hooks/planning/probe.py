@@ -208,13 +208,8 @@ def _make(site: Site, p: Placement) -> SiteHook:
 
 
 def _install(
-    run: DryRun,
-    copied: nn.Module,
-    placements: list[Placement],
-    control: Control,
-    always: bool,
+    run: DryRun, copied: nn.Module, placements: list[Placement], control: Control, always: bool
 ) -> list[SiteHook]:
-    hooks: list[SiteHook] = []
     moved = [
         replace(
             p,
@@ -223,12 +218,7 @@ def _install(
         )
         for p in placements
     ]
-
-    def make(site: Site, p: Placement) -> SiteHook:
-        hooks.append(_make(site, p))
-        return hooks[-1]
-
-    install(copied, moved, control, make)
+    hooks = [hook for _, hook in install(copied, moved, control, _make)._installed]
     for hook in hooks:
         hook.site.idle = False  # a schedule that starts at 0 must not hide the layout and the map
     return hooks

@@ -307,7 +307,6 @@ def test_what_the_model_does_not_take_is_said_once(example, said, root):
     if root:
         host = nn.ModuleDict({"model": layer})  # it has no forward: another reason
         text = line(plan(host, {".": Dropout(0.1)}, example, root="model"), "no_pass")
-        assert "real training forward of the root alone and real evaluation forward of the" in text
         assert text.count("Error") == 2
 
 
