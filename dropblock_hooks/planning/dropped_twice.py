@@ -5,36 +5,29 @@ Two shares a and b that are dropped independently of each other make 1 - (1 - a)
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
 from ..attachment.placement import Placement
 from ..quoting import listed
-from ..regularizers.droppers import rate_attribute, unit_dropped
-from ..regularizers.retune import Retune
+from ..regularizers.droppers import unit_dropped
 from ..selectors.wrappers import find_module
 from .droppers import Dropper, droppers, highest_rate
 
 _SHORTCUTS = ("downsample", "shortcut", "skip")
 
 
-def both(*rates: float) -> float:
-    """The share that is dropped by all together."""
-    return 1 - math.prod(1 - rate for rate in rates)
+@dataclass
+class _Group:
+    """Sites that drop twice for the same reason: their names, keys, and shares in all."""
 
-
-@dataclass(frozen=True)
-class _Site:
-    """What one list drops by one class on one tensor, and the layer that drops there as well."""
-
-    name: str
-    label: str
-    keys: tuple[str, ...]
-    rates: tuple[float, ...]
-    own: Dropper | None
+    cure: str
+    names: list[str] = field(default_factory=list)
+    keys: tuple[str, ...] = ()
+    shares: list[float] = field(default_factory=list)
 
 
 def find_doubled(
@@ -51,12 +44,7 @@ def find_doubled(
         keys: the key of each.
         calls: of all layers in a forward, if one was run: what is not called drops nothing.
     """
-    retuned = {
-        p.target.module: highest_rate(p.regularizer)
-        for p in placements
-        if isinstance(p.regularizer, Retune) and p.attribute == rate_attribute(p.target.module)
-    }
-    live = droppers(base, retuned)
+    live = droppers(base, placements)
     if calls is not None:
         live = {name: dropper for name, dropper in live.items() if calls.get(name)}
     alike: dict[Any, list[int]] = defaultdict(list)
@@ -64,50 +52,29 @@ def find_doubled(
         r = p.regularizer
         if unit_dropped(r) and highest_rate(r) and not p.target.form:
             alike[p.position[0], p.target.name, r.kind, r.at, r.index].append(i)
-    in_lists: dict[Any, list[_Site]] = defaultdict(list)
-    in_model: dict[Any, list[_Site]] = defaultdict(list)
-    for (entry, name, kind, at, index), same in alike.items():
-        p = placements[same[0]]
-        rates = tuple(highest_rate(placements[i].regularizer) for i in same)
-        own = next(filter(None, (_dropper(base, p, n, live) for n in _names(p))), None)
-        site = _Site(name, p.regularizer.label, tuple(keys[i] for i in same), rates, own)
+    groups: dict[Any, _Group] = {}
+    for (entry, name, kind, *_), same in alike.items():
+        p, label = placements[same[0]], placements[same[0]].regularizer.label
+        rates = [highest_rate(placements[i].regularizer) for i in same]
+        found = []
         if len(same) > 1 and not getattr(p.entry.selector, "compose", False):
-            in_lists[entry, kind, at, index].append(site)
+            cure = "Write one of them, with the rate that you mean"
+            found.append((f"{label} stands {len(same)} times in one list", cure, rates))
+        names = name, *p.target.aliases
+        own = next(filter(None, (_dropper(base, p, each, live) for each in names)), None)
         if own is not None:
-            in_model[p.position, kind, own.type].append(site)
-    for told, groups in ((_of_list, in_lists), (_of_model, in_model)):
-        for group in groups.values():
-            names = listed((site.name for site in group), 3)
-            yield f"{told(group)}: {names}", tuple(key for site in group for key in site.keys)
-
-
-def _names(p: Placement) -> tuple[str, ...]:
-    return p.target.name, *p.target.aliases
-
-
-def _of_list(sites: list[_Site]) -> str:
-    rates = sites[0].rates
-    return (
-        f"{sites[0].label} stands {len(rates)} times in one list: "
-        f"{' and '.join(f'{rate:.3g}' for rate in rates)} make {both(*rates):.3g} in all. Write "
-        "one of them, with the rate that you mean"
-    )
-
-
-def _of_model(sites: list[_Site]) -> str:
-    own = [site.own for site in sites if site.own]
-    return (
-        f"{sites[0].label} drops {_span(both(*s.rates) for s in sites)} where the model's own "
-        f"{own[0].type} drops {_span(dropper.rate for dropper in own)}: "
-        f"{_span(both(*s.rates, d.rate) for s, d in zip(sites, own, strict=True))} in all. Use "
-        f'"{own[0].name}": Retune(p={sites[0].rates[0]:.3g}) instead, or one of the two'
-    )
-
-
-def _span(values: Iterable[float]) -> str:
-    values = list(values)
-    low, high = f"{min(values):.3g}", f"{max(values):.3g}"
-    return low if low == high else f"{low} to {high}"
+            cure = f'Use "{own.name}": Retune(p={rates[0]:.3g}) instead, or one of the two'
+            why = f"{label} drops where the model's own {own.type} drops"
+            found.append((why, cure, [*rates, own.rate]))
+        for why, cure, shares in found:
+            group = groups.setdefault((entry, kind, why), _Group(cure))
+            group.names.append(name)
+            group.keys += tuple(keys[i] for i in same)
+            group.shares.append(1 - math.prod(1 - share for share in shares))
+    for (*_, why), group in groups.items():
+        low, high = f"{min(group.shares):.3g}", f"{max(group.shares):.3g}"
+        share = low if low == high else f"{low} to {high}"
+        yield f"{why}: {share} in all. {group.cure}: {listed(group.names, 3)}", group.keys
 
 
 def _dropper(

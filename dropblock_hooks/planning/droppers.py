@@ -1,14 +1,16 @@
 """What drops, how much at once, and at which rate: layers of a model, and regularizers."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from ..attachment.placement import Placement
 from ..regularizers.base import Regularizer
 from ..regularizers.droppers import RATES, rate_attribute, unit_of
+from ..regularizers.retune import Retune
 from ..schedules import ByDepth, span_of
 from ..selectors.wrappers import bare_type, named_modules
 from ..sites.retune import retune_hooks
@@ -26,13 +28,13 @@ class Dropper:
     unit: str
 
 
-def droppers(base: nn.Module, retuned: Mapping[nn.Module, float]) -> dict[str, Dropper]:
-    """The layers of a model that drop in training, by name.
-
-    Args:
-        base: the model.
-        retuned: layers that are to get another rate, and that rate.
-    """
+def droppers(base: nn.Module, placements: Iterable[Placement]) -> dict[str, Dropper]:
+    """The layers of a model that drop in training, by name, at the rates that placements set."""
+    retuned = {
+        p.target.module: highest_rate(p.regularizer)
+        for p in placements
+        if isinstance(p.regularizer, Retune) and p.attribute == rate_attribute(p.target.module)
+    }
     found = {}
     for name, module in named_modules(base):
         kind = "" if module._modules else bare_type(module).__name__
