@@ -24,7 +24,7 @@ from .spec.spec import Spec
 def drop_block_resnet(
     model: nn.Module, p: RateLike = 0.1, block_size: int = 7, **options: Any
 ) -> Spec:
-    """DropBlock as in the paper: after the norms and on the shortcuts of groups 3 and 4 of a ResNet.
+    """DropBlock as in the paper: after norms and on the shortcuts of groups 3 and 4 of a ResNet.
 
     Group 3 (``layer3``) has a quarter of the rate of group 4 (``layer4``). In the paper the rate
     rises over training: ``p=LinearSchedule(0.0, 0.1, epochs)``.
