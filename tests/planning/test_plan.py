@@ -71,11 +71,6 @@ def test_a_plan_is_what_then_happens(net):
     assert "2x8x8x8" in str(planned)
 
 
-def test_rows_go_to_pandas(net):
-    pytest.importorskip("pandas", reason="the table is pandas'")
-    assert list(plan(net, {"layer1.*": Dropout(0.1)}, IMAGE).to_pandas()["calls"]) == [1, 1]
-
-
 @pytest.mark.parametrize("size", [5, 14])
 @pytest.mark.parametrize("block", [2, 3, 7])
 @pytest.mark.parametrize("p", [0.1, 0.6])

@@ -103,7 +103,6 @@ KINDS = {
     "Dropout1d": Kind(nn.Dropout1d, (30, 40, 3), 2),
     "Dropout1d-unbatched": Kind(nn.Dropout1d, (900, 3), 1),
     "Dropout2d": Kind(nn.Dropout2d, (30, 40, 2, 3), 2),
-    "Dropout2d-inplace": Kind(functools.partial(nn.Dropout2d, inplace=True), (30, 40, 2, 3), 2),
     "Dropout2d-3d": Kind(nn.Dropout2d, (30, 40, 3), 2),
     "Dropout3d": Kind(nn.Dropout3d, (30, 40, 2, 1, 3), 2),
     "Dropout3d-unbatched": Kind(nn.Dropout3d, (900, 2, 1, 3), 1),
@@ -120,9 +119,6 @@ if layers:
             functools.partial(paths, scale_by_keep=False), (900, 3), 1, held="drop_prob", scale=one
         ),
         "timm-DropBlock2d": Kind(blocks, (8, 4, 12, 12), held="drop_prob", ours=False),
-        "timm-DropBlock2d-inplace": Kind(
-            functools.partial(blocks, inplace=True), (8, 4, 12, 12), held="drop_prob", ours=False
-        ),
         "PatchDropout": Kind(layers.PatchDropout, (6, 41, 3), held="prob", ours=False),
     }
 if tvs:
@@ -341,11 +337,6 @@ def leave_all(attached, model, x):
     assert detach_all(model) == 1
 
 
-def leave_with(attached, model, x):
-    with attached:
-        model(x)
-
-
 def leave_after_an_error_in_a_step(attached, model, x):
     attached.set("drop/Retune", p=lambda t: t / 2)
     with pytest.raises(ValueError, match=r"drop/Retune: p must be in \[0, 1\], got 1.5 at t=3"):
@@ -510,16 +501,6 @@ def test_a_copy_and_its_model_leave_each_other_alone(name, copied):
     assert (kind.rate(model.drop), kind.rate(again.drop)) == (0.4, held)
     assert detach_all(again) == 1
     assert kind.rate(again.drop) == 0.4
-
-
-def test_a_copy_of_what_was_removed_is_bare(hook_count):
-    model = made("Dropout")
-    attached = attach(model, {"drop": Retune(p=0.2)})
-    model(torch.ones(3))
-    attached.remove()
-    other = copy.deepcopy(model)
-    assert attachments(other) == []
-    assert other.drop.p == 0.4
 
 
 @each_kind
@@ -775,26 +756,6 @@ def test_compiled(name, backend):
     assert kind.rate(model.drop) == 0.4
 
 
-def test_fifty_rates_make_two_graphs():
-    graphs = []
-
-    def backend(graph, example):
-        graphs.append(graph)
-        return graph.forward
-
-    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5), DropPaths(0.1))
-    spec = {
-        "type:Dropout": Retune(p=LinearSchedule(0, 0.5, epochs=50)),
-        "2": Retune(p=0.5),
-    }
-    attached = attach(model, spec)
-    compiled = torch.compile(model, backend=backend, fullgraph=True)
-    for epoch in range(50):
-        attached.step(epoch)
-        compiled(torch.ones(4, 3))
-    assert len(graphs) <= 2
-
-
 class ByKeyword(nn.Module):
     def __init__(self, drop):
         super().__init__()
@@ -855,12 +816,6 @@ def test_rates_that_compiled_code_holds_are_told_once():
     assert f"recompile_limit ({torch._dynamo.config.recompile_limit})" in text
     assert "2/Retune" not in text
     assert "3/Retune" not in text
-
-
-def test_constant_rates_are_not_told():
-    torch._dynamo.reset()
-    model = nn.Sequential(nn.Linear(4, 4), Masks(0.1))
-    assert warned_of(model, {"1": Retune(p=0.2)}) == []
 
 
 def test_without_compiled_code_nothing_is_told():
@@ -1000,38 +955,3 @@ def test_a_rate_of_a_module_that_is_never_called_is_told():
         model(torch.ones(5, 4))
     (finding,) = attached.verify()
     assert "never called" in str(finding)
-
-
-def test_a_plan_of_what_modules_hold_changes_nothing():
-    model = Holding()
-    told = plan(
-        model,
-        {"attr:dropout": Retune(p=LinearSchedule(0.0, 0.4, 5))},
-        example_input=torch.ones(2, 4),
-    )
-    assert (model.dropout, type(model.dropout)) == (0, int)
-    (caution,) = [each for each in told.findings if each.kind == "recompiles"]
-    assert caution.sites == ("dropout/Retune",)
-    assert told.rows[0].layout is None
-
-
-# Wrapped -------------------------------------------------------------------------------------
-
-
-def test_in_distributed_data_parallel():
-    from torch import distributed
-
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        model = made("Dropout-inplace")
-        wrapped = nn.parallel.DistributedDataParallel(model)
-        attached = attach(wrapped, {"drop": Retune(p=0.25)})
-        y = wrapped(torch.ones(999))
-        y.sum().backward()
-        assert model.weight.grad == pytest.approx(y.sum().item())
-        dropped_by(KINDS["Dropout"], torch.ones(999), y.detach(), 0.25)
-        assert attached.verify(distributed=True) == []
-        attached.remove()
-        assert (model.drop.p, model.drop.inplace) == (0.4, True)
-    finally:
-        distributed.destroy_process_group()
