@@ -10,6 +10,6 @@ fake_tensors   fake tensors that a forward left in caches, removed
 layers         `layers`: the layers of a model
 builtin        `builtin`: what a model already drops
 residual       shortcuts around a layer, read from the graph
-droppers       what drops, how much at once, and at which rate
+rates          the main rate of a regularizer over its schedule
 dropped_twice  where a model drops by itself what a site drops again
 """

@@ -13,9 +13,11 @@ from torch import nn
 
 from ..attachment.placement import Placement
 from ..quoting import listed
-from ..regularizers.droppers import unit_dropped
+from ..regularizers.droppers import unit_dropped, unit_of
+from ..regularizers.retune import Retune
 from ..selectors.wrappers import find_module
-from .droppers import Dropper, droppers, highest_rate
+from .builtin import builtin
+from .rates import highest_rate
 
 _SHORTCUTS = ("downsample", "shortcut", "skip")
 
@@ -44,7 +46,7 @@ def find_doubled(
         keys: the key of each.
         calls: of all layers in a forward, if one was run: what is not called drops nothing.
     """
-    live = droppers(base, placements)
+    live = _droppers(base, placements)
     if calls is not None:
         live = {name: dropper for name, dropper in live.items() if calls.get(name)}
     alike: dict[Any, list[int]] = defaultdict(list)
@@ -77,9 +79,36 @@ def find_doubled(
         yield f"{why}: {share} in all. {group.cure}: {listed(group.names, 3)}", group.keys
 
 
+@dataclass(frozen=True)
+class _Dropper:
+    """A layer of the model that drops in training, its rate, and what it drops at once."""
+
+    name: str
+    type: str
+    rate: float
+    unit: str | None
+
+
+def _droppers(base: nn.Module, placements: Sequence[Placement]) -> dict[str, _Dropper]:
+    """The layers of a model that drop in training, by name, at the rates that placements set."""
+    retuned = {
+        (p.target.owner, p.attribute): highest_rate(p.regularizer)
+        for p in placements
+        if isinstance(p.regularizer, Retune)
+    }
+    found = {}
+    for row in builtin(base).rows:
+        name = "" if row.name == "." else row.name
+        rate = retuned.get((name, row.attribute), row.rate)
+        trains = row.on or row.rate == 0 or not base.training
+        if rate > 0 and trains and not row.selector.startswith("attr:"):
+            found[name] = _Dropper(name, row.type, rate, unit_of(row.type))
+    return found
+
+
 def _dropper(
-    base: nn.Module, p: Placement, name: str, live: Mapping[str, Dropper]
-) -> Dropper | None:
+    base: nn.Module, p: Placement, name: str, live: Mapping[str, _Dropper]
+) -> _Dropper | None:
     """The layer that drops what is dropped at a layer: itself, its neighbor, or one of its block.
 
     Whole samples and parts of them do not add up.
@@ -106,7 +135,7 @@ def _neighbor(base: nn.Module, name: str, step: int) -> str:
     return f"{above}.{key}" if above else key
 
 
-def _in_block(name: str, droppers: Sequence[Dropper], *, inside: bool) -> Dropper | None:
+def _in_block(name: str, droppers: Sequence[_Dropper], *, inside: bool) -> _Dropper | None:
     """What drops in the block that this layer is, or is inside of; `inside`: or in its blocks.
 
     Models keep such layers as children of their blocks.

@@ -2,14 +2,14 @@
 
 import copy
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..attachment.faults import Window, fault_of, finding, why_not_called
 from ..attachment.install import install, make_hook
@@ -91,7 +91,7 @@ def probe(
         probes = [hook for hook in hooks if isinstance(hook, _Probe)]
         sources = _ask_for_gradients(run) if any(each.drops_samples for each in probes) else []
         with torch.enable_grad():
-            outputs = list(_tensors(run.run()))
+            outputs = _tensors(run.run())
         calls = {name: layer.calls for name, layer in recorded.items()}
         window = replace(
             windows(control, hooks)[0],
@@ -247,12 +247,8 @@ def _ask_for_gradients(run: DryRun) -> list[Node]:
     return sources
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors(value: Any) -> list[Tensor]:
     """All tensors of an output, however it is nested."""
-    if isinstance(value, Tensor):
-        yield value
-    elif is_dataclass(value) and not isinstance(value, type | Mapping):
-        yield from _tensors(vars(value))
-    elif isinstance(value, Mapping | list | tuple):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(item)
+    if is_dataclass(value) and not isinstance(value, type | Mapping):
+        value = vars(value)
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]

@@ -10,8 +10,8 @@ from ..attachment.report import block_cell, is_clipped
 from ..findings import Finding
 from ..selectors.wrappers import bare_type
 from ..tables import WIDTH, Forms, Table, html_list, named, ranged, shown
-from .droppers import Range, rate_range
 from .probe import SiteMet
+from .rates import Range, rate_range
 
 Size = tuple[int | tuple[int, int], ...]
 

@@ -111,6 +111,7 @@ DOUBLED = {
     "inside a branch": (block, "2.conv", DropPath(RAMP), IMAGE, 0.6),
     "a path itself": (block, "1.drop_path", DropPath(0.2), IMAGE, 0.6),
     "around a branch": (block, "1", StochasticDepth(0.2), IMAGE, 0.6),
+    "the model itself": (lambda: nn.Dropout(0.5), ".", Dropout(0.2), ROW, 0.6),
     "two on one": (sequence, "2", [Dropout(0.2), Dropout(0.5)], ROW, 0.8),
     "certain": (lambda: sequence(1), "2", Dropout(0.2), ROW, 1),
 }
