@@ -5,9 +5,9 @@ dropblock   dropout of blocks; `disout` distorts them
 gamma       the rate of block centers that drops a given share
 noise       Gaussian noise
 gradients   gradients, bounded by value and by norm; of parameters: `weight_gradients`
-masks       what is drawn, counted and dropped
+masks       random masks, and what they do to a tensor
 axes        the axes of a tensor: views with the channels first, and back
-kernels/    how blocks are drawn and filled fast: on the CPU, and in compiled graphs
+sparse      blocks on the CPU, drawn by their seeds; `bits` masks of one bit, `units` whole channels
 """
 
 from .disout import disout

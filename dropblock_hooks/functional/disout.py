@@ -8,34 +8,35 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..checks import as_number, check_floating, check_probability, check_spatial
+from ..checks import as_number
 from .dropblock import draw_blocks
 from .gamma import check_block_size
-from .masks import Rate, is_zero, nothing
+from .masks import check_call
 from .noise import normal_like
 
 
 def distort_blocks(
     x: Tensor,
-    p: Rate,
+    p: float,
     edges: Sequence[int],
-    alpha: Rate,
+    alpha: float,
     *,
     share_channels: bool = False,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor | int]:
-    """Disout on a tensor (N, C, ...) of any number of spatial axes, and the number distorted.
+    """Disout on a tensor (N, C, ...), and the number of distorted elements.
 
-    `edges` are those of the block, one per spatial axis; what is given was checked.
+    `edges` holds one edge of the block per spatial axis. The arguments were checked.
     """
-    if is_zero(p) or is_zero(alpha) or x.numel() == 0:
+    if p == 0.0 or alpha == 0.0 or x.numel() == 0:
         return x, 0
     found = draw_blocks(x, p, edges, share_channels=share_channels, generator=generator)
     mask = found if isinstance(found, Tensor) else found[0].mask(found[1])
     spread = x.detach().to(torch.promote_types(x.dtype, torch.float32)).std(correction=0)
-    noise = normal_like(x, alpha * spread, generator).masked_fill_(~mask, nothing(summand=True))
-    distorted = mask.count_nonzero() * (x.numel() // mask.numel())
-    return (x + noise).to(x.dtype), distorted * (alpha != 0)
+    noise = normal_like(x, alpha * spread, generator)
+    # -0.0 where nothing is added: adding 0.0 would change -0.0
+    y = (x + noise.masked_fill_(~mask, -0.0)).to(x.dtype)
+    return y, mask.count_nonzero() * (x.numel() // mask.numel())
 
 
 def disout(
@@ -88,15 +89,11 @@ def disout(
         Tang et al., 2020, "Beyond dropout: Feature map distortion to regularize deep neural
         networks" (https://arxiv.org/abs/2002.11022); https://github.com/huawei-noah/Disout.
     """
-    p = check_probability(as_number("p", p))
+    p = check_call(input, p, training, 2)
     alpha = as_number("alpha", alpha)
     if alpha < 0:
         raise ValueError(f"alpha must be >= 0, got {alpha}")
-    check_spatial(input, 2)
     edges = check_block_size(block_size, 2)
-    if not training:
-        return input
-    check_floating(input)
     return distort_blocks(
         input, p, edges, alpha, share_channels=share_channels, generator=generator
     )[0]

@@ -1,9 +1,10 @@
 """DropBlock: drops square blocks of a feature map (Ghiasi, Lin and Le, 2018, arXiv:1810.12890).
 
-A seed drops the whole block that begins there, and seeds fall only where the whole block fits, each
+A seed drops the whole block that begins there. Seeds fall only where the whole block fits, each
 position with the chance γ (see ``gamma``).
 """
 
+import operator
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -11,42 +12,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..checks import as_number, check_floating, check_option, check_probability, check_spatial
-from .gamma import (
-    CALIBRATIONS,
-    Calibration,
-    check_block_size,
-    clipped_block,
-    gamma_of,
-    solve_gamma,
-)
-from .kernels.cpu import Blocks, drop_drawn, takes
-from .kernels.traced import block_mask_in_graph, block_mask_of_any_size, grow
-from .masks import Rate, bernoulli, count_ratio, drop, is_zero, keep_scale, wide_dtype
+from ..checks import check_option
+from .bits import grow
+from .gamma import CALIBRATIONS, Calibration, check_block_size, clipped_block, gamma_of
+from .masks import bernoulli, check_call, count_ratio, drop, keep_scale
+from .sparse import Blocks, drop_drawn, takes
 
 Normalize: TypeAlias = Literal["batch", "sample", "expected", None]
 NORMALIZES = get_args(Normalize)
 
 
-def block_mask(
-    x: Tensor,
-    gamma: float,
-    block: Sequence[int],
-    share_channels: bool = False,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """A boolean mask, true where dropped, of the shape of `x` (one channel where shared)."""
-    channels = 1 if share_channels else x.shape[1]
-    seeds = [s - b + 1 for s, b in zip(x.shape[2:], block, strict=True)]
-    mask = bernoulli((x.shape[0], channels, *seeds), gamma, x.device, generator)
-    for axis, edge in enumerate(block, start=2):
-        mask = grow(pad(mask, [0, 0] * (mask.ndim - 1 - axis) + [0, edge - 1]), axis, edge)
-    return mask
-
-
 def drop_blocks(
     x: Tensor,
-    p: Rate,
+    p: float,
     edges: Sequence[int],
     *,
     inplace: bool = False,
@@ -57,69 +35,76 @@ def drop_blocks(
     generator: torch.Generator | None = None,
     counted: bool = True,
 ) -> tuple[Tensor, Tensor | int]:
-    """DropBlock on a tensor (N, C, ...) of any number of spatial axes, and the number dropped.
+    """DropBlock on a tensor (N, C, ...), and the number of dropped elements.
 
-    `edges` are those of the block, one per spatial axis; what is given was checked. Where the
-    number is not wanted, nor needed to normalize, it is not `counted`, and 0.
+    `edges` holds one edge of the block per spatial axis. The arguments were checked. Without
+    `counted` the number may be 0, which saves time.
     """
-    if is_zero(p) or x.numel() == 0:
+    if p == 0.0 or x.numel() == 0:
         return x, 0
+    scale = None if normalize is None else keep_scale(p)
     found = draw_blocks(x, p, edges, calibration, share_channels, generator)
-    if not isinstance(found, Tensor):
-        blocks, drawn = found
-        counted = counted or normalize in ("batch", "sample")
-        dropped = blocks.count(drawn, normalize == "sample") if counted else None
-        y = drop_drawn(x, _scale(x, p, dropped, normalize, eps), blocks, drawn)
-        return x.copy_(y) if inplace else y, 0 if dropped is None else dropped.sum()
-    mask = found
-    dropped = mask.flatten(1).sum(1) * (x.shape[1] // mask.shape[1])
-    scale = _scale(x, p, dropped if normalize == "sample" else dropped.sum(), normalize, eps)
-    return drop(x, mask, scale, inplace), dropped.sum()
+    if normalize == "sample" and not isinstance(found, Tensor):
+        found = found[0].mask(found[1])  # counts by sample take the whole mask
+    if isinstance(found, Tensor):
+        return _drop_mask(x, found, scale, normalize, eps, inplace)
+    blocks, drawn = found
+    dropped = blocks.count(drawn) if counted or normalize == "batch" else 0
+    if normalize == "batch":
+        kept = x.numel() - dropped
+        scale = x.numel() / max(kept, eps) if kept else 0.0
+    y = drop_drawn(x, scale, blocks, drawn)
+    return x.copy_(y) if inplace else y, dropped
+
+
+def _drop_mask(
+    x: Tensor, mask: Tensor, scale: float | None, normalize: Normalize, eps: float, inplace: bool
+) -> tuple[Tensor, Tensor]:
+    """Drops by a mask, and counts by it where the scale is a ratio of counts."""
+    by_sample = mask.flatten(1).sum(1) * (x.shape[1] // mask.shape[1])
+    dropped, ratio = by_sample.sum(), None
+    if normalize == "batch":
+        ratio = count_ratio(x.numel(), x.numel() - dropped, eps)
+    elif normalize == "sample":
+        numel = x.numel() // x.shape[0]
+        ratio = count_ratio(numel, numel - by_sample, eps).view(-1, *[1] * (x.ndim - 1))
+    return drop(x, mask, scale if ratio is None else ratio, inplace), dropped
 
 
 def draw_blocks(
     x: Tensor,
-    p: Rate,
+    p: float,
     edges: Sequence[int],
     calibration: Calibration = "exact",
     share_channels: bool = False,
     generator: torch.Generator | None = None,
 ) -> Tensor | tuple[Blocks, Tensor]:
     """Blocks that cover a share p: a mask as of `block_mask`, or places and which are drawn."""
-    if isinstance(p, Tensor) or (generator is None and torch.compiler.is_compiling()):
-        return _mask_in_graph(x, p, edges, calibration, share_channels)
-    size = tuple(map(int, x.shape[2:]))  # of symbols, as in make_fx, too
+    size = tuple(map(operator.index, x.shape[2:]))  # a compiler makes a program for each map size
     block = clipped_block(size, edges)
-    chance = gamma_of(p, size, block, calibration)
+    gamma = gamma_of(p, size, block, calibration)
     if takes(x):
         blocks = Blocks(x, (1, x.shape[1] if share_channels else 1, *block))
-        return blocks, blocks.draw(chance, generator)
-    return block_mask(x, chance, block, share_channels, generator)
+        return blocks, blocks.draw(gamma, generator)
+    return block_mask(x, gamma, block, share_channels, generator)
 
 
-def _mask_in_graph(
-    x: Tensor, p: Rate, edges: Sequence[int], calibration: Calibration, share_channels: bool
+def block_mask(
+    x: Tensor,
+    gamma: float,
+    block: Sequence[int],
+    share_channels: bool = False,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
-    if not isinstance(p, Tensor):
-        p = torch.full((), p, dtype=wide_dtype(x.device), device=x.device)
-    gamma = solve_gamma(p.to(x.device), x.shape[2:], edges, calibration)
-    if torch.compiler.is_exporting():  # where a bound on a size would be an error
-        return block_mask_of_any_size(x, gamma, edges, share_channels)
-    return block_mask_in_graph(x, gamma, edges, share_channels)
+    """A boolean mask, True where dropped, of the shape of `x` (one channel where shared).
 
-
-def _scale(
-    x: Tensor, p: Rate, dropped: Tensor | None, normalize: Normalize, eps: float
-) -> Tensor | None:
-    """What kept values are multiplied by; `dropped` is for each sample where that is wanted."""
-    if normalize is None:
-        return None
-    if normalize == "expected" or dropped is None:
-        return keep_scale(p)
-    if normalize == "batch":
-        return count_ratio(x.numel(), x.numel() - dropped, eps)
-    numel = x.numel() // x.shape[0]
-    return count_ratio(numel, numel - dropped, eps).view(-1, *[1] * (x.ndim - 1))
+    It has no branch on a value, so that ``torch.export`` can trace it for any batch size.
+    """
+    channels = 1 if share_channels else x.shape[1]
+    seeds = [s - b + 1 for s, b in zip(x.shape[2:], block, strict=True)]
+    mask = bernoulli((x.shape[0], channels, *seeds), gamma, x.device, generator)
+    borders = [border for edge in reversed(block) for border in (edge - 1, edge - 1)]
+    return grow(pad(mask, borders), block, first=2)
 
 
 def _public(
@@ -130,14 +115,10 @@ def _public(
     training: bool,
     **options: Any,
 ) -> Tensor:
-    p = check_probability(as_number("p", p))
-    check_spatial(input, spatial)
+    p = check_call(input, p, training, spatial)
     edges = check_block_size(block_size, spatial)
     check_option("calibration", options["calibration"], CALIBRATIONS)
     check_option("normalize", options["normalize"], NORMALIZES)
-    if not training:
-        return input
-    check_floating(input)
     return drop_blocks(input, p, edges, counted=False, **options)[0]
 
 

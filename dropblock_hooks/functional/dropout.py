@@ -10,24 +10,14 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from ..checks import (
-    as_number,
-    check_floating,
-    check_option,
-    check_probability,
-    check_residual,
-    check_spatial,
-)
-from .kernels.cpu import Blocks, draw_positions, drop_drawn, takes
-from .kernels.units import drop_units
-from .masks import Rate, bernoulli, drop, is_zero, keep_scale, nothing
+from ..checks import check_option, check_residual
+from .masks import bernoulli, check_call, drop, in_format_of, keep_scale
+from .sparse import Blocks, drop_drawn, takes
+from .units import drop_units
 
 Mode: TypeAlias = Literal["row", "batch"]
 MODES = get_args(Mode)
-_ALPHA = (
-    1.0507009873554805 * 1.6732632423543772
-)  # what SELU gives for very negative numbers, turned
-_LARGE = 64  # elements of a unit, from which a number for each is less than a bit of each element
+_LARGE = 64  # elements of a unit, from which a number for each unit is less than a bit per element
 
 
 def dropout(
@@ -60,22 +50,8 @@ def dropout(
     Reference:
         Srivastava et al., 2014, "Dropout" (https://jmlr.org/papers/v15/srivastava14a.html).
     """
-    p = check_probability(as_number("p", p))
-    if not training:
-        return input
-    check_floating(input)
+    p = check_call(input, p, training)
     return drop_shape(input, p, input.shape, inplace=inplace, generator=generator)[0]
-
-
-def _dropout_channels(
-    spatial: int, input: Tensor, p: float, training: bool, **options: object
-) -> Tensor:
-    p = check_probability(as_number("p", p))
-    check_spatial(input, spatial)
-    if not training:
-        return input
-    check_floating(input)
-    return drop_channels(input, p, **options)[0]
 
 
 def dropout1d(
@@ -92,7 +68,8 @@ def dropout1d(
         >>> dropout1d(torch.ones(2, 3, 8), 0.5).shape
         torch.Size([2, 3, 8])
     """
-    return _dropout_channels(1, input, p, training, inplace=inplace, generator=generator)
+    p = check_call(input, p, training, 1)
+    return drop_channels(input, p, inplace=inplace, generator=generator)[0]
 
 
 def dropout2d(
@@ -124,7 +101,8 @@ def dropout2d(
         Tompson et al., 2015, "Efficient Object Localization Using Convolutional Networks"
         (https://arxiv.org/abs/1411.4280).
     """
-    return _dropout_channels(2, input, p, training, inplace=inplace, generator=generator)
+    p = check_call(input, p, training, 2)
+    return drop_channels(input, p, inplace=inplace, generator=generator)[0]
 
 
 def dropout3d(
@@ -141,7 +119,8 @@ def dropout3d(
         >>> dropout3d(torch.ones(2, 3, 4, 8, 8), 0.5).shape
         torch.Size([2, 3, 4, 8, 8])
     """
-    return _dropout_channels(3, input, p, training, inplace=inplace, generator=generator)
+    p = check_call(input, p, training, 3)
+    return drop_channels(input, p, inplace=inplace, generator=generator)[0]
 
 
 def drop_path(
@@ -169,10 +148,7 @@ def drop_path(
     Reference:
         Larsson et al., 2017, "FractalNet" (https://arxiv.org/abs/1605.07648).
     """
-    p = check_probability(as_number("p", p))
-    if not training:
-        return input
-    check_floating(input)
+    p = check_call(input, p, training)
     return drop_samples(input, p, rescale=scale_by_keep, generator=generator)[0]
 
 
@@ -212,13 +188,8 @@ def stochastic_depth(
         Huang et al., 2016, "Deep Networks with Stochastic Depth"
         (https://arxiv.org/abs/1603.09382).
     """
-    p = check_probability(as_number("p", p))
+    p = check_call(input, p, training)
     check_option("mode", mode, MODES)
-    if shortcut is not None:
-        check_residual(input, shortcut)
-    if not training:
-        return input
-    check_floating(input)
     if shortcut is None:
         return drop_samples(input, p, mode, generator=generator)[0]
     return drop_residual(input, shortcut, p, mode, generator=generator)[0]
@@ -226,7 +197,7 @@ def stochastic_depth(
 
 def drop_shape(
     x: Tensor,
-    p: Rate,
+    p: float,
     shape: Sequence[int],
     *,
     rescale: bool = True,
@@ -234,38 +205,35 @@ def drop_shape(
     summand: bool = False,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor | int]:
-    """Dropout with one decision per element of `shape`, which broadcasts to that of `x`.
+    """Dropout with one decision per element of `shape`, which broadcasts to the shape of `x`.
 
-    The result may be a `summand`: what is dropped then leaves any number, -0.0 too, as it is in a
-    sum.
+    Dropped elements of a `summand` become -0.0, since ``s + -0.0`` is ``s`` also for -0.0.
     """
-    if is_zero(p) or x.numel() == 0:
+    if p == 0.0 or x.numel() == 0:
         return x, 0
     scale = keep_scale(p) if rescale else None
-    if not isinstance(p, Tensor) and not torch.compiler.is_compiling():
-        edges = [whole // part for whole, part in zip(x.shape, shape, strict=True)]
-        area = math.prod(edges)
-        if area >= _LARGE and takes(x, "units"):
-            dropped = draw_positions(math.prod(shape), p, generator)
-            y = drop_units(x, scale, shape, dropped, summand)
-            return x.copy_(y) if inplace else y, len(dropped) * area
-        if area < _LARGE and not summand and takes(x):
-            blocks = Blocks(x, edges)
-            drawn = blocks.draw(p, generator)
-            y = drop_drawn(x, scale, blocks, drawn)
-            return x.copy_(y) if inplace else y, blocks.count(drawn)
+    edges = [whole // part for whole, part in zip(x.shape, shape, strict=True)]
+    area = math.prod(edges)
+    if area >= _LARGE and takes(x, "units"):
+        y, units = drop_units(x, p, scale, shape, summand, generator)
+        return x.copy_(y) if inplace else y, units * area
+    if area < _LARGE and not summand and takes(x):
+        blocks = Blocks(x, edges)
+        drawn = blocks.draw(p, generator)
+        y = drop_drawn(x, scale, blocks, drawn)
+        return x.copy_(y) if inplace else y, blocks.count(drawn)
     mask = bernoulli(shape, p, x.device, generator)
-    dropped = mask.sum() * (x.numel() // mask.numel())
-    return drop(x, mask, scale, inplace, nothing(summand)), dropped
+    y = drop(x, mask, scale, inplace, fill=-0.0 if summand else 0.0)
+    return y, mask.sum() * (x.numel() // mask.numel())
 
 
-def drop_channels(x: Tensor, p: Rate, **options: Any) -> tuple[Tensor, Tensor | int]:
+def drop_channels(x: Tensor, p: float, **options: Any) -> tuple[Tensor, Tensor | int]:
     """Dropout of whole channels of a tensor (N, C, ...)."""
     return drop_shape(x, p, (*x.shape[:2], *[1] * (x.ndim - 2)), **options)
 
 
 def drop_samples(
-    x: Tensor, p: Rate, mode: str = "row", **options: Any
+    x: Tensor, p: float, mode: Mode = "row", **options: Any
 ) -> tuple[Tensor, Tensor | int]:
     """Dropout of whole samples (``"row"``) or of the whole batch at once (``"batch"``)."""
     if x.ndim == 0:
@@ -274,32 +242,18 @@ def drop_samples(
     return drop_shape(x, p, (first, *[1] * (x.ndim - 1)), **options)
 
 
-def drop_alpha(x: Tensor, p: Rate, shape: Sequence[int]) -> tuple[Tensor, Tensor | int]:
-    """Alpha dropout with one decision per element of `shape`: mean and deviation of SELU's stay.
-
-    Klambauer et al., 2017, "Self-Normalizing Neural Networks" (https://arxiv.org/abs/1706.02515).
-    """
-    if is_zero(p) or x.numel() == 0:
-        return x, 0
-    wide, mask = x.float() if x.dtype.itemsize < 4 else x, bernoulli(shape, p, x.device)
-    if isinstance(p, Tensor):
-        scale: Any = torch.where(p < 1, ((_ALPHA**2 * p + 1) * (1 - p)).rsqrt(), 0.0)
-        scale, shift = scale.to(wide.dtype), (_ALPHA * p * scale).to(wide.dtype)
-    else:
-        scale = ((_ALPHA**2 * p + 1) * (1 - p)) ** -0.5 if p < 1 else 0.0
-        shift = _ALPHA * p * scale
-    y = wide.masked_fill(mask, -_ALPHA) * scale + shift
-    return y.to(x.dtype), mask.expand_as(x).sum()
-
-
 def drop_residual(
-    block: Tensor, shortcut: Tensor, p: Rate, mode: str = "row", **options: Any
+    block: Tensor,
+    shortcut: Tensor,
+    p: float,
+    mode: Mode = "row",
+    generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor | int]:
-    """``shortcut + drop(block - shortcut)``: a dropped sample is its shortcut, to the bit."""
+    """``shortcut + drop(block - shortcut)``. A dropped sample is its shortcut, bit by bit."""
     check_residual(block, shortcut)
-    if is_zero(p) or block.numel() == 0:
+    if p == 0.0 or block.numel() == 0:
         return block, 0
     wide = torch.promote_types(block.dtype, torch.float32)
     difference = block.to(wide) - shortcut.to(wide)
-    branch, dropped = drop_samples(difference, p, mode, summand=True, **options)
-    return branch.add_(shortcut).to(block.dtype), dropped  # in place: the block's memory format
+    branch, dropped = drop_samples(difference, p, mode, summand=True, generator=generator)
+    return in_format_of(block, branch.add_(shortcut).to(block.dtype)), dropped

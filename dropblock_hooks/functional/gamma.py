@@ -1,24 +1,19 @@
 """γ, the chance of each position to be the seed of a block, from the share p that is to be dropped.
 
-Solved on the host for a number p, and inside the graph for a tensor p: there neither another p nor
-another map size compiles anew.
+It is solved on the host, once for each rate and map size.
 """
 
 import functools
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias, get_args
-
-import torch
-from torch import Tensor
+from typing import Literal, TypeAlias, get_args
 
 from ..checks import as_count, as_number, check_option, check_probability
 from ..quoting import quote
 
 Calibration: TypeAlias = Literal["exact", "paper"]
 CALIBRATIONS = get_args(Calibration)
-_STEPS = 8  # 6 reach a relative error of 5e-9 from p = 1e-6 to .999999, on maps up to 300 x 400
 
 
 def check_block_size(block_size: int | Sequence[int], spatial: int) -> tuple[int, ...]:
@@ -81,7 +76,16 @@ def gamma_of(
     if calibration == "paper":
         seeds = math.prod(s - b + 1 for s, b in zip(size, block, strict=True))
         return p * math.prod(size) / (math.prod(block) * seeds)
-    return p if p in (0.0, 1.0) else _exact_gamma(p, size, block)
+    return p if p in (0.0, 1.0) else _constant_gamma(p, size, block)
+
+
+def _constant_gamma(p: float, size: tuple[int, ...], block: tuple[int, ...]) -> float:
+    """`_exact_gamma`, which torch.compile calls while it traces. It keeps the result."""
+    return _exact_gamma(p, size, block)
+
+
+# what torch.compiler.assume_constant_result sets; that function imports the compiler
+_constant_gamma._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -131,39 +135,3 @@ def expected_share(
     whole, block = tuple(size), clipped_block(size, edges)
     gamma = min(gamma_of(p, whole, block, calibration), 1.0)
     return 1.0 - sum(share * (1.0 - gamma) ** c for c, share in _coverage(whole, block))
-
-
-def solve_gamma(
-    p: Tensor, size: Sequence[int], block_size: Sequence[int], calibration: Calibration
-) -> Tensor:
-    """`block_gamma` of a 0-dim tensor, in a fixed number of steps without a look at the values."""
-    block: list[Any] = [torch.sym_min(b, s) for b, s in zip(block_size, size, strict=True)]
-    if calibration == "paper":
-        gamma = p
-        for s, b in zip(size, block, strict=True):
-            gamma = gamma * s / (b * (s - b + 1))
-        return gamma
-    covering, share = _coverage_in_graph(p, size, block)
-    nearly_1 = 1 - 2.0**-20  # no global: torch.compile would take it for an input
-    target = torch.log1p(-p.clamp(max=nearly_1))
-    u = -target / (share * covering).sum()
-    for _ in range(_STEPS):
-        lost = (share * torch.expm1(-covering * u)).sum()
-        slope = (share * covering * torch.exp(-covering * u)).sum() / (1 + lost)
-        u = u + (torch.log1p(lost) - target) / slope
-    return torch.where(p < 1, -torch.expm1(-u), 1.0)
-
-
-def _coverage_in_graph(
-    p: Tensor, size: Sequence[int], block: Sequence[Any]
-) -> tuple[Tensor, Tensor]:
-    """`_coverage` of sizes that may be symbols; counts that occur on no axis have a share of 0."""
-    covering = share = torch.ones((), dtype=p.dtype, device=p.device)
-    for s, b in zip(size, block, strict=True):
-        most = torch.sym_min(b, s - b + 1)
-        count = torch.arange(1, b + 1, device=p.device, dtype=p.dtype)
-        positions = torch.where(count < most, 2, s - 2 * (most - 1))  # two edges and the middle
-        axis = torch.where(count > most, 0, positions).to(p.dtype) / s
-        covering = (covering.unsqueeze(-1) * count).flatten()
-        share = (share.unsqueeze(-1) * axis).flatten()
-    return covering, share

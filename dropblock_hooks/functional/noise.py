@@ -4,32 +4,33 @@ import torch
 from torch import Tensor
 
 from ..checks import as_number, check_floating
-from .masks import Rate, is_zero
+from .masks import in_format_of
 
 
-def add_noise(x: Tensor, std: Rate, generator: torch.Generator | None = None) -> Tensor:
-    """`x` plus normal noise, drawn in at least float32."""
-    return x if is_zero(std) else (x + normal_like(x, std, generator)).to(x.dtype)
+def add_noise(x: Tensor, std: float | Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """`x` plus normal noise, drawn in at least float32. A 0-dim tensor `std` is never read."""
+    if not isinstance(std, Tensor) and std == 0.0:
+        return x
+    return (x + normal_like(x, std, generator)).to(x.dtype)
 
 
-def multiply_noise(x: Tensor, p: Rate, generator: torch.Generator | None = None) -> Tensor:
+def multiply_noise(x: Tensor, p: float, generator: torch.Generator | None = None) -> Tensor:
     """`x` times normal noise of mean 1 and variance p / (1 - p)."""
-    if is_zero(p):
+    if p == 0.0:
         return x
     noise = normal_like(x, (p / (1 - p)) ** 0.5, generator)
     return (x * (noise + 1.0)).to(x.dtype)
 
 
-def normal_like(x: Tensor, std: Rate, generator: torch.Generator | None = None) -> Tensor:
+def normal_like(x: Tensor, std: float | Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Normal noise of mean 0, drawn in at least float32, in the memory format of `x`.
 
     The same seed gives the same noise in every memory format: an activation and its gradient may
     differ in theirs.
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
-    noise = torch.empty(x.shape, dtype=dtype, device=x.device).normal_(generator=generator) * std
-    like = torch.empty_like(x, dtype=dtype)
-    return noise if like.stride() == noise.stride() else like.copy_(noise)
+    noise = torch.empty(x.shape, dtype=dtype, device=x.device).normal_(generator=generator)
+    return in_format_of(x, noise * std)
 
 
 def gaussian_noise(

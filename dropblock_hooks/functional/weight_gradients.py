@@ -31,7 +31,7 @@ def without_mean(grad: Tensor) -> Tensor:
     """`grad` with the mean of each row, over all axes but the first, taken away; itself where rows
     have one value.
     """
-    if grad.ndim < 2 or grad.numel() <= len(grad):
+    if grad.ndim < 2 or grad.numel() <= grad.shape[0]:
         return grad
     axes = list(range(1, grad.ndim))
     mean = grad.mean(axes, keepdim=True, dtype=torch.promote_types(grad.dtype, torch.float32))

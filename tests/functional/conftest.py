@@ -2,12 +2,12 @@
 
 import pytest
 
-from dropblock_hooks.functional.kernels import cpu
+from dropblock_hooks.functional import sparse
 
 
 @pytest.fixture(params=["seeds", "dense"])
 def form(request, monkeypatch):
     """Masks by seeds, or dense, whatever the size of the tensor."""
     least = 0 if request.param == "seeds" else 2**62
-    monkeypatch.setattr(cpu, "LEAST", dict.fromkeys(cpu.LEAST, least))
+    monkeypatch.setattr(sparse, "LEAST", dict.fromkeys(sparse.LEAST, least))
     return request.param

@@ -32,16 +32,16 @@ def seeded(seed=0):
 
 
 def scale_of(mask, p, normalize):
-    """What kept elements are multiplied by, from the mask alone, in float32."""
+    """What kept elements are multiplied by, from the mask alone, in float64."""
     if normalize is None:
         return None
     with np.errstate(divide="ignore"):
         if normalize == "expected":
-            return np.float32(1 / (1 - p))
+            return 1 / (1 - p)
         if normalize == "batch":
-            return np.float32(mask.size / (~mask).sum())
+            return mask.size / (~mask).sum()
         kept = (~mask).reshape(len(mask), -1).sum(1)
-        scale = (mask[0].size / kept).astype(np.float32)
+        scale = mask[0].size / kept
     return scale.reshape(-1, *[1] * (mask.ndim - 1))
 
 
@@ -55,7 +55,7 @@ def to_bfloat16(x):
 def scaled(x, mask, scale):
     """NumPy's ``where(mask, 0, x * scale)``: the product in float32 or wider, rounded once."""
     wide = x.detach().to(torch.promote_types(x.dtype, torch.float32)).numpy()
-    product = wide if scale is None else wide * scale
+    product = wide if scale is None else wide * np.asarray(scale).astype(wide.dtype)
     assert product.dtype == wide.dtype
     product = np.where(mask, 0, product).astype(wide.dtype)
     if x.dtype == torch.bfloat16:
@@ -117,7 +117,7 @@ def test_the_scale_is_not_rounded_before_the_product():
     y = drop_block2d(x, 0.1, 3, normalize="expected")
     rounded_first = x * torch.tensor(1 / 0.9, dtype=torch.bfloat16)
     kept = y != 0
-    assert torch.equal(y[kept], (x.float() * np.float32(1 / 0.9)).bfloat16()[kept])
+    assert torch.equal(y[kept], (x.float() * (1 / 0.9)).bfloat16()[kept])
     assert (y[kept] != rounded_first[kept]).float().mean() > 0.05
 
 

@@ -1,0 +1,253 @@
+"""Blocks on the CPU in eager mode: drawn by their seeds, written by their place in memory.
+
+Seeds are rare, so the gaps between seeds are drawn instead of one number for each position. For
+each seed a box of zeros is written, in a tensor of any memory format. A block has an edge for each
+axis: (1, 1, 7, 7) for DropBlock, (1, C, 7, 7) where the channels share it, (1, 1, 1, 1) for
+elements.
+
+Only plain derivatives are supported: the autograd graph of a tensor, also a second derivative.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import bits
+from .masks import bernoulli, scaled
+
+LEAST = {"blocks": 2**17, "units": 2**18}  # elements, from which the sparse form is faster
+_CPU = torch.device("cpu")
+_FREQUENT = 0.4  # from this chance on, a draw for each position is cheaper than one for each gap
+_LONG = 64  # elements in a row, from which they are written as fast as by a pass
+_ROWS = 2**16  # that are written at once
+
+
+def takes(x: Tensor, what: str = "blocks") -> bool:
+    """Whether to use the sparse form: for a large plain tensor on a CPU that nothing traces."""
+    return (
+        not torch.compiler.is_compiling()
+        and x.device.type == "cpu"
+        and x.numel() >= LEAST[what]
+        and type(x) in (Tensor, torch.nn.Parameter)
+        and not torch._C._is_tracing()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+    )
+
+
+def draw_positions(total: int, chance: float, generator: torch.Generator | None = None) -> Tensor:
+    """Positions of 0 .. total - 1, each drawn with this chance; ascending, int64.
+
+    The gaps between them are geometric: ``floor(log(1 - u) / log(1 - chance))`` for a uniform u.
+    """
+    if chance >= _FREQUENT:
+        return bernoulli((total,), chance, _CPU, generator).nonzero().view(-1)
+    if chance <= 0.0:
+        return torch.empty(0, dtype=torch.int64, device="cpu")
+    last, parts = -1.0, []
+    while last < total:
+        mean = (total - last) * chance
+        number = int(mean + 4 * math.sqrt(mean)) + 4  # seldom too few
+        draw = torch.rand(number, dtype=torch.float64, generator=generator, device="cpu")
+        gaps = draw.neg_().log1p_().div_(math.log1p(-chance)).floor_().add_(1)
+        gaps[0] += last
+        parts.append(gaps.cumsum_(0))
+        last = parts[-1][-1].item()
+    drawn = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return drawn[: int(torch.searchsorted(drawn, total))].to(torch.int64)
+
+
+class Blocks:
+    """The places for blocks in tensors of one shape.
+
+    `drawn` says which blocks are dropped: their first elements, in row-major order; or (uint8) a
+    bit for each element in memory order, set where it is kept. It is whichever is smaller.
+
+    Attributes:
+        shape: the shape of the tensors.
+        edges: the edges of each block, one per axis.
+        grid: the number of places for a block, per axis.
+        order: the axes in their order in memory, the outermost first.
+    """
+
+    def __init__(self, x: Tensor, edges: Sequence[int]) -> None:
+        self.shape, self.edges = tuple(x.shape), tuple(edges)
+        self.grid = tuple(s - e + 1 for s, e in zip(self.shape, edges, strict=True))
+        self.order = sorted(range(x.ndim), key=x.stride, reverse=True)
+        self.numel, self.area = x.numel(), math.prod(edges)
+
+    def draw(self, chance: float, generator: torch.Generator | None = None) -> Tensor:
+        """Draw each block that fits with this chance."""
+        if self.area == 1 and chance >= _FREQUENT:
+            kept = self._bytes(0)
+            self._view(kept).copy_(~bernoulli(self.shape, chance, _CPU, generator))
+            return bits.pack(kept)
+        drawn = draw_positions(math.prod(self.grid), chance, generator)
+        first = _placed(drawn, self.grid, _strides(self.shape, range(len(self.shape))))
+        if self._few(len(first)):
+            return first.to(torch.int32) if self.numel < 2**31 else first
+        return bits.pack(self._kept(first))
+
+    def _few(self, blocks: int) -> bool:
+        """Whether to keep the seeds and write each block; else keep bits and pass over all."""
+        if 32 * blocks > self.numel:
+            return False  # bits are smaller
+        run, stride = self._sides(_strides(self.shape, self.order))[0]
+        share = 1.5 if stride == 1 else 0.4  # of the elements written, in the time of a pass
+        return run >= _LONG or blocks * self.area <= share * self.numel
+
+    def count(self, drawn: Tensor) -> int:
+        """The number of dropped elements. Overlaps count once."""
+        if drawn.dtype is torch.uint8:
+            return self.numel - bits.count(drawn)
+        return self._union(drawn.to(torch.int64))
+
+    def mask(self, drawn: Tensor) -> Tensor:
+        """A boolean tensor, True where dropped."""
+        if drawn.dtype is torch.uint8:
+            return ~self._view(bits.unpack(drawn))
+        return self._view(self._kept(drawn.to(torch.int64))) == 0
+
+    def clear(self, y: Tensor, drawn: Tensor) -> None:
+        """Write 0 into the dropped elements of `y`, which may have another memory format."""
+        if drawn.dtype is not torch.uint8:
+            self._fill(y, drawn.to(torch.int64))
+        elif self._in_order(y):
+            bits.keep_(y.as_strided((self.numel,), (1,)), drawn)
+        else:
+            y.masked_fill_(self.mask(drawn), 0.0)
+
+    def _fill(self, y: Tensor, first: Tensor) -> None:
+        """Write zeros into the blocks along their longest side."""
+        (run, step), *others = self._sides(y.stride())
+        reach = sum((s - 1) * stride for s, stride in zip(self.shape, y.stride(), strict=True))
+        runs = y.as_strided((reach - (run - 1) * step + 1, run), (1, step))
+        offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
+        for edge, stride in others:
+            steps = torch.arange(0, edge * stride, stride, device="cpu")
+            offsets = (offsets[:, None] + steps).view(-1)
+        first = _placed(first, self.shape, y.stride())
+        for some in torch.split(first, max(1, _ROWS // len(offsets))):
+            runs.index_fill_(0, (some[:, None] + offsets).view(-1), 0)
+
+    def _sides(self, strides: Sequence[int]) -> list[tuple[int, int]]:
+        """Edge and stride of the sides of a block, the longest first; contiguous sides joined."""
+        sides: list[tuple[int, int]] = []
+        for axis in reversed(self.order):
+            edge, stride = self.edges[axis], strides[axis]
+            if edge == 1:
+                continue
+            if sides and stride == math.prod(sides[-1]):
+                sides[-1] = (sides[-1][0] * edge, sides[-1][1])
+            else:
+                sides.append((edge, stride))
+        return sorted(sides, key=lambda side: -side[0]) or [(1, 1)]
+
+    def _in_order(self, y: Tensor) -> bool:
+        """Whether the elements of `y` lie in memory in our order."""
+        sides = zip(self.shape, y.stride(), _strides(self.shape, self.order), strict=True)
+        return all(stride == ours for size, stride, ours in sides if size > 1)
+
+    def _kept(self, first: Tensor) -> Tensor:
+        """A byte for each element in memory order: 0 in the blocks, 1 elsewhere."""
+        kept = self._bytes(1)
+        self._fill(self._view(kept), first)
+        return kept
+
+    def _bytes(self, value: int) -> Tensor:
+        """A byte for each element, and zeros up to the size that can be packed."""
+        size = bits.padded_size(self.numel)
+        kept = torch.full((size,), value, dtype=torch.uint8, device="cpu")
+        kept[self.numel :] = 0
+        return kept
+
+    def _view(self, flat: Tensor) -> Tensor:
+        """Elements in memory order as a tensor of our shape."""
+        return flat.as_strided(self.shape, _strides(self.shape, self.order))
+
+    def _union(self, first: Tensor) -> int:
+        """The number of elements in these blocks, counted by bits.
+
+        Where no block extends over an axis, its elements are independent lanes; 64 lanes make a
+        word. Of each block, the bit of its first element is set, and then grown to the whole block.
+        """
+        axes = range(len(self.shape))
+        wide = [axis for axis in axes if self.edges[axis] > 1 and self.grid[axis] > 1]
+        if not wide:
+            return len(first) * self.area  # no two can overlap
+        lanes = [axis for axis in axes if self.edges[axis] == 1]
+        words = -(-math.prod(self.shape[axis] for axis in lanes) // 64)
+        # rows of whole words for each place on the wide axes, with a border that growing removes
+        sizes = [size + edge - 1 for size, edge in zip(self.shape, self.edges, strict=True)]
+        inside, outside = _strides(self.shape, lanes), _strides(sizes, wide)
+        strides = [a + b * words * 64 for a, b in zip(inside, outside, strict=True)]
+        at = _placed(first, self.shape, strides)
+        at = at + sum((self.edges[axis] - 1) * strides[axis] for axis in wide)
+        total = words * math.prod(sizes[axis] for axis in wide)
+        masks = torch.zeros(total, dtype=torch.int64, device="cpu")
+        masks.index_add_(0, at >> 6, torch.ones_like(at) << (at & 63))
+        masks = masks.view(*(sizes[axis] for axis in wide), words)
+        counts = bits.popcount_(bits.grow(masks, [self.edges[axis] for axis in wide]))
+        # an axis that a block covers entirely has one place
+        whole = math.prod(e for e, g in zip(self.edges, self.grid, strict=True) if g == 1)
+        return int(counts.sum()) * whole
+
+
+def _strides(sizes: Sequence[int], order: Sequence[int]) -> list[int]:
+    """The strides of a contiguous tensor of these sizes whose axes lie in this order."""
+    strides, step = [0] * len(sizes), 1
+    for axis in reversed(order):
+        strides[axis], step = step, step * sizes[axis]
+    return strides
+
+
+def _placed(flat: Tensor, sizes: Sequence[int], strides: Sequence[int]) -> Tensor:
+    """From row-major positions in a box of these sizes to sums of coordinate * stride.
+
+    It takes a division only for an axis at which the strides leave a gap.
+    """
+    *outer, inner = range(len(sizes))
+    placed = flat if strides[inner] == 1 else flat * strides[inner]
+    below, total = sizes[inner], math.prod(sizes)
+    for axis in reversed(outer):
+        gap = strides[axis] - sizes[inner] * strides[inner]
+        if gap and below < total:
+            placed = placed.add(torch.div(flat, below, rounding_mode="floor"), alpha=gap)
+        below, inner = below * sizes[axis], axis
+    return placed
+
+
+class _DropBlocks(torch.autograd.Function):
+    """Scales `x` and zeroes the dropped blocks. The backward does the same to the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: float | None, blocks: Blocks, drawn: Tensor) -> Tensor:
+        ctx.scale, ctx.blocks = scale, blocks
+        ctx.save_for_backward(drawn)
+        y = scaled(x, scale)
+        blocks.clear(y, drawn)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_batched(grads[0])
+        return _DropBlocks.apply(grads[0], ctx.scale, ctx.blocks, *ctx.saved_tensors), *[None] * 3
+
+
+def drop_drawn(x: Tensor, scale: float | None, blocks: Blocks, drawn: Tensor) -> Tensor:
+    """``x * scale`` with the dropped blocks set to 0."""
+    y: Tensor = _DropBlocks.apply(x, scale, blocks, drawn)
+    return y
+
+
+def refuse_batched(grad: Tensor) -> None:
+    """Raise NotImplementedError for a batch of gradients."""
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    if transformed or torch._C._functorch.is_legacy_batchedtensor(grad):
+        raise NotImplementedError(
+            "dropout on the CPU has no batched gradients (torch.func.vmap, is_grads_batched=True): "
+            "compute them one after another"
+        )
