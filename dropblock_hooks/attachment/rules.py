@@ -104,11 +104,7 @@ def _nonfinite(looked: Looked) -> Iterator[Finding]:
     if forward is None:
         return
     reached = min(sights, key=lambda s: s.kept.grad_bad)
-    if (
-        backward
-        and reached.kept.grad_bad < math.inf
-        and reached.kept.grad_bad <= forward.kept.after
-    ):
+    if backward and reached.kept.grad_bad < forward.kept.bad:
         text = (
             "a gradient that is not finite (NaN or Inf) reached its output, as the first of the "
             "watched layers: the loss or the code behind this layer made it"
@@ -270,7 +266,7 @@ def _no_gradient(looked: Looked) -> Iterator[Finding]:
         trained = [p for p in _own(sight.module).values() if p.requires_grad]
         if most < few or not trained:  # a frozen layer is meant to have none
             continue
-        calls = kept.calls - sight.site.bound.frozen
+        calls = kept.differentiable
         if any(map(_has_gradient, trained)):
             continue
         elif calls >= few and not kept.grads:

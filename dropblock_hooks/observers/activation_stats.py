@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from ..registry import register
@@ -24,12 +23,15 @@ class ActivationStats(Measuring):
     """Mean, deviation, largest magnitude and norm of what a layer gives, by epoch; dead channels.
 
     Nothing waits for the device until the report is asked for. A call with a value that is not
-    finite is left out of the moments, and counted. A channel is dead that was exactly zero in every
-    call of the epoch, and saturated where all its values were flat: within 1 % of the bounds of
-    Sigmoid, Tanh, Hardsigmoid, Softsign, Hardtanh or ReLU6, or on the flat negative side of
-    Hardswish; behind what changes the values of these (a Dropout), say ``when="before"``. Of a
-    BatchNorm, its running mean and variance are held against those of the batches that were looked
-    at (``every``), where these are given by position.
+    finite is counted, but left out of the moments.
+
+    A channel is dead if it was exactly zero in every call of the epoch. It is saturated if all its
+    values were flat: within 1 % of the bounds of Sigmoid, Tanh, Hardsigmoid, Softsign, Hardtanh or
+    ReLU6, or on the flat negative side of Hardswish. If a regularizer of this layer changes these
+    values (Dropout, say), use ``when="before"``.
+
+    For a BatchNorm, its running mean and variance are compared with those of the batches that were
+    looked at (``every``).
 
     Example:
         >>> import torch
@@ -60,7 +62,9 @@ _UNKNOWN = "its channels are not known"
 
 
 class StatsWatch(MomentsWatch):
-    """What one site has seen of its activations."""
+    """The state of one site."""
+
+    reads_channels = True
 
     def __init__(self, options: ActivationStats) -> None:
         super().__init__(options, units=True)
@@ -72,6 +76,7 @@ class StatsWatch(MomentsWatch):
     def look(self, module: nn.Module, parameter: str | None) -> None:
         self.zone = zone_of(module) if self.at == "output" else None
         if has_running(module):
+            self.reads_given = True
             if self.batches is None:
                 self.batches = BatchMoments(int(module.num_features))  # type: ignore[arg-type]  # a BatchNorm's
             self.batches.look(module)
@@ -81,14 +86,9 @@ class StatsWatch(MomentsWatch):
 
     def see(self, seen: Seen) -> None:
         (x,) = seen.tensors
-        looks = self.moments.add(x, self.every, seen.channels_first(x), self.zone)
-        if self.batches is not None and looks and seen.training and seen.given[0]:
-            self.batches.add(seen.given[0][0].detach())
-
-    def to(self, device: torch.device) -> None:
-        super().to(device)
-        if self.batches is not None:
-            self.batches.to(device)
+        looks = self.open.add(x, self.every, seen.channels_first(), self.zone)
+        if self.batches is not None and looks and seen.training and seen.given:
+            self.batches.add(seen.given[0].detach())
 
     def close_window(self) -> None:
         super().close_window()
@@ -100,7 +100,7 @@ class StatsWatch(MomentsWatch):
         return super().tensors() + batches
 
     def read(self, numbers: Mapping[int, list[float]]) -> Statistics | None:
-        found = self.moments.read(numbers, self.zone is not None)
+        found = self.read_moments(numbers, self.zone is not None)
         if found is None:
             return None
         mean, variance = (None, None) if self.batches is None else self.batches.read(numbers)

@@ -1,10 +1,10 @@
-"""The observer: an immutable description of what to see at a layer, and what one site has seen."""
+"""The observer: an immutable description of what to measure, and the state of one site."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,164 +17,172 @@ from ..tables import Columns
 
 @dataclass(frozen=True, repr=False)
 class Observer(Regularizer):
-    """Base of what watches a layer and changes nothing. A subclass has fields and ``bind``.
+    """Base of the classes that measure a layer and change nothing. A subclass defines ``bind``.
 
-    It stands in a spec as a regularizer does: the same selectors, keys and switches.
+    Specs treat observers like regularizers: the same selectors, keys and switches.
 
     Args:
-        when: ``"after"`` the regularizers of its layer: it sees the activation that the next layer
-            gets, and the gradient that this one gets. ``"before"``: the activation that the layer
-            made, and the gradient as it arrived.
-        at, index, layout, grid, prefix_tokens, active: as of every `Regularizer`.
+        when: where an observer of activations stands among the regularizers of its layer.
+            ``"after"``: it sees the activation that the next layer gets. ``"before"``: it sees the
+            activation that the layer computed. An observer of gradients alone sees the gradient
+            after the gradient regularizers of its layer, or (``"before"``) as it arrived.
+        at, index, layout, grid, prefix_tokens, active: as for every `Regularizer`. At the
+            ``"input"`` an observer sees values, but no gradients.
     """
 
     when: Literal["after", "before"] = field(default="after", kw_only=True)
 
     random: ClassVar[bool] = False
     whole: ClassVar[bool] = False
-    """Whether it sees all tensors that the layer gives, however nested, where `index` is None."""
+    """Whether it sees all tensors of a nested output where `index` is None."""
     needs_tensor: ClassVar[bool] = True
-    """Whether it is an error that a layer gives no tensor at all."""
+    """Whether an output without any tensor is an error."""
     sees_values: ClassVar[bool] = True
-    """Whether it looks at what the layer gives."""
+    """Whether it sees activations."""
     sees_gradients: ClassVar[bool] = False
-    """Whether it looks at the gradients that come back to it."""
+    """Whether it sees gradients."""
     keeps_graph: ClassVar[bool] = False
-    """Whether the tensors that it sees are those of the graph."""
-    sees_given: ClassVar[bool] = False
-    """Whether it looks at what the layer is called with as well, and what gradient goes there."""
+    """Whether the tensors that it sees are attached to the autograd graph."""
     needs_calls: ClassVar[bool] = True
     """Whether it is a fault that its layer is never called."""
 
     def bind(self) -> Any:
-        """A `Watch`: what one site has seen. It is asked for once for each site."""
+        """Return a new `Watch`: the state of one site."""
         raise NotImplementedError(f"{type(self).__name__} must define bind()")
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        """It changes nothing."""
+        """Return the tensor unchanged."""
         return x, None
 
     def headings(self) -> tuple[str, Columns[Any]]:
-        """A line above its rows in the report, and the columns of what `Watch.read` gives."""
+        """Return a line above its rows in the report, and the columns of `Watch.read`'s result."""
         return "", {}
 
     def check(self, values: Mapping[str, float]) -> None:
         check_option("when", self.when, ("after", "before"))
+        if self.at == "input" and self.sees_gradients:
+            raise ValueError(
+                f"{self.label} can't see gradients at at='input': observe the output of the layer "
+                "before, whose gradient is the same"
+            )
 
     def _stated(self) -> dict[str, Any]:
-        """What a repr says: the fields that are not as usual, keywords last."""
+        """Return the fields that differ from their defaults, keyword-only fields last."""
         own_first = sorted(fields(self), key=lambda each: bool(each.kw_only))
         values = {each.name: (getattr(self, each.name), each.default) for each in own_first}
         return {name: value for name, (value, default) in values.items() if value != default}
 
     @property
     def kind(self) -> object:
-        """What may be on a layer once: the class, at one place."""
+        """What may be on a layer only once: the class, at one place."""
         return type(self), self.at, self.when, self.index
-
-
-class ChannelsFirst(Protocol):
-    """See `Seen`."""
-
-    def __call__(self, x: Tensor) -> Tensor | None: ...
-
-    def form(self, x: Tensor) -> axes.Form | None:
-        """How the axes of a tensor are read; None where its channels are not known."""
 
 
 class Seen(NamedTuple):
     """One call of a layer.
 
     Attributes:
-        module: the layer.
-        tensors: what is watched, one tensor or several.
-        nest: nests others, one for each of them, as the layer has nested these.
-        given: what the layer was called with.
-        training: its mode.
+        tensors: the observed tensors, detached unless the observer `keeps_graph`.
+        nest: puts one object for each tensor into the nested structure of the output.
+        given: the floating-point tensors among the layer's arguments, where `Watch.reads_given`.
+        forms: how the axes of each tensor are read, where `Watch.reads_channels`; None for a
+            tensor whose channels are not known.
+        training: whether the layer was in training mode.
+        differentiable: whether a gradient may come to one of the tensors.
         epoch: the time.
-        channels_first: a tensor as (N, C, ...), or None where its channels are not known; its
-            method ``form`` tells how the axes are read.
-        shared: what all sites of the Attachment share; each class keeps its own under its name.
+        shared: a dict that all sites of the attachment share. Each class uses its own key.
     """
 
-    module: nn.Module
     tensors: Sequence[Tensor]
     nest: Callable[[Sequence[Any]], Any]
-    given: tuple[Any, ...]
+    given: Sequence[Tensor]
+    forms: Sequence[axes.Form | None]
     training: bool
+    differentiable: bool
     epoch: float
-    channels_first: ChannelsFirst
     shared: dict[str, Any]
+
+    def channels_first(self, at: int = 0) -> Tensor | None:
+        """Return a view of a tensor as (N, C, ...), or None if its channels are not known."""
+        form = self.forms[at]
+        return None if form is None else axes.as_map(self.tensors[at], form)
 
 
 class Watch:
-    """What one site has seen. Base of the state that an observer binds.
+    """The state of one site of an observer.
 
-    In code that torch.compile traces (``torch.compiler.is_compiling()``), ``see`` and
-    ``see_gradient`` may add into tensors in place, and must write no attribute, read no number, and
-    not branch on one. The tensors are allocated before, when it is made or moved.
+    Its methods always run as ordinary Python, also where torch.compile has compiled the model. They
+    may run while the device is still busy, so they should not read numbers from it.
 
     Attributes:
-        epoch: the time; code that is traced must not read it.
+        epoch: the time.
+        reads_channels: whether it needs `Seen.forms`. `look` may set it.
+        reads_given: whether it needs `Seen.given`. `look` may set it.
+        by_call: whether each gradient must be matched with its call.
     """
 
     epoch: float = 0.0
+    reads_channels: bool = False
+    reads_given: bool = False
+    by_call: ClassVar[bool] = False
 
     def join(self, shared: dict[str, Any]) -> None:
-        """It is made: `shared` is what all sites of the Attachment share, as in `Seen`."""
-
-    def give(self, tensors: Sequence[Tensor]) -> None:
-        """A call of the layer begins, with these tensors; of an observer that `sees_given`."""
+        """Take what all sites of the attachment share, as in `Seen`. Called once, at first."""
 
     def see(self, seen: Seen) -> Any:
-        """A call of the layer. What is returned is given to `see_gradient`; tensors in it are of no
-        graph. Not called again where a checkpoint repeats the call.
+        """Add one call of the layer, and return its number if `by_call`.
+
+        It is not called when activation checkpointing recomputes the forward.
         """
 
     def see_gradient(self, grad: Tensor, at: int, scale: float | Tensor, ticket: Any) -> None:
-        """The gradient of one of the tensors has come.
+        """Add the gradient of one tensor.
 
         Args:
             grad: the gradient, as autograd has it.
-            at: which of the tensors.
-            scale: what the loss was multiplied by (AMP).
-            ticket: what `see` has returned for this call; None where that is not known.
+            at: the index of the tensor.
+            scale: the factor of the loss (AMP).
+            ticket: what `see` returned for this call; -1 where compiled code recomputes the call.
         """
 
     def look(self, module: nn.Module, parameter: str | None) -> None:
-        """Look at the layer itself: when it is attached, before a window closes, and before it is
-        read.
+        """Look at the layer itself.
+
+        Called after attaching, before a window closes and before a report.
 
         Args:
             module: the layer, or the owner of the parameter.
-            parameter: its name, of a site that is for one.
+            parameter: the name of the parameter, for a site of a parameter.
         """
 
-    def see_handed(self, grad: Tensor) -> None:
-        """The gradient that the layer hands on to one of the tensors that it was given."""
-
-    def to(self, device: torch.device) -> None:
-        """Follow the activations to their device."""
-
     def close_window(self) -> None:
-        """The whole part of the epoch changes: begin anew, and keep what was seen before."""
+        """Keep what was seen as the last window, and begin a new one."""
 
     def tensors(self) -> list[Tensor]:
-        """What `read` needs of the device: it is read at once for all sites."""
+        """Return what `read` needs from the device. The tensors of all sites are read at once."""
         return []
 
     def read(self, numbers: Mapping[int, list[float]]) -> Any:
-        """What was seen, as plain numbers: an object with ``plus``, which adds that of another
-        rank, and with ``scalars`` where there is something to log; None where nothing was.
+        """Return what was seen as plain numbers, or None where nothing was.
 
         Args:
-            numbers: of each of its `tensors`, by identity.
+            numbers: the values of each of its `tensors`, by ``id``.
+
+        Returns:
+            An object with ``plus``, which merges the result of another rank, and with ``scalars``
+            if it can be logged.
         """
         return None
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What is saved with the Attachment: tensors by name."""
+        """Return tensors by name, to be saved with the attachment."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what was saved."""
+        """Restore what `state_dict` returned."""
+
+
+def new_zeros(*shape: int, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return zeros on the device of `like` that can be added to outside inference mode as well."""
+    with torch.inference_mode(False):
+        return torch.zeros(*shape, dtype=dtype, device=like.device)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
 
 from ..functional.masks import wide_dtype
 
@@ -16,7 +15,7 @@ MEAN, VARIANCE, RUNNING_MEAN, RUNNING_VARIANCE, BATCHES = range(5)
 
 
 def has_running(module: nn.Module) -> bool:
-    """Whether it is a BatchNorm that keeps running statistics."""
+    """Whether the layer is a BatchNorm that keeps running statistics."""
     return (
         isinstance(module, nn.modules.batchnorm._BatchNorm)
         and isinstance(module.running_mean, Tensor)
@@ -25,9 +24,9 @@ def has_running(module: nn.Module) -> bool:
 
 
 class BatchMoments:
-    """Means over batches of their mean and variance, by channel; and what the layer keeps.
+    """Sums over batches of their mean and variance by channel, and the running statistics.
 
-    The open window is in row 0 of its tensor, the one that was closed last in row 1.
+    Row 0 of its tensor is the open window, row 1 the last closed one.
 
     Attributes:
         eps: what the layer adds to a variance.
@@ -40,23 +39,23 @@ class BatchMoments:
             self.sums = torch.zeros(2, BATCHES + 1, channels, dtype=torch.float64, device="cpu")
 
     def to(self, device: torch.device) -> None:
-        """Follow the values to their device."""
+        """Move to the device of the values."""
         if self.sums.device != device and device.type != "meta":
             with torch.inference_mode(False):
                 self.sums = self.sums.to(device, wide_dtype(device))
 
     def add(self, x: Tensor) -> None:
-        """One more batch, of (N, C, ...)."""
+        """Add one batch of shape (N, C, ...)."""
         self.to(x.device)
         if x.numel() <= x.shape[1]:
             return  # one value has no variance
-        variance, mean = _variance_mean(x)
+        variance, mean = torch.var_mean(x.to(self.sums.dtype), [0, *range(2, x.ndim)])
         self.sums[0, MEAN].add_(mean)
         self.sums[0, VARIANCE].add_(variance)
         self.sums[0, BATCHES].add_(1)
 
     def look(self, module: Any) -> None:
-        """Take what the layer keeps."""
+        """Copy the running statistics of the layer."""
         self.eps = float(module.eps)
         if module.running_mean.is_meta:
             return
@@ -70,13 +69,10 @@ class BatchMoments:
         self.sums[0].zero_()
 
     def read(self, numbers: Mapping[int, list[float]]) -> tuple[float | None, float | None]:
-        """How far the running mean and variance are; None before any batch."""
-        values = iter(numbers[id(self.sums)])
-        shape = self.sums.shape
-        for _ in range(shape[0]):
-            rows = [[next(values) for _ in range(shape[2])] for _ in range(shape[1])]
+        """Return how far the running mean and variance are off; None before any batch."""
+        for rows in torch.tensor(numbers[id(self.sums)], dtype=torch.float64).view(self.sums.shape):
             if rows[BATCHES][0]:
-                return _distances(rows, self.eps)
+                return _distances(rows.tolist(), self.eps)
         return None, None
 
 
@@ -93,18 +89,3 @@ def _distances(rows: list[list[float]], eps: float) -> tuple[float | None, float
 
 def _average(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
-
-
-def _variance_mean(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each channel; the variance as the running one is, without bias."""
-    axes = [0, *range(2, x.ndim)]
-    wide = wide_dtype(x.device)
-    if x.device.type != "cpu" or is_compiling():
-        return torch.var_mean(x.to(torch.float32) if x.device.type != "cpu" else x.to(wide), axes)
-    n = x.numel() // x.shape[1]  # torch's own takes several times as long
-    mean = x.sum(axes, dtype=torch.float32 if x.dtype.itemsize <= 4 else wide) / n
-    centred = x - mean.view(-1, *[1] * (x.ndim - 2))
-    rows = torch.linalg.vector_norm(centred.flatten(2), dim=2) if x.ndim > 2 else centred.abs()
-    squares = rows.to(wide).square().sum(0)
-    off = centred.sum(axes).to(wide) / n
-    return (squares - n * off * off) / (n - 1), mean.to(wide) + off

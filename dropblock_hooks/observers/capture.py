@@ -23,10 +23,9 @@ _REDUCTIONS = ("mean", "norm", "channels")
 class Capture(Observer):
     """Keeps the last activations of a layer, and their gradients: read ``attached.captured()``.
 
-    What is kept is a copy, as the layer gave it, whatever works on it in place later, and holds
-    nothing of the graph. Every call counts, of a layer that is called several times in a forward
-    too, but for those that a checkpoint repeats. It stays in compiled code; it takes the values
-    out of it as they are computed.
+    A copy of each tensor is kept, so later in-place operations do not change it. It holds no part
+    of the autograd graph. Every call of the layer is kept, also if a forward calls it several
+    times, but not the calls that activation checkpointing recomputes. It works in compiled code.
 
     Example:
         >>> from dropblock_hooks import attach
@@ -41,9 +40,10 @@ class Capture(Observer):
 
     Args:
         gradients: keep the gradients of the values. They are as autograd has them: under AMP, of
-            the scaled loss. Where a layer uses itself what it returns, they are of both uses; of
-            what it hands on alone in compiled code, and where the value is a view. Of a layer in a
-            reentrant checkpoint the last call's must come first: nothing tells them apart.
+            the scaled loss. A gradient is that of the value that is kept, so the gradient
+            regularizers of this layer have changed it, also with ``when="before"``. In a reentrant
+            checkpoint no gradients are kept, and a warning says so. In compiled code inside a
+            checkpoint, gradients are matched with calls last call first.
         activations: keep the values.
         every: look at each n-th call of the layer, the first one included.
         keep: how many records, the last ones; None keeps all, so that memory grows.
@@ -53,8 +53,7 @@ class Capture(Observer):
         device: where they are kept; by default where they are.
         dtype: as what they are kept, ``"float16"`` say; by default as they are.
         detach: False keeps the graph of the values, and all memory that it holds, until other
-            records take their place. Compiled code can't: there it breaks the graph, as
-            ``reduce="channels"`` does.
+            records take their place. Compiled code refuses it.
         when, at, index, layout, grid, prefix_tokens: as of every `Observer`. At the input, without
             `index`, the value is ``(arguments, keywords)``.
         active: in training alone (``"train"``), or ``"always"``.
@@ -83,10 +82,6 @@ class Capture(Observer):
     @property
     def channelwise(self) -> bool:  # type: ignore[override]  # of each object
         return self.reduce == "channels"
-
-    @property
-    def traceable(self) -> bool:  # type: ignore[override]  # of each object
-        return self.detach and self.reduce != "channels"
 
     def bind(self) -> Any:
         return CaptureWatch(self)

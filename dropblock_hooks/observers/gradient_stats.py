@@ -45,4 +45,4 @@ class GradientWatch(MomentsWatch):
     """What one site has seen of its gradients."""
 
     def see_gradient(self, grad: Tensor, at: int, scale: float | Tensor, ticket: Any) -> None:
-        self.moments.add(grad.to_dense() if grad.is_sparse else grad, self.every, scale=scale)
+        self.open.add(grad.to_dense() if grad.is_sparse else grad, self.every, scale=scale)

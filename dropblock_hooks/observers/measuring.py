@@ -1,4 +1,4 @@
-"""What the observers that take statistics share: how often, and the bins."""
+"""What the observers of statistics share: how often they look, and the bins."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..checks import as_count, as_number
@@ -23,8 +22,8 @@ class Measuring(Observer):
     """Moments at every call; shares of zeros and a histogram of magnitudes now and then.
 
     Args:
-        every: shares and the histogram are taken at each so many calls of an epoch, the first
-            included; in compiled code at all calls, of one in so many samples.
+        every: zeros, values that are not finite and the histogram are counted at each n-th call of
+            an epoch, the first included.
         low, high: the bounds of the histogram of magnitudes, from 1e-30 to 1e30. Its bins are
             octaves: the bounds are rounded down and up to powers of 2. What lies below and beyond
             them is counted in two more.
@@ -71,26 +70,38 @@ def _ordinal(n: int) -> str:
 
 
 class MomentsWatch(Watch):
-    """What one site has seen, as `Moments`."""
+    """The state of one site: `Moments` of the open window, and of the last closed one."""
 
     def __init__(self, options: Measuring, units: bool = False) -> None:
         self.every = options.every
-        self.moments = Moments(options.octaves, units=units)
-
-    def to(self, device: torch.device) -> None:
-        self.moments.to(device)
+        self.open, self.closed = (Moments(options.octaves, units) for _ in range(2))
 
     def close_window(self) -> None:
-        self.moments.close()
+        octaves, units = (self.open.first, self.open.last), self.open.units
+        self.closed, self.open = self.open, Moments(octaves, units)
 
     def tensors(self) -> list[Tensor]:
-        return self.moments.tensors()
+        return self.open.tensors() + self.closed.tensors()
 
     def read(self, numbers: Mapping[int, list[float]]) -> Statistics | None:
-        return self.moments.read(numbers)
+        return self.read_moments(numbers)
+
+    def read_moments(
+        self, numbers: Mapping[int, list[float]], zone: bool = True
+    ) -> Statistics | None:
+        """Return the open window, or the closed one if the open one is empty."""
+        for window in (self.open, self.closed):
+            if window.calls:
+                return window.read(numbers, zone)
+        return None
 
     def state_dict(self) -> dict[str, Tensor]:
-        return self.moments.state_dict()
+        return {
+            f"{name}.{key}": tensor
+            for name, window in (("open", self.open), ("closed", self.closed))
+            for key, tensor in window.state_dict().items()
+        }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self.moments.load_state_dict(state)
+        for name, window in (("open", self.open), ("closed", self.closed)):
+            window.load_state_dict({key: state[f"{name}.{key}"] for key in window.state_dict()})

@@ -1,5 +1,6 @@
-"""``Watchdog``: warns of what goes wrong first. Sites keep numbers; what these mean is judged
-for all sites together, in ``attachment.rules``.
+"""``Watchdog``: warns of what goes wrong first.
+
+Its sites keep numbers. ``attachment.rules`` judges the numbers of all sites together.
 """
 
 from __future__ import annotations
@@ -30,19 +31,21 @@ _INF = math.inf
 class Watchdog(Observer):
     """Warns of what goes wrong, with the layer, the epoch, the figure and the likely cure.
 
-    Put it on many layers, nested as they are: of NaN and Inf it then names the layer that made
-    them, among all that have passed them on. It looks at its numbers when an epoch ends
-    (``attached.step``), and at every so many training forwards, or steps within an epoch; between
-    two looks no device is waited for. The rules:
+    Attach it to many layers, blocks and the layers inside them: then it names the layer that
+    computed the first NaN or Inf. It looks at its numbers when an epoch ends (``attached.step``),
+    at each n-th training forward (`every`), and at each n-th step within an epoch. Between two
+    looks it does not wait for a device. The rules:
 
-    - ``nonfinite``: NaN or Inf. In the forward it names the layer that made them, in the backward
-      the first layer that a bad gradient reaches. Overflows of a GradScaler that the attachment
-      knows are reported once they have driven its scale below 1.
+    - ``nonfinite``: NaN or Inf. In the forward, it names the layer that computed it. In the
+      backward, it names the first layer that such a gradient reaches. With a GradScaler that the
+      attachment knows, gradients count only once its scale has fallen below 1.
     - ``vanishing``, ``exploding``: gradients of the first quarter of the layers are smaller, or
-      larger, by `max_ratio` than those of the last.
-    - ``dead``: channels of a ReLU (and its kin) that were zero all the time.
-    - ``saturated``: values of a sigmoid, a tanh or their hard kin within 1 % of their bounds.
-    - ``no_gradient``: a layer with trained parameters has got no gradient, or zeros; others have.
+      larger, by `max_ratio` than those of the last quarter.
+    - ``dead``: channels of a ReLU, or a similar activation, were zero in all calls.
+    - ``saturated``: values of a sigmoid, a tanh or their hard versions are within 1 % of their
+      bounds.
+    - ``no_gradient``: a layer with trained parameters gets no gradient, or only zeros, while other
+      layers get gradients.
 
     Example:
         >>> import torch
@@ -59,14 +62,15 @@ class Watchdog(Observer):
         '0'
 
     Args:
-        rules: names of rules, or one; or ``"all"``.
-        action: ``"warn"``; ``"raise"``, a `WatchdogError`; or a function of a `Finding`, which
-            cannot be written to a file.
-        every: look at every so many training forwards, where the model is not compiled as a whole,
-            or steps within an epoch; 0 or None: only when an epoch ends.
-        max_ratio: of gradients at both ends of the model.
-        max_dead, max_saturated: largest share of a layer's channels, or values.
-        min_calls: fewer forwards, or gradients, tell nothing but ``nonfinite``.
+        rules: a name of a rule or several, or ``"all"``.
+        action: ``"warn"``; ``"raise"``, a `WatchdogError`; or a function that is called with each
+            `Finding`, which cannot be written to a file.
+        every: look at each n-th training forward of the model, and at each n-th step within an
+            epoch; 0 or None: only when an epoch ends. Forwards are not counted where the whole
+            model is compiled.
+        max_ratio: the largest ratio of gradients at both ends of the model, above 1.
+        max_dead, max_saturated: the largest share of a layer's channels, or of its values.
+        min_calls: with fewer forwards, or gradients, only ``nonfinite`` is judged.
     """
 
     rules: tuple[str, ...] | str = "all"
@@ -81,7 +85,6 @@ class Watchdog(Observer):
     needs_tensor: ClassVar[bool] = False
     needs_calls: ClassVar[bool] = False
     sees_gradients: ClassVar[bool] = True
-    sees_given: ClassVar[bool] = True
     refused_options: ClassVar[tuple[str, ...]] = ("at",)
 
     def __post_init__(self) -> None:
@@ -95,8 +98,8 @@ class Watchdog(Observer):
         return RULES if self.rules == "all" else self.rules
 
     def check(self, values: Mapping[str, float]) -> None:
+        check_option("at", self.at, ("output",))
         super().check(values)
-        check_option("at", self.at, ("output",))  # it sees what its layer is given as well
         if not isinstance(self.rules, Sequence) or not self.rules:
             raise TypeError(f"rules must be names of rules, got {shown(self.rules)}")
         for rule in self.names:

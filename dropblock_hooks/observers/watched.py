@@ -1,310 +1,257 @@
-"""What the sites of a `Watchdog` keep, on the device."""
+"""What the sites of a `Watchdog` keep."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..functional.masks import wide_dtype
-from .base import Seen, Watch
+from .base import Seen, Watch, new_zeros
 from .saturation import NEAR, bounds_of
 
 CHANNELS = 4096
 """Channels beyond this number are not looked at."""
+_MOST_UNREAD = 4096
 _INF = math.inf
 _HUGE = 1e30  # a norm beyond it counts as this: its squares may not fit
 
 
-class Numbers(NamedTuple):
-    """What a site has kept since the last look; times are those of the `Clock`, inf for never.
-
-    Forwards and backwards have a time each.
+@dataclass
+class Numbers:
+    """What a site has counted since the last look. Times are those of the `Clock`.
 
     Attributes:
-        given: the largest magnitude of what the layer was given in its last call.
-        bad: when it first gave a number that is not finite.
-        made: the same, of a call that was given finite ones.
-        after: the time of backwards when it first gave a number that is not finite.
+        bad: when its output was first not finite; inf for never.
+        made: the same, of a call in which its input was finite.
         at: when it was last called.
         calls: its calls.
-        bad_calls: those that gave numbers that are not finite.
-        grad_bad: when a gradient that is not finite first came to what it gave.
-        handed_bad: when it first handed one on to what it was given.
+        differentiable: calls whose output may get a gradient.
+        bad_calls: calls whose output was not finite.
+        grad_bad: when a gradient that is not finite first came to its output; inf for never.
         grads: gradients that have come.
         norm: the sum of their norms, of the unscaled loss; without those that are not finite.
-        run: bad gradients in a row until now, of those that came, under a GradScaler.
-        longest: the longest such run.
-        scale: that of the GradScaler when the last bad gradient came.
-        scales: how many scales in a row have given bad gradients, until now.
-        most_scales: the largest such number.
-        near: the sum of the shares of values at the bounds of an activation.
-        channels: of its values; 0 where they were not looked at.
+        near: the sum over calls of the share of values at the bounds of an activation.
     """
 
-    given: float = 0.0
     bad: float = _INF
     made: float = _INF
-    after: float = _INF
-    at: float = 0.0
-    calls: float = 0.0
-    bad_calls: float = 0.0
+    at: int = 0
+    calls: int = 0
+    differentiable: int = 0
+    bad_calls: int = 0
     grad_bad: float = _INF
-    handed_bad: float = _INF
-    grads: float = 0.0
+    grads: int = 0
     norm: float = 0.0
-    run: float = 0.0
-    longest: float = 0.0
-    scale: float = 0.0
-    scales: float = 0.0
-    most_scales: float = 0.0
     near: float = 0.0
-    channels: float = 0.0
 
 
-_OF_RUNS = ("run", "longest", "scale", "scales", "most_scales")
-_OF_BACKWARD = ("grad_bad", "handed_bad", "grads", "norm", *_OF_RUNS)
-_AT = {
-    name: at
-    for group in (_OF_BACKWARD, [name for name in Numbers._fields if name not in _OF_BACKWARD])
-    for at, name in enumerate(group)
-}
-
-
+@dataclass
 class Clock:
-    """What all sites share: numbers that grow with every event, so that these have an order.
-
-    They are two, as compiled code can't write in a backward what a later forward has written.
+    """What all sites of an attachment share.
 
     Attributes:
-        time: the events of forwards, on the device.
-        back: those of backwards.
+        time: the number of calls and gradients that all sites have seen, so that these are ordered.
         forwards: training forwards since the last look.
-        steps: how often time has moved since then.
-        calls: all training forwards that were seen, and `samples` the samples in them.
-        rescaled: whether the scale of the GradScaler was seen to move.
+        steps: calls of ``step`` since the last look.
         alerts: what the last looks have found, by layer and rule.
     """
 
-    def __init__(self) -> None:
-        with torch.inference_mode(False):
-            self.time = torch.zeros((), dtype=torch.float64, device="cpu")
-            self.back = torch.zeros((), dtype=torch.float64, device="cpu")
-        self.forwards = self.steps = 0
-        self.calls = self.samples = 0
-        self.rescaled = False
-        self.alerts: dict[tuple[str, str], Any] = {}
+    time: int = 0
+    forwards: int = 0
+    steps: int = 0
+    alerts: dict[tuple[str, str], Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, shared: dict[str, Any]) -> Clock:
-        """The one of an Attachment."""
+        """Return the clock of an attachment."""
         clock: Clock = shared.setdefault("Watchdog", cls())
         return clock
 
-    def to(self, device: torch.device) -> None:
-        """Follow the model; of several devices to the first."""
-        if self.time.device.type == "cpu" != device.type != "meta":
-            self.time = self.time.to(device, wide_dtype(device))
-            self.back = self.back.to(device, wide_dtype(device))
-
-    def tick(self, device: torch.device, backward: bool) -> Tensor:
-        """The time of an event."""
-        return (self.back if backward else self.time).add_(1).to(device, non_blocking=True)
+    def tick(self) -> int:
+        """Return the time of a new event."""
+        self.time += 1
+        return self.time
 
 
 class Watched(Watch):
-    """What one site has kept.
+    """The state of one site of a `Watchdog`.
+
+    A number on the CPU is read at once. A number on another device is read with all others at the
+    next look, so that no device is waited for in between.
 
     Attributes:
-        kept: the `Numbers` of forwards, on the device.
-        back: those of backwards: compiled code writes them in its backward alone.
-        peaks: of each channel, the largest magnitude.
-        frozen: calls in which it had no trained parameters; in compiled code they are not known.
+        kept: what was counted.
+        peaks: the largest magnitude of each channel, of an activation that can die.
     """
 
+    reads_given = True
+
     def __init__(self, watches_dead: bool, watches_near: bool) -> None:
-        self.watches_dead = watches_dead
-        self.watches_near = watches_near
+        self.watches_dead, self.watches_near = watches_dead, watches_near
         self.clock = Clock()
-        self.frozen = 0
-        with torch.inference_mode(False):
-            self.kept, self.back = (
-                torch.tensor(
-                    [
-                        value
-                        for name, value in Numbers._field_defaults.items()
-                        if (name in _OF_BACKWARD) == backward
-                    ],
-                    dtype=torch.float64,
-                    device="cpu",
-                )
-                for backward in (False, True)
-            )
-            size = CHANNELS if self.watches_dead else 0
-            self.peaks = torch.zeros(size, dtype=torch.float32, device="cpu")
+        self.kept = Numbers()
+        self.peaks = torch.zeros(0, device="cpu")
+        self.bounds: tuple[float, float] | None = None
+        self._given_is_bad = False
+        self._unread: list[tuple[str, int, Tensor]] = []
 
     def join(self, shared: dict[str, Any]) -> None:
         self.clock = Clock.of(shared)
 
-    def to(self, device: torch.device) -> None:
-        if self.kept.device != device and device.type != "meta":
-            with torch.inference_mode(False):
-                self.kept = self.kept.to(device, wide_dtype(device)).clone()
-                self.back = self.back.to(device, wide_dtype(device)).clone()
-                self.peaks = self.peaks.to(device).clone()
-            self.clock.to(device)
-
-    def _slot(self, name: str) -> Tensor:
-        return (self.back if name in _OF_BACKWARD else self.kept)[_AT[name]]
-
-    def give(self, tensors: Sequence[Tensor]) -> None:
-        if tensors:
-            self._follow(tensors[0].device)
-        worst = _magnitude(tensors[:1], self.kept)
-        for x in tensors[1:]:  # of a mask of attention, -inf is meant
-            if x.numel():
-                worst = torch.maximum(worst, x.amax().to(self.kept))
-        self._slot("given").copy_(worst)
+    def look(self, module: nn.Module, parameter: str | None) -> None:
+        self.reads_channels = self.watches_dead and can_die(module)
+        self.bounds = _bounds(module) if self.watches_near else None
 
     def see(self, seen: Seen) -> None:
-        self._follow(seen.tensors[0].device)
-        now = self.clock.tick(self.kept.device, backward=False)
-        bad = ~(_magnitude(seen.tensors, self.kept) < _INF)
-        self._slot("bad").clamp_(max=torch.where(bad, now, _INF))
-        back = self.clock.back.to(self.kept.device, non_blocking=True)
-        self._slot("after").clamp_(max=torch.where(bad, back, _INF))
-        made = bad & (self._slot("given") < _INF)
-        self._slot("made").clamp_(max=torch.where(made, now, _INF))
-        self._slot("at").copy_(now)
-        self._slot("calls").add_(1)
-        self._slot("bad_calls").add_(bad)
+        time = self.clock.tick()
+        self.kept.at = time
+        self.kept.calls += 1
+        self.kept.differentiable += seen.differentiable
+        worst = _magnitude(seen.tensors)
+        if worst is None:
+            return
+        on_cpu = worst.device.type == "cpu"
+        if seen.given and not (on_cpu and worst < _INF):  # what it was given matters if it is bad
+            given = _magnitude_given(seen.given)
+            if given is not None:
+                self._note("given", time, given)
+        self._note("bad", time, worst)
         x = seen.tensors[0]
-        if not torch.compiler.is_compiling():
-            self.frozen += not any(
-                p is not None and p.requires_grad for p in seen.module._parameters.values()
-            )
-        self._see_activation(seen, x)
-
-    def _see_activation(self, seen: Seen, x: Tensor) -> None:
-        if self.watches_dead and can_die(seen.module) and x.ndim > 1 and x.numel():
-            mapped = seen.channels_first(x)
-            if mapped is None:
-                mapped = x.movedim(-1 if x.ndim != 4 else 1, 1)
-            mapped = mapped[:, :CHANNELS]
-            others = tuple(axis for axis in range(mapped.ndim) if axis != 1)
-            low, high = mapped.amin(others), mapped.amax(others)
-            peaks = self.peaks[: mapped.shape[1]]
-            peaks.copy_(torch.maximum(peaks, torch.maximum(high, -low).to(peaks)))
-            self._slot("channels").clamp_(min=mapped.shape[1])
-        bounds = _bounds(seen.module) if self.watches_near else None
-        if bounds is not None and x.numel():
-            lower, upper = bounds
+        if self.reads_channels and x.ndim > 1 and x.numel():
+            self._see_channels(seen, x)
+        if self.bounds is not None and x.numel():
+            lower, upper = self.bounds
             edge = NEAR * (upper - lower)
             at_bounds = (x < lower + edge) | (x > upper - edge)
-            self._slot("near").add_(at_bounds.mean(dtype=torch.float32))
-            self._slot("channels").clamp_(min=1)
+            self._note("near", time, at_bounds.mean(dtype=torch.float32))
+
+    def _see_channels(self, seen: Seen, x: Tensor) -> None:
+        """Raise the peaks of the channels."""
+        mapped = seen.channels_first()
+        if mapped is None:
+            mapped = x.movedim(-1 if x.ndim != 4 else 1, 1)
+        mapped = mapped[:, :CHANNELS]
+        more = mapped.shape[1] - len(self.peaks)
+        if more > 0:
+            zeros = new_zeros(more, like=x, dtype=torch.float32)
+            self.peaks = torch.cat((self.peaks.to(x.device), zeros))
+        elif x.device.type == "cpu" and bool(self.peaks.all()):
+            return  # none can be dead any more
+        others = [axis for axis in range(mapped.ndim) if axis != 1]
+        peaks = self.peaks[: mapped.shape[1]]
+        torch.maximum(peaks, mapped.abs().amax(others).to(peaks), out=peaks)
 
     def see_gradient(self, grad: Tensor, at: int, scale: float | Tensor, ticket: Any) -> None:
-        if not grad.numel():
-            return
-        bad = self._see_bad(grad, "grad_bad")
-        if isinstance(scale, Tensor) or scale != 1.0:
-            self._see_overflow(bad, scale)
-        norm = torch.linalg.vector_norm(grad, dtype=_summed(grad)).to(self.back) / scale
-        self._slot("grads").add_(1)
-        self._slot("norm").add_(torch.where(bad, 0.0, norm.clamp(max=_HUGE)))
-
-    def see_handed(self, grad: Tensor) -> None:
         if grad.numel():
-            self._see_bad(grad, "handed_bad")
+            self.kept.grads += 1
+            self._note("grad", self.clock.tick(), _norm(grad) / scale)
 
-    def _see_bad(self, grad: Tensor, name: str) -> Tensor:
-        """Note a gradient; whether it is bad."""
-        now = self.clock.tick(self.back.device, backward=True)
-        bad = ~(_magnitude([grad], self.back) < _INF)
-        self._slot(name).clamp_(max=torch.where(bad, now, _INF))
-        return bad
+    def _note(self, what: str, time: int, number: Tensor) -> None:
+        """Add a number now, if it is on the CPU, or at the next look."""
+        if number.device.type == "cpu":
+            self._add(what, time, float(number))
+            return
+        self._unread.append((what, time, number.to(wide_dtype(number.device))))
+        if len(self._unread) >= _MOST_UNREAD:
+            self._add_all(torch.stack([each for _, _, each in self._unread]).tolist())
 
-    def _see_overflow(self, bad: Tensor, scale: float | Tensor) -> None:
-        """Count in a row: gradients, of which an update may have several, and scales."""
-        self._slot("run").add_(1).mul_(bad)
-        self._slot("longest").clamp_(min=self._slot("run"))
-        last, scales = self._slot("scale"), self._slot("scales")
-        other = last != scale
-        scales.mul_(bad | ~other).add_(bad & other)
-        last.copy_(torch.where(bad, scale, last))
-        self._slot("most_scales").clamp_(min=scales)
+    def _add_all(self, numbers: Sequence[float]) -> None:
+        for (what, time, _), number in zip(self._unread, numbers, strict=True):
+            self._add(what, time, number)
+        self._unread = []
 
-    def _follow(self, device: torch.device) -> None:
-        """Go where the activations are; compiled code can't."""
-        if not torch.compiler.is_compiling():
-            self.to(device)
+    def _add(self, what: str, time: int, number: float) -> None:
+        kept, bad = self.kept, not abs(number) < _INF
+        if what == "given":
+            self._given_is_bad = bad
+        elif what == "bad":
+            if bad:
+                kept.bad_calls += 1
+                kept.bad = min(kept.bad, time)
+                if not self._given_is_bad:
+                    kept.made = min(kept.made, time)
+            self._given_is_bad = False
+        elif what == "near":
+            kept.near += number
+        elif bad:
+            kept.grad_bad = min(kept.grad_bad, time)
+        else:
+            kept.norm += min(number, _HUGE)
 
     def tensors(self) -> list[Tensor]:
-        return [self.kept, self.back, self.peaks]
-
-    def read(self, numbers: Mapping[int, list[float]]) -> Any:
-        """What was kept, and the peaks of the channels; not as rows of a report."""
-        return None
+        unread = [each for _, _, each in self._unread]
+        self._stacked = torch.stack(unread) if unread else torch.zeros(0, device="cpu")
+        return [self._stacked, self.peaks]
 
     def kept_of(self, numbers: Mapping[int, list[float]]) -> tuple[Numbers, list[float]]:
-        """What was kept, and the largest magnitudes of the channels."""
-        tensors = {False: self.kept, True: self.back}
-        kept = Numbers(
-            *(numbers[id(tensors[name in _OF_BACKWARD])][_AT[name]] for name in Numbers._fields)
-        )
-        return kept, numbers[id(self.peaks)][: int(kept.channels)]
+        """Return what was counted, and the largest magnitudes of the channels."""
+        self._add_all(numbers[id(self._stacked)])
+        return self.kept, numbers[id(self.peaks)]
 
     def forget(self, statistics: bool) -> None:
-        """Begin anew, without waiting for the device.
+        """Begin anew.
 
         Args:
             statistics: forget these too, not only what was not finite.
         """
-        kept = {"run", "scale", "scales", "given"} if statistics else set(Numbers._fields) - _OF_BAD
-        for name, value in Numbers._field_defaults.items():
-            if name not in kept:
-                self._slot(name).fill_(value)
         if statistics:
-            self.peaks.zero_()
-            self.frozen = 0
+            self.kept = Numbers(at=self.kept.at)
+            self.peaks = self.peaks[:0]
+        else:
+            self.kept.bad = self.kept.made = self.kept.grad_bad = _INF
 
 
-_OF_BAD = {"bad", "made", "after", "grad_bad", "handed_bad", "longest", "most_scales"}
 _CAN_DIE = {"relu", "relu6", "threshold", "hardswish", "gelu", "silu", "swish", "mish"}
 
 
 def can_die(module: nn.Module) -> bool:
-    """Whether it is an activation that gives zeros on one side."""
+    """Whether the layer is an activation that is zero on one side."""
     return type(module).__name__.lower() in _CAN_DIE
 
 
 def _bounds(module: nn.Module) -> tuple[float, float] | None:
-    """The bounds of an activation; of a ReLU6 none, as its zeros are what is dead or alive."""
+    """Return the bounds of an activation; None for a ReLU6, whose zeros mean dead or alive."""
     name = type(module).__name__.lower()
     if name == "relu6" or (isinstance(module, nn.Hardtanh) and name != "hardtanh"):
         return None
     return bounds_of(module)
 
 
-def _magnitude(tensors: Sequence[Tensor], like: Tensor) -> Tensor:
-    """The largest magnitude, inf or NaN where any is; one read, in which no sum can overflow."""
-    worst = torch.zeros((), dtype=like.dtype, device=like.device)
+def _magnitude(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Return the largest magnitude, inf or NaN where any is; None of no values."""
+    worst = None
     for x in tensors:
         if x.numel():
             low, high = _readable(x).aminmax()
-            worst = torch.maximum(worst, torch.maximum(high, -low).to(like))
+            largest = torch.maximum(high, -low)
+            worst = largest if worst is None else torch.maximum(worst, largest.to(worst))
     return worst
 
 
+def _magnitude_given(tensors: Sequence[Tensor]) -> Tensor | None:
+    """The same of arguments; -inf counts in the first one only: masks of attention hold it."""
+    worst = _magnitude(tensors[:1])
+    for x in tensors[1:]:
+        if x.numel():
+            high = _readable(x).amax()
+            worst = high if worst is None else torch.maximum(worst, high.to(worst))
+    return worst
+
+
+def _norm(grad: Tensor) -> Tensor:
+    """Return the norm; it is finite if all values are, whose squares may not fit into float32."""
+    if grad.device.type == "cpu" and grad.dtype is not torch.float64:
+        norm = torch.linalg.vector_norm(grad, dtype=torch.float32)  # several times as fast
+        if norm < _INF:
+            return norm
+    return torch.linalg.vector_norm(grad, dtype=wide_dtype(grad.device))
+
+
 def _readable(x: Tensor) -> Tensor:
-    """As a type that has an order: those of 8 bits have none."""
+    """Types of 8 bits have no order: return them as float32."""
     return x.float() if x.element_size() == 1 else x
-
-
-def _summed(x: Tensor) -> torch.dtype:
-    """In which type squares are summed."""
-    return torch.float64 if x.dtype is torch.float64 else torch.float32

@@ -14,7 +14,7 @@ from ..registry import register
 from ..selectors.wrappers import shard_refusal
 from ..tables import Columns
 from .base import Observer, Watch
-from .moments import CALLS, KEPT, SQUARES, Moments
+from .moments import KEPT, SQUARES, Moments
 from .statistics import Statistics, columns_of_moments, short
 
 
@@ -68,7 +68,7 @@ class WeightStatistics(Statistics):
 
 
 class WeightWatch(Watch):
-    """What the parameters of one site are, and what their norm was."""
+    """The parameters of one site as they are now, and what their norm was."""
 
     def __init__(self) -> None:
         self.now = Moments()
@@ -76,32 +76,28 @@ class WeightWatch(Watch):
             self.past = torch.full((2,), -1.0, dtype=torch.float64, device="cpu")
 
     def look(self, module: nn.Module, parameter: str | None) -> None:
-        for tensor in (self.now.sums, self.now.most):
-            tensor.zero_()
-        self.now.turn = 0
+        self.now = Moments()
         for each in _parameters(module, parameter):
-            self.now.add(each.detach(), every=1)
-        self.past = self.past.to(self.now.sums)
-        self.past = torch.where(self.past < 0, self._squares(), self.past)
-
-    def to(self, device: torch.device) -> None:
-        self.now.to(device)
-        self.past = self.past.to(self.now.sums)
+            self.now.add(each.detach())
+        with torch.inference_mode(False):
+            self.past = self.past.to(self.now.sums)
+            self.past = torch.where(self.past < 0, self._squares(), self.past)
 
     def close_window(self) -> None:
-        self.past = torch.stack((self._squares(), self.past[0]))
+        with torch.inference_mode(False):
+            self.past = torch.stack((self._squares(), self.past[0]))
 
     def _squares(self) -> Tensor:
-        """The norm of now, squared; NaN where not all is finite."""
-        sums = self.now.sums[0]
-        return torch.where(sums[CALLS] == sums[KEPT], sums[SQUARES], math.nan)
+        """Return the square of the present norm; NaN if not all values are finite."""
+        sums = self.now.sums
+        return torch.where(sums[KEPT] == self.now.calls, sums[SQUARES], math.nan)
 
     def tensors(self) -> list[Tensor]:
         return [*self.now.tensors(), self.past]
 
     def read(self, numbers: Mapping[int, list[float]]) -> WeightStatistics | None:
         found = self.now.read(numbers)
-        if found is None or not found.looked:
+        if not found.looked:
             return None
         squares = numbers[id(self.now.sums)][SQUARES]
         begun, before = numbers[id(self.past)]

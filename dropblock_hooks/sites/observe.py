@@ -1,35 +1,40 @@
-"""The hook of an observer: it sees what a layer gives, or takes, and what gradient comes back."""
+"""The hook of an observer: it sees what a layer returns, or takes, and the gradient of its output.
+
+Eager code calls the `Watch` of the site directly, compiled code through `observe_operator`. Both
+run the same Python.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
+import ast
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
+from torch.utils._pytree import tree_map
 
 from ..checkpointing import NO_TASK, graph_task
 from ..functional import axes
+from ..handles import new_handle
 from ..observers.base import Observer, Seen, Watch
+from ..warn import warn
 from . import indexing
-from .act import has_data, is_exported, scale_in_graph
-from .given import GivenHook, put_first
-from .hooks import SiteHook, Turn, put_on, take_off
-from .identity import GradIdentityTraced, may_get_gradient
+from .act import has_data, is_exported, is_exporting
+from .hooks import SiteHook, Turn, put_on
+from .identity import may_get_gradient
 from .nested import Nested
+from .observe_operator import observe, watch_gradient
 from .site import Site
 
 
 class ObserveHook(SiteHook):
-    """Forward hook, or forward pre-hook at an input, that watches; the values stay what they are.
-
-    Of a layer that is watched before what acts on it, gradients are seen by a second hook, which
-    stands last: it is the first that a gradient meets.
+    """Forward hook, or forward pre-hook at an input, that observes and changes nothing.
 
     Attributes:
-        ticket: what was seen in the last call, for gradients that a second hook sees.
+        handle: names the hook in compiled code.
     """
 
     def __init__(self, site: Site) -> None:
@@ -37,234 +42,271 @@ class ObserveHook(SiteHook):
         observer: Observer = site.regularizer  # type: ignore[assignment]  # `make_hook` has asked
         self.observer = observer
         self.turn = Turn.BEFORE if observer.when == "before" else Turn.AFTER
-        split = observer.sees_gradients and observer.when == "before"
-        self.last = LastHook(self) if split and observer.sees_values else None
-        if split and not observer.sees_values:
-            self.turn = Turn.LAST
-        self.given = GivenHook(self) if observer.sees_given else None
-        self.ticket: Any = None
+        if observer.when == "before" and not observer.sees_values:
+            self.turn = Turn.LAST  # the first that a gradient meets
+        self.handle = new_handle(self)
         self.watch.join(site.control.shared)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "handle"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.handle = new_handle(self)  # a copy is another hook
 
     @property
     def watch(self) -> Watch:
-        """What its site has seen."""
+        """The state of its site."""
         watch: Watch = self.site.bound
         return watch
 
     def install(self, module: nn.Module) -> None:
-        for hook in (self, self.last):
-            if hook is not None:
-                put_on(module, hook, at_input=self.site.at == "input")
-        if self.given is not None:
-            module.register_forward_pre_hook(self.given.__call__, with_kwargs=True)
-            put_first(module._forward_pre_hooks)
-
-    def remove(self, module: nn.Module) -> None:
-        super().remove(module)
-        for hook in (self.last, self.given):
-            if hook is not None:
-                take_off(hook, module)
-
-    def _compile(self, module: nn.Module, *given: Any) -> Any:
-        return None if is_exported() else super()._compile(module, *given)
+        put_on(module, self, at_input=self.site.at == "input", with_kwargs=True)
 
     def _act(self, module: nn.Module, *given: Any) -> Any:
-        site, observer, compiling = self.site, self.observer, is_compiling()
         if is_exported():
             return None
-        if not (observer.sees_values or observer.sees_gradients):
-            if compiling:
-                site.record.meter.add_call()
-            return self._count()
-        found = self.found(given)
-        if compiling:
-            site.record.meter.add_call()
+        found = self._found(given)
+        if found is not None and not all(map(has_data, found.tensors)):
+            found = None
         ticket = None
-        if observer.sees_values and (compiling or graph_task() == NO_TASK):
-            self._count()
-            if found is not None and found.readable:
-                ticket = self._see(module, found, given)
-        if not compiling:
-            self.ticket = ticket  # none of a repetition
-        if found is None or not observer.sees_gradients or self.last is not None:
-            return None
-        return self.hand_on(found, ticket)
+        if graph_task() == NO_TASK:
+            ticket = self._see(
+                [] if found is None else self._detached(found.tensors),
+                self._given(given),
+                None if found is None else found.nest,
+                module.training,
+                found is not None and any(map(may_get_gradient, found.tensors)),
+            )
+        return None if found is None else self._watch_gradients(found, ticket)
 
-    def found(self, given: tuple[Any, ...]) -> _Found | None:
-        """What is watched; None of a layer without tensors, where that is no error.
+    def _compile(self, module: nn.Module, *given: Any) -> Any:
+        observer = self.observer
+        if is_exporting() or not (module.training or observer.active == "always"):
+            return None
+        if torch._C._are_functorch_transforms_active():
+            return None
+        if observer.keeps_graph:
+            raise self.site.error(
+                "compiled code can't keep the autograd graph of a value: use detach=True, or call "
+                "the model without torch.compile"
+            )
+        found = self._found(given)
+        tensors = [] if found is None else found.tensors
+        ticket = observe(
+            self.handle,
+            [x.detach() for x in tensors],
+            self._given(given),
+            "" if found is None else found.written(),
+            module.training,
+            any(may_get_gradient(x) for x in tensors),
+        )
+        return None if found is None else self._watch_gradients(found, ticket)
+
+    def see_compiled(
+        self,
+        tensors: Sequence[Tensor],
+        given: Sequence[Tensor],
+        nesting: str,
+        training: bool,
+        differentiable: bool,
+    ) -> int | None:
+        """Add one call of compiled code; the arguments are those of ``observe``."""
+        if graph_task() != NO_TASK or not self.site.enter(training):
+            return None
+        nest = partial(_nested, nesting) if nesting else None
+        ticket: int | None = self._see(tensors, given, nest, training, differentiable)
+        return ticket
+
+    def _see(
+        self,
+        tensors: Sequence[Tensor],
+        given: Sequence[Tensor],
+        nest: Callable[[Sequence[Any]], Any] | None,
+        training: bool,
+        differentiable: bool,
+    ) -> Any:
+        """Count one call of the layer and add it to the watch; return its ticket."""
+        site, observer, watch = self.site, self.observer, self.watch
+        if observer.sees_values or not observer.sees_gradients:
+            site.record.add_active(None, 0, 0.0)
+        if nest is None or not observer.sees_values:
+            return None
+        forms: list[axes.Form | None] = [None] * len(tensors)
+        if watch.reads_channels:
+            forms = [self._form(x) for x in tensors]
+        control = site.control
+        epoch, shared = control.epoch, control.shared
+        try:
+            return watch.see(
+                Seen(tensors, nest, given, forms, training, differentiable, epoch, shared)
+            )
+        except (TypeError, ValueError) as error:
+            raise site.error(error) from error
+
+    def _form(self, x: Tensor) -> axes.Form | None:
+        """How the axes of a tensor are read; None if its channels are not known."""
+        if x.ndim < 2:
+            return None
+        try:
+            return self.site.forms.of(x)
+        except ValueError:
+            return None  # the report says so
+
+    def _found(self, given: tuple[Any, ...]) -> _Found | None:
+        """Return the observed tensors; None of a layer without tensors where that is no error.
+
+        `given` is what torch calls the hook with: arguments, keywords and output.
 
         Raises:
-            SiteError: where there is no tensor.
+            SiteError: if there is no tensor.
         """
-        found = self._find(given)
-        if found is None:
+        observer = self.observer
+        if not (observer.sees_values or observer.sees_gradients):
             return None
-        if is_compiling():
-            readable = not torch._C._are_functorch_transforms_active()
-        else:
-            readable = all(map(has_data, found.tensors))
-        return found._replace(readable=readable)
-
-    def _find(self, given: tuple[Any, ...]) -> _Found | None:
-        at_input, index = self.site.at == "input", self.observer.index
-        if index is None and self.observer.whole:
-            value: Any = given if at_input else given[-1]
+        at_input, index = self.site.at == "input", observer.index
+        value: Any = given if at_input else given[-1]
+        if index is None and observer.whole:
+            if isinstance(value, Tensor) and value.is_floating_point():
+                return _Found([value], _first)
             nested = Nested(value)
             if nested.tensors:
-                return _Found(nested.tensors, nested, whole=True)
-            if not self.observer.needs_tensor:
+                return _Found(nested.tensors, nested, nested)
+            if not observer.needs_tensor:
                 return None
-            if isinstance(value, list | tuple | Mapping) and not at_input:
+            if isinstance(value, list | tuple | dict) and not at_input:
                 raise self.site.error("the output holds no floating-point tensor")
-        index = 0 if index is None and at_input else index
-        value = given[-1] if not at_input or isinstance(index, str) else given[0]
+        if at_input:
+            index = 0 if index is None else index
+            value = given[1] if isinstance(index, str) else given[0]
         try:
             x = indexing.get(value, index)
         except ValueError as error:
             what = "what the layer is given" if at_input else "the output"
             raise self.site.error(f"{what} {error}") from None
-        return _Found([x], _Element(given, index, at_input))
+        return _Found([x], _first if index is None else _Element(value, index))
 
-    def hand_on(self, found: _Found, ticket: Any) -> Any:
-        """Watch the gradients of what was found; what the hook is to return."""
-        if not found.readable:
+    def _given(self, given: tuple[Any, ...]) -> list[Tensor]:
+        """Return the tensors among the layer's arguments, where the watch reads them."""
+        if not self.watch.reads_given:
+            return []
+        return [x.detach() for x in Nested(given[:2]).tensors]
+
+    def _detached(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [x if self.observer.keeps_graph else x.detach() for x in tensors]
+
+    def _watch_gradients(self, found: _Found, ticket: Any) -> Any:
+        """Watch the gradients of what was found; return what the hook returns."""
+        if not self.observer.sees_gradients:
             return None
-        new = [self.watched(x, i, ticket) for i, x in enumerate(found.tensors)]
+        new = [self.watched(x, at, ticket) for at, x in enumerate(found.tensors)]
         changed = any(a is not b for a, b in zip(new, found.tensors, strict=True))
         return found.put(new) if changed else None
 
     def watched(self, x: Tensor, at: int, ticket: Any) -> Tensor:
-        """The tensor, its gradient watched: a copy where its own hook could be passed by."""
+        """Return the tensor with its gradient watched: a copy, where a hook could be passed by."""
         if not may_get_gradient(x):
             return x
         if is_compiling():
-            given = [scale_in_graph(self.site, x.device)]
-            if isinstance(ticket, Tensor):  # the backward takes none but those of the forward
-                given.append(ticket)
-                ticket = None
-            traced: Tensor = GradIdentityTraced.apply(x, _TracedSeer(self, at, ticket), *given)
-            return traced
+            return watch_gradient(x, ticket, at)
         if x._is_view() or x.is_leaf:  # work in place loses the hook; a parameter would keep it
             x = x.clone()
-        x.register_hook(Seer(self, at, ticket))  # type: ignore[no-untyped-call]  # torch's
-        if self.given is not None:  # as it arrives, before what the layer's own hooks do to it
-            put_first(x._backward_hooks)
+        x.register_hook(_Seer(self, at, ticket))  # type: ignore[no-untyped-call]  # torch's
         return x
 
-    def _see(self, module: nn.Module, found: _Found, given: tuple[Any, ...]) -> Any:
-        try:
-            return self.watch.see(self._seen(module, found, given))
-        except (TypeError, ValueError) as error:
-            raise self.site.error(error) from error
-
-    def _seen(self, module: nn.Module, found: _Found, given: tuple[Any, ...]) -> Seen:
-        control, at_input = self.site.control, self.site.at == "input"
-        return Seen(
-            module=module,
-            tensors=[x if self.observer.keeps_graph else x.detach() for x in found.tensors],
-            nest=found.put if found.whole else itemgetter(0),
-            given=given if at_input else given[:-1],
-            training=module.training,
-            epoch=control.epoch,
-            channels_first=_ChannelsFirst(self.site, given),
-            shared=control.shared,
-        )
-
-    def _count(self) -> None:
-        """Count something that was seen."""
-        record = self.site.record
-        (record.meter if is_compiling() else record).add_active(None, 0, 0.0)
-
-    def see_gradient(self, grad: Tensor, at: int, scale: float | Tensor, ticket: Any) -> None:
-        """A gradient has come back."""
-        self.watch.see_gradient(grad.detach(), at, scale, ticket)
+    def see_gradient(self, grad: Tensor, at: int, ticket: Any) -> None:
+        """Add the gradient of one tensor, and count it if the observer sees gradients only."""
+        control, watch = self.site.control, self.watch
+        if not (has_data(grad) and control.installed and control.enabled):
+            return
+        if ticket is None and watch.by_call:
+            self._tell_reentrant()
+            return
+        watch.see_gradient(grad.detach(), at, control.grad_scale(grad.device), ticket)
         if not self.observer.sees_values:
-            self._count()
+            self.site.record.add_active(None, 0, 0.0)
+
+    def _tell_reentrant(self) -> None:
+        """Warn once that a gradient belongs to no known call."""
+        key = (self.site.key, "reentrant_checkpoint")
+        if key not in self.site.control.told:
+            self.site.control.told.add(key)
+            warn(
+                f"{self.site.key}: a gradient was not kept, because the layer is in a reentrant "
+                "checkpoint, where gradients can't be matched with calls: use "
+                "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+            )
 
 
-class LastHook:
-    """The second hook of an observer: it sees gradients as they arrive."""
-
-    turn = Turn.LAST
-
-    def __init__(self, first: ObserveHook) -> None:
-        self.first = first
-
-    def __call__(self, module: nn.Module, *given: Any) -> Any:
-        first = self.first
-        if is_exported() or not first.site.acts(module.training):
-            return None
-        found = first.found(given)
-        return found and first.hand_on(found, None if is_compiling() else first.ticket)
-
-
-class Seer:
-    """Tensor hook: sees a gradient. It holds no tensor of the graph."""
+class _Seer:
+    """Tensor hook that hands a gradient to an observer. It holds no tensor of the graph."""
 
     def __init__(self, hook: ObserveHook, at: int, ticket: Any) -> None:
         self.hook, self.at, self.ticket = hook, at, ticket
 
     def __call__(self, grad: Tensor | None) -> None:
-        control = self.hook.site.control
-        if grad is not None and has_data(grad) and control.installed and control.enabled:
-            self.hook.see_gradient(grad, self.at, control.grad_scale(grad.device), self.ticket)
-
-
-class _TracedSeer(Seer):
-    """The same in compiled code, which is given the scale, and a ticket that is one, as tensors."""
-
-    def __call__(self, grad: Tensor, *given: Tensor) -> Tensor:  # type: ignore[override]
-        ticket = given[1] if len(given) > 1 else self.ticket
-        self.hook.see_gradient(grad, self.at, given[0], ticket)
-        return grad
-
-
-class _ChannelsFirst:
-    """A tensor as (N, C, ...); None where its channels are not known."""
-
-    def __init__(self, site: Site, told: tuple[Any, ...]) -> None:
-        self.site, self.told = site, told
-
-    def __call__(self, x: Tensor) -> Tensor | None:
-        form = self.form(x)
-        return None if form is None else axes.as_map(x, form)
-
-    def form(self, x: Tensor) -> axes.Form | None:
-        """How the axes of a tensor are read; None where its channels are not known."""
-        if x.ndim < 2:
-            return None
-        try:
-            return self.site.forms.of(x, self.told)
-        except ValueError:
-            return None  # what needs them says so in the report
+        if grad is not None:
+            self.hook.see_gradient(grad, self.at, self.ticket)
 
 
 class _Found(NamedTuple):
-    """What is watched.
+    """The observed tensors of one call.
 
     Attributes:
         tensors: one or several.
-        put: puts others in their place: what a hook is to return.
-        whole: whether they are all that the layer gives.
-        readable: whether they have data, outside of function transforms.
+        put: puts others in their place; returns the new output.
+        nested: the nested output that they were found in; None for a single tensor.
     """
 
     tensors: list[Tensor]
     put: Callable[[Sequence[Any]], Any]
-    whole: bool = False
-    readable: bool = True
+    nested: Nested | None = None
+
+    @property
+    def nest(self) -> Callable[[Sequence[Any]], Any]:
+        """Puts one object for each tensor into the nested structure."""
+        return _first if self.nested is None else self.nested
+
+    def written(self) -> str:
+        """Return the nested structure as text, with a number for each tensor."""
+        if self.nested is None:
+            return "0"
+        return _written(self.nested([_Place(at) for at in range(len(self.tensors))]))
+
+
+class _Place:
+    """Stands in the place of a tensor."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
 
 
 class _Element:
-    """Puts another in the place of one tensor; returns what a hook is to return."""
+    """Puts another tensor in the place of one element; returns the new output."""
 
-    def __init__(self, given: tuple[Any, ...], index: indexing.Index, at_input: bool) -> None:
-        self.given, self.index, self.at_input = given, index, at_input
+    def __init__(self, value: Any, index: indexing.Index) -> None:
+        self.value, self.index = value, index
 
     def __call__(self, new: Sequence[Any]) -> Any:
-        if not self.at_input:
-            return indexing.put(self.given[-1], self.index, new[0])
-        args, kwargs = self.given
-        if isinstance(self.index, str):
-            return args, indexing.put(kwargs, self.index, new[0])
-        return indexing.put(args, self.index, new[0]), kwargs
+        return indexing.put(self.value, self.index, new[0])
+
+
+def _first(new: Sequence[Any]) -> Any:
+    return new[0]
+
+
+def _written(value: Any) -> str:
+    """Return a nested structure as a Python literal; what is no tensor becomes None."""
+    if isinstance(value, _Place):
+        return str(value.at)
+    if isinstance(value, dict):
+        return "{" + "".join([f"{key!r}: {_written(each)}, " for key, each in value.items()]) + "}"
+    if isinstance(value, list | tuple):
+        inside = "".join([f"{_written(each)}, " for each in value])
+        return f"[{inside}]" if isinstance(value, list) else f"({inside})"
+    return "None"
+
+
+def _nested(nesting: str, new: Sequence[Any]) -> Any:
+    """The inverse of `_written`, with other objects in the places."""
+    return tree_map(lambda at: None if at is None else new[at], ast.literal_eval(nesting))

@@ -1,6 +1,7 @@
 """What an observer sees, where it stands among what acts, and what it leaves."""
 
 import copy
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -9,9 +10,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import (
+    Capture,
     ClampGrad,
     DropBlock2d,
     Dropout,
+    GradientStats,
     Regularizer,
     ScaleGrad,
     SiteError,
@@ -69,6 +72,13 @@ class WholeSums(Sums):
 
 
 @register
+class WholeValueSums(WholeSums):
+    """The same of values alone."""
+
+    sees_gradients: ClassVar[bool] = False
+
+
+@register
 class GradientSums(Sums):
     """The same of gradients alone."""
 
@@ -103,7 +113,7 @@ def test_it_stands_before_or_after_what_acts_on_its_layer(when, first, compiled)
         (run(x) * weight).sum().backward()
         made, calls, gradient, gradients = sums(attached)
         assert made == n * 6 * (4.5 if when == "before" else 9.0)
-        assert gradient == n * 6 * (3.0 if when == "before" else 30.0)
+        assert gradient == n * 6 * (60.0 if when == "before" else 30.0)  # of the value it saw
         assert calls == gradients == n
     site = attached.sites[0 if first else -1]
     assert (site.calls, site.active_calls) == (2, 2)
@@ -163,11 +173,18 @@ def test_all_tensors_of_a_nested_value(at):
             return out["a"].sum() + out["more"][0].sum()
 
     model = Model()
-    attached = attach(model, {"inner": WholeSums(at=at)})
+    kind = WholeValueSums if at == "input" else WholeSums
+    attached = attach(model, {"inner": kind(at=at)})
     x = torch.ones(2, 3, requires_grad=True)
     model(x).backward()
-    assert sums(attached)[:3] == ([12.0, 1.0, 30.0] if at == "input" else [30.0, 1.0, 12.0])
+    assert sums(attached)[:3] == ([12.0, 1.0, 0.0] if at == "input" else [30.0, 1.0, 12.0])
     assert x.grad.eq(5).all()
+
+
+@pytest.mark.parametrize("observer", [Sums, GradientStats, partial(Capture, gradients=True)])
+def test_gradients_at_an_input_are_refused(observer):
+    with pytest.raises(ValueError, match="observe the output of the layer before"):
+        observer(at="input")
 
 
 def test_a_view_that_is_worked_on_in_place_keeps_its_gradient():

@@ -26,7 +26,6 @@ from dropblock_hooks import (
     attach,
     attachments,
 )
-from dropblock_hooks.sites import hooks as site_hooks
 from tests.cases import rest_slow
 from tests.plain_hooks import PlainHooks, same, tensors_of
 
@@ -124,9 +123,8 @@ def test_at_the_input_and_one_element():
     assert list(attached.captured("often/Capture#2")) == ["often"]
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_once_in_a_checkpoint_with_its_own_gradient(reentrant, when):
+def test_once_in_a_checkpoint_with_its_own_gradient(when):
     torch.manual_seed(0)
     layer = nn.Linear(4, 4)
     block = nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh())
@@ -137,11 +135,23 @@ def test_once_in_a_checkpoint_with_its_own_gradient(reentrant, when):
     plain = PlainHooks(plain_block, ["0"])
     x = torch.randn(3, 4, requires_grad=True)
     for _ in range(2):
-        y = checkpoint(block, x, use_reentrant=reentrant)
-        y = checkpoint(block, y, use_reentrant=reentrant)
+        y = checkpoint(block, x, use_reentrant=False)
+        y = checkpoint(block, y, use_reentrant=False)
         y.square().sum().backward()
         plain_block(plain_block(x)).square().sum().backward()
     check(attached, plain, "0", 8)
+
+
+def test_a_reentrant_checkpoint_keeps_values_and_warns_of_gradients():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    attached = attach(model, {"0": Capture(gradients=True, keep=None)})
+    x = torch.randn(3, 4, requires_grad=True)
+    y = checkpoint(model, x, use_reentrant=True)
+    with pytest.warns(UserWarning, match="0/Capture: a gradient was not kept.*use_reentrant=False"):
+        y.sum().backward()
+    checkpoint(model, x, use_reentrant=True).sum().backward()  # warns once
+    assert [record.grad for record in attached.captured()["0"]] == [None, None]
+    same([attached.captured()["0"][0].value], [model[0](x).detach()])
 
 
 def test_calls_that_are_left_out_keep_no_others_gradient():
@@ -154,7 +164,7 @@ def test_calls_that_are_left_out_keep_no_others_gradient():
     plain = PlainHooks(plain_block, ["0"])
     x = torch.randn(3, 2, requires_grad=True)
     for _ in range(3):
-        checkpoint(block, x, use_reentrant=True).square().sum().backward()
+        checkpoint(block, x, use_reentrant=False).square().sum().backward()
         plain_block(x).square().sum().backward()
     records = attached.captured()["0"]
     assert [record.call for record in records] == [0, 2, 4, 6, 8]
@@ -165,22 +175,13 @@ def test_calls_that_are_left_out_keep_no_others_gradient():
         )
 
 
-def test_gradients_before_and_after_their_bound():
+def test_a_gradient_is_that_of_the_value_which_is_kept():
     model = nn.Sequential(nn.Linear(2, 2), nn.Identity())
-    attached = attach(
-        model,
-        {
-            "0": [
-                Capture(gradients=True, when="before"),
-                ClampGrad(-0.5, 0.5),
-                Capture(gradients=True),
-            ]
-        },
-    )
+    kinds = [Capture(gradients=True, when="before"), ClampGrad(-0.5, 0.5), Capture(gradients=True)]
+    attached = attach(model, {"0": kinds})
     (model(torch.ones(1, 2)) * 3).sum().backward()
-    before, after = (records[0].grad for records in attached.captured().values())
-    assert before.eq(3).all()
-    assert after.eq(0.5).all()
+    for records in attached.captured().values():
+        assert records[0].grad.eq(0.5).all()
 
 
 def test_values_before_and_after_what_acts():
@@ -291,7 +292,7 @@ def live():
     return sum(isinstance(each, torch.Tensor) for each in gc.get_objects())
 
 
-@pytest.mark.parametrize("reentrant", [None, False, True])
+@pytest.mark.parametrize("reentrant", [None, False])
 def test_memory_stays_constant_and_no_graph_is_held(reentrant):
     model, x = model_and_input()
     x.requires_grad_()
@@ -306,8 +307,6 @@ def test_memory_stays_constant_and_no_graph_is_held(reentrant):
         if step in (20, 197):
             counts.append(live())
     assert counts[1] <= counts[0]  # what other tests have left may go meanwhile
-    (watch, *_) = (site.bound for site in attached[Capture])
-    assert len(watch.waiting.get(0, ())) <= 1_000
     for records in attached.captured().values():
         for record in records:
             assert not any(x.requires_grad for x in tensors_of([record.value, record.grad]))
@@ -406,31 +405,12 @@ def test_compiled_with_a_checkpoint(reentrant):
     check(attached, plain, "inner.2", 4)
 
 
-def test_compiled_code_that_cannot_hold_the_graph():
+def test_compiled_code_refuses_to_hold_the_graph():
     torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    attached = attach(model, {"0": Capture(detach=False)})
-    torch.compile(model, backend="aot_eager")(torch.ones(1, 2))
-    attached.captured()["0"][0].value.sum().backward()
-    assert model[0].bias.grad.eq(1).all()
-    torch._dynamo.reset()
-    with pytest.raises(Exception, match="leave fullgraph=True out.*force_eager"):
+    attach(model, {"0": Capture(detach=False)})
+    with pytest.raises(Exception, match="0/Capture.*can't keep the autograd graph.*detach=True"):
         torch.compile(model, backend="aot_eager", fullgraph=True)(torch.ones(1, 2))
-
-
-@pytest.mark.parametrize("fullgraph", [True, False])
-def test_the_first_break_of_a_process_may_be_in_compiled_code(fullgraph, monkeypatch):
-    monkeypatch.setattr(site_hooks, "_disabled", [])
-    torch._dynamo.reset()
-    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    attached = attach(model, {"0": Capture(detach=False)})
-    run = torch.compile(model, backend="aot_eager", fullgraph=fullgraph)
-    if fullgraph:
-        with pytest.raises(Exception, match="leave fullgraph=True out.*force_eager"):
-            run(torch.ones(1, 2))
-    else:
-        run(torch.ones(1, 2))
-        assert attached.captured()["0"][0].value.requires_grad
 
 
 def test_a_copy_keeps_its_own_also_compiled():

@@ -134,7 +134,7 @@ def test_a_call_with_a_value_that_is_not_finite_is_left_out_and_counted(bad, n):
     worse[3] = bad
     found = seen(good, worse, 3 * good)
     assert (found.calls, found.left_out, found.values) == (3, 1, 2 * n)
-    assert (found.mean, found.std, found.largest) == (2.0, 1.0, 3.0)
+    assert (found.mean, found.std, found.largest) == pytest.approx((2.0, 1.0, 3.0), rel=1e-12)
     assert found.nonfinite == pytest.approx(1 / (3 * n))
 
 
@@ -191,19 +191,6 @@ def test_of_more_channels_than_there_is_room_for_none_is_watched():
     assert found.values == CAPACITY + 1
 
 
-def test_an_empty_window_shows_the_one_before():
-    moments = Moments(units=True)
-    assert read(moments) is None
-    moments.add(torch.ones(2, 3), 1, torch.ones(2, 3))
-    moments.close()
-    assert (read(moments).values, read(moments).dead) == (6, 0)
-    moments.add(torch.zeros(1, 3), 1, torch.zeros(1, 3))
-    assert (read(moments).values, read(moments).dead) == (3, 3)
-    moments.close()
-    moments.close()
-    assert read(moments) is None
-
-
 def test_parts_add_up_to_the_whole():
     torch.manual_seed(0)
     calls = [torch.randn(n, 40).clamp_min(-1) + 3 for n in (3, 5, 2)]
@@ -227,19 +214,3 @@ def test_parts_add_up_to_the_whole():
     for total in (first.plus(empty), empty.plus(first)):
         assert total.norm == pytest.approx(both.norm)
         assert (total.calls, total.dead, total.unwatched) == (2, both.dead, "")
-
-
-def test_what_is_saved_goes_on_where_it_was():
-    torch.manual_seed(0)
-    calls = [torch.randn(4, 5).relu() for _ in range(9)]
-    alone, before, after = (Moments(units=True) for _ in range(3))
-    for n, x in enumerate(calls):
-        alone.add(x, 4, x)
-        (before if n < 5 else after).add(x, 4, x)
-        if n == 2:
-            alone.close()
-            before.close()
-        if n == 4:
-            after.load_state_dict(before.state_dict())
-    assert read(after) == read(alone)
-    assert all(map(torch.equal, after.state_dict().values(), alone.state_dict().values()))

@@ -59,6 +59,7 @@ def test_no_change_is_told_of_a_norm_that_is_not_known():
     changes = []
     for epoch, bias in enumerate((1.0, float("nan"), 1.0, 1.0)):
         attached.step(epoch)
+        layer(torch.ones(1, 2))
         with torch.no_grad():
             layer.weight.mul_(2.0)
             layer.bias.fill_(bias)
