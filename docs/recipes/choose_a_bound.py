@@ -1,8 +1,8 @@
-"""Choose the bound of gradient clipping from the norms that a training has.
+"""Choose the bound of gradient clipping from the gradient norms of a training run.
 
-A first run clips nothing (its bound is far above) and counts the norms. `suggest` then proposes the
-bound that one norm in ten exceeds; it is set, and training goes on with it. The picture shows the
-norms of the epoch that follows: the largest of them are beyond the bounds.
+The first two epochs have a very large bound, so nothing is clipped. `suggest` proposes the bound
+that one norm in ten exceeds. Training continues with this bound. The picture
+shows the norms of the next epoch; the largest ones exceed the bound.
 
     pip install 'dropblock-hooks[plot]' scikit-learn
     python choose_a_bound.py [folder of choose_a_bound.png]
@@ -37,7 +37,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 
 
 def train(epoch):
-    """One epoch, the loss of its last batch."""
+    """Train one epoch, and return the loss of the last batch."""
     attached.step(epoch)
     for batch in torch.randperm(len(labels)).split(64):
         loss = cross_entropy(model(images[batch]), labels[batch])

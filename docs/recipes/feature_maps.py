@@ -1,7 +1,7 @@
-"""What do the channels of a convolution answer to in a real picture?
+"""Draw the feature maps of a convolution for a photograph.
 
-A small ResNet learns scikit-learn's digits. Then it is given a photograph, and the maps of its
-first convolution are drawn: edges of one direction, areas that are light or dark.
+A small ResNet is trained on the digits of scikit-learn. The picture shows the activations of its
+first convolution for a photograph: edges of one direction, and light or dark areas.
 
     pip install 'dropblock-hooks[timm,plot]' scikit-learn
     python feature_maps.py [folder of the pictures] [epochs]
@@ -20,7 +20,7 @@ from dropblock_hooks.plots import plot_feature_maps
 
 FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
 EPOCHS = int(sys.argv[2]) if len(sys.argv) > 2 else 2
-torch.set_num_threads(1)  # the tensors are small: more threads would wait for one another
+torch.set_num_threads(1)  # the tensors are small
 torch.manual_seed(0)
 digits = load_digits()
 pixels = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
@@ -33,10 +33,10 @@ for _ in range(EPOCHS):
         cross_entropy(model.train()(images[batch]), labels[batch]).backward()
         optimizer.step()
 
-photograph = load_sample_images().images[0].mean(2)  # the colors are left out
+photograph = load_sample_images().images[0].mean(2)  # to gray
 photograph = interpolate(torch.tensor(photograph, dtype=torch.float32)[None, None] / 255, (96, 144))
 with torch.no_grad():
-    values = capture(model.eval(), photograph, "conv1.0")  # nothing is left on the model
+    values = capture(model.eval(), photograph, "conv1.0")  # removes its hooks
 for name, maps in values.items():
     print(f"{name}: {maps.shape[1]} channels of {maps.shape[2]} x {maps.shape[3]}")
 title = "conv1.0 of a resnet10t, of a photograph"

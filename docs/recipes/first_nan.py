@@ -1,7 +1,7 @@
-"""Where does NaN begin?
+"""Find the layer that made the first NaN.
 
-A layer of a ResNet takes a logarithm. Some day in training it is given a number that is too small:
-the loss is NaN. `watch` names the layer; the picture shows the share of NaN in all of them.
+A layer of a ResNet computes a logarithm. During training its input becomes too small, and the loss
+becomes NaN. `watch` names the layer. The picture shows the share of NaN in each layer.
 
     pip install 'dropblock-hooks[timm,plot]' scikit-learn
     python first_nan.py [folder of first_nan.png]
@@ -22,7 +22,7 @@ from dropblock_hooks import capture, watch
 
 class Log(nn.Module):
     def forward(self, x):
-        return x.add(6).log()  # the fault: NaN below -6
+        return x.add(6).log()  # the fault: NaN for inputs below -6
 
 
 FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
@@ -43,7 +43,7 @@ for batch in torch.randperm(len(labels)).split(50):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-attached.step()  # looks now
+attached.step()  # the Watchdog checks now
 print(f"loss {loss.item()}\n{found[0]}")
 values = capture(model, images[batch], r"re:(conv1|layer\d\.0)\.(\d|conv\d|bn\d|act\d)|fc")
 shares = {name: float(value.isnan().float().mean()) for name, value in values.items()}

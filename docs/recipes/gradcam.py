@@ -1,7 +1,7 @@
-"""Where does a network look, trained with and without DropBlock?
+"""Compare Grad-CAM of networks that were trained with and without DropBlock.
 
-Two small ResNets learn scikit-learn's digits, one with DropBlock in its last two stages. Grad-CAM
-then shows, for the same test images, the places that speak for the true digit.
+Two small ResNets are trained on the digits of scikit-learn, one with DropBlock in its last two
+stages. For the same test images, Grad-CAM shows the regions that support the true digit.
 
     pip install 'dropblock-hooks[timm,plot]' scikit-learn
     python gradcam.py [folder of gradcam.png] [epochs]
@@ -21,14 +21,14 @@ from dropblock_hooks.plots import overlay
 
 FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
 EPOCHS = int(sys.argv[2]) if len(sys.argv) > 2 else 8
-torch.set_num_threads(1)  # the tensors are small: more threads would wait for one another
+torch.set_num_threads(1)  # the tensors are small
 digits = load_digits()
 pixels = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
 images, labels = interpolate(pixels, (32, 32), mode="bilinear"), torch.tensor(digits.target)
 
 
 def trained(p):
-    """A ResNet of one block a stage, and its share of right answers on the test images."""
+    """Train a ResNet with one block per stage, and return it with its test accuracy."""
     torch.manual_seed(0)
     options = {"layers": (1, 1, 1, 1), "channels": (16, 32, 32, 32), "output_stride": 8}
     model = timm.create_model("resnet18", num_classes=10, in_chans=1, **options)

@@ -1,7 +1,7 @@
 """Keep the gradient of one convolution at 0 or above, and freeze the biases of all ``fc*`` layers.
 
-Two entries of a spec do it, on any model, by name. The picture shows the gradients that the
-optimizer gets, before and after.
+A spec with two entries does this by name, on any model. The picture shows the gradients that the
+optimizer gets, without and with the spec.
 
     pip install 'dropblock-hooks[plot]' scikit-learn
     python gradients_by_name.py [folder of gradients_by_name.png]
@@ -36,7 +36,7 @@ class Net(nn.Module):
 
 
 def gradients(model):
-    """The gradients of two parameters after one backward."""
+    """Return the gradients of two parameters after one backward pass."""
     model.zero_grad()
     cross_entropy(model(images), labels).backward()
     return model.conv2.weight.grad.flatten().clone(), model.fc1.bias.grad.clone()

@@ -1,6 +1,6 @@
-"""Watch a training run in TensorBoard: activations, gradients, maps, and what goes wrong.
+"""Monitor a training run in TensorBoard: activations, gradients, feature maps and alerts.
 
-`attached.log` writes what observers have seen. The picture is drawn from TensorBoard's files.
+`attached.log` writes the values of the observers. The picture is drawn from TensorBoard's files.
 
     pip install 'dropblock-hooks[plot]' scikit-learn tensorboard
     python in_tensorboard.py [folder of the picture]; tensorboard --logdir [folder]/runs

@@ -1,7 +1,7 @@
-"""What does DropBlock drop, and what does Dropout2d?
+"""Draw the masks of DropBlock2d and of Dropout2d.
 
-A ResNet is given a photograph. `plot_masks` runs one training forward of a copy, and draws what is
-dropped of the maps of each stage: blocks of three of them, whole channels of the last.
+`plot_masks` runs one training forward pass of a copied ResNet on a photograph. It draws the dropped
+positions of each stage: blocks in the first three stages, and whole channels in the last one.
 
     pip install 'dropblock-hooks[timm,plot]' scikit-learn
     python masks.py [folder of masks.png]

@@ -1,7 +1,7 @@
-"""Does a model do in training and in evaluation what it should?
+"""Check the behavior of BatchNorm and Dropout in training mode and in eval mode.
 
-BatchNorm: how far the running statistics, which evaluation takes, are from those of a batch, early
-and late in training. Dropout: the share of zeros in both modes. Evaluation must repeat itself.
+For BatchNorm, it compares the running statistics with batch statistics, early and late in training.
+For Dropout, it measures the share of zeros in both modes. Outputs in eval mode must repeat exactly.
 
     pip install 'dropblock-hooks[plot]' scikit-learn
     python train_and_eval.py [folder of train_and_eval.png]

@@ -1,7 +1,7 @@
-"""Hunt a vanishing gradient in a deep net without shortcuts, and cure it.
+"""Find a vanishing gradient in a deep network without shortcuts, and fix it.
 
-Twenty layers of sigmoids learn nothing. `Watchdog` says why, and `plot_gradient_flow` shows it.
-BatchNorm and shortcuts cure it.
+A network of twenty sigmoid layers learns nothing. `Watchdog` reports the cause, and
+`plot_gradient_flow` shows it. BatchNorm and shortcuts fix it.
 
     pip install 'dropblock-hooks[plot]' scikit-learn
     python vanishing_gradient.py [folder of vanishing_gradient.png]
@@ -36,7 +36,7 @@ class Layer(nn.Module):
 
 
 def trained(cured):
-    """What is attached to a trained model; its share of right answers."""
+    """Train a model, and return its attachment and its accuracy."""
     torch.manual_seed(0)
     model = nn.Sequential(*(Layer(cured) for _ in range(20)), nn.Linear(64, 10))
     attached = attach(model, {"*": GradientStats(), "**": Watchdog("vanishing", action=print)})
