@@ -1,4 +1,4 @@
-"""``main``: the options that all commands take, what is printed, and exit codes."""
+"""``main``: shared options, printing, exit codes."""
 
 import argparse
 import contextlib
@@ -27,35 +27,31 @@ _NARROWEST = 80
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code."""
+    """Run the command and return its exit code."""
     shared = _shared_options()
-    options, rest = shared.parse_known_args(
-        arguments, argparse.Namespace(modules=[], json=False, wide=False)
-    )
+    defaults = argparse.Namespace(modules=[], json=False, wide=False)
+    options, rest = shared.parse_known_args(arguments, defaults)
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is no result
+        with contextlib.redirect_stdout(sys.stderr):  # stdout holds only the result
             for name in options.modules:
                 import_module(name)
         options = _parser(shared).parse_args(rest, options)
         with contextlib.redirect_stdout(sys.stderr):
             result: Result = options.run(options)
     except SpecError as error:
-        if options.json:
-            print(json.dumps({"problems": list(error.problems)}, indent=2), flush=True)
-        return _fail(all_problems(error))
+        data = {"problems": list(error.problems)}
+        result = Result(lambda width: "", data, all_problems(error))
     except (CommandError, NoMatchError) as error:
-        return _fail(str(error))
+        print(f"dropblock-hooks: {error}", file=sys.stderr)
+        return 1
     try:
         _print(result, options)
-    except BrokenPipeError:  # the reader (head, less) has seen enough
+    except BrokenPipeError:  # the reader (head, less) has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    return _fail(result.failure) if result.failure else 0
-
-
-def _fail(reason: str) -> int:
-    print(f"dropblock-hooks: {reason}", file=sys.stderr)
-    return 1
+    if result.failure:
+        print(f"dropblock-hooks: {result.failure}", file=sys.stderr)
+    return bool(result.failure)
 
 
 def _print(result: Result, options: argparse.Namespace) -> None:
@@ -70,7 +66,7 @@ def _print(result: Result, options: argparse.Namespace) -> None:
 
 
 def _shared_options() -> argparse.ArgumentParser:
-    """The options that all commands take: they may stand anywhere."""
+    """The options that all commands take, before or after the command."""
     shared = argparse.ArgumentParser(
         prog="dropblock-hooks",
         add_help=False,
@@ -82,10 +78,10 @@ def _shared_options() -> argparse.ArgumentParser:
         dest="modules",
         action="append",
         metavar="MODULE",
-        help="import a module of yours first, with regularizers that it registers; repeatable",
+        help="first import a module of yours that registers regularizers; repeatable",
     )
     shared.add_argument("--json", action="store_true", help="print JSON")
-    shared.add_argument("--wide", action="store_true", help="print all in full, however wide")
+    shared.add_argument("--wide", action="store_true", help="shorten nothing")
     return shared
 
 

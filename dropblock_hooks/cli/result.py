@@ -1,4 +1,4 @@
-"""What a command gives back: text for people, data for programs, and what has failed."""
+"""What a command returns: text for people, data for programs, and why it failed."""
 
 import argparse
 from collections.abc import Callable
@@ -12,17 +12,17 @@ Commands = Any  # argparse's class of subparsers has no public name
 
 
 class CommandError(Exception):
-    """What the user of the command has to know; no traceback."""
+    """An error that is printed in one line, without a traceback."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a command gives back.
+    """What a command returns.
 
     Attributes:
-        text: what is printed, by the width that there is.
+        text: from the width of the terminal to what is printed.
         data: the same for ``--json``.
-        failure: why the exit code is 1; empty where all is well.
+        failure: why the exit code is 1; empty for exit code 0.
     """
 
     text: Callable[[int], str]
@@ -31,12 +31,12 @@ class Result:
 
 
 def of_table(table: Table[Any]) -> Result:
-    """A table, of which JSON holds the rows."""
+    """The result of a command that lists something."""
     return Result(table.to_text, table.to_dict())
 
 
 def all_problems(error: SpecError) -> str:
-    """What is wrong with a spec: the heading of the error, and all problems, a line each."""
+    """All problems of a spec, a line each, below the heading of the error."""
     heading = str(error).partition("\n")[0]
     return "\n".join([heading, *(f"  - {problem}" for problem in error.problems)])
 
@@ -44,7 +44,5 @@ def all_problems(error: SpecError) -> str:
 def count(text: str) -> int:
     """The type of an option that takes an integer above 0."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(
-            f"must be an integer >= 1, got {text!r} (what follows it is taken for one more)"
-        )
+        raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {text!r}")
     return int(text)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar, get_args
 
 from torch import nn
 
-from ..checks import as_float, closest
+from ..checks import closest
 from ..quoting import quote, shown
 from ..registry import name_of, registered, stated_fields
 from ..regularizers.base import Regularizer
@@ -37,7 +36,7 @@ class PlainError(ValueError):
 
 
 def is_list(value: Any) -> bool:
-    """Whether a value is a list, a tuple, or the list of a configuration library."""
+    """Whether a value is a list, a tuple, or a sequence of a configuration library."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
 
 
@@ -83,8 +82,8 @@ def _build(base: type[_T], value: Any, path: Path) -> _T:
     if name not in known:
         raise PlainError(path, _unknown(kind, key_text(name), known))
     if given is not None and not isinstance(given, Mapping):
-        problem = f"the fields of {name} are a mapping, got {shown(given)}"
-        raise PlainError(path, problem + _as_fields(known[name], name, given))
+        example = f"{{{name}: {{{next(iter(_positional(known[name])), 'field')}: ...}}}}"
+        raise PlainError(path, f"write {example}: got {shown(given)} in place of the fields")
     built: _T = construct(known[name], given or {}, path)
     return built
 
@@ -99,14 +98,6 @@ def _unknown(kind: str, name: str, known: Mapping[str, type]) -> str:
     return f"unknown {kind} {quote(name)}{hint}"
 
 
-def _as_fields(cls: Any, name: str, value: Any) -> str:
-    """How a bare number is written as the first field."""
-    names = _positional(cls)
-    if not names or isinstance(value, bool) or not isinstance(value, int | float):
-        return ""
-    return f": write {{{name}: {{{names[0]}: {quote(value)}}}}}"
-
-
 def _positional(cls: Any) -> list[str]:
     return [f.name for f in fields(cls) if f.init and not f.kw_only]
 
@@ -117,7 +108,7 @@ def construct(cls: Any, given: Mapping[Any, Any], path: Path) -> Any:
     Raises:
         PlainError: with the faults of all fields.
     """
-    names = [f.name for f in fields(cls) if f.init]
+    names, hints = [f.name for f in fields(cls) if f.init], hints_of(cls)
     arguments: dict[str, Any] = {}
     faults: list[tuple[Path, str]] = []
     for key, value in given.items():
@@ -127,7 +118,7 @@ def construct(cls: Any, given: Mapping[Any, Any], path: Path) -> Any:
             faults.append((below, f"{cls.__name__} has no field {quote(below[-1])}{hint}"))
             continue
         try:
-            arguments[key] = _field(value, below, key in _schedule_fields(cls))
+            arguments[key] = _field(value, below, _takes_schedule(hints.get(key)))
         except PlainError as error:
             faults += error.faults
     try:
@@ -144,23 +135,17 @@ def construct(cls: Any, given: Mapping[Any, Any], path: Path) -> Any:
     return built
 
 
-@functools.cache
-def _schedule_fields(cls: Any) -> frozenset[str]:
-    """The fields that may hold a schedule."""
-    return frozenset(name for name, hint in hints_of(cls).items() if _mentions_schedule(hint))
-
-
-def _mentions_schedule(hint: Any) -> bool:
-    return hint is Schedule or any(_mentions_schedule(part) for part in get_args(hint))
+def _takes_schedule(hint: Any) -> bool:
+    return hint is Schedule or any(map(_takes_schedule, get_args(hint)))
 
 
 def _field(value: Any, path: Path, may_be_schedule: bool) -> Any:
     is_call = isinstance(value, str) and ("(" in value or value in registered(Schedule))
     if may_be_schedule and (is_call or isinstance(value, Mapping)):
         return _build(Schedule, value, path)
-    if isinstance(value, Mapping) and value:
-        with contextlib.suppress(TypeError, ValueError):  # the keys of JSON are text
-            return [(as_float(key), item) for key, item in value.items()]
+    if isinstance(value, Mapping):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):  # JSON's keys are text
+            return [(float(key), item) for key, item in value.items()]  # "0" and "0.0" are a fault
     return tuple(value) if is_list(value) else value
 
 

@@ -205,7 +205,7 @@ def test_check(capsys):
     assert (code, err) == (0, "")
     rows = [line.split("  ") for line in out.splitlines()]
     assert [row[0].strip() for row in rows[2:]] == ["layer4.*", "param:fc.*", "layer4.1"]
-    assert "clears earlier entries" in out
+    assert "removes earlier entries" in out
     data = data_of(capsys, "check", "spec.yaml")
     assert data["problems"] == []
     assert [entry["acts_on"] for entry in data["entries"]] == ["activation", "gradient", None]
