@@ -111,7 +111,7 @@ def _acting(model: nn.Module) -> list[Site]:
     elif not random:
         why = (
             "what is attached draws no random numbers for activations: attach a Dropout, say (a "
-            "layer that Retune leaves to itself drops in training mode alone)"
+            "layer that drops by itself under Retune does so in training mode only)"
         )
     elif not switched_on:
         why = f"{keys}: switched off, by `paused()` or `enabled = False`: switch it on"
