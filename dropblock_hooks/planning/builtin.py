@@ -1,4 +1,4 @@
-"""``builtin``: what a model drops already, before anything is attached."""
+"""``builtin``: the dropout rates that a model already has."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from ..tables import Columns, Table, counted, named
 
 @dataclass(frozen=True)
 class BuiltinRow:
-    """One rate that a model holds.
+    """One rate of a model.
 
     Attributes:
-        name: the layer; of a rate that a module holds itself, the module and the attribute.
-        type: class name of the layer, or of that module.
-        attribute: what holds the rate.
-        rate: its value.
-        on: whether it drops in training: a rate above 0, of a layer in training mode.
-        selector: the selector of a spec entry that retunes it.
-        retuned: the key of the site that holds it now; None of one that is as it was.
+        name: the layer; for ``attr:`` selectors the module and its attribute.
+        type: class name of the layer or module.
+        attribute: the attribute that holds the rate.
+        rate: the present rate.
+        on: whether the rate is above 0 and the layer is in training mode.
+        selector: the selector that retunes it.
+        retuned: key of the site that sets it now; None without one.
         aliases: other names of the same, shared, layer.
     """
 
@@ -44,12 +44,12 @@ class BuiltinRow:
 
     @property
     def entry(self) -> str:
-        """The spec entry that sets the rate that it has."""
+        """The spec entry that sets the present rate."""
         return f'"{self.selector}": Retune(p={self.rate:g})'
 
 
 class Builtin(Table[BuiltinRow]):
-    """The rates that a model holds; `spec` makes a Spec of them."""
+    """The rates of a model; `spec` makes a Spec of them."""
 
     def __init__(self, rows: Sequence[BuiltinRow], title: str, index: Index) -> None:
         held = any(row.retuned for row in rows)
@@ -57,12 +57,12 @@ class Builtin(Table[BuiltinRow]):
         self._index = index
 
     def spec(self, p: Any = None) -> Spec:
-        """A Spec that retunes all of them: one entry for the layers of one name in all blocks.
+        """A Spec that retunes all rates, with one entry for the same layer of all blocks.
 
         With `p`, rates of 0 are set as well. Remove the entries that you do not want.
 
         Args:
-            p: the rate of all, or a schedule; by default each keeps the rate that it has.
+            p: the rate of all layers, or a schedule; by default each keeps its rate.
 
         Raises:
             ValueError: for a model that drops nothing.
@@ -81,7 +81,7 @@ class Builtin(Table[BuiltinRow]):
         )
 
     def _selector(self, pattern: str, rows: list[BuiltinRow]) -> Selector:
-        """What selects these rows and nothing else, as short as possible."""
+        """The shortest selector that matches these rows and nothing else."""
         names = tuple(row.selector for row in rows)
         selectors: tuple[Selector, ...] = (pattern, Select(names=pattern, types=rows[0].type))
         for selector in selectors if len(names) > 1 else ():
@@ -91,7 +91,7 @@ class Builtin(Table[BuiltinRow]):
 
 
 def builtin(model: nn.Module, *, root: str = "") -> Builtin:
-    """What a model drops already: the layers that drop by themselves, and rates of modules.
+    """Lists the dropout layers of a model, and the dropout rates that its modules hold.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.LSTM(8, 8, 2, dropout=0.1))
@@ -108,7 +108,7 @@ def builtin(model: nn.Module, *, root: str = "") -> Builtin:
         root: name of the submodule where names begin, as in ``attach``.
 
     Raises:
-        TypeError: for a model that is none.
+        TypeError: if `model` is not a module.
     """
     base = submodule(unwrap(model), root)
     index = Index(base)
@@ -130,15 +130,16 @@ def builtin(model: nn.Module, *, root: str = "") -> Builtin:
 
 
 def _own_attribute(module: nn.Module) -> str | None:
-    """The attribute that holds the rate of a layer that drops; a ``p`` may mean anything else."""
+    """The attribute that holds the rate of a dropout layer; other layers may mean more by ``p``."""
     if unit_of(bare_type(module).__name__) is None or module._modules:
         return None
     return rate_attribute(module)
 
 
 def _is_dropout(target: Target) -> bool:
-    """Whether a number of a module is a rate of dropout, by its name; LayerDrop skips layers, and a
-    whole number rather counts something.
+    """Whether an attribute is a dropout rate: a float, with a name that says so.
+
+    LayerDrop skips whole layers.
     """
     local = str(target.attribute)
     return (

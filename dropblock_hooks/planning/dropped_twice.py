@@ -38,13 +38,13 @@ def find_doubled(
     keys: Sequence[str],
     calls: Mapping[str, int] | None = None,
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """What is dropped twice, as a text and the keys of sites; all of one kind in one text.
+    """Sites where values are dropped twice: a text for each kind, and the keys of its sites.
 
     Args:
         base: the model.
-        placements: what is put on it.
-        keys: the key of each.
-        calls: of all layers in a forward, if one was run: what is not called drops nothing.
+        placements: the regularizers to be attached.
+        keys: the key of each placement.
+        calls: the calls of all layers in a forward; layers that are not called drop nothing.
     """
     live = _droppers(base, placements)
     if calls is not None:
@@ -81,7 +81,7 @@ def find_doubled(
 
 @dataclass(frozen=True)
 class _Dropper:
-    """A layer of the model that drops in training, its rate, and what it drops at once."""
+    """A layer of the model that drops in training, and its rate; `unit` as in `unit_of`."""
 
     name: str
     type: str
@@ -109,9 +109,9 @@ def _droppers(base: nn.Module, placements: Sequence[Placement]) -> dict[str, _Dr
 def _dropper(
     base: nn.Module, p: Placement, name: str, live: Mapping[str, _Dropper]
 ) -> _Dropper | None:
-    """The layer that drops what is dropped at a layer: itself, its neighbor, or one of its block.
+    """The layer of the model that drops the same values: this one, a neighbor, or one in its block.
 
-    Whole samples and parts of them do not add up.
+    Rates of whole samples and of parts of samples do not add up.
     """
     unit, at = unit_dropped(p.regularizer), p.regularizer.at
     same = {n: d for n, d in live.items() if "samples" not in (d.unit, unit) or d.unit == unit}
@@ -124,7 +124,7 @@ def _dropper(
 
 
 def _neighbor(base: nn.Module, name: str, step: int) -> str:
-    """The layer that a Sequential runs next to a layer, Identities aside; "" if there is none."""
+    """The next layer in the same Sequential, without Identities; "" if there is none."""
     above, _, local = name.rpartition(".")
     parent = find_module(base, above)
     if not name or not isinstance(parent, nn.Sequential):
@@ -136,9 +136,10 @@ def _neighbor(base: nn.Module, name: str, step: int) -> str:
 
 
 def _in_block(name: str, droppers: Sequence[_Dropper], *, inside: bool) -> _Dropper | None:
-    """What drops in the block that this layer is, or is inside of; `inside`: or in its blocks.
+    """A layer that drops in the block that this layer is or belongs to.
 
-    Models keep such layers as children of their blocks.
+    Models keep such layers as children of their blocks. With `inside`, blocks inside of this layer
+    count as well.
     """
     if inside:
         below = [d for d in droppers if d.name.startswith(f"{name}." if name else "")]
@@ -151,4 +152,4 @@ def _in_block(name: str, droppers: Sequence[_Dropper], *, inside: bool) -> _Drop
             return found[0] if found else None
         block, _, local = block.rpartition(".")
         if local in _SHORTCUTS:
-            return None  # no branch
+            return None  # a shortcut, not the branch

@@ -15,7 +15,7 @@ from .recording import LayerCalls, record
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One layer: `shape` and `calls` of one forward in evaluation, where there was an example."""
+    """One layer; `shape` and `calls` are of one forward in eval mode, None without an example."""
 
     name: str
     type: str

@@ -1,4 +1,4 @@
-"""One forward of a copy with the hooks of a spec on it, and what each site meets in it."""
+"""Runs one forward of a copy with the hooks of a spec, and records what each site meets."""
 
 import copy
 import functools

@@ -1,4 +1,4 @@
-"""What a plan finds: what can't work, what is likely not meant, and what is good to know."""
+"""The problems and findings of a plan."""
 
 from collections.abc import Iterator
 
@@ -32,7 +32,7 @@ def note(kind: str, text: str, keys: tuple[str, ...] = ()) -> Finding:
 
 
 def problems_of(placements: list[Placement], probed: Probed | None) -> list[str]:
-    """Why sites can't work, the same reason once for each entry."""
+    """The reasons why sites can't work; each reason once for each entry."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for p, met in zip(placements, probed.sites if probed else (), strict=probed is not None):
         if met.error is not None:
@@ -48,7 +48,7 @@ def problems_of(placements: list[Placement], probed: Probed | None) -> list[str]
 def cautions_of(
     base: nn.Module, placements: list[Placement], keys: list[str], probed: Probed | None
 ) -> list[Finding]:
-    """All there is to say of the sites, layers in the same situation in one line."""
+    """The findings about sites; layers in the same situation share one."""
     groups: dict[tuple[str, str], dict[str, str]] = {}
     for p, key, met in zip(placements, keys, probed.sites if probed else (), strict=bool(probed)):
         for kind, text in _of_site(p, met):
@@ -67,7 +67,7 @@ def cautions_of(
 def doubled(
     base: nn.Module, placements: list[Placement], keys: list[str], probed: Probed | None
 ) -> list[Finding]:
-    """What the model, or the spec itself, drops twice."""
+    """Findings about values that are dropped twice."""
     found = find_doubled(base, placements, keys, probed.calls if probed else None)
     return [note("dropped_twice", text, keys) for text, keys in found]
 
@@ -102,7 +102,7 @@ def _of_site(p: Placement, met: SiteMet) -> Iterator[tuple[str, str]]:
 
 
 def _of_own_rate(p: Placement, hook: RetuneHook, met: SiteMet) -> Iterator[tuple[str, str]]:
-    """Of a rate that stays in its attribute."""
+    """Findings about a rate that is set in its attribute."""
     if met.site.calls == 0 and met.fault is None and not p.target.form:
         yield (
             "read",

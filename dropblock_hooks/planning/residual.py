@@ -1,7 +1,7 @@
-"""Ways around a layer, read from the graph that autograd has built.
+"""Finds shortcuts around a layer in the autograd graph.
 
-`DropPath` zeroes a sample at its site. Where a shortcut runs around the site, that is a branch
-dropped; where none does, the sample is lost from there on.
+`DropPath` zeroes whole samples of its layer's output. With a shortcut around the layer, the sample
+skips a branch. Without one, the sample is lost.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from torch import Tensor
 from torch.autograd.graph import Node
 
-# what hands a residual stream on: sums, views, and what is put behind the sum
+# operations that keep the residual stream: sums, views, and activations behind the sum
 _CARRIES = re.compile(
     r"Add(Backward|$|_)|Relu|Gelu|Silu|Hardswish|Clone|View|Reshape|Permute|Transpose|Slice|Select|"
     "Expand|Squeeze|Unsqueeze|Flatten|Unflatten|Contiguous|ToCopy|Alias|AsStrided|Roll|GradIdentity"
@@ -19,9 +19,9 @@ _SUM = re.compile(r"Add(Backward|$|_)")
 
 
 def passes_around(outputs: Iterable[Tensor], sources: Iterable[Node], node: Node) -> bool:
-    """Whether each output depends on a source on a way that does not pass through `node`.
+    """Whether each output depends on a source by a path that does not go through `node`.
 
-    An output that does not depend on the node is none of its business.
+    Outputs that do not depend on the node are ignored.
     """
     wanted = set(sources) - {node}
     return all(
@@ -32,14 +32,14 @@ def passes_around(outputs: Iterable[Tensor], sources: Iterable[Node], node: Node
 
 
 def carries_stream(output: Node | None, source: Node | None) -> bool:
-    """Whether a layer adds something to its input, and hands the sum on: a residual block."""
+    """Whether a layer is a residual block: it adds something to its input and returns the sum."""
     if source is None:
         return False
 
     def ends(node: Node) -> bool:
         return node is source or not _CARRIES.match(node.name())
 
-    # both sides come from the input: neither a bias nor a table of positions is a branch
+    # both terms depend on the input: a bias or a position embedding is no branch
     return any(
         _SUM.match(node.name())
         and source in _made_from(node, ends)
@@ -51,9 +51,9 @@ def carries_stream(output: Node | None, source: Node | None) -> bool:
 
 
 def without_gradient(outputs: Iterable[Tensor], parameter: Tensor) -> bool:
-    """Whether no gradient of the outputs can come to a parameter, as far as their graph shows.
+    """Whether the graph of the outputs shows that a parameter gets no gradient.
 
-    A reentrant checkpoint hides its part of the graph, and outputs without one show nothing.
+    False if there is no graph, or if a reentrant checkpoint hides a part of it.
     """
     nodes = set().union(*(_made_from(output.grad_fn) for output in outputs))
     return bool(nodes) and not any(
@@ -63,7 +63,7 @@ def without_gradient(outputs: Iterable[Tensor], parameter: Tensor) -> bool:
 
 
 def _made_from(start: Node | None, ends: Callable[[Node], bool] = lambda node: False) -> set[Node]:
-    """All nodes that a node was made from, with itself; ways go no further where they end."""
+    """The node and all nodes behind it, up to those where `ends` is true."""
     seen: set[Node] = set()
     waiting = [start]
     while waiting:

@@ -18,24 +18,24 @@ Size = tuple[int | tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class PlanRow:
-    """One site to be; what only a forward shows is None where there was none.
+    """One planned site. Without a forward, `shape`, `layout`, `calls` and sizes are None.
 
     Attributes:
         site: its key in the Attachment.
-        selector: the entry of the spec that put it there.
-        regularizer: what will be done.
+        selector: the selector of its spec entry.
+        regularizer: the regularizer or observer.
         type: class name of the layer.
-        at: ``"output"``, ``"input"`` or ``"parameter"``.
-        shape: of the tensor it works on, (smallest, largest) where an axis varies between calls;
-            of a tuple, list or dict its type and size.
+        at: ``"output"``, ``"input"``, ``"parameter"`` or ``"attribute"``.
+        shape: of the tensor, (smallest, largest) where an axis varies between calls; of a tuple,
+            list or dict its type and size.
         layout: the axes, where the regularizer needs them.
         calls: calls of the layer per forward.
         aliases: other names of the same, shared, layer.
         map_size: spatial size.
-        block_size: the block in force on this map.
-        clipped: whether a larger block was asked for.
+        block_size: the block size on this map.
+        clipped: whether the block was clipped to the map.
         rate: the nominal rate, (lowest, highest) over the schedule.
-        expected_share: share of the elements dropped on average at these rates.
+        expected_share: expected share of the elements that are dropped at these rates.
         problem: why it can't work there.
     """
 
@@ -57,11 +57,11 @@ class PlanRow:
 
 
 class Plan(Table[PlanRow]):
-    """The sites to be, as a table; below it what is wrong, and what is worth knowing.
+    """The planned sites as a table, with problems and warnings below it.
 
     Attributes:
-        problems: what can't work: ``attach(..., example_input=...)`` refuses it.
-        warnings: what is likely not meant, or good to know; a line each.
+        problems: what can't work; ``attach(..., example_input=...)`` raises an error for it.
+        warnings: a line for what is likely not meant, or good to know.
         findings: the warnings as `Finding` objects.
     """
 
@@ -78,12 +78,12 @@ class Plan(Table[PlanRow]):
         return tuple(each.text for each in self.findings)
 
     def _notes(self) -> list[tuple[str, tuple[str, ...]]]:
-        """What stands below the table."""
+        """The headings and lines below the table."""
         notes = [("problems", self.problems), ("warnings", self.warnings)]
         return [(heading, lines) for heading, lines in notes if lines]
 
     def to_text(self, width: int = WIDTH) -> str:
-        """The table, and the lines below it, at most so many columns wide."""
+        """The table and the lines below it, as text of this width."""
         item = TextWrapper(
             width, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False
         )
