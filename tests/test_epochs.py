@@ -51,6 +51,7 @@ def test_the_ends_of_by_depth_follow_too(net):
     attached = attach(net, spec, epochs=3)
     for epoch, last in enumerate((0.0, 0.1, 0.2)):
         attached.step(epoch)
+        net(torch.ones(2, 3, 16, 16))
         rates = [site.rate for site in attached.sites]
         assert rates == pytest.approx([last * i / 3 for i in range(4)])
 

@@ -92,7 +92,7 @@ def look_back(
     if window.off:
         return []
     for hook in hooks:  # a site that works again is reported again when it stops
-        if window.sites[hook.site.key].active:
+        if window.sites[hook.site.key].active and fault_of(base, hook, window) is None:
             control.told -= {(hook.site.key, kind) for kind in _CLEARED}
     gradients = [hook for hook in hooks if hook.site.regularizer.acts_on == "gradient"]
     # of the others, the first forward has shown what the end of a window shows

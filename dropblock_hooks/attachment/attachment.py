@@ -337,12 +337,12 @@ class Attachment(SiteList, OfTrainingLoop):
             return scalars(self.sites, on, prefix)
 
     def log(self, writer: Any, step: int) -> None:
-        """Give every scalar to a logger; histograms of observers and maps of `Capture`, if it can.
+        """Give every scalar to a logger, and the histograms of observers if it takes them.
 
         Args:
-            writer: with ``add_scalar``, as TensorBoard's ``SummaryWriter`` (and with
-                ``add_histogram_raw`` and ``add_image``, if it has them); with ``log``, as a run
-                of wandb, or the module; or with ``log_metrics``, as Lightning's loggers.
+            writer: with ``add_scalar`` (and ``add_histogram_raw``), as TensorBoard's
+                ``SummaryWriter``; with ``log``, as a run of wandb or its module; or with
+                ``log_metrics``, as Lightning's loggers.
             step: where on the axis of steps.
 
         Raises:

@@ -1,6 +1,5 @@
 """The state of an Attachment as plain numbers and text, and back."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,8 +44,8 @@ def site_state(site: Site) -> dict[str, Any]:
 
 
 def _buffers(site: Site) -> dict[str, dict[str, Any]]:
-    """The tensors that a regularizer keeps at its site, as plain numbers."""
-    if not hasattr(site.bound, "state_dict"):
+    """The tensors that an observer keeps at its site, as plain numbers."""
+    if site.watch is None:
         return {}
     return {
         name: {
@@ -54,7 +53,7 @@ def _buffers(site: Site) -> dict[str, dict[str, Any]]:
             "shape": list(tensor.shape),
             "values": tensor.detach().flatten().tolist(),
         }
-        for name, tensor in site.bound.state_dict().items()
+        for name, tensor in site.watch.state_dict().items()
     }
 
 
@@ -92,21 +91,7 @@ def load(state: Mapping[str, Any], sites: Sequence[Site], strict: bool) -> float
         raise ValueError(
             f"the state is of another spec (strict=False takes what fits):\n{differences}"
         )
-    for site in sites:
-        misfit = _misfit(site, saved.get(site.key, {}))
-        if strict and misfit is not None:
-            raise ValueError(f"the buffers in the state of {site.key} don't fit: {misfit}")
     return as_number("epoch", state["epoch"])
-
-
-def _misfit(site: Site, saved: Mapping[str, Any]) -> Exception | None:
-    """Why this site can't take its buffers over, tried on a copy; None where it can."""
-    try:
-        if "buffers" in saved:
-            copy.deepcopy(site.bound).load_state_dict(_tensors(saved["buffers"]))
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        return error
-    return None
 
 
 def _is_whole(site: Any) -> bool:
@@ -136,8 +121,8 @@ def restore(state: Mapping[str, Any], sites: Sequence[Site], control: Control) -
             site.record.restore(counted.life, counted.norms.get("life", NO_NORMS))
             continue
         site.record.restore(restored(saved), _norms(saved))
-        if "buffers" in saved and _misfit(site, saved) is None:
-            site.bound.load_state_dict(_tensors(saved["buffers"]))
+        if "buffers" in saved and site.watch is not None:
+            site.watch.load_state_dict(_tensors(saved["buffers"]))
     control.open_window()
     control.fresh = True
 

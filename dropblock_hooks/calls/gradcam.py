@@ -226,7 +226,7 @@ def _at(explained: Explained, layer: Target, args: Any, kwargs: Any) -> Features
     if layer.name not in calls:
         counts = {name: int(name in calls) for name in names.modules}
         window = Window({}, counts, Counts(trained=1), off=False, compiled=False)
-        why = f"{why}: {why_not_called(names.model, layer.module, layer.name, window)}"
+        why = f"{why}: {why_not_called(names.model, layer.module, layer.name, window)[0]}"
     for other in _candidates(explained, calls):
         try:
             explained.at(other)

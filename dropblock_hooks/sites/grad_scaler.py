@@ -94,8 +94,16 @@ _CURE = (
 def in_use() -> bool:
     """Whether this process has an enabled GradScaler that has scaled a loss.
 
-    A scaler that a live attachment was given scales the loss of that attachment's model.
+    A scaler that a live attachment was given scales the loss of that attachment's model, and one
+    that only waits for the garbage collector scales nothing.
     """
+    if not _is_in_memory():
+        return False
+    gc.collect()
+    return _is_in_memory()
+
+
+def _is_in_memory() -> bool:
     things = gc.get_objects()
     given = {id(c.grad_scaler) for c in things if type(c) is Control and c.installed}
     # type() instead of isinstance(), which would ask proxies for their class

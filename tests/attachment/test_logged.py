@@ -12,13 +12,11 @@ from torch import nn
 from dropblock_hooks import (
     ActivationStats,
     Capture,
-    DropBlock2d,
     Dropout2d,
     GradientStats,
     WeightStats,
     attach,
 )
-from dropblock_hooks.attachment import logged
 
 SPEC = {
     "0": [ActivationStats(every=1), Capture()],
@@ -28,7 +26,6 @@ SPEC = {
 HISTOGRAMS = {f"reg/{key}/histogram" for key in ("0/ActivationStats", "1/GradientStats")} | {
     "reg/3/WeightStats/histogram"
 }
-MAPS = "reg/0/Capture/maps"
 
 
 def make():
@@ -46,19 +43,8 @@ def counted(values, edges):
     return np.histogram(sizes[sizes > 0], edges)[0].tolist()
 
 
-def sheet_of(attached, key="0"):
-    """The maps of the first sample, side by side: 3 columns, a dark line between, by NumPy."""
-    maps = attached.captured(key)[key][-1].value[0].numpy()
-    rows = []
-    for row in (maps[:3], maps[3:]):
-        scaled = [(each - each.min()) / (each.max() - each.min()) for each in row]
-        rows.append(np.concatenate([np.pad(each, ((0, 1), (0, 1))) for each in scaled], 1))
-    return np.concatenate(rows, 0)[:-1, :-1]
-
-
-def test_tensorboard_gets_scalars_histograms_and_maps(tmp_path):
+def test_tensorboard_gets_scalars_and_histograms(tmp_path):
     tensorboard = pytest.importorskip("torch.utils.tensorboard", reason="an option of the user's")
-    image = pytest.importorskip("PIL.Image")
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     attached = make()
     with tensorboard.SummaryWriter(tmp_path) as writer:
@@ -80,12 +66,6 @@ def test_tensorboard_gets_scalars_histograms_and_maps(tmp_path):
     assert found.min <= values.abs().min() <= values.abs().max() <= found.max
     assert found.sum == pytest.approx(float(values.abs().sum()), rel=0.1)
     assert found.sum_squares == pytest.approx(float(values.square().sum()), rel=0.2)
-    assert tags["images"] == [MAPS]
-    (event,) = events.Images(MAPS)
-    (tmp_path / "maps.png").write_bytes(event.encoded_image_string)
-    with image.open(tmp_path / "maps.png") as drawn:
-        pixels = np.asarray(drawn.convert("L"), dtype=np.float64) / 255
-    np.testing.assert_allclose(pixels, sheet_of(attached), atol=1 / 255)
 
 
 @pytest.fixture
@@ -98,10 +78,6 @@ def wandb(monkeypatch):
             self.histogram, self.bins = np_histogram
             assert len(self.histogram) + 1 == len(self.bins) <= 512
 
-    class Image:
-        def __init__(self, data_or_path, mode=None, caption=None):
-            self.data = data_or_path
-
     class Run:
         def __init__(self):
             self.logged = []
@@ -109,7 +85,7 @@ def wandb(monkeypatch):
         def log(self, data, step=None, commit=None):
             self.logged.append((data, step))
 
-    for kind in (Histogram, Image, Run):
+    for kind in (Histogram, Run):
         kind.__module__ = "wandb.sdk"
         setattr(module, kind.__name__, kind)
     run = Run()
@@ -127,13 +103,10 @@ def test_wandb_gets_all_in_one_call(wandb, who):
     assert step == 3
     scalars = attached.scalars()
     assert {tag: data[tag] for tag in scalars} == scalars
-    assert set(data) == set(scalars) | HISTOGRAMS | {MAPS}
+    assert set(data) == set(scalars) | HISTOGRAMS
     weights = torch.cat([p.detach().flatten() for p in attached._base[3].parameters()])
     drawn = data["reg/3/WeightStats/histogram"]
     assert list(drawn.histogram) == counted(weights, drawn.bins)
-    pixels = data[MAPS].data
-    assert pixels.dtype == np.uint8
-    np.testing.assert_allclose(pixels / 255, sheet_of(attached), atol=0.51 / 255)
 
 
 def test_the_outer_bins_have_an_end(wandb):
@@ -172,38 +145,6 @@ def test_loggers_of_lightning(tmp_path):
     assert logger.experiment.metrics == [{**attached.scalars(), "step": 2}]
 
 
-def test_the_axes_of_maps_are_those_that_the_layer_tells(wandb):
-    class Last(nn.Module):
-        def forward(self, x):
-            return x.movedim(1, -1)
-
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 6, 3), Last(), nn.Linear(6, 6))
-    attached = attach(model, {"0": Capture(), "1": Capture(layout="NHWC")})
-    model(torch.randn(2, 3, 10, 10))
-    attached.log(wandb, 0)
-    data, _ = wandb.run.logged[0]
-    assert (data[MAPS].data == data["reg/1/Capture/maps"].data).all()
-
-
-@pytest.mark.parametrize(
-    "value",
-    [torch.full((1, 2, 3, 3), float("nan")), torch.zeros(1, 2, 3, 3), torch.zeros(0, 2, 3, 3)],
-)
-def test_nothing_to_see_does_no_harm(wandb, value):
-    model = nn.Sequential(nn.Conv2d(2, 2, 1), nn.Identity())
-    attached = attach(model, {"*": [Capture(), ActivationStats(), DropBlock2d(0.0, 1)]})
-    attached.log(wandb.run, 0)  # before any forward
-    model(value)
-    attached.log(wandb.run, 1)
-    assert [step for _, step in wandb.run.logged] == [0, 1]
-    for data, _ in wandb.run.logged:
-        for tag, each in data.items():
-            if tag.endswith("/maps"):
-                assert each.data.shape == (3, 7)
-                assert not each.data.any()
-
-
 def test_a_writer_of_no_known_kind_is_refused():
     with pytest.raises(TypeError, match=r"add_scalar .*log_metrics, got list"):
         make().log([], 0)
@@ -220,10 +161,3 @@ class LogsOne:
 def test_a_log_of_another_kind_is_refused(writer):
     with pytest.raises(TypeError, match=r"got .*: what has log_dict takes attached.scalars\(\)"):
         make().log(writer, 0)
-
-
-def test_a_layout_without_maps_gives_no_picture():
-    model = nn.Sequential(nn.Conv3d(1, 2, 3))
-    attached = attach(model, {"0": Capture(layout="NCDHW")})
-    model(torch.ones(1, 1, 5, 5, 5))
-    assert list(logged._sheets(attached.sites)) == []

@@ -1,6 +1,7 @@
 """The GradScaler of the training loop: looked for in what wraps it, told where it is missing."""
 
 import copy
+import gc
 import itertools
 import pickle
 import warnings
@@ -286,3 +287,16 @@ def test_a_scaler_that_was_never_made_is_none_in_use():
     model, _ = make({"0": ClampGrad(-1, 1)})
     assert warnings_of(lambda: backward(model)) == []
     del unmade
+
+
+def test_a_scaler_that_nobody_holds_is_none_in_use():
+    holder = Holder()
+    holder.itself, holder.scaler = holder, GradScaler("cpu")  # freed by Python's collector alone
+    holder.scaler.scale(torch.ones(()))
+    model, _ = make({"0": ClampGrad(-1, 1)})
+    gc.disable()
+    try:
+        del holder
+        assert warnings_of(lambda: backward(model)) == []
+    finally:
+        gc.enable()
