@@ -3,6 +3,8 @@
 import pytest
 from torch import nn
 
+from dropblock_hooks import registry
+
 
 class Residual(nn.Module):
     """A block that keeps its shape, with an in-place ReLU behind its convolution."""
@@ -45,3 +47,10 @@ def hook_count(model):
 @pytest.fixture(name="hook_count")
 def _hook_count():
     return hook_count
+
+
+@pytest.fixture
+def own_registry(monkeypatch):
+    """What a test registers is gone after it, and what other tests registered is not there."""
+    own = {n: c for n, c in registry._CLASSES.items() if c.__module__.startswith("dropblock_hooks")}
+    monkeypatch.setattr(registry, "_CLASSES", own)

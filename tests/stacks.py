@@ -12,9 +12,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from dropblock_hooks import Foreign, Regularizer, Retune, SpecError, attach
-from dropblock_hooks.observers import Observer
-from dropblock_hooks.registry import registered
+from dropblock_hooks import Foreign, Retune, SpecError, attach
+from tests.classes import own_regularizers
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -37,9 +36,8 @@ def regularizers():
     have tests of their own.
     """
     found = {"Foreign": Foreign(nn.Dropout2d, p=0.4)}
-    for name, cls in registered(Regularizer).items():
-        if cls.__module__.startswith("dropblock_hooks.") and not issubclass(cls, Observer):
-            found[name] = cls(**ARGUMENTS.get(name, _rates(cls)))
+    for name, cls in own_regularizers().items():
+        found[name] = cls(**ARGUMENTS.get(name, _rates(cls)))
     return dict(sorted(found.items()))
 
 

@@ -25,9 +25,9 @@ from dropblock_hooks import (
     attach,
     attachments,
     detach_all,
+    layers,
     plan,
 )
-from dropblock_hooks.selectors.index import Index
 
 
 def step(model, seed=0):
@@ -416,9 +416,9 @@ def test_names_below_fabric(net, monkeypatch, package):
     module = types.ModuleType(f"{package}.wrappers")
     module._FabricModule = FabricModule
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    bare = list(Index(net).modules)
+    bare = [row.name for row in layers(net)]
     wrapped = FabricModule(net)
-    assert list(Index(wrapped).modules) == bare
+    assert [row.name for row in layers(wrapped)] == bare
     attached = attach(wrapped, {"layer1.*": Dropout2d(0.5)})
     assert [site.key for site in attached] == ["layer1.0/Dropout2d", "layer1.1/Dropout2d"]
     assert not any(site.aliases for site in attached)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from dropblock_hooks import Regularizer, SiteError, Spec, attach, plan, registry
+from dropblock_hooks import Regularizer, SiteError, Spec, attach, plan, register
 
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 NUMBERS = itertools.count()  # torch.compile remembers modules by name
@@ -19,11 +19,8 @@ SOURCES = {re.findall(r"@register\nclass (\w+)\(", block)[0]: block for block in
 
 
 @pytest.fixture(name="example")
-def _example(monkeypatch):
+def _example(monkeypatch, own_registry):
     """The class of an example, run as it stands there; it is registered for one test only."""
-    ours = {n: c for n, c in registry._CLASSES.items() if c.__module__.startswith("dropblock")}
-    monkeypatch.setattr(registry, "_CLASSES", ours)
-
     place = f"contributing_{next(NUMBERS)}"
 
     def run(name):
@@ -109,9 +106,7 @@ def test_the_channels_come_on_axis_1_without_a_copy(example, layout, monkeypatch
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_of_a_parameter_the_first_axis_is_that_of_the_channels(example, compiled):
-    cls = registry.register(
-        type("MuteGradChannels", (example("MuteChannels"),), {"acts_on": "gradient"})
-    )
+    cls = register(type("MuteGradChannels", (example("MuteChannels"),), {"acts_on": "gradient"}))
     model = nn.Linear(5, 40)
     attach(model, {"param:weight": cls(0.5), "param:bias": cls(0.5)})
     run = compiled_anew(model) if compiled else model
@@ -167,7 +162,7 @@ def test_blur_takes_tokens_as_maps(example):
 
 
 def test_a_map_is_refused_of_a_parameter(example):
-    cls = registry.register(type("BlurGrad", (example("Blur"),), {"acts_on": "gradient"}))
+    cls = register(type("BlurGrad", (example("Blur"),), {"acts_on": "gradient"}))
     with pytest.raises(ValueError, match="a parameter has no map"):
         attach(nn.Conv2d(2, 3, 3), {"param:weight": cls()})
 
@@ -211,7 +206,7 @@ def test_jitter_multiplies_the_gradient_by_the_same_noise(example, compiled):
 
 
 def test_the_input_is_turned_as_the_output_is():
-    @registry.register
+    @register
     class Restores(Regularizer):
         channelwise = True
         needs_input = True

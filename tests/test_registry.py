@@ -22,7 +22,6 @@ from dropblock_hooks import (
     attach,
     register,
 )
-from dropblock_hooks.regularizers.rates import RateLike
 
 
 @register
@@ -163,7 +162,7 @@ def test_a_schedule_without_a_call():
         Empty()(0)
 
 
-Half = Annotated[RateLike, Range(0, 0.5)]
+Half = Annotated[float | Schedule, Range(0, 0.5)]
 
 
 @register

@@ -24,15 +24,10 @@ from dropblock_hooks import (
     attachments,
     detach_all,
 )
-from dropblock_hooks.observers import Observer
-from dropblock_hooks.registry import registered
 from tests.cases import rest_slow
+from tests.classes import own_regularizers
 
-OWN = [
-    cls
-    for cls in registered(Regularizer).values()
-    if cls.__module__.startswith("dropblock_hooks.") and not issubclass(cls, Observer)
-]
+OWN = list(own_regularizers().values())
 ON_ACTIVATIONS = [cls for cls in OWN if cls.random and cls.acts_on == "activation"]
 OF_PARAMETERS = (AdaptiveClipGrad, CentralizeGrad)
 OTHERS = [cls for cls in OWN if cls.acts_on == "gradient" and cls not in OF_PARAMETERS]

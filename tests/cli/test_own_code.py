@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from dropblock_hooks import registry
 from dropblock_hooks.cli import main
 
 MODULE = '''
@@ -82,11 +81,10 @@ def _process(folder):
 
 
 @pytest.fixture(name="command")
-def _command(folder, capsys, monkeypatch):
+def _command(folder, capsys, monkeypatch, own_registry):
     """The same in this process: a process of its own takes seconds to begin."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(registry, "_CLASSES", dict(registry._CLASSES))
 
     def run(*arguments):
         code = main(arguments)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from dropblock_hooks import registry
 from dropblock_hooks.cli import main
 
 PAGE = (Path(__file__).parents[2] / "docs" / "command.md").read_text(encoding="utf-8")
@@ -45,15 +44,11 @@ def test_the_matching():
     assert not matches(["a...", "b"], ["c", "b"])
 
 
-def test_the_examples_run_and_print_what_is_shown(capsys, tmp_path, monkeypatch):
+def test_the_examples_run_and_print_what_is_shown(capsys, tmp_path, monkeypatch, own_registry):
     pytest.importorskip("timm", reason="models come from timm")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr(sys, "path", [*sys.path])
-    own = {
-        k: c for k, c in registry._CLASSES.items() if c.__module__.startswith("dropblock_hooks.")
-    }
-    monkeypatch.setattr(registry, "_CLASSES", own)  # without those of other tests
     for name, text in re.findall(r"```\w+\n(?=# (\S+)\n)(.*?)```", PAGE, re.DOTALL):
         Path(name).write_text(text)
     for line, shown, code in examples():

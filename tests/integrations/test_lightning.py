@@ -17,13 +17,13 @@ from dropblock_hooks import (
     ClipGradNorm,
     DropBlock2d,
     Dropout,
+    HookWarning,
     LinearSchedule,
     Spec,
     SpecError,
     Watchdog,
     attach,
 )
-from dropblock_hooks.warn import HookWarning
 from tests.cases import rest_slow
 from tests.conftest import hook_count
 

@@ -34,7 +34,6 @@ from dropblock_hooks import (
     WindowSchedule,
     functional,
 )
-from dropblock_hooks.registry import text
 
 pytestmark = pytest.mark.pairwise
 
@@ -87,7 +86,7 @@ ELEMENTWISE = [
 ]
 
 
-@pytest.mark.parametrize(("regularizer", "function", "arguments"), ELEMENTWISE, ids=text)
+@pytest.mark.parametrize(("regularizer", "function", "arguments"), ELEMENTWISE, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_output_is_the_functions(dtype, regularizer, function, arguments):
     x = torch.randn(SHAPES[regularizer.spatial or 2]).to(dtype)

@@ -7,20 +7,33 @@ numbers of the forward.
 import pytest
 import torch
 
-from dropblock_hooks import DropBlock2d, Dropout, Regularizer, regularizers
-from dropblock_hooks.registry import registered
+from dropblock_hooks import (
+    DropBlock1d,
+    DropBlock2d,
+    DropBlock3d,
+    Dropout,
+    Dropout1d,
+    Dropout2d,
+    Dropout3d,
+    DropPath,
+    GaussianDropout,
+    Now,
+    Regularizer,
+    Retune,
+)
+from tests.classes import own_classes
 
 REGULARIZERS = [
-    *(regularizers.Dropout(p) for p in (0.05, 0.5, 1.0)),
-    *(regularizers.Dropout1d(p, layout="NCL") for p in (0.05, 0.5, 1.0)),
-    *(regularizers.Dropout2d(p) for p in (0.05, 0.5, 1.0)),
-    *(regularizers.Dropout3d(p) for p in (0.05, 0.5, 1.0)),
-    *(regularizers.DropPath(p, scale_by_keep=s) for p in (0.05, 0.5, 1.0) for s in (True, False)),
-    *(regularizers.Retune(p).acting_as(regularizers.Dropout2d()) for p in (0.05, 0.5, 1.0)),
-    *(regularizers.GaussianDropout(p) for p in (0.05, 0.5)),
-    *(regularizers.DropBlock1d(p, 5) for p in (0.05, 0.5, 1.0)),
-    *(regularizers.DropBlock2d(p, b) for p in (0.05, 0.5, 1.0) for b in (2, (3, 30))),
-    *(regularizers.DropBlock3d(p, 2) for p in (0.05, 0.5, 1.0)),
+    *(Dropout(p) for p in (0.05, 0.5, 1.0)),
+    *(Dropout1d(p, layout="NCL") for p in (0.05, 0.5, 1.0)),
+    *(Dropout2d(p) for p in (0.05, 0.5, 1.0)),
+    *(Dropout3d(p) for p in (0.05, 0.5, 1.0)),
+    *(DropPath(p, scale_by_keep=s) for p in (0.05, 0.5, 1.0) for s in (True, False)),
+    *(Retune(p).acting_as(Dropout2d()) for p in (0.05, 0.5, 1.0)),
+    *(GaussianDropout(p) for p in (0.05, 0.5)),
+    *(DropBlock1d(p, 5) for p in (0.05, 0.5, 1.0)),
+    *(DropBlock2d(p, b) for p in (0.05, 0.5, 1.0) for b in (2, (3, 30))),
+    *(DropBlock3d(p, 2) for p in (0.05, 0.5, 1.0)),
     *(DropBlock2d(0.3, 3, normalize=n) for n in ("sample", "expected", None)),
     DropBlock2d(0.3, 3, share_channels=True),
     DropBlock2d(0.3, 3, calibration="paper"),
@@ -43,14 +56,13 @@ PAIRS = [("contiguous", form) for form in FORMATS] + [(form, "contiguous") for f
 def applied(regularizer, x, seed):
     values = regularizer.values(0.0)
     layout = "" if regularizer.spatial is None else {1: "NCL", 2: "NCHW", 3: "NCDHW"}[x.ndim - 2]
-    now = regularizers.base.Now(input=x, layout=layout, training=True, grad_scale=1.0, **values)
+    now = Now(input=x, layout=layout, training=True, grad_scale=1.0, **values)
     torch.manual_seed(seed)
     return regularizer.apply(x, now)[0]
 
 
 def test_every_linear_class_is_tested():
-    classes = registered(Regularizer).values()
-    ours = {cls for cls in classes if cls.linear and cls.__module__.startswith("dropblock_hooks")}
+    ours = {cls for cls in own_classes(Regularizer).values() if cls.linear}
     assert ours == {type(regularizer) for regularizer in REGULARIZERS}
 
 
