@@ -14,4 +14,245 @@ from dropblock_hooks import (
     ClampGrad,
     DropBlock2d,
     Dropout,
+    GradientStats,
     Observer,
+    Regularizer,
+    ScaleGrad,
+    Seen,
+    SiteError,
+    Watch,
+    attach,
+    attachments,
+    register,
+)
+
+
+@register
+class Twice(Regularizer):
+    """Doubles the activation."""
+
+    random: ClassVar[bool] = False
+
+    def apply(self, x, now):
+        return x * 2, x.numel()
+
+
+class SumWatch(Watch):
+    """Sums and counts, in one tensor that was there before."""
+
+    def __init__(self) -> None:
+        self.sums = torch.zeros(4, dtype=torch.float64)
+
+    def see(self, seen: Seen) -> Any:
+        for x in seen.tensors:
+            self.sums[0].add_(x.sum(dtype=torch.float64))
+        self.sums[1].add_(1)
+
+    def see_gradient(self, grad: Tensor, at: int, scale: Any, ticket: Any) -> None:
+        self.sums[2].add_(grad.sum(dtype=torch.float64))
+        self.sums[3].add_(1)
+
+    def to(self, device: torch.device) -> None:
+        self.sums = self.sums.to(device)
+
+
+@register
+class Sums(Observer):
+    """Sums values and gradients."""
+
+    sees_gradients: ClassVar[bool] = True
+
+    def bind(self) -> Watch:
+        return SumWatch()
+
+
+@register
+class WholeSums(Sums):
+    """The same of all that a layer gives."""
+
+    whole: ClassVar[bool] = True
+
+
+@register
+class WholeValueSums(WholeSums):
+    """The same of values alone."""
+
+    sees_gradients: ClassVar[bool] = False
+
+
+@register
+class GradientSums(Sums):
+    """The same of gradients alone."""
+
+    acts_on: ClassVar[Any] = "gradient"
+    sees_values: ClassVar[bool] = False
+
+
+def sums(attached, which=Sums):
+    (site,) = [site for site in attached if isinstance(site.regularizer, which)]
+    return site.bound.sums.tolist()
+
+
+def ran(layer: nn.Module, x: Tensor, weight: Tensor) -> None:
+    layer.zero_grad()
+    (layer(x) * weight).sum().backward()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_it_stands_before_or_after_what_acts_on_its_layer(when, first, compiled):
+    model = nn.Sequential(nn.Linear(4, 3), nn.Identity())
+    with torch.no_grad():
+        model[0].weight.fill_(1.0)
+        model[0].bias.fill_(0.5)
+    acting = [Twice(), ScaleGrad(10.0)]
+    listed = [Sums(when=when), *acting] if first else [*acting, Sums(when=when)]
+    attached = attach(model, {"0": listed})
+    run = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+    x, weight = torch.ones(2, 4), torch.full((2, 3), 3.0)
+    for n in (1, 2):
+        (run(x) * weight).sum().backward()
+        made, calls, gradient, gradients = sums(attached)
+        assert made == n * 6 * (4.5 if when == "before" else 9.0)
+        assert gradient == n * 6 * (60.0 if when == "before" else 30.0)  # of the value it saw
+        assert calls == gradients == n
+    site = attached.sites[0 if first else -1]
+    assert (site.calls, site.active_calls) == (2, 2)
+
+
+def test_values_and_gradients_stay_what_they_are():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Flatten()
+    )
+    twin = copy.deepcopy(model)
+    attached = attach(model, {"**": Sums(), "0": GradientSums(when="before")})
+    x = torch.randn(4, 3, 8, 8)
+    outputs = []
+    for each in (model, twin):
+        y = each(x.clone())
+        y.square().sum().backward()
+        outputs.append((y, [p.grad for p in each.parameters()]))
+    torch.testing.assert_close(*outputs, rtol=0, atol=0)
+    assert all(
+        site.bound.sums[1] == 1
+        for site in attached[Sums]
+        if not isinstance(site.regularizer, GradientSums)
+    )
+    assert all(site.bound.sums[3] == 1 for site in attached)
+    attached.remove()
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_that_runs_again_is_not_seen_twice(reentrant):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    attached = attach(model, {"0": Sums()})
+    x = torch.randn(2, 4, requires_grad=True)
+    seen = []
+    model[0].register_forward_hook(lambda m, a, y: seen.append(y.detach().sum().item()))
+    checkpoint(model, x, use_reentrant=reentrant).sum().backward()
+    made, calls, _, gradients = sums(attached)
+    assert (calls, gradients) == (1, 1)
+    assert made == pytest.approx(seen[0], abs=1e-5)
+
+
+@pytest.mark.parametrize("at", ["input", "output"])
+def test_all_tensors_of_a_nested_value(at):
+    class Nested(nn.Module):
+        def forward(self, a, extra):
+            return {"a": a * 2, "more": [extra["b"] * 3, extra["b"].long(), "text"]}
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Nested()
+
+        def forward(self, x):
+            out = self.inner(x * 1, {"b": x * 1})
+            assert out["more"][2] == "text"
+            return out["a"].sum() + out["more"][0].sum()
+
+    model = Model()
+    kind = WholeValueSums if at == "input" else WholeSums
+    attached = attach(model, {"inner": kind(at=at)})
+    x = torch.ones(2, 3, requires_grad=True)
+    model(x).backward()
+    assert sums(attached)[:3] == ([12.0, 1.0, 0.0] if at == "input" else [30.0, 1.0, 12.0])
+    assert x.grad.eq(5).all()
+
+
+@pytest.mark.parametrize("observer", [Sums, GradientStats, partial(Capture, gradients=True)])
+def test_gradients_at_an_input_are_refused(observer):
+    with pytest.raises(ValueError, match="observe the output of the layer before"):
+        observer(at="input")
+
+
+def test_a_view_that_is_worked_on_in_place_keeps_its_gradient():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Flatten(0), nn.ReLU(inplace=True))
+    attached = attach(model, {"1": Sums()})
+    model(torch.randn(2, 4)).sum().backward()
+    assert sums(attached)[3] == 1
+
+
+def test_parameters_gradients_before_and_after_their_bound():
+    layer = nn.Linear(2, 1, bias=False)
+    spec = {
+        "param:weight": [GradientSums(), ClampGrad(-1.0, 1.0)],
+    }
+    after = attach(layer, spec)
+    ran(layer, torch.ones(1, 2), torch.tensor(5.0))
+    assert sums(after, GradientSums)[2] == 2.0
+    after.remove()
+    spec = {"param:weight": [ClampGrad(-1.0, 1.0), GradientSums(when="before")]}
+    before = attach(layer, spec)
+    ran(layer, torch.ones(1, 2), torch.tensor(5.0))
+    assert sums(before, GradientSums)[2] == 10.0
+    assert layer.weight.grad.eq(1).all()
+
+
+def test_off_in_evaluation_unless_always_and_while_paused():
+    model = nn.Sequential(nn.Linear(2, 2))
+    attached = attach(model, {"0": [Sums(), WholeSums(active="always")]})
+    model.eval()(torch.ones(1, 2))
+    train, always = (site.bound.sums[1].item() for site in attached)
+    assert (train, always) == (0, 1)
+    model.train()
+    with attached.paused():
+        model(torch.ones(1, 2)).sum().backward()
+    assert [site.bound.sums[1].item() for site in attached] == [0, 1]
+
+
+def test_what_gives_no_tensor_is_one_error_that_names_the_layer():
+    class Text(nn.Module):
+        def forward(self, x):
+            return "text"
+
+    model = nn.Sequential(Text())
+    with attach(model, {"0": Sums()}), pytest.raises(SiteError, match="0/Sums on Text '0'.*str"):
+        model(torch.ones(1))
+
+
+def test_it_copies_pickles_and_leaves():
+    model = nn.Sequential(nn.Linear(2, 2))
+    attach(model, {"0": Sums(when="before")})
+    twin = copy.deepcopy(model)
+    (other,) = attachments(twin)
+    twin(torch.ones(1, 2)).sum().backward()
+    assert sums(other)[1] == 1
+    assert sums(attachments(model)[0])[1] == 0
+    other.remove()
+    assert not twin[0]._forward_hooks
+
+
+def test_it_is_planned_and_reported():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU())
+    attached = attach(
+        model,
+        {"0": [DropBlock2d(0.1, 3), Sums()], "1": Dropout(0.1)},
+        example_input=torch.ones(1, 1, 6, 6),
+    )
+    model(torch.ones(1, 1, 6, 6))
+    assert "0/Sums" in str(attached)
+    assert attached.verify() == []
