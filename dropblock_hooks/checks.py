@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .quoting import quote, shown
+from .quoting import quote, shorten, shown
 
 LARGEST = 10**100
 """The largest count, which a float can still hold."""
@@ -19,23 +19,13 @@ def as_number(name: str, value: Any, kind: str = "a number") -> float:
     """`value` as a finite float."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be {kind}, got {shown(value)}")
-    number = as_float(value)
-    if number - number != 0.0:  # not finite; torch.compile can't trace math.isfinite
-        raise ValueError(f"{name} must be a finite number, got {as_given(value)}")
-    return number
-
-
-def as_given(value: Any) -> str:
-    """A number as it was given, even where it is too large for a float."""
-    return str(float(value)) if isinstance(value, float) else quote(value, 120)
-
-
-def as_float(value: Any) -> float:
-    """A number as a float, infinite where it is too large for one."""
     try:
-        return float(value)
+        number = float(value)
     except OverflowError:
-        return math.inf if value > 0 else -math.inf
+        number = math.inf
+    if number - number != 0.0:  # not finite; torch.compile can't trace math.isfinite
+        raise ValueError(f"{name} must be a finite number, got {shorten(str(value))}")
+    return number
 
 
 def as_count(name: str, value: Any, minimum: int = 1) -> int:

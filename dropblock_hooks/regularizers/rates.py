@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType, SimpleNamespace
 from typing import Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
 
-from ..checks import as_given, as_number
-from ..quoting import quote
+from ..checks import as_number
+from ..quoting import quote, shorten
 from ..schedules import Schedule, span_of
 
 
@@ -58,7 +58,7 @@ def checked_rate(name: str, rate: Any, allowed: Range) -> RateLike:
         try:
             number = as_number(name, rate, "a number or a schedule")
         except ValueError:
-            raise ValueError(f"{name} must be {allowed}, got {as_given(rate)}") from None
+            raise ValueError(f"{name} must be {allowed}, got {shorten(str(rate))}") from None
         if number not in allowed:
             raise ValueError(f"{name} must be {allowed}, got {number:g}")
         return number

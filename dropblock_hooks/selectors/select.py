@@ -163,7 +163,7 @@ def _no_match(text: str, table: dict[str, Target], index: Index) -> str:
     form, colon, _ = text.partition(":")
     if colon:
         hint = index.closest(form, FORMS)
-        return f"{label(form)}: is not a form of selector{hint}; forms: {', '.join(FORMS)}"
+        return f"unknown form of selector {label(form)}:{hint}; forms: {', '.join(FORMS)}"
     if table is vars(index).get("attributes"):
         return _no_attribute(text, index)
     if text in index.attributes:
@@ -195,11 +195,11 @@ def _no_attribute(text: str, index: Index) -> str:
         return f"{quote(text)} matches no attribute with a rate{hint}"
     if hasattr(type(target.module), local):
         kind = bare_type(target.module).__name__
-        return f"{quote(text)} is an attribute of the class {kind}, as a property is"
-    value = getattr(target.module, local)
-    if is_share(value):
-        return f"{quote(text)} is {value}, and its name is none of a rate (drop, prob, p)"
-    return f"{quote(text)} is no number in [0, 1], but {quote(value, 60)}"
+        return f"{quote(text)} is an attribute of the class {kind}, not of the module"
+    value = quote(getattr(target.module, local), 60)
+    if is_share(getattr(target.module, local)):
+        return f"{quote(text)} is {value}, but the name of a rate contains drop or prob, or is p"
+    return f"{quote(text)} must be a number in [0, 1] to be a rate, got {value}"
 
 
 def _match_select(select: Select, index: Index) -> list[Target]:
