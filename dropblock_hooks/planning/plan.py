@@ -94,11 +94,10 @@ def _probed(
     hosts = {"": model} if base is model else {"": model, " of the root alone": base}
     kinds = ("fake", "real") if not any(p.is_meta for p in model.parameters()) else ("fake",)
     attempts = {
-        f"{kind} {mode} forward{on}": functools.partial(
-            probe, host, base, placements, example, fake=kind == "fake", training=mode == "training"
+        f"{kind} forward{on}": functools.partial(
+            probe, host, base, placements, example, fake=kind == "fake"
         )
         for on, host in hosts.items()
-        for mode in ("training", "evaluation")
         for kind in kinds
     }
     try:

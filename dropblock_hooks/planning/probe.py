@@ -1,6 +1,5 @@
 """Runs one forward of a copy with the hooks of a spec, and records what each site meets."""
 
-import copy
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
@@ -16,7 +15,6 @@ from ..attachment.install import install, make_hook
 from ..attachment.placement import Placement
 from ..attachment.verify import windows
 from ..findings import Finding, Kind
-from ..regularizers.base import Regularizer
 from ..regularizers.droppers import unit_dropped
 from ..sites import indexing
 from ..sites.counts import Counts
@@ -67,9 +65,8 @@ def probe(
     example: Any,
     *,
     fake: bool,
-    training: bool,
 ) -> Probed:
-    """One forward of a copy with everything attached.
+    """One training forward of a copy with everything attached.
 
     Args:
         host: the model that takes the example.
@@ -77,16 +74,13 @@ def probe(
         placements: resolved and checked.
         example: a tensor, a tuple of arguments, or a mapping of keywords.
         fake: on fake tensors.
-        training: in training mode; in evaluation, every site is made active.
     """
     with dry_run(host, example, fake=fake) as run:
-        if not training:
-            run.model.eval()
-        elif not host.training:
+        if not host.training:
             run.model.train()
         copied, control = run.copy_of(base), Control()
         control.looked = True  # the plan reports what a first forward would warn of
-        hooks = _install(run, copied, placements, control, always=not training)
+        hooks = _install(run, copied, placements, control)
         recorded = record(copied)
         probes = [hook for hook in hooks if isinstance(hook, _Probe)]
         sources = _ask_for_gradients(run) if any(each.drops_samples for each in probes) else []
@@ -208,26 +202,16 @@ def _make(site: Site, p: Placement) -> SiteHook:
 
 
 def _install(
-    run: DryRun, copied: nn.Module, placements: list[Placement], control: Control, always: bool
+    run: DryRun, copied: nn.Module, placements: list[Placement], control: Control
 ) -> list[SiteHook]:
     moved = [
-        replace(
-            p,
-            target=replace(p.target, module=run.copy_of(p.target.module)),
-            regularizer=_always(p.regularizer) if always else p.regularizer,
-        )
+        replace(p, target=replace(p.target, module=run.copy_of(p.target.module)))
         for p in placements
     ]
     hooks = [hook for _, hook in install(copied, moved, control, _make)._installed]
     for hook in hooks:
         hook.site.idle = False  # a schedule that starts at 0 must not hide the layout and the map
     return hooks
-
-
-def _always(regularizer: Regularizer) -> Regularizer:
-    changed = copy.copy(regularizer)
-    object.__setattr__(changed, "active", "always")
-    return changed
 
 
 def _ask_for_gradients(run: DryRun) -> list[Node]:
