@@ -25,7 +25,6 @@ COLUMNS = {
     "parallel": ("single", "ddp", "fsdp2"),
     "regularizer": tuple(regularizers()),
 }
-TRACED = tuple(name for name, r in regularizers().items() if r.traceable)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +139,7 @@ def _recounts(row):
     again, and counts its calls and elements twice, of which the shares are the same. What keeps
     nothing for the backward is not run again.
     """
-    runs_again = row.regularizer in TRACED and row.regularizer not in ("Disout", "GaussianNoise")
+    runs_again = row.regularizer not in ("Disout", "GaussianNoise")
     return runs_again and _compiled_in_a_checkpoint(row)
 
 

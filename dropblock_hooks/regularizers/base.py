@@ -119,8 +119,6 @@ class Regularizer:
     subclass that defines ``apply`` or ``bind`` must set it again."""
     random: ClassVar[bool] = True
     """Whether ``apply`` draws random numbers: ranks and recomputations are then looked at."""
-    traceable: ClassVar[bool] = True
-    """Whether torch.compile can trace ``apply``; else it breaks the graph, run as in eager mode."""
     idle_at_zero: ClassVar[bool] = False
     """Whether ``apply`` gives the very same tensor back, and counts 0 or None, where its first rate
     is 0: in eager mode it is then not run again on a shape that it has seen."""
@@ -139,10 +137,10 @@ class Regularizer:
         return f"a parameter has no map, which {self.label} needs" if no_map else None
 
     def bind(self) -> Callable[[Tensor, Now], Applied]:
-        """The callable of one site; an ``apply`` with a state of its own, where one is needed.
+        """Return the callable of one site: ``apply``, or an object with a state of its own.
 
-        A class that has one is not `traceable`. A callable with ``state_dict`` and
-        ``load_state_dict`` (tensors by name, as a module has them) is saved with the Attachment.
+        ``Attachment.set`` calls it again. The new object takes over the state of the old one if
+        both have ``state_dict`` and ``load_state_dict``.
         """
         return self.apply
 

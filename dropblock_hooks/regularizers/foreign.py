@@ -1,4 +1,4 @@
-"""Other people's layers as regularizers: a module class, a module, or a function of a tensor."""
+"""Modules and functions of other libraries as regularizers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from ..quoting import described, kind_of, label, quote
 from ..schedules import Schedule
@@ -23,15 +22,16 @@ _DEFAULTS = {f.name: f.default for f in fields(Regularizer)}  # of the options o
 
 @dataclass(frozen=True, init=False, repr=False)
 class Foreign(Regularizer):
-    """Any module class without parameters, put on layers by name: a peer's DropBlock, say.
+    """Wraps a module class without parameters, a module, or a function of a tensor.
 
-    Each site has an instance of its own, built from `kwargs` (a module is deep-copied), which
-    follows the layer's training mode; a plain function of a tensor is called while the site is
-    active. Keywords that are schedules or floats are set as attributes of the instance as time
-    moves. The realized rate is the share of nonzero elements that became zero.
+    Each site has its own instance, built from `kwargs`; a module is deep-copied. The instance
+    follows the training mode and the device of its layer. A function is called while the site is
+    active. Keywords that are schedules or floats are set as attributes of the instance when they
+    change. The realized rate is the share of nonzero elements that became zero.
 
-    A module, or a function, may stand in a spec as it is; it then means ``Foreign(module)``. What
-    holds code can't be written to a file, nor read from one.
+    A module or a function may stand in a spec as it is; it then means ``Foreign(module)``. Spec
+    files cannot hold a `Foreign`. Copies and pickles of the model keep the buffers of the module;
+    the state of the attachment does not hold them.
 
     Example:
         >>> from torch import nn
@@ -51,7 +51,6 @@ class Foreign(Regularizer):
 
     target: Callable[..., Any]
     kwargs: tuple[tuple[str, Any], ...]
-    traceable: ClassVar[bool] = False  # other people's code reads its rates as numbers
 
     def __init__(self, target: Callable[..., Any], /, **kwargs: Any) -> None:
         for name, default in _DEFAULTS.items():
@@ -60,17 +59,14 @@ class Foreign(Regularizer):
         object.__setattr__(self, "kwargs", tuple(kwargs.items()))
         self.__post_init__()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_target()
-
     def _check_rates(self) -> None:
-        """What a rate may be, the peer's class says."""
+        """The wrapped class validates its own rates."""
 
-    def _check_target(self) -> None:
-        if self.kwargs and not inspect.isclass(self.target):
+    def check(self, values: Mapping[str, float]) -> None:
+        is_class = inspect.isclass(self.target)
+        if self.kwargs and not is_class:
             raise TypeError(f"{self.label} takes no arguments: it is not a class")
-        if inspect.isclass(self.target) and not issubclass(self.target, nn.Module):
+        if is_class and not issubclass(self.target, nn.Module):  # type: ignore[arg-type]
             raise TypeError(
                 f"{self.label} must be a subclass of nn.Module, an instance or a function"
             )
@@ -106,22 +102,22 @@ class Foreign(Regularizer):
     def bind(self) -> Callable[[Tensor, Now], Applied]:
         module = self._build()
         if module is None:
-            return functools.partial(_call_function, self.target)
+            return functools.partial(_counted, self.target, "function")
         return _Hosted(module, tuple(self.rates))
 
     @property
     def spatial(self) -> int | None:  # type: ignore[override]  # a constant elsewhere
-        """The axes of `grid`: a peer gets the tensor as it is, or tokens as a map."""
+        """The number of axes of `grid`: with it, the module gets tokens as a map."""
         return None if self.grid is None else len(self.grid)
 
     @property
     def samplewise(self) -> bool:  # type: ignore[override]  # a constant elsewhere
-        """Whether it is a peer's layer that drops samples, which are its axis 0."""
+        """Whether it drops whole samples, as the known drop paths do."""
         return self.label in ("Foreign(DropPath)", "Foreign(StochasticDepth)")
 
     @property
     def follows_host(self) -> bool:  # type: ignore[override]  # a constant elsewhere
-        """Whether it runs in evaluation too: a module decides by its own mode."""
+        """True for modules, which decide by their own training mode."""
         return isinstance(self.target, nn.Module) or inspect.isclass(self.target)
 
     @property
@@ -159,16 +155,12 @@ class Foreign(Regularizer):
         return {name: value for name, value in given.items() if value != _DEFAULTS[name]}
 
     def _stated(self) -> dict[str, Any]:
-        """What the repr says: the target, its arguments, and the options that are set."""
+        """The parts of the repr: the target, its arguments, and the options that are set."""
         return {"": self.label[len("Foreign(") : -1], **dict(self.kwargs), **self._options()}
 
 
-def _call_function(function: Callable[[Tensor], Tensor], x: Tensor, now: Now) -> Applied:
-    return _counted(function, x, "function")
-
-
 class _Hosted:
-    """A module at one site: no child of the model, but in its layer's mode and on its device."""
+    """A module at one site. It is no child of the model."""
 
     def __init__(self, module: nn.Module, rates: tuple[str, ...]) -> None:
         self.module = module
@@ -182,43 +174,25 @@ class _Hosted:
                 setattr(self.module, name, getattr(now, name))
         module = self.module
         if any(buffer.device != x.device for buffer in module.buffers()):
-            if x.is_meta:  # from where no number comes back
+            if x.is_meta:  # buffers that were moved there would lose their values
                 module = copy.deepcopy(module)
             module.to(x.device)
-        if not now.training:
-            return _tensor(module(x), "module"), None
-        return _counted(module, x, "module")
+        return _counted(module, "module", x, now)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """The buffers of the module: statistics, say, that a training run has gathered."""
-        return {
-            name: buffer
-            for name, buffer in self.module.state_dict().items()
-            if isinstance(buffer, Tensor) and not is_lazy(buffer)
-        }
+    def state_dict(self) -> dict[str, Any]:
+        return self.module.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take buffers over, also where there is none yet, or one of another shape."""
-        owners = dict(self.module.named_modules())
-        for name, tensor in state.items():
-            path, _, local = name.rpartition(".")
-            if path not in owners or local not in owners[path]._buffers:
-                raise ValueError(f"{type(self.module).__name__} has no buffer {name!r}")
-            owners[path]._buffers[local] = tensor.detach().clone()  # a call moves it
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.module.load_state_dict(state, strict=False)
 
 
-def _tensor(y: object, kind: str) -> Tensor:
+def _counted(function: Callable[[Tensor], Tensor], kind: str, x: Tensor, now: Now) -> Applied:
+    """Call `function`; while active, count the elements that become zero if it keeps the shape."""
+    nonzero = x.detach() != 0 if now.training else None  # before a call that may work in place
+    y = function(x)
     if not isinstance(y, Tensor):
         raise TypeError(f"the {kind} must return a tensor, got {None if y is None else kind_of(y)}")
-    return y
-
-
-def _counted(function: Callable[[Tensor], Tensor], x: Tensor, kind: str) -> Applied:
-    nonzero = x.detach() != 0  # before the call, which may work in place
-    y = _tensor(function(x), kind)
-    if y.shape != nonzero.shape:
-        return y, None
-    return y, zeroed(nonzero, y)
+    return y, None if nonzero is None or y.shape != x.shape else zeroed(nonzero, y)
 
 
 def is_foreign(value: Any) -> bool:

@@ -248,6 +248,16 @@ def test_statistics_that_a_module_gathers_are_kept(how):
     assert torch.equal(again.train()(x), model.train()(x))
 
 
+def test_the_state_of_the_attachment_holds_no_buffers():
+    model = nn.Sequential(nn.Identity())
+    attached = attach(model, {"0": Running()})
+    model(torch.randn(8, 4, 3, 3))
+    state = attached.state_dict()
+    assert "buffers" not in state["sites"]["0/Foreign(Running)"]
+    attached.load_state_dict(state)
+    assert attached.state_dict() == state
+
+
 class Nothing(nn.Module):
     """Returns nothing."""
 

@@ -81,7 +81,7 @@ CASES = {
 }
 DROPS = [case for case in CASES if isinstance(CASES[case].rates.get("p"), LinearSchedule)]
 BELOW_1 = {"DropBlock2d-paper", "GaussianDropout"}  # drop less, or take no p of 1
-UNTRACEABLE = {"Foreign"}
+OF_OTHER_LIBRARIES = {"Foreign"}
 OF_LAYERS_THAT_DROP = {"Retune"}  # tests/sites/test_retune.py
 OF_PARAMETERS = {
     "AdaptiveClipGrad",
@@ -137,7 +137,9 @@ def images(spatial=2, n=4, edge=9):
 
 def test_every_regularizer_is_here():
     tested = {type(regularizer).__name__ for regularizer in CASES.values()}
-    assert set(own_regularizers()) - UNTRACEABLE - OF_LAYERS_THAT_DROP - OF_PARAMETERS == tested
+    assert (
+        set(own_regularizers()) - OF_OTHER_LIBRARIES - OF_LAYERS_THAT_DROP - OF_PARAMETERS == tested
+    )
 
 
 # each takes seconds to compile: plain pytest compiles one or two of a kind
