@@ -1,7 +1,4 @@
-"""Placements from papers, as specs: each is a function of a model (or of nothing) to a `Spec`.
-
-A preset can be printed, saved, planned and changed like any other spec.
-"""
+"""Placements from papers, as specs. A preset can be printed, saved, planned and changed."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,15 +24,13 @@ from .spec.spec import Spec
 def drop_block_resnet(
     model: nn.Module, p: RateLike = 0.1, block_size: int = 7, **options: Any
 ) -> Spec:
-    """DropBlock where the paper puts it in ResNets: after every norm and on the shortcut.
+    """DropBlock as in the paper: after norms and on the shortcuts of groups 3 and 4 of a ResNet.
 
-    Groups 3 and 4 (``layer3``, ``layer4``), group 3 at a quarter of the rate of group 4; with
-    ``p=LinearSchedule(0.0, 0.1, epochs)`` the rate rises over training, as in the paper. Blocks
-    zero alike before and after the ReLU behind a norm.
+    Group 3 (``layer3``) has a quarter of the rate of group 4 (``layer4``). In the paper the rate
+    rises over training: ``p=LinearSchedule(0.0, 0.1, epochs)``.
 
-    Only projected shortcuts (``downsample``) take it. An identity shortcut, in all blocks but the
-    first of a group, is no layer: a hook can't drop it without dropping the branch as well, so
-    there the paper's placement is not met.
+    Only projected shortcuts (``downsample``) are regularized. The paper also drops identity
+    shortcuts, but these are no layers, so a hook can't reach them.
 
     Example:
         >>> model = timm.create_model("resnet50")  # doctest: +SKIP
@@ -73,23 +68,21 @@ def drop_block_resnet(
 def by_stage(
     regularizer: Regularizer, stages: Sequence[int] = (-2, -1), first: float = 0.25
 ) -> Spec:
-    """A regularizer on the ends of feature stages, its rate rising with depth.
+    """A regularizer at the ends of feature stages, with a rate that rises with depth.
 
-    For any model with timm's ``feature_info``. The rate of the last stage is that of the
-    regularizer, that of the first stage `first` times as high, on a line between.
+    For any model with timm's ``feature_info``. The last stage has the rate of the regularizer, the
+    first one `first` times this rate; the rates between are on a line.
 
     Example:
         >>> by_stage(DropBlock2d(p=0.1))
         Spec({Select(stages=(-2, -1)): DropBlock2d(p=ByDepth(start=0.025, stop=0.1), block_size=7)})
 
     Args:
-        regularizer: what is put there; its main rate is spread.
+        regularizer: what is put there; its first rate is spread.
         stages: by number, negative from the end.
-        first: the share of the rate that the first stage has.
+        first: share of the rate at the first stage.
     """
-    _check_regularizer(regularizer)
-    if isinstance(stages, str | bytes) or not isinstance(stages, Sequence):
-        raise TypeError(f"stages must be numbers of stages, as (-2, -1), got {shown(stages)}")
+    _check_by_stage(regularizer, stages)
     first = as_number("first", first)
     if not regularizer.rates:
         raise ValueError(f"{regularizer!r} has no rate that could rise with depth")
@@ -101,10 +94,9 @@ def by_stage(
 def stochastic_depth(
     model: nn.Module, p: RateLike = 0.1, example_input: Any = None, **options: Any
 ) -> Spec:
-    """`StochasticDepth` on every residual block that keeps its shape, the rate rising from 0 to p.
+    """`StochasticDepth` on all residual blocks that keep their shape, the rate rising from 0 to p.
 
-    The blocks are found by a forward of a copy on fake tensors: layers whose output is their input
-    plus something, the innermost ones. A block that changes the shape can't be skipped.
+    A dry run finds the blocks: the innermost layers whose output is their input plus something.
 
     Example:
         >>> stochastic_depth(model, p=0.2, example_input=x)  # doctest: +SKIP
@@ -116,7 +108,7 @@ def stochastic_depth(
         options: of `StochasticDepth`.
 
     Raises:
-        ValueError: for a model without such blocks, or without an example to find them.
+        ValueError: for a model without such blocks, or if an example is needed.
 
     Reference:
         Huang et al., 2016, the linear decay rule (https://arxiv.org/abs/1603.09382).
@@ -132,11 +124,11 @@ def stochastic_depth(
 
 
 def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) -> Spec:
-    """`DropPath` on every residual branch that has a layer of that name, rising from 0 to p.
+    """`DropPath` at the layers ``drop_path`` of all residual branches, the rate rising from 0 to p.
 
-    timm's blocks have a ``drop_path`` (or ``drop_path1`` and ``drop_path2``) at the end of each
-    branch, an identity where the model was made without ``drop_path_rate``; those that a forward of
-    a copy does not call, in blocks without a shortcut, are left out.
+    timm's blocks end each branch in ``drop_path`` (or ``drop_path1``, ``drop_path2``), which is an
+    identity in a model built without ``drop_path_rate``. Layers that the forward does not call are
+    left out.
 
     Example:
         >>> model = timm.create_model("vit_tiny_patch16_224")  # doctest: +SKIP
@@ -148,7 +140,7 @@ def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) ->
         example_input: what the model is called with, as for ``plan``.
 
     Raises:
-        ValueError: for a model without them, or one that drops paths itself already.
+        ValueError: for a model without them, or one that drops paths already.
     """
     _check("drop_path", model, p)
     bare = unwrap(model)
@@ -169,14 +161,14 @@ def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) ->
     return Spec([(Select(names=names), DropPath(ByDepth(0.0, p)))])
 
 
-def _check_regularizer(given: object) -> None:
-    if not isinstance(given, Regularizer):
-        is_model = isinstance(given, nn.Module)
-        got = f"the model ({type(given).__name__})" if is_model else shown(given)
+def _check_by_stage(regularizer: object, stages: object) -> None:
+    if not isinstance(regularizer, Regularizer):
         raise TypeError(
             "by_stage takes a regularizer first and no model, as in "
-            f"by_stage(DropBlock2d(p=0.1), stages=(-2, -1)): got {got}"
+            f"by_stage(DropBlock2d(p=0.1), stages=(-2, -1)): got {shown(regularizer)}"
         )
+    if not isinstance(stages, list | tuple | range):
+        raise TypeError(f"stages must be numbers of stages, as (-2, -1), got {shown(stages)}")
 
 
 def _check(preset: str, model: object, p: object) -> None:
@@ -205,29 +197,23 @@ def _called(host: nn.Module, example_input: Any) -> dict[str, bool]:
 
 def _blocks(run: DryRun) -> dict[str, bool]:
     found: dict[str, bool] = {}
-    names = [name for name, _ in named_modules(run.model) if name]
+    names: dict[nn.Module, str] = {}
     for name, module in named_modules(run.model):
-        module.register_forward_hook(_BlockHook(name, found))
+        names.setdefault(module, name)
+
+    def look(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        x, adds = args[0] if args else None, False
+        if isinstance(x, Tensor) and isinstance(output, Tensor) and x.shape == output.shape:
+            adds = carries_stream(output.grad_fn, x.grad_fn)
+        found[names[module]] = adds and found.get(names[module], True)
+
+    for module in names:
+        module.register_forward_hook(look)
     for parameter in run.model.parameters():
-        parameter.requires_grad_()  # the graph tells what was added to what
+        parameter.requires_grad_()  # autograd's graph shows what was added to what
     run.model.eval()
     run.run()
-    return {name: found[name] for name in names if name in found}
-
-
-class _BlockHook:
-    """Forward hook of a copy: notes whether a layer is a residual block in all of its calls."""
-
-    def __init__(self, name: str, found: dict[str, bool]) -> None:
-        self.name, self.found = name, found
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        x = args[0] if args else None
-        keeps = self.found.get(self.name, True)
-        if isinstance(x, Tensor) and isinstance(output, Tensor) and x.shape == output.shape:
-            self.found[self.name] = keeps and carries_stream(output.grad_fn, x.grad_fn)
-        else:
-            self.found[self.name] = False
+    return {name: found[name] for name in names.values() if name and name in found}
 
 
 def scaled(rate: RateLike, factor: float) -> RateLike:
@@ -241,9 +227,8 @@ def scaled(rate: RateLike, factor: float) -> RateLike:
     if isinstance(rate, Schedule):
         values = ("value", "start", "stop", "outside")
         own = {name: scaled(v, factor) for name, v in vars(rate).items() if name in values}
-        if not own:
-            raise TypeError(f"{rate!r} can't be scaled: give the rates of the layers yourself")
-        return replace(rate, **own)  # type: ignore[type-var]  # a schedule with fields is a dataclass
+        if own:
+            return replace(rate, **own)  # type: ignore[type-var]  # a schedule with fields is a dataclass
     if callable(rate):
         raise TypeError(f"{rate!r} can't be scaled: give a number or one of our schedules")
     return rate * factor

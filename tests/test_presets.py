@@ -156,7 +156,7 @@ def test_a_function_can_not_be_scaled():
 @pytest.mark.parametrize(
     ("given", "options", "told"),
     [
-        (lambda m: (m, DropBlock2d(0.1)), {}, r"regularizer first and no model.*the model \(Net\)"),
+        (lambda m: (m, DropBlock2d(0.1)), {}, r"regularizer first and no model.*\(Net\)"),
         (lambda m: (DropBlock2d,), {}, "regularizer first"),
         (lambda m: (0.1,), {}, "regularizer first"),
         (lambda m: (DropBlock2d(0.1), -1), {}, "stages must be numbers of stages"),

@@ -1,16 +1,14 @@
 """Plain data from YAML and JSON text, with the line of each YAML key.
 
-Text that is too large is refused while it is read. An alias counts as many values as it stands for:
-nine lines of YAML can mean a billion values.
+An alias counts as many values as it stands for: nine lines of YAML can mean a billion values.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import yaml
 from yaml.constructor import SafeConstructor
-from yaml.resolver import Resolver
 
 from ..quoting import label, quote, shorten
 
@@ -21,9 +19,8 @@ MOST_BYTES = 1_000_000
 MOST_NODES = 100_000
 MOST_LEVELS = 100
 _TOO_MANY = f"it has more than {MOST_NODES:,} values; an alias counts as what it stands for"
-_TOO_DEEP = f"it is nested too deeply, more than {MOST_LEVELS} levels"
-_NULL, _MERGE = "tag:yaml.org,2002:null", "tag:yaml.org,2002:merge"
-_COLLECTIONS = (None, "!", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+_TOO_DEEP = f"it is nested too deeply, more than {MOST_LEVELS} levels, or an alias names itself"
+_TAG = "tag:yaml.org,2002:"
 # libyaml reads 20 times faster, but not every build of PyYAML has it
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -69,11 +66,16 @@ def read_yaml(text: str | bytes, name: str) -> tuple[Any, Source]:
         FileError: for invalid YAML, a key that stands twice, ``<<``, and text over the limits.
     """
     text = _decoded(text)
-    builder = _Builder(yaml.parse(text, Loader=_Loader))
+    builder = _Builder()
     try:
-        data = builder.document()
+        root = yaml.compose(text, Loader=_Loader)
+        data = None if root is None else builder.build(root, ())
     except yaml.YAMLError as error:
         raise FileError(_yaml_problem(error, text.count("\n") + 1)) from None
+    except RecursionError:
+        raise FileError(_TOO_DEEP) from None
+    if data is None:
+        raise FileError("it is empty")
     return data, Source(name, builder.lines)
 
 
@@ -88,101 +90,61 @@ def _yaml_problem(error: yaml.YAMLError, last: int) -> str:
 
 
 class _Builder:
-    """Builds plain data from YAML events, and counts the values while it reads them."""
+    """Builds plain data from YAML nodes, counting them, and notes the lines of the keys."""
 
-    def __init__(self, events: Iterator[Any]) -> None:
+    def __init__(self) -> None:
         self.lines: dict[Path, int] = {}
-        self._events = events
-        self._anchors: dict[str, tuple[Any, int]] = {}
-        self._constructor = SafeConstructor()
-        self._resolve: Any = Resolver().resolve
         self._nodes = 0
+        self._constructor = SafeConstructor()
 
-    def document(self) -> Any:
-        """The only document of the text."""
-        next(self._events)  # the start of the stream
-        if isinstance(next(self._events), yaml.StreamEndEvent):
-            raise FileError("it is empty")
-        data = self._value(next(self._events), ())
-        next(self._events)  # the end of the document
-        if isinstance(event := next(self._events), yaml.DocumentStartEvent):
-            raise FileError(f"{_line(event)}a second document begins; a spec is one document")
-        if data is None:
-            raise FileError("it is empty")
-        return data
-
-    def _value(self, event: Any, path: Path) -> Any:
-        if len(path) >= MOST_LEVELS and isinstance(event, yaml.CollectionStartEvent):
-            raise FileError(f"{_line(event)}{_TOO_DEEP}")
-        before = self._nodes
-        self._count(1, event)
-        if isinstance(event, yaml.AliasEvent):
-            if event.anchor not in self._anchors:
-                problem = f"the alias *{event.anchor} has no anchor before it"
-                raise FileError(f"{_line(event)}{problem} (text that begins with * needs quotes)")
-            value, size = self._anchors[event.anchor]
-            self._count(size - 1, event)
-        elif isinstance(event, yaml.ScalarEvent):
-            value = self._scalar(event)[1]
-        elif event.tag not in _COLLECTIONS:
-            raise FileError(f"{_line(event)}the tag {label(event.tag)} is not allowed")
-        else:
-            is_list = isinstance(event, yaml.SequenceStartEvent)
-            value = self._list(path) if is_list else self._mapping(path)
-        if event.anchor is not None:
-            self._anchors[event.anchor] = value, self._nodes - before
-        return value
-
-    def _count(self, n: int, event: Any) -> None:
-        self._nodes += n
+    def build(self, node: yaml.Node, path: Path) -> Any:
+        """The data of a node."""
+        self._nodes += 1
         if self._nodes > MOST_NODES:
-            raise FileError(f"{_line(event)}{_TOO_MANY}")
+            raise FileError(_TOO_MANY)  # the line of an alias is that of its anchor
+        if len(path) > MOST_LEVELS:
+            raise FileError(f"{_line(node)}{_TOO_DEEP}")
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node)
+        if node.tag not in (f"{_TAG}map", f"{_TAG}seq"):
+            raise FileError(f"{_line(node)}the tag {label(node.tag)} is not allowed")
+        if isinstance(node, yaml.SequenceNode):
+            items = [((*path, str(i)), item) for i, item in enumerate(node.value)]
+            self.lines.update((below, item.start_mark.line + 1) for below, item in items)
+            return [self.build(item, below) for below, item in items]
+        return self._mapping(node.value, path)
 
-    def _list(self, path: Path) -> list[Any]:
-        found: list[Any] = []
-        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
-            below = (*path, str(len(found)))
-            self.lines[below] = event.start_mark.line + 1
-            found.append(self._value(event, below))
-        return found
-
-    def _mapping(self, path: Path) -> dict[Any, Any]:
+    def _mapping(self, pairs: Any, path: Path) -> dict[Any, Any]:
         found: dict[Any, Any] = {}
-        first: dict[Any, int] = {}
-        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
-            line = event.start_mark.line + 1
-            if not isinstance(event, yaml.ScalarEvent):
-                raise FileError(f"line {line}: a key must be text, not an alias or a collection")
-            tag, key = self._scalar(event)
-            if tag == _MERGE:
-                raise FileError(f"line {line}: << is not supported: write the merged keys out")
+        first: dict[Any, str] = {}
+        for key_node, value in pairs:
+            line = _line(key_node)
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise FileError(f"{line}a key must be text, not a list or a mapping")
+            if key_node.tag == f"{_TAG}merge":
+                raise FileError(f"{line}<< is not supported: write the merged keys out")
+            key = self._scalar(key_node)
             if key in found:
-                name = label(event.value)
-                problem = f"the key '{name}' stands twice (first in line {first[key]})"
-                raise FileError(f"line {line}: {problem}")
-            first[key] = self.lines[(*path, event.value)] = line
-            found[key] = self._value(next(self._events), (*path, event.value))
+                where = f"(first in {first[key][:-2]})"
+                raise FileError(f"{line}the key '{label(key_node.value)}' stands twice {where}")
+            first[key] = line
+            below = (*path, key_node.value)
+            self.lines[below] = key_node.start_mark.line + 1
+            found[key] = self.build(value, below)
         return found
 
-    def _scalar(self, event: Any) -> tuple[str, Any]:
-        """The tag and the value of a scalar."""
-        tag = event.tag
-        if tag is None or tag == "!":
-            tag = self._resolve(yaml.ScalarNode, event.value, event.implicit)
-        node = yaml.ScalarNode(tag, event.value, event.start_mark, event.end_mark)
-        if tag == _MERGE:
-            return tag, None
+    def _scalar(self, node: yaml.ScalarNode) -> Any:
         try:
             value = self._constructor.construct_object(node)
             if isinstance(value, int):
-                str(value)  # raises ValueError for thousands of digits, which no message can show
+                str(value)  # a ValueError for thousands of digits, which no message could show
         except (ValueError, LookupError, AttributeError) as error:
-            raise FileError(f"{_line(event)}a value can't be read: {error}") from None
-        return tag, value
+            raise FileError(f"{_line(node)}a value can't be read: {error}") from None
+        return value
 
 
-def _line(event: Any) -> str:
-    return f"line {event.start_mark.line + 1}: "
+def _line(node: yaml.Node) -> str:
+    return f"line {node.start_mark.line + 1}: "
 
 
 def read_json(text: str | bytes, name: str) -> tuple[Any, Source]:

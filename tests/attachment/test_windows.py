@@ -1,4 +1,53 @@
-"""What is told of each epoch: sites that stop, parameters without gradient, models not trained."""
+"""What is reported of each epoch: sites that stop, parameters without gradient, idle models.
+
+A *window* lies between two changes of the whole part of the epoch. ``step(t)`` closes the open
+window where ``floor(t)`` differs from ``floor(epoch)``; a fraction (1.0 to 1.5) closes none. Only
+the open window and the one that was closed last are kept, besides the totals since attaching.
+
+What is read, and from which window ("rate" is the realized rate in `report`, `scalars` and `Site`,
+"checks" is `verify`, "seen" is what observers show; O is the open window, C the closed one):
+
+==  =======================================================  ====  ======  ====  ===================
+nr  state                                                    rate  checks  seen  warnings at a step
+==  =======================================================  ====  ======  ====  ===================
+1   attached, nothing ran                                    none  O: not  none  none: no epoch has
+                                                                   run           ended (fresh)
+2   ``step(e)`` at the start, trained in e                   O     O       O     idle sites of e, at
+                                                                                 ``step(e + 1)``
+3   the same, and validated in e (training mode counts)      O     O       O     as 2
+4   ``step(e)`` at the start, not trained in e yet           C     C       C     none
+5   trained, then ``step()`` at the end                      C     C       C     idle sites of e, at
+                                                                                 this ``step()``
+6   the same, then a validation                              C     C       C     none
+7   the same, then the next epoch is trained                 O     O       O     as 5
+8   two whole steps without any forward between              none  O: not  none  not trained, at the
+                                                                   run           second one
+9   evaluation only, between two whole steps                 none  C: not  none  not trained
+                                                                   active
+10  ``active="always"`` in evaluation only                   O     O       O     none
+11  ``step(1.5)`` after ``step(1)``                          as before     none: no window closes
+12  a jump (``step(5)`` after 1) or back (``step(0)``)       C     C       C     idle sites, but
+                                                                                 never "not trained"
+13  off at any time in the window (``enabled``, `paused`)    O, of the calls     no "not trained";
+                                                             when it was on      none of idle sites
+                                                                                 if a training
+                                                                                 forward met it off
+14  off in the whole window, closed by a step                none  C: not  none  judged again once
+                                                                   active        it is on
+15  ``set(...)``                                             none  O: calls      no change
+                                                             until it is called  are kept
+16  ``load_state_dict``                                      none  O: not  as    as 1 (fresh again)
+                                                                   run     kept
+17  a copy or a pickle of the model                          its own O and C     never "not trained"
+                                                             from the copy on    on a deep copy
+18  after ``remove()``                                       as before  removed  none
+==  =======================================================  ====  ======  ====  ===================
+
+The switch from O to C differs in one detail: the rate shows C where no *elements* were counted in
+O, and checks speak of C where O has no *training or active call* and C has any call. A gradient
+regularizer counts its elements in the backward, so that between forward and backward its rate is
+still that of C. Calls, active calls and total rates never have windows.
+"""
 
 import copy
 import threading

@@ -191,13 +191,16 @@ def bomb(levels):
     ("text", "part"),
     [
         ("[" * 500 + "]" * 500, "line 1: it is nested too deeply, more than 100 levels"),
-        ("[" + "0, " * 100_001 + "0]", "line 1: it has more than 100,000 values"),
+        ("[" + "0, " * 100_001 + "0]", "it has more than 100,000 values"),
         ("# " + "x" * 1_000_000, "1,000,000 bytes"),
-        (bomb(30), "line 5: .*100,000 values; an alias counts as what it stands for"),
-        ("a: &a {Dropout: {p: *a}}", r"line 1: the alias \*a has no anchor before it"),
+        (bomb(30), "100,000 values; an alias counts as what it stands for"),
+        (
+            "a: &a {Dropout: {p: *a}}",
+            "line 1: it is nested too deeply, .*, or an alias names itself",
+        ),
         (f"a: {{Dropout: {{p: {'9' * 5000}}}}}", "line 1: a value can't be read: Exceeds"),
         ("? [a, b]\n: Dropout", "line 1: a key must be text"),
-        ("a: {&k p: 1, *k : 2}", "line 1: a key must be text"),
+        ("a: {&k p: 1, *k : 2}", "line 1: the key 'p' stands twice"),
     ],
     ids=["levels", "values", "bytes", "aliases", "itself", "digits", "key", "alias of a key"],
 )

@@ -230,7 +230,7 @@ def test_repr():
         ("- {select: {name: a}, apply: Dropout}", ["no field 'name'", "names"]),
         ("- {select: {}, apply: Dropout}", ["names, types, stages or where"]),
         ("- {select: {names: a, where: x}, apply: Dropout}", ["where must be callable"]),
-        ("a: &x [*x]", ["line 1: the alias *x has no anchor before it"]),
+        ("a: &x [*x]", ["line 1", "an alias names itself"]),
         ("[" * 5000, ["nested too deeply, more than 100 levels"]),
         ("- " * 5000, ["nested too deeply, more than 100 levels"]),
         ("a:\n  b: " + "{c: " * 5000, ["line 2", "nested too deeply, more than 100 levels"]),
