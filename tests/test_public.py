@@ -58,7 +58,7 @@ MODULES = {
 
 MEMBERS = {
     "Attachment": """
-        always captured enabled epoch grad_scaler load_state_dict log optimizer paused rates
+        alerts always captured enabled epoch grad_scaler load_state_dict log optimizer paused rates
         remove report scalars set state_dict step suggest verify
     """,
     "Site": """

@@ -1,20 +1,21 @@
-"""The handle of what was attached, and how it comes about.
+"""The handle of an attachment, and how it is made, checked and reported.
 
-attachment   `Attachment`: the list of its sites, and all that can be done with it
-find         sites by key, selector or class
-rates        values at a time, and others in their place
-placement    one regularizer on one layer, before it is put on
-own_rates    layers that drop by themselves: what holds their rate, who acts there
-resolve      a spec on a model: what goes where, and all that is wrong
-training_loop  its GradScaler and optimizers, as the Attachment is told of them
-install      sites and their hooks, put on
-removal      all of them taken off
+attachment   `Attachment`: the handle and its operations
+site_list    the sites as a collection: found by key, selector or class, and set
+placement    one regularizer on one layer, before it is installed
+own_rates    the rates that a model holds itself, for `Retune`
+resolve      a spec on a model: what goes where, and everything that is wrong
+install      hooks of all sites, put on together or not at all
+rates        values of schedules at a time, and other rates in their place
 report       the table of the sites
-logged       what a logger is given: scalars, histograms, pictures
-verify       what ``verify`` lists
-activity     whether what was attached is on, looked at in every epoch
-faults       what is wrong at a site, and the likely cause: why a layer did nothing, say
-distributed  several processes: equal masks, common counts
+logged       scalars and histograms for a logger
+suggest      gradient bounds, proposed from the norms that were seen
+verify       everything that is wrong in a window
+activity     the checks of each epoch, which warn
+faults       why a site did nothing
+rules        the rules of the `Watchdog`
+watchdog     when these rules are applied, and how their findings are reported
+distributed  several processes: counts added up, and what differs
 state        ``state_dict`` and its loading
-compiled     what torch has compiled, to be compiled anew
+compiled     code that torch has compiled, which must be compiled anew
 """

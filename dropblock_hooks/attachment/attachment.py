@@ -9,32 +9,30 @@ from typing import Any
 
 from ..checkpointing import NO_TASK, graph_task
 from ..findings import Finding, tell
-from ..observers.kept_calls import Record as Call
+from ..layouts.map_sizes import size_hooks_on
 from ..regularizers.base import Regularizer
 from ..selectors.select import Select
-from ..sites.grad_scaler import tell_missing
-from ..sites.parameters import ParameterHook
+from ..sites.grad_scaler import checked_scaler, tell_missing
+from ..sites.hooks import take_off
+from ..sites.optimizers import checked_optimizers, use_optimizers
+from ..sites.parameters import ParameterHook, keepers_on
 from ..sites.record import standing_still
 from ..tables import Table, counted
 from ..warn import warn
-from .activity import look_back
-from .captured import captured
+from .activity import look_back, take_off_model_hook
 from .compiled import tell_recompiling
 from .distributed import check_group, compare, summed, tell_equal_seeds, world_size
-from .find import find
 from .logged import log
-from .rates import as_time, check_installed, move, values_at, with_rates
-from .removal import take_out
+from .rates import as_time, check_installed, move, values_at
 from .report import SiteRow, look, readings, scalars, site_table
-from .site_list import SiteList
+from .site_list import SiteList, find
 from .state import load, restore, save
 from .suggest import Suggestion, suggestions
-from .training_loop import OfTrainingLoop
 from .verify import find_faults, windows
 from .watchdog import alerts_now, look_at_step, tell_alerts
 
 
-class Attachment(SiteList, OfTrainingLoop):
+class Attachment(SiteList):
     """Regularizers attached to a model: the list of its sites, their time and switches.
 
     ``attach`` makes it, ``attachments(model)`` finds it again, also on a copy or a loaded model.
@@ -59,11 +57,11 @@ class Attachment(SiteList, OfTrainingLoop):
         return self._control.epoch
 
     def step(self, t: float | None = None) -> None:
-        """Move every schedule to time `t`; without it, one on (at the end of an epoch).
+        """Move every schedule to time `t`; without `t`, to the next epoch.
 
-        Nothing else moves time. When the whole part of `t` changes, `Site.realized_rate` begins
-        anew. A value outside its range is an error, and then nothing has moved. Call it after the
-        backward: an activation checkpoint recomputes with the rates of the moment.
+        Call it at the start of an epoch as ``step(epoch)``, or at its end as ``step()``. Realized
+        rates begin anew when the whole part of `t` changes. Call it after the backward: activation
+        checkpoints recompute with the rates of the moment. On an error, nothing has moved.
 
         Args:
             t: the epoch, at least 0; fractions are allowed (``epoch + i / n``).
@@ -95,9 +93,9 @@ class Attachment(SiteList, OfTrainingLoop):
             tell_alerts(control, self._hooks, alerts)
 
     def rehook(self) -> None:
-        """Hook parameters that have become other objects: compiled code can't."""
-        for module, hook in self._installed:
-            if isinstance(hook, ParameterHook) and self._control.installed:
+        """Hook parameters that have become other objects."""
+        for module, hook in self._installed if self._control.installed else ():
+            if isinstance(hook, ParameterHook):
                 hook.rehook(module)
 
     def _tell_waiting(self) -> None:
@@ -109,43 +107,8 @@ class Attachment(SiteList, OfTrainingLoop):
                 site.tell_waiting()
 
     @property
-    def rates(self) -> dict[str, dict[str, float]]:
-        """The values now, by site key and field."""
-        return {site.key: dict(site.values) for site in self.sites}
-
-    def set(self, which: str | Select | type[Regularizer], **rates: Any) -> None:
-        """Give sites another rate or schedule; all or none. Their realized rates begin anew.
-
-        Example:
-            >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
-            >>> attached = attach(model, {"1": Dropout2d(p=0.1)})
-            >>> attached.set("1/Dropout2d", p=0.3)
-            >>> attached.rates
-            {'1/Dropout2d': {'p': 0.3}}
-            >>> attached.set(Dropout2d, p=0.2)
-
-        Args:
-            which: a site key, a selector, or a class of regularizers: the sites that have one.
-            rates: rate fields by name, numbers or schedules; a `ByDepth` is spread over the layers
-                of each class of regularizers for itself.
-
-        Raises:
-            KeyError: where no site is meant, with the reason.
-            RuntimeError: after `remove`.
-            TypeError, ValueError: for a field that is no rate of theirs, or a bad value.
-        """
-        check_installed(self._control, "set")
-        sites = find(which, self._base, self._hooks)
-        changed = with_rates(sites, rates, self._control)
-        with standing_still(site.record for site in sites):
-            for site, regularizer in zip(sites, changed, strict=True):
-                site.set_regularizer(regularizer)
-                site.record.forget_elements()
-            self._put()
-
-    @property
     def enabled(self) -> bool:
-        """Whether the regularizers act; False leaves the hooks in place."""
+        """Whether the regularizers act; False switches them off and leaves the hooks in place."""
         return self._control.enabled
 
     @enabled.setter
@@ -153,14 +116,9 @@ class Attachment(SiteList, OfTrainingLoop):
         self._control.switch(bool(on))
         self._put()
 
-    def _put(self) -> None:
-        """Put the rates of layers that drop by themselves in place."""
-        for module, hook in self._installed:
-            hook.put(module)
-
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Switch off within a ``with`` block."""
+        """Switch the regularizers off within a ``with`` block."""
         before, self.enabled = self.enabled, False
         try:
             yield
@@ -168,23 +126,38 @@ class Attachment(SiteList, OfTrainingLoop):
             self.enabled = before
 
     def always(self) -> AbstractContextManager[None]:
-        """Within a ``with`` block, what draws random numbers for activations acts in evaluation.
+        """Within a ``with`` block, random regularizers of activations also act in evaluation.
 
-        As if it were ``active="always"``, but not counted: Monte-Carlo dropout, see `sample`. A
-        backward through checkpointed layers belongs inside.
+        This is Monte-Carlo dropout, see `sample`. These calls are not counted.
         """
         return self._control.acting_always()
 
     def remove(self) -> None:
-        """Take every hook out; the model is what it was. Safe to repeat, also before a backward.
+        """Take every hook off, so that the model computes what it did before; safe to repeat.
 
-        Not before that of a checkpointed forward, which would be recomputed without the hooks.
+        Call it after the backward of checkpointed layers, which would be recomputed without hooks.
         """
         try:
             with standing_still(self._records):
                 self._tell_waiting()
         finally:
-            take_out(self._base, self._control, self._installed)
+            self._take_out()
+
+    def _take_out(self) -> None:
+        """Take every hook off, and put back the values that hooks have replaced."""
+        base, control = self._base, self._control
+        control.installed = False
+        control.drop_optimizers()
+        for module, hook in self._installed:
+            hook.remove(module)
+        take_off_model_hook(control, base)
+        for module in base.modules() if control.sizes.hooks else ():
+            for watch in size_hooks_on(module):
+                if watch.sizes is control.sizes:
+                    take_off(watch, module)
+        for keeper in keepers_on(base):
+            if any(hook.site.control is control for hook in keeper.hooks):
+                take_off(keeper, base)
 
     def __enter__(self) -> Attachment:
         return self
@@ -192,12 +165,51 @@ class Attachment(SiteList, OfTrainingLoop):
     def __exit__(self, *raised: object) -> None:
         self.remove()
 
+    @property
+    def grad_scaler(self) -> Any:
+        """The GradScaler whose scale multiplies gradient bounds; a loaded model has none.
+
+        Objects that wrap one are accepted: timm's NativeScaler, Lightning's precision plugin,
+        accelerate's Accelerator. False states that the loss is not scaled.
+        """
+        return self._control.grad_scaler
+
+    @grad_scaler.setter
+    def grad_scaler(self, scaler: Any) -> None:
+        self._control.use_scaler(checked_scaler(scaler))
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer, or a list of several, at whose steps ``when="accumulated"`` acts.
+
+        Wrapped optimizers are accepted (accelerate, Lightning, timm's Lookahead). The attachment
+        does not keep it alive. A copy or a loaded model has none. None takes the hook off.
+
+        Example:
+            >>> model = nn.Linear(2, 1)
+            >>> attached = attach(model, {"param:weight": ClampGrad(-1, 1, when="accumulated")})
+            >>> attached.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        Raises:
+            RuntimeError: after `remove`.
+            TypeError: for an object that is no optimizer.
+            ValueError: for an optimizer that holds none of the parameters.
+        """
+        held = [reference() for reference, _ in self._control.optimizers]
+        live = [optimizer for optimizer in held if optimizer is not None]
+        return live if len(live) > 1 else next(iter(live), None)
+
+    @optimizer.setter
+    def optimizer(self, given: Any) -> None:
+        if given is not None and not self._control.installed:
+            raise RuntimeError("the attachment was removed, so nothing acts: attach again")
+        use_optimizers(self._control, self._installed, checked_optimizers(given))
+
     def report(self, *, distributed: bool = False) -> Table[SiteRow]:
-        """What has happened at each site: objects, text, dicts, pandas. Waits for the device.
+        """A table of what happened at each site. Waits for the device.
 
         Args:
-            distributed: over all processes of the group: calls and elements are added up. Every
-                rank must call it, and gets the same table.
+            distributed: add up the counts of all processes. Every rank must call it.
 
         Raises:
             RuntimeError: for ``distributed=True`` without a process group, or with sites that
@@ -215,14 +227,11 @@ class Attachment(SiteList, OfTrainingLoop):
             have, title = summed(have), f"{title}, {world_size()} ranks"
         return site_table(self.sites, have, title)
 
-    def captured(self, which: str | Select | None = None) -> dict[str, list[Call]]:
-        """What `Capture` has kept at all sites, or those of a site key or a selector: by the name
-        of the layer its last calls, oldest first; by site key where it has several.
-
-        Raises:
-            KeyError, RuntimeError: where there is none, or nothing was kept, with the cause.
-        """
-        return captured(which, self._base, self._control, self._hooks)
+    @property
+    def alerts(self) -> list[Finding]:
+        """The findings of every `Watchdog` that hold now; they are also in `verify`."""
+        with standing_still(self._records):
+            return alerts_now(self._base, self._control, self._hooks)
 
     def _title(self) -> str:
         state = "" if self.enabled else ", paused"
@@ -241,18 +250,13 @@ class Attachment(SiteList, OfTrainingLoop):
         return self.report()._repr_html_()
 
     def verify(self, *, distributed: bool = False) -> list[Finding]:
-        """What is wrong: an empty list where every site is on and has been seen at work.
+        """Everything that is wrong; an empty list where every site has acted. See `Kind`.
 
-        It speaks of the last window: the epoch, or the time since attaching or loading. Where
-        nothing has been trained in it yet, as after ``step()`` at the end of an epoch, it speaks of
-        the one before. Call it after a training step. It tells of sites whose layer was never
-        called, or only in evaluation; of layers that were replaced; of hooks that were lost; of
-        parameters that got no gradient; of schedules that nobody moves.
+        Call it after a training step. It speaks of this epoch, or of the last one where this one
+        has no training call yet, as after ``step()``.
 
         Args:
-            distributed: on all processes of the group, and what differs between them: sites, time,
-                switches; ranks whose random states are equal, which draw equal masks. Every rank
-                must call it, and gets the same list.
+            distributed: of all processes, with what differs between them. Every rank must call it.
 
         Raises:
             RuntimeError: for ``distributed=True`` without a process group.
@@ -260,18 +264,16 @@ class Attachment(SiteList, OfTrainingLoop):
         if distributed:
             check_group("verify(distributed=True)")
         with standing_still(self._records):
-            found = find_faults(self._base, self._control, self._installed)
-            found += alerts_now(self._base, self._control, self._hooks)
+            found = find_faults(self._base, self._control, self._installed) + self.alerts
         return compare(self._control, self.sites, found) if distributed else found
 
     def suggest(
         self, share: float = 0.1, which: str | Select | type[Regularizer] | None = None
     ) -> Table[Suggestion]:
-        """Bounds for gradients beyond which this share of what was seen lies, and how to set them.
+        """Gradient bounds that this share of the norms exceeds, and the calls that set them.
 
-        They come from the norms of the last window, or of all since attaching where it has none;
-        a share of 0.1 is the norm that 90 % do not exceed, within 4.5 %. See `Norms`: bounds that
-        are set hide nothing, since norms are counted before them. Waits for the device.
+        Norms are those of the last window, or of all windows where it has none, before the bounds.
+        Quantiles have an error of up to 4.5 %. Waits for the device.
 
         Example:
             >>> model = nn.Sequential(nn.Linear(4, 1))
@@ -287,9 +289,8 @@ class Attachment(SiteList, OfTrainingLoop):
             attached.set('0.weight/ClipGradNorm', max_norm=16.71)
 
         Args:
-            share: in (0, 1), of the norms; of a `ClampGrad`, of the values.
-            which: a site key, a selector, or a class of regularizers; None means every site with a
-                bound.
+            share: in (0, 1), of the norms; for `ClampGrad`, of the values.
+            which: a site key, a selector or a class; None means every site with a bound.
 
         Raises:
             KeyError, TypeError: where `which` means no site.
@@ -308,11 +309,11 @@ class Attachment(SiteList, OfTrainingLoop):
             return save(self.sites, self._control)
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        """Restore what `state_dict` gave; schedules are at its epoch then, in a new window.
+        """Restore what `state_dict` gave, and begin a new window.
 
         Args:
-            state: from an Attachment of the same spec.
-            strict: False takes what fits: sites by key, also with another schedule.
+            state: from an attachment of the same spec.
+            strict: False restores the sites whose key is the same, also with another schedule.
 
         Raises:
             ValueError: for a state of another spec, with the differences; nothing is changed.
@@ -323,11 +324,9 @@ class Attachment(SiteList, OfTrainingLoop):
         restore(state, self.sites, self._control)
 
     def scalars(self, prefix: str = "reg/") -> dict[str, float]:
-        """What has happened, by tag, for ``log_dict``, ``wandb.log`` and the like.
+        """Scalars by tag: rates, realized rates of active sites, and observer values.
 
-        Tags are ``<prefix><site key>/<field>`` and ``<prefix><site key>/realized_rate``, which is
-        left out where nothing was counted, also of a site that was off in this epoch's training;
-        and of observers what they have seen, ``<prefix><site key>/mean``.
+        Tags are ``<prefix><site key>/<name>``: a field, ``realized_rate``, or an observer's value.
         """
         with standing_still(self._records):
             self._tell_waiting()

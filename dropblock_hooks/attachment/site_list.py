@@ -1,22 +1,31 @@
-"""The sites of an Attachment as a collection: in order, by key, by selector."""
+"""The sites of an attachment as a collection: found by key, selector or class, and set."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from torch import nn
 
+from ..checks import closest
+from ..observers.capture import Capture
+from ..observers.kept_calls import Record as Call
+from ..quoting import listed, quote
 from ..regularizers.base import Regularizer
-from ..selectors.select import Select
+from ..selectors.index import Index, NoMatchError
+from ..selectors.select import Select, match
+from ..selectors.wrappers import named_modules
 from ..sites.hooks import SiteHook
-from ..sites.record import Record
+from ..sites.record import Record, standing_still
 from ..sites.shared import Control
 from ..sites.site import Site
-from .find import find
+from .compiled import has_compiled
+from .rates import check_installed, with_rates
 
 
 class SiteList:
-    """What is installed on a model, site by site."""
+    """The sites that are installed on a model, in the order of the spec."""
 
     def __init__(
         self, base: nn.Module, control: Control, installed: list[tuple[nn.Module, SiteHook]]
@@ -55,7 +64,154 @@ class SiteList:
         """One site by its key; a tuple of sites by a selector, or by a class of regularizers.
 
         Raises:
-            KeyError: for what is neither, with the reason or the closest keys.
+            KeyError: where no site is meant, with the reason or the closest keys.
         """
         meant = find(which, self._base, self._hooks)
         return meant[0] if meant[0].key == which else meant
+
+    @property
+    def rates(self) -> dict[str, dict[str, float]]:
+        """The values now, by site key and field."""
+        return {site.key: dict(site.values) for site in self.sites}
+
+    def set(self, which: str | Select | type[Regularizer], **rates: Any) -> None:
+        """Give sites another rate or schedule; all or none. Their realized rates begin anew.
+
+        Example:
+            >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+            >>> attached = attach(model, {"1": Dropout2d(p=0.1)})
+            >>> attached.set("1/Dropout2d", p=0.3)
+            >>> attached.rates
+            {'1/Dropout2d': {'p': 0.3}}
+            >>> attached.set(Dropout2d, p=0.2)
+
+        Args:
+            which: a site key, a selector, or a class of regularizers: the sites that have one.
+            rates: rate fields by name, numbers or schedules; a `ByDepth` is spread over the layers
+                of each class of regularizers for itself.
+
+        Raises:
+            KeyError: where no site is meant, with the reason.
+            RuntimeError: after `remove`.
+            TypeError, ValueError: for a field that is no rate of theirs, or a bad value.
+        """
+        check_installed(self._control, "set")
+        sites = find(which, self._base, self._hooks)
+        changed = with_rates(sites, rates, self._control)
+        with standing_still(site.record for site in sites):
+            for site, regularizer in zip(sites, changed, strict=True):
+                site.set_regularizer(regularizer)
+                site.record.forget_elements()
+            self._put()
+
+    def _put(self) -> None:
+        """Put the rates of layers that drop by themselves in place."""
+        for module, hook in self._installed:
+            hook.put(module)
+
+    def captured(self, which: str | Select | None = None) -> dict[str, list[Call]]:
+        """The calls that `Capture` has kept, oldest first, by the name of the layer.
+
+        Where a layer has several sites, they are under their keys.
+
+        Args:
+            which: a site key or a selector; None means every `Capture`.
+
+        Raises:
+            KeyError: where no site that is meant is a `Capture`.
+            RuntimeError: where all of them have kept nothing, with the cause.
+        """
+        hooks = self._hooks
+        meant = find(Capture if which is None else which, self._base, hooks) if hooks else ()
+        sites = [site for site in meant if isinstance(site.regularizer, Capture)]
+        if not sites:
+            there = f"; {quote(which)} has {listed([s.key for s in meant], 3)}" if meant else ""
+            raise KeyError(
+                f"no Capture is attached there{there}: attach(model, {{...: Capture()}})"
+            )
+        times = Counter(site.name for site in sites)
+        found = {
+            (site.name or ".") if times[site.name] == 1 else site.key: site.bound.records
+            for site in sites
+        }
+        if not any(found.values()):
+            causes = {_nothing_kept(site, self._control): None for site in sites}
+            raise RuntimeError(f"nothing was captured at {listed(found, 3)}: {'; '.join(causes)}")
+        return found
+
+
+def find(
+    which: str | Select | type[Regularizer], base: nn.Module, hooks: Sequence[SiteHook]
+) -> tuple[Site, ...]:
+    """The sites that are meant, among those of these hooks; more than one in model order.
+
+    Raises:
+        KeyError: where none is meant, with the reason.
+        TypeError: for what can mean none.
+    """
+    if isinstance(which, type) and issubclass(which, Regularizer):
+        return _of_class(which, base, hooks)
+    if not isinstance(which, str | Select):
+        raise TypeError(
+            "a site is found by its key or a selector, and sites by a class of "
+            f"regularizers, got {quote(which)}"
+        )
+    sites = [hook.site for hook in hooks]
+    meant = [site for site in sites if site.key == which]
+    if meant:
+        return tuple(meant)
+    try:
+        names = [target.name for target in match(which, Index(base))]
+    except NoMatchError as error:
+        raise KeyError(_nothing(which, sites, str(error))) from None
+    named: dict[str, list[Site]] = {}
+    for site in sites:
+        named.setdefault(site.name, []).append(site)
+    meant = [site for name in names for site in named.get(name, ())]
+    if not meant:
+        reason = f"it means layers that have none: {listed(names, 3)}"
+        raise KeyError(_nothing(which, sites, reason))
+    return tuple(meant)
+
+
+def _nothing(which: str | Select, sites: Sequence[Site], reason: str) -> str:
+    """Why nothing is meant: by a key that is mistyped, or a selector."""
+    keys = [site.key for site in sites]
+    word = which if isinstance(which, str) else ""
+    hint = closest(word, dict.fromkeys([*keys, *(site.name for site in sites)]))
+    return f"no site is {quote(which)}: {reason}; sites{hint or f': {listed(keys, 5)}'}"
+
+
+def _of_class(
+    kind: type[Regularizer], base: nn.Module, hooks: Sequence[SiteHook]
+) -> tuple[Site, ...]:
+    order = {name: i for i, (name, _) in enumerate(named_modules(base))}
+    meant = [hook for hook in hooks if isinstance(hook.site.regularizer, kind)]
+    if not meant:
+        labels = dict.fromkeys(hook.site.regularizer.label for hook in hooks)
+        raise KeyError(f"no site has a {kind.__name__} (there are: {', '.join(labels)})")
+    meant.sort(key=lambda hook: order.get(hook.owner_name, len(order)))
+    return tuple(hook.site for hook in meant)
+
+
+def _nothing_kept(site: Site, control: Control) -> str:
+    """Why a site has kept nothing."""
+    life = site.record.read(elements=False).life
+    if not life.calls:
+        if not control.installed:
+            return "the layer was not called before the attachment was removed"
+        if site.regularizer.active == "train" and has_compiled():  # it counts no evaluation
+            return "the layer was never called in training mode: Capture(active='always')"
+        if not control.record.read(elements=False).life.calls:
+            return "the model was not called yet: run a forward first"
+        return "the layer was never called"
+    if not life.active and not control.enabled:
+        return "the attachment is paused"
+    if not life.active and not life.trained and site.regularizer.active == "train":
+        return "the layer was called in evaluation mode alone: Capture(active='always')"
+    if not life.active:
+        return "the attachment was paused at all its calls"
+    return (
+        "records of its calls are not copied, saved or loaded, and none are made inside torch.func "
+        "or on the meta device, nor of gradients alone under no_grad(): run a forward first"
+    )
