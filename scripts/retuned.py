@@ -22,26 +22,26 @@ if TYPE_CHECKING:
     from experiments.families import Member
     from experiments.retuned import Outcome
 
-HEADER = """# What the timm families drop by themselves, retuned
+HEADER = """# Retuned dropout of the timm families
 
-`builtin(model).spec(p=LinearSchedule({first}, {p}, epochs=2))` on the smallest model of each
-family, built with every rate that the family takes ({options}); random weights, batch {batch},
-CPU; a training step in each of the two epochs, and evaluations. A row is *ok* when
+This table tests `Retune` on the smallest model of each family. The models are built with all rates
+that the family accepts ({options}), with random weights, batch size {batch},
+on a CPU. The spec is `builtin(model).spec(p=LinearSchedule({first}, {p}, epochs=2))`. Each row is one
+training step in each of the two epochs, and forward passes in eval mode. A row is *ok* if all of
+this is true:
 
-- where a hook of ours drops in place of the layer: the layer's rate is 0, the report counts each
-  call and all that was dropped, and of at least {decisions} decisions for the layer's own shapes
-  the share dropped is {p}, |z| <= 4;
-- where the layer drops by itself, at the rate in its attribute: it drops as much as an untouched
-  layer whose rate was set to {p} by hand, |z| <= 4 of {runs} runs each;
-- a layer that is never called and whose rate the module around it reads (fused attention), and a
-  module that holds a rate itself, has {p};
-- a warning has named the layers that are never called and whose rate nothing reads;
-- all gradients are finite, the outputs in evaluation equal those of the bare model to the bit,
-  attached and removed, and after `remove()` every rate is the very object it was, and no hook is
+- "a hook drops": the attribute of the layer is 0. The report counts each call and all dropped
+  elements. The dropped share is {p} with |z| <= 4, measured on at least {decisions} random decisions.
+- "the layer drops": it drops as much as an unchanged layer whose rate was set to {p} by hand, with
+  |z| <= 4 in {runs} runs each.
+- "rate only read" (fused attention) and "rate held by a module": the attribute is {p}.
+- "never called, warned of": a warning names these layers, whose rate nothing reads.
+- All gradients are finite. The outputs in eval mode equal those of the unchanged model, bit for
+  bit, while the spec is attached and after `remove()`. Then all rates are restored, and no hook is
   left.
 
-"max z" is the largest |z| of the rates of a row. `vision_transformer_sam` is built without
-`patch_drop_rate`: with it, the model fails without this package, too.
+"max z" is the largest |z| in a row. `vision_transformer_sam` is built without `patch_drop_rate`,
+because the model fails with it, even without this package.
 """
 KINDS = {
     "ours": "a hook drops",
