@@ -26,14 +26,15 @@ HEADER = """# Retuned dropout of the timm families
 
 This table tests `Retune` on the smallest model of each family. The models are built with all rates
 that the family accepts ({options}), with random weights, batch size {batch},
-on a CPU. The spec is `builtin(model).spec(p=LinearSchedule({first}, {p}, epochs=2))`. Each row is one
-training step in each of the two epochs, and forward passes in eval mode. A row is *ok* if all of
-this is true:
+on a CPU. The spec is `builtin(model).spec(p=LinearSchedule({first}, {p}, epochs=2))`. Each row is
+one training step in each of the two epochs, and forward passes in eval mode. A row is *ok* if all
+of this is true:
 
 - "a hook drops": the attribute of the layer is 0. The report counts each call and all dropped
-  elements. The dropped share is {p} with |z| <= 4, measured on at least {decisions} random decisions.
-- "the layer drops": it drops as much as an unchanged layer whose rate was set to {p} by hand, with
-  |z| <= 4 in {runs} runs each.
+  elements. The dropped share is {p} with |z| <= 4, measured on at least {decisions} random
+  decisions.
+- "the layer drops": it drops as much as an unchanged layer whose rate was set to {p} by hand,
+  with |z| <= 4 in {runs} runs each.
 - "rate only read" (fused attention) and "rate held by a module": the attribute is {p}.
 - "never called, warned of": a warning names these layers, whose rate nothing reads.
 - All gradients are finite. The outputs in eval mode equal those of the unchanged model, bit for
