@@ -51,18 +51,14 @@ def disout(
 ) -> Tensor:
     """Disout on feature maps: adds noise in blocks, and leaves the rest as it is.
 
-    ``input + m * ε`` with ``ε = alpha * std(input) * z``: m is 1 in blocks as of `drop_block2d`, z
-    standard normal for each element. On average the output is the input, so nothing is rescaled.
-    The standard deviation is that of the whole tensor, and a constant to autograd: the gradient
-    passes as it is, blocks included. Inf or NaN anywhere in `input` stay where they are, and make
-    every distorted element NaN.
+    Returns ``input + m * alpha * std(input) * z``. m is 1 in blocks as of `drop_block2d` and 0
+    elsewhere; z is standard normal for each element. The standard deviation is that of the whole
+    tensor and a constant to autograd, so the gradient passes unchanged. Inf or NaN anywhere in
+    `input` stay in place and make every distorted element NaN.
 
-    From the paper is the idea, to distort blocks instead of zeroing them. Its distortion
-    lowers a bound on the Rademacher complexity, which takes the weights of the next layer; a hook
-    on a layer does not have them. The authors' code draws normal noise times the standard deviation
-    of the features, times a mean of the largest of those weights, or 0.01 where it was given none;
-    we take the noise and the deviation, and alpha for the rest. Their code also puts the noise in
-    *place* of the features and scales everything by all / kept elements; ours adds it.
+    The authors scale the noise by weights of the next layer, which a hook on a layer does not have;
+    `alpha` takes their place. Their code also puts the noise in *place* of the features and scales
+    everything by all / kept elements; this function adds it.
 
     Example:
         >>> x = torch.randn(8, 16, 14, 14)

@@ -137,10 +137,9 @@ def drop_block2d(
 ) -> Tensor:
     """DropBlock on feature maps: zeroes blocks, and scales the rest.
 
-    Takes the place of ``torchvision.ops.drop_block2d``. The expected dropped share is p on every
-    map and block size; any block fits (larger than the map is clipped); Inf and NaN under a block
-    are gone. In eager mode, with p = 0 or in evaluation, the very same tensor comes back and no
-    random number is drawn.
+    A replacement for ``torchvision.ops.drop_block2d``. The expected dropped share is p on every map
+    and block size. Blocks larger than the map are clipped. Inf and NaN under a block disappear.
+    With p = 0 or in evaluation, `input` itself is returned and no random number is drawn.
 
     Example:
         >>> x = torch.ones(8, 16, 14, 14)

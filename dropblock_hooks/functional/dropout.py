@@ -1,6 +1,6 @@
-"""Dropout of units: of elements, channels, samples and residual branches.
+"""Dropout of elements, channels, samples and residual branches.
 
-The ``drop_*`` functions of units return the tensor and how many elements were dropped.
+The ``drop_*`` functions that are not public return the tensor and the number of dropped elements.
 """
 
 import math
@@ -30,8 +30,8 @@ def dropout(
 ) -> Tensor:
     """Zeroes each element with chance p and scales the rest by 1 / (1 - p).
 
-    As ``torch.nn.functional.dropout``, but Inf and NaN that are dropped are gone, and with p = 0 or
-    in evaluation the very same tensor comes back and no random number is drawn.
+    As ``torch.nn.functional.dropout``, but dropped Inf and NaN disappear. With p = 0 or in
+    evaluation, `input` itself is returned and no random number is drawn.
 
     Example:
         >>> dropout(torch.ones(4), 0.0)

@@ -1,8 +1,4 @@
-"""Gradients of parameters: bounded by the norm of the weights, and of mean zero.
-
-A unit is a row, an element of axis 0: an output of a linear layer or of a convolution. Norms that
-are not finite pass, so that overflow stays visible.
-"""
+"""Gradients of parameters: bounded by the norm of the weights, and of mean zero."""
 
 import torch
 from torch import Tensor
@@ -14,9 +10,7 @@ from .gradients import Bound, Clipped, Met, Per, check_norm, group_norm, scale_c
 def clip_adaptive_counted(
     grad: Tensor, parameter: Tensor, clip_factor: Bound, eps: float, norm_type: float, scale: Bound
 ) -> tuple[Tensor, Clipped]:
-    """`grad`, of a loss times `scale`, with the norm of each unit at most `clip_factor` times
-    that of its weights, and what was met: the ratios of the two.
-    """
+    """Adaptive clipping of the gradient of a loss times `scale`, and the ratios of the norms."""
     if grad.numel() == 0:
         none = torch.zeros((), dtype=torch.int64, device=grad.device)
         return grad, Clipped(none, Met(grad))
@@ -28,9 +22,7 @@ def clip_adaptive_counted(
 
 
 def without_mean(grad: Tensor) -> Tensor:
-    """`grad` with the mean of each row, over all axes but the first, taken away; itself where rows
-    have one value.
-    """
+    """`grad` minus the mean of each row, over all axes but the first."""
     if grad.ndim < 2 or grad.numel() <= grad.shape[0]:
         return grad
     axes = list(range(1, grad.ndim))
@@ -47,10 +39,10 @@ def adaptive_clip_grad(
 ) -> Tensor:
     """Scales the gradient of each unit down to a share of the norm of that unit's weights.
 
-    A unit is a row, an element of axis 0: an output of a linear layer or of a convolution. A tensor
-    of one axis, such as a bias, is one unit. Where the norm of a unit's gradient is above
-    ``clip_factor * max(norm of its weights, eps)``, it is scaled down to that. A norm that is not
-    finite passes. Norms are taken in float64.
+    A unit is an element of axis 0: an output of a linear layer or of a convolution. A tensor of one
+    axis, such as a bias, is one unit. A gradient norm above ``clip_factor * max(norm of the
+    weights, eps)`` is scaled down to it. Norms are taken in float64; those that are not finite
+    pass.
 
     Example:
         >>> adaptive_clip_grad(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 10.0]]))
@@ -83,10 +75,10 @@ def adaptive_clip_grad(
 
 
 def centralize_grad(grad: Tensor) -> Tensor:
-    """Takes the mean of each row, over all axes but the first, away from a gradient.
+    """Subtracts from a gradient the mean of each row, over all axes but the first.
 
-    One whose rows have one value, such as that of a bias or of a scale of channels, is given back
-    as it is: nothing would be left. The mean is taken in float32 at least.
+    A gradient whose rows have one value, such as that of a bias, is returned as it is. The mean is
+    taken in at least float32.
 
     Example:
         >>> centralize_grad(torch.tensor([[1.0, 3.0], [5.0, 6.0]]))

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 from torch import Tensor
@@ -33,9 +32,8 @@ class Blocks(DropsShare):
     def check(self, values: Mapping[str, float]) -> None:
         edges = check_block_size(self.block_size, self.spatial)
         object.__setattr__(self, "block_size", edges if len(set(edges)) > 1 else edges[0])
-        _ = self.edges  # known from here on: the compiler can't trace how it is found
 
-    @cached_property
+    @property
     def edges(self) -> tuple[int, ...]:
         """The edges of the block, one per spatial axis."""
         size = self.block_size
@@ -64,7 +62,6 @@ class _DropBlocks(Blocks):
             x,
             now.p,
             self.edges,
-            eps=1e-6,  # said here: torch.compile would take a default for an input of the graph
             calibration=self.calibration,
             normalize=self.normalize,
             share_channels=self.share_channels,

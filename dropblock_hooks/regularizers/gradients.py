@@ -1,39 +1,22 @@
 """Regularizers of gradients: of the activation at a layer, or of parameters (``param:`` selectors).
 
-A gradient passes from the loss backward: what is put on a layer's output changes the gradient that
-this layer and all before it receive. Bounds are in the unit of the unscaled loss when ``attach``
-was given the ``grad_scaler``; values that are not finite pass.
+At a layer, the backward of an identity function regularizes the gradient of what the layer returns.
+The layer itself and all layers before it receive the new gradient. Uses of the tensor inside the
+layer are not affected. A list acts in written order. Across layers, the order of the backward
+decides: a container acts before its last child. The rates are those of the forward.
 
-At a layer, a list acts in written order on the gradient of what leaves its last regularizer of
-activations, whatever stands between; a later Attachment follows. Across layers the order is that
-of the backward: a container before its last child. A gradient is that of what the layer hands on,
-not of the layer's own uses of the tensor; to that end it is handed on as a copy, so an in-place
-operation behind the layer does not reach what the layer returned a view of. The values of a
-schedule are those of the forward; for a parameter, which outlives its graphs, those of the
-backward.
+The gradient of a parameter is regularized in each backward, with the rates of that moment, before
+DistributedDataParallel averages it. With ``when="accumulated"``, the accumulated and unscaled
+gradient is regularized once per update, when the optimizer that was given to ``attach`` begins its
+step; it has been averaged by then. For example, a backward brings 3 and the next one -2. A bound of
+1 in each backward leaves 1 - 1 = 0; a bound of 1 at the update leaves 1.
 
-A gradient of a parameter does not tell which forward it is of. It is regularized where any forward
-with gradients since the last one was in training: an evaluation between a training forward and its
-backward does not switch the site off.
-
-Inside ``torch.func.vmap`` each sample has a gradient of its own, as in a loop over the samples.
-Compiled, such a transform breaks the graph.
-
-Under DistributedDataParallel a hook on a parameter sees the gradient of its own process, before the
-mean over all; FSDP shards the parameters, and hooks on them are refused, but for what follows.
-
-With ``when="accumulated"`` a parameter's gradient is regularized once per update instead, when the
-optimizer that ``attach`` was given begins its step: all that has accumulated, unscaled, and under
-DistributedDataParallel and ``fully_shard`` the mean over all processes. Of 3 in one backward and -2
-in the next, a bound of 1 leaves 1 - 1 = 0 when it acts in each of them, and the sum, 1, when it
-acts once. The rates are those of the step; where that takes a closure, it acts after each call.
-
-Forward-mode derivatives (``torch.func.jvp``) have no gradient that could be changed, and pass by.
+Bounds are in units of the unscaled loss if ``attach`` was given the ``grad_scaler``. Inf and NaN
+pass, so that a GradScaler sees them.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import ClassVar, Literal, TypeAlias, get_args
 
 import torch
@@ -160,15 +143,6 @@ class ClipGradNorm(OnGradients, Regularizer):
         object.__setattr__(self, "norm_type", check_norm(self.norm_type, self.per))
         if self.group and self.per != "tensor":
             raise ValueError(f"with group=True, per must be 'tensor', got {self.per!r}")
-        _ = self.order  # known from here on: the compiler can't trace how it is found
-
-    @cached_property
-    def order(self) -> int | float:
-        """The order of the norm, an integer where it is whole: torch.compile would take a float
-        for an input.
-        """
-        whole = self.norm_type.is_integer()
-        return int(self.norm_type) if whole else self.norm_type
 
     @property
     def channelwise(self) -> bool:  # type: ignore[override]  # a constant elsewhere
@@ -183,7 +157,7 @@ class ClipGradNorm(OnGradients, Regularizer):
         return self.group
 
     def measure(self, grads: Sequence[Tensor]) -> dict[str, Tensor]:
-        return {"common_norm": common_norm(grads, self.order)}
+        return {"common_norm": common_norm(grads, self.norm_type)}
 
     def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
         if parameter is not None and self.per == "sample":
@@ -198,7 +172,7 @@ class ClipGradNorm(OnGradients, Regularizer):
         if self.group:
             y, clipped = scale_counted(x, limit, now.common_norm.to(x.device))
         else:
-            y, clipped = clip_norm_counted(x, limit, self.order, self.per)
+            y, clipped = clip_norm_counted(x, limit, self.norm_type, self.per)
         now.norms = clipped.met.unscaled(now.grad_scale)
         return y, clipped.changed
 
@@ -218,8 +192,7 @@ class ScaleGrad(OnGradients, Regularizer):
     scale: Rate
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        unchanged = not isinstance(now.scale, Tensor) and now.scale == 1.0
-        return (x if unchanged else x * now.scale), None
+        return (x if now.scale == 1.0 else x * now.scale), None
 
 
 @register
@@ -256,7 +229,7 @@ class GradNoise(OnGradients, Regularizer):
     reads_grad_scale: ClassVar[bool] = True
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        if not isinstance(now.std, Tensor) and now.std == 0.0:
+        if now.std == 0.0:
             return x, None
         return add_noise(x, now.std * now.grad_scale), None
 
