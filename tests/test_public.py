@@ -62,8 +62,8 @@ MEMBERS = {
         remove report scalars set state_dict step suggest verify
     """,
     "Site": """
-        active_calls aliases at block_size calls expected_rate key layout map_size module_type name
-        rate realized_rate regularizer total_realized_rate
+        active_calls aliases at block_size calls expected_rate key layout map_size module_type
+        name norms rate realized_rate regularizer total_realized_rate
     """,
     "Finding": "cure epoch ids kind layer severity sites text",
     "Plan": "findings problems to_dict to_pandas to_text warnings",
@@ -144,7 +144,7 @@ CALLS = """
     Capture()
     Capture(True, False, every=2, keep=None, reduce="channels")
     GradientStats()
-    GradientStats(every=5, at="input")
+    GradientStats(every=5, index=0)
     WeightStats()
     WeightStats(active="always")
     Watchdog()
