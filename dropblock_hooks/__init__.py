@@ -21,7 +21,7 @@ The map:
 ==========================  ========================================================================
 
 The folders, each with a map of its own in its ``__init__``, from the bottom up: ``functional``,
-``selectors``, ``regularizers``, ``layouts`` (how axes are read), ``observers``, ``spec``, ``sites``
+``selectors``, ``regularizers``, ``axes`` (how axes are read), ``observers``, ``spec``, ``sites``
 (run time), ``attachment`` (the handle), ``planning`` (the dry run), ``calls`` (a model with
 regularizers, run).
 """

@@ -9,7 +9,6 @@ from typing import Any
 
 from ..checkpointing import NO_TASK, graph_task
 from ..findings import Finding, tell
-from ..layouts.map_sizes import size_hooks_on
 from ..regularizers.base import Regularizer
 from ..selectors.select import Select
 from ..sites.grad_scaler import checked_scaler, tell_missing
@@ -151,10 +150,7 @@ class Attachment(SiteList):
         for module, hook in self._installed:
             hook.remove(module)
         take_off_model_hook(control, base)
-        for module in base.modules() if control.sizes.hooks else ():
-            for watch in size_hooks_on(module):
-                if watch.sizes is control.sizes:
-                    take_off(watch, module)
+        control.grids.unwatch(base)
         for keeper in keepers_on(base):
             if any(hook.site.control is control for hook in keeper.hooks):
                 take_off(keeper, base)

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from torch import nn
 
-from ..layouts.map_sizes import watch_sizes
 from ..observers.base import Observer
 from ..selectors.wrappers import bare_type
 from ..sites.hooks import InputHook, OutputHook, SiteHook
@@ -56,8 +55,8 @@ def install(
         parameters = [hook for hook in hooks if isinstance(hook, ParameterHook)]
         if parameters:
             base.register_forward_pre_hook(KeeperHook(parameters))
-        if any(hook.site.forms.reads_grids for hook in hooks):
-            watch_sizes(base, control.sizes)
+        if any(hook.site.reader.needs_grids for hook in hooks):
+            control.grids.watch(base)
         base.register_forward_hook(ModelHook(control, hooks))
     except BaseException:
         attachment.remove()
@@ -75,7 +74,7 @@ def _sites(placements: list[Placement], control: Control) -> list[Site]:
             p.regularizer,
             control,
             p.target.aliases,
-            p.evidence,
+            p.facts,
         )
         site.order, site.position = order, p.position
         sites.append(site)

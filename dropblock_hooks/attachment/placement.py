@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..layouts.hints import Evidence
+from ..axes.facts import Facts
 from ..regularizers.base import Regularizer
 from ..selectors.index import Target
 from ..spec.draft import Entry
@@ -17,7 +17,7 @@ class Placement:
         position: the number of the entry, and that of the regularizer in it.
         target: the layer.
         regularizer: what is done there.
-        evidence: what the model tells of the layer's axes.
+        facts: what the model tells about the layer's axes.
         attribute: that holds the layer's own rate, where that is retuned.
     """
 
@@ -25,5 +25,5 @@ class Placement:
     position: tuple[int, int]
     target: Target
     regularizer: Regularizer
-    evidence: Evidence | None = None
+    facts: Facts | None = None
     attribute: str | None = None

@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from ..axes.facts import ModelFacts
 from ..checks import as_count
-from ..layouts.hints import Hints
 from ..observers.base import Observer
 from ..quoting import described, label, listed, quote, shorten
 from ..regularizers.base import Regularizer
@@ -16,7 +16,6 @@ from ..regularizers.retune import Retune
 from ..schedules import UNSAID, length_of, spread_rate, within
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.select import Select, Selector, match
-from ..selectors.stages import stage_channels, stage_ratios
 from ..selectors.wrappers import shard_refusal, update_refusal
 from ..sites.hooks import hooks_on
 from ..spec.draft import Draft, Entry, SpecError
@@ -66,7 +65,7 @@ def place(
     if problems:
         raise draft.error(problems)
     warnings += [*_too_long(placements, epochs), *_nested(placements, index)]
-    return _with_evidence(_by_depth(_timed(placements, epochs)), index), warnings
+    return _with_facts(_by_depth(_timed(placements, epochs)), index), warnings
 
 
 def checked_epochs(epochs: int | None) -> int | None:
@@ -118,11 +117,11 @@ def _too_long(placements: list[Placement], epochs: int | None) -> list[str]:
     return list(found)
 
 
-def _with_evidence(placements: list[Placement], index: Index) -> list[Placement]:
+def _with_facts(placements: list[Placement], index: Index) -> list[Placement]:
     """The placements, each with what the model tells about its layer."""
-    hints = Hints(index, stage_channels(index), stage_ratios(index))
+    facts = ModelFacts(index)
     return [
-        p if p.target.form else replace(p, evidence=hints.of(p.target, p.regularizer.at))
+        p if p.target.form else replace(p, facts=facts.of(p.target, p.regularizer.at))
         for p in placements
     ]
 

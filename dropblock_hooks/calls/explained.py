@@ -7,17 +7,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..axes.facts import ModelFacts
+from ..axes.grids import Grids
+from ..axes.options import AxisOptions
+from ..axes.reader import Reader
+from ..axes.view import NAMELESS, View
 from ..checkpointing import NO_TASK, graph_task
-from ..functional.axes import Form, as_map
-from ..layouts.hints import Hints
-from ..layouts.map_sizes import MapSizes, size_hooks_on, watch_sizes
 from ..quoting import quote
-from ..regularizers.base import Regularizer
 from ..selectors.index import Index, Target
-from ..selectors.stages import stage_channels, stage_ratios
 from ..sites import indexing
-from ..sites.forms import Forms
-from ..sites.hooks import take_off
 from ..tables import shown
 from .candidates import only_tensor
 
@@ -40,19 +38,19 @@ class FeatureHook:
     change in place. Of a layer that is called several times, the last call counts.
     """
 
-    def __init__(self, name: str, forms: Forms) -> None:
-        self.name, self.forms = name, forms
+    def __init__(self, name: str, reader: Reader, index: int | str | None) -> None:
+        self.name, self.reader, self.index = name, reader, index
         self.start: Tensor | None = None
-        self.form = Form("")
+        self.form: View = NAMELESS
 
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
         index, x = self._picked(output)
         with torch.enable_grad():
             start = x.detach().clone().requires_grad_()
             handed_on = start.clone()
         if graph_task() == NO_TASK:  # a checkpoint's recomputation needs the same graph, no more
             try:
-                self.form = self.forms.of(x, (*args, *kwargs.values(), output))
+                self.form = self.reader.view(x)
             except ValueError as error:
                 raise self.unfit(f"its output has no map: {error}") from None
             self.start = start
@@ -60,7 +58,7 @@ class FeatureHook:
 
     def _picked(self, output: Any) -> tuple[int | str | None, Tensor]:
         """The tensor to look at, and where in the output it is."""
-        index = self.forms.regularizer.index
+        index = self.index
         try:
             x = only_tensor(output) if index is None else None
             if x is not None and not isinstance(output, Tensor):
@@ -82,8 +80,8 @@ class Explained:
         index: of the model.
         call: runs the model on the input.
         scores_of: makes one score for each image of the output.
-        reading: how the axes are read: its ``spatial``, ``index``, ``layout``, ``grid``,
-            ``prefix_tokens``.
+        options: how the axes are to be read, as far as the user says so.
+        element: which element, of a layer that returns several tensors.
     """
 
     def __init__(
@@ -91,10 +89,12 @@ class Explained:
         index: Index,
         call: Callable[[], Any],
         scores_of: Callable[[Any], Tensor],
-        reading: Regularizer,
+        options: AxisOptions,
+        element: int | str | None,
     ) -> None:
-        self.index, self.call, self.scores_of, self.reading = index, call, scores_of, reading
-        self._hints = Hints(index, stage_channels(index), stage_ratios(index))
+        self.index, self.call, self.scores_of = index, call, scores_of
+        self.options, self.element = options, element
+        self._facts = ModelFacts(index)
 
     def at(self, layer: Target) -> Features:
         """The features of a layer, and the gradient of the sum of the scores there.
@@ -103,13 +103,13 @@ class Explained:
             UnfitLayer: where it has no map, is not called, or has no gradient.
         """
         name, module = layer.name, layer.module
-        sizes = MapSizes()
-        forms = Forms(self.reading, self._hints.of(layer, "output"), sizes)
-        hook = FeatureHook(name, forms)
+        facts = self._facts.of(layer, "output")
+        reader = Reader(self.options, facts, Grids(), spatial=2, index=self.element)
+        hook = FeatureHook(name, reader, self.element)
         if isinstance(module, torch.jit.ScriptModule):
             raise hook.unfit("it is a ScriptModule, which takes no hooks")
-        with _watched(self.index.model, sizes if forms.reads_grids else None):
-            handle = module.register_forward_hook(hook, with_kwargs=True)
+        with _watched(self.index.model, reader):
+            handle = module.register_forward_hook(hook)
             try:
                 output = self.call()
             finally:
@@ -144,7 +144,7 @@ class Explained:
                 "what it gives does not reach the scores: it is not used, or cut off by detach() "
                 "or no_grad()"
             )
-        features, there = as_map(start.detach(), form), as_map(gradient, form)
+        features, there = form.take(start.detach()), form.take(gradient)
         if form.prefix and bool(gradient.any()) and not bool(there.any()):
             raise hook.unfit(
                 f"the gradient is 0 at all its tokens but the first {form.prefix}: the layers "
@@ -155,14 +155,11 @@ class Explained:
 
 
 @contextmanager
-def _watched(model: nn.Module, sizes: MapSizes | None) -> Iterator[None]:
-    """With hooks that tell what sizes of maps the model meets."""
+def _watched(model: nn.Module, reader: Reader) -> Iterator[None]:
+    """With hooks on the model that show the sizes of its maps, if they may be needed."""
     try:
-        if sizes is not None:
-            watch_sizes(model, sizes)
+        if reader.needs_grids:
+            reader.grids.watch(model)
         yield
     finally:
-        for module in model.modules() if sizes is not None else ():
-            for hook in size_hooks_on(module):
-                if hook.sizes is sizes:
-                    take_off(hook, module)
+        reader.grids.unwatch(model)

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from ..attachment.faults import Window, why_not_called
+from ..axes.options import AxisOptions
 from ..checks import check_option
 from ..planning.dry_run import arguments_of
 from ..quoting import kind_of, listed, quote, shown
-from ..regularizers import DropBlock2d
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.select import Select, Selector, match
 from ..selectors.wrappers import unwrap
@@ -114,10 +114,11 @@ def gradcam(
     args, kwargs = arguments_of(x)
     n, *size = _images([*args, *kwargs.values()])
     scores = Scores(target, n)
-    reading = DropBlock2d(p=0.0, index=index, layout=layout, grid=grid, prefix_tokens=prefix_tokens)
+    options = AxisOptions(layout, grid if grid is None else tuple(grid), prefix_tokens)
+    options.check(2, "gradcam")
     with undisturbed(names.model):
         args, kwargs = tuple(_own(args)), dict(zip(kwargs, _own(kwargs.values()), strict=True))
-        explained = Explained(names, lambda: names.model(*args, **kwargs), scores, reading)
+        explained = Explained(names, lambda: names.model(*args, **kwargs), scores, options, index)
         if chosen is None:
             chosen, seen = _first_fit(explained, calls_of(names, args, kwargs))
         else:

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..axes.view import View
 from ..checks import check_option
-from ..functional import axes
 from ..regularizers.base import Applied, Now, Regularizer
 from ..tables import Columns
 
@@ -96,7 +96,7 @@ class Seen(NamedTuple):
     tensors: Sequence[Tensor]
     nest: Callable[[Sequence[Any]], Any]
     given: Sequence[Tensor]
-    forms: Sequence[axes.Form | None]
+    forms: Sequence[View | None]
     training: bool
     differentiable: bool
     epoch: float
@@ -105,7 +105,7 @@ class Seen(NamedTuple):
     def channels_first(self, at: int = 0) -> Tensor | None:
         """Return a view of a tensor as (N, C, ...), or None if its channels are not known."""
         form = self.forms[at]
-        return None if form is None else axes.as_map(self.tensors[at], form)
+        return None if form is None else form.take(self.tensors[at])
 
 
 class Watch:

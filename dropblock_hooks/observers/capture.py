@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from ..axes.view import View
 from ..checks import as_count, check_option
-from ..functional import axes
 from ..quoting import kind_of, quote
 from ..registry import register
 from .base import Observer
@@ -100,13 +100,13 @@ class Capture(Observer):
         for name, plain in (("device", _device), ("dtype", _dtype)):
             object.__setattr__(self, name, plain(getattr(self, name)))
 
-    def kept(self, x: Tensor, form: axes.Form | None) -> Tensor:
+    def kept(self, x: Tensor, form: View | None) -> Tensor:
         """What is kept of a tensor: a copy."""
         y = self._reduced(x, form)
         dtype = getattr(torch, self.dtype) if self.dtype else y.dtype
         return y.to(self.device or y.device, dtype, copy=True)
 
-    def _reduced(self, x: Tensor, form: axes.Form | None) -> Tensor:
+    def _reduced(self, x: Tensor, form: View | None) -> Tensor:
         if callable(self.reduce):
             y = self.reduce(x)
             if not isinstance(y, Tensor):
@@ -120,7 +120,7 @@ class Capture(Observer):
                     f"reduce='channels' can't tell the channels of a tensor of shape "
                     f"{tuple(x.shape)}: give layout, 'NCHW' or 'NHWC' say"
                 )
-            y = axes.as_map(x, form)
+            y = form.take(x)
             return y.flatten(2).mean(2) if y.ndim > 2 else y
         rows = x.flatten(1)
         return rows.mean(1) if self.reduce == "mean" else torch.linalg.vector_norm(rows, dim=1)

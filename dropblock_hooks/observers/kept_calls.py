@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ..functional import axes
+from ..axes.view import View
 from .base import Seen, Watch
 
 _PLAIN = (bool, int, float, complex, str, bytes)
@@ -60,7 +60,7 @@ class _Entry:
     nesting: Any
     values: list[Tensor] | None
     grads: dict[int, Tensor]
-    forms: list[axes.Form | None]
+    forms: list[View | None]
     differentiable: bool
 
     def record(self) -> Record:

@@ -15,7 +15,6 @@ from ..quoting import kind_of, listed, quote
 from ..selectors.select import Select
 from ..selectors.wrappers import unwrap
 from ..sites import indexing
-from ..sites.maps import maps_of
 from ..sites.site import Site
 from .figure import grid_of
 from .overlay import pixels_of
@@ -110,6 +109,8 @@ def _masks(
             site = hook.site
             if site.key in meant_keys and site.draws and (site.name, site.at) not in probes:
                 probes[site.name, site.at] = _Probe(site, module)
+                if not site.control.grids.hooks:  # tokens are drawn as maps, whatever drops them
+                    site.control.grids.watch(copied)
     if not probes:
         raise RuntimeError(
             "there is nothing to draw: "
@@ -119,7 +120,7 @@ def _masks(
                 else "nothing is attached: attach(model, {...: DropBlock2d(p=0.1)}), say"
             )
         )
-    with torch.random.fork_rng(), torch.no_grad():
+    with torch.random.fork_rng(), torch.enable_grad():
         copied.train()(*args, **kwargs)
     found = [(p.site, p.kept) for p in probes.values() if p.kept is not None]
     found = found[: None if which is not None else _MOST]
@@ -158,14 +159,17 @@ class _Probe:
 
     def before(self, module: nn.Module, *given: Any) -> Any:
         value, index = self._value(given)
-        ones = indexing.put(value, index, torch.ones_like(indexing.get(value, index)))
+        x = indexing.get(value, index)
+        # with the graph of x, which tells where the channels are
+        always = torch.ones((), dtype=torch.bool, device=x.device)
+        ones = indexing.put(value, index, torch.where(always, torch.ones_like(x), x))
         if self.site.at == "output":
             return ones
         return (given[0], ones) if isinstance(index, str) else (ones, given[1])
 
     def after(self, module: nn.Module, *given: Any) -> None:
         x = indexing.get(*self._value(given))
-        maps = maps_of(self.site, x, given)
+        maps = self.site.reader.map_of(x)
         if self.kept is None and maps is not None and bool((maps == 0).any()):
             self.kept = (maps[0] != 0).float().cpu()
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from torch import Tensor, nn
 
-from ..checks import LARGEST, as_count, check_option
-from ..functional import axes
+from ..axes.options import AxisOptions
+from ..checks import LARGEST, check_option
 from ..functional.gradients import Met
 from ..quoting import label, quote, shown
 from ..registry import brief, check_fields, name_of
@@ -169,28 +169,14 @@ class Regularizer:
         check_fields(type(self))
         check_option("at", self.at, ("output", "input"))
         check_option("active", self.active, ("train", "always"))
-        check_option("layout", self.layout, ("auto", *axes.accepted(self.spatial)))
         if isinstance(self.index, bool) or not isinstance(self.index, int | str | None):
             raise TypeError(f"index must be an integer or a key, got {quote(self.index)}")
         if isinstance(self.index, int) and abs(self.index) > LARGEST:
             raise ValueError(f"index must be an integer or a key, got {quote(self.index)}")
-        self._check_tokens()
+        self.axes.check(self.spatial, self.label)
         self._check_rates()
         self._check_others()
         self.check(self.values(0.0))
-
-    def _check_tokens(self) -> None:
-        """Raise ValueError where `grid` or `prefix_tokens` are none, or have no place."""
-        if self.grid is not None:
-            _check_grid(self.grid, self.spatial, self.label)
-        if self.prefix_tokens is not None:
-            as_count("prefix_tokens", self.prefix_tokens, 0)
-            if self.spatial is None:
-                raise ValueError(f"prefix_tokens is for tokens of a map; {self.label} takes none")
-        of_tokens = self.layout == "auto" or axes.is_tokens(self.layout, self.spatial)
-        said = self.grid is not None or (self.prefix_tokens is not None and self.spatial != 1)
-        if said and not of_tokens:
-            raise ValueError(f"grid and prefix_tokens are for tokens, not layout={self.layout!r}")
 
     def _check_rates(self) -> None:
         for name, allowed in self.ranges().items():
@@ -207,6 +193,11 @@ class Regularizer:
                 raise TypeError(f"{name} takes no schedule; of a class of yours, annotate it Rate")
             if hints.get(name) is bool and not isinstance(value, bool):
                 raise TypeError(f"{name} must be True or False, got {shown(value)}")
+
+    @property
+    def axes(self) -> AxisOptions:
+        """What the user says about the axes."""
+        return AxisOptions(self.layout, self.grid, self.prefix_tokens)
 
     @property
     def accumulates(self) -> bool:
@@ -260,16 +251,6 @@ class Regularizer:
 
     def __repr__(self) -> str:
         return brief(self)
-
-
-def _check_grid(grid: Any, spatial: int | None, label: str) -> None:
-    edges = tuple(grid) if isinstance(grid, tuple | list) else ()
-    counts = (isinstance(e, int) and not isinstance(e, bool) and 0 < e <= LARGEST for e in edges)
-    if not edges or not all(counts):
-        raise ValueError(f"grid must be integers above 0, (height, width), got {quote(grid)}")
-    if spatial is None or spatial < 2 or len(edges) != spatial:
-        where = f"of {spatial} axes" if (spatial or 0) > 1 else "nowhere"
-        raise ValueError(f"grid is for tokens of a map; {label} takes one {where}")
 
 
 def _class_of(regularizer: Regularizer) -> Any:  # Any: mypy takes no class as hashable here

@@ -6,8 +6,6 @@ retune       hooks of layers that drop by themselves, and of rates that modules 
 hooks        the hooks that a site puts on its layer
 act          what a site does in one call of its layer: eager or traced, activation or gradient
 site         `Site`: the state of one
-maps         what a layer gives as maps, for who draws them
-forms        how the tensors of a site are read
 identity     the identity whose backward regularizes a gradient
 record       what a site has counted; a window is the difference of two moments
 counts       numbers of calls and elements, at one moment or of a window

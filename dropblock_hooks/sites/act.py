@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.utils._pytree import tree_map_only
 
+from ..axes.view import View
 from ..checkpointing import NO_TASK, graph_task, tell_lost_random_state
-from ..functional import axes
-from ..functional.axes import Form
 from ..functional.gradients import Clipped, whole
 from ..functional.masks import wide_dtype
 from ..regularizers.base import Now
@@ -33,12 +32,10 @@ class Call(NamedTuple):
 
     Attributes:
         input: its first input; for ``at="input"`` the value itself.
-        told: its inputs and its output: sizes of maps may be among them.
         training: its mode.
     """
 
     input: Any
-    told: tuple[Any, ...]
     training: bool
 
 
@@ -51,7 +48,7 @@ def act(site: Site, x: Tensor, call: Call) -> Tensor:
             affected = 0 if isinstance(site.regularizer, DropsShare) else None
             site.record.add_active(affected, total, 0.0)
         return x
-    form = site.form_of(x, call.told)
+    form = site.form_of(x)
     if site.regularizer.acts_on == "activation":
         return act_on_activation(site, x, form, call)
     if not may_get_gradient(x):
@@ -60,7 +57,7 @@ def act(site: Site, x: Tensor, call: Call) -> Tensor:
     return watched
 
 
-def act_on_activation(site: Site, x: Tensor, form: Form, call: Call) -> Tensor:
+def act_on_activation(site: Site, x: Tensor, form: View, call: Call) -> Tensor:
     """Regularize an activation, and count it unless a checkpoint recomputes it."""
     values = site.values
     if graph_task() != NO_TASK:
@@ -79,7 +76,7 @@ def act_on_activation(site: Site, x: Tensor, form: Form, call: Call) -> Tensor:
 def perform(
     site: Site,
     x: Tensor,
-    form: Form,
+    form: View,
     values: Mapping[str, float],
     call: Call,
     grad_scale: float | Tensor = 1.0,
@@ -103,13 +100,13 @@ def perform(
     try:
         if regularizer.spatial is None and not regularizer.channelwise:
             return *_applied(site.bound, x, now), x.numel()
-        inner = axes.as_map(x, form)
+        inner = form.take(x)
         if regularizer.needs_input and getattr(now.input, "shape", None) == x.shape:
-            now.input = axes.as_map(now.input, form)
+            now.input = form.take(now.input)
         if regularizer.spatial is not None:
             site.record.see_map(inner.shape[2:])
         y, affected = _applied(site.bound, inner, now)
-        return (x if y is inner else axes.put_back(y, x, form)), affected, inner.numel()
+        return (x if y is inner else form.put(y, x)), affected, inner.numel()
     except (TypeError, ValueError) as error:
         raise site.error(error) from error
 
@@ -144,7 +141,7 @@ def scale_in_graph(site: Site, device: torch.device) -> Tensor:
 class _OnGradient:
     """Regularizes the gradient of one activation, with the rates of its forward."""
 
-    def __init__(self, site: Site, form: Form, values: Mapping[str, float]) -> None:
+    def __init__(self, site: Site, form: View, values: Mapping[str, float]) -> None:
         self.site, self.form, self.values = site, form, values
 
     def __call__(self, grad: Tensor) -> Tensor:
@@ -153,7 +150,7 @@ class _OnGradient:
 
 def regularize_grad(
     site: Site,
-    form: Form,
+    form: View,
     values: Mapping[str, float],
     grad: Tensor,
     parameter: Tensor | None = None,
@@ -189,7 +186,7 @@ def regularize_update(
 
 def _regularized(
     site: Site,
-    form: Form,
+    form: View,
     grad: Tensor,
     scale: float | Tensor,
     values: Mapping[str, Any],
@@ -204,7 +201,7 @@ def _regularized(
     return y
 
 
-_OF_A_GRADIENT = Call(None, (), True)
+_OF_A_GRADIENT = Call(None, True)
 
 
 def _known(affected: Counted, total: int) -> Counted:

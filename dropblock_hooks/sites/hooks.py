@@ -23,7 +23,7 @@ def regularized(site: Site, x: Tensor, call: Call) -> Tensor:
         return act(site, x, call)
     refuse_tracing(site, call.training)
     if is_exporting():  # the program keeps the present rates as constants
-        return perform(site, x, site.form_of(x, call.told), site.values, call)[0]
+        return perform(site, x, site.form_of(x), site.values, call)[0]
     if site.regularizer.acts_on == "activation":
         return operator.regularize(site, x, call)
     return operator.watch_gradient(site, x, call) if may_get_gradient(x) else x
@@ -146,15 +146,14 @@ class OutputHook(SiteHook):
     def install(self, module: nn.Module) -> None:
         if self.entry is not None:
             module.register_forward_pre_hook(self.entry)
-        put_on(module, self, at_input=False, with_kwargs=self.site.forms.reads_sizes)
+        put_on(module, self, at_input=False)
 
     def remove(self, module: nn.Module) -> None:
         super().remove(module)
         if self.entry is not None:
             take_off(self.entry, module)
 
-    def _act(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
-        *kwargs, output = rest
+    def _act(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         site = self.site
         index = site.regularizer.index
         try:
@@ -166,9 +165,7 @@ class OutputHook(SiteHook):
                 f"the layer gives its input back, changed in place, and {site.regularizer.label} "
                 "needs it as it was: work out of place there (x = x + y for x += y)"
             )
-        taken = (*args, *kwargs[0].values()) if kwargs else args
-        call = Call(args[0] if args else None, (*taken, output), module.training)
-        y = regularized(site, x, call)
+        y = regularized(site, x, Call(args[0] if args else None, module.training))
         if y is x:
             return None
         return y if index is None else indexing.put(output, index, y)
@@ -222,7 +219,7 @@ class InputHook(SiteHook):
         except ValueError as error:
             given = f"(arguments: {len(args)}, keywords: {list(kwargs)})"
             raise site.error(f"what the layer is given {error} {given}") from None
-        y = regularized(site, x, Call(x, (*args, *kwargs.values()), module.training))
+        y = regularized(site, x, Call(x, module.training))
         if y is x:
             return None
         changed = indexing.put(values, index, y)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.utils._pytree import tree_map
 
+from ..axes.view import View
 from ..checkpointing import NO_TASK, graph_task
-from ..functional import axes
 from ..handles import new_handle
 from ..observers.base import Observer, Seen, Watch
 from ..warn import warn
@@ -132,7 +132,7 @@ class ObserveHook(SiteHook):
             site.record.add_active(None, 0, 0.0)
         if nest is None or not observer.sees_values:
             return None
-        forms: list[axes.Form | None] = [None] * len(tensors)
+        forms: list[View | None] = [None] * len(tensors)
         if watch.reads_channels:
             forms = [self._form(x) for x in tensors]
         control = site.control
@@ -144,12 +144,12 @@ class ObserveHook(SiteHook):
         except (TypeError, ValueError) as error:
             raise site.error(error) from error
 
-    def _form(self, x: Tensor) -> axes.Form | None:
+    def _form(self, x: Tensor) -> View | None:
         """How the axes of a tensor are read; None if its channels are not known."""
         if x.ndim < 2:
             return None
         try:
-            return self.site.forms.of(x)
+            return self.site.reader.view(x)
         except ValueError:
             return None  # the report says so
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..functional.axes import Form
+from ..axes.view import View
 from ..handles import find
 from .act import Call, act_on_activation, perform, regularize_grad
 from .site import Site
@@ -35,7 +35,7 @@ _AUTOGRAD = (
 
 def regularize(site: Site, x: Tensor, call: Call) -> Tensor:
     """Regularize an activation in code that torch.compile traces."""
-    form = site.form_of(x, call.told)
+    form = site.form_of(x)
     linear = site.regularizer.linear
     layer_input = None if linear or call.input is x else call.input
     y: Tensor
@@ -55,7 +55,7 @@ def watch_gradient(site: Site, x: Tensor, call: Call) -> Tensor:
 
     The rates are those of the forward, whatever ``step`` does before the backward.
     """
-    form = site.form_of(x, call.told)
+    form = site.form_of(x)
     rates = begin_op(site.handle, call.training, len(site.values))
     watched: Tensor = _Identity.apply(
         x, site.handle, rates, form.layout, list(form.grid or ()), form.prefix
@@ -128,9 +128,9 @@ def regularize_op(
     row[0] = 1.0
     for at, value in enumerate(site.values.values(), 1):
         row[at] = value
-    call = Call(x if layer_input is None else layer_input, (), training)
+    call = Call(x if layer_input is None else layer_input, training)
     with _seeded(int(seed), x.device):
-        y = act_on_activation(site, x, Form(layout, tuple(grid) or None, prefix), call)
+        y = act_on_activation(site, x, View(layout, tuple(grid) or None, prefix), call)
     return _new(y, x), row
 
 
@@ -193,15 +193,15 @@ def regularize_backward_op(
             "the attachment was removed and deleted between a compiled forward and its backward: "
             "call backward before attached.remove()"
         )
-    form = Form(layout, tuple(grid) or None, prefix)
+    form = View(layout, tuple(grid) or None, prefix)
     rates = dict(zip(site.values, values, strict=False))
     with _seeded(int(seed), grad.device):
         if x is None:
-            y, *_ = perform(site, grad, form, rates, Call(None, (), training))
+            y, *_ = perform(site, grad, form, rates, Call(None, training))
             return _new(y, grad), nothing
         with _autograd():
             inputs = [t.detach().requires_grad_() for t in (x, layer_input) if t is not None]
-            y, *_ = perform(site, inputs[0], form, rates, Call(inputs[-1], (), training))
+            y, *_ = perform(site, inputs[0], form, rates, Call(inputs[-1], training))
             found = torch.autograd.grad(y, inputs, grad, allow_unused=True)
     grads = [torch.zeros_like(t.detach()) for t in inputs]
     for to, each in zip(grads, found, strict=True):
@@ -251,7 +251,7 @@ def gradient_op(
     if site is None:
         return _new(grad, grad)
     values = dict(zip(site.values, rates.tolist(), strict=False))
-    y = regularize_grad(site, Form(layout, tuple(grid) or None, prefix), values, grad)
+    y = regularize_grad(site, View(layout, tuple(grid) or None, prefix), values, grad)
     return _new(y, grad)
 
 

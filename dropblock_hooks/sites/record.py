@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..functional.axes import are_numbers
 from ..functional.gradients import Clipped
 from .counts import Counts, Mark, Reading, settle, union
 from .meter import CALLS, RESUMED, Counted, Meter, Sizes
@@ -71,7 +70,7 @@ class Record:
 
     def see_map(self, size: tuple[int, ...]) -> None:
         """Widen the range of map sizes."""
-        if self._maps != (size, size) and are_numbers(size):
+        if self._maps != (size, size) and all(isinstance(edge, int) for edge in size):
             self._maps = union(self._maps, (tuple(size), tuple(size)))
 
     def eager_window(self) -> Counts:

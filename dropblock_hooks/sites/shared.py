@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from ..axes.grids import Grids
 from ..functional.masks import wide_dtype
-from ..layouts.map_sizes import MapSizes
 from .record import Record
 
 
@@ -61,7 +61,7 @@ class Control:
         self.keys: tuple[str, ...] = ()
         self.use_scaler(grad_scaler)
         self.optimizers: list[tuple[weakref.ref[Any], RemovableHandle]] = []
-        self.sizes = MapSizes()
+        self.grids = Grids()
         self.shared: dict[str, Any] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Control:
@@ -71,7 +71,7 @@ class Control:
         copied.always = False  # nobody would end it
         copied.optimizers = []  # they update the original
         copied.record, copied.told = copy.deepcopy(self.record, memo), set(self.told)
-        copied.sizes = copy.deepcopy(self.sizes, memo)
+        copied.grids = copy.deepcopy(self.grids, memo)
         copied.shared = copy.deepcopy(self.shared, memo)
         copied.told.add((".", "not_trained"))  # an average of the weights is never trained
         return copied

@@ -6,15 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..axes.facts import Facts
+from ..axes.reader import Reader
+from ..axes.view import View
 from ..checkpointing import NO_TASK, graph_task
-from ..functional.axes import Form
 from ..handles import new_handle
-from ..layouts.hints import Evidence
 from ..observers.base import Watch
 from ..regularizers.base import Regularizer
 from ..warn import warn
 from .counts import Varying, varying
-from .forms import Forms
 from .meter import Sizes
 from .norms import NO_NORMS, Norms
 from .record import Record
@@ -35,8 +35,8 @@ class Site:
         name: the layer (or parameter), as the bare model names it.
         aliases: other names of the same, shared, module.
         module_type: class name of the layer.
-        evidence: what the model tells about its layout; None for a parameter.
-        forms: how the axes of its tensors are read.
+        facts: what the model tells about the axes; None for a parameter.
+        reader: reads the axes of its tensors.
         regularizer: what is done here.
         values: the rates now, by field.
         rate: the main rate now: the first one of the regularizer; None where it has none.
@@ -52,15 +52,23 @@ class Site:
         regularizer: Regularizer,
         control: Control,
         aliases: tuple[str, ...] = (),
-        evidence: Evidence | None = None,
+        facts: Facts | None = None,
     ) -> None:
         self.key = key
         self.name = name
         self.aliases = aliases
         self.module_type = module_type
         self.control = control
-        self.evidence = evidence
-        self.forms = Forms(regularizer, evidence, control.sizes)
+        self.facts = facts
+        self.reader = Reader(
+            regularizer.axes,
+            facts,
+            control.grids,
+            spatial=regularizer.spatial,
+            channels=regularizer.channelwise,
+            samples=regularizer.samplewise,
+            index=regularizer.index,
+        )
         self.order, self.position = 0, (0, 0)  # in the spec: of its entry, and in that
         self.record = Record(regularizer.spatial, gradients=regularizer.acts_on == "gradient")
         self.handle = new_handle(self)
@@ -74,7 +82,6 @@ class Site:
         """Put another one of the same class in place, with the values of the present epoch."""
         values = regularizer.values(self.control.epoch)
         self.regularizer = copy.copy(regularizer)  # compiled code guards what sites share
-        self.forms.regularizer = self.regularizer
         self._at_input = regularizer.at == "input"
         before, self.bound = self.bound, self.regularizer.bind()
         if hasattr(before, "state_dict") and hasattr(self.bound, "load_state_dict"):
@@ -119,14 +126,14 @@ class Site:
     @property
     def at(self) -> str:
         """``"output"`` or ``"input"``; of no layer ``"parameter"`` or ``"attribute"``."""
-        if self.evidence:
+        if self.facts:
             return self.regularizer.at
         return "parameter" if self.regularizer.acts_on == "gradient" else "attribute"
 
     @property
     def layout(self) -> str | None:
         """The axes of the tensors seen last, ``"NHWC"`` say; None before the first call."""
-        form = self.forms.last
+        form = self.reader.last
         return None if form is None or self.at == "attribute" else form.layout
 
     @property
@@ -237,14 +244,14 @@ class Site:
         always = self.regularizer.active == "always"
         return training or always or (self.control.always and self.draws)
 
-    def form_of(self, x: Tensor, told: Any = ()) -> Form:
-        """How the axes of a tensor are read; `told` is what the layer took and gave.
+    def form_of(self, x: Tensor) -> View:
+        """How the axes of a tensor are read.
 
         Raises:
             SiteError: where that can't be known.
         """
         try:
-            return self.forms.of(x, told)
+            return self.reader.view(x)
         except ValueError as error:
             raise self.error(error) from None
 

@@ -142,7 +142,7 @@ def rows_of(name):
         rows, handles = {}, []
         for layer in layers:
             hook = _probe(name, layer, layer in stages, reader.read, rows)
-            handles.append(called[layer].register_forward_hook(hook, with_kwargs=True))
+            handles.append(called[layer].register_forward_hook(hook))
         reader.watch()  # after the probes, as `attach` does it after the hooks of its sites
         model(*args, **kwargs)
     for handle in handles:
@@ -176,16 +176,13 @@ def _spread(called, most):
 def _probe(model, layer, stage, read, rows):
     """A hook that writes a row for each new rank of the tensors that the layer gives."""
 
-    def hook(module, args, kwargs, output):
-        told = (*args, *kwargs.values(), output)
+    def hook(module, args, output):
         for x in _tensors(output):
             if x.ndim < 3 or not x.is_floating_point() or x.ndim in rows.setdefault(layer, {}):
                 continue
             spatial = 3 if x.ndim == 5 else 2
             found = [
-                read(layer, each, told, needed)
-                for each in (x, x.detach())
-                for needed in (None, spatial)
+                read(layer, each, needed) for each in (x, x.detach()) for needed in (None, spatial)
             ]
             shape = "x".join(map(str, x.shape))
             row = (model, layer, "stage" * stage, shape, *found[:2], ";".join(found[2:]))

@@ -1,14 +1,15 @@
 """Asks the package how it reads a tensor of one layer, without a regularizer that acts on it."""
 
-from dropblock_hooks import ClipGradNorm, Dropout2d, Dropout3d
-from dropblock_hooks.layouts.hints import Hints
-from dropblock_hooks.layouts.map_sizes import MapSizes, size_hooks_on, watch_sizes
-from dropblock_hooks.selectors.index import Index
-from dropblock_hooks.selectors.stages import stage_channels, stage_ratios
-from dropblock_hooks.sites.forms import Forms
-from dropblock_hooks.sites.hooks import take_off
+import re
 
-_NEEDS = {None: ClipGradNorm(1.0, per="channel"), 2: Dropout2d(0.1), 3: Dropout3d(0.1)}
+from dropblock_hooks.axes.facts import ModelFacts
+from dropblock_hooks.axes.grids import Grids
+from dropblock_hooks.axes.options import AxisOptions
+from dropblock_hooks.axes.reader import Reader as OneLayer
+from dropblock_hooks.selectors.index import Index
+from dropblock_hooks.selectors.stages import stage_channels
+
+_HELPS = r"layout=|grid=|needs (an axis|a \d-D tensor)|add one of length 1"
 
 
 class Reader:
@@ -19,39 +20,34 @@ class Reader:
     """
 
     def __init__(self, model):
-        self._model, self._index, self._sizes = model, Index(model), MapSizes()
-        stages = stage_channels(self._index)
-        self._hints = Hints(self._index, stages, stage_ratios(self._index))
-        self.stages = set(stages)
+        self._model, self._index, self._grids = model, Index(model), Grids()
+        self._facts = ModelFacts(self._index)
+        self.stages = set(stage_channels(self._index))
 
-    def read(self, layer, x, told, spatial):
+    def read(self, layer, x, spatial):
         """How the output of a layer is read: text, "-" where it is refused.
 
         Args:
             layer: its name.
             x: the tensor.
-            told: all that the layer took and gave.
             spatial: how many axes of a map are needed; None needs the channels alone.
         """
-        evidence = self._hints.of(self._index.modules[layer], "output")
+        facts = self._facts.of(self._index.modules[layer], "output")
         try:
-            return text_of(Forms(_NEEDS[spatial], evidence, self._sizes).of(x, told))
-        except ValueError:
-            return "-"
+            return text_of(OneLayer(AxisOptions(), facts, self._grids, spatial=spatial).view(x))
+        except ValueError as error:
+            return "-" if re.search(_HELPS, str(error)) else f"no help: {error}"
 
     def watch(self):
         """Follow the sizes of maps in the next forward."""
-        watch_sizes(self._model, self._sizes)
+        self._grids.watch(self._model)
 
     def close(self):
         """Take the hooks of `watch` off."""
-        for module in self._model.modules():
-            for hook in size_hooks_on(module):
-                take_off(hook, module)
+        self._grids.unwatch(self._model)
 
 
-def text_of(form):
+def text_of(view):
     """One reading as the table has it."""
-    grid = "" if form.grid is None else " " + "x".join(map(str, form.grid))
-    order = " reordered" if getattr(form, "unrolled", ()) else ""
-    return f"{form.layout}{grid}" + (f" +{form.prefix}" if form.prefix else "") + order
+    grid = "" if view.grid is None else " " + "x".join(map(str, view.grid))
+    return f"{view.layout}{grid}" + (f" +{view.prefix}" if view.prefix else "")

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from dropblock_hooks import DropBlock2d, SiteError, attach
-from dropblock_hooks.functional.axes import as_map
 from experiments.families import MEMBERS, P, has_checkpointing, observe
 from tests.cases import rest_slow
 
@@ -70,16 +69,14 @@ def maps(member, images, sites, model):
         batch = []
 
         def keep(site, batch=batch):
-            def hook(module, args, kwargs, output):  # in the forward, which tells the grid
+            def hook(module, args, output):  # in the forward, which tells the grid
                 value = output if site.regularizer.index is None else output[site.regularizer.index]
-                form = site.form_of(value, (*args, *kwargs.values(), output))
-                batch.append(as_map(value, form))
+                batch.append(site.reader.view(value).take(value))
 
             return hook
 
         handles = [
-            model.get_submodule(site.name).register_forward_hook(keep(site), with_kwargs=True)
-            for site in sites
+            model.get_submodule(site.name).register_forward_hook(keep(site)) for site in sites
         ]
         with torch.no_grad():
             model.eval()(x)
@@ -140,15 +137,17 @@ def test_what_is_dropped_are_whole_blocks_of_the_map(family, layout):
     )
     model.train()(torch.randn(2, 3, member.size, member.size))
     before, after = kept
-    assert site.forms.last.layout == layout
-    zero = as_map(after, site.forms.last) == 0
-    dropped = zero & (as_map(before, site.forms.last) != 0)
+    assert site.reader.last.layout == layout
+    zero = site.reader.last.take(after) == 0
+    dropped = zero & (site.reader.last.take(before) != 0)
     assert 0 < dropped.double().mean() < 0.5
     whole = -nn.functional.max_pool2d(-zero.float(), 3, 1)
     again = nn.functional.max_pool2d(nn.functional.pad(whole, (2, 2, 2, 2)), 3, 1)
     assert not (dropped & ~again.bool()).any()
-    if site.forms.last.prefix:
-        assert torch.equal(after[:, : site.forms.last.prefix], before[:, : site.forms.last.prefix])
+    if site.reader.last.prefix:
+        assert torch.equal(
+            after[:, : site.reader.last.prefix], before[:, : site.reader.last.prefix]
+        )
 
 
 @pytest.mark.parametrize(

@@ -137,8 +137,8 @@ def test_a_video_model_of_tokens():
     attached = attach(model, {f"blocks.{i}": DropBlock3d(0.2, 2, index=0) for i in (13, 15)})
     model.train()(torch.randn(1, 3, 16, 224, 224)).square().mean().backward()
     for site, size in zip(attached.sites, [(8, 14, 14), (8, 7, 7)], strict=True):
-        assert site.forms.last.layout == "NLC"
-        assert site.forms.last.prefix == 1
+        assert site.reader.last.layout == "NLC"
+        assert site.reader.last.prefix == 1
         assert site.map_size == size
         assert abs(site.realized_rate - 0.2) < 0.02
 

@@ -24,7 +24,7 @@ from dropblock_hooks import (
     ZeroGrad,
     functional,
 )
-from dropblock_hooks.functional.axes import Form, as_map, put_back
+from dropblock_hooks.axes.view import View
 
 pytestmark = pytest.mark.pairwise
 
@@ -38,9 +38,9 @@ def run(regularizer, grad, layout="NCHW", grad_scale=1.0, t=0.0):
     )
     if not regularizer.channelwise:
         return regularizer.apply(grad, now)
-    form = Form(layout)
-    regularized, changed = regularizer.apply(as_map(grad, form), now)
-    return put_back(regularized, grad, form), changed
+    view = View(layout)
+    regularized, changed = regularizer.apply(view.take(grad), now)
+    return view.put(regularized, grad), changed
 
 
 # Class against function -------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import copy
 import pickle
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -22,7 +21,7 @@ from dropblock_hooks import (
     Spec,
     attach,
 )
-from dropblock_hooks.functional.axes import Form, as_map, put_back
+from dropblock_hooks.axes.view import View
 
 
 class Turned(nn.Module):
@@ -81,42 +80,29 @@ def run(model, spec, *inputs):
 
 
 def forms(model, spec, *inputs):
-    return [site.forms.last for site in run(model, spec, *inputs)[1]]
-
-
-def reordered(x, grid, strides):
-    """Hiera's order, by its definition: strides to the front, one after the other."""
-    y, size = x.reshape(len(x), *grid, -1), list(grid)
-    batch = len(x)
-    for a, b in strides:
-        size = [size[0] // a, size[1] // b]
-        y = y.reshape(-1, size[0], a, size[1], b, y.shape[-1]).transpose(0, 2, 4, 1, 3, 5)
-        y = y.reshape(-1, *size, y.shape[-1])
-    return y.reshape(batch, -1, y.shape[-1])
+    return [site.reader.last for site in run(model, spec, *inputs)[1]]
 
 
 @pytest.mark.parametrize(
     ("form", "shape"),
     [
-        (Form("NCHW"), (2, 3, 4, 6)),
-        (Form("NHWC"), (2, 4, 6, 3)),
-        (Form("NDHWC"), (2, 5, 4, 6, 3)),
-        (Form("NLC"), (2, 7, 3)),
-        (Form("NLC", None, 2), (2, 7, 3)),
-        (Form("NCL", (4, 6), 0), (2, 3, 24)),
-        (Form("NCL", (4, 6), 1), (2, 3, 25)),
-        (Form("NLC", (4, 6), 5), (2, 29, 3)),
-        (Form("NLC", (2, 4, 6), 1), (2, 49, 3)),
-        (Form("NLC", (4, 8), 0, ((2, 2), (2, 2))), (2, 32, 3)),
-        (Form("NLC", (4, 6), 2, ((2, 1),)), (2, 26, 3)),
+        (View("NCHW"), (2, 3, 4, 6)),
+        (View("NHWC"), (2, 4, 6, 3)),
+        (View("NDHWC"), (2, 5, 4, 6, 3)),
+        (View("NLC"), (2, 7, 3)),
+        (View("NLC", None, 2), (2, 7, 3)),
+        (View("NCL", (4, 6), 0), (2, 3, 24)),
+        (View("NCL", (4, 6), 1), (2, 3, 25)),
+        (View("NLC", (4, 6), 5), (2, 29, 3)),
+        (View("NLC", (2, 4, 6), 1), (2, 49, 3)),
     ],
 )
 def test_a_map_goes_back_to_where_it_came_from(form, shape):
     x = torch.randn(shape)
-    inner = as_map(x, form)
+    inner = form.take(x)
     assert inner.shape[1] == 3
-    assert torch.equal(put_back(inner, x, form), x)
-    changed = put_back(torch.zeros_like(inner), x, form)
+    assert torch.equal(form.put(inner, x), x)
+    changed = form.put(torch.zeros_like(inner), x)
     assert changed.count_nonzero() == 2 * 3 * form.prefix
     if form.grid:
         assert inner.shape[2:] == form.grid
@@ -124,17 +110,9 @@ def test_a_map_goes_back_to_where_it_came_from(form, shape):
 
 @pytest.mark.parametrize("layout", ["NHWC", "NLC", "NCL"])
 def test_maps_of_every_order_are_views(layout):
-    form = Form(layout, None if layout == "NHWC" else (4, 6), 0 if layout == "NHWC" else 1)
+    form = View(layout, None if layout == "NHWC" else (4, 6), 0 if layout == "NHWC" else 1)
     x = torch.randn({"NHWC": (2, 4, 6, 3), "NLC": (2, 25, 3), "NCL": (2, 3, 25)}[layout])
-    assert as_map(x, form)._base is x
-
-
-@pytest.mark.parametrize("strides", [((2, 2),), ((2, 2), (2, 2)), ((2, 1), (1, 3))])
-def test_reordered_tokens_become_rows_and_columns(strides):
-    raster = np.arange(2 * 4 * 12 * 3).reshape(2, 48, 3)
-    mixed = torch.from_numpy(reordered(raster, (4, 12), strides))
-    expected = torch.from_numpy(raster.reshape(2, 4, 12, 3)).permute(0, 3, 1, 2)
-    assert torch.equal(as_map(mixed, Form("NLC", (4, 12), 0, strides)), expected)
+    assert form.take(x)._base is x
 
 
 def test_the_type_of_a_layer_tells_its_layout():
@@ -165,7 +143,7 @@ def test_a_relu_of_a_network_with_a_classifier():
     model = nn.Sequential(
         nn.Conv2d(3, 8, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
     )
-    assert forms(model, {"1": DropBlock2d(0.1, 3)}, torch.randn(2, 3, 12, 12)) == [Form("NCHW")]
+    assert forms(model, {"1": DropBlock2d(0.1, 3)}, torch.randn(2, 3, 12, 12)) == [View("NCHW")]
 
 
 def test_maps_of_concatenated_channels_are_still_channels_first():
@@ -177,12 +155,12 @@ def test_maps_of_concatenated_channels_are_still_channels_first():
         def forward(self, x):
             return torch.cat([self.a(x), self.b(x)], 1)
 
-    assert forms(Concatenated(), {".": Dropout2d(0.1)}, torch.randn(2, 3, 5, 5)) == [Form("NCHW")]
+    assert forms(Concatenated(), {".": Dropout2d(0.1)}, torch.randn(2, 3, 5, 5)) == [View("NCHW")]
 
 
 def test_without_any_layer_that_tells_it_is_torchs_own_order():
     found = forms(nn.Identity(), {".": DropBlock2d(0.1, 3)}, torch.randn(2, 3, 5, 5))
-    assert found == [Form("NCHW")]
+    assert found == [View("NCHW")]
 
 
 def test_as_many_channels_as_rows_is_refused():
@@ -192,7 +170,7 @@ def test_as_many_channels_as_rows_is_refused():
     ):
         run(model, {".": DropBlock2d(0.1, 3)}, x)
     found = forms(Turned(6), {".": DropBlock2d(0.1, 3, layout="NHWC")}, x)
-    assert found == [Form("NHWC")]
+    assert found == [View("NHWC")]
 
 
 @pytest.mark.parametrize(
@@ -212,14 +190,14 @@ def test_a_layout_that_is_impossible(model, layout, message):
 )
 def test_a_layout_that_is_said_is_obeyed(model, layout):
     spec = {".": DropBlock2d(0.1, 3, layout=layout)}
-    assert forms(model, spec, torch.randn(2, 3, 5, 7)) == [Form(layout)]
+    assert forms(model, spec, torch.randn(2, 3, 5, 7)) == [View(layout)]
 
 
 def test_a_layout_that_is_said_is_obeyed_at_a_stage():
     model = nn.Sequential(Turned(6))
     model.feature_info = [{"module": "0", "num_chs": 6, "reduction": 1}]
     spec = {"stage:0": DropBlock2d(0.1, 3, layout="NCHW")}
-    assert forms(model, spec, torch.randn(2, 3, 5, 7)) == [Form("NCHW")]
+    assert forms(model, spec, torch.randn(2, 3, 5, 7)) == [View("NCHW")]
 
 
 def test_heads_are_no_rows():
@@ -240,9 +218,9 @@ def test_heads_are_no_rows():
 def test_a_recurrent_layer_has_its_channels_last_whatever_is_around_it(kind):
     x, spec = torch.randn(2, 7, 4), ActivationStats(index=0)
     layer = kind(4, 5, batch_first=True)
-    assert forms(layer, {".": spec}, x) == [Form("NLC")]
+    assert forms(layer, {".": spec}, x) == [View("NLC")]
     model = nn.Sequential(nn.Conv1d(3, 7, 1), kind(4, 5, batch_first=True))
-    assert forms(model, {"1": spec}, torch.randn(2, 3, 4)) == [Form("NLC")]
+    assert forms(model, {"1": spec}, torch.randn(2, 3, 4)) == [View("NLC")]
 
 
 def test_a_linear_has_channels_in_windows_too():
@@ -257,9 +235,7 @@ def test_a_linear_has_channels_in_windows_too():
     model, x = nn.Sequential(PartitionAttention()), torch.randn(32, 2, 2, 8)
     clip = ClipGradNorm(1.0, per="channel")
     spec = {"0.qkv": [ActivationStats(), clip]}
-    assert forms(model, spec, x) == [Form("NHWC"), Form("NHWC")]
-    with pytest.raises(SiteError, match="PartitionAttention, which cuts maps into windows"):
-        run(model, {"0.drop": clip}, x)
+    assert forms(model, spec, x) == [View("NHWC"), View("NHWC")]
 
 
 def test_sequences_of_an_attention_with_samples_second():
@@ -267,12 +243,12 @@ def test_sequences_of_an_attention_with_samples_second():
     with pytest.raises(SiteError, match="batch_first=False"):
         run(layer, {".": Dropout1d(0.1)}, torch.randn(5, 2, 8))
     layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
-    assert forms(layer, {".": Dropout1d(0.1)}, torch.randn(2, 5, 8)) == [Form("NLC")]
+    assert forms(layer, {".": Dropout1d(0.1)}, torch.randn(2, 5, 8)) == [View("NLC")]
 
 
 def test_tokens_are_a_map_of_the_models_grid():
     y, (site,) = run(Tokens(), {"blocks.1": DropBlock2d(0.3, 3)}, torch.randn(16, 3, 8, 12))
-    assert site.forms.last == Form("NLC", (4, 6), 1)
+    assert site.reader.last == View("NLC", (4, 6), 1)
     assert site.map_size == (4, 6)
     assert (y[:, 0] != 0).any()
     zero = (y[:, 1:] == 0).transpose(1, 2).reshape(-1, 4, 6)
@@ -312,7 +288,7 @@ def test_gradients_reach_the_tokens_before_the_map():
         ({"grid": (5, 5)}, r"grid=\(5, 5\) contradicts the model: .* are 4x6 with 1 in front"),
         ({"grid": (6, 4)}, r"grid=\(6, 4\) contradicts the model"),
         ({"grid": (4, 6), "prefix_tokens": 3}, r"25 tokens \(L\), 3 of them before"),
-        ({"prefix_tokens": 2}, "2 of them before the map, are none of the model's grids"),
+        ({"prefix_tokens": 2}, "2 of them before the map, are none of the maps of this forward"),
     ],
 )
 def test_a_grid_or_prefix_that_does_not_fit(options, message):
@@ -324,76 +300,31 @@ def test_a_square_is_never_guessed():
     with pytest.raises(SiteError, match=r"its 16 tokens.*grid=, \(height, width\)"):
         run(nn.Linear(8, 8), {".": DropBlock2d(0.1, 3)}, torch.randn(2, 16, 8))
     found = forms(nn.Linear(8, 8), {".": Dropout2d(0.1, grid=(2, 8))}, torch.randn(2, 16, 8))
-    assert found == [Form("NLC", (2, 8), 0)]
+    assert found == [View("NLC", (2, 8), 0)]
 
 
-def test_the_grid_of_a_model_for_any_size_is_not_trusted():
-    model = Tokens(strict=False)
+def test_blocks_that_are_called_without_their_model_have_no_grid():
+    model = Tokens()
     attach(model, {"blocks.1": DropBlock2d(0.1, 3)})
-    with pytest.raises(SiteError, match="built for 4x6, but takes images of other sizes"):
+    with pytest.raises(SiteError, match="form no known grid; say grid="):
         model.train().blocks[1](torch.randn(2, 25, 8))
 
 
-@pytest.mark.parametrize("how", ["positional", "keyword", "pair", "output"])
-def test_sizes_that_the_layer_is_told_are_its_grid(how):
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(8, 8)
-
-        def forward(self, x, *size, **sizes):
-            return (self.fc(x), [2, 8]) if how == "output" else self.fc(x)
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.block = Block()
-
-        def forward(self, x):
-            if how == "positional":
-                return self.block(x, 2, 8)
-            if how == "keyword":
-                return self.block(x, size=(2, 8))
-            return self.block(x, (2, 8)) if how == "pair" else self.block(x)
-
-    index = 0 if how == "output" else None
-    found = forms(Model(), {"block": DropBlock2d(0.1, 2, index=index)}, torch.randn(2, 16, 8))
-    assert found == [Form("NLC", (2, 8), 0)]
-
-
-def test_sizes_that_change_from_call_to_call_are_followed():
-    class Layer(nn.Linear):
-        def forward(self, x, size):
-            return super().forward(x)
-
-    layer = Layer(8, 8)
-    (site,) = attach(layer, {".": Dropout2d(0.1)}).sites
-    for size in ((2, 8), (4, 4), (2, 8)):
-        layer(torch.randn(2, 16, 8), size)
-        assert site.forms.last == Form("NLC", size, 0)
-
-
-@pytest.mark.parametrize("p", [0.0, 0.1])
-def test_the_form_is_that_of_the_last_call(p):
-    class Both(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv, self.norm = nn.Conv2d(8, 8, 1), nn.LayerNorm(6)
-
+def test_tokens_out_of_the_order_of_rows_form_no_map():
+    class Unroll(nn.Module):
         def forward(self, x):
             return x
 
-    layer = Both()
-    (site,) = attach(layer, {".": Dropout2d(p)}).sites
-    for _ in range(2):
-        for shape, layout in (((2, 8, 5, 5), "NCHW"), ((2, 5, 5, 6), "NHWC")):
-            layer(torch.ones(shape))
-            assert site.layout == layout
+    model = Tokens()
+    model.unroll = Unroll()
+    attach(model, {"blocks.0": DropBlock2d(0.1, 3), "blocks.1": DropBlock2d(0.1, 3, grid=(4, 6))})
+    with pytest.raises(SiteError, match="blocks.0.*Unroll .* out of the order of rows"):
+        model.train()(torch.randn(2, 3, 8, 12))
 
 
-def test_forms_of_many_shapes():
+def test_views_of_many_shapes():
     model = nn.Sequential(nn.Identity())
-    (site,) = attach(model, {"0": Dropout2d(0.0)}).sites
+    (site,) = attach(model, {"0": Dropout2d(0.5)}).sites
     for edge in (*range(1, 600), 1):
         model(torch.ones(1, 1, edge, 1))
     assert site.map_size == ((1, 599), 1)
@@ -423,12 +354,12 @@ def test_a_sequence_can_begin_with_tokens_that_are_left_alone():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: DropBlock2d(0.1, grid=(3,)), "grid is for tokens of a map.*of 2 axes"),
+        (lambda: DropBlock2d(0.1, grid=(3,)), "grid must have 2 axes for DropBlock2d"),
         (lambda: DropBlock2d(0.1, grid=(3, 0)), "grid must be integers above 0"),
         (lambda: DropBlock2d(0.1, grid=7), "grid must be integers above 0"),
         (lambda: DropBlock2d(0.1, grid=(3, 3), layout="NHWC"), "not layout='NHWC'"),
-        (lambda: DropBlock1d(0.1, grid=(9,)), "takes one nowhere"),
-        (lambda: Dropout(0.1, grid=(3, 3)), "takes one nowhere"),
+        (lambda: DropBlock1d(0.1, grid=(9,)), "needs no map"),
+        (lambda: Dropout(0.1, grid=(3, 3)), "needs no map"),
         (lambda: Dropout(0.1, prefix_tokens=1), "takes none"),
         (lambda: DropBlock2d(0.1, prefix_tokens=-1), "prefix_tokens must be an integer >= 0"),
         (lambda: DropBlock2d(0.1, prefix_tokens=True), "prefix_tokens must be an integer >= 0"),
@@ -467,10 +398,10 @@ def test_channels_of_gradients_are_those_of_the_activation():
     assert torch.allclose(model.norm.bias.grad, clipped * 50**0.5, rtol=1e-4)
 
 
-def test_evidence_is_plain_data():
+def test_facts_are_plain_data():
     model = Tokens()
     (site,) = attach(model, {"blocks.1": DropBlock2d(0.1, 3)}).sites
-    assert pickle.loads(pickle.dumps(site.evidence)) == site.evidence
+    assert pickle.loads(pickle.dumps(site.facts)) == site.facts
     copied = copy.deepcopy(model)
     copied.train()(torch.randn(2, 3, 8, 12))
 

@@ -1,0 +1,194 @@
+"""What a model tells about the axes of one layer's tensors, as plain data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from ..selectors.index import Index, Target
+from ..selectors.stages import stage_channels, stage_ratios
+from ..selectors.wrappers import attribute_of
+from .tokens import TokenFacts, token_facts
+from .view import FIRST, LAST, MIXED
+
+_MAPS = re.compile(r"(?:Conv|Norm|Pool)\w*([123])d")
+_NORM_LAST = re.compile(r"(Layer|RMS|Rms)Norm")
+_REORDER = re.compile(r"Permute|Transpose|Rearrange")
+_ATTENTION = re.compile(r"Att(entio)?n")
+_UNBATCHED = re.compile(r"(Conv|ConvTranspose|InstanceNorm|Pool)([123])d$")
+_SEQUENCES = (
+    nn.RNNBase,
+    nn.MultiheadAttention,
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of one layer. It holds no reference to the model.
+
+    Attributes:
+        type_name: class name of the layer.
+        own: `FIRST` or `LAST`, where the layer's own type says where the channels are.
+        width: how many channels such a layer has, where it says so.
+        inside: `FIRST`, `LAST` or `MIXED`: the types of the layers in it, or in the nearest
+            ancestor that has some; "" where the whole model has none.
+        ranks: numbers of spatial axes of the channels-first layers among them.
+        widths: numbers of channels of the layers among them.
+        stage: channels of the feature stage that it ends.
+        heads: number of heads of the attention that it is, or belongs to.
+        batched: how many axes a batch has, where the layer's type tells; else 0.
+        recurrent: whether it is a recurrent layer, which gives its state, too.
+        norms_last: whether the model has norms of channels that are last.
+        samples_second: class name of a layer of the model with ``batch_first=False``.
+        tokens: what the model states about its tokens.
+    """
+
+    type_name: str = ""
+    own: str = ""
+    width: int | None = None
+    inside: str = ""
+    ranks: tuple[int, ...] = ()
+    widths: tuple[int, ...] = ()
+    stage: int | None = None
+    heads: int | None = None
+    batched: int = 0
+    recurrent: bool = False
+    norms_last: bool = False
+    samples_second: str = ""
+    tokens: TokenFacts = field(default_factory=TokenFacts)
+
+
+class ModelFacts:
+    """Gathers the facts of the layers of one model, when a spec is attached."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._stages = stage_channels(index)
+        self._inner: dict[nn.Module, _Inner] = {}  # an ancestor is one of many layers
+        modules = list(index.model.modules())
+        self._tokens = token_facts(modules, stage_ratios(index))
+        self._norms_last = any(_is_norm_last(module) for module in modules)
+        second = (type(m).__name__ for m in modules if attribute_of(m, "batch_first") is False)
+        self._samples_second = next(second, "")
+
+    def of(self, target: Target, at: str) -> Facts:
+        """The facts of the output, or the input, of a layer."""
+        module = target.module
+        lineage = list(self._lineage(target.name))
+        own = "" if at == "input" and isinstance(module, nn.Embedding) else kind_of(module)
+        inner = next((i for a in lineage if (i := self._inside(a)).side), _Inner(()))
+        return Facts(
+            type_name=type(module).__name__,
+            own=own,
+            width=_width(module, at) if own else None,
+            inside=inner.side,
+            ranks=inner.ranks,
+            widths=inner.widths,
+            stage=self._stages.get(target.name) if at == "output" else None,
+            heads=_heads(lineage),
+            batched=_batched(lineage),
+            recurrent=isinstance(module, nn.RNNBase),
+            norms_last=self._norms_last,
+            samples_second=self._samples_second,
+            tokens=self._tokens,
+        )
+
+    def _inside(self, module: nn.Module) -> _Inner:
+        if module not in self._inner:
+            self._inner[module] = _Inner(module.modules())
+        return self._inner[module]
+
+    def _lineage(self, name: str) -> Iterator[nn.Module]:
+        """The module and its ancestors, nearest first."""
+        while name:
+            yield self._index.modules[name].module
+            name = name.rpartition(".")[0]
+        yield self._index.model
+
+
+class _Inner:
+    """The types of some layers: where they have their channels, and how many."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        sides: set[str] = set()
+        ranks: set[int] = set()
+        widths: set[int | None] = set()
+        for module in modules:
+            side = kind_of(module)
+            if side:
+                sides.add(side)
+                ranks.update(_rank(module))
+                widths.update((_width(module, "input"), _width(module, "output")))
+            if _REORDER.search(type(module).__name__):
+                sides.add(MIXED)
+        self.side = "".join(sides) if len(sides) < 2 else MIXED
+        self.ranks = tuple(sorted(ranks))
+        self.widths = tuple(sorted(width for width in widths if width is not None))
+
+
+def kind_of(module: nn.Module) -> str:
+    """Whether a layer of this type has its channels `FIRST` or `LAST`; "" where it does not say."""
+    if isinstance(module, nn.GroupNorm | nn.SyncBatchNorm) or _rank(module):
+        return FIRST
+    if isinstance(module, nn.Linear | nn.Embedding | nn.RNNBase):
+        return LAST
+    normalized = getattr(module, "normalized_shape", None)
+    if not normalized or len(normalized) != 1:
+        return ""  # of several axes, a norm does not say which is that of the channels
+    return FIRST if getattr(module, "data_format", "") == "channels_first" else LAST
+
+
+def _rank(module: nn.Module) -> tuple[int, ...]:
+    """The number of spatial axes of a convolution, pool or norm of maps, by the name of its type.
+
+    A module that only holds others, such as a ConvNormAct2d, does not count.
+    """
+    if module._modules and not module._parameters:
+        return ()
+    found = (_MAPS.search(c.__name__) for c in type(module).__mro__)
+    return tuple(int(match.group(1)) for match in found if match)[:1]
+
+
+def _is_norm_last(module: nn.Module) -> bool:
+    return bool(_NORM_LAST.search(type(module).__name__)) and kind_of(module) != FIRST
+
+
+def _width(module: Any, at: str) -> int | None:
+    """The number of channels that a layer gives, or takes, where it says so."""
+    given = ("out_channels", "out_features", "num_features", "num_channels", "embedding_dim")
+    for name in given if at == "output" else ("in_channels", "in_features", *given):
+        stated = getattr(module, name, None)
+        if isinstance(stated, int):
+            return stated or None  # lazy layers have 0
+    shape = getattr(module, "normalized_shape", None)
+    return shape[0] if shape and len(shape) == 1 else None
+
+
+def _heads(lineage: list[nn.Module]) -> int | None:
+    """The heads of the attention that a layer is, or lies in."""
+    for module in lineage:
+        heads = attribute_of(module, "num_heads")
+        inside = module is lineage[0] or _ATTENTION.search(type(module).__name__)
+        if inside and isinstance(heads, int):
+            return heads
+    return None
+
+
+def _batched(lineage: list[nn.Module]) -> int:
+    """The axes of a batch of a layer whose type takes a single sample, too; else 0."""
+    for module in lineage:
+        inside = module is lineage[0] or type(module).__module__.startswith("torch.nn.")
+        if inside and isinstance(module, _SEQUENCES):
+            return 3
+    of_maps = _UNBATCHED.search(type(lineage[0]).__name__)
+    own = type(lineage[0]).__module__.startswith("torch.nn.")
+    return int(of_maps.group(2)) + 2 if of_maps and own else 0

@@ -1,0 +1,155 @@
+"""The sizes of maps in this forward, before they became tokens.
+
+A model that takes images of any size forms another grid of tokens at every call. Forward hooks on
+its patch embedding, and on other layers that make maps smaller, keep their sizes: plain integers,
+which ``torch.compile`` traces. They are forgotten when the model's forward ends.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_compiling
+
+from .tokens import Grid
+
+_MAP = re.compile(r"(Conv|Pool)\w*[23]d")
+
+
+def recomputing() -> bool:
+    """Whether a backward is running, in which activation checkpointing repeats forwards."""
+    return torch._C._current_graph_task_id() != -1
+
+
+class Grids:
+    """The sizes of maps in one forward of one model; all sites of an attachment share it.
+
+    Attributes:
+        hooks: on the watched layers.
+        inside: whether a forward of the whole model is under way.
+    """
+
+    def __init__(self) -> None:
+        self.hooks: tuple[GridHook, ...] = ()
+        self.inside = False
+
+    def of(self, spatial: int, samples: int | None = None, embedded: bool = False) -> list[Grid]:
+        """The sizes of the maps in this forward.
+
+        Args:
+            spatial: number of axes of a map.
+            samples: only those of a batch of this length.
+            embedded: only those that a patch embedding made.
+        """
+        return [
+            size
+            for hook in self.hooks
+            for n, size in hook.met
+            if len(size) == spatial and samples in (None, n) and (hook.embeds or not embedded)
+        ]
+
+    def watch(self, model: nn.Module) -> None:
+        """Put hooks on the layers of a model that show the sizes of its maps, if there are some."""
+        cut = [m for m in model.modules() if m is not model and _cuts_patches(m)]
+        inner = [m for m in cut if not any(n is not m and n in cut for n in m.modules())]
+        inside = {leaf for m in inner for leaf in m.modules()}
+        hooks = []
+        for module in model.modules():
+            maps = _gives_maps(module)
+            if module in inner or (maps and (module in inside or _is_strided(module))):
+                hook = GridHook(self, maps, module in inside)
+                module.register_forward_hook(hook)
+                hooks.append(hook)
+        if hooks:
+            self.hooks = tuple(hooks)
+            model.register_forward_pre_hook(ForwardHook(self, True))
+            model.register_forward_hook(ForwardHook(self, False), always_call=True)
+
+    def unwatch(self, model: nn.Module) -> None:
+        """Take these hooks off."""
+        for module in model.modules() if self.hooks else ():
+            for hooks in (module._forward_hooks, module._forward_pre_hooks):
+                for key in [key for key, hook in hooks.items() if self._owns(hook)]:
+                    del hooks[key]
+                    module._forward_hooks_always_called.pop(key, None)
+
+    def _owns(self, hook: Any) -> bool:
+        return isinstance(hook, GridHook | ForwardHook) and hook.grids is self
+
+
+class GridHook:
+    """Forward hook: keeps the sizes of the maps that a layer gives.
+
+    Attributes:
+        maps: whether it gives maps (N, C, ...), and not tokens together with the size of their map.
+        embeds: whether the layer belongs to a patch embedding.
+        met: of each map in this forward, the number of samples and the size.
+    """
+
+    def __init__(self, grids: Grids, maps: bool, embeds: bool) -> None:
+        self.grids, self.maps, self.embeds = grids, maps, embeds
+        self.met: tuple[tuple[int, Grid], ...] = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "met": ()}
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if is_compiling() or not recomputing():
+            met = _map(output) if self.maps else _stated(output)
+            if met is not None:
+                # a part of the model may be called by itself: only its last call counts
+                self.met = (*self.met, met) if self.grids.inside else (met,)
+
+
+class ForwardHook:
+    """Forward hook or pre-hook of the model: a forward begins, or ends, and no size is known."""
+
+    def __init__(self, grids: Grids, begins: bool) -> None:
+        self.grids, self.begins = grids, begins
+
+    def __call__(self, model: nn.Module, *args: Any) -> None:
+        if not is_compiling():
+            if recomputing():
+                return
+            self.grids.inside = self.begins
+        for hook in self.grids.hooks:
+            hook.met = ()
+
+
+def _map(output: Any) -> tuple[int, Grid] | None:
+    """The number of samples and the size of a map."""
+    if isinstance(output, Tensor) and output.ndim > 3:
+        return output.shape[0], tuple(output.shape[2:])
+    return None
+
+
+def _stated(output: Any) -> tuple[int, Grid] | None:
+    """The same where a patch embedding returns tokens together with the size of their map."""
+    values = list(output) if isinstance(output, tuple | list) else []
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    sizes = [tuple(value) for value in values if _is_size(value)]
+    return (tensors[0].shape[0], sizes[0]) if tensors and sizes else None
+
+
+def _is_size(value: Any) -> bool:
+    if not isinstance(value, tuple | list) or len(value) not in (2, 3):
+        return False
+    return all(isinstance(edge, int | torch.SymInt) for edge in value)
+
+
+def _cuts_patches(module: nn.Module) -> bool:
+    patch = getattr(module, "patch_size", None)
+    return isinstance(patch, int | tuple | list) and not isinstance(patch, bool)
+
+
+def _gives_maps(module: nn.Module) -> bool:
+    return not module._modules and _MAP.search(type(module).__name__) is not None
+
+
+def _is_strided(module: nn.Module) -> bool:
+    stride = getattr(module, "stride", 1)
+    edges = stride if isinstance(stride, tuple | list) else (stride,)
+    return any(isinstance(edge, int) and edge > 1 for edge in edges)

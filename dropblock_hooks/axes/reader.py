@@ -1,0 +1,166 @@
+"""Reads the tensors of one layer: asks the rules about each new shape, and remembers answers."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from ..tables import shown
+from .facts import Facts
+from .graph import LOST, UNTOLD, channels_of
+from .grids import Grids, recomputing
+from .maps import with_grid
+from .options import AxisOptions
+from .rules import check_samples, view_of
+from .view import NAMELESS, PARAMETER, View, is_tokens, layout_with, side_of
+
+_MOST_SHAPES = 256
+_ASKED = 3  # calls with one shape, in which the autograd graph is followed
+
+
+class Reader:
+    """Reads the tensors of one layer.
+
+    Args:
+        options: what the user says.
+        facts: what the model tells about the layer; None for a parameter.
+        grids: the sizes of maps in this forward.
+        spatial: number of spatial axes that are needed; None for none.
+        channels: whether the channels are needed.
+        samples: whether axis 0 must be that of the samples.
+        index: which element of the layer's output the tensors are.
+
+    Attributes:
+        last: how the last tensor was read; None before the first.
+    """
+
+    def __init__(
+        self,
+        options: AxisOptions,
+        facts: Facts | None,
+        grids: Grids,
+        *,
+        spatial: int | None = None,
+        channels: bool = True,
+        samples: bool = True,
+        index: int | str | None = None,
+    ) -> None:
+        self.options, self.facts, self.grids = options, facts, grids
+        self._spatial, self._index = spatial, index
+        self._channels = channels or spatial is not None
+        self._samples = (samples or self._channels) and options.auto
+        self.last: View | None = None if facts else PARAMETER
+        self._sides: dict[int, str] = {}  # where the channels are, by the number of axes
+        self._forget()
+
+    def _forget(self) -> None:
+        self._known: dict[torch.Size, View] = {}
+        self._tokens: dict[torch.Size, View] = {}  # layouts of tokens: their maps differ by image
+        self._asked: dict[torch.Size, int] = {}
+        self._maps: dict[torch.Size, list[View]] = {}  # of forwards since the last recomputation
+        self._repeated = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        by_shape = ("_known", "_tokens", "_asked", "_maps")
+        return {**self.__dict__, **{name: {} for name in by_shape}}
+
+    @property
+    def needs_grids(self) -> bool:
+        """Whether it may need the sizes of maps in this forward: where tokens form a map."""
+        tokens = self.options.auto or is_tokens(self.options.layout, self._spatial)
+        return self.facts is not None and (self._spatial or 0) > 1 and tokens
+
+    def view(self, x: Tensor) -> View:
+        """How the axes of a tensor are read.
+
+        Raises:
+            ValueError: where that can't be known.
+        """
+        facts = self.facts
+        if facts is None:
+            return PARAMETER
+        shape = x.shape
+        if is_compiling():  # no side effects, and no hash of a traced size
+            view = self._decided(facts, shape, self._sides.get(x.ndim, ""))
+            tokens = is_tokens(view.layout, self._spatial)
+            return self._with_grid(facts, shape, view) if tokens else view
+        known = self._known.get(shape)
+        if known is None:
+            known = self._tokens.get(shape) or self._read(facts, x)
+            if is_tokens(known.layout, self._spatial):
+                known = self._map_of_this_image(facts, shape, known)
+        self.last = known
+        return known
+
+    def map_of(self, x: Tensor) -> Tensor | None:
+        """A tensor as (N, C, h, w), whatever is needed otherwise; None where it holds no map."""
+        if self.facts is None:
+            return None
+        reader = Reader(self.options, self.facts, self.grids, spatial=2, index=self._index)
+        reader._sides.update(self._sides)
+        try:
+            return reader.view(x).take(x)
+        except ValueError:
+            return None  # vectors, tokens of no known grid, a layout of other axes
+
+    def remember(self, layout: str) -> None:
+        """Take over a layout that a dry run found, for compiled code."""
+        if self.options.auto and len(layout) > 2:
+            self._sides.setdefault(len(layout), side_of(layout))
+
+    def _decided(self, facts: Facts, shape: torch.Size, seen: str) -> View:
+        if self._samples:
+            check_samples(facts, shape, self._index)
+        if not self._channels:
+            return NAMELESS if self.options.auto else View(self.options.layout)
+        return view_of(self.options, self._spatial, facts, shape, seen, self.grids)
+
+    def _read(self, facts: Facts, x: Tensor) -> View:
+        """Ask the rules about a tensor, and compare with its other calls."""
+        follow = self._channels and self.options.auto and not facts.own
+        seen = channels_of(x) if follow else ""
+        if seen in ("", UNTOLD, LOST):
+            seen = self._sides.get(x.ndim, seen)
+        view = self._decided(facts, x.shape, seen)
+        if self.options.auto and view.layout:
+            before = self._sides.setdefault(x.ndim, side_of(view.layout))
+            if before != side_of(view.layout):
+                raise ValueError(
+                    f"calls of this layer have different layouts: shape {tuple(x.shape)} is "
+                    f"{view.layout}, earlier ones were {layout_with(before, x.ndim - 2)}; use a "
+                    "layer of its own at each place, or say layout= for all"
+                )
+        if len(self._asked) >= _MOST_SHAPES:
+            self._forget()
+        asked = self._asked[x.shape] = self._asked.get(x.shape, 0) + 1
+        if asked >= _ASKED or not follow:
+            tokens = is_tokens(view.layout, self._spatial)
+            (self._tokens if tokens else self._known)[x.shape] = view
+        return view
+
+    def _with_grid(self, facts: Facts, shape: torch.Size, view: View) -> View:
+        spatial = self._spatial or 0
+        return with_grid(view, self.options, spatial, facts.tokens, shape, self.grids)
+
+    def _map_of_this_image(self, facts: Facts, shape: torch.Size, view: View) -> View:
+        """The map of tokens; in a recomputation, that of the forward which it repeats."""
+        if recomputing():
+            self._repeated = True
+            maps = self._maps.get(shape, [])
+            if len(maps) > 1:
+                sizes = " or ".join(shown(each.grid or ()) for each in maps)
+                raise ValueError(
+                    f"shape {tuple(shape)}: forwards of different images came before this "
+                    f"recomputation, so its tokens can be {sizes}; run each backward before the "
+                    "next forward, or say grid="
+                )
+            if maps:
+                return maps[0]
+        view = self._with_grid(facts, shape, view)
+        if self._repeated:
+            self._maps, self._repeated = {}, False
+        maps = self._maps.setdefault(shape, [])
+        if view not in maps:
+            maps.append(view)
+        return view

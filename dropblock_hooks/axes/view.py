@@ -1,0 +1,87 @@
+"""The axes of one tensor: its maps with the channels first, and back."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+CHANNELS_FIRST = {1: "NCL", 2: "NCHW", 3: "NCDHW"}
+CHANNELS_LAST = {1: "NLC", 2: "NHWC", 3: "NDHWC"}
+LAYOUTS = (*CHANNELS_FIRST.values(), *CHANNELS_LAST.values())
+FIRST, LAST, MIXED = "first", "last", "mixed"
+
+_PARAMETER = "parameter"
+_TOKENS = CHANNELS_FIRST[1], CHANNELS_LAST[1]
+
+
+class View(NamedTuple):
+    """How the axes of one tensor are read.
+
+    Example:
+        >>> tokens = torch.randn(2, 25, 8)  # a class token, and a map of 4 x 6
+        >>> view = View("NLC", grid=(4, 6), prefix=1)
+        >>> maps = view.take(tokens)
+        >>> maps.shape, torch.equal(view.put(maps, tokens), tokens)
+        (torch.Size([2, 8, 4, 6]), True)
+
+    Attributes:
+        layout: ``"NCHW"``, ``"NLC"``, ...; "" where no axis has a name.
+        grid: size of the map that tokens form.
+        prefix: number of tokens before those of the map.
+    """
+
+    layout: str
+    grid: tuple[int, ...] | None = None
+    prefix: int = 0
+
+    def take(self, x: Tensor) -> Tensor:
+        """The maps of a tensor as (N, C, ...), without the prefix: a view where torch can make one.
+
+        A parameter is one sample, (1, C, ...): its first axis has the channels.
+        """
+        if self.layout == _PARAMETER:
+            return x.reshape(1, *(x.shape or (1,)))
+        x = x.movedim(-1, 1) if self.layout.endswith("C") else x
+        if self.prefix:
+            x = x[:, :, self.prefix :]
+        return x if self.grid is None else x.reshape(*x.shape[:2], *self.grid)
+
+    def put(self, y: Tensor, x: Tensor) -> Tensor:
+        """`x` with the maps `y` in the place that `take` took them from; the prefix is kept."""
+        if self.layout == _PARAMETER:
+            return y.reshape(x.shape)
+        y = y if self.grid is None else y.flatten(2)
+        last = self.layout.endswith("C")
+        y = y.movedim(1, -1) if last else y
+        if self.prefix:
+            axis = 1 if last else 2
+            return torch.cat((x.narrow(axis, 0, self.prefix), y), axis)
+        # not every operation keeps the order in memory, on which the layers behind may rely
+        return y.contiguous() if last and x.is_contiguous() else y
+
+
+NAMELESS = View("")
+PARAMETER = View(_PARAMETER)
+
+
+def layouts_for(spatial: int | None) -> tuple[str, ...]:
+    """The layouts that a class with this many spatial axes can take (None: any)."""
+    if spatial is None:
+        return LAYOUTS
+    own = CHANNELS_FIRST[spatial], CHANNELS_LAST[spatial]
+    return own if spatial == 1 else (*own, *reversed(_TOKENS))
+
+
+def layout_with(side: str, rank: int) -> str:
+    """The layout of this many spatial axes with the channels `FIRST` or `LAST`."""
+    return (CHANNELS_FIRST if side == FIRST else CHANNELS_LAST)[rank]
+
+
+def side_of(layout: str) -> str:
+    """Whether the channels of a layout are `FIRST` or `LAST`."""
+    return LAST if layout.endswith("C") else FIRST
+
+
+def is_tokens(layout: str, spatial: int | None) -> bool:
+    """Whether the map is folded into one axis of tokens."""
+    return layout in _TOKENS and spatial is not None and spatial > 1
