@@ -166,22 +166,20 @@ def _no_match(text: str, table: dict[str, Target], index: Index) -> str:
         return f"unknown form of selector {label(form)}:{hint}; forms: {', '.join(FORMS)}"
     if table is vars(index).get("attributes"):
         return _no_attribute(text, index)
-    if text in index.attributes:
-        return f"{quote(text)} is a rate of a module: did you mean {quote('attr:' + text)}?"
-    if text in index.types:
-        return f"{quote(text)} matches no name; it is a type: did you mean {quote('type:' + text)}?"
     if table is index.parameters and text in index.modules:
         inside = f"{text}.*" if index.modules[text].module._parameters else f"{text}.**"
         meant = quote(f"param:{inside}")
         return f"{quote(text)} is a layer: did you mean its parameters, {meant}?"
-    if table is index.modules and text in index.parameters:
-        return f"{quote(text)} is a parameter: did you mean {quote('param:' + text)}?"
-    below = prefixes(text, table)[:3]
-    if below:
+    for other, known in (
+        ("attr", index.attributes),
+        ("param", index.parameters),
+        ("type", index.types),
+    ):
+        if text in known:
+            return f"{quote(text)} is no layer: did you mean {quote(f'{other}:{text}')}?"
+    if below := prefixes(text, table)[:3]:
         meant = " or ".join(quote(f"{prefix}.{text}", 100) for prefix in below)
-        return (
-            f"{quote(text)} matches nothing here; did you mean {meant}? (or attach(..., root=...))"
-        )
+        return f"{quote(text)} matches nothing: did you mean {meant}? (or attach(..., root=...))"
     return f"{quote(text)} matches nothing{index.closest(text, filter(None, table))}"
 
 

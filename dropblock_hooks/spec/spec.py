@@ -1,4 +1,4 @@
-"""The spec: an ordered mapping selector → regularizers; from Python, YAML or JSON, and back."""
+"""The spec: an ordered mapping selector → regularizers; from Python, YAML and JSON, and back."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 import yaml
 
-from ..regularizers.base import Regularizer
 from . import files
 from .convert import plain_fields, to_plain
 from .draft import Draft, Entries, Entry
 
 
 class Spec(Entries):
-    """An ordered mapping selector → regularizer(s), checked as far as it can be without a model.
+    """An ordered mapping selector → regularizers, checked as far as possible without a model.
 
-    Takes a mapping, a list of pairs, or another Spec; values are regularizers, lists of them,
-    peers' modules, or plain data as files hold it. ``None`` clears what earlier entries put there.
+    Takes a mapping, a list of pairs, or another Spec. Values are regularizers, observers, lists of
+    them, modules of other libraries, or plain data as in files. ``None`` removes what earlier
+    entries put on these layers.
 
     Example:
         >>> spec = Spec({"layer3.*": DropBlock2d(0.1), "layer4.*": [Dropout2d(0.2), ClampGrad(-1)]})
@@ -47,12 +47,12 @@ class Spec(Entries):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Spec:
-        """Read a file: JSON where the name ends in ``.json``, else YAML. No code in it is run."""
+        """Read a file: JSON if its name ends in ``.json``, else YAML. No code in it is run."""
         return cls(Draft.load(path).checked())
 
     @classmethod
     def from_yaml(cls, text: str, source: str = "<yaml>") -> Spec:
-        """Read YAML; `source` names it in errors.
+        """Read YAML; `source` is its name in errors.
 
         Example:
             >>> Spec.from_yaml("layer4.*: DropBlock2d(p=0.1, block_size=3)")
@@ -62,25 +62,25 @@ class Spec(Entries):
 
     @classmethod
     def from_json(cls, text: str, source: str = "<json>") -> Spec:
-        """Read JSON; `source` names it in errors."""
+        """Read JSON; `source` is its name in errors."""
         return cls(Draft.read(files.read_json, text, source).checked())
 
     def to_plain(self) -> Any:
         """The spec as plain data: a mapping, or a list of ``{select, apply}`` where it must be."""
-        values = [_plain_value(entry) for entry in self.entries]
-        names = [entry.selector for entry in self.entries]
-        if all(isinstance(name, str) for name in names) and len(set(names)) == len(names):
-            return dict(zip(names, values, strict=True))
+        selectors = [entry.selector for entry in self.entries]
+        values = [_one_or_several([to_plain(r) for r in e.regularizers or ()]) for e in self]
+        if all(isinstance(each, str) for each in selectors) and len(set(selectors)) == len(self):
+            return dict(zip(selectors, values, strict=True))
         return [
-            {"select": name if isinstance(name, str) else plain_fields(name), "apply": value}
-            for name, value in zip(names, values, strict=True)
+            {"select": each if isinstance(each, str) else plain_fields(each), "apply": value}
+            for each, value in zip(selectors, values, strict=True)
         ]
 
     def to_yaml(self) -> str:
         """The spec as YAML, which `from_yaml` reads back.
 
         Raises:
-            ValueError: for what holds code (a function, a `Foreign`).
+            ValueError: for a function, a `Foreign`, or a class that is not registered.
         """
         return yaml.safe_dump(self.to_plain(), sort_keys=False, default_flow_style=None, width=100)
 
@@ -89,7 +89,7 @@ class Spec(Entries):
         return json.dumps(self.to_plain(), indent=2)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a file: JSON where the name ends in ``.json``, else YAML."""
+        """Write a file: JSON if its name ends in ``.json``, else YAML."""
         name = Path(path)
         text = self.to_json() if name.suffix.lower() == ".json" else self.to_yaml()
         name.write_text(text, encoding="utf-8")
@@ -107,18 +107,10 @@ class Spec(Entries):
         return hash(self.entries)
 
     def __repr__(self) -> str:
-        pairs = [(entry.selector, _shown_value(entry.regularizers)) for entry in self.entries]
-        return f"Spec({{{', '.join(f'{key!r}: {value}' for key, value in pairs)}}})"
+        pairs = [(e.selector, _one_or_several(list(e.regularizers or ()))) for e in self]
+        return f"Spec({{{', '.join(f'{key!r}: {value!r}' for key, value in pairs)}}})"
 
 
-def _shown_value(regularizers: tuple[Regularizer, ...] | None) -> str:
-    if regularizers is None or len(regularizers) != 1:
-        return repr(None if regularizers is None else list(regularizers))
-    return repr(regularizers[0])
-
-
-def _plain_value(entry: Entry) -> Any:
-    if entry.regularizers is None:
-        return None
-    plain = [to_plain(regularizer) for regularizer in entry.regularizers]
-    return plain[0] if len(plain) == 1 else plain
+def _one_or_several(items: list[Any]) -> Any:
+    """The value of an entry: None, one item, or a list."""
+    return items[0] if len(items) == 1 else items or None

@@ -179,3 +179,17 @@ def test_a_layer_where_a_parameter_is_meant(net, selector, meant):
     with pytest.raises(SpecError, match=f"did you mean its parameters, 'param:{re.escape(meant)}'"):
         attach(net, {f"param:{selector}": ClipGradNorm(1.0)})
     assert len(attach(net, {f"param:{meant}": ClipGradNorm(1.0)})) > 1
+
+
+@pytest.mark.parametrize(
+    ("selector", "meant"),
+    [
+        ("fc.weight", "'param:fc.weight'"),
+        ("Conv2d", "'type:Conv2d'"),
+        ("1.conv", "'layer1.1.conv' or 'layer2.1.conv'"),
+        ("layr1.*", None),
+    ],
+)
+def test_another_form_of_the_same_text_is_named(net, selector, meant):
+    with pytest.raises(NoMatchError, match=f"did you mean {meant}" if meant else "closest: layer1"):
+        names(net, selector)
