@@ -1,0 +1,67 @@
+"""Results have the strides of ``torch.empty_like(x)``: operators in compiled code promise them."""
+
+import pytest
+import torch
+
+from dropblock_hooks import functional as f
+from dropblock_hooks import regularizers as r
+from dropblock_hooks.regularizers.base import Now
+
+FORMATS = {
+    "contiguous": lambda x: x,
+    "channels last": lambda x: x.to(memory_format=torch.channels_last),
+    "NHWC view": lambda x: x.movedim(1, -1).contiguous().movedim(-1, 1),
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "expanded": lambda x: x[:1].expand(x.shape),
+    "overlapping": lambda x: x[..., :1].expand(x.shape),
+    "strided": lambda x: torch.stack((x, x), -1)[..., 0],
+}
+SHAPES = {"dense": (3, 4, 9, 11), "sparse": (8, 64, 23, 23)}
+REGULARIZERS = [
+    *(r.Dropout(0.5), r.Dropout2d(0.5), r.DropPath(0.5), r.DropPath(0.5, scale_by_keep=False)),
+    *(r.StochasticDepth(0.5), r.StochasticDepth(0.5, mode="batch")),
+    *(r.DropBlock2d(0.3, 3, normalize=n) for n in ("batch", "sample", "expected", None)),
+    *(r.Disout(0.3, 3), r.GaussianNoise(0.5), r.GaussianDropout(0.3)),
+    *(r.ClampGrad(-0.1, 0.1), r.ClipGradNorm(0.1), r.ClipGradNorm(0.1, per="sample")),
+    *(r.ClipGradNorm(0.1, per="channel"), r.ScaleGrad(0.5), r.ZeroGrad(), r.GradNoise(0.1)),
+    *(r.DropGrad2d(0.5), r.CentralizeGrad(), r.AdaptiveClipGrad(0.1)),
+]
+FUNCTIONS = {
+    "drop_block2d": lambda x: f.drop_block2d(x, 0.3, 3),
+    "disout": lambda x: f.disout(x, 0.3, 3),
+    "dropout": lambda x: f.dropout(x, 0.5),
+    "dropout2d": lambda x: f.dropout2d(x, 0.5),
+    "drop_path": lambda x: f.drop_path(x, 0.5),
+    "stochastic_depth": lambda x: f.stochastic_depth(x, 0.5, shortcut=x.detach().contiguous()),
+    "gaussian_noise": lambda x: f.gaussian_noise(x, 0.5),
+    "gaussian_dropout": lambda x: f.gaussian_dropout(x, 0.5),
+}
+
+
+def applied(regularizer, x):
+    now = Now(
+        input=x.detach().contiguous(),
+        layout="NCHW",
+        training=True,
+        grad_scale=1.0,
+        **regularizer.values(0.0),
+    )
+    now.parameter = torch.ones_like(x)
+    return regularizer.apply(x, now)[0]
+
+
+CALLS = {
+    **{repr(each): lambda x, each=each: applied(each, x) for each in REGULARIZERS},
+    **FUNCTIONS,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", SHAPES)
+@pytest.mark.parametrize("name", CALLS)
+def test_strides(name, size, dtype):
+    for form, lay in FORMATS.items():
+        x = lay(torch.randn(SHAPES[size]).to(dtype))
+        y = CALLS[name](x)
+        assert y.stride() == torch.empty_like(x).stride(), form
+        assert (y.shape, y.dtype) == (x.shape, dtype), form
