@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from ..findings import Finding, Kind, Severity
 from ..observers.base import Observer
 from ..registry import name_of, text
 from ..regularizers.base import Regularizer
@@ -27,34 +28,33 @@ Size = tuple[int | tuple[int, int], ...] | None
 
 @dataclass(frozen=True)
 class SiteRow:
-    """One site: its rates are shares of the elements, sizes are in elements per axis.
+    """One site in a report. Norms are None where there are none.
 
     Attributes:
-        site: its key in the Attachment.
+        site: its key.
         regularizer: what is done there.
         acts_on: ``"activation"`` or ``"gradient"``.
-        at: ``"output"``, ``"input"`` or ``"parameter"``.
+        at: ``"output"``, ``"input"``, ``"parameter"`` or ``"attribute"``.
         rate: the main rate, or bound, now.
         values: all rates and bounds now, by field.
-        realized_rate: share of the elements dropped in the last window; of gradients, of the
-            values that lay beyond the bound and were changed.
+        realized_rate: share of the elements that were dropped in the last window; for gradients,
+            share of the values that were changed by the bound.
         total_realized_rate: the same since attaching.
-        mean_norm: of the gradients in the last window before they were clipped, in the unit of the
-            unscaled loss; of samples or channels where these are clipped one by one, of a
-            `ClampGrad` the mean size of values, of an `AdaptiveClipGrad` divided by the norm of the
-            weights. See `Norms`, also for the following.
-        median_norm: the norm that half of them do not exceed, within 4.5 %.
-        p90_norm: the one that 90 % do not exceed.
-        p99_norm: the one that 99 % do not exceed.
-        largest_norm: the largest.
+        mean_norm: mean norm of the gradients of the last window before the bound, for the unscaled
+            loss. For ``per="sample"`` and ``"channel"`` of these parts, for `ClampGrad` of single
+            values, for `AdaptiveClipGrad` divided by the norm of the weights.
+        median_norm: their median. Quantiles have an error of up to 4.5 %.
+        p90_norm: their 90 % quantile.
+        p99_norm: their 99 % quantile.
+        largest_norm: the largest of them.
         calls: forward calls of the layer.
-        active_calls: those in which it was on; of gradients, how many it has seen.
-        calls_per_forward: of the layer, in one forward of the model.
-        map_size: spatial size, per axis; (smallest, largest) where it varies.
-        block_size: the block in force on these maps.
-        clipped: whether a larger block was asked for.
+        active_calls: calls in which the regularizer acted; for gradients, the gradients it saw.
+        calls_per_forward: calls of the layer in one forward of the model.
+        map_size: spatial size per axis; (smallest, largest) where it varies.
+        block_size: the size of the blocks on these maps.
+        clipped: whether blocks are smaller than asked for, because the map is smaller.
         aliases: other names of the same, shared, layer.
-        observed: what an observer has seen in the last window; None of what is none.
+        observed: what an observer has seen in the last window.
     """
 
     site: str
@@ -116,7 +116,7 @@ def observations(sites: Sequence[Site]) -> dict[str, Any]:
 
 
 def site_row(site: Site, counted: Reading, forwards: int | None, observed: Any = None) -> SiteRow:
-    """The row of a site and what it has counted, of a model with this many forwards so far."""
+    """The row of a site; `forwards` are those of the model, for the calls in each."""
     block, life, shown = site.block_on(counted.maps), counted.life, counted.shown
     norms = counted.shown_norms or NO_NORMS
     return SiteRow(
@@ -179,18 +179,36 @@ def _several(calls: float | None) -> str:
 
 
 class Report(Table[SiteRow]):
-    """What has happened at each site: of regularizers of activations, then of gradients, then what
-    observers have seen, each under headings of its own.
+    """What happened at each site: regularizers of activations, of gradients, then observers.
+
+    Attributes:
+        findings: blocks that are larger than the map, and bounds that change nearly all gradients.
     """
 
     def __init__(self, sections: Sequence[Section[SiteRow]], rows: Sequence[SiteRow], title: str):
         self._sections = [section for section in sections if section.rows]
         columns = self._sections[0].columns if self._sections else sections[0].columns
         super().__init__(rows, columns, title)
+        self.findings = tuple(finding for row in rows for finding in _clipped(row))
 
     def sections(self) -> list[Section[SiteRow]]:
         return self._sections or super().sections()
 
+
+def _clipped(row: SiteRow) -> Iterator[Finding]:
+    site, note = (row.site,), Severity.NOTE
+    if row.clipped:
+        text = f"the blocks are clipped to the map: {cell(row.block_size)} of {cell(row.map_size)}"
+        yield Finding(Kind.CLIPPED, note, site, text, "Ask for a smaller block_size")
+    share = row.realized_rate or 0.0
+    if row.mean_norm is not None and share > _NEARLY_ALL and row.active_calls >= _FEW:
+        text = f"the bound changed {share:.0%} of the gradients; their mean norm was "
+        text += f"{row.mean_norm:.3g}"
+        cure = "Raise the bound or lower the learning rate: the bound sets the length of each step"
+        yield Finding(Kind.CLIPPED, note, site, text, cure)
+
+
+_NEARLY_ALL, _FEW = 0.9, 10
 
 _OF_GRADIENTS = "gradients (changed: share of their values that was changed)"
 _OF_NORMS = (

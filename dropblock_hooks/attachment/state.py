@@ -1,4 +1,4 @@
-"""The state of an Attachment as plain numbers and text, and back."""
+"""The state of an attachment as plain numbers and text, and back."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,51 +24,39 @@ def save(sites: Sequence[Site], control: Control) -> dict[str, Any]:
         "epoch": control.epoch,
         "stepped": control.stepped,
         "forwards": control.record.read(elements=False).life.calls,
-        "sites": {site.key: site_state(site) for site in sites},
+        "sites": {site.key: _saved(site) for site in sites},
     }
 
 
-def site_state(site: Site) -> dict[str, Any]:
-    """The statistics of one site."""
+def _saved(site: Site) -> dict[str, Any]:
     counted = site.record.read(norms=True)
     life, norms = counted.life, counted.norms.get("life", NO_NORMS)
-    state = {
+    state: dict[str, Any] = {
         "regularizer": repr(site.regularizer),
         "calls": life.calls,
         "active_calls": life.active,
         **{name: getattr(life, name) for name in _ELEMENTS},
-        **({"norms": norms.saved()} if norms.bins else {}),
     }
-    buffers = _buffers(site)
-    return {**state, "buffers": buffers} if buffers else state
-
-
-def _buffers(site: Site) -> dict[str, dict[str, Any]]:
-    """The tensors that an observer keeps at its site, as plain numbers."""
-    if site.watch is None:
-        return {}
-    return {
-        name: {
-            "dtype": str(tensor.dtype).removeprefix("torch."),
-            "shape": list(tensor.shape),
-            "values": tensor.detach().flatten().tolist(),
+    if norms.bins:
+        state["norms"] = norms.saved()
+    if site.watch is not None and (kept := site.watch.state_dict()):  # what an observer has seen
+        state["buffers"] = {
+            name: {
+                "dtype": str(tensor.dtype).removeprefix("torch."),
+                "shape": list(tensor.shape),
+                "values": tensor.detach().flatten().tolist(),
+            }
+            for name, tensor in kept.items()
         }
-        for name, tensor in site.watch.state_dict().items()
-    }
-
-
-def _tensors(buffers: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
-    """The inverse of `_buffers`."""
-    return {
-        name: torch.tensor(
-            saved["values"], dtype=getattr(torch, saved["dtype"]), device="cpu"
-        ).reshape(saved["shape"])
-        for name, saved in buffers.items()
-    }
+    return state
 
 
 def load(state: Mapping[str, Any], sites: Sequence[Site], strict: bool) -> float:
-    """Check a state against the sites; its epoch."""
+    """Check a state against the sites, and return its epoch.
+
+    Raises:
+        ValueError: for a state that is damaged or, where `strict`, of another spec.
+    """
     whole = isinstance(state, Mapping) and {"version", "epoch", "sites"} <= set(state)
     if not whole or not isinstance(state["sites"], Mapping):
         raise ValueError("this is not the state_dict of an Attachment")
@@ -79,18 +67,17 @@ def load(state: Mapping[str, Any], sites: Sequence[Site], strict: bool) -> float
     if damaged:
         raise ValueError(f"the state of {damaged[0]} is damaged: {saved[damaged[0]]!r}")
     here = {site.key: repr(site.regularizer) for site in sites}
-    changed = [
-        f"{key}: the state has {saved[key]['regularizer']}, the model has {here[key]}"
+    there = {key: site["regularizer"] for key, site in saved.items()}
+    different = [
+        f"{key}: the state has {there[key]}, the model has {here[key]}"
         for key in here
-        if key in saved and saved[key]["regularizer"] != here[key]
+        if key in there and there[key] != here[key]
     ]
-    missing = [f"{key} is not in the state" for key in here if key not in saved]
-    unknown = [f"{key} is in the state only" for key in saved if key not in here]
-    if strict and (changed or missing or unknown):
-        differences = "\n".join(f"  - {line}" for line in (*changed, *missing, *unknown))
-        raise ValueError(
-            f"the state is of another spec (strict=False takes what fits):\n{differences}"
-        )
+    different += [f"{key} is not in the state" for key in here if key not in there]
+    different += [f"{key} is in the state only" for key in there if key not in here]
+    if strict and different:
+        lines = "\n".join(f"  - {line}" for line in different)
+        raise ValueError(f"the state is of another spec (strict=False takes what fits):\n{lines}")
     return as_number("epoch", state["epoch"])
 
 
@@ -106,12 +93,11 @@ def _is_whole(site: Any) -> bool:
 
 
 def _norms(saved: Mapping[str, Any]) -> Norms:
-    """The norms in the state of a site, where it has any."""
     return Norms.restored(saved["norms"]) if "norms" in saved else NO_NORMS
 
 
 def restore(state: Mapping[str, Any], sites: Sequence[Site], control: Control) -> None:
-    """Take over the statistics, and begin a new window."""
+    """Take over the statistics of a checked state, and begin a new window."""
     control.stepped = bool(state.get("stepped", True))
     control.record.restore(Counts(trained=int(state.get("forwards", 0))))
     for site in sites:
@@ -120,14 +106,16 @@ def restore(state: Mapping[str, Any], sites: Sequence[Site], control: Control) -
             counted = site.record.read(norms=True)
             site.record.restore(counted.life, counted.norms.get("life", NO_NORMS))
             continue
-        site.record.restore(restored(saved), _norms(saved))
+        counts = {name: saved[name] for name in _ELEMENTS}
+        counts |= {"trained": saved["calls"], "active": saved["active_calls"]}
+        site.record.restore(Counts(**counts), _norms(saved))
         if "buffers" in saved and site.watch is not None:
-            site.watch.load_state_dict(_tensors(saved["buffers"]))
+            kept = saved["buffers"].items()
+            site.watch.load_state_dict({name: _tensor(each) for name, each in kept})
     control.open_window()
     control.fresh = True
 
 
-def restored(saved: Mapping[str, Any]) -> Counts:
-    """The counts in the state of a site."""
-    elements = {name: saved[name] for name in _ELEMENTS}
-    return Counts(trained=saved["calls"], active=saved["active_calls"], **elements)
+def _tensor(saved: Mapping[str, Any]) -> Tensor:
+    dtype = getattr(torch, saved["dtype"])
+    return torch.tensor(saved["values"], dtype=dtype, device="cpu").reshape(saved["shape"])

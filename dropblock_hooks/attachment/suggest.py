@@ -1,29 +1,30 @@
-"""Bounds for gradients, proposed from the norms that were seen before the bounds of now."""
+"""Gradient bounds, proposed from the norms that were seen before the bounds."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from ..checks import as_number
 from ..quoting import listed
 from ..sites.norms import NO_NORMS
 from ..sites.site import Site
-from ..tables import WIDTH, Table, html_list
+from ..tables import WIDTH, Columns, Table, html_list
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """One bound of a site: what it is, and what it would be.
+    """One bound of a site, and the proposal.
 
     Attributes:
-        site: its key in the Attachment.
+        site: the key of the site.
         field: the bound: ``"max_norm"``, ``"min"`` or ``"max"``.
-        bound: what it is now.
+        bound: its value now.
         changed: share of the values that it has changed in the last window.
-        proposed: the bound beyond which the wanted share lies, to 4 digits; None for a reason.
-        seen: how many norms there were; of a `ClampGrad`, values.
-        over: ``"window"``, or ``"life"`` where the last window has none.
-        call: what puts the bounds of the site in place; "" where there is none.
-        reason: why nothing is proposed; "" where something is.
+        proposed: the bound that the wanted share exceeds, to 4 digits; None with a `reason`.
+        seen: the number of norms; for `ClampGrad`, of values.
+        over: ``"window"``, or ``"life"`` where the last window has no norms.
+        call: the call that sets the bounds of the site; "" with a `reason`.
+        reason: why nothing is proposed, or "".
     """
 
     site: str
@@ -38,73 +39,54 @@ class Suggestion:
 
 
 class Suggestions(Table[Suggestion]):
-    """A row for each bound, and below them the calls that set the new ones."""
+    """A row for each bound; below the table, the calls that set the proposed bounds."""
 
-    def _below(self) -> list[str]:
-        """Each site once: what to call, or why nothing is proposed."""
-        lines = (row.call or f"# {row.site}: {row.reason}" for row in self.rows)
-        return list(dict.fromkeys(lines))
+    def _calls(self) -> list[str]:
+        return list(dict.fromkeys(row.call or f"# {row.site}: {row.reason}" for row in self.rows))
 
     def to_text(self, width: int = WIDTH) -> str:
-        """The table as text of at most so many columns; the calls stand whole below it."""
-        return "\n".join([super().to_text(width), "", *self._below()])
+        """The table as text of this width, and the calls in full length."""
+        return "\n".join([super().to_text(width), "", *self._calls()])
 
     def _repr_html_(self) -> str:
-        return f"{super()._repr_html_()}\n{html_list('to set them', self._below())}"
+        return f"{super()._repr_html_()}\n{html_list('to set them', self._calls())}"
 
 
 def suggestions(sites: Sequence[Site], share: float) -> Suggestions:
-    """A bound for each site that has one, beyond which this share of the norms lies."""
+    """A bound for each site that has one, which this share of the norms exceeds."""
     share = as_number("share", share)
     if not 0.0 < share < 1.0:
         raise ValueError(f"share must be in (0, 1), got {share:g}")
     rows = [row for site in sites for row in _rows(site, share)]
     if not rows:
-        there = listed((site.regularizer.label for site in sites), 5)
+        there = listed((site.regularizer.label for site in sites), 5) or "no sites"
         raise ValueError(
             "there is nothing to suggest: no site here has a bound on gradients, as ClipGradNorm "
-            f"and ClampGrad have (there are: {there or 'no sites'})"
+            f"and ClampGrad have (there are: {there})"
         )
-    columns = {
-        "site": lambda row: row.site,
-        "bound": lambda row: row.field,
-        "now": lambda row: row.bound,
-        "changed": lambda row: row.changed,
-        "proposed": lambda row: row.proposed,
-        "norms": lambda row: row.seen,
-        "over": lambda row: row.over,
-    }
+    heads = ("site", "bound", "now", "changed", "proposed", "norms", "over")
+    names = ("site", "field", "bound", "changed", "proposed", "seen", "over")
+    columns: Columns[Suggestion] = dict(zip(heads, map(attrgetter, names), strict=True))
     title = f"bounds that {share:.4g} of the norms (of ClampGrad, of the values) lie beyond"
     return Suggestions(rows, columns, title)
 
 
 def _rows(site: Site, share: float) -> Iterator[Suggestion]:
-    """A row for each bound of a site."""
     if not site.regularizer.bounds_at(1.0):
         return
     counted = site.record.read(norms=True)
     norms, over = counted.shown_norms, "window"
     if norms is None:
         norms, over = counted.norms.get("life", NO_NORMS), "life"
-    bound = norms.quantile(1 - share)
-    rounded = float(f"{bound or 0.0:.4g}")
-    reason = ""
+    bound, reason = norms.quantile(1 - share), ""
     if bound is None:
         reason = "no gradient was seen yet: train a step first"
     elif not 0.0 < bound < float("inf"):
         reason = f"no bound has this share beyond it: {1 - share:.4g} of the norms are 0"
-    wanted = site.regularizer.bounds_at(rounded)
+    wanted = site.regularizer.bounds_at(float(f"{bound or 0.0:.4g}"))
     given = ", ".join(f"{name}={value!r}" for name, value in wanted.items())
     call = "" if reason else f"attached.set({site.key!r}, {given})"
     for name, value in wanted.items():
-        yield Suggestion(
-            site=site.key,
-            field=name,
-            bound=site.values[name],
-            changed=counted.shown.share(),
-            proposed=None if reason else value,
-            seen=norms.count,
-            over=over,
-            call=call,
-            reason=reason,
-        )
+        now, changed = site.values[name], counted.shown.share()
+        proposed = None if reason else value
+        yield Suggestion(site.key, name, now, changed, proposed, norms.count, over, call, reason)
