@@ -146,7 +146,7 @@ def observe(model: nn.Module, x: Any) -> Outcome:
     equal.append(_same(bare, _evaluated(model, x)))
     model.train()
     with torch.no_grad():
-        idle = {finding.key for finding in attached.verify()}
+        idle = {key for finding in attached.verify() for key in finding.sites}
         rates = tuple(_rate(attached, seen, layers, idle) for seen in calls)
     attached.remove()
     equal.append(_same(bare, _evaluated(model, x)))
