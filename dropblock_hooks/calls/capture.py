@@ -22,7 +22,6 @@ from ..planning.dry_run import arguments_of
 from ..quoting import kind_of, kind_with_keys, listed, shown
 from ..selectors.select import Select
 from ..selectors.wrappers import unwrap
-from ..sites.identity import GradIdentityTraced
 from ..sites.observe import ObserveHook
 from ..sites.shared import Control
 from ..sites.site import Site
@@ -155,16 +154,12 @@ class _EdgeHook(ObserveHook):
     def watched(self, x: Tensor, at: int, ticket: Any) -> Tensor:
         if self.edges is None or not torch.is_grad_enabled():
             return x
-        if x.is_leaf:  # one that requires a gradient is somebody's, and would keep the hook
-            x = GradIdentityTraced.apply(x, _unchanged, torch.zeros((), requires_grad=True))
+        if not x.requires_grad:
+            x = x.detach().requires_grad_()  # a new root of the graph
         x = super().watched(x, at, ticket)
         if graph_task() == NO_TASK:
             self.edges.append(get_gradient_edge(x))
         return x
-
-
-def _unchanged(grad: Tensor, root: Tensor) -> Tensor:
-    return grad
 
 
 def _hook(site: Site, placement: Placement, edges: list[GradientEdge] | None) -> ObserveHook:

@@ -245,11 +245,13 @@ def _magnitude_given(tensors: Sequence[Tensor]) -> Tensor | None:
 
 def _norm(grad: Tensor) -> Tensor:
     """Return the norm; it is finite if all values are, whose squares may not fit into float32."""
+    norm: Tensor
     if grad.device.type == "cpu" and grad.dtype is not torch.float64:
         norm = torch.linalg.vector_norm(grad, dtype=torch.float32)  # several times as fast
         if norm < _INF:
             return norm
-    return torch.linalg.vector_norm(grad, dtype=wide_dtype(grad.device))
+    norm = torch.linalg.vector_norm(grad, dtype=wide_dtype(grad.device))
+    return norm
 
 
 def _readable(x: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_map_only
 from ..axes.view import View
 from ..checkpointing import NO_TASK, graph_task, tell_lost_random_state
 from ..functional.gradients import Clipped, whole
-from ..functional.masks import wide_dtype
 from ..regularizers.base import Now
 from ..regularizers.dropout import DropsShare
 from ..selectors.wrappers import is_dtensor
@@ -128,14 +127,6 @@ def _types(result: object) -> str:
     if isinstance(result, tuple):
         return f"({', '.join(type(item).__name__ for item in result)})"
     return type(result).__name__
-
-
-def scale_in_graph(site: Site, device: torch.device) -> Tensor:
-    """What the loss is multiplied by, as compiled code takes it."""
-    scale = site.control.grad_scale(device)
-    if isinstance(scale, Tensor):
-        return scale
-    return torch.full((), scale, dtype=wide_dtype(device), device=device)  # none, or not used yet
 
 
 class _OnGradient:

@@ -46,21 +46,3 @@ class GradIdentity(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None]:
         (grad,) = grads  # None where nothing has been made of the copy
         return (None if grad is None else ctx.watch(grad)), None
-
-
-class GradIdentityTraced(torch.autograd.Function):
-    """The same for observers in compiled code, which does not trace ``setup_context``."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, watch: Watch, *tensors: Tensor) -> Tensor:
-        ctx.watch = watch
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        (grad,), tensors = grads, ctx.saved_tensors
-        if grad is not None:
-            grad = ctx.watch(grad, *tensors)
-        return (grad, None, *[None] * len(tensors))

@@ -9,9 +9,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.utils._pytree import tree_map
@@ -26,8 +25,10 @@ from .act import has_data, is_exported, is_exporting
 from .hooks import SiteHook, Turn, put_on
 from .identity import may_get_gradient
 from .nested import Nested
-from .observe_operator import observe, watch_gradient
+from .observe_operator import observe_and_watch
 from .site import Site
+
+_Nest = Callable[[Sequence[Any]], Any]
 
 
 class ObserveHook(SiteHook):
@@ -45,6 +46,8 @@ class ObserveHook(SiteHook):
         if observer.when == "before" and not observer.sees_values:
             self.turn = Turn.LAST  # the first that a gradient meets
         self.handle = new_handle(self)
+        self.sees_gradients = observer.sees_gradients
+        self.sees_nothing = not (observer.sees_values or observer.sees_gradients)
         self.watch.join(site.control.shared)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -63,45 +66,50 @@ class ObserveHook(SiteHook):
     def install(self, module: nn.Module) -> None:
         put_on(module, self, at_input=self.site.at == "input", with_kwargs=True)
 
+    def __call__(self, module: nn.Module, *given: Any) -> Any:
+        if is_compiling():  # what follows is traced, so it is short
+            return self._compile(module, *given)
+        return super().__call__(module, *given)
+
     def _act(self, module: nn.Module, *given: Any) -> Any:
         if is_exported():
             return None
-        found = self._found(given)
-        if found is not None and not all(map(has_data, found.tensors)):
-            found = None
+        tensors, put, nest = self._found(given)
+        if not all(map(has_data, tensors)):
+            tensors = []
         ticket = None
         if graph_task() == NO_TASK:
-            ticket = self._see(
-                [] if found is None else self._detached(found.tensors),
-                self._given(given),
-                None if found is None else found.nest,
-                module.training,
-                found is not None and any(map(may_get_gradient, found.tensors)),
-            )
-        return None if found is None else self._watch_gradients(found, ticket)
+            seen = [x if self.observer.keeps_graph else x.detach() for x in tensors]
+            taken = [x.detach() for x in self._given(given)]
+            differentiable = any(map(may_get_gradient, tensors))
+            ticket = self._see(seen, taken, nest, module.training, differentiable)
+        if not self.sees_gradients:
+            return None
+        new = [self.watched(x, at, ticket) for at, x in enumerate(tensors)]
+        changed = any(a is not b for a, b in zip(new, tensors, strict=True))
+        return put(new) if changed else None
 
     def _compile(self, module: nn.Module, *given: Any) -> Any:
-        observer = self.observer
-        if is_exporting() or not (module.training or observer.active == "always"):
+        if not (module.training or self.observer.active == "always") or is_exporting():
             return None
-        if torch._C._are_functorch_transforms_active():
-            return None
-        if observer.keeps_graph:
+        if self.observer.keeps_graph:
             raise self.site.error(
                 "compiled code can't keep the autograd graph of a value: use detach=True, or call "
                 "the model without torch.compile"
             )
-        found = self._found(given)
-        tensors = [] if found is None else found.tensors
-        ticket = observe(
-            self.handle,
-            [x.detach() for x in tensors],
-            self._given(given),
-            "" if found is None else found.written(),
-            module.training,
-            any(may_get_gradient(x) for x in tensors),
+        tensors, put, nest = self._found(given)
+        nesting = (
+            "0" if nest is _first else _written(nest([_Place(i) for i in range(len(tensors))]))
         )
-        return None if found is None else self._watch_gradients(found, ticket)
+        new = observe_and_watch(
+            self.handle,
+            tensors,
+            self._given(given),
+            nesting,
+            module.training,
+            self.sees_gradients,
+        )
+        return put(new) if new else None
 
     def see_compiled(
         self,
@@ -114,7 +122,7 @@ class ObserveHook(SiteHook):
         """Add one call of compiled code; the arguments are those of ``observe``."""
         if graph_task() != NO_TASK or not self.site.enter(training):
             return None
-        nest = partial(_nested, nesting) if nesting else None
+        nest = partial(_nested, nesting)
         ticket: int | None = self._see(tensors, given, nest, training, differentiable)
         return ticket
 
@@ -122,7 +130,7 @@ class ObserveHook(SiteHook):
         self,
         tensors: Sequence[Tensor],
         given: Sequence[Tensor],
-        nest: Callable[[Sequence[Any]], Any] | None,
+        nest: _Nest,
         training: bool,
         differentiable: bool,
     ) -> Any:
@@ -130,7 +138,7 @@ class ObserveHook(SiteHook):
         site, observer, watch = self.site, self.observer, self.watch
         if observer.sees_values or not observer.sees_gradients:
             site.record.add_active(None, 0, 0.0)
-        if nest is None or not observer.sees_values:
+        if not tensors or not observer.sees_values:
             return None
         forms: list[View | None] = [None] * len(tensors)
         if watch.reads_channels:
@@ -153,62 +161,53 @@ class ObserveHook(SiteHook):
         except ValueError:
             return None  # the report says so
 
-    def _found(self, given: tuple[Any, ...]) -> _Found | None:
-        """Return the observed tensors; None of a layer without tensors where that is no error.
+    def _found(self, given: tuple[Any, ...]) -> tuple[list[Tensor], _Nest, _Nest]:
+        """Return the observed tensors, what puts others in their place, and what nests objects.
 
-        `given` is what torch calls the hook with: arguments, keywords and output.
+        `given` is what torch calls the hook with: arguments, keywords and output. A layer may have
+        no tensors, where that is no error.
 
         Raises:
             SiteError: if there is no tensor.
         """
         observer = self.observer
-        if not (observer.sees_values or observer.sees_gradients):
-            return None
-        at_input, index = self.site.at == "input", observer.index
-        value: Any = given if at_input else given[-1]
+        index = observer.index
+        if self.site.at == "output":
+            value: Any = given[-1]
+            if index is None and isinstance(value, Tensor) and value.is_floating_point():
+                return ([] if self.sees_nothing else [value]), _first, _first
+        else:
+            value = given if index is None and observer.whole else given[0]
+            if isinstance(index, str):
+                value = given[1]
+            elif index is None and not observer.whole:
+                index = 0
+        if self.sees_nothing:
+            return [], _first, _first
         if index is None and observer.whole:
-            if isinstance(value, Tensor) and value.is_floating_point():
-                return _Found([value], _first)
             nested = Nested(value)
-            if nested.tensors:
-                return _Found(nested.tensors, nested, nested)
-            if not observer.needs_tensor:
-                return None
-            if isinstance(value, list | tuple | dict) and not at_input:
+            if nested.tensors or not observer.needs_tensor:
+                return nested.tensors, nested, nested
+            if isinstance(value, list | tuple | dict):
                 raise self.site.error("the output holds no floating-point tensor")
-        if at_input:
-            index = 0 if index is None else index
-            value = given[1] if isinstance(index, str) else given[0]
         try:
             x = indexing.get(value, index)
         except ValueError as error:
-            what = "what the layer is given" if at_input else "the output"
+            what = "what the layer is given" if self.site.at == "input" else "the output"
             raise self.site.error(f"{what} {error}") from None
-        return _Found([x], _first if index is None else _Element(value, index))
+        return [x], _Element(value, index), _first
 
     def _given(self, given: tuple[Any, ...]) -> list[Tensor]:
-        """Return the tensors among the layer's arguments, where the watch reads them."""
+        """Return the tensors that are arguments of the layer, where the watch reads them."""
         if not self.watch.reads_given:
             return []
-        return [x.detach() for x in Nested(given[:2]).tensors]
-
-    def _detached(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [x if self.observer.keeps_graph else x.detach() for x in tensors]
-
-    def _watch_gradients(self, found: _Found, ticket: Any) -> Any:
-        """Watch the gradients of what was found; return what the hook returns."""
-        if not self.observer.sees_gradients:
-            return None
-        new = [self.watched(x, at, ticket) for at, x in enumerate(found.tensors)]
-        changed = any(a is not b for a, b in zip(new, found.tensors, strict=True))
-        return found.put(new) if changed else None
+        taken = [*given[0], *given[1].values()]
+        return [x for x in taken if isinstance(x, Tensor) and x.is_floating_point()]
 
     def watched(self, x: Tensor, at: int, ticket: Any) -> Tensor:
         """Return the tensor with its gradient watched: a copy, where a hook could be passed by."""
         if not may_get_gradient(x):
             return x
-        if is_compiling():
-            return watch_gradient(x, ticket, at)
         if x._is_view() or x.is_leaf:  # work in place loses the hook; a parameter would keep it
             x = x.clone()
         x.register_hook(_Seer(self, at, ticket))  # type: ignore[no-untyped-call]  # torch's
@@ -247,31 +246,6 @@ class _Seer:
     def __call__(self, grad: Tensor | None) -> None:
         if grad is not None:
             self.hook.see_gradient(grad, self.at, self.ticket)
-
-
-class _Found(NamedTuple):
-    """The observed tensors of one call.
-
-    Attributes:
-        tensors: one or several.
-        put: puts others in their place; returns the new output.
-        nested: the nested output that they were found in; None for a single tensor.
-    """
-
-    tensors: list[Tensor]
-    put: Callable[[Sequence[Any]], Any]
-    nested: Nested | None = None
-
-    @property
-    def nest(self) -> Callable[[Sequence[Any]], Any]:
-        """Puts one object for each tensor into the nested structure."""
-        return _first if self.nested is None else self.nested
-
-    def written(self) -> str:
-        """Return the nested structure as text, with a number for each tensor."""
-        if self.nested is None:
-            return "0"
-        return _written(self.nested([_Place(at) for at in range(len(self.tensors))]))
 
 
 class _Place:

@@ -85,13 +85,35 @@ class _Identity(torch.autograd.Function):
         return grad, None, None
 
 
-# torch.compile traces an operator faster than an autograd.Function; this one is decomposed later
+def _observe_and_watch(
+    handle: Tensor,
+    tensors: Sequence[Tensor],
+    given: Sequence[Tensor],
+    nesting: str,
+    training: bool,
+    gradients: bool,
+) -> list[Tensor]:
+    """Observe one call, and watch the gradients of its tensors if `gradients`.
+
+    Returns:
+        Copies of the tensors whose gradients are watched; nothing if there are none to watch.
+    """
+    if torch._C._are_functorch_transforms_active():
+        return []
+    differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    values, taken = ([x.detach() for x in each] for each in (tensors, given))
+    ticket = observe(handle, values, taken, nesting, training, differentiable)
+    if not (gradients and differentiable):
+        return []
+    return [_Identity.apply(x, ticket, at) for at, x in enumerate(tensors)]
+
+
+# Dynamo traces one operator faster than the Python code in it, which AOTAutograd decomposes later.
 _library = torch.library.Library("dropblock_hooks", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's
-_library.define("watch_gradient(Tensor x, Tensor ticket, int at) -> Tensor")  # type: ignore[no-untyped-call]
-_library.impl("watch_gradient", _Identity.apply, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
+_library.define(  # type: ignore[no-untyped-call]
+    "observe_and_watch(Tensor(a!) handle, Tensor[] tensors, Tensor[] given, str nesting, "
+    "bool training, bool gradients) -> Tensor[]"
+)
+_library.impl("observe_and_watch", _observe_and_watch, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
 
-
-def watch_gradient(x: Tensor, ticket: Tensor, at: int) -> Tensor:
-    """Return a copy of a tensor whose gradient is handed to the observer."""
-    watched: Tensor = torch.ops.dropblock_hooks.watch_gradient(x, ticket, at)
-    return watched
+observe_and_watch = torch.ops.dropblock_hooks.observe_and_watch.default

@@ -88,7 +88,6 @@ def test_the_layer_that_made_nan_is_named(name, n, how):
     for layer_name in layers_of(made(name), n):
         model, found = made(name), []
         layer, ran = model.get_submodule(layer_name), []
-        attached = watch(model, "nonfinite", action=found.append)
         layer.register_forward_hook(lambda *_, ran=ran: ran.append(1))
         if how == "weight":
             if getattr(layer, "weight", None) is None:
@@ -96,6 +95,7 @@ def test_the_layer_that_made_nan_is_named(name, n, how):
             nn.init.constant_(layer.weight, math.nan)
         else:
             layer.register_forward_hook(lambda _m, _a, y: y + math.inf)
+        attached = watch(model, "nonfinite", action=found.append)
         trained(model, 2)
         attached.step()
         if ran and [each.layer for each in found] != [layer_name]:
