@@ -40,13 +40,13 @@ class _DropUnits(torch.autograd.Function):
         ctx.scale = scale
         ctx.save_for_backward(kept)
         if x.dtype is torch.float32 and x.is_contiguous() and not summand:
-            rows = x.view(kept.numel(), -1)
-            if rows.shape[1] <= _SHORT:
+            rows = _rows(x, kept)
+            if rows is not None and rows.shape[1] <= _SHORT:
                 return _gathered(rows, kept.view(-1), scale).resize_(x.shape)  # not a view
         y, fill = scaled(x, scale), -0.0 if summand else 0.0
-        lying = _rows(y, kept)
-        if lying is not None:
-            lying.index_fill_(0, (~kept).view(-1).nonzero().view(-1), fill)
+        rows = _rows(y, kept)
+        if rows is not None:
+            rows.index_fill_(0, (~kept).view(-1).nonzero().view(-1), fill)
         elif summand:
             y.masked_fill_(~kept, fill)
         else:  # vectorized, which masked_fill_ is not

@@ -19,9 +19,7 @@ from .rates import Range, RateLike, checked_rate, hints_of, is_optional, ranges_
 
 
 class Now:
-    """What holds during one call: the values of the rate fields by name, and the following.
-
-    The values are floats; 0-dim tensors while torch.compile traces.
+    """What holds during one call: the rate fields by name, as floats, and the following.
 
     Attributes:
         input: the layer's first input (a tensor, as a rule); for ``at="input"`` the value itself.
