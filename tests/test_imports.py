@@ -27,7 +27,6 @@ PUBLIC = {
     "dropblock_hooks.presets",
 }
 INTERNAL = [
-    "tests/attachment/test_logged.py",
     "tests/attachment/test_reads.py",
     "tests/axes/reader.py",
     "tests/axes/test_axes.py",
@@ -38,7 +37,9 @@ INTERNAL = [
     "tests/functional/test_disout.py",
     "tests/functional/test_sparse.py",
     "tests/observers/test_moments.py",
+    "tests/observers/test_operators.py",
     "tests/regularizers/test_gradients.py",
+    "tests/regularizers/test_strides.py",
     "tests/selectors/test_select.py",
     "tests/selectors/test_stages.py",
     "tests/sites/test_indexing.py",

@@ -6,12 +6,13 @@ nominal one in standard errors of these 40 calls.
 """
 
 import warnings
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
 
-from dropblock_hooks import DropBlock2d, SiteError, attach
+from dropblock_hooks import DropBlock2d, Regularizer, SiteError, attach, register
 from experiments.families import MEMBERS, P, has_checkpointing, observe
 from tests.cases import rest_slow
 
@@ -62,28 +63,40 @@ def test_a_family_with_checkpointing(member):
         check(observe(member, checkpointing=True))
 
 
-def maps(member, images, sites, model):
-    """What is regularized at each site, as (N, C, height, width), for each batch."""
+@register
+class KeepMap(Regularizer):
+    """Keeps each map that it is given, as (N, C, height, width), and changes nothing."""
+
+    spatial: ClassVar[int] = 2
+    random: ClassVar[bool] = False
+    kept: ClassVar[list] = []
+
+    def apply(self, x, now):
+        self.kept.append(x.clone())
+        return x, None
+
+
+def maps(member, images, model):
+    """What is regularized at each stage, as (N, C, height, width), for each batch."""
     found = []
-    for x in images:
-        batch = []
-
-        def keep(site, batch=batch):
-            def hook(module, args, output):  # in the forward, which tells the grid
-                value = output if site.regularizer.index is None else output[site.regularizer.index]
-                batch.append(site.reader.view(value).take(value))
-
-            return hook
-
-        handles = [
-            model.get_submodule(site.name).register_forward_hook(keep(site)) for site in sites
-        ]
-        with torch.no_grad():
+    spec = {
+        selector: [KeepMap(active="always", **options(each)) for each in listed(blocks)]
+        for selector, blocks in member.spec().items()
+    }
+    with attach(model, spec), torch.no_grad():
+        for x in images:
+            KeepMap.kept.clear()
             model.eval()(x)
-        for handle in handles:
-            handle.remove()
-        found.append(batch)
+            found.append([*KeepMap.kept])
     return found
+
+
+def listed(blocks):
+    return blocks if isinstance(blocks, list) else [blocks]
+
+
+def options(block):
+    return {name: getattr(block, name) for name in ("index", "layout", "grid", "prefix_tokens")}
 
 
 @pytest.mark.parametrize(
@@ -98,12 +111,11 @@ def maps(member, images, sites, model):
 def test_a_corner_of_the_image_is_that_corner_of_the_map(family):
     member = BY_FAMILY[family]
     model = member.build()
-    sites = attach(model, member.spec()).sites
     x, edge = torch.randn(2, 3, member.size, member.size), member.size // 4
     right, bottom = x.clone(), x.clone()
     right[:, :, :edge, -edge:] += 3 * torch.randn(2, 3, edge, edge)
     bottom[:, :, -edge:, :edge] += 3 * torch.randn(2, 3, edge, edge)
-    plain, of_right, of_bottom = maps(member, [x, right, bottom], sites, model)
+    plain, of_right, of_bottom = maps(member, [x, right, bottom], model)
     for a, b, c in zip(plain, of_right, of_bottom, strict=True):
         h, w = a.shape[2:]
         row, column = divmod(int((a - b).square().sum((0, 1)).argmax()), w)
@@ -127,27 +139,26 @@ def test_a_corner_of_the_image_is_that_corner_of_the_map(family):
 def test_what_is_dropped_are_whole_blocks_of_the_map(family, layout):
     member = BY_FAMILY[family]
     model = member.build()
-    attached = attach(model, {"stage:-2": DropBlock2d(P, 3, **member.options[0])})
-    site = attached.sites[0]
-    kept = []
+    around = [KeepMap(**member.options[0]), KeepMap(**member.options[0])]
+    around.insert(1, DropBlock2d(P, 3, **member.options[0]))
+    attached = attach(model, {"stage:-2": around})
+    site, outputs = attached.sites[1], []
     module = model.get_submodule(site.name)
-    module.register_forward_hook(lambda module, args, output: kept.append(output.detach()))
-    module.register_forward_hook(
-        lambda module, args, output: kept.append(output.detach()), prepend=True
-    )
+    for first in (True, False):
+        module.register_forward_hook(lambda m, x, y: outputs.append(y.detach()), prepend=first)
+    KeepMap.kept.clear()
     model.train()(torch.randn(2, 3, member.size, member.size))
-    before, after = kept
-    assert site.reader.last.layout == layout
-    zero = site.reader.last.take(after) == 0
-    dropped = zero & (site.reader.last.take(before) != 0)
+    before, after = KeepMap.kept
+    assert site.layout == layout
+    zero = after == 0
+    dropped = zero & (before != 0)
     assert 0 < dropped.double().mean() < 0.5
     whole = -nn.functional.max_pool2d(-zero.float(), 3, 1)
     again = nn.functional.max_pool2d(nn.functional.pad(whole, (2, 2, 2, 2)), 3, 1)
     assert not (dropped & ~again.bool()).any()
-    if site.reader.last.prefix:
-        assert torch.equal(
-            after[:, : site.reader.last.prefix], before[:, : site.reader.last.prefix]
-        )
+    if layout == "NLC":
+        prefix = outputs[0].shape[1] - before[0, 0].numel()
+        assert torch.equal(outputs[0][:, :prefix], outputs[1][:, :prefix])
 
 
 @pytest.mark.parametrize(
