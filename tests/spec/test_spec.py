@@ -231,7 +231,6 @@ def test_repr():
         ("- {select: {}, apply: Dropout}", ["names, types, stages or where"]),
         ("- {select: {names: a, where: x}, apply: Dropout}", ["where must be callable"]),
         ("a: &x [*x]", ["line 1", "an alias names itself"]),
-        ("[" * 5000, ["nested too deeply, more than 100 levels"]),
         ("- " * 5000, ["nested too deeply, more than 100 levels"]),
         ("a:\n  b: " + "{c: " * 5000, ["line 2", "nested too deeply, more than 100 levels"]),
         (
@@ -245,7 +244,6 @@ def test_repr():
             for value in ("2001-99-99", "!!int abc", "!!float x", "0x_", "!!int ''", "!!bool x")
         ),
         ("a: {Dropout: {p: !!timestamp foo}}", ["can't be read"]),
-        (f"a: {{Dropout: {{p: {'9' * 5000}}}}}", ["can't be read"]),
         ("a: !!set {Dropout: }", ["line 1: the tag tag:yaml.org,2002:set is not allowed"]),
         ('a: {Dropout: {p: "LinearSchedule({[1]: 2})"}}', ["can't read"]),
         ("a: {Dropout: {p: LinearSchedule(0, 1, epochs=2)}}", ["quotes"]),
