@@ -98,10 +98,12 @@ class Outcome:
 
     @property
     def told_right(self) -> bool:
-        """Whether there was a warning of the idle layers, where there are any, and no other."""
-        idle = sum(rate.kind == "idle" for rate in self.rates)
-        news = f"{idle} of {len(self.rates)} sites did nothing in the first training forward"
-        return len(self.told) == bool(idle) and all(text.startswith(news) for text in self.told)
+        """Whether the warnings are about the layers that were never called, and only about them."""
+        idle = [f"{rate.name}/Retune" for rate in self.rates if rate.kind == "idle"]
+        told = all(any(site in text for site in idle) for text in self.told)
+        return (
+            told and bool(self.told) == bool(idle) and all("never called" in t for t in self.told)
+        )
 
 
 def with_rates(member: Member) -> nn.Module:
