@@ -102,7 +102,7 @@ def options(block):
 @pytest.mark.parametrize(
     "family",
     [
-        "cait", "convit", "crossvit", "deit", "eva", "gemma4_vit", "hiera", "mambaout", "mvitv2",
+        "cait", "convit", "crossvit", "deit", "eva", "gemma4_vit", "mambaout", "mvitv2",
         "naflexvit", "swin_transformer", "tnt", "twins", "vision_transformer", "vitamin", "volo",
         "xcit", "resnet",
     ],
@@ -133,7 +133,6 @@ def test_a_corner_of_the_image_is_that_corner_of_the_map(family):
         ("mambaout", "NHWC"),
         ("vision_transformer", "NLC"),
         ("cait", "NLC"),
-        ("hiera", "NLC"),
     ],
 )
 def test_what_is_dropped_are_whole_blocks_of_the_map(family, layout):
@@ -169,6 +168,7 @@ def test_what_is_dropped_are_whole_blocks_of_the_map(family, layout):
             ("hrnet", "is a list of 4 elements: say which element with index="),
             ("pit", "is a tuple of 2 elements: say which element with index="),
             ("coat", "is a tuple of 4 elements: say which element with index="),
+            ("hiera", "moves tokens out of the order of rows, so they form no map"),
             ("gemma4_vit", "form no grid that the model tells|have no sure grid"),
         ],
         plain=4,
