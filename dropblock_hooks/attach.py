@@ -79,6 +79,7 @@ def attach(
     control = Control(root, checked_scaler(grad_scaler), epochs)
     optimizers = checked_optimizers(optimizer)
     findings = [Finding(Kind.SPEC, Severity.WARNING, (), text) for text in warnings]
+    layouts: dict[str, str | None] = {}
     if example_input is None:
         findings += doubled(base, placements, site_keys(placements), None)
     else:
@@ -86,9 +87,12 @@ def attach(
         if planned.problems:
             raise SpecError(planned.problems, draft.source)
         findings += [each for each in planned.findings if each.severity != Severity.NOTE]
+        layouts = {row.site: row.layout for row in planned.rows}
     attachment = install(base, placements, control)
     try:
         attachment.optimizer = optimizers
+        for site in attachment.sites:
+            site.reader.remember(layouts.get(site.key) or "")
         forget_compiled()
         for each in findings:
             control.told |= each.ids

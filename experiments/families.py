@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropblock_hooks import Attachment, DropBlock2d, Site, attach
+from dropblock_hooks import Attachment, DropBlock2d, Dropout1d, Site, attach
 
 P, BLOCK, BATCH, REPEATS = 0.2, 3, 2, 40
 STAGES = ("stage:-2", "stage:-1")
@@ -52,7 +52,9 @@ class Member:
 
     def spec(self) -> dict[str, Any]:
         """DropBlock at the last two stages, which may be two outputs of one layer."""
-        blocks = [DropBlock2d(P, BLOCK, **options) for options in self.options]
+        blocks: list[Any] = [DropBlock2d(P, BLOCK, **options) for options in self.options]
+        if self.family == "hiera":  # its tokens are in the order of rows in the last stage only
+            blocks[0] = Dropout1d(P)
         if self.model == "coat_tiny":  # its last stages are scales of the same blocks
             return {"stage:-1": blocks}
         return dict(zip(STAGES, blocks, strict=True))
@@ -105,7 +107,7 @@ MEMBERS = (
     Member("ghostnet", "ghostnet_050", 96),
     Member("hardcorenas", "hardcorenas_b", 96),
     Member("hgnet", "hgnetv2_b0", 96),
-    Member("hiera", "hiera_tiny_224", 96, sized=True),
+    Member("hiera", "hiera_tiny_224", 96, sized=True, options=({}, {"grid": (3, 3)})),
     Member("hieradet_sam2", "sam2_hiera_tiny", 96),
     Member(
         "hrnet",
@@ -120,7 +122,7 @@ MEMBERS = (
     Member("inception_v3", "inception_v3", 126),
     Member("inception_v4", "inception_v4", 126),
     Member("lcnetv2", "lcnetv2_small", 96),
-    Member("levit", "levit_128s", 128, sized=True),
+    Member("levit", "levit_128s", 128, sized=True, options=({"grid": (4, 4)}, {"grid": (2, 2)})),
     Member("lowformer", "lowformer_b0", 96),
     Member("mambaout", "test_mambaout", 96),
     Member("maxxvit", "test_coatnet", 96, sized=True),
@@ -159,7 +161,7 @@ MEMBERS = (
     Member("swin_transformer_v2", "swinv2_tiny_window16_256", 96, sized=True),
     Member("swin_transformer_v2_cr", "swinv2_cr_tiny_224", 96, sized=True),
     Member("tiny_vit", "tiny_vit_5m_224", 96),
-    Member("tnt", "tnt_s_legacy_patch16_224", 96, sized=True, options=both(index=1)),
+    Member("tnt", "tnt_s_legacy_patch16_224", 96, sized=True, options=both(index=1, grid=(6, 6))),
     Member("tresnet", "tresnet_m", 96),
     Member("twins", "twins_svt_small", 96),
     Member("vgg", "vgg11", 64),

@@ -13,7 +13,7 @@ from .grids import Grids, recomputing
 from .maps import with_grid
 from .options import AxisOptions
 from .rules import check_samples, view_of
-from .view import NAMELESS, PARAMETER, View, is_tokens, layout_with, side_of
+from .view import LAYOUTS, NAMELESS, PARAMETER, View, is_tokens, layout_with, side_of
 
 _MOST_SHAPES = 256
 _ASKED = 3  # calls with one shape, in which the autograd graph is followed
@@ -106,7 +106,7 @@ class Reader:
 
     def remember(self, layout: str) -> None:
         """Take over a layout that a dry run found, for compiled code."""
-        if self.options.auto and len(layout) > 2:
+        if self.options.auto and layout in LAYOUTS:
             self._sides.setdefault(len(layout), side_of(layout))
 
     def _decided(self, facts: Facts, shape: torch.Size, seen: str) -> View:

@@ -237,6 +237,18 @@ def test_compiled_a_block_is_read_rightly_or_refused(how):
     assert not compiled((C, C)).any()
 
 
+@pytest.mark.parametrize("how", SOME)
+def test_compiled_a_block_is_read_as_in_the_dry_run(how):
+    taken, given = LAYOUTS[how]
+    model, x = nn.Sequential(make(how)).train(), before(taken, (C, 7))
+    attach(model, {"0": Dropout2d(1.0, layout="auto")}, example_input=x.detach())
+    torch.compiler.reset()
+    y = torch.compile(model, fullgraph=True, backend="eager")(x)
+    assert not y.any()
+    found = attachments(model)[0].sites[0].reader
+    assert found.view(y.detach()).layout == given
+
+
 def test_the_form_is_learnt_for_what_is_run_without_a_graph():
     model = Block("permute")
     (site,) = attach(model.train(), {".": Dropout2d(0.5)}).sites
