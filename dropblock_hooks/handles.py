@@ -23,6 +23,6 @@ def new_handle(owner: Any) -> Tensor:
         return torch.tensor(number, device="cpu")
 
 
-def find(handle: Tensor) -> Any:
-    """Return the object that a handle stands for; None once it is gone."""
+def find(handle: Tensor | float) -> Any:
+    """Return the object that a handle, or its number, stands for; None once it is gone."""
     return _owners.get(int(handle))

@@ -41,11 +41,11 @@ class ModelHook:
             return
         if not control.installed or torch._C._current_graph_task_id() != -1:
             return  # a recomputation of checkpointing is no other forward
-        record = control.record
+        counter = control.counter
         if model.training:
-            record.trained += 1
+            counter.trained += 1
         else:
-            record.evaluated += 1
+            counter.evaluated += 1
         if not (model.training and control.enabled):
             return
         if torch._C._are_functorch_transforms_active():
@@ -69,9 +69,9 @@ def _at_work(hook: SiteHook) -> bool:
     """Whether eager mode has seen it at work in this window, as far as a forward can show."""
     if isinstance(hook, ParameterHook):
         return True
-    counts = hook.site.record.eager_window()
+    trained, active = hook.site.counter.trained_in_window
     later = hook.site.regularizer.acts_on == "gradient"  # its turn is in the backward
-    return counts.trained > 0 if later else counts.active > 0
+    return trained > 0 if later else active > 0
 
 
 def look_back(

@@ -15,7 +15,6 @@ from ..sites.grad_scaler import checked_scaler, tell_missing
 from ..sites.hooks import take_off
 from ..sites.optimizers import checked_optimizers, use_optimizers
 from ..sites.parameters import ParameterHook, keepers_on
-from ..sites.record import standing_still
 from ..tables import Table, counted
 from ..warn import warn
 from .activity import look_back, take_off_model_hook
@@ -75,35 +74,25 @@ class Attachment(SiteList):
                 "after it use the new rates, and their gradients are wrong; call step() after "
                 "backward()"
             )
-        with standing_still(self._records):
-            self._tell_waiting()
-            t = as_time(self.epoch + 1 if t is None else t)
-            values, epochs = values_at(sites, t), math.floor(t) - math.floor(self.epoch)
-            look, ended = epochs and control.installed, epochs == 1 and not control.fresh
-            told = look_back(self._base, control, self._hooks, ended) if look else []
-            alerts = look_at_step(self._base, control, self._hooks, epochs != 0)
-            move(self._base, control, self._installed, t, values)
-            self.rehook()
-            control.stepped, control.fresh = True, False
-            tell(told, control.told)
-            tell_equal_seeds(control, sites)
-            tell_missing(control, sites)
-            tell_recompiling(control, self._hooks)
-            tell_alerts(control, self._hooks, alerts)
+        t = as_time(self.epoch + 1 if t is None else t)
+        values, epochs = values_at(sites, t), math.floor(t) - math.floor(self.epoch)
+        look, ended = epochs and control.installed, epochs == 1 and not control.fresh
+        told = look_back(self._base, control, self._hooks, ended) if look else []
+        alerts = look_at_step(self._base, control, self._hooks, epochs != 0)
+        move(self._base, control, self._installed, t, values)
+        self.rehook()
+        control.stepped, control.fresh = True, False
+        tell(told, control.told)
+        tell_equal_seeds(control, sites)
+        tell_missing(control, sites)
+        tell_recompiling(control, self._hooks)
+        tell_alerts(control, self._hooks, alerts)
 
     def rehook(self) -> None:
         """Hook parameters that have become other objects."""
         for module, hook in self._installed if self._control.installed else ():
             if isinstance(hook, ParameterHook):
                 hook.rehook(module)
-
-    def _tell_waiting(self) -> None:
-        """Warn of a schedule that nobody moves: compiled code can't."""
-        control = self._control
-        if control.installed and not (control.warned or control.stepped):
-            site = next((site for site in self.sites if site.resumed()), None)
-            if site is not None:
-                site.tell_waiting()
 
     @property
     def enabled(self) -> bool:
@@ -136,14 +125,6 @@ class Attachment(SiteList):
 
         Call it after the backward of checkpointed layers, which would be recomputed without hooks.
         """
-        try:
-            with standing_still(self._records):
-                self._tell_waiting()
-        finally:
-            self._take_out()
-
-    def _take_out(self) -> None:
-        """Take every hook off, and put back the values that hooks have replaced."""
         base, control = self._base, self._control
         control.installed = False
         control.drop_optimizers()
@@ -213,11 +194,9 @@ class Attachment(SiteList):
         """
         if distributed:
             check_group("report(distributed=True)")
-        with standing_still(self._records, norms=True):
-            tell_missing(self._control, self.sites)
-            self._tell_waiting()
-            look(self._installed)
-            have = readings(self.sites, self._control)
+        tell_missing(self._control, self.sites)
+        look(self._installed)
+        have = readings(self.sites, self._control)
         title = self._title()
         if distributed:
             have, title = summed(have), f"{title}, {world_size()} ranks"
@@ -226,8 +205,7 @@ class Attachment(SiteList):
     @property
     def alerts(self) -> list[Finding]:
         """The findings of every `Watchdog` that hold now; they are also in `verify`."""
-        with standing_still(self._records):
-            return alerts_now(self._base, self._control, self._hooks)
+        return alerts_now(self._base, self._control, self._hooks)
 
     def _title(self) -> str:
         state = "" if self.enabled else ", paused"
@@ -259,8 +237,7 @@ class Attachment(SiteList):
         """
         if distributed:
             check_group("verify(distributed=True)")
-        with standing_still(self._records):
-            found = find_faults(self._base, self._control, self._installed) + self.alerts
+        found = find_faults(self._base, self._control, self._installed) + self.alerts
         return compare(self._control, self.sites, found) if distributed else found
 
     def suggest(
@@ -295,14 +272,11 @@ class Attachment(SiteList):
         """
         check_installed(self._control, "suggest")
         sites = self.sites if which is None else find(which, self._base, self._hooks)
-        with standing_still(self._records, norms=True):
-            return suggestions(sites, share)
+        return suggestions(sites, share)
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch and statistics, as plain numbers and text."""
-        with standing_still(self._records, norms=True):
-            self._tell_waiting()
-            return save(self.sites, self._control)
+        return save(self.sites, self._control)
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Restore what `state_dict` gave, and begin a new window.
@@ -324,12 +298,10 @@ class Attachment(SiteList):
 
         Tags are ``<prefix><site key>/<name>``: a field, ``realized_rate``, or an observer's value.
         """
-        with standing_still(self._records):
-            self._tell_waiting()
-            look(self._installed)
-            window, _ = windows(self._control, self._hooks)
-            on = {key for key, each in window.sites.items() if each.active or not window.trained}
-            return scalars(self.sites, on, prefix)
+        look(self._installed)
+        window, _ = windows(self._control, self._hooks)
+        on = {key for key, each in window.sites.items() if each.active or not window.trained}
+        return scalars(self.sites, on, prefix)
 
     def log(self, writer: Any, step: int) -> None:
         """Give every scalar to a logger, and the histograms of observers if it takes them.

@@ -8,7 +8,7 @@ import torch
 from torch import distributed
 
 from ..findings import Finding, Kind, Severity, tell
-from ..sites.counts import Reading
+from ..sites.counter import Totals
 from ..sites.shared import Control
 from ..sites.site import Site
 from .report import Readings
@@ -51,7 +51,7 @@ def summed(mine: Readings) -> Readings:
             "the ranks have different sites, which cannot be added up: "
             "verify(distributed=True) says where they differ"
         )
-    total = {key: functools.reduce(Reading.plus, (r[key] for r in ranks)) for key in mine.sites}
+    total = {key: functools.reduce(Totals.plus, (r[key] for r in ranks)) for key in mine.sites}
     seen = {key: _added([rank[key] for rank in observed]) for key in mine.observed}
     return Readings(total, None if None in forwards else sum(forwards), seen)
 

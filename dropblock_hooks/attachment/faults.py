@@ -12,7 +12,7 @@ from torch import nn
 from ..findings import Finding, Kind, Severity
 from ..regularizers.droppers import is_read
 from ..selectors.wrappers import bare_type, find_module, named_modules, shard_refusal
-from ..sites.counts import Counts
+from ..sites.counter import Snapshot
 from ..sites.hooks import SiteHook, hooks_on
 from ..sites.parameters import ParameterHook
 from ..sites.retune import RetuneHook
@@ -35,9 +35,9 @@ class Window:
         backward: whether gradients may have come; before a backward, none can be missing.
     """
 
-    sites: dict[str, Counts]
+    sites: dict[str, Snapshot]
     layers: Mapping[str, int]
-    model: Counts
+    model: Snapshot
     off: bool
     compiled: bool
     backward: bool = True

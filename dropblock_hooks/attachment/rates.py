@@ -61,7 +61,7 @@ def move(
             hook.put(module)
         raise
     if math.floor(t) != math.floor(control.epoch):
-        control.record.close_window()
+        control.counter.close_window()
         for module, hook in installed:
             hook.look(module)
             hook.site.close_window()

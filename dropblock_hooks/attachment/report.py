@@ -15,7 +15,7 @@ from ..regularizers.base import Regularizer
 from ..regularizers.rates import RateLike
 from ..regularizers.weight_gradients import AdaptiveClipGrad
 from ..schedules import Schedule, span_of
-from ..sites.counts import Reading, numbers_of
+from ..sites.counter import Totals, numbers_of, read
 from ..sites.hooks import SiteHook
 from ..sites.norms import NO_NORMS
 from ..sites.shared import Control
@@ -41,17 +41,18 @@ class SiteRow:
             share of the values that were changed by the bound.
         total_realized_rate: the same since attaching.
         mean_norm: mean norm of the gradients of the last window before the bound, for the unscaled
-            loss. For ``per="sample"`` and ``"channel"`` of these parts, for `ClampGrad` of single
-            values, for `AdaptiveClipGrad` divided by the norm of the weights.
-        median_norm: their median. Quantiles have an error of up to 4.5 %.
+            loss. For ``per="sample"`` and ``"channel"`` of these parts, for `ClampGrad` the
+            largest magnitude, for `AdaptiveClipGrad` divided by the norm of the weights.
+        median_norm: their median. Quantiles have an error of up to 9 %.
         p90_norm: their 90 % quantile.
         p99_norm: their 99 % quantile.
         largest_norm: the largest of them.
         calls: forward calls of the layer.
         active_calls: calls in which the regularizer acted; for gradients, the gradients it saw.
         calls_per_forward: calls of the layer in one forward of the model.
-        map_size: spatial size per axis; (smallest, largest) where it varies.
-        block_size: the size of the blocks on these maps.
+        map_size: spatial size of the last tensor.
+        map_varies: whether earlier tensors had other sizes.
+        block_size: the size of the blocks on this map.
         clipped: whether blocks are smaller than asked for, because the map is smaller.
         aliases: other names of the same, shared, layer.
         observed: what an observer has seen in the last window.
@@ -74,6 +75,7 @@ class SiteRow:
     active_calls: int
     calls_per_forward: float | None
     map_size: Size
+    map_varies: bool
     block_size: Size
     clipped: bool
     aliases: tuple[str, ...]
@@ -89,16 +91,17 @@ class Readings(NamedTuple):
         observed: what observers have seen, by key.
     """
 
-    sites: dict[str, Reading]
+    sites: dict[str, Totals]
     forwards: int | None
     observed: dict[str, Any]
 
 
 def readings(sites: Sequence[Site], control: Control) -> Readings:
     """What they have counted so far."""
-    counted = {site.key: site.record.read(norms=True) for site in sites}
-    compiled = any(each.compiled for each in counted.values())
-    forwards = control.record.read(elements=False).life.calls
+    totals = read([site.counter for site in sites], norms=True)
+    counted = {site.key: each for site, each in zip(sites, totals, strict=True)}
+    compiled = any(each.life.compiled for each in totals)
+    forwards = control.counter.snapshot().calls
     return Readings(counted, None if compiled else forwards, observations(sites))
 
 
@@ -115,9 +118,10 @@ def observations(sites: Sequence[Site]) -> dict[str, Any]:
     return {key: watch.read(numbers) for key, watch in watches.items()}
 
 
-def site_row(site: Site, counted: Reading, forwards: int | None, observed: Any = None) -> SiteRow:
+def site_row(site: Site, counted: Totals, forwards: int | None, observed: Any = None) -> SiteRow:
     """The row of a site; `forwards` are those of the model, for the calls in each."""
-    block, life, shown = site.block_on(counted.maps), counted.life, counted.shown
+    size, life, shown = counted.map_size, counted.life, counted.shown
+    block = None if size is None else site.regularizer.block_in_force(size)
     norms = counted.shown_norms or NO_NORMS
     return SiteRow(
         site=site.key,
@@ -136,7 +140,8 @@ def site_row(site: Site, counted: Reading, forwards: int | None, observed: Any =
         calls=life.calls,
         active_calls=life.active,
         calls_per_forward=life.calls / forwards if forwards else None,
-        map_size=counted.map_size,
+        map_size=size,
+        map_varies=counted.map_varies,
         block_size=block,
         clipped=is_clipped(block, site.regularizer),
         aliases=site.aliases,
@@ -147,10 +152,11 @@ def site_row(site: Site, counted: Reading, forwards: int | None, observed: Any =
 def scalars(sites: Sequence[Site], on: Container[str], prefix: str) -> dict[str, float]:
     """Rates, of the sites that were on the realized rates, and what was observed, by tag."""
     found, observed = {}, observations(sites)
-    for site in sites:
+    totals = read([site.counter for site in sites])
+    for site, counted in zip(sites, totals, strict=True):
         for name, value in site.values.items():
             found[f"{prefix}{site.key}/{name}"] = value
-        realized = site.realized_rate if site.key in on else None
+        realized = counted.shown.share() if site.key in on else None
         if realized is not None:
             found[f"{prefix}{site.key}/realized_rate"] = realized
         seen = observed.get(site.key)
@@ -212,10 +218,10 @@ _NEARLY_ALL, _FEW = 0.9, 10
 
 _OF_GRADIENTS = "gradients (changed: share of their values that was changed)"
 _OF_NORMS = (
-    "norms before the bound; of ClampGrad, sizes of values (p90: 90 % are not larger, to 4.5 %)"
+    "norms before the bound; of ClampGrad, largest magnitudes (p90: 90 % are not larger, to 9 %)"
 )
 _OF_RATIOS = (
-    "norms before the bound, divided by those of the weights (p90: 90 % are not larger, to 4.5 %)"
+    "norms before the bound, divided by those of the weights (p90: 90 % are not larger, to 9 %)"
 )
 
 
@@ -236,7 +242,7 @@ def site_table(sites: Sequence[Site], have: Readings, title: str) -> Report:
         "rate now": lambda row: row.rate,
         "realized": lambda row: row.realized_rate,
         **calls,
-        "map": lambda row: row.map_size,
+        "map": lambda row: cell(row.map_size) + (" (varies)" if row.map_varies else ""),
         "block": block_cell,
     }
     gradients: Columns[SiteRow] = {

@@ -17,7 +17,6 @@ from ..selectors.index import Index, NoMatchError
 from ..selectors.select import Select, match
 from ..selectors.wrappers import named_modules
 from ..sites.hooks import SiteHook
-from ..sites.record import Record, standing_still
 from ..sites.shared import Control
 from ..sites.site import Site
 from .compiled import has_compiled
@@ -37,11 +36,6 @@ class SiteList:
     @property
     def _hooks(self) -> list[SiteHook]:
         return [hook for _, hook in self._installed]
-
-    @property
-    def _records(self) -> list[Record]:
-        """Of the model's forwards, and of each site."""
-        return [self._control.record, *(site.record for site in self.sites)]
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -98,11 +92,10 @@ class SiteList:
         check_installed(self._control, "set")
         sites = find(which, self._base, self._hooks)
         changed = with_rates(sites, rates, self._control)
-        with standing_still(site.record for site in sites):
-            for site, regularizer in zip(sites, changed, strict=True):
-                site.set_regularizer(regularizer)
-                site.record.forget_elements()
-            self._put()
+        for site, regularizer in zip(sites, changed, strict=True):
+            site.set_regularizer(regularizer)
+            site.counter.forget_elements()
+        self._put()
 
     def _put(self) -> None:
         """Put the rates of layers that drop by themselves in place."""
@@ -196,13 +189,13 @@ def _of_class(
 
 def _nothing_kept(site: Site, control: Control) -> str:
     """Why a site has kept nothing."""
-    life = site.record.read(elements=False).life
+    life = site.counter.snapshot()
     if not life.calls:
         if not control.installed:
             return "the layer was not called before the attachment was removed"
         if site.regularizer.active == "train" and has_compiled():  # it counts no evaluation
             return "the layer was never called in training mode: Capture(active='always')"
-        if not control.record.read(elements=False).life.calls:
+        if not control.counter.snapshot().calls:
             return "the model was not called yet: run a forward first"
         return "the layer was never called"
     if not life.active and not control.enabled:

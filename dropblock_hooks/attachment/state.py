@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..checks import as_number
-from ..sites.counts import Counts
+from ..sites.counter import Snapshot, Totals, read
 from ..sites.norms import NO_NORMS, Norms
 from ..sites.shared import Control
 from ..sites.site import Site
@@ -19,18 +19,20 @@ _ELEMENTS = ("affected", "total", "expected")
 
 def save(sites: Sequence[Site], control: Control) -> dict[str, Any]:
     """Epoch and statistics."""
+    totals = read([site.counter for site in sites], norms=True)
     return {
         "version": _VERSION,
         "epoch": control.epoch,
         "stepped": control.stepped,
-        "forwards": control.record.read(elements=False).life.calls,
-        "sites": {site.key: _saved(site) for site in sites},
+        "forwards": control.counter.snapshot().calls,
+        "sites": {
+            site.key: _saved(site, counted) for site, counted in zip(sites, totals, strict=True)
+        },
     }
 
 
-def _saved(site: Site) -> dict[str, Any]:
-    counted = site.record.read(norms=True)
-    life, norms = counted.life, counted.norms.get("life", NO_NORMS)
+def _saved(site: Site, counted: Totals) -> dict[str, Any]:
+    life, norms = counted.life, counted.norms[0]
     state: dict[str, Any] = {
         "regularizer": repr(site.regularizer),
         "calls": life.calls,
@@ -99,16 +101,16 @@ def _norms(saved: Mapping[str, Any]) -> Norms:
 def restore(state: Mapping[str, Any], sites: Sequence[Site], control: Control) -> None:
     """Take over the statistics of a checked state, and begin a new window."""
     control.stepped = bool(state.get("stepped", True))
-    control.record.restore(Counts(trained=int(state.get("forwards", 0))))
+    control.counter.restore(Snapshot(trained=int(state.get("forwards", 0))))
     for site in sites:
         saved = state["sites"].get(site.key)
         if saved is None:
-            counted = site.record.read(norms=True)
-            site.record.restore(counted.life, counted.norms.get("life", NO_NORMS))
+            counted = site.counter.read(norms=True)
+            site.counter.restore(counted.life, counted.norms[0])
             continue
         counts = {name: saved[name] for name in _ELEMENTS}
         counts |= {"trained": saved["calls"], "active": saved["active_calls"]}
-        site.record.restore(Counts(**counts), _norms(saved))
+        site.counter.restore(Snapshot(**counts), _norms(saved))
         if "buffers" in saved and site.watch is not None:
             kept = saved["buffers"].items()
             site.watch.load_state_dict({name: _tensor(each) for name, each in kept})

@@ -6,7 +6,6 @@ from operator import attrgetter
 
 from ..checks import as_number
 from ..quoting import listed
-from ..sites.norms import NO_NORMS
 from ..sites.site import Site
 from ..tables import WIDTH, Columns, Table, html_list
 
@@ -21,7 +20,7 @@ class Suggestion:
         bound: its value now.
         changed: share of the values that it has changed in the last window.
         proposed: the bound that the wanted share exceeds, to 4 digits; None with a `reason`.
-        seen: the number of norms; for `ClampGrad`, of values.
+        seen: the number of norms; for `ClampGrad`, of gradients.
         over: ``"window"``, or ``"life"`` where the last window has no norms.
         call: the call that sets the bounds of the site; "" with a `reason`.
         reason: why nothing is proposed, or "".
@@ -67,17 +66,18 @@ def suggestions(sites: Sequence[Site], share: float) -> Suggestions:
     heads = ("site", "bound", "now", "changed", "proposed", "norms", "over")
     names = ("site", "field", "bound", "changed", "proposed", "seen", "over")
     columns: Columns[Suggestion] = dict(zip(heads, map(attrgetter, names), strict=True))
-    title = f"bounds that {share:.4g} of the norms (of ClampGrad, of the values) lie beyond"
+    of = "the norms (of ClampGrad, of the largest magnitudes)"
+    title = f"bounds that {share:.4g} of {of} lie beyond"
     return Suggestions(rows, columns, title)
 
 
 def _rows(site: Site, share: float) -> Iterator[Suggestion]:
     if not site.regularizer.bounds_at(1.0):
         return
-    counted = site.record.read(norms=True)
+    counted = site.counter.read(norms=True)
     norms, over = counted.shown_norms, "window"
     if norms is None:
-        norms, over = counted.norms.get("life", NO_NORMS), "life"
+        norms, over = counted.norms[0], "life"
     bound, reason = norms.quantile(1 - share), ""
     if bound is None:
         reason = "no gradient was seen yet: train a step first"

@@ -6,25 +6,24 @@ from typing import Any
 from torch import nn
 
 from ..findings import Finding, Kind, Severity, tell
+from ..sites.counter import read
 from ..sites.grad_scaler import missing_scaler
 from ..sites.hooks import SiteHook
-from ..sites.record import standing_still
 from ..sites.shared import Control
 from .faults import AGAIN, Window, fault_of, needs_calls, runs_unseen
 from .watchdog import look_for_alerts, tell_alerts
 
 
 def windows(control: Control, hooks: Iterable[SiteHook]) -> tuple[Window, Window]:
-    """The open window, and the one before. Waits for compiled code."""
+    """The open window, and the one before."""
     sites = [hook.site for hook in hooks]
-    with standing_still([control.record, *(site.record for site in sites)]):
-        read = {site.key: site.record.read(elements=False) for site in sites}
-        model = control.record.read(elements=False)
-    compiled = any(each.compiled for each in read.values())
-    off = control.idled or (compiled and control.was_off), control.idled_before
+    model, *totals = read([control.counter, *(site.counter for site in sites)], wait=False)
+    found = {site.key: each for site, each in zip(sites, totals, strict=True)}
+    compiled = any(each.life.compiled for each in totals)
+    off = control.idled, control.idled_before
     made = []
     for i, which in enumerate(("window", "closed")):
-        counts = {key: getattr(each, which) for key, each in read.items()}
+        counts = {key: getattr(each, which) for key, each in found.items()}
         layers = {site.name: counts[site.key].calls for site in sites}
         made.append(Window(counts, layers, getattr(model, which), off[i], compiled))
     return made[0], made[1]
@@ -89,8 +88,7 @@ def _general(control: Control, kind: Kind, text: str, cure: str) -> Finding:
 def tell_faults(attached: Any) -> None:
     """Warn of what is wrong, once; each `Watchdog` looks, and acts as it was told to."""
     base, control, hooks = attached._base, attached._control, attached._hooks
-    with standing_still(attached._records):
-        found = find_faults(base, control, attached._installed)
-        alerts = look_for_alerts(base, control, hooks)
+    found = find_faults(base, control, attached._installed)
+    alerts = look_for_alerts(base, control, hooks)
     tell(found, control.told)
     tell_alerts(control, hooks, alerts)

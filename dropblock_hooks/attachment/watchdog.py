@@ -14,7 +14,7 @@ from ..findings import Finding, Kind, tell
 from ..observers.watchdog import Watchdog
 from ..observers.watched import Clock
 from ..selectors.wrappers import find_module
-from ..sites.counts import numbers_of
+from ..sites.counter import numbers_of
 from ..sites.hooks import SiteHook
 from ..sites.shared import Control
 from .rules import Looked, Sight, judge

@@ -15,7 +15,7 @@ from ..quoting import kind_of, listed, quote, shown
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.select import Select, Selector, match
 from ..selectors.wrappers import unwrap
-from ..sites.counts import Counts
+from ..sites.counter import Snapshot
 from ..warn import warn
 from .candidates import Called, calls_of, candidates
 from .explained import Explained, Features, UnfitLayer
@@ -226,7 +226,7 @@ def _at(explained: Explained, layer: Target, args: Any, kwargs: Any) -> Features
     calls = calls_of(names, args, kwargs)
     if layer.name not in calls:
         counts = {name: int(name in calls) for name in names.modules}
-        window = Window({}, counts, Counts(trained=1), off=False, compiled=False)
+        window = Window({}, counts, Snapshot(trained=1), off=False, compiled=False)
         why = f"{why}: {why_not_called(names.model, layer.module, layer.name, window)[0]}"
     for other in _candidates(explained, calls):
         try:

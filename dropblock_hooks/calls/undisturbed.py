@@ -45,10 +45,10 @@ def _paused(model: nn.Module) -> Iterator[None]:
     sites = [site for attached in attachments(model) for site in attached]
     controls = list({id(site.control): site.control for site in sites}.values())
     before = [(c, c.enabled, c.stepped) for c in controls]
-    records = [site.record for site in sites] + [control.record for control in controls]
+    counters = [site.counter for site in sites] + [control.counter for control in controls]
     with ExitStack() as stack:
-        for record in records:
-            stack.enter_context(record.uncounted())
+        for counter in counters:
+            stack.enter_context(counter.uncounted())
         try:
             for control in controls:
                 control.enabled = False

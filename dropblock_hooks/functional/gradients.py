@@ -1,8 +1,8 @@
 """Gradients, bounded: by value and by norm. Non-finite values pass, so that overflow stays visible.
 
 A bound is a number, or (multiplied by a loss scale) a 0-dim tensor on the gradient's device. The
-``*_counted`` functions return the tensor and how many elements were changed; that of the norm also
-which norms it has met. `values_met` has the same of bounds on values.
+``*_counted`` functions return the tensor and how many elements were changed; those of norms also
+the norms before.
 """
 
 from collections.abc import Sequence
@@ -19,42 +19,16 @@ Per: TypeAlias = Literal["tensor", "sample", "channel"]
 _PERS = get_args(Per)
 
 
-SAMPLE = 2**14
-"""How many values of a gradient are looked at: to know how large they are, more would not help."""
-
-
-class Met(NamedTuple):
-    """The norms that a bound has met, before it has changed any; some may not be finite.
-
-    Attributes:
-        norms: of each group of values, in any shape.
-        weight: how many groups each of them stands for.
-        largest: the largest norm of all, where `norms` are a sample of them.
-    """
-
-    norms: Tensor
-    weight: float = 1.0
-    largest: Tensor | None = None
-
-    def unscaled(self, scale: Bound) -> "Met":
-        """The same in the unit of the loss that was multiplied by `scale`."""
-        if not isinstance(scale, Tensor) and scale == 1.0:
-            return self
-        wide = wide_dtype(self.norms.device)
-        largest = None if self.largest is None else self.largest.to(wide) / scale
-        return Met(self.norms.to(wide) / scale, self.weight, largest)
-
-
 class Clipped(NamedTuple):
     """What a bound has done and met: nothing of it is read before someone asks.
 
     Attributes:
         changed: how many values it has changed.
-        met: the norms that it has met.
+        norms: the norms before it has changed any; some may not be finite.
     """
 
     changed: Tensor
-    met: Met
+    norms: Tensor
 
 
 def clamp_counted(grad: Tensor, min: Bound | None, max: Bound | None) -> tuple[Tensor, Tensor]:
@@ -73,38 +47,21 @@ def _fit(bound: Bound | None, dtype: torch.dtype) -> Any:
     return bound if bound is None else sorted((-largest, bound, largest))[1]
 
 
-def values_met(grad: Tensor, below: bool, above: bool) -> Met:
-    """How far each value goes towards bounds `below` and `above`: a norm of its own.
-
-    Towards both it is the absolute value; towards one, values of the other sign count as 0. Of more
-    than `SAMPLE` values so many are taken, spread over all; the largest is that of all.
-    """
-    if hasattr(grad, "full_tensor"):  # a DTensor: its shards can't be counted one by one
-        grad = whole(grad)
-    n = grad.numel()
-    # channels-last as it lies in memory: else that is slow
-    flat = (grad if grad.ndim < 3 or grad.is_contiguous() else grad.movedim(1, -1)).reshape(-1)
-    values = flat if n <= SAMPLE else flat[_spread(n, grad.device)]
-    if not below:
-        values = values.clamp_min(0.0)
-    values = values.abs() if above else (-values).clamp_min(0.0)
-    if n <= SAMPLE:
-        return Met(values)
-    lowest, highest = flat.aminmax()
-    if not below:
-        lowest = torch.zeros_like(lowest)
-    if not above:
-        highest = torch.zeros_like(highest)
-    return Met(values, n / SAMPLE, torch.maximum(-lowest, highest).clamp_min(0.0))
+def largest_magnitude(grad: Tensor, below: bool, above: bool) -> Tensor:
+    """The largest absolute value; with one bound only, the largest value towards that bound."""
+    if grad.numel() == 0:
+        return grad
+    lowest, highest = whole(grad).aminmax()
+    if below and above:
+        return torch.maximum(-lowest, highest)
+    return (-lowest if below else highest).clamp_min(0.0)
 
 
-def _spread(n: int, device: torch.device) -> Tensor:
-    """Positions among `n`, the multiples of the golden ratio: in step with no axis of a tensor."""
-    turns = torch.arange(SAMPLE, device=device) * _GOLDEN % 2**31
-    return turns * n >> 31
-
-
-_GOLDEN = 1327217885  # in 2**31 parts of a turn
+def unscaled(norms: Tensor, scale: Bound) -> Tensor:
+    """Norms of the gradient of a loss that was multiplied by `scale`, in units of the loss."""
+    if not isinstance(scale, Tensor) and scale == 1.0:
+        return norms
+    return norms.to(wide_dtype(norms.device)) / scale
 
 
 def clip_norm_counted(
@@ -113,7 +70,7 @@ def clip_norm_counted(
     """`grad` with each group scaled to a norm of at most `max_norm`, and what was met."""
     if grad.numel() == 0:
         none = torch.zeros((), dtype=torch.int64, device=grad.device)
-        return grad, Clipped(none, Met(grad))
+        return grad, Clipped(none, grad)
     return scale_counted(grad, max_norm, group_norm(grad, norm_type, per, channel_axis))
 
 
@@ -130,7 +87,7 @@ def scale_counted(grad: Tensor, max_norm: Bound, norm: Tensor) -> tuple[Tensor, 
     dtype = torch.promote_types(grad.dtype, torch.float32)
     clipped = grad * most.to(dtype) * (scale / most).to(dtype)
     changed = over.sum() * (grad.numel() // norm.numel())
-    return clipped.to(grad.dtype), Clipped(changed, Met(norm))
+    return clipped.to(grad.dtype), Clipped(changed, norm)
 
 
 def common_norm(grads: Sequence[Tensor], norm_type: float) -> Tensor:

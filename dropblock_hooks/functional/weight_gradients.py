@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..checks import as_number
-from .gradients import Bound, Clipped, Met, Per, check_norm, group_norm, scale_counted
+from .gradients import Bound, Clipped, Per, check_norm, group_norm, scale_counted
 
 
 def clip_adaptive_counted(
@@ -13,12 +13,12 @@ def clip_adaptive_counted(
     """Adaptive clipping of the gradient of a loss times `scale`, and the ratios of the norms."""
     if grad.numel() == 0:
         none = torch.zeros((), dtype=torch.int64, device=grad.device)
-        return grad, Clipped(none, Met(grad))
+        return grad, Clipped(none, grad)
     per: Per = "sample" if grad.ndim > 1 else "tensor"
     unit = group_norm(parameter, norm_type, per, 0).clamp_min(eps) * scale
     norm = group_norm(grad, norm_type, per, 0)
     clipped, done = scale_counted(grad, clip_factor * unit, norm)
-    return clipped, Clipped(done.changed, Met(norm / unit))
+    return clipped, Clipped(done.changed, norm / unit)
 
 
 def without_mean(grad: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from ..attachment.verify import windows
 from ..findings import Finding, Kind
 from ..regularizers.droppers import unit_dropped
 from ..sites import indexing
-from ..sites.counts import Counts
+from ..sites.counter import Snapshot
 from ..sites.hooks import SiteHook
 from ..sites.shared import Control
 from ..sites.site import Site, SiteError
@@ -90,7 +90,7 @@ def probe(
         window = replace(
             windows(control, hooks)[0],
             layers=calls,
-            model=Counts(trained=1),
+            model=Snapshot(trained=1),
             compiled=False,
             backward=False,
         )

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from ..axes.options import AxisOptions
 from ..checks import LARGEST, check_option
-from ..functional.gradients import Met
 from ..quoting import label, quote, shown
 from ..registry import brief, check_fields, name_of
 from ..schedules import Schedule, is_moving, same_kind, value_at
@@ -28,7 +27,7 @@ class Now:
         grad_scale: what the loss was multiplied by (AMP): gradient bounds are multiplied by it.
         parameter: whose gradient it is, at ``param:`` selectors.
         norms: ``apply`` may leave here the norms that it has taken of a gradient, of the unscaled
-            loss, as ``functional.gradients.Met(norms)``: the report shows how large they are.
+            loss: the report shows how large they are.
     """
 
     input: Any
@@ -36,7 +35,7 @@ class Now:
     training: bool
     grad_scale: float | Tensor
     parameter: Tensor | None = None
-    norms: Met | None = None
+    norms: Tensor | None = None
 
     def __init__(
         self,

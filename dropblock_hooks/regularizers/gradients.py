@@ -31,8 +31,9 @@ from ..functional.gradients import (
     clamp_counted,
     clip_norm_counted,
     common_norm,
+    largest_magnitude,
     scale_counted,
-    values_met,
+    unscaled,
 )
 from ..functional.noise import add_noise
 from ..registry import register
@@ -108,11 +109,11 @@ class ClampGrad(OnGradients, Regularizer):
         return {name: bound for name, bound in both.items() if name in self.rates}
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        # asked of now: compiled code would guard the bounds of self as numbers
         low, high = getattr(now, "min", None), getattr(now, "max", None)
         low = None if low is None else low * now.grad_scale
         high = None if high is None else high * now.grad_scale
-        now.norms = values_met(x, low is not None, high is not None).unscaled(now.grad_scale)
+        largest = largest_magnitude(x, low is not None, high is not None)
+        now.norms = unscaled(largest, now.grad_scale)
         return clamp_counted(x, low, high)
 
 
@@ -173,7 +174,7 @@ class ClipGradNorm(OnGradients, Regularizer):
             y, clipped = scale_counted(x, limit, now.common_norm.to(x.device))
         else:
             y, clipped = clip_norm_counted(x, limit, self.norm_type, self.per)
-        now.norms = clipped.met.unscaled(now.grad_scale)
+        now.norms = unscaled(clipped.norms, now.grad_scale)
         return y, clipped.changed
 
 

@@ -18,9 +18,9 @@ from ..functional.gradients import Clipped, whole
 from ..regularizers.base import Now
 from ..regularizers.dropout import DropsShare
 from ..selectors.wrappers import is_dtensor
+from .counter import Counted
 from .grad_scaler import seek
 from .identity import GradIdentity, is_transformed, may_get_gradient
-from .meter import Counted
 from .site import Site
 
 _is_batched = torch._C._functorch.is_legacy_batchedtensor  # batched gradients
@@ -43,9 +43,10 @@ def act(site: Site, x: Tensor, call: Call) -> Tensor:
     if torch._C._are_functorch_transforms_active() or torch._C._is_tracing():
         refuse_tracing(site, call.training)
     if site.idle:  # neither the layout nor the mask matters
-        if graph_task() == NO_TASK and type(total := x.numel()) is int:
-            affected = 0 if isinstance(site.regularizer, DropsShare) else None
-            site.record.add_active(affected, total, 0.0)
+        if graph_task() == NO_TASK:
+            site.counter.add(
+                0 if isinstance(site.regularizer, DropsShare) else None, x.numel(), 0.0
+            )
         return x
     form = site.form_of(x)
     if site.regularizer.acts_on == "activation":
@@ -64,12 +65,18 @@ def act_on_activation(site: Site, x: Tensor, form: View, call: Call) -> Tensor:
             site.recomputed = True  # before the warning, which may be turned into an error
             tell_lost_random_state(site.key)
         return perform(site, x, form, values, call)[0]
-    y, affected, total = perform(site, x, form, values, call)
+    y, affected, inner = perform(site, x, form, values, call)
     # what always() adds in evaluation is not counted
     if call.training or site.regularizer.active == "always":
-        rate = next(iter(values.values()), 0.0)
-        site.record.add_active(_known(affected, total), total, rate)
+        _count(site, affected, inner, site.rate or 0.0)
     return y
+
+
+def _count(site: Site, affected: Counted, inner: Tensor, rate: float) -> None:
+    """Count an active call on a tensor; `inner` is what the regularizer got of it."""
+    if site.regularizer.spatial is not None:
+        site.counter.see_map(inner.shape[2:])
+    site.counter.add(_known(affected), inner.numel(), rate)
 
 
 def perform(
@@ -80,8 +87,11 @@ def perform(
     call: Call,
     grad_scale: float | Tensor = 1.0,
     parameter: Tensor | None = None,
-) -> tuple[Tensor, Counted, int]:
-    """Run the regularizer of a site; return its result, the affected elements and the total.
+) -> tuple[Tensor, Counted, Tensor]:
+    """Run the regularizer of a site.
+
+    Returns:
+        The result, the affected elements, and what the regularizer got: `x`, or a view of it.
 
     Raises:
         SiteError: if the regularizer refuses the tensor, or returns something else than it must.
@@ -98,14 +108,12 @@ def perform(
         now.parameter = parameter
     try:
         if regularizer.spatial is None and not regularizer.channelwise:
-            return *_applied(site.bound, x, now), x.numel()
+            return *_applied(site.bound, x, now), x
         inner = form.take(x)
         if regularizer.needs_input and getattr(now.input, "shape", None) == x.shape:
             now.input = form.take(now.input)
-        if regularizer.spatial is not None:
-            site.record.see_map(inner.shape[2:])
         y, affected = _applied(site.bound, inner, now)
-        return (x if y is inner else form.put(y, x)), affected, inner.numel()
+        return (x if y is inner else form.put(y, x)), affected, inner
     except (TypeError, ValueError) as error:
         raise site.error(error) from error
 
@@ -158,7 +166,7 @@ def regularize_grad(
     scale = control.grad_scale(grad.device)
     if site.watch is not None:
         site.watch.see_gradient(grad, 0, scale, None)
-        site.record.add_active(None, 0, 0.0)
+        site.counter.add(None, 0, 0.0)
         return grad
     return _regularized(site, form, grad, scale, values, parameter)
 
@@ -183,27 +191,25 @@ def _regularized(
     values: Mapping[str, Any],
     parameter: Tensor | None,
 ) -> Tensor:
-    y, affected, total = perform(
+    y, affected, inner = perform(
         site, grad, form, values, _OF_A_GRADIENT, grad_scale=scale, parameter=parameter
     )
     if is_dtensor(grad):  # all processes are here; one alone may read what was counted
         affected = tree_map_only(Tensor, whole, affected)
-    site.record.add_active(_known(affected, total), total, 0.0)
+    _count(site, affected, inner, 0.0)
     return y
 
 
 _OF_A_GRADIENT = Call(None, True)
 
 
-def _known(affected: Counted, total: int) -> Counted:
+def _known(affected: Counted) -> Counted:
     """The count, if it is, or holds, one number; else None.
 
     It is unknown inside a function transform, which it must not outlive, and where there is no
     data: on the meta device and in fake tensors.
     """
     count = affected.changed if isinstance(affected, Clipped) else affected
-    if type(total) is not int:
-        return None
     if not isinstance(count, Tensor):
         return affected
     if type(count) is not Tensor:
@@ -215,7 +221,7 @@ def _known(affected: Counted, total: int) -> Counted:
 
 def has_data(x: Tensor) -> bool:
     """Whether it is a tensor with numbers, outside of function transforms and batched gradients."""
-    return _known(x, 0) is x and not torch._C._are_functorch_transforms_active()
+    return _known(x) is x and not torch._C._are_functorch_transforms_active()
 
 
 def is_exporting() -> bool:

@@ -137,7 +137,7 @@ class ObserveHook(SiteHook):
         """Count one call of the layer and add it to the watch; return its ticket."""
         site, observer, watch = self.site, self.observer, self.watch
         if observer.sees_values or not observer.sees_gradients:
-            site.record.add_active(None, 0, 0.0)
+            site.counter.add(None, 0, 0.0)
         if not tensors or not observer.sees_values:
             return None
         forms: list[View | None] = [None] * len(tensors)
@@ -223,7 +223,7 @@ class ObserveHook(SiteHook):
             return
         watch.see_gradient(grad.detach(), at, control.grad_scale(grad.device), ticket)
         if not self.observer.sees_values:
-            self.site.record.add_active(None, 0, 0.0)
+            self.site.counter.add(None, 0, 0.0)
 
     def _tell_reentrant(self) -> None:
         """Warn once that a gradient belongs to no known call."""

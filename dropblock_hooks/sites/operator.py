@@ -56,10 +56,8 @@ def watch_gradient(site: Site, x: Tensor, call: Call) -> Tensor:
     The rates are those of the forward, whatever ``step`` does before the backward.
     """
     form = site.form_of(x)
-    rates = begin_op(site.handle, call.training, len(site.values))
-    watched: Tensor = _Identity.apply(
-        x, site.handle, rates, form.layout, list(form.grid or ()), form.prefix
-    )
+    row = begin_op(site.handle, call.training, len(site.values))
+    watched: Tensor = _Identity.apply(x, row, form.layout, list(form.grid or ()), form.prefix)
     return watched
 
 
@@ -78,15 +76,14 @@ class _Identity(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
-        handle: Tensor,
-        rates: Tensor,
+        row: Tensor,
         layout: str,
         grid: list[int],
         prefix: int,
     ) -> Tensor:
         ctx.form = layout, grid, prefix
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(handle, rates)
+        ctx.save_for_backward(row)
         return x.clone()
 
     @staticmethod
@@ -94,7 +91,7 @@ class _Identity(torch.autograd.Function):
         (grad,) = grads
         if grad is not None:
             grad = gradient_op(grad, *ctx.saved_tensors, *ctx.form)
-        return grad, None, None, None, None, None
+        return grad, None, None, None, None
 
 
 @torch.library.custom_op(
@@ -123,7 +120,7 @@ def regularize_op(
     """
     site: Site | None = find(handle)
     row = torch.zeros(1 + n_rates, dtype=torch.float64)
-    if site is None or not site.enter(training):
+    if site is None or not _enter(site, training):
         return _new(x, x), row
     row[0] = 1.0
     for at, value in enumerate(site.values.values(), 1):
@@ -224,33 +221,38 @@ def _(
     schema="(Tensor(a!) handle, bool training, int n_rates) -> Tensor",
 )
 def begin_op(handle: Tensor, training: bool, n_rates: int) -> Tensor:
-    """Count a forward of a layer whose gradient is regularized; return the rates as a row."""
+    """Count a forward of a layer whose gradient is regularized.
+
+    Returns:
+        A row of float64 numbers: that of the handle, and the rates. The backward holds this row
+        only, because autograd refuses tensors that were changed after they were saved.
+    """
     site: Site | None = find(handle)
-    if site is None:
-        return torch.zeros(n_rates, dtype=torch.float64)
-    site.enter(training)
-    values = list(site.values.values())
-    return torch.tensor(values, dtype=torch.float64)
+    row = torch.zeros(1 + n_rates, dtype=torch.float64)
+    row[0] = handle
+    if site is not None:
+        _enter(site, training)
+        row[1:] = torch.tensor(list(site.values.values()), dtype=torch.float64)
+    return row
 
 
 @begin_op.register_fake
 def _(handle: Tensor, training: bool, n_rates: int) -> Tensor:
-    return torch.empty(n_rates, dtype=torch.float64, device="cpu")
+    return torch.empty(1 + n_rates, dtype=torch.float64, device="cpu")
 
 
 @torch.library.custom_op(
     "dropblock_hooks::gradient",
     mutates_args=(),
-    schema=f"(Tensor grad, Tensor handle, Tensor rates, {_READ}) -> Tensor",
+    schema=f"(Tensor grad, Tensor row, {_READ}) -> Tensor",
 )
-def gradient_op(
-    grad: Tensor, handle: Tensor, rates: Tensor, layout: str, grid: Sequence[int], prefix: int
-) -> Tensor:
-    """Regularize the gradient of an activation and count it."""
-    site: Site | None = find(handle)
+def gradient_op(grad: Tensor, row: Tensor, layout: str, grid: Sequence[int], prefix: int) -> Tensor:
+    """Regularize the gradient of an activation and count it; `row` is that of ``begin``."""
+    number, *rates = row.tolist()
+    site: Site | None = find(number)
     if site is None:
         return _new(grad, grad)
-    values = dict(zip(site.values, rates.tolist(), strict=False))
+    values = dict(zip(site.values, rates, strict=False))
     y = regularize_grad(site, View(layout, tuple(grid) or None, prefix), values, grad)
     return _new(y, grad)
 
@@ -275,6 +277,14 @@ def called_op(handle: Tensor, flags: Sequence[bool]) -> None:
 @called_op.register_fake
 def _(handle: Tensor, flags: Sequence[bool]) -> None:
     return None
+
+
+def _enter(site: Site, training: bool) -> bool:
+    """Count a call of compiled code; whether the regularizer is to run."""
+    before = site.calls
+    active = site.enter(training)
+    site.counter.compiled += site.calls - before
+    return active
 
 
 def _new(y: Tensor, x: Tensor) -> Tensor:

@@ -3,9 +3,11 @@
 from typing import Any
 
 from torch import nn
-from torch.compiler import is_compiling, is_exporting
+from torch.compiler import is_compiling
 
 from ..checkpointing import NO_TASK, graph_task
+from . import operator
+from .act import is_exporting
 from .hooks import OutputHook, Turn, hooks_on
 from .site import Site
 
@@ -58,12 +60,12 @@ class RetuneHook(OutputHook):
     def _act(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         if self.ours:
             return super()._act(module, args, *rest)
-        record = self.site.record  # the call is counted; what the module has dropped is not known
-        if is_compiling() and not is_exporting():
-            record.meter.add_call()
-            record.meter.add_active(None, 0, 0.0)
-        elif not is_compiling() and graph_task() == NO_TASK:
-            record.add_active(None, 0, 0.0)
+        # the call is counted; how much the module has dropped is not known
+        if is_compiling():
+            if not is_exporting():
+                operator.tell_call(self.site, (module.training,))
+        elif graph_task() == NO_TASK:
+            self.site.counter.add(None, 0, 0.0)
         return None
 
 

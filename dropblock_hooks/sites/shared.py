@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..axes.grids import Grids
 from ..functional.masks import wide_dtype
-from .record import Record
+from .counter import Counter
 
 
 class Control:
@@ -27,7 +27,7 @@ class Control:
         stepped: whether anybody has called `Attachment.step`.
         fresh: whether nobody has since attaching or loading: no epoch has ended then.
         warned: whether it was told that nobody calls it.
-        record: the forwards of the model.
+        counter: the forwards of the model.
         looked: whether a training forward was looked at in this window.
         was_off: whether the regularizers were switched off at any time in this window.
         idled: whether a training forward met them switched off in this window.
@@ -53,7 +53,7 @@ class Control:
         self.stepped = False
         self.fresh = True
         self.warned = False
-        self.record = Record(None)
+        self.counter = Counter()
         self.looked = False
         self.was_off = self.idled = self.idled_before = False
         self.told: set[tuple[str, str]] = set()
@@ -70,7 +70,7 @@ class Control:
         memo[id(self)] = copied  # which what was met leads back to
         copied.always = False  # nobody would end it
         copied.optimizers = []  # they update the original
-        copied.record, copied.told = copy.deepcopy(self.record, memo), set(self.told)
+        copied.counter, copied.told = copy.deepcopy(self.counter, memo), set(self.told)
         copied.grids = copy.deepcopy(self.grids, memo)
         copied.shared = copy.deepcopy(self.shared, memo)
         copied.told.add((".", "not_trained"))  # an average of the weights is never trained

@@ -14,10 +14,8 @@ from ..handles import new_handle
 from ..observers.base import Watch
 from ..regularizers.base import Regularizer
 from ..warn import warn
-from .counts import Varying, varying
-from .meter import Sizes
+from .counter import Counter
 from .norms import NO_NORMS, Norms
-from .record import Record
 from .shared import Control
 
 _EVALUATIONS = 2
@@ -40,7 +38,7 @@ class Site:
         regularizer: what is done here.
         values: the rates now, by field.
         rate: the main rate now: the first one of the regularizer; None where it has none.
-        record: what was counted.
+        counter: what was counted.
         bound: what the regularizer has bound for this site, with a state of its own perhaps.
     """
 
@@ -70,7 +68,7 @@ class Site:
             index=regularizer.index,
         )
         self.order, self.position = 0, (0, 0)  # in the spec: of its entry, and in that
-        self.record = Record(regularizer.spatial, gradients=regularizer.acts_on == "gradient")
+        self.counter = Counter()
         self.handle = new_handle(self)
         self.recomputed = False
         self._mode: bool | None = None  # of the last call, while nobody has stepped a schedule
@@ -111,7 +109,7 @@ class Site:
 
     def close_window(self) -> None:
         """The whole part of the epoch changes: begin to count anew."""
-        self.record.close_window()
+        self.counter.close_window()
         if self.watch is not None:
             self.watch.close_window()
 
@@ -142,12 +140,12 @@ class Site:
 
         Compiled code counts those in which the site is on.
         """
-        return self.record.read(elements=False).life.calls
+        return self.counter.evaluated + self.counter.trained
 
     @property
     def active_calls(self) -> int:
         """Calls in which it was on; of a gradient regularizer, the gradients that it has seen."""
-        return self.record.read(elements=False).life.active
+        return self.counter.snapshot().active
 
     @property
     def realized_rate(self) -> float | None:
@@ -157,17 +155,17 @@ class Site:
         that closed then. Attaching, `Attachment.set` and loading a state begin one that shows
         nothing. Reading it waits for the device.
         """
-        return self.record.read().shown.share()
+        return self.counter.read().shown.share()
 
     @property
     def expected_rate(self) -> float | None:
         """The mean nominal rate over the same window as `realized_rate`."""
-        return self.record.read().shown.expected_share()
+        return self.counter.read().shown.expected_share()
 
     @property
     def total_realized_rate(self) -> float | None:
         """The same as `realized_rate`, since attaching."""
-        return self.record.read().life.share()
+        return self.counter.read().life.share()
 
     @property
     def mean_norm(self) -> float | None:
@@ -177,24 +175,18 @@ class Site:
     @property
     def norms(self) -> Norms | None:
         """Those of its gradients before its bound, over the same window; None without any."""
-        return self.record.read(norms=True).shown_norms
+        return self.counter.read(norms=True).shown_norms
 
     @property
-    def map_size(self) -> Varying | None:
-        """Spatial size of the tensors seen, per axis; (smallest, largest) where it varies."""
-        return self.record.read(elements=False).map_size
+    def map_size(self) -> tuple[int, ...] | None:
+        """Spatial size of the tensor seen last; None where there is none."""
+        return self.counter.map_size
 
     @property
-    def block_size(self) -> Varying | None:
-        """The block in force on these maps, clipped where it is larger."""
-        return self.block_on(self.record.read(elements=False).maps)
-
-    def block_on(self, maps: Sizes | None) -> Varying | None:
-        """The block in force on the smallest and the largest of these maps."""
-        if maps is None:
-            return None
-        low, high = (self.regularizer.block_in_force(size) for size in maps)
-        return None if low is None or high is None else varying((low, high))
+    def block_size(self) -> tuple[int, ...] | None:
+        """The block in force on that map, clipped where it is larger."""
+        size = self.counter.map_size
+        return None if size is None else self.regularizer.block_in_force(size)
 
     def enter(self, training: bool) -> bool:
         """Count a forward call in this mode; return whether the regularizer is to run.
@@ -204,11 +196,10 @@ class Site:
         control = self.control
         off = not (training or self._beyond_training or control.always)
         if graph_task() == NO_TASK:
-            record = self.record
             if training:
-                record.trained += 1
+                self.counter.trained += 1
             else:
-                record.evaluated += 1
+                self.counter.evaluated += 1
             if self.moves and not control.stepped:
                 self._watch_time(training)
             if training and not control.enabled:
@@ -216,9 +207,16 @@ class Site:
         return not off and self.acts(training)
 
     def note_call(self, flags: list[bool]) -> None:
-        """Note a forward of compiled code in which the site is off."""
-        if graph_task() == NO_TASK and self.moves and not self.control.stepped:
-            self._watch_time(flags[0])
+        """Note a forward of compiled code in which nothing of the site itself runs."""
+        (training,) = flags
+        if graph_task() != NO_TASK:
+            return
+        if not self.may_act(training):
+            if self.moves and not self.control.stepped:
+                self._watch_time(training)
+        elif self.enter(training):
+            self.counter.compiled += 1
+            self.counter.add(None, 0, 0.0)
 
     def may_act(self, training: bool) -> bool:
         """Whether it acts in this mode unless it is switched off: what compiled code asks."""

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dropblock_hooks.observers.moments import CAPACITY, Moments, Zone
-from dropblock_hooks.sites.counts import numbers_of
+from dropblock_hooks.sites.counter import numbers_of
 
 
 def read(moments, zone=False):

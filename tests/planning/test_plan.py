@@ -119,13 +119,12 @@ def test_what_is_good_to_know():
     assert planned[0].shape == (2, 3, (8, 16), (8, 16))
     assert planned[0].calls == 2
     assert planned[0].aliases == ("same",)
-    assert planned[0].map_size == ((8, 16), (8, 16))
-    assert planned[0].block_size == ((8, 9), (8, 9))
+    assert planned[0].map_size == planned[0].block_size == (8, 8)
     assert planned[0].clipped
     assert "conv/DropBlock2d (= same" in str(planned)
     assert planned[2].shape == (2, 3, 8, 8)
     assert (planned[3].calls, planned[3].shape, planned[3].expected_share) == (0, None, 0.0)
-    assert "clipped to the map 8..16x8..16: conv" in line(planned, "clipped")
+    assert "clipped to the map 8x8: conv" in line(planned, "clipped")
     assert "a branch not taken" in line(planned, "never_called")
     assert planned.problems == ()
 

@@ -439,8 +439,27 @@ def test_a_ragged_batch_and_ten_sizes():
         train(call, torch.randn(4, 3, edge, edge + 3))
     assert graphs() <= 3
     site = attached["block/DropBlock2d"]
-    assert site.map_size == ((3, 32), (6, 35))
-    assert site.block_size == ((3, 7), (6, 7))
+    assert site.map_size == (32, 35)
+    assert site.block_size == (7, 7)
+
+
+def test_several_forwards_before_their_backward():
+    """Each backward has the mask and the rates of its own forward."""
+    model, x = Small(), images()
+    attached = attach(model, {"block": [DropBlock2d(0.3, 3), ClampGrad(-1e-4, 1e-4)]})
+    call, gradients = compiled(model), []
+    for together in (False, True):
+        torch.manual_seed(0)
+        model.zero_grad()
+        losses = []
+        for _ in range(3):
+            loss = call(x).square().mean()
+            losses.append(loss) if together else loss.backward()
+        if together:
+            sum(losses).backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    torch.testing.assert_close(*gradients)
+    assert [site.active_calls for site in attached] == [6, 6]
 
 
 @pytest.mark.slow

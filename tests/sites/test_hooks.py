@@ -782,7 +782,7 @@ def test_a_count_with_a_gradient_keeps_no_graph():
     model = nn.Sequential(Returns(lambda x: x * 1))
     attached = attach(model, {"0": Sums()})
     model(torch.ones(3, requires_grad=True))
-    assert not attached.sites[0].record._lying.requires_grad
+    assert not attached.sites[0].counter.snapshot().affected.requires_grad
 
 
 def test_an_export_in_evaluation_is_that_of_the_bare_model():

@@ -13,18 +13,22 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import ClampGrad, ClipGradNorm, attach, attachments
-from dropblock_hooks.functional.gradients import SAMPLE, Met, values_met
-from dropblock_hooks.sites.norms import ERROR, NO_CELLS, NormBins, Norms
 from tests.cases import rest_slow
 
 SHARES = [0.0, 0.1, 0.5, 0.9, 0.99, 1.0]
 
 
-def counted(*mets):
-    bins = NormBins(torch.device("cpu"))
-    for met in mets:
-        bins.add(met)
-    return Norms.between(bins.cells.tolist(), NO_CELLS)
+ERROR = 2 ** (1 / 8) - 1  # a bin is a quarter of an octave
+
+
+def counted(*parts):
+    """The norms of samples with these norms, in several backwards."""
+    model = nn.Sequential(nn.Identity())
+    attached = attach(model, {"0": ClipGradNorm(1e300, per="sample")})
+    for part in parts:
+        x = torch.zeros(len(part), 1, dtype=torch.float64, requires_grad=True)
+        model(x).backward(torch.as_tensor(part, dtype=torch.float64)[:, None])
+    return attached.sites[0].norms
 
 
 def assert_as(norms, values):
@@ -32,7 +36,7 @@ def assert_as(norms, values):
     values = np.asarray(values, dtype=np.float64)
     assert norms.count == len(values)
     assert norms.mean == pytest.approx(values.mean(), rel=1e-5)
-    assert norms.largest == pytest.approx(values.max(), rel=1e-5)
+    assert norms.largest == pytest.approx(values.max(), rel=ERROR + 1e-4)
     for q in SHARES:
         wanted = np.quantile(values, q, method="inverted_cdf")
         assert norms.quantile(q) == pytest.approx(wanted, rel=ERROR + 1e-4)
@@ -92,41 +96,18 @@ def gradients(make=Net):
 def test_quantiles_are_numpys_over_all_scales(exponent, batches, spread, seed):
     draw = np.random.default_rng(seed)
     parts = [10**exponent * np.exp(spread * draw.standard_normal(n)) for n in batches]
-    norms = counted(*(Met(torch.from_numpy(part)) for part in parts))
-    assert_as(norms, np.concatenate(parts))
-    assert norms.quantile(1.0) == norms.largest == np.concatenate(parts).max()
+    assert_as(counted(*parts), np.concatenate(parts))
 
 
 def test_what_is_not_finite_or_lies_outside_the_bins():
-    inf, nan = math.inf, math.nan
-    norms = counted(Met(torch.tensor([0.0, 1e-30, 3.0, inf, nan])), Met(torch.tensor([1e30])))
+    norms = counted([0.0, 1e-30, 3.0, math.inf, math.nan], [1e30])
     assert norms.count == 4
-    assert [norms.quantile(q) for q in (0.1, 0.5, 1.0)] == [0.0, 0.0, pytest.approx(1e30)]
+    assert [norms.quantile(q) for q in (0.1, 0.5)] == [0.0, 0.0]
     assert norms.quantile(0.75) == pytest.approx(3.0, rel=ERROR)
-    assert counted(Met(torch.tensor([nan]))).quantile(0.5) is None
-    assert counted(Met(torch.zeros(0))).mean is None
+    assert norms.largest > 1e19, "above the last bin, which ends at 2**64"
+    assert counted([math.nan]) is None
     with pytest.raises(ValueError, match=r"q must be in \[0, 1\], got 1.5"):
         norms.quantile(1.5)
-
-
-@pytest.mark.parametrize(("low", "high"), [(True, True), (True, False), (False, True)])
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_of_many_values_some_stand_for_all(low, high, layout):
-    """Also where the size of values follows the axes."""
-    torch.manual_seed(0)
-    grad = torch.randn(16, 32, 14, 14) * torch.rand(32, 1, 1) * torch.linspace(0, 1, 14)
-    grad = grad * torch.linspace(1, 2, 16).view(16, 1, 1, 1)
-    grad = grad.contiguous(memory_format=layout)
-    assert grad.numel() > 4 * SAMPLE
-    norms = counted(values_met(grad, low, high))
-    towards = {(1, 1): grad.abs(), (1, 0): (-grad).clamp_min(0), (0, 1): grad.clamp_min(0)}
-    values = towards[low, high].flatten().numpy()
-    assert norms.count == len(values)
-    assert norms.largest == values.max()
-    assert norms.mean == pytest.approx(values.mean(), rel=0.05)  # 4 sigma
-    for q in (0.75, 0.9, 0.99):
-        share = (values <= norms.quantile(q)).mean()
-        assert share == pytest.approx(q, abs=0.01 + 0.2 * (1 - q))  # the bin, and 4 sigma
 
 
 @pytest.mark.parametrize(
@@ -162,14 +143,16 @@ def test_norms_of_a_training(mode, per, scale):
     ("compiled", "bounds"),
     rest_slow(itertools.product((False, True), [(-0.1, 0.1), (-0.1, None), (None, 0.1)]), plain=3),
 )
-def test_values_of_a_training(compiled, bounds):
+def test_the_largest_magnitudes_of_a_training(compiled, bounds):
     torch._dynamo.reset()
     model = Net()
     attached = attach(model, {"body.0": ClampGrad(*bounds)})
     train(model, torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model)
-    values = torch.cat([grad.flatten() for grad in gradients()])
-    values = values.abs() if None not in bounds else values * (1 if bounds[0] is None else -1)
-    assert_as(attached.sites[0].norms, values.clamp_min(0).numpy())
+    towards = [
+        grad.abs() if None not in bounds else grad * (1 if bounds[0] is None else -1)
+        for grad in gradients()
+    ]
+    assert_as(attached.sites[0].norms, [float(each.max()) for each in towards])
 
 
 @pytest.mark.parametrize("size", rest_slow([24, 4]))
@@ -192,7 +175,7 @@ def test_two_graphs_serve_batches_of_all_sizes(size):
         call(torch.randn(n, 2, size, size)).sum().backward()
     assert len(graphs) <= 2
     clamped, clipped = attached.sites
-    assert clamped.norms.count == sum(batches) * 8 * size**2
+    assert clamped.norms.count == len(batches)
     assert clipped.norms.count == sum(batches)
 
 
@@ -213,14 +196,12 @@ def test_in_code_of_inductor():
     for eager, other in zip(*outcomes, strict=True):
         assert other.count == eager.count
         assert other.mean == pytest.approx(eager.mean, rel=1e-5)
-        assert other.largest == pytest.approx(eager.largest, rel=1e-5)
         for q in (0.5, 0.9, 0.99):
             assert other.quantile(q) == pytest.approx(eager.quantile(q), rel=1e-3)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_of_the_window_alone(compiled):
-    """The largest too, which is no sum."""
     torch._dynamo.reset()
     model = nn.Linear(4, 1)
     attached = attach(model, {"param:weight": ClipGradNorm(100.0), ".": ClipGradNorm(100.0)})
@@ -233,12 +214,13 @@ def test_of_the_window_alone(compiled):
         if factors:
             expected = len(factors), max(factors)
         for site, unit in zip(sites, (2.0, 1.0), strict=True):
-            assert (site.norms.count, site.norms.largest / unit) == expected
+            assert site.norms.count == expected[0]
+            assert site.norms.largest / unit == pytest.approx(expected[1], rel=ERROR)
             assert site.norms.mean / unit == pytest.approx(site.norms.quantile(0.5) / unit, rel=0.4)
     attached.set(ClipGradNorm, max_norm=50.0)
     assert [site.norms for site in sites] == [None, None]
     (call(torch.ones(1, 4)) * 0.5).sum().backward()
-    assert [site.norms.largest for site in sites] == [1.0, 0.5]
+    assert [site.norms.mean for site in sites] == [1.0, 0.5]
 
 
 def test_in_the_report():
@@ -251,7 +233,7 @@ def test_in_the_report():
     assert row.median_norm == pytest.approx(50, rel=ERROR)
     assert row.p90_norm == pytest.approx(90, rel=ERROR)
     assert row.p99_norm == pytest.approx(99, rel=ERROR)
-    assert row.largest_norm == 100
+    assert row.largest_norm == pytest.approx(100, rel=ERROR)
     lines = str(attached).splitlines()
     assert all(len(line) <= 100 for line in lines)
     assert "50.5" in lines[-1]

@@ -104,7 +104,7 @@ def test_the_counts_are_those_of_the_other_forwards(name, run):
         torch.manual_seed(1)
         net(net.example())
         site = attached.sites[0]
-        return site.realized_rate, site.total_realized_rate, site.record.read().life.total
+        return site.realized_rate, site.total_realized_rate, site.counter.read().life.total
 
     assert counts(True)[2] == counts(False)[2]
     assert counts(True) == counts(False)
