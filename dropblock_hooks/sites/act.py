@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.utils._pytree import tree_map_only
 
-from ..axes.view import View
+from ..axes.view import CHANNELS_FIRST, View
 from ..checkpointing import NO_TASK, graph_task, tell_lost_random_state
 from ..functional.gradients import Clipped, whole
 from ..regularizers.base import Now
@@ -23,6 +23,7 @@ from .grad_scaler import seek
 from .identity import GradIdentity, is_transformed, may_get_gradient
 from .site import Site
 
+PLAIN = frozenset(CHANNELS_FIRST.values())
 _is_batched = torch._C._functorch.is_legacy_batchedtensor  # batched gradients
 
 
@@ -68,15 +69,10 @@ def act_on_activation(site: Site, x: Tensor, form: View, call: Call) -> Tensor:
     y, affected, inner = perform(site, x, form, values, call)
     # what always() adds in evaluation is not counted
     if call.training or site.regularizer.active == "always":
-        _count(site, affected, inner, site.rate or 0.0)
+        size = None if site.regularizer.spatial is None else inner.shape[2:]
+        known = affected if isinstance(affected, int) else _known(affected)
+        site.counter.add(known, inner.numel(), site.rate or 0.0, size)
     return y
-
-
-def _count(site: Site, affected: Counted, inner: Tensor, rate: float) -> None:
-    """Count an active call on a tensor; `inner` is what the regularizer got of it."""
-    if site.regularizer.spatial is not None:
-        site.counter.see_map(inner.shape[2:])
-    site.counter.add(_known(affected), inner.numel(), rate)
 
 
 def perform(
@@ -109,11 +105,12 @@ def perform(
     try:
         if regularizer.spatial is None and not regularizer.channelwise:
             return *_applied(site.bound, x, now), x
-        inner = form.take(x)
+        plain = form.layout in PLAIN and form.grid is None and not form.prefix
+        inner = x if plain else form.take(x)
         if regularizer.needs_input and getattr(now.input, "shape", None) == x.shape:
             now.input = form.take(now.input)
         y, affected = _applied(site.bound, inner, now)
-        return (x if y is inner else form.put(y, x)), affected, inner
+        return (x if y is inner else y if plain else form.put(y, x)), affected, inner
     except (TypeError, ValueError) as error:
         raise site.error(error) from error
 
@@ -196,7 +193,8 @@ def _regularized(
     )
     if is_dtensor(grad):  # all processes are here; one alone may read what was counted
         affected = tree_map_only(Tensor, whole, affected)
-    _count(site, affected, inner, 0.0)
+    size = None if site.regularizer.spatial is None else inner.shape[2:]
+    site.counter.add(_known(affected), inner.numel(), 0.0, size)
     return y
 
 

@@ -141,9 +141,21 @@ class Counter:
         self.histogram: Histogram | None = None
         self._begun = self._before = _Moment()
 
-    def add(self, affected: Counted, total: int, rate: float) -> None:
-        """Add one active call: its affected elements (None: unknown), all elements, the rate."""
+    def add(
+        self, affected: Counted, total: int, rate: float, size: tuple[int, ...] | None = None
+    ) -> None:
+        """Add one active call.
+
+        Args:
+            affected: the number of affected elements; None if it is unknown.
+            total: the number of all elements.
+            rate: the nominal rate.
+            size: the spatial size of the tensor, where it is a map.
+        """
         self._active += 1
+        if size is not None and self.map_size != size:
+            self.map_varies |= self.map_size is not None
+            self.map_size = tuple(size)
         if affected is None:
             return
         if isinstance(affected, Clipped):
@@ -152,22 +164,12 @@ class Counter:
             self.histogram.add(affected.norms)
             affected = affected.changed
         if isinstance(affected, Tensor):
-            affected = self._on_its_device(affected.detach())
+            affected = affected.detach()
+            if isinstance(self._affected, Tensor) and self._affected.device != affected.device:
+                self._affected = self._affected.to(affected.device)  # the model has moved
         self._affected = self._affected + affected
         self._total += total
         self._expected += rate * total
-
-    def _on_its_device(self, affected: Tensor) -> Tensor:
-        """Move what was counted to the device of a new count: the model may have moved."""
-        if isinstance(self._affected, Tensor) and self._affected.device != affected.device:
-            self._affected = self._affected.to(affected.device)
-        return affected
-
-    def see_map(self, size: tuple[int, ...]) -> None:
-        """Note the spatial size of a tensor."""
-        if self.map_size != size:
-            self.map_varies |= self.map_size is not None
-            self.map_size = tuple(size)
 
     def snapshot(self) -> Snapshot:
         """The totals of now; a tensor in them is not read."""

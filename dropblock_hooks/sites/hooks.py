@@ -17,10 +17,8 @@ from .identity import is_transformed, may_get_gradient
 from .site import Site
 
 
-def regularized(site: Site, x: Tensor, call: Call) -> Tensor:
-    """The activation after the regularizer, in eager mode, in compiled code and in exports."""
-    if not is_compiling():
-        return act(site, x, call)
+def act_traced(site: Site, x: Tensor, call: Call) -> Tensor:
+    """The activation after the regularizer, in code that torch.compile or torch.export traces."""
     refuse_tracing(site, call.training)
     if is_exporting():  # the program keeps the present rates as constants
         return perform(site, x, site.form_of(x), site.values, call)[0]
@@ -165,7 +163,8 @@ class OutputHook(SiteHook):
                 f"the layer gives its input back, changed in place, and {site.regularizer.label} "
                 "needs it as it was: work out of place there (x = x + y for x += y)"
             )
-        y = regularized(site, x, Call(args[0] if args else None, module.training))
+        call = Call(args[0] if args else None, module.training)
+        y = (act_traced if is_compiling() else act)(site, x, call)
         if y is x:
             return None
         return y if index is None else indexing.put(output, index, y)
@@ -219,7 +218,7 @@ class InputHook(SiteHook):
         except ValueError as error:
             given = f"(arguments: {len(args)}, keywords: {list(kwargs)})"
             raise site.error(f"what the layer is given {error} {given}") from None
-        y = regularized(site, x, Call(x, module.training))
+        y = (act_traced if is_compiling() else act)(site, x, Call(x, module.training))
         if y is x:
             return None
         changed = indexing.put(values, index, y)

@@ -194,7 +194,6 @@ class Site:
         The forward that a checkpoint recomputes is not counted.
         """
         control = self.control
-        off = not (training or self._beyond_training or control.always)
         if graph_task() == NO_TASK:
             if training:
                 self.counter.trained += 1
@@ -204,7 +203,9 @@ class Site:
                 self._watch_time(training)
             if training and not control.enabled:
                 control.idled = True
-        return not off and self.acts(training)
+        if training:
+            return control.installed and control.enabled
+        return (self._beyond_training or control.always) and self.acts(False)
 
     def note_call(self, flags: list[bool]) -> None:
         """Note a forward of compiled code in which nothing of the site itself runs."""
