@@ -35,8 +35,9 @@ output of its layer. A row is *ok* if all of this is true:
 
 The column "options" has the options that the regularizer needs because the model does not say
 them: `index` for one element of a tuple, and `grid` for the map of tokens in models that take
-images of any size or that flatten the last map. Class and register tokens are not dropped. All
-98 families also have dropout of their own, which [retuned.md](retuned.md) is about.
+images of any size or whose later maps have sizes that they do not state. Class and register
+tokens are not dropped. Hiera has `Dropout1d` at `stage:-2`, where its tokens are out of the order
+of rows. All 98 families also have dropout of their own, which [retuned.md](retuned.md) is about.
 """
 
 
