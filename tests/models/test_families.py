@@ -187,7 +187,7 @@ def test_tokens_of_the_inner_blocks_of_tnt_are_no_map():
     member = BY_FAMILY["tnt"]
     model = member.build()
     attach(model, {"stage:-1": DropBlock2d(P, 3, index=0)})
-    with pytest.raises(SiteError, match="its 16 tokens.* are none of the maps of this forward"):
+    with pytest.raises(SiteError, match="its 16 tokens.* form no known grid"):
         model.train()(torch.randn(2, 3, member.size, member.size))
 
 
