@@ -617,14 +617,15 @@ def test_elements_and_keywords_in_the_graph():
     assert [site.active_calls for site in attached.sites] == [1, 1, 1]
 
 
+class Checkpointed(Small):
+    def forward(self, x):
+        x = self.stem(x)
+        x = x + torch.utils.checkpoint.checkpoint(self.block, x, use_reentrant=False)
+        return self.head(x.flatten(2).mean(2))
+
+
 @pytest.mark.slow
 def test_checkpointing_in_the_graph_counts_once():
-    class Checkpointed(Small):
-        def forward(self, x):
-            x = self.stem(x)
-            x = x + torch.utils.checkpoint.checkpoint(self.block, x, use_reentrant=False)
-            return self.head(x.flatten(2).mean(2))
-
     model = Checkpointed()
     attached = attach(
         model, {"block.0": [DropBlock2d(0.5, 3), ClampGrad(-1e-6, 1e-6)], "block.1": Dropout(0.5)}
@@ -634,6 +635,25 @@ def test_checkpointing_in_the_graph_counts_once():
         train(call, x)
     assert [site.active_calls for site in attached.sites] == [3, 3, 3]
     assert graphs() == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_300_rates_in_a_checkpoint(backend):
+    """The backward has the mask that the forward had, and the recomputation too."""
+    block = nn.Sequential(nn.Identity())
+    attached = attach(block, {"0": DropBlock2d(ramp(0, 0.9), 3)})
+    checkpoint = torch.utils.checkpoint.checkpoint
+    call = compiled(lambda x: checkpoint(block, x * 1.0, use_reentrant=False), backend)
+    for epoch in range(EPOCHS):
+        attached.step(epoch)
+        x = (torch.rand(4, 4, 9, 9) + 0.5).requires_grad_()
+        y = call(x)
+        y.sum().backward()
+        torch.testing.assert_close(x.grad, y.detach() / x.detach())
+    assert graphs() <= 2
+    (site,) = attached.sites
+    assert (site.calls, site.active_calls) == (EPOCHS, EPOCHS)
 
 
 @pytest.mark.parametrize(

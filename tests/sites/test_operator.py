@@ -1,0 +1,128 @@
+"""The operators of sites are what torch expects of operators."""
+
+import pytest
+import torch
+from torch import nn
+
+from dropblock_hooks import (
+    ClampGrad,
+    DropBlock2d,
+    Dropout2d,
+    GaussianNoise,
+    StochasticDepth,
+    attach,
+    presets,
+)
+
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "channels_last": lambda x: x.to(memory_format=torch.channels_last),
+    "NHWC view": lambda x: x.permute(0, 2, 3, 1),
+    "expanded": lambda x: x[:, :1].expand(-1, 4, -1, -1),
+}
+TYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+REGULARIZERS = {
+    "DropBlock2d": DropBlock2d(0.3, 3),
+    "Dropout2d": Dropout2d(0.3),
+    "at rate 0": Dropout2d(0.0),
+    "GaussianNoise": GaussianNoise(0.1),
+    "StochasticDepth": StochasticDepth(0.5),
+}
+
+
+def activation(layout, dtype):
+    torch.manual_seed(0)
+    return LAYOUTS[layout](torch.randn(2, 4, 6, 6)).to(dtype)
+
+
+def read(layout):
+    """How the operators are told to read the axes."""
+    return "NHWC" if layout == "NHWC view" else "NCHW", [], 0
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", REGULARIZERS)
+def test_the_operators_of_activations_pass_torchs_check(name, layout, dtype):
+    regularizer = REGULARIZERS[name]
+    (site,) = attach(nn.Sequential(nn.Identity()), {"0": regularizer}).sites
+    x, seed = activation(layout, dtype), torch.tensor(7)
+    ops, linear = torch.ops.dropblock_hooks, regularizer.linear
+    layer_input = x * 2 if regularizer.needs_input else None
+    for given in (x, x.detach().requires_grad_()):
+        torch.library.opcheck(
+            ops.regularize.default,
+            (given, layer_input, site.handle, seed, *read(layout), True, linear, 1),
+        )
+    y, row = ops.regularize(x, layer_input, site.handle, seed, *read(layout), True, linear, 1)
+    assert y.stride() == torch.empty_like(x).stride()
+    assert row.tolist() == [1.0, site.rate]
+    saved = (None, None) if linear else (x, layer_input)
+    torch.library.opcheck(
+        ops.regularize_backward.default,
+        (torch.ones_like(y), *saved, site.handle, seed, row, *read(layout), True),
+    )
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_operators_of_gradients_pass_torchs_check(layout, dtype):
+    (site,) = attach(nn.Sequential(nn.Identity()), {"0": ClampGrad(-0.1, 0.1)}).sites
+    ops = torch.ops.dropblock_hooks
+    torch.library.opcheck(ops.begin.default, (site.handle, True, 2))
+    torch.library.opcheck(ops.called.default, (site.handle, [True]))
+    row = ops.begin(site.handle, True, 2)
+    assert row[1:].tolist() == [-0.1, 0.1]
+    torch.library.opcheck(ops.gradient.default, (activation(layout, dtype), row, *read(layout)))
+
+
+@pytest.mark.parametrize("name", REGULARIZERS)
+def test_the_backward_is_that_of_the_forward(name):
+    """Against autograd through the same regularizer with the same random numbers."""
+    regularizer = REGULARIZERS[name]
+    model = nn.Sequential(nn.Identity())
+    (site,) = attach(model, {"0": regularizer}).sites
+    x = activation("contiguous", torch.float64).requires_grad_()
+    layer_input = (x.detach() * 2).requires_grad_() if regularizer.needs_input else None
+    y, _ = torch.ops.dropblock_hooks.regularize(
+        x, layer_input, site.handle, torch.tensor(3), "NCHW", [], 0, True, regularizer.linear, 1
+    )
+    grad = torch.randn_like(y)
+    y.backward(grad)
+    torch.manual_seed(3)
+    plain = x.detach().requires_grad_()
+    given = None if layer_input is None else layer_input.detach().requires_grad_()
+    model[0].forward = lambda _: plain
+    wanted = model(given if given is not None else plain)
+    wanted.backward(grad)
+    torch.testing.assert_close(y, wanted)
+    torch.testing.assert_close(x.grad, plain.grad)
+    if given is not None:
+        torch.testing.assert_close(layer_input.grad, given.grad)
+
+
+def test_the_operators_leave_the_random_state_as_it_was():
+    (site,) = attach(nn.Sequential(nn.Identity()), {"0": Dropout2d(0.5)}).sites
+    x, state = torch.randn(4, 4, 6, 6), torch.get_rng_state()
+    regularize = torch.ops.dropblock_hooks.regularize
+    first, again, other = (
+        regularize(x, None, site.handle, torch.tensor(seed), "NCHW", [], 0, True, True, 1)[0]
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.slow
+def test_a_resnet50_with_the_papers_blocks_is_compiled_by_the_systems_compiler():
+    """The form in the graph, which was there before the operator, crashed gcc 12."""
+    timm = pytest.importorskip("timm", reason="the model is timm's")
+    torch._dynamo.reset()
+    model = timm.create_model("resnet50")
+    attached = attach(model, presets.drop_block_resnet(model))
+    call, x = torch.compile(model, fullgraph=True), torch.randn(2, 3, 128, 128)
+    call(x).sum().backward()
+    assert {site.active_calls for site in attached} == {1}
+    assert attached.verify() == []
+    torch._dynamo.reset()
