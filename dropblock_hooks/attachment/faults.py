@@ -145,7 +145,6 @@ def _of_parameter(
     hook: ParameterHook, owner: nn.Module, module: nn.Module | None
 ) -> Finding | None:
     refusal, parameter = shard_refusal(owner), owner._parameters.get(hook.parameter)
-    refusal = None if isinstance(hook, UpdateHook) else refusal
     held = hook.follows(owner)
     cure = AGAIN
     if refusal is not None:

@@ -16,7 +16,7 @@ from ..regularizers.retune import Retune
 from ..schedules import UNSAID, length_of, spread_rate, within
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.select import Select, Selector, match
-from ..selectors.wrappers import shard_refusal, update_refusal
+from ..selectors.wrappers import shard_refusal
 from ..sites.hooks import hooks_on
 from ..spec.draft import Draft, Entry, SpecError
 from .own_rates import own_rates
@@ -157,8 +157,7 @@ def _refusal(regularizer: Regularizer, target: Target) -> str | None:
             return "the parameter is frozen (requires_grad is False), it gets no gradient"
         if regularizer.at != "output" or regularizer.index is not None:
             return "at= and index= mean nothing for a parameter"
-        once, owner = regularizer.accumulates, target.module
-        sharded = update_refusal(owner, parameter) if once else shard_refusal(owner)
+        sharded = shard_refusal(target.module)
         if sharded is not None:
             return sharded
     elif regularizer.accumulates:

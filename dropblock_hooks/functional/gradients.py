@@ -51,7 +51,7 @@ def largest_magnitude(grad: Tensor, below: bool, above: bool) -> Tensor:
     """The largest absolute value; with one bound only, the largest value towards that bound."""
     if grad.numel() == 0:
         return grad
-    lowest, highest = whole(grad).aminmax()
+    lowest, highest = grad.aminmax()
     if below and above:
         return torch.maximum(-lowest, highest)
     return (-lowest if below else highest).clamp_min(0.0)
@@ -92,17 +92,11 @@ def scale_counted(grad: Tensor, max_norm: Bound, norm: Tensor) -> tuple[Tensor, 
 
 def common_norm(grads: Sequence[Tensor], norm_type: float) -> Tensor:
     """The norm of all values of several gradients, in float64, on the device of the first."""
-    norms = [whole(group_norm(grad, norm_type, "tensor", 0)) for grad in grads if grad.numel()]
+    norms = [group_norm(grad, norm_type, "tensor", 0) for grad in grads if grad.numel()]
     if not norms:
         return torch.zeros((), dtype=torch.float64)
     row = torch.cat([norm.reshape(1).to(norms[0].device) for norm in norms])
     return group_norm(row, norm_type, "tensor", 0).reshape(())
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """What is spread over processes (a DTensor), whole on each."""
-    full: Tensor = getattr(tensor, "full_tensor", lambda: tensor)()
-    return full
 
 
 def group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int) -> Tensor:
@@ -128,22 +122,8 @@ _SAFE_POWER = 7  # a sum of such powers of float32 values can't overflow in floa
 
 
 def _norm(grad: Tensor, norm_type: float, axes: list[int], dtype: torch.dtype) -> Tensor:
-    if norm_type == float("inf") and hasattr(grad, "to_local") and len(axes) == grad.ndim:
-        return _largest(grad, dtype)
     norm: Tensor = torch.linalg.vector_norm(grad, norm_type, dim=axes, keepdim=True, dtype=dtype)
     return norm
-
-
-def _largest(grad: Any, dtype: torch.dtype) -> Tensor:
-    """The largest magnitude in a DTensor: torch knows none of an empty shard, as one may be."""
-    from torch.distributed.tensor import DTensor, Partial, Replicate
-
-    local = grad.to_local()
-    peak = local.abs().amax().to(dtype) if local.numel() else local.new_zeros((), dtype=dtype)
-    peak = peak.nan_to_num(float("inf"), float("inf")).reshape([1] * grad.ndim)  # not finite
-    spread = [Partial("max") if each.is_shard() else Replicate() for each in grad.placements]
-    largest: Tensor = DTensor.from_local(peak, grad.device_mesh, spread, run_check=False)
-    return largest
 
 
 def check_bounds(min: float | None, max: float | None) -> None:

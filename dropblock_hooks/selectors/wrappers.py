@@ -109,34 +109,14 @@ def bare_type(module: nn.Module) -> type[nn.Module]:
 
 
 def shard_refusal(owner: nn.Module) -> str | None:
-    """Why a hook on a parameter of this module can't work under FSDP, or None."""
+    """Why the gradients of this module's parameters can't be regularized under FSDP, or None."""
     if not getattr(owner, "_is_fsdp_managed_module", False):  # fully_shard sets it, so does FSDP
         return None
     return (
-        "FSDP shards the parameter, and a hook on it sees no gradient: regularize the gradient at "
-        "the output of the layer, or clip after the backward (torch.nn.utils.clip_grad_norm_; with "
-        "fully_shard also when='accumulated')"
+        "FSDP shards the parameter, and each process has a part of its gradient only: regularize "
+        "the gradient at the output of the layer, or call torch.nn.utils.clip_grad_norm_ after "
+        "the backward"
     )
-
-
-def update_refusal(owner: nn.Module, parameter: object) -> str | None:
-    """Why its gradient can't be regularized at the step of the optimizer, or None.
-
-    A parameter that ``fully_shard`` has sharded is a DTensor, except while it is gathered.
-    """
-    if shard_refusal(owner) is None or is_dtensor(parameter):
-        return None
-    return (
-        "FSDP shards the parameter, and does not show its part of it as a DTensor: use "
-        "fully_shard; if you do, it is gathered now: attach before a forward, or after "
-        "model.reshard()"
-    )
-
-
-def is_dtensor(tensor: object) -> bool:
-    """Whether a tensor is a DTensor, spread over processes."""
-    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
-    return kind is not None and isinstance(tensor, kind)
 
 
 def submodule(model: nn.Module, root: str) -> nn.Module:

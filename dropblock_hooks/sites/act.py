@@ -10,14 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
-from torch.utils._pytree import tree_map_only
 
 from ..axes.view import CHANNELS_FIRST, View
 from ..checkpointing import NO_TASK, graph_task, tell_lost_random_state
-from ..functional.gradients import Clipped, whole
+from ..functional.gradients import Clipped
 from ..regularizers.base import Now
 from ..regularizers.dropout import DropsShare
-from ..selectors.wrappers import is_dtensor
 from .counter import Counted
 from .grad_scaler import seek
 from .identity import GradIdentity, is_transformed, may_get_gradient
@@ -191,8 +189,6 @@ def _regularized(
     y, affected, inner = perform(
         site, grad, form, values, _OF_A_GRADIENT, grad_scale=scale, parameter=parameter
     )
-    if is_dtensor(grad):  # all processes are here; one alone may read what was counted
-        affected = tree_map_only(Tensor, whole, affected)
     size = None if site.regularizer.spatial is None else inner.shape[2:]
     site.counter.add(_known(affected), inner.numel(), 0.0, size)
     return y

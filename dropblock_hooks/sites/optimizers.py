@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 
 from ..quoting import kind_of, listed
 from ..regularizers.gradients import OnGradients
-from ..selectors.wrappers import update_refusal
 from ..warn import warn
 from .hooks import SiteHook
 from .shared import Control
@@ -84,8 +83,6 @@ def _unheld(
         site, parameter = hook.site, module._parameters.get(hook.parameter)
         if parameter is None or not parameter.requires_grad:
             continue
-        if update_refusal(module, parameter) is not None:
-            continue  # gathered for a forward, perhaps
         holder = holders.get(id(parameter))
         if holder is None:
             unheld.append(site.key)

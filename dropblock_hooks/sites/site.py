@@ -217,7 +217,8 @@ class Site:
                 self._watch_time(training)
         elif self.enter(training):
             self.counter.compiled += 1
-            self.counter.add(None, 0, 0.0)
+            if self.regularizer.acts_on == "activation":
+                self.counter.add(None, 0, 0.0)
 
     def may_act(self, training: bool) -> bool:
         """Whether it acts in this mode unless it is switched off: what compiled code asks."""

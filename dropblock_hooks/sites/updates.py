@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..functional.masks import wide_dtype
 from ..regularizers.gradients import OnGradients
-from ..selectors.wrappers import is_dtensor, shard_refusal, update_refusal
+from ..selectors.wrappers import shard_refusal
 from .act import regularize_update
 from .hooks import SiteHook
 from .parameters import ParameterHook
@@ -21,9 +21,9 @@ from .shared import Control
 
 
 class UpdateHook(ParameterHook):
-    """Forward pre-hook of the owner of a parameter: follows its mode, for a `StepHook` to know.
+    """Forward pre-hook of the owner of a parameter: counts its calls.
 
-    The parameter itself is not hooked: it is looked up by its name at each update.
+    The parameter itself has no hook. A `StepHook` looks it up by its name at each update.
     """
 
     def lost(self, module: nn.Module) -> bool:
@@ -32,33 +32,19 @@ class UpdateHook(ParameterHook):
     def follows(self, module: nn.Module) -> bool:
         return not self.lost(module)
 
-    def follow(self, module: nn.Module) -> None:
-        self.take_mode(module.training)
-
     def rehook(self, module: nn.Module) -> None:
         """There is nothing to hook."""
-
-    def _hook_last(self, parameter: Tensor) -> None:
-        """Nor where another site of the parameter hooks it anew."""
 
 
 class StepHook:
     """Step pre-hook of an optimizer: regularizes the gradients of the parameters that it holds.
 
-    It holds no module, and the Attachment holds neither it nor the optimizer: an optimizer may
-    outlive the model, and the other way round.
+    The modules are held weakly. The Attachment holds neither this hook nor the optimizer.
     """
 
-    def __init__(self, control: Control, installed: Iterable[tuple[nn.Module, SiteHook]]) -> None:
+    def __init__(self, control: Control, installed: Iterable[tuple[nn.Module, UpdateHook]]) -> None:
         self.control = control
-        self.hooks = [
-            (weakref.ref(module), hook)
-            for module, hook in installed
-            if isinstance(hook, UpdateHook)
-        ]
-        self._shards: dict[UpdateHook, weakref.ref[Tensor]] = {}
-        for reference, hook in self.hooks:
-            self._parameter(reference(), hook)
+        self.hooks = [(weakref.ref(module), hook) for module, hook in installed]
 
     def __call__(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -76,45 +62,31 @@ class StepHook:
         return (args[0], evaluated, *args[2:]), kwargs
 
     def _begin(self, optimizer: Any) -> None:
-        """The gradients have come; where the step is compiled, what follows is not."""
-        _break_graph(self._regularize, optimizer)
+        """Regularize in eager mode: a compiled optimizer step is interrupted here."""
+        regularize: Callable[[Any], None] = self._regularize
+        if "torch._dynamo" in sys.modules:  # importing it takes a second
+            regularize = torch.compiler.disable(regularize)  # type: ignore[no-untyped-call]  # torch's
+        regularize(optimizer)
 
     def _regularize(self, optimizer: Any) -> None:
-        """Regularize the gradients, in the order of the spec."""
+        """Regularize the gradients in the order of the spec."""
         held = {id(each) for group in optimizer.param_groups for each in group["params"]}
-        met = []
+        found = []
         for reference, hook in self.hooks:
             module = reference()
-            parameter = self._parameter(module, hook)
+            parameter = None if module is None else module._parameters.get(hook.parameter)
             if module is None or parameter is None or id(parameter) not in held:
                 continue
-            meant = hook.is_meant()  # asked at every update: the next one begins here
-            if meant and parameter.grad is not None:
-                _check(hook, module, parameter)
-                met.append((hook, parameter, parameter.grad))
+            if hook.site.is_on(module.training) and parameter.grad is not None:
+                _check(hook, module, parameter.grad)
+                found.append((hook, parameter, parameter.grad))
         if not (self.control.installed and self.control.enabled):
             return
         # a fused optimizer is given gradients of the scaled loss, and the scale
         scale = getattr(optimizer, "grad_scale", None)
         with torch.no_grad():
-            for _, entry in itertools.groupby(met, key=lambda each: each[0].site.position):
+            for _, entry in itertools.groupby(found, key=lambda each: each[0].site.position):
                 _regularize(list(entry), scale)
-
-    def _parameter(self, module: nn.Module | None, hook: UpdateHook) -> Tensor | None:
-        """The parameter by its name; while FSDP has it gathered, the shard that was seen last."""
-        parameter = None if module is None else module._parameters.get(hook.parameter)
-        if parameter is None or module is None or shard_refusal(module) is None:
-            return parameter
-        if is_dtensor(parameter):
-            self._shards[hook] = weakref.ref(parameter)
-        return self._shards.get(hook, lambda: parameter)()
-
-
-def _break_graph(call: Callable[[Any], None], optimizer: Any) -> None:
-    """Call it in eager mode: an optimizer step that torch.compile traces is interrupted here."""
-    if "torch._dynamo" in sys.modules:  # importing it takes a second
-        call = torch.compiler.disable(call)  # type: ignore[no-untyped-call]  # torch's
-    call(optimizer)
 
 
 def _regularize(entry: Sequence[tuple[UpdateHook, Tensor, Tensor]], scale: Tensor | None) -> None:
@@ -130,8 +102,6 @@ def _regularize(entry: Sequence[tuple[UpdateHook, Tensor, Tensor]], scale: Tenso
         measured = regularizer.measure([grad for _, _, grad in entry])
     for hook, parameter, grad in entry:
         new = regularize_update(hook.site, grad, _on(grad, scale), measured, parameter)
-        if is_dtensor(new):  # spread as the gradient is
-            new = new.redistribute(placements=grad.placements)  # type: ignore[attr-defined]
         if new is not grad:
             grad.copy_(new)
 
@@ -143,18 +113,16 @@ def _processes() -> int:
 
 
 def _on(grad: Tensor, scale: Any) -> float | Tensor:
-    """The scale, where the gradient is: wide, so that a bound times it fits."""
+    """The scale on the device of the gradient, in a type that holds a bound times the scale."""
     if isinstance(scale, Tensor):
         return scale.to(grad.device, wide_dtype(grad.device), non_blocking=True).reshape(())
     return 1.0 if scale is None else float(scale)
 
 
-def _check(hook: UpdateHook, module: nn.Module, parameter: Tensor) -> None:
+def _check(hook: UpdateHook, module: nn.Module, grad: Tensor) -> None:
     """Raise SiteError for a gradient that can't be regularized."""
-    if parameter.grad is not None and parameter.grad.layout is not torch.strided:
-        raise hook.site.error(
-            "its gradient is sparse, which is not supported: make the layer with sparse=False"
-        )
-    refusal = update_refusal(module, parameter)
+    refusal = shard_refusal(module)
+    if grad.layout is not torch.strided:
+        refusal = "its gradient is sparse, which is not supported: make the layer with sparse=False"
     if refusal is not None:
         raise hook.site.error(refusal)
