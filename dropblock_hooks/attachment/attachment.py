@@ -11,7 +11,7 @@ from ..checkpointing import NO_TASK, graph_task
 from ..findings import Finding, tell
 from ..regularizers.base import Regularizer
 from ..selectors.select import Select
-from ..sites.grad_scaler import checked_scaler, tell_missing
+from ..sites.grad_scaler import checked_scaler
 from ..sites.hooks import take_off
 from ..sites.optimizers import checked_optimizers, use_optimizers
 from ..sites.parameters import ParameterHook, keepers_on
@@ -84,7 +84,6 @@ class Attachment(SiteList):
         control.stepped, control.fresh = True, False
         tell(told, control.told)
         tell_equal_seeds(control, sites)
-        tell_missing(control, sites)
         tell_recompiling(control, self._hooks)
         tell_alerts(control, self._hooks, alerts)
 
@@ -194,7 +193,6 @@ class Attachment(SiteList):
         """
         if distributed:
             check_group("report(distributed=True)")
-        tell_missing(self._control, self.sites)
         look(self._installed)
         have = readings(self.sites, self._control)
         title = self._title()

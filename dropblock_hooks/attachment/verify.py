@@ -52,7 +52,7 @@ def find_faults(
         cure = "Set attached.grad_scaler again"
         found.append(_general(control, Kind.GRAD_SCALER, text, cure))
     else:
-        found += missing_scaler(control, (hook.site for hook in hooks))
+        found += missing_scaler(control)
     window = last_window(control, hooks)
     if not window.ran and not runs_unseen(base, hooks):
         text = "no layer was called in this epoch, nor after attaching or loading"

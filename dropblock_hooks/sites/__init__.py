@@ -13,5 +13,5 @@ norms        histograms of gradient norms before a bound
 shared       what the sites of one Attachment share: the time, the switches, the loss scale
 grad_scaler  the GradScaler that multiplies the loss
 optimizers   the optimizers of the training loop, found in what wraps them
-indexing     one element of what a layer takes or returns
+indexing     tensors inside what a layer takes or returns
 """

@@ -157,7 +157,7 @@ def regularize_grad(
     if not (control.installed and control.enabled):
         return grad
     if site.regularizer.reads_grad_scale and not control.scaler_sought:
-        seek(control, site.key)
+        seek(control)
     scale = control.grad_scale(grad.device)
     if site.watch is not None:
         site.watch.see_gradient(grad, 0, scale, None)

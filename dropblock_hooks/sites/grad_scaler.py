@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.amp.grad_scaler import GradScaler
 
 from ..findings import Finding, Kind, Severity, tell
 from .shared import Control, is_enabled
-
-if TYPE_CHECKING:
-    from .site import Site
 
 _WRAPPED = ("_scaler", "scaler", "grad_scaler", "_precision", "precision_plugin", "accelerator")
 """Where timm's NativeScaler, Lightning's precision plugins and trainers, accelerate's Accelerator
@@ -20,12 +16,12 @@ and optimizers, Fabric and Transformers' Trainer keep theirs."""
 
 
 def checked_scaler(given: Any) -> Any:
-    """The GradScaler (anything with ``get_scale``) that is given, or that is inside; or None.
+    """Return the scaler (an object with ``get_scale``) that is given, or that is inside, or None.
 
-    A wrapper that holds None scales nothing. False, that there is none, is given back.
+    A wrapper that holds None scales nothing. False says that nothing scales the loss.
 
     Raises:
-        TypeError: for what is no scaler and holds none.
+        TypeError: for an object that is no scaler and holds none.
     """
     if given is False:
         return False
@@ -51,55 +47,35 @@ def _unwrapped(given: Any, depth: int) -> tuple[bool, Any]:
     return False, None
 
 
-def tell_missing(control: Control, sites: Iterable[Site]) -> None:
-    """Warn, once, of a GradScaler in use that the attachment was not given."""
-    if control.installed:
-        tell(missing_scaler(control, sites), control.told)
+def seek(control: Control) -> None:
+    """Look for a GradScaler in use that the attachment was not given, and warn of it.
 
-
-def missing_scaler(control: Control, sites: Iterable[Site]) -> list[Finding]:
-    """The finding that a GradScaler is in use which the attachment was not given; or nothing.
-
-    Python's objects are searched once, when a bound has met its first gradient.
+    This searches Python's objects once, when a bound has met its first gradient.
     """
-    if not control.scaler_sought and _has_met_a_gradient(sites):
-        control.scaler_sought, control.misses_scaler = True, in_use()
+    control.scaler_sought, control.misses_scaler = True, in_use()
+    tell(missing_scaler(control), control.told)
+
+
+def missing_scaler(control: Control) -> list[Finding]:
+    """The finding that a GradScaler is in use which the attachment was not given; or nothing."""
     if control.grad_scaler is not None or not control.misses_scaler:
         return []
-    return [Finding(Kind.GRAD_SCALER, Severity.WARNING, (), _TEXT, _CURE, control.epoch)]
-
-
-def seek(control: Control, key: str) -> None:
-    """Look for a GradScaler in use, now that the bound of a site has met a gradient."""
-    control.scaler_sought, control.misses_scaler = True, in_use()
-    tell_missing(control, ())
-
-
-def _has_met_a_gradient(sites: Iterable[Site]) -> bool:
-    """Whether a bound in the unit of the loss has met a gradient."""
-    bounded = [site for site in sites if site.regularizer.reads_grad_scale]
-    return any(site.active_calls for site in bounded if not site.regularizer.accumulates)
-
-
-_TEXT = (
-    "a GradScaler is in use in this process, and the attachment does not know it; gradient bounds "
-    "are in units of the unscaled loss"
-)
-_CURE = (
-    "If it scales this model's loss, pass it, attach(..., grad_scaler=scaler), or set "
-    "attached.grad_scaler = scaler; otherwise pass grad_scaler=False"
-)
+    text = (
+        "a GradScaler is in use in this process, and the attachment does not know it; gradient "
+        "bounds are in units of the unscaled loss"
+    )
+    cure = (
+        "If it scales this model's loss, pass it, attach(..., grad_scaler=scaler), or set "
+        "attached.grad_scaler = scaler; otherwise pass grad_scaler=False"
+    )
+    return [Finding(Kind.GRAD_SCALER, Severity.WARNING, (), text, cure, control.epoch)]
 
 
 def in_use() -> bool:
-    """Whether this process has an enabled GradScaler that has scaled a loss.
-
-    A scaler that a live attachment was given scales the loss of that attachment's model, and one
-    that only waits for the garbage collector scales nothing.
-    """
+    """Whether an enabled GradScaler has scaled a loss, and was given to no live attachment."""
     if not _is_in_memory():
         return False
-    gc.collect()
+    gc.collect()  # a scaler that nobody holds scales nothing
     return _is_in_memory()
 
 

@@ -1,14 +1,13 @@
-"""One element of what a layer takes or returns: found by index, put back in a copy."""
+"""Tensors inside what a layer takes or returns: found, and replaced in a copy."""
 
 import copy
 import dataclasses
-import sys
-from collections import defaultdict
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.compiler import is_compiling
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 Index = int | str | None
 
@@ -21,7 +20,7 @@ def get(value: Any, index: Index) -> Tensor:
     """
     if index is None and isinstance(value, Tensor) and value.is_floating_point():
         return value
-    if _is_proxy(value):
+    if type(value).__name__ == "Proxy":
         raise ValueError(_PROXY)
     if index is None:
         found = value
@@ -31,7 +30,7 @@ def get(value: Any, index: Index) -> Tensor:
         found = getattr(value, str(index)) if _is_record(value) else value[index]
     else:
         raise ValueError(f"is {_shown(value)}: it has no element {index!r}")
-    if _is_proxy(found):
+    if type(found).__name__ == "Proxy":
         raise ValueError(_PROXY)
     if not isinstance(found, Tensor):
         raise ValueError(f"must be a tensor, got {_shown(found)}")
@@ -50,46 +49,51 @@ def put(value: Any, index: Index, new: Tensor) -> Any:
         kind: Any = type(value)
         # a constructor of a named one may take other arguments
         return kind._make(items) if hasattr(kind, "_fields") else kind(items)
+    if is_compiling():
+        return _put_traced(value, index, new)
+    changed = copy.copy(value)
     if _is_record(value):
-        return _put_in_record(value, str(index), new)
-    changed = _copied(value)
+        object.__setattr__(changed, str(index), new)  # also where it is frozen
+    else:
+        changed[index] = new
+    return changed
+
+
+def _put_traced(value: Any, index: Any, new: Tensor) -> Any:
+    """The same in code that torch.compile traces, which can't trace ``copy.copy``."""
+    if dataclasses.is_dataclass(value):  # also a mapping, as outputs of Hugging Face's models are
+        if not all(f.init for f in dataclasses.fields(value)):
+            raise TypeError("compiled code can't copy a dataclass that has fields with init=False")
+        return dataclasses.replace(value, **{index: new})  # type: ignore[type-var]
+    changed = type(value)(value)
     changed[index] = new
     return changed
 
 
-def _copied(value: Any) -> Any:
-    """A copy of a list or a mapping; torch.compile can't trace ``copy.copy``."""
-    if not is_compiling():
-        return copy.copy(value)
-    if isinstance(value, defaultdict):
-        return defaultdict(value.default_factory, value)
-    if dataclasses.is_dataclass(value):  # also a mapping, as outputs of Hugging Face's models are
-        return dataclasses.replace(value)  # type: ignore[type-var]  # a dataclass
-    return type(value)(value)
+class Nested:
+    """All floating-point tensors in a nested value. Calling it puts others in their places.
 
+    Attributes:
+        tensors: what the value holds now.
+    """
 
-def _put_in_record(value: Any, name: str, new: Tensor) -> Any:
-    """A copy of a dataclass; not made anew, which would set again what its constructor sets."""
-    if is_compiling():  # which can't trace copy
-        changed = object.__new__(type(value))
-        names = [f.name for f in dataclasses.fields(value) if hasattr(value, f.name)]
-        for key in dict.fromkeys((*names, *getattr(value, "__dict__", ()))):
-            object.__setattr__(changed, key, getattr(value, key))
-    else:
-        changed = copy.copy(value)
-    object.__setattr__(changed, name, new)  # also where it is frozen
-    return changed
+    def __init__(self, value: Any) -> None:
+        self.leaves, self.nesting = tree_flatten(value)
+        floats = [isinstance(x, Tensor) and x.is_floating_point() for x in self.leaves]
+        self.places = [i for i, is_float in enumerate(floats) if is_float]
+        self.tensors: list[Tensor] = [self.leaves[i] for i in self.places]
+
+    def __call__(self, new: Sequence[Any]) -> Any:
+        leaves = list(self.leaves)
+        for place, x in zip(self.places, new, strict=True):
+            leaves[place] = x
+        return tree_unflatten(leaves, self.nesting)
 
 
 _PROXY = (
     "is a torch.fx.Proxy: symbolic tracing can't follow a regularizer that acts: call "
     "model.eval() before tracing, or attach to the traced model; active='always' can't be traced"
 )
-
-
-def _is_proxy(value: Any) -> bool:
-    proxy = getattr(sys.modules.get("torch.fx"), "Proxy", ())
-    return isinstance(value, proxy)
 
 
 def _has(value: Any, index: Index) -> bool:

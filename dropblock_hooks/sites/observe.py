@@ -24,7 +24,6 @@ from . import indexing
 from .act import has_data, is_exported, is_exporting
 from .hooks import SiteHook, Turn, put_on
 from .identity import may_get_gradient
-from .nested import Nested
 from .observe_operator import observe_and_watch
 from .site import Site
 
@@ -185,7 +184,7 @@ class ObserveHook(SiteHook):
         if self.sees_nothing:
             return [], _first, _first
         if index is None and observer.whole:
-            nested = Nested(value)
+            nested = indexing.Nested(value)
             if nested.tensors or not observer.needs_tensor:
                 return nested.tensors, nested, nested
             if isinstance(value, list | tuple | dict):

@@ -179,6 +179,7 @@ def test_silent_where_it_was_ruled_out(case, compiled):
     assert attached.grad_scaler is False
     assert attached.verify() == []
     attached.grad_scaler = None  # nothing is said
+    assert len(warnings_of(lambda: backward(call))) == 1
     assert [finding.kind for finding in attached.verify()] == ["grad_scaler"]
 
 

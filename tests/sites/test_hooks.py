@@ -840,21 +840,38 @@ class Records(nn.Module):
         return record
 
 
-@pytest.mark.pairwise
-@pytest.mark.parametrize("backend", [None, "eager"])
 @pytest.mark.parametrize("regularizer", [Dropout(1.0), ZeroGrad()], ids=str)
 @pytest.mark.parametrize("kind", [Plain, Derived, Frozen, Slotted])
-def test_a_dataclass_keeps_what_its_constructor_does_not_take(kind, regularizer, backend):
+def test_a_dataclass_keeps_what_its_constructor_does_not_take(kind, regularizer):
     model = nn.Sequential(Records(kind))
     attach(model, {"0": dataclasses.replace(regularizer, index="hidden")})
-    call = model if backend is None else torch.compile(model, backend=backend)
-    found = call(torch.ones(2, 4))
-    torch._dynamo.reset()
+    found = model(torch.ones(2, 4))
     assert type(found) is kind
     assert found.steps == [1, 2]
     assert torch.equal(found.scores, model[0].linear(torch.ones(2, 4)) * 2)
     assert getattr(found, "made", 1) == 1
     assert (found.hidden == 0).all() == (regularizer == Dropout(1.0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Couple:
+    hidden: torch.Tensor
+    other: torch.Tensor
+
+
+def test_dataclasses_in_compiled_code():
+    torch._dynamo.reset()
+    model = nn.Sequential(Returns(lambda x: Couple(x * 2, x * 3)))
+    attach(model, {"0": Dropout(1.0, index="hidden")})
+    found = torch.compile(model, backend="eager", fullgraph=True)(torch.ones(2))
+    assert type(found) is Couple
+    assert (found.hidden == 0).all()
+    assert (found.other == 3).all()
+    model = nn.Sequential(Returns(Plain))
+    attach(model, {"0": Dropout(1.0, index="hidden")})
+    with pytest.raises(Exception, match=r"init=False|Observed exception"):
+        torch.compile(model, backend="eager", fullgraph=True)(torch.ones(2))
+    torch._dynamo.reset()
 
 
 class AddsInPlace(nn.Module):
