@@ -11,7 +11,6 @@ from torch import nn
 
 from ..selectors.index import Index, Target
 from ..selectors.stages import stage_channels, stage_ratios
-from ..selectors.wrappers import attribute_of
 from .tokens import TokenFacts, token_facts
 from .view import FIRST, LAST, MIXED
 
@@ -77,7 +76,7 @@ class ModelFacts:
         modules = list(index.model.modules())
         self._tokens = token_facts(modules, stage_ratios(index))
         self._norms_last = any(_is_norm_last(module) for module in modules)
-        second = (type(m).__name__ for m in modules if attribute_of(m, "batch_first") is False)
+        second = (type(m).__name__ for m in modules if getattr(m, "batch_first", None) is False)
         self._samples_second = next(second, "")
 
     def of(self, target: Target, at: str) -> Facts:
@@ -176,7 +175,7 @@ def _width(module: Any, at: str) -> int | None:
 def _heads(lineage: list[nn.Module]) -> int | None:
     """The heads of the attention that a layer is, or lies in."""
     for module in lineage:
-        heads = attribute_of(module, "num_heads")
+        heads = getattr(module, "num_heads", None)
         inside = module is lineage[0] or _ATTENTION.search(type(module).__name__)
         if inside and isinstance(heads, int):
             return heads

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ..selectors.wrappers import attribute_of
-
 Grid = tuple[int, ...]
 
 _CLASS_TOKEN = re.compile(r"(cls|class)_token")
@@ -45,7 +43,7 @@ def token_facts(modules: list[nn.Module], stage_ratios: tuple[int, ...]) -> Toke
         modules: all of its modules.
         stage_ratios: by what the maps of its feature stages are smaller than those of the first.
     """
-    edges = [r[0] for m in modules if isinstance(r := attribute_of(m, "input_resolution"), tuple)]
+    edges = [r[0] for m in modules if isinstance(r := getattr(m, "input_resolution", None), tuple)]
     stated = {max(edges) // edge for edge in edges if edge}  # Swin's layers say what they are for
     return TokenFacts(
         ratios=tuple(sorted({1, *stage_ratios, *stated})),
@@ -58,7 +56,7 @@ def _prefixes(modules: list[nn.Module]) -> tuple[int, ...]:
     """How many class and register tokens the model, or a part of it, has; and 0."""
     found = {0}
     for module in modules:
-        stated = attribute_of(module, "num_prefix_tokens")
+        stated = getattr(module, "num_prefix_tokens", None)
         if isinstance(stated, int):
             found.add(stated)
             continue

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..selectors.index import is_share
-from ..selectors.wrappers import attribute_of, bare_type, find_module
+from ..selectors.wrappers import bare_type, find_module
 from .base import Regularizer
 from .drop_path import DropPath
 from .dropout import Dropout, Dropout1d, Dropout2d, Dropout3d
@@ -50,7 +50,7 @@ def rate_attribute(module: nn.Module) -> str | None:
     for name in RATES:
         static = inspect.getattr_static(type(module), name, None)
         fixed = isinstance(static, property) and static.fset is None
-        if not fixed and is_share(attribute_of(module, name)):
+        if not fixed and is_share(getattr(module, name, None)):
             return name
     return None
 

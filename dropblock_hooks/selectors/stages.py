@@ -8,7 +8,7 @@ from torch import nn
 
 from ..quoting import listed, quote, shorten
 from .index import Index, NoMatchError, Target
-from .wrappers import attribute_of, bare_type
+from .wrappers import bare_type
 
 _CONTAINERS = ("stages", "layers", "blocks", "levels")
 
@@ -148,7 +148,7 @@ def _host(index: Index) -> str:
 
 def _entries(module: nn.Module) -> list[dict[str, Any]] | None:
     """The entries of ``feature_info``; timm's blocks have a method of that name."""
-    info = attribute_of(module, "feature_info")
+    info = getattr(module, "feature_info", None)
     info = getattr(info, "info", info)
     return info if isinstance(info, list) else None
 

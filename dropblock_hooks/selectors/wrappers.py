@@ -6,27 +6,20 @@ around one, and an attribute into every name below. The names here are those of 
 
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 from torch import nn
 
 from ..checks import closest
 from ..quoting import kind_of, quote
 
+_CHECKPOINTS = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
+
 # the module of the class, its name, the attribute that holds the wrapped module
 _WRAPPERS = (
     ("torch.nn.parallel.distributed", "DistributedDataParallel", "module"),
     ("torch._dynamo.eval_frame", "OptimizedModule", "_orig_mod"),
-    (
-        "torch.distributed.fsdp.fully_sharded_data_parallel",
-        "FullyShardedDataParallel",
-        "_fsdp_wrapped_module",
-    ),
-    (
-        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
-        "ActivationWrapper",
-        "_checkpoint_wrapped_module",
-    ),
+    ("torch.distributed.fsdp", "FullyShardedDataParallel", "_fsdp_wrapped_module"),
+    (_CHECKPOINTS, "ActivationWrapper", "_checkpoint_wrapped_module"),
     ("torch.optim.swa_utils", "AveragedModel", "module"),
     ("lightning.fabric.wrappers", "_FabricModule", "_forward_module"),
     ("lightning_fabric.wrappers", "_FabricModule", "_forward_module"),
@@ -86,16 +79,6 @@ def find_module(model: nn.Module, name: str) -> nn.Module | None:
             return None
         module = _innermost(child)
     return module
-
-
-def attribute_of(module: nn.Module, name: str) -> Any:
-    """An attribute, or None. Faster than getattr, for which torch builds an error message."""
-    kind = type(module)
-    tables = module.__dict__, module._modules, module._buffers, module._parameters
-    ordinary = kind.__getattr__ is nn.Module.__getattr__
-    if ordinary and not hasattr(kind, name) and not any(name in table for table in tables):
-        return None
-    return getattr(module, name, None)
 
 
 def bare_type(module: nn.Module) -> type[nn.Module]:

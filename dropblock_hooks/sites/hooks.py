@@ -1,7 +1,7 @@
 """The hooks that a site puts on its layer, and how they are put on, found and taken off.
 
-They are objects of module-level classes, so that a model with hooks pickles and copies. They hold
-their site, and no reference to the model, to the Attachment, or to a tensor of a graph.
+A model with hooks pickles and copies: they are objects of module-level classes that hold their
+site, and no reference to the model, to the Attachment, or to a tensor of a graph.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,10 @@ def act_traced(site: Site, x: Tensor, call: Call) -> Tensor:
         return perform(site, x, site.form_of(x), site.values, call)[0]
     if site.regularizer.acts_on == "activation":
         return operator.regularize(site, x, call)
-    return operator.watch_gradient(site, x, call) if may_get_gradient(x) else x
+    if may_get_gradient(x):
+        return operator.watch_gradient(site, x, call)
+    operator.tell_call(site, (call.training,))  # the first pass of a reentrant checkpoint, say
+    return x
 
 
 class Turn(IntEnum):
@@ -41,10 +44,10 @@ class Turn(IntEnum):
 class SiteHook:
     """Base of the hooks of a site on its layer.
 
-    What is registered is its method `__call__`: torch calls that faster than the object.
+    Its method `__call__` is registered, which torch calls faster than the object.
 
     Attributes:
-        parameter: the name of the parameter that it is for, if it is for one.
+        parameter: the name of the parameter, if it is for one.
         turn: when it is called among those of its layer.
     """
 
@@ -57,7 +60,7 @@ class SiteHook:
             self.turn = Turn.GRADIENTS
 
     def __call__(self, module: nn.Module, *given: Any) -> Any:
-        """Called by torch at every forward of the layer: what follows is paid in evaluation too."""
+        """Run at every forward of the layer, in evaluation too, so this is short."""
         site = self.site
         if is_dynamo_compiling() or compiler._is_compiling_flag:  # is_compiling() takes longer
             return self._compile(module, *given)
@@ -83,7 +86,7 @@ class SiteHook:
         return all(hook is not self for hook in hooks_of(module))
 
     def put(self, module: nn.Module) -> None:
-        """Put on the module what its site holds there now; most hold nothing."""
+        """Set the attribute that the site holds on the module, if it holds one."""
 
     def look(self, module: nn.Module) -> None:
         """Let an observer look at the layer."""
@@ -91,14 +94,14 @@ class SiteHook:
             self.site.watch.look(module, self.parameter)
 
     def _act(self, module: nn.Module, *given: Any) -> Any:
-        """What it does where its site has something to do; `given` is what torch calls it with."""
+        """Run the regularizer; `given` are the arguments of a hook of torch, but for the module."""
         raise NotImplementedError
 
     def _compile(self, module: nn.Module, *given: Any) -> Any:
-        """Called while torch.compile or torch.export traces.
+        """Run while torch.compile or torch.export traces.
 
-        Nothing of a site that is off in this mode is traced, so that evaluation stays clean. Where
-        a schedule moves, an evaluation is noted, for the warning that nobody calls ``step``.
+        A site that is off in this mode leaves the graph as it is. If its schedule moves, the
+        evaluation is noted, for the warning that nobody calls ``step``.
         """
         site = self.site
         if is_exporting():
@@ -113,9 +116,8 @@ class SiteHook:
 def put_on(module: nn.Module, hook: Any, at_input: bool, with_kwargs: bool = False) -> None:
     """Put a hook on a layer, where its turn is.
 
-    What acts on activations stands in written order; what acts on gradients the last written first:
-    the backward meets them the other way round. Those of a later Attachment follow in the backward,
-    too. Hooks of others stay before what has a later turn.
+    Regularizers of activations stand in written order. Those of gradients stand in reverse order,
+    because the backward meets them the other way round. Hooks of others stay where they are.
     """
     hooks = module._forward_pre_hooks if at_input else module._forward_hooks
     later = [key for key, there in hooks.items() if _is_later(ours(there), hook.turn)]
@@ -135,7 +137,7 @@ def _is_later(there: object, turn: Turn) -> bool:
 
 
 class OutputHook(SiteHook):
-    """Forward hook: regularizes what the layer returns, or watches its gradient."""
+    """Forward hook: regularizes the output, or its gradient."""
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
@@ -171,7 +173,7 @@ class OutputHook(SiteHook):
 
 
 class EntryHook:
-    """Forward pre-hook: notes the version of the first input, which work in place raises."""
+    """Forward pre-hook: notes the version of the first input, which in-place operations raise."""
 
     def __init__(self) -> None:
         self.version: int | None = None
@@ -181,10 +183,10 @@ class EntryHook:
             self.version = _version(args[0]) if args else None
 
     def gives_back_changed(self, module: nn.Module, given: Any, output: Tensor) -> bool:
-        """Whether the layer gives back what it was given, changed in place.
+        """Whether the layer returns its input, changed in place.
 
-        Compiled code and inference tensors have no versions: there, whatever is given back is
-        taken for changed, but by ``nn.Identity``.
+        Compiled code and inference tensors have no versions. There, an input that is returned
+        counts as changed, except by ``nn.Identity``.
         """
         if not isinstance(given, Tensor) or isinstance(module, nn.Identity):
             return False
@@ -193,7 +195,7 @@ class EntryHook:
             return output is given
         if now == self.version:
             return False
-        if output is given or is_transformed(output) or is_transformed(given):
+        if is_transformed(output) or is_transformed(given):
             return output is given  # what is transformed has no memory of its own
         return bool(output.untyped_storage()._cdata == given.untyped_storage()._cdata)
 
@@ -204,7 +206,7 @@ def _version(x: Any) -> int | None:
 
 
 class InputHook(SiteHook):
-    """Forward pre-hook: regularizes what the layer is given, or watches its gradient."""
+    """Forward pre-hook: regularizes an input, or its gradient."""
 
     def install(self, module: nn.Module) -> None:
         put_on(module, self, at_input=True)

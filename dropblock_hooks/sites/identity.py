@@ -1,18 +1,15 @@
 """Identity function whose backward applies a gradient regularizer.
 
-Its forward copies. So only what the layer hands on is meant, not the layer's own uses of the tensor
-and not its other uses in a list or an attribute. An in-place operation behind the layer works on
-the copy: on a view, it would take the gradient past the identity.
+Its forward copies, so that the gradients of the layer's own uses of the tensor stay as they are.
+An in-place operation behind the layer works on the copy: on a view, it would take the gradient past
+the identity.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
-
-Watch: TypeAlias = Callable[..., Tensor]
-"""What is done to the gradient: a function from one tensor to another."""
 
 is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
 
@@ -34,7 +31,7 @@ class GradIdentity(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(x: Tensor, watch: Watch) -> Tensor:
+    def forward(x: Tensor, watch: Callable[[Tensor], Tensor]) -> Tensor:
         return x.clone()
 
     @staticmethod
@@ -43,6 +40,6 @@ class GradIdentity(torch.autograd.Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None]:
-        (grad,) = grads  # None where nothing has been made of the copy
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:
+        # the gradient is None where nothing has been made of the copy
         return (None if grad is None else ctx.watch(grad)), None

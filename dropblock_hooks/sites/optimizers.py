@@ -14,6 +14,7 @@ from ..regularizers.gradients import OnGradients
 from ..warn import warn
 from .hooks import SiteHook
 from .shared import Control
+from .site import Site
 from .updates import StepHook, UpdateHook
 
 _WRAPPED = ("_base_optimizer", "base_optimizer", "_optimizer", "original_optimizer", "optimizer")
@@ -48,11 +49,11 @@ def _innermost(given: Any) -> Optimizer:
 def use_optimizers(
     control: Control, installed: Sequence[tuple[nn.Module, SiteHook]], optimizers: list[Optimizer]
 ) -> None:
-    """Let the sites that act once per update act when these begin their steps, and no others.
+    """Put step hooks on these optimizers, and take them off those before.
 
     Raises:
-        ValueError: where they hold none of the parameters, or divide what is measured together;
-            then nothing has changed.
+        ValueError: if they hold none of the parameters, or divide an entry whose gradients are
+            measured together; then nothing has changed.
     """
     hooks = [(module, hook) for module, hook in installed if isinstance(hook, UpdateHook)]
     unheld = _unheld(hooks, optimizers) if optimizers else []
@@ -72,31 +73,32 @@ def _unheld(
 ) -> list[str]:
     """The sites whose parameter no optimizer holds."""
     holders = {
-        id(each): i
-        for i, optimizer in enumerate(optimizers)
+        id(each): optimizer
+        for optimizer in optimizers
         for group in optimizer.param_groups
         for each in group["params"]
     }
-    unheld, held = [], 0
-    first: dict[tuple[int, int], int] = {}
-    for module, hook in hooks:
-        site, parameter = hook.site, module._parameters.get(hook.parameter)
-        if parameter is None or not parameter.requires_grad:
-            continue
+    unheld = []
+    first: dict[tuple[int, int], Optimizer] = {}
+    trained = [(h.site, p) for m, h in hooks if (p := m._parameters.get(h.parameter)) is not None]
+    trained = [(site, parameter) for site, parameter in trained if parameter.requires_grad]
+    for site, parameter in trained:
         holder = holders.get(id(parameter))
         if holder is None:
             unheld.append(site.key)
-            continue
-        held += 1
-        together = isinstance(site.regularizer, OnGradients) and site.regularizer.together
-        if together and first.setdefault(site.position, holder) != holder:
+        elif first.setdefault(site.position, holder) is not holder and _together(site):
             raise ValueError(
                 f"{site.key}: the parameters of its entry are in several optimizers, which make "
                 "their steps one by one: give those of each an entry of its own"
             )
-    if unheld and not held:
+    if unheld and len(unheld) == len(trained):
         raise ValueError(
             f"the optimizer holds none of the parameters of {listed(unheld, 5)}: give the one "
             "that updates this model"
         )
     return unheld
+
+
+def _together(site: Site) -> bool:
+    """Whether the gradients of its entry are measured together."""
+    return isinstance(site.regularizer, OnGradients) and site.regularizer.together

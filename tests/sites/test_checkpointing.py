@@ -14,6 +14,7 @@ from torch.utils.checkpoint import (
 
 from dropblock_hooks import (
     Applied,
+    ClampGrad,
     ClipGradNorm,
     DropBlock2d,
     Dropout,
@@ -296,3 +297,19 @@ def test_inductor_repeats_the_mask_of_the_forward(name, drawn_as_in_eager):
         y.sum().backward()
     assert 0 < (y == 0).sum() < y.numel()
     assert torch.allclose(x.grad, y.detach() / x.detach())
+
+
+def test_calls_of_a_compiled_block_in_a_reentrant_checkpoint():
+    """The first pass of the checkpoint runs without gradients, and is the call."""
+    torch._dynamo.reset()
+    block = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    attached = attach(block, {"0": ClampGrad(-0.1, 0.1)})
+    call = torch.compile(block, backend="aot_eager", fullgraph=True)
+    for _ in range(3):
+        x = torch.randn(4, 3, requires_grad=True)
+        checkpoint(call, x * 1.0, use_reentrant=True).sum().backward()
+    (site,) = attached.sites
+    assert (site.calls, site.active_calls) == (3, 3)
+    assert attached.verify() == []
+    attached.step()
+    torch._dynamo.reset()
