@@ -1,5 +1,7 @@
 """The operators of sites are what torch expects of operators."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from dropblock_hooks import (
     DropBlock2d,
     Dropout2d,
     GaussianNoise,
+    Regularizer,
     StochasticDepth,
     attach,
     presets,
@@ -74,6 +77,27 @@ def test_the_operators_of_gradients_pass_torchs_check(layout, dtype):
     row = ops.begin(site.handle, True, 2)
     assert row[1:].tolist() == [-0.1, 0.1]
     torch.library.opcheck(ops.gradient.default, (activation(layout, dtype), row, *read(layout)))
+
+
+@dataclass(frozen=True, repr=False)
+class Turns(Regularizer):
+    """Returns a tensor of other strides and of another type, or the same tensor."""
+
+    same: bool = False
+
+    def apply(self, x, now):
+        return (x if self.same else x.mT.contiguous().mT.double() * 2), None
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_an_apply_returns_gets_the_strides_and_the_type_of_the_activation(layout, same):
+    (site,) = attach(nn.Sequential(nn.Identity()), {"0": Turns(same)}).sites
+    x = activation(layout, torch.float32).requires_grad_()
+    given = (x, None, site.handle, torch.tensor(7), *read(layout), True, False, 0)
+    torch.library.opcheck(torch.ops.dropblock_hooks.regularize.default, given)
+    y, _ = torch.ops.dropblock_hooks.regularize(*given)
+    assert torch.equal(y, x if same else 2 * x)
 
 
 @pytest.mark.parametrize("name", REGULARIZERS)
