@@ -8,9 +8,11 @@ elements.
 Only plain derivatives are supported: the autograd graph of a tensor, also a second derivative.
 """
 
+from __future__ import annotations
+
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from .masks import bernoulli, scaled
 
 LEAST = {"blocks": 2**17, "units": 2**18}  # elements, from which the sparse form is faster
 _CPU = torch.device("cpu")
+T = TypeVar("T")
 _FREQUENT = 0.4  # from this chance on, a draw for each position is cheaper than one for each gap
 _LONG = 64  # elements in a row, from which they are written as fast as by a pass
 _ROWS = 2**16  # that are written at once
@@ -218,6 +221,48 @@ def _placed(flat: Tensor, sizes: Sequence[int], strides: Sequence[int]) -> Tenso
             placed = placed.add(torch.div(flat, below, rounding_mode="floor"), alpha=gap)
         below, inner = below * sizes[axis], axis
     return placed
+
+
+class Draws:
+    """The draws of one call, which a second call uses again instead of drawing and counting.
+
+    Compiled code runs a regularizer on an activation, and later on its gradient.
+
+    Example:
+        >>> from dropblock_hooks.functional.sparse import Draws
+        >>> x, draws = torch.ones(64, 64, 8, 8), Draws()
+        >>> with draws:
+        ...     y = functional.drop_block2d(x, 0.1, 3)
+        >>> with draws:
+        ...     torch.equal(functional.drop_block2d(x, 0.1, 3), y)
+        True
+    """
+
+    _current: ClassVar[Draws | None] = None
+
+    def __init__(self) -> None:
+        self.made: list[Any] = []
+        self._left: list[Any] = []
+
+    def __enter__(self) -> Draws:
+        self._left = self.made[::-1]
+        Draws._current = self
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        Draws._current = None
+
+    @staticmethod
+    def of(draw: Callable[[], T]) -> T:
+        """The next draw of the first call; in the first call and without one, a new draw."""
+        self = Draws._current
+        if self is not None and self._left:
+            again: T = self._left.pop()
+            return again
+        drawn = draw()
+        if self is not None:
+            self.made.append(drawn)
+        return drawn
 
 
 class _DropBlocks(torch.autograd.Function):

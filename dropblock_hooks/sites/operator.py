@@ -20,11 +20,13 @@ import torch
 from torch import Tensor
 
 from ..axes.view import View
+from ..functional.sparse import Draws
 from ..handles import find
 from .act import Call, act_on_activation, perform, regularize_grad
 from .site import Site
 
 _SEEDS = 2**63 - 1
+_MOST_DRAWS = 16  # that a site keeps; without them, a backward draws from the seed again
 _READ = "str layout, SymInt[] grid, SymInt prefix"
 _KEY = torch._C.DispatchKey
 _AUTOGRAD = (
@@ -126,8 +128,13 @@ def regularize_op(
     for at, value in enumerate(site.values.values(), 1):
         row[at] = value
     call = Call(x if layer_input is None else layer_input, training)
-    with _seeded(int(seed), x.device):
+    draws = Draws()
+    with _seeded(int(seed), x.device), draws:
         y = act_on_activation(site, x, View(layout, tuple(grid) or None, prefix), call)
+    if linear and draws.made:
+        site.kept_draws[int(seed)] = draws
+        if len(site.kept_draws) > _MOST_DRAWS:  # of forwards without a backward
+            site.kept_draws.pop(next(iter(site.kept_draws)))
     return _new(y, x), row
 
 
@@ -192,7 +199,8 @@ def regularize_backward_op(
         )
     form = View(layout, tuple(grid) or None, prefix)
     rates = dict(zip(site.values, values, strict=False))
-    with _seeded(int(seed), grad.device):
+    draws = site.kept_draws.pop(int(seed), None) or Draws()
+    with _seeded(int(seed), grad.device), draws:
         if x is None:
             y, *_ = perform(site, grad, form, rates, Call(None, training))
             return _new(y, grad), nothing

@@ -10,6 +10,7 @@ from ..axes.facts import Facts
 from ..axes.reader import Reader
 from ..axes.view import View
 from ..checkpointing import NO_TASK, graph_task
+from ..functional.sparse import Draws
 from ..handles import new_handle
 from ..observers.base import Watch
 from ..regularizers.base import Regularizer
@@ -70,6 +71,7 @@ class Site:
         self.order, self.position = 0, (0, 0)  # in the spec: of its entry, and in that
         self.counter = Counter()
         self.handle = new_handle(self)
+        self.kept_draws: dict[int, Draws] = {}  # of compiled forwards, by seed, for their backwards
         self.recomputed = False
         self._mode: bool | None = None  # of the last call, while nobody has stepped a schedule
         self._resumed = 0  # how often training went on after an evaluation
@@ -101,7 +103,7 @@ class Site:
         return ours and regularizer.idle_at_zero and regularizer.acts_on == "activation"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "handle"}
+        return {**self.__dict__, "handle": None, "kept_draws": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
