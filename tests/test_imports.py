@@ -27,7 +27,6 @@ PUBLIC = {
     "dropblock_hooks.presets",
 }
 INTERNAL = [
-    "tests/attachment/test_reads.py",
     "tests/axes/reader.py",
     "tests/axes/test_axes.py",
     "tests/axes/test_layouts.py",
@@ -43,7 +42,6 @@ INTERNAL = [
     "tests/selectors/test_select.py",
     "tests/selectors/test_stages.py",
     "tests/sites/test_indexing.py",
-    "tests/sites/test_norms.py",
     "tests/sites/test_retune.py",
     "tests/test_schedules.py",
     "tests/test_tables.py",

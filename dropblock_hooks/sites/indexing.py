@@ -18,25 +18,16 @@ def get(value: Any, index: Index) -> Tensor:
     Raises:
         ValueError: where there is none; the message says what there is.
     """
-    if index is None and isinstance(value, Tensor) and value.is_floating_point():
-        return value
-    if type(value).__name__ == "Proxy":
-        raise ValueError(_PROXY)
-    if index is None:
-        found = value
-        if isinstance(value, tuple | list | Mapping) or _is_record(value):
-            raise ValueError(f"is {_shown(value)}: say which element with index=")
-    elif _has(value, index):
+    found = value
+    if index is not None:
+        if not _has(value, index):
+            raise ValueError(f"is {_shown(value)}: it has no element {index!r}")
         found = getattr(value, str(index)) if _is_record(value) else value[index]
-    else:
-        raise ValueError(f"is {_shown(value)}: it has no element {index!r}")
-    if type(found).__name__ == "Proxy":
-        raise ValueError(_PROXY)
-    if not isinstance(found, Tensor):
-        raise ValueError(f"must be a tensor, got {_shown(found)}")
-    if not found.is_floating_point():
-        raise ValueError(f"must be a floating-point tensor, got {_shown(found)}")
-    return found
+    elif isinstance(value, tuple | list | Mapping) or _is_record(value):
+        raise ValueError(f"is {_shown(value)}: say which element with index=")
+    if isinstance(found, Tensor) and found.is_floating_point():
+        return found
+    raise ValueError(f"must be a floating-point tensor, got {_shown(found)}")
 
 
 def put(value: Any, index: Index, new: Tensor) -> Any:
@@ -90,12 +81,6 @@ class Nested:
         return tree_unflatten(leaves, self.nesting)
 
 
-_PROXY = (
-    "is a torch.fx.Proxy: symbolic tracing can't follow a regularizer that acts: call "
-    "model.eval() before tracing, or attach to the traced model; active='always' can't be traced"
-)
-
-
 def _has(value: Any, index: Index) -> bool:
     if isinstance(value, MutableMapping):
         return index in value
@@ -110,6 +95,11 @@ def _is_record(value: Any) -> bool:
 
 def _shown(value: Any) -> str:
     name = type(value).__name__
+    if name == "Proxy":
+        return (
+            "a torch.fx.Proxy (symbolic tracing can't follow an active regularizer: call "
+            "model.eval() before tracing, or attach to the traced model)"
+        )
     if isinstance(value, Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
     if isinstance(value, Mapping):

@@ -47,6 +47,8 @@ class StepHook:
         self.hooks = [(weakref.ref(module), hook) for module, hook in installed]
 
     def __call__(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not torch.compiler.is_compiling() and _is_inside_a_step(optimizer):
+            return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
             self._begin(optimizer)
@@ -87,6 +89,21 @@ class StepHook:
         with torch.no_grad():
             for _, entry in itertools.groupby(found, key=lambda each: each[0].site.position):
                 _regularize(list(entry), scale)
+
+
+def _is_inside_a_step(optimizer: Any) -> bool:
+    """Whether this step was called by another one of the same optimizer, as ``super().step()``.
+
+    torch calls the hooks of an optimizer in both. This looks at the frames, because a flag would
+    outlive a step that raises.
+    """
+    step = getattr(type(optimizer).step, "__code__", None)  # torch wraps the steps of all classes
+    steps, frame = 0, sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code is step:
+            steps += any(each is optimizer for each in frame.f_locals.get("args", ()))
+    return steps > 1
 
 
 def _regularize(entry: Sequence[tuple[UpdateHook, Tensor, Tensor]], scale: Tensor | None) -> None:
