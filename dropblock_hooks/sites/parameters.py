@@ -88,7 +88,7 @@ class ParameterHook(SiteHook):
         """Hook the parameter, if it is another object than before.
 
         The old one stays hooked: another may stand in its place for one call only, as in
-        ``torch.func.functional_call``. All sites of the parameter hook the new one, in their order.
+        ``torch.func.functional_call``.
         """
         if self.follows(module):
             return
@@ -98,32 +98,21 @@ class ParameterHook(SiteHook):
         parameter = module._parameters.get(self.parameter)
         if parameter is None or not parameter.requires_grad:
             return
-        for hook in self._on_the_same_parameter(module):
-            hook._hook_last(module, parameter)
+        for hook in hooks_of(module):  # in the order in which they were installed
+            if isinstance(hook, ParameterHook) and hook.parameter == self.parameter:
+                hook.hook_tensor(module, parameter)
 
-    def _on_the_same_parameter(self, module: nn.Module) -> list[ParameterHook]:
-        found = [
-            hook
-            for hook in hooks_of(module)
-            if isinstance(hook, ParameterHook)
-            and hook.parameter == self.parameter
-            and not hook.site.regularizer.accumulates
-        ]
-        found = found if any(hook is self for hook in found) else [*found, self]
-        return sorted(found, key=lambda hook: hook.turn)
-
-    def _hook_last(self, module: nn.Module, parameter: Tensor) -> None:
-        """Hook a parameter behind all that have hooked it."""
-        kept = []
-        for reference, handle in self._hooked:
-            hooked = reference()
-            if hooked is parameter:
-                handle.remove()
-            elif hooked is not None:
-                kept.append((reference, handle))
-        hook = GradHook(self.site, module, parameter)
+    def hook_tensor(self, module: nn.Module, parameter: Tensor) -> None:
+        """Hook this tensor, where its turn is."""
+        if self.follows(module):
+            return
+        hook = GradHook(self.site, self.turn, module, parameter)
         handle = parameter.register_hook(hook)  # type: ignore[no-untyped-call]  # torch's
-        self._hooked = [*kept, (weakref.ref(parameter), handle)]
+        self._hooked = [(r, h) for r, h in self._hooked if r() is not None]
+        self._hooked.append((weakref.ref(parameter), handle))
+        hooks: dict[int, Any] = parameter._backward_hooks  # type: ignore[assignment]
+        for key in [key for key, there in hooks.items() if _is_later(there, self.turn)]:
+            hooks[key] = hooks.pop(key)
 
 
 class KeeperHook:
@@ -150,8 +139,8 @@ class GradHook:
 
     __torch_unserializable__ = True  # a ParameterHook puts it back after loading
 
-    def __init__(self, site: Site, module: nn.Module, parameter: Tensor) -> None:
-        self.site = site
+    def __init__(self, site: Site, turn: Turn, module: nn.Module, parameter: Tensor) -> None:
+        self.site, self.turn = site, turn
         self.form = site.form_of(parameter)
         self.module = weakref.ref(module)
         # a leaf outlives its graphs, and holds this hook; others may be gone by the backward
@@ -164,6 +153,10 @@ class GradHook:
         if grad is None or module is None or not self.site.is_on(module.training):
             return None
         return regularize_grad(self.site, self.form, self.site.values, grad, self.parameter())
+
+
+def _is_later(there: object, turn: Turn) -> bool:
+    return isinstance(there, GradHook) and there.turn > turn
 
 
 def _always(tensor: Tensor) -> Callable[[], Tensor]:
