@@ -139,19 +139,17 @@ def _is_later(there: object, turn: Turn) -> bool:
 class OutputHook(SiteHook):
     """Forward hook: regularizes the output, or its gradient."""
 
-    def __init__(self, site: Site) -> None:
-        super().__init__(site)
-        self.entry = EntryHook() if site.regularizer.needs_input else None
+    version: int | None = None  # of the first input, which in-place operations raise
 
     def install(self, module: nn.Module) -> None:
-        if self.entry is not None:
-            module.register_forward_pre_hook(self.entry)
+        if self.site.regularizer.needs_input:
+            module.register_forward_pre_hook(self.note_version)
         put_on(module, self, at_input=False)
 
-    def remove(self, module: nn.Module) -> None:
-        super().remove(module)
-        if self.entry is not None:
-            take_off(self.entry, module)
+    def note_version(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Forward pre-hook: note the version of the first input."""
+        if not is_compiling():
+            self.version = _version(args[0]) if args else None
 
     def _act(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         site = self.site
@@ -160,7 +158,7 @@ class OutputHook(SiteHook):
             x = indexing.get(output, index)
         except ValueError as error:
             raise site.error(f"the output {error}") from None
-        if self.entry and args and self.entry.gives_back_changed(module, args[0], x):
+        if site.regularizer.needs_input and args and self._is_changed(module, args[0], x):
             raise site.error(
                 f"the layer gives its input back, changed in place, and {site.regularizer.label} "
                 "needs it as it was: work out of place there (x = x + y for x += y)"
@@ -171,18 +169,7 @@ class OutputHook(SiteHook):
             return None
         return y if index is None else indexing.put(output, index, y)
 
-
-class EntryHook:
-    """Forward pre-hook: notes the version of the first input, which in-place operations raise."""
-
-    def __init__(self) -> None:
-        self.version: int | None = None
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if not is_compiling():
-            self.version = _version(args[0]) if args else None
-
-    def gives_back_changed(self, module: nn.Module, given: Any, output: Tensor) -> bool:
+    def _is_changed(self, module: nn.Module, given: Any, output: Tensor) -> bool:
         """Whether the layer returns its input, changed in place.
 
         Compiled code and inference tensors have no versions. There, an input that is returned
