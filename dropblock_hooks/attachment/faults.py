@@ -16,7 +16,6 @@ from ..sites.counter import Snapshot
 from ..sites.hooks import SiteHook, hooks_on
 from ..sites.parameters import ParameterHook
 from ..sites.retune import RetuneHook
-from ..sites.updates import UpdateHook
 from .compiled import has_compiled
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -82,7 +81,7 @@ def fault_of(
     missed = window.trained and owner.training and not counts.trained
     gradient = site.regularizer.acts_on == "gradient"
     enabled = site.control.enabled and not window.off
-    if isinstance(hook, UpdateHook):
+    if site.regularizer.accumulates:
         return _of_update(hook) if enabled and window.trained else None
     if hook.parameter is not None:  # a gradient has to come to it: its layer need not be called
         if not (window.backward and (window.trained or counts.calls)):
@@ -165,7 +164,7 @@ def _of_parameter(
     return finding(hook, Kind.LOST, text, cure)
 
 
-def _of_update(hook: UpdateHook) -> Finding:
+def _of_update(hook: SiteHook) -> Finding:
     """Of a parameter whose gradient was not regularized, though training went on."""
     text = "its gradient was not regularized at any optimizer step"
     if not hook.site.control.optimizers:

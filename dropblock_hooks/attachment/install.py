@@ -12,7 +12,6 @@ from ..sites.parameters import KeeperHook, ParameterHook
 from ..sites.retune import RetuneHook
 from ..sites.shared import Control
 from ..sites.site import Site
-from ..sites.updates import UpdateHook
 from .activity import ModelHook
 from .attachment import Attachment
 from .placement import Placement
@@ -21,8 +20,7 @@ from .placement import Placement
 def make_hook(site: Site, p: Placement) -> SiteHook:
     """The hook that a site needs."""
     if p.target.parameter is not None:
-        kind = UpdateHook if p.regularizer.accumulates else ParameterHook
-        return kind(site, p.target.parameter)
+        return ParameterHook(site, p.target.parameter)
     if p.attribute is not None:
         return RetuneHook(site, p.attribute)
     if isinstance(p.regularizer, Observer):

@@ -13,9 +13,10 @@ from ..quoting import kind_of, listed
 from ..regularizers.gradients import OnGradients
 from ..warn import warn
 from .hooks import SiteHook
+from .parameters import ParameterHook
 from .shared import Control
 from .site import Site
-from .updates import StepHook, UpdateHook
+from .updates import StepHook
 
 _WRAPPED = ("_base_optimizer", "base_optimizer", "_optimizer", "original_optimizer", "optimizer")
 """Where timm's Lookahead, SAM, Lightning and Fabric, Opacus, accelerate keep theirs, whose steps
@@ -55,7 +56,11 @@ def use_optimizers(
         ValueError: if they hold none of the parameters, or divide an entry whose gradients are
             measured together; then nothing has changed.
     """
-    hooks = [(module, hook) for module, hook in installed if isinstance(hook, UpdateHook)]
+    hooks = [
+        (module, hook)
+        for module, hook in installed
+        if isinstance(hook, ParameterHook) and hook.site.regularizer.accumulates
+    ]
     unheld = _unheld(hooks, optimizers) if optimizers else []
     control.drop_optimizers()
     for optimizer in optimizers:
@@ -69,7 +74,7 @@ def use_optimizers(
 
 
 def _unheld(
-    hooks: Iterable[tuple[nn.Module, UpdateHook]], optimizers: Sequence[Optimizer]
+    hooks: Iterable[tuple[nn.Module, ParameterHook]], optimizers: Sequence[Optimizer]
 ) -> list[str]:
     """The sites whose parameter no optimizer holds."""
     holders = {

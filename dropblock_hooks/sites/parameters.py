@@ -51,11 +51,13 @@ class ParameterHook(SiteHook):
             handle.remove()
         self._hooked = []
 
-    def lost(self, module: nn.Module) -> bool:
-        return super().lost(module) or not self.follows(module)
-
     def follows(self, module: nn.Module) -> bool:
-        """Whether the parameter that this module holds now is hooked."""
+        """Whether the gradient of the parameter that this module holds now will be met.
+
+        What acts once per update needs no hook on the parameter: an optimizer has a `StepHook`.
+        """
+        if self.site.regularizer.accumulates:
+            return not self.lost(module)
         parameter = module._parameters.get(self.parameter)
         for reference, _ in self._hooked:  # at every forward, so no generator
             hooked = reference()
@@ -101,6 +103,7 @@ class ParameterHook(SiteHook):
         for hook in hooks_of(module):  # in the order in which they were installed
             if isinstance(hook, ParameterHook) and hook.parameter == self.parameter:
                 hook.hook_tensor(module, parameter)
+        self.hook_tensor(module, parameter)  # if the layer was replaced, it has no hook of ours
 
     def hook_tensor(self, module: nn.Module, parameter: Tensor) -> None:
         """Hook this tensor, where its turn is."""

@@ -15,25 +15,8 @@ from ..functional.masks import wide_dtype
 from ..regularizers.gradients import OnGradients
 from ..selectors.wrappers import shard_refusal
 from .act import regularize_update
-from .hooks import SiteHook
 from .parameters import ParameterHook
 from .shared import Control
-
-
-class UpdateHook(ParameterHook):
-    """Forward pre-hook of the owner of a parameter: counts its calls.
-
-    The parameter itself has no hook. A `StepHook` looks it up by its name at each update.
-    """
-
-    def lost(self, module: nn.Module) -> bool:
-        return SiteHook.lost(self, module)
-
-    def follows(self, module: nn.Module) -> bool:
-        return not self.lost(module)
-
-    def rehook(self, module: nn.Module) -> None:
-        """There is nothing to hook."""
 
 
 class StepHook:
@@ -42,7 +25,9 @@ class StepHook:
     The modules are held weakly. The Attachment holds neither this hook nor the optimizer.
     """
 
-    def __init__(self, control: Control, installed: Iterable[tuple[nn.Module, UpdateHook]]) -> None:
+    def __init__(
+        self, control: Control, installed: Iterable[tuple[nn.Module, ParameterHook]]
+    ) -> None:
         self.control = control
         self.hooks = [(weakref.ref(module), hook) for module, hook in installed]
 
@@ -106,7 +91,9 @@ def _is_inside_a_step(optimizer: Any) -> bool:
     return steps > 1
 
 
-def _regularize(entry: Sequence[tuple[UpdateHook, Tensor, Tensor]], scale: Tensor | None) -> None:
+def _regularize(
+    entry: Sequence[tuple[ParameterHook, Tensor, Tensor]], scale: Tensor | None
+) -> None:
     """Regularize the gradients of the parameters of one entry, in place."""
     regularizer = entry[0][0].site.regularizer
     if regularizer.random and _processes() > 1:
@@ -136,7 +123,7 @@ def _on(grad: Tensor, scale: Any) -> float | Tensor:
     return 1.0 if scale is None else float(scale)
 
 
-def _check(hook: UpdateHook, module: nn.Module, grad: Tensor) -> None:
+def _check(hook: ParameterHook, module: nn.Module, grad: Tensor) -> None:
     """Raise SiteError for a gradient that can't be regularized."""
     refusal = shard_refusal(module)
     if grad.layout is not torch.strided:
