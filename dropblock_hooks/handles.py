@@ -4,12 +4,19 @@ A compiled graph takes the handle as an input. So another copy of a model, whose
 handles, runs the same graph, and torch.compile compiles nothing anew.
 """
 
+from __future__ import annotations
+
+import inspect
 import itertools
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch._library.custom_ops import CustomOpDef
 
 _owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
@@ -26,3 +33,23 @@ def new_handle(owner: Any) -> Tensor:
 def find(handle: Tensor | float) -> Any:
     """Return the object that a handle, or its number, stands for; None once it is gone."""
     return _owners.get(int(handle))
+
+
+def custom_op(
+    name: str, schema: str, mutates_args: tuple[str, ...] = ()
+) -> Callable[[Callable[..., object]], CustomOpDef]:
+    """``torch.library.custom_op`` for operators that find a Python object by its handle.
+
+    They take tensors of any strides, and inductor runs them outside of CUDA graphs.
+    """
+    tags = [
+        getattr(torch.Tag, tag)
+        for tag in ("flexible_layout", "cudagraph_unsafe")
+        if hasattr(torch.Tag, tag)
+    ]
+    takes_tags = "tags" in inspect.signature(torch.library.custom_op).parameters  # torch >= 2.7
+    options: dict[str, Any] = {"tags": tags} if takes_tags else {}
+    made: Callable[[Callable[..., object]], CustomOpDef] = torch.library.custom_op(
+        f"dropblock_hooks::{name}", mutates_args=mutates_args, schema=schema, **options
+    )
+    return made

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..axes.view import View
 from ..functional.sparse import Draws
-from ..handles import find
+from ..handles import custom_op, find
 from .act import Call, act_on_activation, perform, regularize_grad
 from .site import Site
 
@@ -96,10 +96,9 @@ class _Identity(torch.autograd.Function):
         return grad, None, None, None, None
 
 
-@torch.library.custom_op(
-    "dropblock_hooks::regularize",
-    mutates_args=(),
-    schema=f"(Tensor x, Tensor? layer_input, Tensor handle, Tensor seed, {_READ}, bool training, "
+@custom_op(
+    "regularize",
+    f"(Tensor x, Tensor? layer_input, Tensor handle, Tensor seed, {_READ}, bool training, "
     "bool linear, int n_rates) -> (Tensor, Tensor)",
 )
 def regularize_op(
@@ -164,10 +163,9 @@ def _backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Any, ...]:
 regularize_op.register_autograd(_backward, setup_context=_save)
 
 
-@torch.library.custom_op(
-    "dropblock_hooks::regularize_backward",
-    mutates_args=(),
-    schema="(Tensor grad, Tensor? x, Tensor? layer_input, Tensor handle, Tensor seed, Tensor row, "
+@custom_op(
+    "regularize_backward",
+    "(Tensor grad, Tensor? x, Tensor? layer_input, Tensor handle, Tensor seed, Tensor row, "
     f"{_READ}, bool training) -> (Tensor, Tensor)",
 )
 def regularize_backward_op(
@@ -223,10 +221,10 @@ def _(
     return torch.empty_like(grad), nothing
 
 
-@torch.library.custom_op(
-    "dropblock_hooks::begin",
+@custom_op(
+    "begin",
+    "(Tensor(a!) handle, bool training, int n_rates) -> Tensor",
     mutates_args=("handle",),  # or the compiler would move it into the backward
-    schema="(Tensor(a!) handle, bool training, int n_rates) -> Tensor",
 )
 def begin_op(handle: Tensor, training: bool, n_rates: int) -> Tensor:
     """Count a forward of a layer whose gradient is regularized.
@@ -249,10 +247,9 @@ def _(handle: Tensor, training: bool, n_rates: int) -> Tensor:
     return torch.empty(1 + n_rates, dtype=torch.float64, device="cpu")
 
 
-@torch.library.custom_op(
-    "dropblock_hooks::gradient",
-    mutates_args=(),
-    schema=f"(Tensor grad, Tensor row, {_READ}) -> Tensor",
+@custom_op(
+    "gradient",
+    f"(Tensor grad, Tensor row, {_READ}) -> Tensor",
 )
 def gradient_op(grad: Tensor, row: Tensor, layout: str, grid: Sequence[int], prefix: int) -> Tensor:
     """Regularize the gradient of an activation and count it; `row` is that of ``begin``."""
@@ -270,10 +267,10 @@ def _(grad: Tensor, *given: Any) -> Tensor:
     return torch.empty_like(grad)
 
 
-@torch.library.custom_op(
-    "dropblock_hooks::called",
+@custom_op(
+    "called",
+    "(Tensor(a!) handle, bool[] flags) -> ()",
     mutates_args=("handle",),  # or the compiler would leave it out
-    schema="(Tensor(a!) handle, bool[] flags) -> ()",
 )
 def called_op(handle: Tensor, flags: Sequence[bool]) -> None:
     """Tell the owner of a handle that a forward runs."""
