@@ -1,11 +1,10 @@
-"""A model, run in a way of its own.
+"""Functions that run a model once or several times, and put nothing on it that stays.
 
-sample       `sample`: Monte-Carlo dropout, the mean and spread of many forwards in evaluation
-capture      `capture`: the activations and gradients of layers in one call
-gradcam      `gradcam`: the places of an image that speak for a class
-explained    the layer that it looks at: what it gives, and the gradient there
-scores       what it explains: one score for each image
-candidates   the layers that it can look at, the best ones first
-watch        `watch`: a `Watchdog` on the layers of a model, in one line
-undisturbed  a model in evaluation for a while, and afterwards as it was
+sample         `sample`: Monte-Carlo dropout, mean and spread of many forwards in evaluation
+capture        `capture`: activations and gradients of layers in one call
+gradcam        `gradcam`: the positions of an image that a class score depends on
+gradcam_layer  the layer that it looks at: activations, gradient, and the default layer
+scores         what it explains: one score for each image
+watch          `watch`: a `Watchdog` on the layers of a model, in one line
+undisturbed    runs a model in evaluation, and restores its state
 """

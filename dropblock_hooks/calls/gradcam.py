@@ -1,13 +1,13 @@
-"""``gradcam``: the places of an image that speak for a class, by the gradient at one layer."""
+"""``gradcam``: the positions of an image that a class score depends on, by Grad-CAM."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from ..attachment.faults import Window, why_not_called
+from ..axes.facts import ModelFacts
 from ..axes.options import AxisOptions
 from ..checks import check_option
 from ..planning.dry_run import arguments_of
@@ -15,10 +15,8 @@ from ..quoting import kind_of, listed, quote, shown
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.select import Select, Selector, match
 from ..selectors.wrappers import unwrap
-from ..sites.counter import Snapshot
 from ..warn import warn
-from .candidates import Called, calls_of, candidates
-from .explained import Explained, Features, UnfitLayer
+from .gradcam_layer import Features, LayerHook, UnfitLayer, default_layers
 from .scores import Scores, Wanted
 from .undisturbed import undisturbed
 
@@ -33,7 +31,7 @@ class _Maps(NamedTuple):
 
 
 class CAM(_Maps):
-    """What `gradcam` returns: a tuple (maps, raw, target) that knows its layer.
+    """The result of `gradcam`: a tuple (maps, raw, target) with the name of the layer.
 
     Attributes:
         maps: (N, H, W) in [0, 1], of the size of the images: `raw` from its smallest value in an
@@ -66,12 +64,11 @@ def gradcam(
     grid: tuple[int, int] | None = None,
     prefix_tokens: int | None = None,
 ) -> CAM:
-    """Grad-CAM: a map for each image of the places that speak for a class.
+    """Compute Grad-CAM: for each image, a map of the positions that a class score depends on.
 
-    The model runs in evaluation mode, with all that is attached paused, on the bare module where it
-    is compiled or wrapped. Afterwards it is as it was: modes, ``.grad``, hooks, counts, and the
-    random states of torch. Convolutional maps, Swin's (N, H, W, C) and the tokens of ViTs are read
-    as for `DropBlock2d`.
+    The unwrapped model runs in evaluation mode and eagerly, with all attachments paused. Modes,
+    ``.grad``, hooks, counts and torch's random states are restored. Convolutional maps, Swin's
+    (N, H, W, C) and the tokens of ViTs are read as for `DropBlock2d`.
 
     Example:
         >>> head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
@@ -84,24 +81,23 @@ def gradcam(
         model: any model of images. It may be wrapped, as for `attach`.
         x: a batch of images (N, C, H, W), or a tuple of arguments or a mapping of keywords; the
             maps are of the size of the first tensor with 4 axes.
-        layer: a selector of one layer. None: the last feature stage, or, where that gives tokens,
-            the first norm of its last block (a head that reads the class token alone leaves the
-            others no gradient behind it). Of a layer that is called several times, the last call
-            is looked at.
+        layer: a selector of one layer. None takes the last feature stage that works; where it
+            returns tokens, the first norm of its last block, because a head that reads only the
+            class token gives the other tokens no gradient behind that norm. Of a layer that is
+            called several times, the last call counts.
         target: a class, or one for each image; None is the class with the largest output. A
-            function takes the output and returns one score for each image: for outputs that are no
-            (N, classes) tensor, or for several classes together.
+            function takes the output and returns one score for each image.
         method: ``"gradcam"`` weighs a channel by the mean of its gradient, ``"gradcam++"`` by
-            places with a positive gradient; ``"layercam"`` weighs each place by itself.
-        index: which element, of a layer that returns several tensors.
-        layout: the order of axes, where it can't be told: ``"NCHW"``, ``"NHWC"``, ``"NLC"``, ...
-        grid: the map (height, width) that tokens form, where it can't be told.
-        prefix_tokens: how many tokens stand before it.
+            positions with a positive gradient, ``"layercam"`` weighs each position by itself.
+        index: which element, if the layer returns several tensors.
+        layout: the order of the axes, if it cannot be read: ``"NCHW"``, ``"NHWC"``, ``"NLC"``.
+        grid: the map (height, width) that tokens form, if it cannot be read.
+        prefix_tokens: how many tokens come before the map.
 
     Raises:
-        ValueError: for a layer without a map, one that is not called, or one without a gradient,
-            with a better one; for a target or method that does not exist.
-        TypeError: for an input, output or target of the wrong kind.
+        ValueError: if the layer has no map, is not called or gets no gradient; if the target or
+            the method does not exist.
+        TypeError: if the input, the output or the target has the wrong type.
 
     References:
         Selvaraju et al., 2017, "Grad-CAM" (https://arxiv.org/abs/1610.02391); Chattopadhyay et al.,
@@ -118,11 +114,19 @@ def gradcam(
     options.check(2, "gradcam")
     with undisturbed(names.model):
         args, kwargs = tuple(_own(args)), dict(zip(kwargs, _own(kwargs.values()), strict=True))
-        explained = Explained(names, lambda: names.model(*args, **kwargs), scores, options, index)
+        facts = ModelFacts(names)
+
+        def run() -> Any:
+            return names.model(*args, **kwargs)
+
+        def seen_at(layer: Target) -> Features:
+            return LayerHook(layer, facts, options, index).run(names.model, lambda: scores(run()))
+
         if chosen is None:
-            chosen, seen = _first_fit(explained, calls_of(names, args, kwargs))
+            candidates = (names.modules[name] for name in default_layers(names, run))
+            chosen, seen = _first_fit(islice(candidates, _TRIES), seen_at)
         else:
-            seen = _at(explained, chosen, args, kwargs)
+            seen = seen_at(chosen)
         raw = weighted(seen, method).clamp(min=0)
     _tell_empty(raw, chosen.name)
     return CAM(_scaled(raw, size), raw, scores.classes, chosen.name)
@@ -199,39 +203,16 @@ def _images(given: list[Any]) -> tuple[int, int, int]:
     raise ValueError(f"x must hold a batch of images (N, C, H, W), got {quote(what)}")
 
 
-def _first_fit(explained: Explained, calls: dict[str, Called]) -> tuple[Target, Features]:
-    """The best layer that can be looked at."""
+def _first_fit(
+    candidates: Iterable[Target], seen_at: Callable[[Target], Features]
+) -> tuple[Target, Features]:
+    """The first layer that Grad-CAM can use, and what is seen there."""
     why: list[str] = []
-    for layer in _candidates(explained, calls):
+    for layer in candidates:
         try:
-            return layer, explained.at(layer)
+            return layer, seen_at(layer)
         except UnfitLayer as error:
             why.append(str(error))
     if not why:
         raise ValueError("no layer of the model gives a map: Grad-CAM needs one")
     raise ValueError(f"no layer fits, of {len(why)} tried; name one by layer=. {why[0]}")
-
-
-def _candidates(explained: Explained, calls: dict[str, Called]) -> Iterator[Target]:
-    names = explained.index
-    return islice((names.modules[name] for name in candidates(names, calls)), _TRIES)
-
-
-def _at(explained: Explained, layer: Target, args: Any, kwargs: Any) -> Features:
-    """What is seen at a layer that was named; where it is unfit, a better one is told."""
-    try:
-        return explained.at(layer)
-    except UnfitLayer as error:
-        names, why = explained.index, str(error)
-    calls = calls_of(names, args, kwargs)
-    if layer.name not in calls:
-        counts = {name: int(name in calls) for name in names.modules}
-        window = Window({}, counts, Snapshot(trained=1), off=False, compiled=False)
-        why = f"{why}: {why_not_called(names.model, layer.module, layer.name, window)[0]}"
-    for other in _candidates(explained, calls):
-        try:
-            explained.at(other)
-        except UnfitLayer:
-            continue
-        raise ValueError(f"{why}; try layer={quote(other.name)}")
-    raise ValueError(why)

@@ -1,4 +1,4 @@
-"""What Grad-CAM explains: one score for each image, made of the output of a model."""
+"""What Grad-CAM explains: one score for each image, computed from the output of a model."""
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -14,30 +14,28 @@ Wanted = int | Sequence[int] | Tensor | Callable[[Any], Tensor] | None
 
 
 class Scores:
-    """Makes the scores of an output, and keeps what they are of.
+    """Computes one score for each image from an output.
 
     Args:
-        target: what was asked for, as `gradcam` takes it.
-        images: how many there are.
+        target: the argument of `gradcam`.
+        images: the number of images.
 
     Attributes:
-        classes: of each image, as a tensor of indices; None before an output is seen, or where a
-            function makes the scores.
+        classes: the class of each image; None before a call, and if a function makes the scores.
     """
 
     def __init__(self, target: Wanted, images: int) -> None:
         self._target, self._images = target, images
-        self._function = target if callable(target) and not isinstance(target, Tensor) else None
         self.classes: Tensor | None = None
 
     def __call__(self, output: Any) -> Tensor:
-        """One score for each image.
+        """Return the scores.
 
         Raises:
-            TypeError, ValueError: for a target that does not fit the output.
+            TypeError, ValueError: if the target does not fit the output.
         """
-        if self._function is not None:
-            return self._made(self._function(output), output)
+        if callable(self._target) and not isinstance(self._target, Tensor):
+            return self._made(self._target(output), output)
         if not isinstance(output, Tensor):
             first = quote(next(iter(output), 0)) if isinstance(output, Mapping) else "0"
             raise TypeError(
@@ -58,7 +56,7 @@ class Scores:
         return output.gather(1, self.classes[:, None])[:, 0]
 
     def _given(self, k: int) -> Tensor:
-        """The classes that were asked for, of k, checked."""
+        """Check the classes in `target`, which must be below `k`."""
         given: Any = self._target
         values = given.tolist() if hasattr(given, "tolist") else given
         each = list(values) if isinstance(values, Sequence) else [values] * self._images
@@ -77,26 +75,20 @@ class Scores:
         return torch.tensor([operator.index(value) for value in each])
 
     def _made(self, scores: Any, output: Any) -> Tensor:
-        """What the function has made of the output, checked."""
-        right = isinstance(scores, Tensor) and scores.is_floating_point()
-        if not right or tuple(scores.shape) != (self._images,):
+        """Check what the function returned."""
+        is_tensor = isinstance(scores, Tensor)
+        if not is_tensor or not scores.is_floating_point() or scores.shape != (self._images,):
+            dtype = f"{str(scores.dtype).removeprefix('torch.')} of shape " if is_tensor else ""
             raise TypeError(
-                f"target must return one score for each of {self._images} images, a "
-                f"floating-point tensor of shape ({self._images},), got {_shape(scores)}"
+                f"target must return one score for each of {self._images} images, a floating-point "
+                f"tensor of shape ({self._images},), got "
+                f"{dtype + str(tuple(scores.shape)) if is_tensor else shown(scores)}"
             )
-        if not scores.requires_grad and any(
-            isinstance(x, Tensor) and x.requires_grad for x in tree_leaves(output)
-        ):
+        leaves = [x for x in tree_leaves(output) if isinstance(x, Tensor)]
+        if not scores.requires_grad and any(x.requires_grad for x in leaves):
             raise ValueError("target must compute its scores by differentiable operations")
-        made: Tensor = scores
-        return made
+        return scores
 
 
 def _is_index(value: Any) -> bool:
     return not isinstance(value, bool) and hasattr(value, "__index__")
-
-
-def _shape(value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return shown(value)
-    return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"

@@ -267,7 +267,7 @@ def test_parts_of_maps_are_refused(x):
             left, right = self.part(torch.cat(self.conv(x).chunk(2, -1))).chunk(2)
             return self.fc((left + right).mean((2, 3)))
 
-    message = "layer 'part': its maps are 6, of 3 images: parts of them; try layer='conv'"
+    message = "layer 'part': its maps are 6, of 3 images: parts of them"
     with pytest.raises(ValueError, match=message):
         gradcam(Halves(), x, "part")
 
@@ -427,10 +427,7 @@ def test_tokens_before_the_last_attention():
     assert cam.layer == "layers.1.norm1"
     assert cam.raw.shape == (2, 4, 4)
     assert cam.maps.shape == (2, 16, 16)
-    cause = (
-        "layer 'layers.1': the gradient is 0 at all its tokens but the first 1: .*; "
-        "try layer='layers.1.norm1'"
-    )
+    cause = "layer 'layers.1': the gradient is 0 at all its tokens but the first 1"
     with pytest.raises(ValueError, match=cause):
         gradcam(model, x, "layers.1")
     assert gradcam(model, x, "layers.0").raw.shape == (2, 4, 4)
@@ -503,14 +500,14 @@ class Awkward(nn.Module):
     ("layer", "why"),
     [
         ("fc", "its output has no map: needs a 4-D tensor"),
-        ("pool", "its map is 1x1, which tells nothing of places"),
-        ("unused", "it is never called: a branch not taken"),
+        ("pool", "its map is 1x1, which has no positions to compare"),
+        ("unused", "it is never called in this forward"),
         ("aside", "does not reach the scores: it is not used"),
         ("cut", "does not reach the scores"),
     ],
 )
-def test_a_layer_that_is_unfit_is_refused_with_a_better_one(x, layer, why):
-    message = f"layer '{layer}': .*{why}.*; try layer='features'"
+def test_a_layer_that_does_not_fit_is_refused(x, layer, why):
+    message = f"layer '{layer}': .*{why}"
     with pytest.raises(ValueError, match=message):
         gradcam(Awkward(), x, layer)
 
