@@ -87,7 +87,8 @@ class Scores:
         leaves = [x for x in tree_leaves(output) if isinstance(x, Tensor)]
         if not scores.requires_grad and any(x.requires_grad for x in leaves):
             raise ValueError("target must compute its scores by differentiable operations")
-        return scores
+        made: Tensor = scores
+        return made
 
 
 def _is_index(value: Any) -> bool:

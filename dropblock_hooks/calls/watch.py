@@ -17,11 +17,8 @@ from ..selectors.wrappers import named_modules, submodule, unwrap
 
 _MOST = 1000
 _OF_ATTACH = ("grad_scaler", "root")
-_OF_WATCHDOG = tuple(
-    each.name
-    for each in fields(Watchdog)
-    if each.name not in ("rules", "action", "every", *Watchdog.refused_options)
-)
+_OWN = ("rules", "action", "every", *Watchdog.refused_options)
+_OF_WATCHDOG = tuple(each.name for each in fields(Watchdog) if each.name not in _OWN)
 
 
 def watch(
@@ -31,10 +28,10 @@ def watch(
     every: int | None = 100,
     **options: Any,
 ) -> Attachment:
-    """Watch a training run: warn of what goes wrong first, with the layer that made it.
+    """Put a `Watchdog` on all layers: it warns of the first fault and names the layer.
 
-    A `Watchdog` is put on all layers and blocks of the model, but what torch.jit has scripted; of a
-    model with more than 1,000, on those that are least deeply nested.
+    Layers of torch.jit are left out. If the model has more than 1,000 layers, the Watchdog is on
+    the outer ones.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -45,28 +42,28 @@ def watch(
         []
 
     Args:
-        model: any model, wrapped or not, as for `attach`.
-        rules: names of rules, or one; or ``"all"``; see `Watchdog`.
+        model: any model, wrapped or not.
+        rules: the name of a rule, a list of names, or ``"all"``; see `Watchdog`.
         action: ``"warn"``, ``"raise"``, or a function of a `Finding`.
-        every: look at every so many training forwards; 0 or None: only when an epoch ends.
-        options: other fields of `Watchdog`, as ``max_dead=0.5``, and of the arguments of `attach`
-            ``grad_scaler`` and ``root``.
+        every: check at every so many training forwards; 0 or None: only when an epoch ends.
+        options: other fields of `Watchdog`, such as ``max_dead=0.5``, and the arguments
+            ``grad_scaler`` and ``root`` of `attach`.
 
     Raises:
-        TypeError, ValueError: for a rule, an action or an option that is none.
-        SpecError: where a `Watchdog` is on already.
+        TypeError, ValueError: if a rule, an action or an option does not exist.
+        SpecError: if the model has a `Watchdog` already.
     """
     arguments = {name: options.pop(name) for name in _OF_ATTACH if name in options}
+    known = (*_OF_ATTACH, *_OF_WATCHDOG)
     for name in options:
         if name not in _OF_WATCHDOG:
-            known = (*_OF_ATTACH, *_OF_WATCHDOG)
             raise TypeError(
                 f"watch takes no {label(name)}{closest(name, known)}; its options: "
                 f"{', '.join(known)}"
             )
     dog = Watchdog(rules, action=action, every=every, **options)  # type: ignore[arg-type]  # checked
     base = submodule(unwrap(model), arguments.get("root", ""))
-    first: dict[nn.Module, str] = {}  # of a shared layer, the name that it has at its site
+    first: dict[nn.Module, str] = {}  # the site of a shared layer has its first name
     for name, module in named_modules(base):
         if not isinstance(module, torch.jit.ScriptModule):  # takes no hooks
             first.setdefault(module, name)
@@ -79,5 +76,5 @@ def watch(
     def watched_layers(name: str, layer: nn.Module) -> bool:
         return name in names
 
-    # chosen by a function, layers that are never called are left out
+    # a layer that a function selects need not be called
     return attach(model, {Select(where=watched_layers): dog}, **arguments)
