@@ -244,7 +244,7 @@ class Attachment(SiteList):
         """Gradient bounds that this share of the norms exceeds, and the calls that set them.
 
         Norms are those of the last window, or of all windows where it has none, before the bounds.
-        Quantiles have an error of up to 4.5 %. Waits for the device.
+        Quantiles have an error of up to 9 %. Waits for the device.
 
         Example:
             >>> model = nn.Sequential(nn.Linear(4, 1))
@@ -252,15 +252,15 @@ class Attachment(SiteList):
             >>> for scale in range(1, 11):
             ...     model(torch.ones(1, 4)).sum().mul(scale).backward()
             >>> print(attached.suggest(share=0.2))
-            bounds that 0.2 of the norms (of ClampGrad, of the values) lie beyond
+            bounds that 0.2 of the norms (of ClampGrad, of the largest magnitudes) lie beyond
             site                   bound     now  changed  proposed  norms  over
             ---------------------  --------  ---  -------  --------  -----  ------
-            0.weight/ClipGradNorm  max_norm  100  0        16.71     10     window
+            0.weight/ClipGradNorm  max_norm  100  0        17.45     10     window
             <BLANKLINE>
-            attached.set('0.weight/ClipGradNorm', max_norm=16.71)
+            attached.set('0.weight/ClipGradNorm', max_norm=17.45)
 
         Args:
-            share: in (0, 1), of the norms; for `ClampGrad`, of the values.
+            share: in (0, 1), of the norms; for `ClampGrad`, of the largest magnitudes.
             which: a site key, a selector or a class; None means every site with a bound.
 
         Raises:

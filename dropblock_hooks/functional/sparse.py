@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from . import bits
+from .bits import count, grow, keep_, pack, padded_size, popcount_, unpack
 from .masks import bernoulli, scaled
 
 LEAST = {"blocks": 2**17, "units": 2**18}  # elements, from which the sparse form is faster
@@ -87,12 +87,12 @@ class Blocks:
         if self.area == 1 and chance >= _FREQUENT:
             kept = self._bytes(0)
             self._view(kept).copy_(~bernoulli(self.shape, chance, _CPU, generator))
-            return bits.pack(kept)
+            return pack(kept)
         drawn = draw_positions(math.prod(self.grid), chance, generator)
         first = _placed(drawn, self.grid, _strides(self.shape, range(len(self.shape))))
         if self._few(len(first)):
             return first.to(torch.int32) if self.numel < 2**31 else first
-        return bits.pack(self._kept(first))
+        return pack(self._kept(first))
 
     def _few(self, blocks: int) -> bool:
         """Whether to keep the seeds and write each block; else keep bits and pass over all."""
@@ -105,13 +105,13 @@ class Blocks:
     def count(self, drawn: Tensor) -> int:
         """The number of dropped elements. Overlaps count once."""
         if drawn.dtype is torch.uint8:
-            return self.numel - bits.count(drawn)
+            return self.numel - count(drawn)
         return self._union(drawn.to(torch.int64))
 
     def mask(self, drawn: Tensor) -> Tensor:
         """A boolean tensor, True where dropped."""
         if drawn.dtype is torch.uint8:
-            return ~self._view(bits.unpack(drawn))
+            return ~self._view(unpack(drawn))
         return self._view(self._kept(drawn.to(torch.int64))) == 0
 
     def clear(self, y: Tensor, drawn: Tensor) -> None:
@@ -119,7 +119,7 @@ class Blocks:
         if drawn.dtype is not torch.uint8:
             self._fill(y, drawn.to(torch.int64))
         elif self._in_order(y):
-            bits.keep_(y.as_strided((self.numel,), (1,)), drawn)
+            keep_(y.as_strided((self.numel,), (1,)), drawn)
         else:
             y.masked_fill_(self.mask(drawn), 0.0)
 
@@ -162,7 +162,7 @@ class Blocks:
 
     def _bytes(self, value: int) -> Tensor:
         """A byte for each element, and zeros up to the size that can be packed."""
-        size = bits.padded_size(self.numel)
+        size = padded_size(self.numel)
         kept = torch.full((size,), value, dtype=torch.uint8, device="cpu")
         kept[self.numel :] = 0
         return kept
@@ -193,7 +193,7 @@ class Blocks:
         masks = torch.zeros(total, dtype=torch.int64, device="cpu")
         masks.index_add_(0, at >> 6, torch.ones_like(at) << (at & 63))
         masks = masks.view(*(sizes[axis] for axis in wide), words)
-        counts = bits.popcount_(bits.grow(masks, [self.edges[axis] for axis in wide]))
+        counts = popcount_(grow(masks, [self.edges[axis] for axis in wide]))
         # an axis that a block covers entirely has one place
         whole = math.prod(e for e, g in zip(self.edges, self.grid, strict=True) if g == 1)
         return int(counts.sum()) * whole

@@ -327,7 +327,7 @@ def test_views_of_many_shapes():
     (site,) = attach(model, {"0": Dropout2d(0.5)}).sites
     for edge in (*range(1, 600), 1):
         model(torch.ones(1, 1, edge, 1))
-    assert site.map_size == ((1, 599), 1)
+    assert site.map_size == (1, 1)
     assert site.active_calls == 600
     assert len(pickle.dumps(site)) < 10_000, "not all shapes are kept"
 
