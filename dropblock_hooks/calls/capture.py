@@ -1,9 +1,8 @@
-"""``capture``: the activations and gradients of layers in one call of a model."""
+"""``capture``: activations and gradients of layers in one call of a model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -13,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..attachment.compiled import as_written
 from ..attachment.install import install
-from ..attachment.placement import Placement
 from ..attachment.resolve import place
 from ..checkpointing import NO_TASK, graph_task
 from ..observers.capture import Capture
@@ -44,11 +42,10 @@ def capture(
     device: Any = None,
     dtype: Any = None,
 ) -> Any:
-    """Call a model once, and give what its layers have computed; nothing is left on it.
+    """Call a model once, and return the activations of layers; nothing stays on the model.
 
-    The model runs in the mode that it is in: in training mode, BatchNorm takes the batch into its
-    statistics and random numbers are drawn, as ever. A compiled model runs as it was written. The
-    gradients of parameters (``.grad``) stay as they are, and frozen ones are no hindrance.
+    The model runs eagerly and in its current mode: in training mode, BatchNorm updates its running
+    statistics. The ``.grad`` of parameters does not change, and parameters may be frozen.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(inplace=True), nn.Flatten())
@@ -62,29 +59,27 @@ def capture(
         True
 
     Args:
-        model: any model, wrapped or not, with something attached or not.
-        x: what it is called with: a tensor, or a tuple of arguments or a mapping of keywords.
-        layers: a selector, as in a spec, or several names.
-        gradients: give the gradients of the values as well. A layer that the loss does not depend
-            on has None.
-        loss: the scalar of the output whose gradients they are; by default the sum of the output,
-            where that is a tensor.
-        when: as of `Capture`, and so the following.
-        at: at the ``"output"`` or the ``"input"``.
+        model: any model, wrapped or not, attached or not.
+        x: the argument of the model: a tensor, a tuple of arguments or a mapping of keywords.
+        layers: a selector, or a list of names.
+        gradients: also return the gradients of the values; None if the loss does not depend on one.
+        loss: computes a scalar from the output; by default the sum of the output.
+        when: ``"before"`` or ``"after"`` the regularizers of the layer.
+        at: the ``"output"`` or the ``"input"`` of the layer.
         index: which element of a tuple, list or dict.
-        reduce: keep less of each tensor.
-        device: where the values go.
-        dtype: as what they are given.
+        reduce: keep less of each tensor; see `Capture`.
+        device: the device of the values.
+        dtype: the type of the values.
 
     Returns:
-        By the name of the layer its value, nested as its output is; a list of them where it was
-        called several times. With ``gradients=True`` two such: ``(values, grads)``.
+        The values by name of the layer, nested like its output; a list of them if the layer was
+        called several times. With ``gradients=True`` the pair ``(values, grads)``.
 
     Raises:
-        SpecError: for layers that the model does not have.
-        RuntimeError: for layers that were not called, or where no gradient comes.
-        TypeError, ValueError: for layers that are no selector, and a loss that is no scalar or is
-            given without ``gradients=True``.
+        SpecError: if the model has no such layer.
+        RuntimeError: if a layer was not called, or no gradient came.
+        TypeError, ValueError: if `layers` is no selector, or `loss` returns no scalar or comes
+            without ``gradients=True``.
     """
     if gradients:
         _check_grad_mode(loss)
@@ -105,10 +100,10 @@ def capture(
         dtype=dtype,
     )
     base, control = unwrap(model), Control()
-    control.looked = True  # what did nothing is told below
+    control.looked = True  # layers that were not called are reported below
     placements, _ = place(base, Draft.of({layers: once}))
     edges: list[GradientEdge] | None = [] if gradients else None
-    attached = install(base, placements, control, partial(_hook, edges=edges))
+    attached = install(base, placements, control, lambda site, _: _EdgeHook(site, edges))
     try:
         with as_written():
             output = _called(model, x)
@@ -119,7 +114,7 @@ def capture(
     finally:
         attached.remove()
         if edges is not None:
-            edges.clear()  # the graph has the hooks, which have the edges: nothing else frees it
+            edges.clear()  # a cycle of graph, hooks and edges: nothing else frees it
     values = {name: _single([each.value for each in calls]) for name, calls in records.items()}
     if not gradients:
         return values
@@ -128,7 +123,7 @@ def capture(
 
 
 class _Once(Capture):
-    """Beside a `Capture` that the model has already."""
+    """A `Capture` that may stand beside another one."""
 
     @property
     def label(self) -> str:
@@ -139,12 +134,9 @@ class _Once(Capture):
 
 
 class _EdgeHook(ObserveHook):
-    """Notes the places in the graph that the backward is to come to.
+    """Collects the edges of the graph at which the backward ends, before any parameter.
 
-    So it comes to no parameter. A tensor that requires no gradient is joined to a root that does.
-
-    Attributes:
-        edges: the places; None without gradients.
+    A tensor that requires no gradient becomes a new root of the graph.
     """
 
     def __init__(self, site: Site, edges: list[GradientEdge] | None) -> None:
@@ -162,10 +154,6 @@ class _EdgeHook(ObserveHook):
         return x
 
 
-def _hook(site: Site, placement: Placement, edges: list[GradientEdge] | None) -> ObserveHook:
-    return _EdgeHook(site, edges)
-
-
 def _check_grad_mode(loss: Any) -> None:
     if not torch.is_grad_enabled():
         raise RuntimeError(
@@ -177,7 +165,7 @@ def _check_grad_mode(loss: Any) -> None:
 
 
 def _called(model: nn.Module, x: Any) -> Any:
-    """The output; DistributedDataParallel would wait for a backward of its own."""
+    """The output. DistributedDataParallel is skipped: it would wait for its own backward."""
     while isinstance(model, DistributedDataParallel):
         model = model.module
     args, kwargs = arguments_of(x)
@@ -195,7 +183,7 @@ def _check_called(sites: Sequence[Site]) -> None:
 
 
 def _backward(output: Any, loss: Callable[[Any], Tensor] | None, edges: list[GradientEdge]) -> None:
-    """The backward from the loss, as far as to what is seen, where hooks take the gradients."""
+    """Run the backward from the loss to the edges, where hooks keep the gradients."""
     if loss is None and not isinstance(output, Tensor):
         raise TypeError(
             f"the output is no tensor but {kind_with_keys(output)}: give "
@@ -220,5 +208,5 @@ def _check_gradients(records: Mapping[str, list[Record]]) -> None:
 
 
 def _single(calls: list[Any]) -> Any:
-    """What a layer gave in its only call, or in each one."""
+    """The value of the only call, or the list of all calls."""
     return calls[0] if len(calls) == 1 else calls

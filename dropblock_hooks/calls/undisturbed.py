@@ -49,8 +49,8 @@ def _paused(model: nn.Module) -> Iterator[None]:
     controls = list({id(site.control): site.control for site in sites}.values())
     before = [(control, control.enabled, control.stepped) for control in controls]
     with ExitStack() as stack:
-        for each in (*sites, *controls):
-            stack.enter_context(each.counter.uncounted())
+        for counter in (*(s.counter for s in sites), *(c.counter for c in controls)):
+            stack.enter_context(counter.uncounted())
         try:
             for control in controls:
                 control.enabled = False

@@ -1,11 +1,10 @@
 """Pictures, by matplotlib (the extra ``plot``): each function returns a Figure.
 
-overlay       `overlay`: a map of places, over the image that it speaks of
+overlay       `overlay`: a map of positions over its image
 feature_maps  `plot_feature_maps`: the channels of one sample
-depth         `plot_activations`, `plot_gradient_flow`: what observers have seen, layer by layer
+depth         `plot_activations`, `plot_gradient_flow`: what observers measured, layer by layer
 masks         `plot_masks`: what is dropped of the maps of a model, over its image
-values        what somebody gave, as numbers to draw
-figure        the Figure to draw on, and what is said where matplotlib is missing
+figure        the Figure to draw on, and the checks that all pictures share
 """
 
 from .depth import plot_activations, plot_gradient_flow

@@ -1,4 +1,4 @@
-"""What observers have seen, layer by layer: activations, and the gradients that flow back."""
+"""Activations and gradients layer by layer, as observers have measured them."""
 
 import math
 from collections.abc import Sequence
@@ -13,14 +13,12 @@ from ..selectors.wrappers import named_modules
 from ..sites.site import Site
 from .figure import figure_of
 
-_NARROWEST, _WIDEST = 5.0, 14.0  # inches
-
 
 def plot_gradient_flow(attached: Attachment, ax: Any = None) -> Any:
-    """Draw the norm of the gradient of each layer, in the order of the spec, on a log scale.
+    """Draw the gradient norms of the layers, in the order of the model, on a log scale.
 
-    Of every site of `GradientStats` the mean norm and the largest value; of every site that clips
-    by a norm its bound, and the norms before it. A gradient of 0 stands on the lower edge.
+    Each site of `GradientStats` gives its mean norm and its largest value; each site that clips by
+    a norm gives its bound and the norms before it. A triangle marks a gradient of 0.
 
     Example:
         >>> import torch
@@ -33,21 +31,24 @@ def plot_gradient_flow(attached: Attachment, ax: Any = None) -> Any:
         ['0', '1', '2']
 
     Args:
-        attached: with `GradientStats`, or with what clips by a norm.
-        ax: matplotlib's Axes to draw on. None: a new Figure.
+        attached: an attachment with `GradientStats`, or with regularizers that clip by a norm.
+        ax: the matplotlib Axes; None: a new Figure.
 
     Returns:
         The Figure: ``figure.savefig("flow.png")``.
 
     Raises:
-        ImportError: where matplotlib is missing.
-        RuntimeError: where no gradient was seen.
-        TypeError: for what is no Attachment.
+        ImportError: if matplotlib is missing.
+        RuntimeError: if no gradient was seen.
+        TypeError: if `attached` is no Attachment.
     """
     seen = _seen(attached, GradientStats)
     rows = {row.site: row for row in attached.report()}
-    clips = [site for site in attached if "max_norm" in site.values]
-    clips = [site for site in clips if rows[site.key].mean_norm is not None]
+    clips = [
+        site
+        for site in attached
+        if "max_norm" in site.values and rows[site.key].mean_norm is not None
+    ]
     if not seen and not clips:
         raise RuntimeError(_nothing("gradients", "GradientStats()", "trained"))
     names = _in_model_order(attached, [*(site for site, _ in seen), *clips])
@@ -64,27 +65,27 @@ def plot_gradient_flow(attached: Attachment, ax: Any = None) -> Any:
     if zeros:
         low = ax.get_xaxis_transform()
         ax.plot(zeros, [0.02] * len(zeros), "v", color="C0", ms=5, transform=low, label="0")
-    for i, site in enumerate(clips):
+    labels: Sequence[str | None] = ("norms before the bound: 50 to 99 %", "their mean", "bound")
+    for site in clips:
         row, x = rows[site.key], at[site.name or "."]
-        labels = ("norms before the bound: 50 to 99 %", "their mean", "bound")
-        spread, mean, bound = labels if i == 0 else (None, None, None)
-        ax.plot([x, x], [row.median_norm, row.p99_norm], color="C2", alpha=0.5, lw=4, label=spread)
-        ax.plot([x], [row.mean_norm], "x", color="C2", label=mean)
-        ax.plot([x - 0.3, x + 0.3], [site.values["max_norm"]] * 2, color="C3", label=bound)
+        spread = [row.median_norm, row.p99_norm]
+        ax.plot([x, x], spread, color="C2", alpha=0.5, lw=4, label=labels[0])
+        ax.plot([x], [row.mean_norm], "x", color="C2", label=labels[1])
+        ax.plot([x - 0.3, x + 0.3], [site.values["max_norm"]] * 2, color="C3", label=labels[2])
+        labels = (None, None, None)  # once in the legend
     _finish(ax, names, "gradients", attached)
-    if len(zeros) == len(found) and not clips:  # a log scale needs something above 0
+    if len(zeros) == len(found) and not clips:  # a log scale needs a value above 0
         ax.set_ylim(1e-3, 1.0)
     ax.set_yscale("log", nonpositive="clip")
     ax.set_ylabel("of the unscaled loss")
-    ax.legend(fontsize=8)
     return figure
 
 
 def plot_activations(attached: Attachment, ax: Any = None) -> Any:
-    """Draw how large the activations of each layer are: the shares of their magnitudes by depth.
+    """Draw the magnitudes of the activations: one histogram for each site of `ActivationStats`.
 
-    A column is a site of `ActivationStats`; dark means that many of its values are of this size.
-    The line is the root mean square; below a column stands the share of its values that is 0.
+    Dark means that many values have this magnitude. The line is the root mean square. The name
+    shows the share of zeros.
 
     Example:
         >>> import torch
@@ -97,17 +98,17 @@ def plot_activations(attached: Attachment, ax: Any = None) -> Any:
         'magnitude'
 
     Args:
-        attached: with `ActivationStats`.
-        ax: matplotlib's Axes to draw on. None: a new Figure.
+        attached: an attachment with `ActivationStats`.
+        ax: the matplotlib Axes; None: a new Figure.
 
     Returns:
         The Figure: ``figure.savefig("activations.png")``.
 
     Raises:
-        ImportError: where matplotlib is missing.
-        RuntimeError: where no activation was seen.
-        TypeError: for what is no Attachment.
-        ValueError: where the sites have other bins.
+        ImportError: if matplotlib is missing.
+        RuntimeError: if no activation was seen.
+        TypeError: if `attached` is no Attachment.
+        ValueError: if the sites have different bins.
     """
     seen = _seen(attached, ActivationStats)
     if not seen:
@@ -117,7 +118,8 @@ def plot_activations(attached: Attachment, ax: Any = None) -> Any:
         raise ValueError("the sites count into different bins: give all the same low and high")
     edges = kinds.pop()
     figure, ax = figure_of(ax, figsize=(_width(len(seen)), 4.0))
-    columns = [_shares(row.observed.histogram) for _, row in seen]
+    histograms = [row.observed.histogram for _, row in seen]
+    columns = [[n / (sum(counts) or 1) for n in counts[1:-1]] for counts in histograms]
     drawn = ax.pcolormesh(
         [i - 0.5 for i in range(len(seen) + 1)],
         edges,
@@ -129,21 +131,20 @@ def plot_activations(attached: Attachment, ax: Any = None) -> Any:
     names = [f"{site.name or '.'}  {row.observed.zeros or 0:.0%}" for site, row in seen]
     _finish(ax, names, "activations (below: share of zeros)", attached)
     ax.set_yscale("log")
-    ax.set_ylim(*_occupied(columns, edges))
+    used = [i for i in range(len(edges) - 1) if any(column[i] > 1e-3 for column in columns)]
+    ax.set_ylim(edges[min(used, default=0)], edges[max(used, default=len(edges) - 2) + 1])
     ax.set_ylabel("magnitude")
-    ax.legend(fontsize=8)
     figure.colorbar(drawn, ax=ax, label="share of the values that are not 0")
     return figure
 
 
 def _seen(attached: Attachment, kind: type) -> list[tuple[Site, SiteRow]]:
-    """The sites of a class of observers that have seen something, with their rows."""
+    """The sites of one class of observers that have measured something, with their rows."""
     if not isinstance(attached, Attachment):
         raise TypeError(f"attached must be what attach has returned, got {kind_of(attached)}")
-    pairs = zip(attached, attached.report(), strict=True)
     return [
         (site, row)
-        for site, row in pairs
+        for site, row in zip(attached, attached.report(), strict=True)
         if isinstance(site.regularizer, kind)
         and row.observed is not None
         and row.observed.norm is not None
@@ -151,7 +152,7 @@ def _seen(attached: Attachment, kind: type) -> list[tuple[Site, SiteRow]]:
 
 
 def _in_model_order(attached: Attachment, sites: Sequence[Site]) -> list[str]:
-    """The names of their layers, each once."""
+    """The names of the layers of sites, each once."""
     layers = {name: i for i, (name, _) in enumerate(named_modules(attached._base))}
     order = {hook.site.name: layers.get(hook.owner_name, 0) for hook in attached._hooks}
     names = sorted({site.name for site in sites}, key=lambda name: (order[name], name))
@@ -165,24 +166,14 @@ def _nothing(what: str, observer: str, done: str) -> str:
     )
 
 
-def _shares(histogram: Sequence[int]) -> list[float]:
-    """The shares of the bins between the edges."""
-    total = sum(histogram) or 1
-    return [count / total for count in histogram[1:-1]]
-
-
-def _occupied(columns: Sequence[Sequence[float]], edges: Sequence[float]) -> tuple[float, float]:
-    """The edges around all bins that hold anything."""
-    there = [i for i in range(len(edges) - 1) if any(column[i] > 1e-3 for column in columns)]
-    return edges[min(there, default=0)], edges[max(there, default=len(edges) - 2) + 1]
-
-
 def _width(layers: int) -> float:
-    return min(max(_NARROWEST, 1.8 + 0.28 * layers), _WIDEST)
+    """The width of a Figure in inches."""
+    return min(max(5.0, 1.8 + 0.28 * layers), 14.0)
 
 
 def _finish(ax: Any, names: Sequence[str], what: str, attached: Attachment) -> None:
-    """Titles, and the names of the layers below."""
+    """Add the title, the names of the layers and the legend."""
     ax.set_title(f"{what}, epoch {attached.epoch:g}", fontsize=10)
     ax.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
     ax.set_xlim(-0.6, len(names) - 0.4)
+    ax.legend(fontsize=8)

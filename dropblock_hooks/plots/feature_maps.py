@@ -8,8 +8,7 @@ from torch import Tensor
 
 from ..checks import as_count
 from ..quoting import listed
-from .figure import figure_of
-from .values import as_values
+from .figure import as_values, figure_of
 
 
 def plot_feature_maps(
@@ -20,9 +19,9 @@ def plot_feature_maps(
     title: str = "feature maps",
     own_scale: bool = False,
 ) -> Any:
-    """Draw channels of what a layer gave for one sample, with a color bar.
+    """Draw channels of the activations of one sample, with a color bar.
 
-    They are spread evenly over all channels; above each stands its number.
+    The channels are spread evenly over all channels; each has its number above it.
 
     Example:
         >>> import torch
@@ -31,18 +30,18 @@ def plot_feature_maps(
         ['0', '13', '25', '38', '50', '63']
 
     Args:
-        values: (C, H, W), or (1, C, H, W), as of `capture`: ``values["layer1"][:1]``.
-        n: at most so many channels.
-        ax: matplotlib's Axes to draw on. None: a new Figure.
-        title: above the picture.
-        own_scale: divide each channel by its largest magnitude: a strong one hides no others.
+        values: (C, H, W) or (1, C, H, W), such as ``values["layer1"][:1]`` of `capture`.
+        n: the largest number of channels.
+        ax: the matplotlib Axes; None: a new Figure.
+        title: the title.
+        own_scale: divide each channel by its largest magnitude.
 
     Returns:
         The Figure: ``figure.savefig("maps.png")``.
 
     Raises:
-        ImportError: where matplotlib is missing.
-        ValueError: for values of another shape, or where none that is drawn is finite.
+        ImportError: if matplotlib is missing.
+        ValueError: if the values have another shape, or no drawn value is finite.
     """
     maps = _maps(values)
     label = "activation"
@@ -50,7 +49,8 @@ def plot_feature_maps(
         label = "activation / largest of its channel"
         finite = maps.where(maps.isfinite(), torch.zeros(())).abs()
         maps = maps / finite.amax((1, 2), keepdim=True).clamp(min=1e-30)
-    channels = _spread(len(maps), as_count("n", n))
+    count = min(len(maps), as_count("n", n))
+    channels = [round(i * (len(maps) - 1) / max(count - 1, 1)) for i in range(count)]
     seen = maps[channels]
     if not seen.isfinite().any():
         raise ValueError(f"values has no finite number in channel {listed(map(str, channels), 5)}")
@@ -90,9 +90,3 @@ def _maps(given: Any) -> Tensor:
         more = ": of a batch take one sample, as in values[:1]" if len(shape) == 4 else ""
         raise ValueError(f"values must be (C, H, W) or (1, C, H, W), got shape {shape}{more}")
     return maps
-
-
-def _spread(channels: int, most: int) -> list[int]:
-    """At most so many channels, from the first to the last."""
-    count = min(channels, most)
-    return [round(at * (channels - 1) / max(count - 1, 1)) for at in range(count)]

@@ -1,4 +1,4 @@
-"""``plot_masks``: what is dropped of the maps of a model, over the image that it is given."""
+"""``plot_masks``: what is dropped of the maps of a model, over its image."""
 
 import copy
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ from ..selectors.select import Select
 from ..selectors.wrappers import unwrap
 from ..sites import indexing
 from ..sites.site import Site
+from ..tables import shown
 from .figure import grid_of
 from .overlay import pixels_of
 
@@ -25,11 +26,11 @@ _MOST = 4
 def plot_masks(
     model: nn.Module, x: Any, which: str | Select | None = None, channels: int = 5
 ) -> Any:
-    """Draw what the regularizers of a model drop of its maps, in one training forward of a copy.
+    """Draw what regularizers drop in one training forward of a copy of the model.
 
-    A row is a layer: some channels of the first sample, what is dropped in each dark over the
-    image, and at the right the share of all channels that is dropped at each place. The model, its
-    counts and the random states stay what they are.
+    A row is a layer. It shows some channels of the first sample, dark where they are dropped, and
+    at the right the share of all channels that is dropped at each position. The model, its counts
+    and the random states do not change.
 
     Example:
         >>> from torch import nn
@@ -40,19 +41,19 @@ def plot_masks(
         ['channel 0', 'channel 1', 'channel 2']
 
     Args:
-        model: with something attached.
-        x: what it is called with: a tensor (N, C, H, W), or a tuple of arguments or a mapping of
-            keywords, of which the first such tensor is the image.
+        model: a model with an attachment.
+        x: the argument of the model: a tensor (N, C, H, W), or a tuple of arguments or a mapping
+            of keywords; the first such tensor is the image.
         which: sites, by key or selector; None: the first four that drop parts of maps.
-        channels: how many channels of each, at least 1.
+        channels: the number of channels for each layer, at least 1.
 
     Returns:
         The Figure: ``figure.savefig("masks.png")``.
 
     Raises:
-        ImportError: where matplotlib is missing.
-        RuntimeError: where nothing that is attached drops parts of maps, with the cause.
-        KeyError: for `which` that means no site.
+        ImportError: if matplotlib is missing.
+        RuntimeError: if nothing attached drops parts of maps, with the cause.
+        KeyError: if `which` means no site.
     """
     channels = as_count("channels", channels)
     args, kwargs = arguments_of(x)
@@ -76,10 +77,9 @@ def _draw(figure: Any, row: Sequence[Any], site: Site, kept: Tensor, image: Tens
         mask = interpolate(kept[None, i : i + 1], size, mode="nearest")[0, 0]
         ax.imshow((grey * (0.15 + 0.85 * mask)).numpy(), cmap="gray", vmin=0.0, vmax=1.0)
         ax.set_title(f"channel {i}", fontsize=8)
-    row[0].text(
-        -0.06, 0.5, f"{site.key}\n{_size(kept)}", fontsize=8, rotation=90, ha="right", va="center",
-        transform=row[0].transAxes,
-    )  # fmt: skip
+    name = f"{site.key}\n{shown(tuple(kept.shape[1:]))}"
+    place: dict[str, Any] = {"ha": "right", "va": "center", "transform": row[0].transAxes}
+    row[0].text(-0.06, 0.5, name, fontsize=8, rotation=90, **place)
     dropped = 1 - kept.mean(0)
     last = row[-1]
     drawn = last.imshow(
@@ -92,14 +92,10 @@ def _draw(figure: Any, row: Sequence[Any], site: Site, kept: Tensor, image: Tens
     bar.ax.tick_params(labelsize=7)
 
 
-def _size(kept: Tensor) -> str:
-    return "x".join(map(str, kept.shape[1:]))
-
-
 def _masks(
     model: nn.Module, which: str | Select | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[tuple[Site, Tensor]]:
-    """What is kept of the first sample at each layer, (C, h, w): a forward of a copy, on ones."""
+    """What each layer keeps of the first sample, (C, h, w), in a forward of a copy."""
     copied = copy.deepcopy(unwrap(model))
     probes: dict[tuple[str, str], _Probe] = {}
     for attached in attachments(copied):
@@ -109,17 +105,13 @@ def _masks(
             site = hook.site
             if site.key in meant_keys and site.draws and (site.name, site.at) not in probes:
                 probes[site.name, site.at] = _Probe(site, module)
-                if not site.control.grids.hooks:  # tokens are drawn as maps, whatever drops them
+                if not site.control.grids.hooks:  # tokens are drawn as maps
                     site.control.grids.watch(copied)
     if not probes:
-        raise RuntimeError(
-            "there is nothing to draw: "
-            + (
-                "what is meant drops no activations"
-                if attachments(model)
-                else "nothing is attached: attach(model, {...: DropBlock2d(p=0.1)}), say"
-            )
-        )
+        cause = "what is meant drops no activations"
+        if not attachments(model):
+            cause = "nothing is attached: call attach(model, {...: DropBlock2d(p=0.1)})"
+        raise RuntimeError(f"there is nothing to draw: {cause}")
     with torch.random.fork_rng(), torch.enable_grad():
         copied.train()(*args, **kwargs)
     found = [(p.site, p.kept) for p in probes.values() if p.kept is not None]
@@ -134,7 +126,7 @@ def _masks(
 
 
 class _Probe:
-    """Two hooks of a layer: the first puts ones in the place of what is dropped of, the last looks.
+    """Two hooks of a layer: the first replaces the value by ones, the last sees what is dropped.
 
     Attributes:
         kept: of the first sample, (C, h, w), 1 and 0; None before a call that drops.
@@ -151,7 +143,7 @@ class _Probe:
             module.register_forward_pre_hook(self.after, with_kwargs=True)
 
     def _value(self, given: tuple[Any, ...]) -> tuple[Any, Any]:
-        """What holds the tensor, and where in it."""
+        """The object that holds the tensor, and the index in it."""
         index = self.site.regularizer.index
         if self.site.at == "output":
             return given[-1], index
@@ -160,7 +152,7 @@ class _Probe:
     def before(self, module: nn.Module, *given: Any) -> Any:
         value, index = self._value(given)
         x = indexing.get(value, index)
-        # with the graph of x, which tells where the channels are
+        # with the graph of x, from which the channels are read
         always = torch.ones((), dtype=torch.bool, device=x.device)
         ones = indexing.put(value, index, torch.where(always, torch.ones_like(x), x))
         if self.site.at == "output":
