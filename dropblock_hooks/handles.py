@@ -18,6 +18,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torch._library.custom_ops import CustomOpDef
 
+_TOO_OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9)
 _owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
@@ -53,3 +54,20 @@ def custom_op(
         f"dropblock_hooks::{name}", mutates_args=mutates_args, schema=schema, **options
     )
     return made
+
+
+def is_exporting() -> bool:
+    """Whether torch.export traces: a program of its own can hold no site.
+
+    In torch 2.9, ``torch.compiler.is_exporting()`` is true inside torch.compile as well.
+    """
+    return bool(getattr(torch.compiler, "_is_exporting_flag", False))
+
+
+def check_version() -> None:
+    """Raise RuntimeError where this torch is too old to compile what is attached."""
+    if _TOO_OLD:
+        raise RuntimeError(
+            f"torch {torch.__version__} can't compile or export a model with active regularizers "
+            "or observers: use torch >= 2.9, or call the model without torch.compile"
+        )

@@ -14,6 +14,7 @@ from torch.compiler import is_compiling
 from ..axes.view import CHANNELS_FIRST, View
 from ..checkpointing import NO_TASK, graph_task, tell_lost_random_state
 from ..functional.gradients import Clipped
+from ..handles import is_exporting
 from ..regularizers.base import Now
 from ..regularizers.dropout import DropsShare
 from .counter import Counted
@@ -216,14 +217,6 @@ def _known(affected: Counted) -> Counted:
 def has_data(x: Tensor) -> bool:
     """Whether it is a tensor with numbers, outside of function transforms and batched gradients."""
     return _known(x) is x and not torch._C._are_functorch_transforms_active()
-
-
-def is_exporting() -> bool:
-    """Whether torch.export traces: a program of its own can hold no site.
-
-    In torch 2.9, ``torch.compiler.is_exporting()`` is true inside torch.compile as well.
-    """
-    return bool(getattr(torch.compiler, "_is_exporting_flag", False))
 
 
 def is_exported() -> bool:

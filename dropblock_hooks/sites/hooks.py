@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, compiler, nn
 from torch.compiler import is_compiling, is_dynamo_compiling
 
+from ..handles import check_version
 from . import indexing, operator
 from .act import Call, act, is_exporting, perform, refuse_tracing
 from .identity import is_transformed, may_get_gradient
@@ -104,6 +105,7 @@ class SiteHook:
         evaluation is noted, for the warning that nobody calls ``step``.
         """
         site = self.site
+        check_version()
         if is_exporting():
             return self._act(module, *given) if site.acts(module.training) else None
         if site.may_act(module.training):

@@ -11,7 +11,7 @@ from ..axes.reader import Reader
 from ..axes.view import View
 from ..checkpointing import NO_TASK, graph_task
 from ..functional.sparse import Draws
-from ..handles import new_handle
+from ..handles import is_exporting, new_handle
 from ..observers.base import Watch
 from ..regularizers.base import Regularizer
 from ..warn import warn
@@ -234,7 +234,7 @@ class Site:
         if self.is_on(training):
             return True
         tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # torch's
-        return self.regularizer.follows_host and not (tracing or torch.compiler.is_exporting())
+        return self.regularizer.follows_host and not (tracing or is_exporting())
 
     @property
     def draws(self) -> bool:
