@@ -81,6 +81,19 @@ def pytest_unconfigure():
 
 
 @pytest.fixture(autouse=True)
+def _compiled_code_needs_torch_2_9(monkeypatch):
+    """A test that compiles or exports is skipped where torch is too old for compiled sites."""
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9):
+        return
+
+    def skip(*args, **kwargs):
+        pytest.skip("compiled sites need torch 2.9")
+
+    for owner, name in ((torch, "compile"), (nn.Module, "compile"), (torch.export, "export")):
+        monkeypatch.setattr(owner, name, skip)
+
+
+@pytest.fixture(autouse=True)
 def _names_of_the_examples(doctest_namespace):
     """The public names, torch and nn, so that an example need not import them."""
     public = {name: getattr(dropblock_hooks, name) for name in dropblock_hooks.__all__}

@@ -76,7 +76,10 @@ def imported(module, names):
     """The imported names that are not public."""
     if module not in PUBLIC:
         return {f"{module}.{name}" for name in names}
-    shown = getattr(importlib.import_module(module), "__all__", names)
+    try:
+        shown = getattr(importlib.import_module(module), "__all__", names)
+    except ImportError:  # the library of the integration is not installed
+        shown = names
     whole = {f"{module}.{name}" for name in names if name not in shown}
     return {name for name in whole if name not in PUBLIC}
 

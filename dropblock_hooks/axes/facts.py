@@ -136,9 +136,9 @@ class _Inner:
 
 def kind_of(module: nn.Module) -> str:
     """Whether a layer of this type has its channels `FIRST` or `LAST`; "" where it does not say."""
-    if isinstance(module, nn.GroupNorm | nn.SyncBatchNorm) or _rank(module):
+    if isinstance(module, (nn.GroupNorm, nn.SyncBatchNorm)) or _rank(module):
         return FIRST
-    if isinstance(module, nn.Linear | nn.Embedding | nn.RNNBase):
+    if isinstance(module, (nn.Linear, nn.Embedding, nn.RNNBase)):
         return LAST
     normalized = getattr(module, "normalized_shape", None)
     if not normalized or len(normalized) != 1:

@@ -77,7 +77,7 @@ class Grids:
                     module._forward_hooks_always_called.pop(key, None)
 
     def _owns(self, hook: Any) -> bool:
-        return isinstance(hook, GridHook | ForwardHook) and hook.grids is self
+        return isinstance(hook, (GridHook, ForwardHook)) and hook.grids is self
 
 
 class GridHook:
@@ -128,21 +128,21 @@ def _map(output: Any) -> tuple[int, Grid] | None:
 
 def _stated(output: Any) -> tuple[int, Grid] | None:
     """The same where a patch embedding returns tokens together with the size of their map."""
-    values = list(output) if isinstance(output, tuple | list) else []
+    values = list(output) if isinstance(output, (tuple, list)) else []
     tensors = [value for value in values if isinstance(value, Tensor)]
     sizes = [tuple(value) for value in values if _is_size(value)]
     return (tensors[0].shape[0], sizes[0]) if tensors and sizes else None
 
 
 def _is_size(value: Any) -> bool:
-    if not isinstance(value, tuple | list) or len(value) not in (2, 3):
+    if not isinstance(value, (tuple, list)) or len(value) not in (2, 3):
         return False
-    return all(isinstance(edge, int | torch.SymInt) for edge in value)
+    return all(isinstance(edge, (int, torch.SymInt)) for edge in value)
 
 
 def _cuts_patches(module: nn.Module) -> bool:
     patch = getattr(module, "patch_size", None)
-    return isinstance(patch, int | tuple | list) and not isinstance(patch, bool)
+    return isinstance(patch, (int, tuple, list)) and not isinstance(patch, bool)
 
 
 def _gives_maps(module: nn.Module) -> bool:
@@ -151,5 +151,5 @@ def _gives_maps(module: nn.Module) -> bool:
 
 def _is_strided(module: nn.Module) -> bool:
     stride = getattr(module, "stride", 1)
-    edges = stride if isinstance(stride, tuple | list) else (stride,)
+    edges = stride if isinstance(stride, (tuple, list)) else (stride,)
     return any(isinstance(edge, int) and edge > 1 for edge in edges)

@@ -51,7 +51,7 @@ class AxisOptions:
 
 
 def _check_grid(grid: Any, spatial: int | None, label: str) -> None:
-    edges = tuple(grid) if isinstance(grid, tuple | list) else ()
+    edges = tuple(grid) if isinstance(grid, (tuple, list)) else ()
     counts = (isinstance(e, int) and not isinstance(e, bool) and 0 < e <= LARGEST for e in edges)
     if not edges or not all(counts):
         raise ValueError(f"grid must be integers above 0, (height, width), got {quote(grid)}")

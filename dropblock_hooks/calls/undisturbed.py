@@ -39,6 +39,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         stack.enter_context(as_written())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
+        stack.callback(torch.clear_autocast_cache)  # older torch would use its casts afterwards
         yield
 
 

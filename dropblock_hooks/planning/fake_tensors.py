@@ -33,7 +33,7 @@ def take_out(kind: type) -> list[str]:
 def _alive(kind: type) -> list[FakeTensor]:
     # some objects lie about their class when asked, so the type is taken
     found = [o for o in gc.get_objects() if type(o) is FakeTensor]
-    return [tensor for tensor in found if type(tensor.fake_mode) is kind]
+    return [tensor for tensor in found if type(getattr(tensor, "fake_mode", None)) is kind]
 
 
 def _release(held: Any, depth: int) -> None:

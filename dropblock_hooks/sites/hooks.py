@@ -9,11 +9,12 @@ from enum import IntEnum
 from typing import Any
 
 from torch import Tensor, compiler, nn
+from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from ..handles import check_version
+from ..handles import check_version, is_exporting
 from . import indexing, operator
-from .act import Call, act, is_exporting, perform, refuse_tracing
+from .act import Call, act, perform, refuse_tracing
 from .identity import is_transformed, may_get_gradient
 from .site import Site
 
@@ -67,7 +68,11 @@ class SiteHook:
             return self._compile(module, *given)
         if not site.enter(module.training):
             return None
-        return self._act(module, *given)
+        callback = set_eval_frame(None)  # after a graph break, dynamo would compile what we call
+        try:
+            return self._act(module, *given)
+        finally:
+            set_eval_frame(callback)
 
     @property
     def owner_name(self) -> str:

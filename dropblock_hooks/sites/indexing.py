@@ -23,7 +23,7 @@ def get(value: Any, index: Index) -> Tensor:
         if not _has(value, index):
             raise ValueError(f"is {_shown(value)}: it has no element {index!r}")
         found = getattr(value, str(index)) if _is_record(value) else value[index]
-    elif isinstance(value, tuple | list | Mapping) or _is_record(value):
+    elif isinstance(value, (tuple, list, Mapping)) or _is_record(value):
         raise ValueError(f"is {_shown(value)}: say which element with index=")
     if isinstance(found, Tensor) and found.is_floating_point():
         return found
@@ -84,13 +84,13 @@ class Nested:
 def _has(value: Any, index: Index) -> bool:
     if isinstance(value, MutableMapping):
         return index in value
-    if isinstance(value, tuple | list):
+    if isinstance(value, (tuple, list)):
         return isinstance(index, int) and -len(value) <= index < len(value)
     return _is_record(value) and index in {f.name for f in dataclasses.fields(value)}
 
 
 def _is_record(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, Mapping | type)
+    return dataclasses.is_dataclass(value) and not isinstance(value, (Mapping, type))
 
 
 def _shown(value: Any) -> str:
@@ -107,6 +107,6 @@ def _shown(value: Any) -> str:
         return f"a {name} with {f'the keys {keys}' if keys else 'no keys'}"
     if _is_record(value):
         return f"a {name} with the fields {', '.join(f.name for f in dataclasses.fields(value))}"
-    if isinstance(value, tuple | list):
+    if isinstance(value, (tuple, list)):
         return f"a {name} of {len(value)} elements"
     return f"a {name}"

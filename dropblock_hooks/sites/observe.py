@@ -17,11 +17,11 @@ from torch.utils._pytree import tree_map
 
 from ..axes.view import View
 from ..checkpointing import NO_TASK, graph_task
-from ..handles import new_handle
+from ..handles import check_version, is_exporting, new_handle
 from ..observers.base import Observer, Seen, Watch
 from ..warn import warn
 from . import indexing
-from .act import has_data, is_exported, is_exporting
+from .act import has_data, is_exported
 from .hooks import SiteHook, Turn, put_on
 from .identity import may_get_gradient
 from .observe_operator import observe_and_watch
@@ -89,6 +89,7 @@ class ObserveHook(SiteHook):
         return put(new) if changed else None
 
     def _compile(self, module: nn.Module, *given: Any) -> Any:
+        check_version()
         if not (module.training or self.observer.active == "always") or is_exporting():
             return None
         if self.observer.keeps_graph:
@@ -187,7 +188,7 @@ class ObserveHook(SiteHook):
             nested = indexing.Nested(value)
             if nested.tensors or not observer.needs_tensor:
                 return nested.tensors, nested, nested
-            if isinstance(value, list | tuple | dict):
+            if isinstance(value, (list, tuple, dict)):
                 raise self.site.error("the output holds no floating-point tensor")
         try:
             x = indexing.get(value, index)
@@ -274,7 +275,7 @@ def _written(value: Any) -> str:
         return str(value.at)
     if isinstance(value, dict):
         return "{" + "".join([f"{key!r}: {_written(each)}, " for key, each in value.items()]) + "}"
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         inside = "".join([f"{_written(each)}, " for each in value])
         return f"[{inside}]" if isinstance(value, list) else f"({inside})"
     return "None"

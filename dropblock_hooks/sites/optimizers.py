@@ -29,7 +29,7 @@ def checked_optimizers(given: Any) -> list[Optimizer]:
     Raises:
         TypeError: for what is none and holds none.
     """
-    several = given if isinstance(given, list | tuple) else [given]
+    several = given if isinstance(given, (list, tuple)) else [given]
     found = [_innermost(each) for each in several if each is not None]
     return list({id(each): each for each in found}.values())
 

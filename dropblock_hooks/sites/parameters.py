@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
+from ..handles import check_version, is_exporting
 from ..observers.base import Observer
 from ..selectors.wrappers import find_module, shard_refusal
 from . import operator
-from .act import is_exporting, refuse_tracing, refuse_transforms, regularize_grad
+from .act import refuse_tracing, refuse_transforms, regularize_grad
 from .hooks import SiteHook, Turn, hooks_of
 from .site import Site
 
@@ -77,6 +78,7 @@ class ParameterHook(SiteHook):
 
     def _compile(self, module: nn.Module, *given: Any) -> None:
         site, training = self.site, module.training
+        check_version()
         if is_exporting():
             if site.acts(training):
                 refuse_tracing(site, training)

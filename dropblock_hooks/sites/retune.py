@@ -6,8 +6,8 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from ..checkpointing import NO_TASK, graph_task
+from ..handles import is_exporting
 from . import operator
-from .act import is_exporting
 from .hooks import OutputHook, Turn, hooks_on
 from .site import Site
 

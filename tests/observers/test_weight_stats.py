@@ -130,6 +130,8 @@ def test_the_layer_need_not_be_called():
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_nothing_of_what_fsdp_shards(tmp_path, when):
+    if torch.__version__ < "2.7":
+        pytest.skip("fully_shard of torch 2.6 needs a GPU")
     from torch import distributed
     from torch.distributed.fsdp import fully_shard
 
