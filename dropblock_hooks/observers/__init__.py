@@ -3,7 +3,6 @@
 base              the observer: fields, and what one site has seen
 capture           `Capture`: keeps activations and gradients
 kept_calls        `Record`: one call, kept
-in_graph          how compiled code hands tensors on
 activation_stats  moments, shares, dead and saturated channels of what a layer gives
 gradient_stats    the same of the gradient that comes back to it
 weight_stats      moments of a layer's parameters, and how far their norm has moved
