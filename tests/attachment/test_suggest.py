@@ -180,7 +180,7 @@ def gloo_sums(rank):
     (row,) = attached.report(distributed=True)
     assert row.mean_norm == pytest.approx(46 / 4)
     assert row.median_norm == pytest.approx(2.0, rel=ERROR + 1e-6)
-    assert row.largest_norm == 40.0
+    assert row.largest_norm == pytest.approx(40.0, rel=ERROR)
     assert attached.sites[0].norms.count == [3, 1][rank], "reading changes nothing"
 
 

@@ -132,6 +132,10 @@ NO_WIDTH_FIRST = [(5, 7), (5, C), (7, 9)]  # docs/limits.md: without a graph, wi
 
 
 SOME = rest_slow(LAYOUTS, ["permute", "leaves", "stays"])
+# without the graph, docs/limits.md: a block of convolutions may be misread
+SOME_WITH_A_HISTORY = rest_slow(
+    [how for how in LAYOUTS if how != "in place"], ["permute", "leaves", "stays"]
+)
 
 
 def before(layout, size):
@@ -204,10 +208,9 @@ def test_strides_alone_decide_nothing(how):
         assert read(model, x.requires_grad_()) == given
 
 
-@pytest.mark.parametrize("how", SOME)
+@pytest.mark.parametrize("how", SOME_WITH_A_HISTORY)
 def test_plan_reads_the_same(how):
     taken, given = LAYOUTS[how]
-    given = None if how == "in place" else given
     for size in ((5, 7), (C, C)):
         (row,) = plan(make(how), {".": Dropout2d(0.5)}, before(taken, size).detach()).rows
         assert row.layout == given
@@ -237,7 +240,7 @@ def test_compiled_a_block_is_read_rightly_or_refused(how):
     assert not compiled((C, C)).any()
 
 
-@pytest.mark.parametrize("how", SOME)
+@pytest.mark.parametrize("how", SOME_WITH_A_HISTORY)
 def test_compiled_a_block_is_read_as_in_the_dry_run(how):
     taken, given = LAYOUTS[how]
     model, x = nn.Sequential(make(how)).train(), before(taken, (C, 7))

@@ -309,7 +309,7 @@ def test_boxes_of_canvases_are_known(monkeypatch):
         ({"threshold": 0.0}, r"threshold must be in \(0, 1\], got 0"),
         ({"images": 0}, "images must be at least 1, got 0"),
         ({"rows": 0}, "rows must be at least 1, got 0"),
-        ({"layer": "layer4"}, "its map is 1x1, which tells nothing of places"),
+        ({"layer": "layer4"}, "its map is 1x1, which has no positions to compare"),
         ({"layer": "layer9"}, "layer9"),
         ({"boxes_of": lambda config: [[(0, 0, 1)]], "layer": LAYER}, "test images, got 1"),
     ],

@@ -38,7 +38,7 @@ def timm_vit(**rates):
         **rates,
     )
     selectors = (
-        "blocks.*.drop_path1", "blocks.*.drop_path2", "blocks.*.attn.proj_drop",
+        "blocks.[!0].drop_path1", "blocks.[!0].drop_path2", "blocks.*.attn.proj_drop",
         "blocks.*.mlp.drop1", "pos_drop",
     )  # fmt: skip
     return model, torch.randn(2, 3, 32, 32), selectors
