@@ -6,13 +6,11 @@
     python in_tensorboard.py [folder of the picture]; tensorboard --logdir [folder]/runs
 """
 
-import io
 import sys
 from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
-from matplotlib.image import imread
 from sklearn.datasets import load_digits
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
@@ -54,7 +52,7 @@ for event in events.Histograms("reg/3/ActivationStats/histogram"):
 middle.set(title="activations of layer 3", xlabel="epoch", ylabel="magnitude", yscale="log")
 middle.set_ylim(1e-3, 10)
 figure.colorbar(drawn, ax=middle, label="share of the values that are not 0")
-maps = imread(io.BytesIO(events.Images("reg/1/Capture/maps")[-1].encoded_image_string))
-right.imshow(maps, cmap="gray")
+maps = attached.captured()["1"][-1].value[0, :16].detach()
+right.imshow(maps.unflatten(0, (4, 4)).movedim(1, 2).flatten(2).flatten(0, 1), cmap="gray")
 right.set(title="16 maps of layer 1", xticks=[], yticks=[])
 figure.savefig(FOLDER / "in_tensorboard.png", dpi=62)
