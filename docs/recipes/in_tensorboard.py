@@ -53,6 +53,6 @@ middle.set(title="activations of layer 3", xlabel="epoch", ylabel="magnitude", y
 middle.set_ylim(1e-3, 10)
 figure.colorbar(drawn, ax=middle, label="share of the values that are not 0")
 maps = attached.captured()["1"][-1].value[0, :16].detach()
-right.imshow(maps.unflatten(0, (4, 4)).movedim(1, 2).flatten(2).flatten(0, 1), cmap="gray")
+right.imshow(maps.unflatten(0, (4, 4)).movedim(1, 2).flatten(2).flatten(0, 1).numpy(), cmap="gray")
 right.set(title="16 maps of layer 1", xticks=[], yticks=[])
 figure.savefig(FOLDER / "in_tensorboard.png", dpi=62)
