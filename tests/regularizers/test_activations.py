@@ -86,7 +86,10 @@ ELEMENTWISE = [
 ]
 
 
-@pytest.mark.parametrize(("regularizer", "function", "arguments"), ELEMENTWISE, ids=str)
+@pytest.mark.parametrize(
+    ("regularizer", "function", "arguments"),
+    [pytest.param(*case, id=str(case[0])) for case in ELEMENTWISE],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_output_is_the_functions(dtype, regularizer, function, arguments):
     x = torch.randn(SHAPES[regularizer.spatial or 2]).to(dtype)
