@@ -37,16 +37,9 @@ Each row is compared with one process in eager mode, in float32, without checkpo
   processes. The tolerance is 1e-4 of their norm in float32, and 0.2 under autocast. The column
   *difference* is the largest difference of all parameters, relative to the norm.
 
-Exceptions:
-
-- Inductor runs with torch's `fallback_random`, so that it draws the same random numbers as
-  eager mode. With checkpoints it may draw the two numbers of a mask in the other order, and is
-  compared with that.
-- With `fsdp2`, the blocks are compiled inside their checkpoints. Compiled code cannot detect
-  the recomputation there, so calls are counted twice. Rates are the same.
-- In such a block, regularizers of gradients fail with a GradScaler that has not scaled yet.
-  These rows are left out. As a workaround, call `scaler.scale(torch.zeros(()))`, on the device
-  of the loss, before the first forward pass.
+Compiled rows are compared with the `aot_eager` backend, because compiled code draws other masks
+than eager code. Inductor runs with torch's `fallback_random`, so that it draws the same random
+numbers.
 
 These pairs cannot be tested:
 

@@ -39,8 +39,6 @@ def rows_in_two_processes(rank, compiler, parallel, third):
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager", "inductor"])
 def test_rows_in_two_processes(tmp_path, compiler, parallel, third):
-    if parallel == "fsdp2" and compiler != "eager":
-        pytest.xfail("known fault: a process ends with an error since compiled code uses operators")
     call = f"rows_in_two_processes:{compiler}:{parallel}:{third}"
     run_pair(tmp_path, "tests.models.test_matrix", [call], warn="ignore", seconds=900)
 
