@@ -291,7 +291,9 @@ def test_workers_that_outlive_their_launcher_hand_over_to_the_next(home, whole):
     assert run(study, home).failed == []
     assert summary(home) == whole(study)
     until(lambda: not any(Path(f"/proc/{orphan}").exists() for orphan in orphans))
-    assert len(attempts(home)) == 4  # each begun and gone on with
+    # Each run is begun once and resumed once. On a busy machine a worker can finish its run before
+    # it notices that its launcher is gone.
+    assert len(attempts(home)) in (3, 4)
 
 
 @pytest.mark.slow
