@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
+import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, TypeAlias
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 from torch import Tensor, nn
 
@@ -14,42 +14,31 @@ from ..checks import LARGEST, check_option
 from ..quoting import label, quote, shown
 from ..registry import brief, check_fields, name_of
 from ..schedules import Schedule, is_moving, same_kind, value_at
-from .rates import Range, RateLike, checked_rate, hints_of, is_optional, ranges_of
+from .rates import Range, RateLike, checked_rate, hints_of, ranges_of
 
 
 class Now:
-    """What holds during one call: the rate fields by name, as floats, and the following.
+    """What ``apply`` knows of one call: the rate fields by name, as floats, and the attributes.
 
     Attributes:
-        input: the layer's first input (a tensor, as a rule); for ``at="input"`` the value itself.
-        layout: the axes of the tensor as the layer gave it, for example ``"NCHW"``; "" if unknown.
+        input: the layer's first input; for ``at="input"`` the regularized value itself.
+        layout: the axes of the tensor as the layer gave it, such as ``"NCHW"``; "" if unknown.
         training: the mode of the layer.
-        grad_scale: what the loss was multiplied by (AMP): gradient bounds are multiplied by it.
-        parameter: whose gradient it is, at ``param:`` selectors.
-        norms: ``apply`` may leave here the norms that it has taken of a gradient, of the unscaled
-            loss: the report shows how large they are.
+        grad_scale: the factor of a GradScaler; multiply bounds of gradients by it.
+        parameter: the parameter whose gradient it is, at ``param:`` selectors.
+        norms: ``apply`` may store the norms of a gradient here, in units of the unscaled loss. The
+            report shows them.
     """
 
-    input: Any
-    layout: str
-    training: bool
-    grad_scale: float | Tensor
+    input: Any = None
+    layout: str = ""
+    training: bool = True
+    grad_scale: float | Tensor = 1.0
     parameter: Tensor | None = None
     norms: Tensor | None = None
 
-    def __init__(
-        self,
-        *,
-        input: Any,
-        layout: str,
-        training: bool,
-        grad_scale: float | Tensor,
-        **values: Any,
-    ) -> None:
-        for name, value in values.items():
-            setattr(self, name, value)
-        self.input, self.layout = input, layout
-        self.training, self.grad_scale = training, grad_scale
+    def __init__(self, **values: Any) -> None:
+        vars(self).update(values)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"now has no {name!r}; it has {', '.join(vars(self))}")
@@ -63,19 +52,35 @@ Applied: TypeAlias = tuple[Tensor, "Tensor | int | None"]
 class Regularizer:
     """Base of all regularizers. A subclass has fields and ``apply``, and ``register`` above it.
 
-    Rate fields are annotated `Rate`, `Probability`, `NonNegative` or `Positive`; they take a number
-    or a schedule, and are checked against their range.
+    Rate fields are annotated `Rate`, `Probability`, `NonNegative` or `Positive`. They take a number
+    or a schedule, and are checked against their range. A class may also set these variables
+    (CONTRIBUTING.md has examples):
+
+    - ``acts_on = "gradient"``: ``apply`` takes the gradient, and not the activation.
+    - ``channelwise = True``: ``apply`` gets (N, C, ...) in any layout; a parameter as (1, C, ...).
+    - ``spatial = 2``: ``apply`` gets (N, C, H, W), also of tokens that form a map; 1 and 3 alike.
+    - ``samplewise = True``: axis 0 must be the batch. Doubtful tensors are refused, as they always
+      are for ``channelwise`` and ``spatial``.
+    - ``needs_input = True``: ``apply`` uses ``now.input``. The layer must not change it in place.
+    - ``linear = True``: ``apply`` multiplies each element by a number that does not depend on `x`.
+      The backward of compiled code is then ``apply`` on the gradient, with the same random numbers.
+      A subclass that defines ``apply`` or ``bind`` must set it again.
+    - ``random = False``: ``apply`` draws no random numbers.
+    - ``idle_at_zero = True``: ``apply`` returns `x` itself where its first rate is 0.
+    - ``reads_grad_scale = True``: ``apply`` multiplies a bound by ``now.grad_scale``. A GradScaler
+      that ``attach`` was not given is then reported.
+    - ``follows_host = True``: ``apply`` also runs in evaluation, told by ``now.training``.
 
     Args:
         at: regularize the layer's ``"output"`` or its ``"input"``.
-        index: which element of a tuple, list or dict; for inputs also the keyword.
-        layout: the axes of the tensor, ``"NCHW"``, ``"NHWC"``, their 1d and 3d kin, or ``"NLC"``
-            for tokens; ``"auto"`` decides from what the model tells, and refuses where it can't.
-        grid: size of the map that tokens form, ``(height, width)``, where the model does not tell.
-        prefix_tokens: how many tokens before those of the map are left alone, class and register
-            tokens; None takes what the model tells.
+        index: the element of a tuple, list or dict; for inputs also the keyword.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, and refuses where it can't.
+        grid: size of the map that tokens form, ``(height, width)``; None asks the model.
+        prefix_tokens: number of class and register tokens before the map, which are left alone;
+            None asks the model.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
-            dropout at evaluation).
+            dropout in evaluation).
     """
 
     at: Literal["output", "input"] = field(default="output", kw_only=True)
@@ -85,48 +90,29 @@ class Regularizer:
     prefix_tokens: int | None = field(default=None, kw_only=True)
     active: Literal["train", "always"] = field(default="train", kw_only=True)
 
-    def apply(self, x: Tensor, now: Now) -> Applied:
-        """The regularized tensor (`x` itself where nothing is to be done) and a count.
+    acts_on: ClassVar[Literal["activation", "gradient"]] = "activation"
+    channelwise: ClassVar[bool] = False
+    spatial: ClassVar[int | None] = None
+    samplewise: ClassVar[bool] = False
+    needs_input: ClassVar[bool] = False
+    linear: ClassVar[bool] = False
+    random: ClassVar[bool] = True
+    idle_at_zero: ClassVar[bool] = False
+    reads_grad_scale: ClassVar[bool] = False
+    follows_host: ClassVar[bool] = False
 
-        `x` is the activation, with its axes as the layer gives them; ``channelwise`` or ``spatial``
-        classes get the channels on axis 1. Where ``acts_on`` is "gradient", it is the gradient. The
-        count is the number of elements dropped or changed: an int or a 0-dim tensor (not read until
-        someone asks), or None where that means nothing.
+    def apply(self, x: Tensor, now: Now) -> Applied:
+        """Regularize a tensor.
+
+        Returns:
+            The new tensor, or `x` itself if nothing is to be done; and the number of elements that
+            were dropped or changed: an int, a 0-dim tensor (read only when someone asks), or None
+            if it has no meaning.
         """
         raise NotImplementedError(f"{type(self).__name__} must define apply(x, now)")
 
-    # What a class of your own may say besides: CONTRIBUTING.md has examples -----------------------
-
-    acts_on: ClassVar[Literal["activation", "gradient"]] = "activation"
-    """Whether ``apply`` takes the activation, or the gradient that comes back to it."""
-    channelwise: ClassVar[bool] = False
-    """Whether ``apply`` needs to know the channels: `x` then comes as (N, C, ...), whatever the
-    layout, and what is returned is put back. A parameter comes as (1, C, ...): its axis 0."""
-    spatial: ClassVar[int | None] = None
-    """Number of spatial axes that ``apply`` needs: `x` then comes as (N, C, ...) with so many, also
-    of tokens that form a map."""
-    samplewise: ClassVar[bool] = False
-    """Whether ``apply`` takes axis 0 for the samples: tensors of which that is doubtful are refused
-    (those of channelwise and spatial classes always are)."""
-    needs_input: ClassVar[bool] = False
-    """Whether ``apply`` uses ``now.input``, which a layer may then not give back changed."""
-    linear: ClassVar[bool] = False
-    """Whether ``apply`` multiplies each element by a number that does not depend on `x`, such as a
-    mask or noise. The backward is then ``apply`` on the gradient with the same random numbers. A
-    subclass that defines ``apply`` or ``bind`` must set it again."""
-    random: ClassVar[bool] = True
-    """Whether ``apply`` draws random numbers: ranks and recomputations are then looked at."""
-    idle_at_zero: ClassVar[bool] = False
-    """Whether ``apply`` gives the very same tensor back, and counts 0 or None, where its first rate
-    is 0: in eager mode it is then not run again on a shape that it has seen."""
-    reads_grad_scale: ClassVar[bool] = False
-    """Whether ``apply`` multiplies a bound by ``now.grad_scale``: a GradScaler in use that
-    ``attach`` was not given is then told."""
-    follows_host: ClassVar[bool] = False
-    """Whether it runs in evaluation too, told by ``now.training``."""
-
     def check(self, values: Mapping[str, float]) -> None:
-        """Raise ValueError where fields don't go together; `values` are the rates at one time."""
+        """Raise ValueError if fields contradict each other; `values` are the rates at one time."""
 
     def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
         """Why it can't work on this layer or parameter, or None."""
@@ -136,8 +122,8 @@ class Regularizer:
     def bind(self) -> Callable[[Tensor, Now], Applied]:
         """Return the callable of one site: ``apply``, or an object with a state of its own.
 
-        ``Attachment.set`` calls it again. The new object takes over the state of the old one if
-        both have ``state_dict`` and ``load_state_dict``.
+        `Attachment.set` calls it again. The new object takes over the state of the old one if both
+        have ``state_dict`` and ``load_state_dict``.
         """
         return self.apply
 
@@ -146,21 +132,19 @@ class Regularizer:
         return None
 
     def bounds_at(self, norm: float) -> dict[str, float]:
-        """Rates by name with which what lies beyond this norm is changed; none where none is."""
+        """The rates, by name, at which norms above `norm` are changed; empty if it has no bound."""
         return {}
 
     def expected_share(
         self, values: Mapping[str, float], map_size: tuple[int, ...] | None
     ) -> float | None:
-        """Share of the elements dropped on average at these rates on this map; None if unknown."""
+        """The expected dropped share at these rates on this map; None if unknown."""
         return None
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         if {"apply", "bind"} & vars(cls).keys() and "linear" not in vars(cls):
-            cls.linear = False  # what an inherited `linear` says is of another `apply`
-
-    # What the package asks of every regularizer ---------------------------------------------------
+            cls.linear = False  # an inherited `linear` describes another `apply`
 
     def __post_init__(self) -> None:
         check_fields(type(self))
@@ -171,25 +155,23 @@ class Regularizer:
         if isinstance(self.index, int) and abs(self.index) > LARGEST:
             raise ValueError(f"index must be an integer or a key, got {quote(self.index)}")
         self.axes.check(self.spatial, self.label)
-        self._check_rates()
-        self._check_others()
-        self.check(self.values(0.0))
-
-    def _check_rates(self) -> None:
-        for name, allowed in self.ranges().items():
-            rate = getattr(self, name)
-            if rate is not None or not is_optional(_class_of(self), name):
-                object.__setattr__(self, name, checked_rate(name, rate, allowed))
-
-    def _check_others(self) -> None:
-        hints, rates = hints_of(_class_of(self)), self.ranges()
-        for name, value in vars(self).items():
-            if isinstance(value, list):
+        cls: Any = type(self)  # mypy takes no class as hashable
+        hints, ranges = hints_of(cls), ranges_of(cls)
+        reserved = sorted(ranges.keys() & Now.__annotations__)
+        if reserved:
+            raise TypeError(f"{cls.__name__}: a rate can't be named {reserved[0]!r}, which Now has")
+        for f in fields(self):
+            value, name = getattr(self, f.name), f.name
+            if name in ranges:
+                if value is not None or type(None) not in get_args(hints[name]):
+                    object.__setattr__(self, name, checked_rate(name, value, ranges[name]))
+            elif isinstance(value, list):
                 object.__setattr__(self, name, tuple(value))
-            if isinstance(value, Schedule) and name not in rates:
+            elif isinstance(value, Schedule):
                 raise TypeError(f"{name} takes no schedule; of a class of yours, annotate it Rate")
-            if hints.get(name) is bool and not isinstance(value, bool):
+            elif hints.get(name) is bool and not isinstance(value, bool):
                 raise TypeError(f"{name} must be True or False, got {shown(value)}")
+        self.check(self.values(0.0))
 
     @property
     def axes(self) -> AxisOptions:
@@ -203,7 +185,7 @@ class Regularizer:
 
     @property
     def kind(self) -> object:
-        """What may be on a layer once: the class."""
+        """What may be on a layer only once: the class."""
         return type(self)
 
     @property
@@ -212,8 +194,9 @@ class Regularizer:
         return name_of(type(self))
 
     def ranges(self) -> Mapping[str, Range]:
-        """The names of the rate fields, and the values they may take."""
-        return _ranges(_class_of(self))
+        """The values that each rate field may take, by name."""
+        cls: Any = type(self)
+        return ranges_of(cls)
 
     @property
     def rates(self) -> dict[str, RateLike]:
@@ -244,20 +227,11 @@ class Regularizer:
             if name not in self.ranges():
                 known = ", ".join(self.ranges()) or "none"
                 raise ValueError(f"{self.label} has no rate {label(name)!r}; its rates: {known}")
-        return replace(self, **rates)
+        changed = copy.copy(self)
+        for name, rate in rates.items():
+            object.__setattr__(changed, name, rate)
+        changed.__post_init__()
+        return changed
 
     def __repr__(self) -> str:
         return brief(self)
-
-
-def _class_of(regularizer: Regularizer) -> Any:  # Any: mypy takes no class as hashable here
-    return type(regularizer)
-
-
-@functools.cache
-def _ranges(cls: Any) -> Mapping[str, Range]:
-    found = ranges_of(cls)
-    reserved = sorted(found.keys() & Now.__annotations__)
-    if reserved:
-        raise TypeError(f"{cls.__name__}: a rate can't be named {reserved[0]!r}, which Now has")
-    return found

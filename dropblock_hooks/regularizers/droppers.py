@@ -1,4 +1,4 @@
-"""Layers that already drop: the attribute that holds their rate, and what they drop at once."""
+"""Layers that already drop: the attribute that holds their rate, and the units that they drop."""
 
 import functools
 import inspect
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..selectors.index import is_share
 from ..selectors.wrappers import bare_type, find_module
@@ -30,7 +30,7 @@ _UNITS = {
 
 @functools.cache
 def unit_of(name: str) -> str | None:
-    """What a class of this name drops at once: ``"samples"``, ``"elements"``; None if nothing."""
+    """The units that a class of this name drops, such as ``"samples"``, or None."""
     plain = name.lower().replace("_", "")
     if "gaussian" in plain:
         return None  # noise
@@ -38,7 +38,7 @@ def unit_of(name: str) -> str | None:
 
 
 def unit_dropped(regularizer: Regularizer) -> str | None:
-    """What a regularizer drops at once; None for one that does not drop."""
+    """The units that a regularizer drops; None if it does not drop."""
     if regularizer.acts_on == "gradient":
         return None
     names = [regularizer.label, *(cls.__name__ for cls in type(regularizer).__mro__)]
@@ -70,37 +70,35 @@ def in_place_of(module: nn.Module) -> Regularizer | None:
 
 
 def is_read(base: nn.Module, names: Iterable[str], attribute: str) -> bool:
-    """Whether a module around a layer reads its rate, as fused attention does.
+    """Whether the source of a module above a layer reads its rate, as fused attention does.
 
-    The source of all modules above is searched. True where the source of the parent is missing.
+    True where the source of the parent is missing.
 
     Args:
         base: the model.
         names: all names of the layer.
-        attribute: what holds its rate.
+        attribute: the attribute that holds its rate.
     """
     for name in filter(None, names):
         *above, local = name.split(".")
+        read = re.compile(rf"\.{re.escape(local)}\.{attribute}\b")
         modules = [find_module(base, ".".join(above[:n])) for n in range(len(above), -1, -1)]
         kinds: list[Any] = [bare_type(module) for module in modules if module is not None]
-        read = re.compile(rf"\.{re.escape(local)}\.{attribute}\b")
-        if _source(kinds[0]) is None or any(read.search(_source(kind) or "") for kind in kinds):
+        sources = [_source(kind) for kind in kinds]
+        if sources[0] is None or any(read.search(source or "") for source in sources):
             return True
     return False
 
 
 @functools.lru_cache(maxsize=1024)
 def _source(cls: Any) -> str | None:
-    """The source of the methods of a class; None where that of its ``forward`` is missing."""
-    found = []
-    for base in cls.__mro__[: cls.__mro__.index(nn.Module)]:
-        for name, method in vars(base).items():
-            try:
-                found += [inspect.getsource(method)] if inspect.isfunction(method) else []
-            except (OSError, TypeError):
-                if name == "forward":
-                    return None
-    return "".join(found)
+    """The source of all methods of a class; None where that of one is missing."""
+    bases = cls.__mro__[: cls.__mro__.index(nn.Module)]
+    methods = [each for base in bases for each in vars(base).values() if inspect.isfunction(each)]
+    try:
+        return "".join(map(inspect.getsource, methods))
+    except OSError:
+        return None
 
 
 _OF_TORCH: dict[Any, Regularizer] = {
@@ -109,9 +107,3 @@ _OF_TORCH: dict[Any, Regularizer] = {
     nn.Dropout2d.forward: Dropout2d(),
     nn.Dropout3d.forward: Dropout3d(),
 }
-
-
-def zeroed(nonzero: Tensor, y: Tensor) -> Tensor:
-    """How many elements of `y` a layer has made zero: the share of those that were not, of all."""
-    share = ((y.detach() == 0) & nonzero).sum() / nonzero.sum().clamp_min(1)
-    return (share * y.numel()).round().long()

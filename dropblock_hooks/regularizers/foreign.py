@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 from ..quoting import described, kind_of, label, quote
 from ..schedules import Schedule
 from .base import Applied, Now, Regularizer
-from .droppers import zeroed
 from .rates import Range, RateLike
 
 _DEFAULTS = {f.name: f.default for f in fields(Regularizer)}  # of the options of all regularizers
@@ -24,14 +22,14 @@ _DEFAULTS = {f.name: f.default for f in fields(Regularizer)}  # of the options o
 class Foreign(Regularizer):
     """Wraps a module class without parameters, a module, or a function of a tensor.
 
+    A module or a function may stand in a spec as it is; it then means ``Foreign(module)``. Spec
+    files cannot hold a `Foreign`.
+
     Each site has its own instance, built from `kwargs`; a module is deep-copied. The instance
     follows the training mode and the device of its layer. A function is called while the site is
-    active. Keywords that are schedules or floats are set as attributes of the instance when they
-    change. The realized rate is the share of nonzero elements that became zero.
-
-    A module or a function may stand in a spec as it is; it then means ``Foreign(module)``. Spec
-    files cannot hold a `Foreign`. Copies and pickles of the model keep the buffers of the module;
-    the state of the attachment does not hold them.
+    active. Schedules and floats in `kwargs` are set as attributes of the instance. The realized
+    rate is the share of nonzero elements that became zero. Copies and pickles of the model keep the
+    buffers of the instance; the state of the attachment does not hold them.
 
     Example:
         >>> from torch import nn
@@ -40,9 +38,8 @@ class Foreign(Regularizer):
 
     Args:
         target: the class, module or function.
-        kwargs: arguments of the class, apart from `Regularizer`'s own (``at``, ``index``,
-            ``layout``, ``grid``, ``prefix_tokens``, ``active``); with `grid`, tokens come as a map
-            (N, C, height, width).
+        kwargs: arguments of the class, and options of `Regularizer`; with `grid`, tokens come as a
+            map (N, C, height, width).
 
     Raises:
         TypeError: for a target that can't be called with a tensor.
@@ -59,22 +56,14 @@ class Foreign(Regularizer):
         object.__setattr__(self, "kwargs", tuple(kwargs.items()))
         self.__post_init__()
 
-    def _check_rates(self) -> None:
-        """The wrapped class validates its own rates."""
-
     def check(self, values: Mapping[str, float]) -> None:
-        is_class = inspect.isclass(self.target)
+        target, is_class = self.target, inspect.isclass(self.target)
+        if not callable(target) or (is_class and not issubclass(target, nn.Module)):  # type: ignore[arg-type]
+            takes = "a subclass of nn.Module, a module or a function"
+            raise TypeError(f"Foreign takes {takes}, got {quote(target)}")
         if self.kwargs and not is_class:
             raise TypeError(f"{self.label} takes no arguments: it is not a class")
-        if is_class and not issubclass(self.target, nn.Module):  # type: ignore[arg-type]
-            raise TypeError(
-                f"{self.label} must be a subclass of nn.Module, an instance or a function"
-            )
-        if not callable(self.target):
-            raise TypeError(
-                f"Foreign takes a module class, a module or a function, got {quote(self.target)}"
-            )
-        module = self._build()
+        module = self._module()
         if module is None:
             return
         names = [name for name, _ in module.named_parameters()]
@@ -87,7 +76,8 @@ class Foreign(Regularizer):
             if isinstance(rate, Schedule) and not hasattr(module, name):
                 raise ValueError(f"{self.label} has no attribute {name!r} for a schedule to set")
 
-    def _build(self) -> nn.Module | None:
+    def _module(self) -> nn.Module | None:
+        """A new module; None for a function."""
         if isinstance(self.target, nn.Module):
             return copy.deepcopy(self.target)
         if not inspect.isclass(self.target):
@@ -100,45 +90,39 @@ class Foreign(Regularizer):
         return module
 
     def bind(self) -> Callable[[Tensor, Now], Applied]:
-        module = self._build()
-        if module is None:
-            return functools.partial(_counted, self.target, "function")
-        return _Hosted(module, tuple(self.rates))
+        module = self._module()
+        return self.apply if module is None else _Hosted(module, tuple(self.rates))
+
+    def apply(self, x: Tensor, now: Now) -> Applied:
+        """Call the function."""
+        return _counted(self.target, "function", x, now)
 
     @property
     def spatial(self) -> int | None:  # type: ignore[override]  # a constant elsewhere
-        """The number of axes of `grid`: with it, the module gets tokens as a map."""
         return None if self.grid is None else len(self.grid)
 
     @property
     def samplewise(self) -> bool:  # type: ignore[override]  # a constant elsewhere
-        """Whether it drops whole samples, as the known drop paths do."""
         return self.label in ("Foreign(DropPath)", "Foreign(StochasticDepth)")
 
     @property
     def follows_host(self) -> bool:  # type: ignore[override]  # a constant elsewhere
-        """True for modules, which decide by their own training mode."""
         return isinstance(self.target, nn.Module) or inspect.isclass(self.target)
 
     @property
     def kind(self) -> object:
-        own = inspect.isroutine(self.target) or inspect.isclass(self.target)
-        return self.target if own else type(self.target)
-
-    def __hash__(self) -> int:
-        return hash((self.label, tuple(name for name, _ in self.kwargs)))
+        return type(self.target) if isinstance(self.target, nn.Module) else self.target
 
     @property
     def label(self) -> str:
-        name = getattr(self.target, "__name__", None)
-        return f"Foreign({label(name) if isinstance(name, str) else kind_of(self.target)})"
+        return f"Foreign({label(getattr(self.target, '__name__', kind_of(self.target)))})"
 
     @property
     def rates(self) -> dict[str, RateLike]:
         return {name: value for name, value in self.kwargs if isinstance(value, float | Schedule)}
 
     def ranges(self) -> Mapping[str, Range]:
-        return dict.fromkeys(self.rates, Range())
+        return dict.fromkeys(self.rates, Range())  # the class checks its own
 
     def with_rates(self, **rates: Any) -> Foreign:
         kwargs = dict(self.kwargs)
@@ -147,34 +131,32 @@ class Foreign(Regularizer):
                 raise ValueError(
                     f"{self.label} has no argument {name!r}; it has {quote(list(kwargs))}"
                 )
-        return Foreign(self.target, **{**kwargs, **rates}, **self._options())
-
-    def _options(self) -> dict[str, Any]:
-        """The options that are set."""
-        given = {name: getattr(self, name) for name in _DEFAULTS}
-        return {name: value for name, value in given.items() if value != _DEFAULTS[name]}
+        options = {name: getattr(self, name) for name in _DEFAULTS}
+        return Foreign(self.target, **{**kwargs, **rates}, **options)
 
     def _stated(self) -> dict[str, Any]:
         """The parts of the repr: the target, its arguments, and the options that are set."""
-        return {"": self.label[len("Foreign(") : -1], **dict(self.kwargs), **self._options()}
+        options = {name: getattr(self, name) for name in _DEFAULTS}
+        changed = {name: value for name, value in options.items() if value != _DEFAULTS[name]}
+        return {"": self.label[len("Foreign(") : -1], **dict(self.kwargs), **changed}
 
 
 class _Hosted:
-    """A module at one site. It is no child of the model."""
+    """The module of one site. It is no child of the model."""
 
     def __init__(self, module: nn.Module, rates: tuple[str, ...]) -> None:
         self.module = module
         self.rates = rates
 
     def __call__(self, x: Tensor, now: Now) -> Applied:
-        if self.module.training != now.training:
-            self.module.train(now.training)
-        for name in self.rates:
-            if getattr(self.module, name, None) != getattr(now, name):
-                setattr(self.module, name, getattr(now, name))
         module = self.module
+        if module.training != now.training:
+            module.train(now.training)
+        for name in self.rates:
+            if getattr(module, name, None) != getattr(now, name):
+                setattr(module, name, getattr(now, name))
         if any(buffer.device != x.device for buffer in module.buffers()):
-            if x.is_meta:  # buffers that were moved there would lose their values
+            if x.is_meta:  # there, buffers lose their values
                 module = copy.deepcopy(module)
             module.to(x.device)
         return _counted(module, "module", x, now)
@@ -187,12 +169,15 @@ class _Hosted:
 
 
 def _counted(function: Callable[[Tensor], Tensor], kind: str, x: Tensor, now: Now) -> Applied:
-    """Call `function`; while active, count the elements that become zero if it keeps the shape."""
+    """Call `function`; while active, count the share of nonzero elements that became zero."""
     nonzero = x.detach() != 0 if now.training else None  # before a call that may work in place
     y = function(x)
     if not isinstance(y, Tensor):
         raise TypeError(f"the {kind} must return a tensor, got {None if y is None else kind_of(y)}")
-    return y, None if nonzero is None or y.shape != x.shape else zeroed(nonzero, y)
+    if nonzero is None or y.shape != x.shape:
+        return y, None
+    share = ((y.detach() == 0) & nonzero).sum() / nonzero.sum().clamp_min(1)
+    return y, (share * y.numel()).round().long()
 
 
 def is_foreign(value: Any) -> bool:

@@ -1,21 +1,20 @@
 """Regularizers of gradients: of the activation at a layer, or of parameters (``param:`` selectors).
 
 At a layer, the backward of an identity function regularizes the gradient of what the layer returns.
-The layer itself and all layers before it receive the new gradient. Uses of the tensor inside the
-layer are not affected. A list acts in written order. Across layers, the order of the backward
-decides: a container acts before its last child. The rates are those of the forward.
+The layer itself and all layers before it receive the new gradient. A list acts in written order.
+Across layers, the order of the backward decides. The rates are those of the forward.
 
 The gradient of a parameter is regularized in each backward, with the rates of that moment, before
-DistributedDataParallel averages it. With ``when="accumulated"``, the accumulated and unscaled
-gradient is regularized once per update, when the optimizer that was given to ``attach`` begins its
-step; it has been averaged by then. For example, a backward brings 3 and the next one -2. A bound of
-1 in each backward leaves 1 - 1 = 0; a bound of 1 at the update leaves 1.
+DistributedDataParallel averages it. With ``when="accumulated"``, the accumulated, averaged and
+unscaled gradient is regularized once per update, when the optimizer that was given to ``attach``
+begins its step. For example, one backward brings 3 and the next one -2. A bound of 1 in each
+backward leaves 1 - 1 = 0; a bound of 1 at the update leaves 1.
 
 Bounds are in units of the unscaled loss if ``attach`` was given the ``grad_scaler``. Inf and NaN
 pass, so that a GradScaler sees them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias, get_args
 
@@ -30,7 +29,6 @@ from ..functional.gradients import (
     check_norm,
     clamp_counted,
     clip_norm_counted,
-    common_norm,
     largest_magnitude,
     scale_counted,
     unscaled,
@@ -57,8 +55,8 @@ class OnGradients:
         SignGrad(when='accumulated')
 
     Args:
-        when: regularize what each ``"backward"`` brings, or, of parameters, what has
-            ``"accumulated"`` when the optimizer begins its step: it must be given to ``attach``.
+        when: regularize the gradient of each ``"backward"``; or, of parameters, the
+            ``"accumulated"`` gradient when the optimizer given to ``attach`` begins its step.
     """
 
     when: When = field(default="backward", kw_only=True)
@@ -72,16 +70,7 @@ class OnGradients:
     @property
     def accumulates(self) -> bool:
         """Whether it acts once per update."""
-        return self.when == "accumulated" or self.together
-
-    @property
-    def together(self) -> bool:
-        """Whether it looks at all parameters of its entry at once, by `measure`."""
-        return False
-
-    def measure(self, grads: Sequence[Tensor]) -> dict[str, Tensor]:
-        """What ``apply`` needs to know of all these gradients, by name: attributes of ``now``."""
-        raise NotImplementedError(f"{type(self).__name__} must define measure(grads)")
+        return self.when == "accumulated"
 
 
 @register
@@ -109,9 +98,10 @@ class ClampGrad(OnGradients, Regularizer):
         return {name: bound for name, bound in both.items() if name in self.rates}
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        low, high = getattr(now, "min", None), getattr(now, "max", None)
-        low = None if low is None else low * now.grad_scale
-        high = None if high is None else high * now.grad_scale
+        low, high = (
+            None if getattr(self, name) is None else getattr(now, name) * now.grad_scale
+            for name in ("min", "max")
+        )
         largest = largest_magnitude(x, low is not None, high is not None)
         now.norms = unscaled(largest, now.grad_scale)
         return clamp_counted(x, low, high)
@@ -154,11 +144,8 @@ class ClipGradNorm(OnGradients, Regularizer):
         return self.per == "sample"
 
     @property
-    def together(self) -> bool:
-        return self.group
-
-    def measure(self, grads: Sequence[Tensor]) -> dict[str, Tensor]:
-        return {"common_norm": common_norm(grads, self.norm_type)}
+    def accumulates(self) -> bool:
+        return self.group or super().accumulates
 
     def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
         if parameter is not None and self.per == "sample":
@@ -170,7 +157,7 @@ class ClipGradNorm(OnGradients, Regularizer):
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         limit = now.max_norm * now.grad_scale
-        if self.group:
+        if self.group:  # the norm of all gradients of the entry is measured before
             y, clipped = scale_counted(x, limit, now.common_norm.to(x.device))
         else:
             y, clipped = clip_norm_counted(x, limit, self.norm_type, self.per)
@@ -211,13 +198,12 @@ class ZeroGrad(OnGradients, Regularizer):
 
 @register
 class GradNoise(OnGradients, Regularizer):
-    """Adds zero-mean normal noise to the gradient; `std` is in the unit of the unscaled loss.
+    """Adds zero-mean normal noise to the gradient; `std` is in units of the unscaled loss.
 
     Neelakantan et al., 2015, "Adding Gradient Noise Improves Learning for Very Deep Networks"
-    (https://arxiv.org/abs/1511.06807), lets it fall with the updates t: (eta / (1 + t) ** 0.55) **
-    0.5. In float16, a GradScaler's scale times `std` must stay well below 65,504, which that scale
-    finds by itself. Under DistributedDataParallel the noise of n processes is averaged, to std /
-    n ** 0.5 where their seeds differ; ``when="accumulated"`` is refused there.
+    (https://arxiv.org/abs/1511.06807), use std = (eta / (1 + t) ** 0.55) ** 0.5 at update t. Under
+    DistributedDataParallel the noise of n processes is averaged, to std / n ** 0.5 if their seeds
+    differ; ``when="accumulated"`` is refused there.
 
     Example:
         >>> GradNoise(0.01)
@@ -239,10 +225,9 @@ class GradNoise(OnGradients, Regularizer):
 class DropGrad2d(DropsShare, OnGradients, Regularizer):
     """Zeroes channels of the gradient of feature maps (N, C, H, W), each with chance p.
 
-    The forward is left alone; the channels that are kept are scaled by 1 / (1 - p). It is
-    `functional.dropout2d` of the gradient, after Tseng et al., 2020, "Regularizing Meta-Learning
-    via Gradient Dropout" (https://arxiv.org/abs/2004.05859), who drop elements of gradients of
-    parameters. Inf and NaN pass.
+    This is `functional.dropout2d` of the gradient: kept channels are scaled by 1 / (1 - p). Inf and
+    NaN pass. Tseng et al., 2020, "Regularizing Meta-Learning via Gradient Dropout"
+    (https://arxiv.org/abs/2004.05859), drop elements of gradients of parameters.
 
     Example:
         >>> DropGrad2d(0.2)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType, SimpleNamespace
-from typing import Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeAlias, get_args, get_type_hints
 
 from ..checks import as_number
 from ..quoting import quote, shorten
@@ -49,7 +49,7 @@ Positive: TypeAlias = Annotated[RateLike, Range(0, open_low=True)]
 """A number > 0, or a schedule of it."""
 
 
-def checked_rate(name: str, rate: Any, allowed: Range) -> RateLike:
+def checked_rate(name: str, rate: Any, allowed: Range) -> Any:
     """A rate, if it may take this value, or all values of this schedule."""
     if inspect.isclass(rate):
         cls = rate.__name__
@@ -62,35 +62,26 @@ def checked_rate(name: str, rate: Any, allowed: Range) -> RateLike:
         if number not in allowed:
             raise ValueError(f"{name} must be {allowed}, got {number:g}")
         return number
-    known = [end for end in span_of(rate) if math.isfinite(end)]
-    outside = [end for end in known if end not in allowed]
-    if outside:
-        raise ValueError(
-            f"{name} must be {allowed}, got {quote(rate)}, which reaches {outside[0]:g}"
-        )
-    checked: RateLike = rate
-    return checked
+    for end in filter(math.isfinite, span_of(rate)):
+        if end not in allowed:
+            raise ValueError(f"{name} must be {allowed}, got {quote(rate)}, which reaches {end:g}")
+    return rate
 
 
-def ranges_of(cls: Any) -> dict[str, Range]:
+@functools.cache
+def ranges_of(cls: Any) -> Mapping[str, Range]:
     """The rate fields of a class, and the values they may take."""
     found: dict[str, Range] = {}
     for name, hint in hints_of(cls).items():
         for part in (hint, *get_args(hint)):
-            if get_origin(part) is Annotated:
-                found.update((name, m) for m in part.__metadata__ if isinstance(m, Range))
-    return found
-
-
-@functools.cache
-def is_optional(cls: Any, name: str) -> bool:
-    """Whether a field may be None."""
-    return type(None) in get_args(hints_of(cls)[name])
+            metadata = getattr(part, "__metadata__", ())
+            found.update((name, each) for each in metadata if isinstance(each, Range))
+    return MappingProxyType(found)
 
 
 @functools.cache
 def hints_of(cls: Any) -> Mapping[str, Any]:
-    """The annotations of the fields; those that can't be evaluated are no rates."""
+    """The annotations of the fields. One that can't be evaluated is left out: it is no rate."""
     found: dict[str, Any] = {}
     for f in fields(cls):
         owner = next(base for base in cls.__mro__ if f.name in inspect.get_annotations(base))
@@ -101,7 +92,8 @@ def hints_of(cls: Any) -> Mapping[str, Any]:
     return MappingProxyType(found)
 
 
-_ALIASES: dict[str, Any] = {  # which a class may import in a function, or for types only
+# for classes that import these names inside a function, or for type checkers only
+_ALIASES: dict[str, Any] = {
     "Rate": Rate,
     "Probability": Probability,
     "NonNegative": NonNegative,

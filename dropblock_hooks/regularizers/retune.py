@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -18,12 +18,11 @@ from .rates import Probability
 class Retune(DropsShare, Regularizer):
     """Sets the rate, or a schedule of it, of a layer that already drops, as ``nn.Dropout`` does.
 
-    It works on any layer with a number in [0, 1] as ``p``, ``drop_prob``, ``prob``, ``drop_rate``
-    or ``drop_p``. The ``attr:`` selectors reach rates that modules hold under any other name, such
-    as ``nn.LSTM.dropout``. ``nn.Dropout``, ``nn.Dropout1d`` to ``3d`` and drop paths get the rate
-    0, and a hook of this package drops in their place: their realized rate is measured, and a
-    schedule does not recompile. Other layers drop by themselves at the rate that is set.
-    `Attachment.remove` restores every rate.
+    The rate is a number in [0, 1] that the layer holds as ``p``, ``drop_prob``, ``prob``,
+    ``drop_rate`` or ``drop_p``, or that an ``attr:`` selector names, such as ``nn.LSTM.dropout``.
+    ``nn.Dropout``, ``nn.Dropout1d`` to ``3d`` and drop paths get the rate 0, and a hook of this
+    package drops in their place: their realized rate is measured, and a schedule does not
+    recompile. Other layers drop by themselves. `Attachment.remove` restores every rate.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
@@ -43,8 +42,6 @@ class Retune(DropsShare, Regularizer):
     ours: Regularizer | None = field(default=None, init=False, repr=False, compare=False)
 
     linear: ClassVar[bool] = True
-    refused_options: ClassVar[tuple[str, ...]] = ("at", "index", "layout", "grid", "prefix_tokens")
-    """Options of all regularizers that mean nothing here."""
 
     def check(self, values: Mapping[str, float]) -> None:
         if self.at != "output" or self.index is not None or self.layout != "auto":
@@ -55,11 +52,6 @@ class Retune(DropsShare, Regularizer):
         changed = copy.copy(self)
         object.__setattr__(changed, "ours", ours)
         return changed
-
-    def with_rates(self, **rates: Any) -> "Retune":
-        changed = super().with_rates(**rates)
-        assert isinstance(changed, Retune)
-        return changed.acting_as(self.ours)
 
     @property
     def random(self) -> bool:  # type: ignore[override]  # a constant elsewhere

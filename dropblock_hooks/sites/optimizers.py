@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..quoting import kind_of, listed
-from ..regularizers.gradients import OnGradients
+from ..regularizers.gradients import ClipGradNorm
 from ..warn import warn
 from .hooks import SiteHook
 from .parameters import ParameterHook
@@ -105,5 +105,5 @@ def _unheld(
 
 
 def _together(site: Site) -> bool:
-    """Whether the gradients of its entry are measured together."""
-    return isinstance(site.regularizer, OnGradients) and site.regularizer.together
+    """Whether the gradients of its entry have one norm."""
+    return isinstance(site.regularizer, ClipGradNorm) and site.regularizer.group

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..functional.gradients import common_norm
 from ..functional.masks import wide_dtype
-from ..regularizers.gradients import OnGradients
+from ..regularizers.gradients import ClipGradNorm
 from ..selectors.wrappers import shard_refusal
 from .act import regularize_update
 from .parameters import ParameterHook
@@ -102,8 +103,9 @@ def _regularize(
             "would part: use when='backward'"
         )
     measured: dict[str, Tensor] = {}
-    if isinstance(regularizer, OnGradients) and regularizer.together:
-        measured = regularizer.measure([grad for _, _, grad in entry])
+    if isinstance(regularizer, ClipGradNorm) and regularizer.group:
+        grads = [grad for _, _, grad in entry]
+        measured["common_norm"] = common_norm(grads, regularizer.norm_type)
     for hook, parameter, grad in entry:
         new = regularize_update(hook.site, grad, _on(grad, scale), measured, parameter)
         if new is not grad:
