@@ -1,13 +1,12 @@
 """``gradcam``: the positions of an image that a class score depends on, by Grad-CAM."""
 
-from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 from torch.nn.functional import interpolate
 
-from ..axes.facts import ModelFacts
 from ..axes.options import AxisOptions
 from ..checks import check_option
 from ..planning.dry_run import arguments_of
@@ -16,12 +15,12 @@ from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.select import Select, Selector, match
 from ..selectors.wrappers import unwrap
 from ..warn import warn
-from .gradcam_layer import Features, LayerHook, UnfitLayer, default_layers
+from .gradcam_layer import Features, Forwards, UnfitLayer, default_layers
 from .scores import Scores, Wanted
 from .undisturbed import undisturbed
 
 METHODS = ("gradcam", "gradcam++", "layercam")
-_TRIES = 12  # layers that are tried where none is named
+_TRIES = 12  # layers that are tried if none is named
 
 
 class _Maps(NamedTuple):
@@ -41,19 +40,11 @@ class CAM(_Maps):
         layer: the name of the layer.
     """
 
-    layer: str
-
-    def __new__(cls, maps: Tensor, raw: Tensor, target: Tensor | None, layer: str = "") -> "CAM":
-        made = super().__new__(cls, maps, raw, target)
-        made.layer = layer
-        return made
-
-    def _replace(self, **changes: Any) -> "CAM":
-        return CAM(*super()._replace(**changes), layer=self.layer)
+    layer: str = ""
 
 
 def gradcam(
-    model: nn.Module,
+    model: torch.nn.Module,
     x: Any,
     layer: Selector | None = None,
     target: Wanted = None,
@@ -105,31 +96,25 @@ def gradcam(
         (https://ieeexplore.ieee.org/document/9462463).
     """
     check_option("method", method, METHODS)
-    names = Index(unwrap(model))
-    chosen = None if layer is None else _one(layer, names)
-    args, kwargs = arguments_of(x)
-    n, *size = _images([*args, *kwargs.values()])
-    scores = Scores(target, n)
     options = AxisOptions(layout, grid if grid is None else tuple(grid), prefix_tokens)
     options.check(2, "gradcam")
+    names = Index(unwrap(model))
+    named = None if layer is None else _named(layer, names)
+    n, *size = _images(x)
+    scores = Scores(target, n)
     with undisturbed(names.model):
-        args, kwargs = tuple(_own(args)), dict(zip(kwargs, _own(kwargs.values()), strict=True))
-        facts = ModelFacts(names)
-
-        def run() -> Any:
-            return names.model(*args, **kwargs)
-
-        def seen_at(layer: Target) -> Features:
-            return LayerHook(layer, facts, options, index).run(names.model, lambda: scores(run()))
-
-        if chosen is None:
-            candidates = (names.modules[name] for name in default_layers(names, run))
-            chosen, seen = _first_fit(islice(candidates, _TRIES), seen_at)
-        else:
-            seen = seen_at(chosen)
+        forwards = Forwards(names, x, scores, options, index)
+        found, seen = (named, forwards.features(named)) if named else _first_fit(forwards)
         raw = weighted(seen, method).clamp(min=0)
-    _tell_empty(raw, chosen.name)
-    return CAM(_scaled(raw, size), raw, scores.classes, chosen.name)
+    empty = [str(i) for i, map_ in enumerate(raw) if not bool(map_.any())]
+    if empty:
+        warn(
+            f"no place at layer {quote(found.name)} speaks for the target in image "
+            f"{listed(empty, 5)}: the weighted sum is nowhere positive, and the map is all zeros"
+        )
+    cam = CAM(_scaled(raw, size), raw, scores.classes)
+    cam.layer = found.name
+    return cam
 
 
 def weighted(seen: Features, method: str) -> Tensor:
@@ -154,48 +139,24 @@ def _scaled(raw: Tensor, size: list[int]) -> Tensor:
     return interpolate(maps[:, None], size, mode="bilinear", align_corners=False)[:, 0]
 
 
-def _tell_empty(raw: Tensor, name: str) -> None:
-    empty = [str(i) for i, map_ in enumerate(raw) if not bool(map_.any())]
-    if empty:
-        warn(
-            f"no place at layer {quote(name)} speaks for the target in image {listed(empty, 5)}: "
-            "the weighted sum is nowhere positive, and the map is all zeros"
-        )
-
-
-def _one(layer: Any, names: Index) -> Target:
-    """The only layer that a selector means."""
-    if isinstance(layer, nn.Module):
-        found = [t.name for t in names.modules.values() if t.module is layer]
-        hint = f": write {quote(found[0] or '.')}" if found else ""
-        raise TypeError(f"layer takes the name of a layer, not the {kind_of(layer)} itself{hint}")
+def _named(layer: Any, names: Index) -> Target:
+    """The only layer that a selector matches."""
     if not isinstance(layer, str | Select):
-        raise TypeError(f"layer must be a selector of one layer, got {shown(layer)}")
+        raise TypeError(f"layer must be a name or a selector of one layer, got {shown(layer)}")
     try:
-        found_layers = match(layer, names)
+        found = match(layer, names)
     except NoMatchError as error:
         raise ValueError(f"layer={quote(layer)}: {error}") from None
-    if len(found_layers) != 1:
-        some = listed((t.name for t in found_layers), 5)
-        raise ValueError(
-            f"layer={quote(layer)} must mean one layer, and means {len(found_layers)}: {some}"
-        )
-    if found_layers[0].form:
-        raise ValueError(f"layer={quote(layer)} must mean a layer, not what it holds")
-    return found_layers[0]
+    if len(found) != 1 or found[0].form:
+        matched = listed((target.name for target in found), 5)
+        raise ValueError(f"layer={quote(layer)} must match one layer, and matches {matched}")
+    return found[0]
 
 
-def _own(values: Iterable[Any]) -> list[Any]:
-    """The values, tensors as copies of which a graph is kept: it tells how axes are ordered."""
-    return [_with_graph(v.detach().clone()) if isinstance(v, Tensor) else v for v in values]
-
-
-def _with_graph(x: Tensor) -> Tensor:
-    return x.requires_grad_().clone() if x.is_floating_point() else x
-
-
-def _images(given: list[Any]) -> tuple[int, int, int]:
-    """How many images there are, and their size; or one error that says what is missing."""
+def _images(x: Any) -> tuple[int, int, int]:
+    """The number of images, and their size."""
+    args, kwargs = arguments_of(x)
+    given = [*args, *kwargs.values()]
     for value in given:
         if isinstance(value, Tensor) and value.ndim == 4 and len(value):
             return len(value), value.shape[2], value.shape[3]
@@ -203,14 +164,13 @@ def _images(given: list[Any]) -> tuple[int, int, int]:
     raise ValueError(f"x must hold a batch of images (N, C, H, W), got {quote(what)}")
 
 
-def _first_fit(
-    candidates: Iterable[Target], seen_at: Callable[[Target], Features]
-) -> tuple[Target, Features]:
-    """The first layer that Grad-CAM can use, and what is seen there."""
+def _first_fit(forwards: Forwards) -> tuple[Target, Features]:
+    """The first layer that Grad-CAM can use, and its features."""
     why: list[str] = []
-    for layer in candidates:
+    for name in islice(default_layers(forwards), _TRIES):
+        layer = forwards.names.modules[name]
         try:
-            return layer, seen_at(layer)
+            return layer, forwards.features(layer)
         except UnfitLayer as error:
             why.append(str(error))
     if not why:

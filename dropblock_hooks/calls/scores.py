@@ -1,14 +1,14 @@
 """What Grad-CAM explains: one score for each image, computed from the output of a model."""
 
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ..quoting import kind_with_keys, quote, shown
+from ..quoting import quote, shown
+from .undisturbed import no_tensor
 
 Wanted = int | Sequence[int] | Tensor | Callable[[Any], Tensor] | None
 
@@ -24,7 +24,7 @@ class Scores:
         classes: the class of each image; None before a call, and if a function makes the scores.
     """
 
-    def __init__(self, target: Wanted, images: int) -> None:
+    def __init__(self, target: Any, images: int) -> None:
         self._target, self._images = target, images
         self.classes: Tensor | None = None
 
@@ -35,13 +35,9 @@ class Scores:
             TypeError, ValueError: if the target does not fit the output.
         """
         if callable(self._target) and not isinstance(self._target, Tensor):
-            return self._made(self._target(output), output)
+            return self._checked(self._target(output), output)
         if not isinstance(output, Tensor):
-            first = quote(next(iter(output), 0)) if isinstance(output, Mapping) else "0"
-            raise TypeError(
-                f"the output is no tensor but {kind_with_keys(output)}: give a function as target, "
-                f"as in target=lambda output: output[{first}].amax(1)"
-            )
+            raise no_tensor(output, "target", ".amax(1)")
         if output.ndim != 2:
             pick = "output" if output.ndim < 2 else "output[:, 3].flatten(1).mean(1)"
             raise ValueError(
@@ -56,40 +52,37 @@ class Scores:
         return output.gather(1, self.classes[:, None])[:, 0]
 
     def _given(self, k: int) -> Tensor:
-        """Check the classes in `target`, which must be below `k`."""
-        given: Any = self._target
-        values = given.tolist() if hasattr(given, "tolist") else given
-        each = list(values) if isinstance(values, Sequence) else [values] * self._images
-        if isinstance(values, str) or not all(map(_is_index, each)):
+        """The classes in `target`, which must be below `k`."""
+        try:
+            classes = torch.as_tensor(self._target)
+        except (TypeError, ValueError, RuntimeError):
+            classes = torch.ones(())
+        if classes.is_floating_point() or classes.dtype is torch.bool or classes.ndim > 1:
             raise TypeError(
                 "target must be a class (an integer), one for each image, or a function of the "
-                f"output, got {shown(given)}"
+                f"output, got {shown(self._target)}"
             )
-        if len(each) != self._images:
+        if classes.ndim and len(classes) != self._images:
             raise ValueError(
-                f"target has {len(each)} classes for {self._images} images: {quote(given)}"
+                f"target has {len(classes)} classes for {self._images} images: "
+                f"{quote(self._target)}"
             )
-        outside = [value for value in each if not 0 <= value < k]
-        if outside:
-            raise ValueError(f"target must be in 0..{k - 1} ({k} classes), got {outside[0]}")
-        return torch.tensor([operator.index(value) for value in each])
+        outside = classes[(classes < 0) | (classes >= k)]
+        if len(outside):
+            raise ValueError(f"target must be in 0..{k - 1} ({k} classes), got {int(outside[0])}")
+        return classes.long().expand(self._images)
 
-    def _made(self, scores: Any, output: Any) -> Tensor:
-        """Check what the function returned."""
-        is_tensor = isinstance(scores, Tensor)
-        if not is_tensor or not scores.is_floating_point() or scores.shape != (self._images,):
-            dtype = f"{str(scores.dtype).removeprefix('torch.')} of shape " if is_tensor else ""
-            raise TypeError(
-                f"target must return one score for each of {self._images} images, a floating-point "
-                f"tensor of shape ({self._images},), got "
-                f"{dtype + str(tuple(scores.shape)) if is_tensor else shown(scores)}"
-            )
-        leaves = [x for x in tree_leaves(output) if isinstance(x, Tensor)]
-        if not scores.requires_grad and any(x.requires_grad for x in leaves):
-            raise ValueError("target must compute its scores by differentiable operations")
-        made: Tensor = scores
-        return made
-
-
-def _is_index(value: Any) -> bool:
-    return not isinstance(value, bool) and hasattr(value, "__index__")
+    def _checked(self, scores: Any, output: Any) -> Tensor:
+        """What the function returned, if it is one score for each image."""
+        got = shown(scores)
+        if isinstance(scores, Tensor):
+            got = f"{str(scores.dtype).removeprefix('torch.')} of shape {tuple(scores.shape)}"
+            if scores.is_floating_point() and scores.shape == (self._images,):
+                leaves = [x for x in tree_leaves(output) if isinstance(x, Tensor)]
+                if not scores.requires_grad and any(x.requires_grad for x in leaves):
+                    raise ValueError("target must compute its scores by differentiable operations")
+                return scores
+        raise TypeError(
+            f"target must return one score for each of {self._images} images, a floating-point "
+            f"tensor of shape ({self._images},), got {got}"
+        )

@@ -1,13 +1,30 @@
-"""Runs a model in evaluation, and restores its modes, switches and random states."""
+"""What single calls share: runs in evaluation mode that leave no trace, and an error."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..attach import attachments
 from ..attachment.compiled import as_written
+from ..quoting import kind_with_keys, quote
+
+
+def no_tensor(output: Any, argument: str, then: str = "") -> TypeError:
+    """The error for an output that is no tensor; it proposes a function as an argument.
+
+    Args:
+        output: of the model.
+        argument: which takes a function of the output.
+        then: what the function does with the tensor that it picks.
+    """
+    first = quote(next(iter(output), 0)) if isinstance(output, Mapping) else "0"
+    return TypeError(
+        f"the output is no tensor but {kind_with_keys(output)}: give a function that picks one, "
+        f"as in {argument}=lambda output: output[{first}]{then}"
+    )
 
 
 @contextmanager
@@ -29,17 +46,17 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
     The random states of torch are restored. `Attachment.verify` and ``step`` report nothing of it.
     """
-    devices = [t.device for t in (*model.parameters(), *model.buffers())]
-    kind = next((d.type for d in devices if d.type in ("cuda", "xpu")), "cuda")
-    used = list({device for device in devices if device.type == kind})
+    tensors = (*model.parameters(), *model.buffers())
+    kind = next((t.device.type for t in tensors if t.device.type in ("cuda", "xpu")), "cuda")
+    used = {t.device for t in tensors if t.device.type == kind}
     with ExitStack() as stack:
         stack.enter_context(evaluation(model))
         stack.enter_context(_paused(model))
-        stack.enter_context(torch.random.fork_rng(used, device_type=kind))
+        stack.enter_context(torch.random.fork_rng(list(used), device_type=kind))
         stack.enter_context(as_written())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        stack.callback(torch.clear_autocast_cache)  # older torch would use its casts afterwards
+        stack.callback(torch.clear_autocast_cache)  # its casts have no graph
         yield
 
 
