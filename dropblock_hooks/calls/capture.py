@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -15,15 +15,15 @@ from ..attachment.install import install
 from ..attachment.resolve import place
 from ..checkpointing import NO_TASK, graph_task
 from ..observers.capture import Capture
-from ..observers.kept_calls import Record
 from ..planning.dry_run import arguments_of
-from ..quoting import kind_of, kind_with_keys, listed, shown
+from ..quoting import kind_of, listed, shown
 from ..selectors.select import Select
 from ..selectors.wrappers import unwrap
 from ..sites.observe import ObserveHook
 from ..sites.shared import Control
 from ..sites.site import Site
 from ..spec.draft import Draft
+from .undisturbed import no_tensor
 
 Layers = str | Select | Sequence[str]
 
@@ -81,45 +81,47 @@ def capture(
         TypeError, ValueError: if `layers` is no selector, or `loss` returns no scalar or comes
             without ``gradients=True``.
     """
-    if gradients:
-        _check_grad_mode(loss)
-    elif loss is not None:
+    if gradients and not torch.is_grad_enabled():
+        raise RuntimeError(
+            "gradients=True needs gradients: call capture outside of torch.no_grad() and "
+            "torch.inference_mode()"
+        )
+    if loss is not None and not gradients:
         raise ValueError(f"loss is for gradients=True, got gradients={shown(gradients)}")
+    if loss is not None and not callable(loss):
+        raise TypeError(f"loss must be a function of the output, got {shown(loss)}")
     if isinstance(layers, list | tuple) and layers:
         layers = Select(names=tuple(layers))
     if not isinstance(layers, str | Select):
         raise TypeError(f"layers must be a selector or a list of names, got {shown(layers)}")
-    once = _Once(
-        gradients=gradients,
-        keep=None,
-        when=when,
-        at=at,
-        index=index,
-        reduce=reduce,
-        device=device,
-        dtype=dtype,
-    )
+    options: dict[str, Any] = {"when": when, "at": at, "index": index, "reduce": reduce}
+    once = _Once(gradients, keep=None, device=device, dtype=dtype, **options)
     base, control = unwrap(model), Control()
     control.looked = True  # layers that were not called are reported below
     placements, _ = place(base, Draft.of({layers: once}))
-    edges: list[GradientEdge] | None = [] if gradients else None
+    edges: list[GradientEdge] = []
     attached = install(base, placements, control, lambda site, _: _EdgeHook(site, edges))
     try:
         with as_written():
             output = _called(model, x)
             _check_called(attached.sites)
-            if edges is not None:
+            if gradients:
                 _backward(output, loss, edges)
         records = {site.name or ".": site.bound.records for site in attached.sites}
     finally:
         attached.remove()
-        if edges is not None:
-            edges.clear()  # a cycle of graph, hooks and edges: nothing else frees it
-    values = {name: _single([each.value for each in calls]) for name, calls in records.items()}
+        edges.clear()  # a cycle of graph, hooks and edges: nothing else frees it
+    values = {name: _single([call.value for call in calls]) for name, calls in records.items()}
     if not gradients:
         return values
-    _check_gradients(records)
-    return values, {name: _single([c.grad for c in calls]) for name, calls in records.items()}
+    grads = {name: _single([call.grad for call in calls]) for name, calls in records.items()}
+    if all(call.grad is None for calls in records.values() for call in calls):
+        raise RuntimeError(
+            f"no gradient came to {listed(records, 5)}: does the loss depend on them? Gradients "
+            "stop at torch.no_grad() and detach() in the model, and at checkpoints with "
+            "use_reentrant=True"
+        )
+    return values, grads
 
 
 class _Once(Capture):
@@ -134,17 +136,14 @@ class _Once(Capture):
 
 
 class _EdgeHook(ObserveHook):
-    """Collects the edges of the graph at which the backward ends, before any parameter.
+    """Collects the edges of the graph at which the backward ends, before any parameter."""
 
-    A tensor that requires no gradient becomes a new root of the graph.
-    """
-
-    def __init__(self, site: Site, edges: list[GradientEdge] | None) -> None:
+    def __init__(self, site: Site, edges: list[GradientEdge]) -> None:
         super().__init__(site)
         self.edges = edges
 
     def watched(self, x: Tensor, at: int, ticket: Any) -> Tensor:
-        if self.edges is None or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             return x
         if not x.requires_grad:
             x = x.detach().requires_grad_()  # a new root of the graph
@@ -152,16 +151,6 @@ class _EdgeHook(ObserveHook):
         if graph_task() == NO_TASK:
             self.edges.append(get_gradient_edge(x))
         return x
-
-
-def _check_grad_mode(loss: Any) -> None:
-    if not torch.is_grad_enabled():
-        raise RuntimeError(
-            "gradients=True needs gradients: call capture outside of torch.no_grad() and "
-            "torch.inference_mode()"
-        )
-    if loss is not None and not callable(loss):
-        raise TypeError(f"loss must be a function of the output, got {shown(loss)}")
 
 
 def _called(model: nn.Module, x: Any) -> Any:
@@ -185,10 +174,7 @@ def _check_called(sites: Sequence[Site]) -> None:
 def _backward(output: Any, loss: Callable[[Any], Tensor] | None, edges: list[GradientEdge]) -> None:
     """Run the backward from the loss to the edges, where hooks keep the gradients."""
     if loss is None and not isinstance(output, Tensor):
-        raise TypeError(
-            f"the output is no tensor but {kind_with_keys(output)}: give "
-            "loss=lambda output: ..., a scalar of it"
-        )
+        raise no_tensor(output, "loss", ".sum()")
     scalar = output.sum() if loss is None else loss(output)
     if not isinstance(scalar, Tensor):
         raise TypeError(f"loss must return a tensor, got {kind_of(scalar)}")
@@ -196,15 +182,6 @@ def _backward(output: Any, loss: Callable[[Any], Tensor] | None, edges: list[Gra
         raise ValueError(f"loss must return one number, got shape {tuple(scalar.shape)}")
     if scalar.requires_grad and edges:
         torch.autograd.grad(scalar, edges, torch.ones_like(scalar), allow_unused=True)
-
-
-def _check_gradients(records: Mapping[str, list[Record]]) -> None:
-    if all(call.grad is None for calls in records.values() for call in calls):
-        raise RuntimeError(
-            f"no gradient came to {listed(records, 5)}: does the loss depend on them? Gradients "
-            "stop at torch.no_grad() and detach() in the model, and at checkpoints with "
-            "use_reentrant=True"
-        )
 
 
 def _single(calls: list[Any]) -> Any:

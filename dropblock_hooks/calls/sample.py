@@ -1,6 +1,6 @@
 """``sample``: Monte-Carlo dropout, many forwards in evaluation with a new mask each."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from ..attach import attachments
 from ..checks import as_count
 from ..planning.dry_run import arguments_of
-from ..quoting import kind_of, kind_with_keys, listed, quote, shown
+from ..quoting import kind_of, listed, shown
 from ..selectors.wrappers import bare_type, unwrap
 from ..sites.site import Site
 from ..warn import warn
-from .undisturbed import evaluation
+from .undisturbed import evaluation, no_tensor
 
 _CURE = "sample within `with attached.always():`, or attach with active='always'"
 
@@ -93,22 +93,22 @@ def _acting(model: nn.Module) -> list[Site]:
     Raises:
         RuntimeError: if there are none, with the cause and its cure.
     """
-    attached = attachments(model)
-    random = [site for attachment in attached for site in attachment if site.draws]
-    switched_on = [site for site in random if site.control.enabled]
-    on = [site for site in switched_on if site.is_on(False)]
+    sites = [site for attached in attachments(model) for site in attached]
+    random = [site for site in sites if site.draws]
+    enabled = [site for site in random if site.control.enabled]
+    on = [site for site in enabled if site.is_on(False)]
     acting = [site for site in on if site.rate != 0.0 or not _is_idle(site)]
     if acting:
         return acting
     keys = listed([site.key for site in on or random], 3)
-    if not attached:
+    if not sites:
         why = f"nothing is attached to this {bare_type(model).__name__}: attach a spec, and {_CURE}"
     elif not random:
         why = (
             "what is attached draws no random numbers for activations: attach a Dropout, for "
             "example (a layer that drops by itself under Retune does so in training mode only)"
         )
-    elif not switched_on:
+    elif not enabled:
         why = f"{keys}: switched off, by `paused()` or `enabled = False`: switch it on"
     elif not on:
         why = f"{keys}: off in evaluation: {_CURE}"
@@ -127,10 +127,6 @@ def _tensor(output: Any, transform: Callable[[Any], Any] | None) -> Tensor:
     y = output if transform is None else transform(output)
     if isinstance(y, Tensor):
         return y
-    if transform is not None:
-        raise TypeError(f"transform must return a tensor, got {kind_of(y)}")
-    first = quote(next(iter(y), 0)) if isinstance(y, Mapping) else "0"
-    raise TypeError(
-        f"the output is no tensor but {kind_with_keys(y)}: pick one by transform, as in "
-        f"transform=lambda output: output[{first}]"
-    )
+    if transform is None:
+        raise no_tensor(output, "transform")
+    raise TypeError(f"transform must return a tensor, got {kind_of(y)}")

@@ -22,8 +22,8 @@ def no_tensor(output: Any, argument: str, then: str = "") -> TypeError:
     """
     first = quote(next(iter(output), 0)) if isinstance(output, Mapping) else "0"
     return TypeError(
-        f"the output is no tensor but {kind_with_keys(output)}: give a function that picks one, "
-        f"as in {argument}=lambda output: output[{first}]{then}"
+        f"the output is no tensor but {kind_with_keys(output)}: pick one, as in "
+        f"{argument}=lambda output: output[{first}]{then}"
     )
 
 

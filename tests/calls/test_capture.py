@@ -145,7 +145,7 @@ def test_the_loss_of_the_output(net, x):
             return {"logits": self.net(x), "other": 3}
 
     model = Wrapped().eval()
-    with pytest.raises(TypeError, match="no tensor but dict with .*'logits'.*give loss="):
+    with pytest.raises(TypeError, match="no tensor but dict with .*as in loss=.*'logits'"):
         capture(model, x, "net.head", gradients=True)
     values, grads = capture(
         model, x, ["net.head", "."], gradients=True, loss=lambda y: y["logits"][:, 1].sum()

@@ -556,7 +556,9 @@ def test_bad_input(net, x, options, error, message):
 
 
 def test_a_module_is_no_name(net, x):
-    with pytest.raises(TypeError, match=r"layer must be a name or a selector of .*, got Sequential\("):
+    with pytest.raises(
+        TypeError, match=r"layer must be a name or a selector of .*, got Sequential\("
+    ):
         gradcam(net, x, net.layer2)
 
 

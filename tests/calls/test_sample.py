@@ -240,7 +240,7 @@ def wrapped(wrap):
 )
 def test_an_output_that_is_no_tensor(wrap, pick, said):
     model, x = wrapped(wrap), torch.ones(2, 3)
-    with pytest.raises(TypeError, match=f"no tensor but {said}: pick one by transform"):
+    with pytest.raises(TypeError, match=f"no tensor but {said}: pick one, as in transform="):
         sample(model, x)
     assert sample(model, x, n=2, transform=pick).samples.shape == (2, 2, 3)
     assert model.training
