@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
-from ..attachment.compiled import as_written
-from ..attachment.install import install
 from ..attachment.resolve import place
-from ..checkpointing import NO_TASK, graph_task
-from ..observers.capture import Capture
 from ..planning.dry_run import arguments_of
 from ..quoting import kind_of, listed, shown
 from ..selectors.select import Select
 from ..selectors.wrappers import unwrap
-from ..sites.observe import ObserveHook
-from ..sites.shared import Control
-from ..sites.site import Site
 from ..spec.draft import Draft
-from .undisturbed import no_tensor
+from .once import Once, call_once, no_tensor
 
 Layers = str | Select | Sequence[str]
 
@@ -95,22 +88,22 @@ def capture(
     if not isinstance(layers, str | Select):
         raise TypeError(f"layers must be a selector or a list of names, got {shown(layers)}")
     options: dict[str, Any] = {"when": when, "at": at, "index": index, "reduce": reduce}
-    once = _Once(gradients, keep=None, device=device, dtype=dtype, **options)
-    base, control = unwrap(model), Control()
-    control.looked = True  # layers that were not called are reported below
+    once = Once(gradients, keep=None, device=device, dtype=dtype, **options)
+    base = unwrap(model)
     placements, _ = place(base, Draft.of({layers: once}))
-    edges: list[GradientEdge] = []
-    attached = install(base, placements, control, lambda site, _: _EdgeHook(site, edges))
-    try:
-        with as_written():
-            output = _called(model, x)
-            _check_called(attached.sites)
-            if gradients:
-                _backward(output, loss, edges)
-        records = {site.name or ".": site.bound.records for site in attached.sites}
-    finally:
-        attached.remove()
-        edges.clear()  # a cycle of graph, hooks and edges: nothing else frees it
+    while isinstance(model, DistributedDataParallel):
+        model = model.module  # it would wait for its own backward
+    args, kwargs = arguments_of(x)
+    scalar = partial(_scalar, loss) if gradients else None
+    sites = call_once(base, placements, lambda: model(*args, **kwargs), scalar)
+    records = {site.name or ".": site.bound.records for site in sites}
+    never = [name for name, calls in records.items() if not calls]
+    if never:
+        raise RuntimeError(
+            f"never called in this forward: {listed(never, 5)}. A model may loop over what is in a "
+            "container (take the layers in it), read a layer's weights alone (fused attention), or "
+            "use it in the other mode only; leave it out by Select(..., exclude=...)"
+        )
     values = {name: _single([call.value for call in calls]) for name, calls in records.items()}
     if not gradients:
         return values
@@ -124,64 +117,16 @@ def capture(
     return values, grads
 
 
-class _Once(Capture):
-    """A `Capture` that may stand beside another one."""
-
-    @property
-    def label(self) -> str:
-        return "capture"
-
-    def __repr__(self) -> str:
-        return self.label
-
-
-class _EdgeHook(ObserveHook):
-    """Collects the edges of the graph at which the backward ends, before any parameter."""
-
-    def __init__(self, site: Site, edges: list[GradientEdge]) -> None:
-        super().__init__(site)
-        self.edges = edges
-
-    def watched(self, x: Tensor, at: int, ticket: Any) -> Tensor:
-        if not torch.is_grad_enabled():
-            return x
-        if not x.requires_grad:
-            x = x.detach().requires_grad_()  # a new root of the graph
-        x = super().watched(x, at, ticket)
-        if graph_task() == NO_TASK:
-            self.edges.append(get_gradient_edge(x))
-        return x
-
-
-def _called(model: nn.Module, x: Any) -> Any:
-    """The output. DistributedDataParallel is skipped: it would wait for its own backward."""
-    while isinstance(model, DistributedDataParallel):
-        model = model.module
-    args, kwargs = arguments_of(x)
-    return model(*args, **kwargs)
-
-
-def _check_called(sites: Sequence[Site]) -> None:
-    never = [site.name for site in sites if not site.bound.records]
-    if never:
-        raise RuntimeError(
-            f"never called in this forward: {listed(never, 5)}. A model may loop over what is in a "
-            "container (take the layers in it), read a layer's weights alone (fused attention), or "
-            "use it in the other mode only; leave it out by Select(..., exclude=...)"
-        )
-
-
-def _backward(output: Any, loss: Callable[[Any], Tensor] | None, edges: list[GradientEdge]) -> None:
-    """Run the backward from the loss to the edges, where hooks keep the gradients."""
+def _scalar(loss: Callable[[Any], Tensor] | None, output: Any) -> Tensor:
+    """The number of which the gradients are."""
     if loss is None and not isinstance(output, Tensor):
         raise no_tensor(output, "loss", ".sum()")
-    scalar = output.sum() if loss is None else loss(output)
+    scalar: Any = output.sum() if loss is None else loss(output)
     if not isinstance(scalar, Tensor):
         raise TypeError(f"loss must return a tensor, got {kind_of(scalar)}")
     if scalar.numel() != 1:
         raise ValueError(f"loss must return one number, got shape {tuple(scalar.shape)}")
-    if scalar.requires_grad and edges:
-        torch.autograd.grad(scalar, edges, torch.ones_like(scalar), allow_unused=True)
+    return scalar
 
 
 def _single(calls: list[Any]) -> Any:

@@ -1,21 +1,21 @@
 """``gradcam``: the positions of an image that a class score depends on, by Grad-CAM."""
 
-from itertools import islice
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from ..axes.options import AxisOptions
 from ..checks import check_option
 from ..planning.dry_run import arguments_of
 from ..quoting import kind_of, listed, quote, shown
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.select import Select, Selector, match
 from ..selectors.wrappers import unwrap
+from ..sites.site import SiteError
 from ..warn import warn
-from .gradcam_layer import Features, Forwards, UnfitLayer, default_layers
+from .gradcam_layer import Features, MapOnce, default_layers, features_of
 from .scores import Scores, Wanted
 from .undisturbed import undisturbed
 
@@ -96,15 +96,28 @@ def gradcam(
         (https://ieeexplore.ieee.org/document/9462463).
     """
     check_option("method", method, METHODS)
-    options = AxisOptions(layout, grid if grid is None else tuple(grid), prefix_tokens)
-    options.check(2, "gradcam")
+    axes: dict[str, Any] = {"layout": layout, "grid": grid, "prefix_tokens": prefix_tokens}
+    maps = MapOnce(gradients=True, index=index, **axes)
     names = Index(unwrap(model))
     named = None if layer is None else _named(layer, names)
-    n, *size = _images(x)
+    args, kwargs = arguments_of(x)
+    n, *size = _images([*args, *kwargs.values()])
     scores = Scores(target, n)
     with undisturbed(names.model):
-        forwards = Forwards(names, x, scores, options, index)
-        found, seen = (named, forwards.features(named)) if named else _first_fit(forwards)
+        args = tuple(map(_copied, args))
+        kwargs = {key: _copied(value) for key, value in kwargs.items()}
+
+        def features(at: Target) -> Features:
+            return features_of(at, names, maps, run, scores)
+
+        def run() -> Any:
+            return names.model(*args, **kwargs)
+
+        if named:
+            found, seen = named, features(named)
+        else:
+            default = [names.modules[name] for name in default_layers(names, run)]
+            found, seen = _first_fit(default[:_TRIES], features)
         raw = weighted(seen, method).clamp(min=0)
     empty = [str(i) for i, map_ in enumerate(raw) if not bool(map_.any())]
     if empty:
@@ -153,10 +166,8 @@ def _named(layer: Any, names: Index) -> Target:
     return found[0]
 
 
-def _images(x: Any) -> tuple[int, int, int]:
+def _images(given: list[Any]) -> tuple[int, int, int]:
     """The number of images, and their size."""
-    args, kwargs = arguments_of(x)
-    given = [*args, *kwargs.values()]
     for value in given:
         if isinstance(value, Tensor) and value.ndim == 4 and len(value):
             return len(value), value.shape[2], value.shape[3]
@@ -164,14 +175,23 @@ def _images(x: Any) -> tuple[int, int, int]:
     raise ValueError(f"x must hold a batch of images (N, C, H, W), got {quote(what)}")
 
 
-def _first_fit(forwards: Forwards) -> tuple[Target, Features]:
+def _copied(value: Any) -> Any:
+    """A copy of a tensor of which a graph is kept: it tells how axes are ordered."""
+    if not isinstance(value, Tensor):
+        return value
+    copied = value.detach().clone()
+    return copied.requires_grad_().clone() if copied.is_floating_point() else copied
+
+
+def _first_fit(
+    layers: Sequence[Target], features: Callable[[Target], Features]
+) -> tuple[Target, Features]:
     """The first layer that Grad-CAM can use, and its features."""
     why: list[str] = []
-    for name in islice(default_layers(forwards), _TRIES):
-        layer = forwards.names.modules[name]
+    for layer in layers:
         try:
-            return layer, forwards.features(layer)
-        except UnfitLayer as error:
+            return layer, features(layer)
+        except SiteError as error:
             why.append(str(error))
     if not why:
         raise ValueError("no layer of the model gives a map: Grad-CAM needs one")

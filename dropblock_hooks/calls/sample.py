@@ -13,7 +13,7 @@ from ..quoting import kind_of, listed, shown
 from ..selectors.wrappers import bare_type, unwrap
 from ..sites.site import Site
 from ..warn import warn
-from .undisturbed import evaluation, no_tensor
+from .once import evaluation, no_tensor
 
 _CURE = "sample within `with attached.always():`, or attach with active='always'"
 

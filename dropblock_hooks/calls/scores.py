@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ..quoting import quote, shown
-from .undisturbed import no_tensor
+from .once import no_tensor
 
 Wanted = int | Sequence[int] | Tensor | Callable[[Any], Tensor] | None
 
@@ -25,7 +25,7 @@ class Scores:
     """
 
     def __init__(self, target: Any, images: int) -> None:
-        self._target, self._images = target, images
+        self._target, self.images = target, images
         self.classes: Tensor | None = None
 
     def __call__(self, output: Any) -> Tensor:
@@ -45,8 +45,8 @@ class Scores:
                 f"{tuple(output.shape)}: give a function as target that makes one score for each "
                 f"image, as in target=lambda output: {pick}"
             )
-        if len(output) != self._images:
-            raise ValueError(f"the output has {len(output)} rows for {self._images} images")
+        if len(output) != self.images:
+            raise ValueError(f"the output has {len(output)} rows for {self.images} images")
         classes = output.argmax(1) if self._target is None else self._given(output.shape[1])
         self.classes = classes.to(output.device)
         return output.gather(1, self.classes[:, None])[:, 0]
@@ -62,27 +62,26 @@ class Scores:
                 "target must be a class (an integer), one for each image, or a function of the "
                 f"output, got {shown(self._target)}"
             )
-        if classes.ndim and len(classes) != self._images:
+        if classes.ndim and len(classes) != self.images:
             raise ValueError(
-                f"target has {len(classes)} classes for {self._images} images: "
-                f"{quote(self._target)}"
+                f"target has {len(classes)} classes for {self.images} images: {quote(self._target)}"
             )
         outside = classes[(classes < 0) | (classes >= k)]
         if len(outside):
             raise ValueError(f"target must be in 0..{k - 1} ({k} classes), got {int(outside[0])}")
-        return classes.long().expand(self._images)
+        return classes.long().expand(self.images)
 
     def _checked(self, scores: Any, output: Any) -> Tensor:
         """What the function returned, if it is one score for each image."""
         got = shown(scores)
         if isinstance(scores, Tensor):
             got = f"{str(scores.dtype).removeprefix('torch.')} of shape {tuple(scores.shape)}"
-            if scores.is_floating_point() and scores.shape == (self._images,):
+            if scores.is_floating_point() and scores.shape == (self.images,):
                 leaves = [x for x in tree_leaves(output) if isinstance(x, Tensor)]
                 if not scores.requires_grad and any(x.requires_grad for x in leaves):
                     raise ValueError("target must compute its scores by differentiable operations")
                 return scores
         raise TypeError(
-            f"target must return one score for each of {self._images} images, a floating-point "
-            f"tensor of shape ({self._images},), got {got}"
+            f"target must return one score for each of {self.images} images, a floating-point "
+            f"tensor of shape ({self.images},), got {got}"
         )

@@ -1,43 +1,14 @@
-"""What single calls share: runs in evaluation mode that leave no trace, and an error."""
+"""Runs a model in evaluation, and restores its modes, switches and random states."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import nn
 
 from ..attach import attachments
 from ..attachment.compiled import as_written
-from ..quoting import kind_with_keys, quote
-
-
-def no_tensor(output: Any, argument: str, then: str = "") -> TypeError:
-    """The error for an output that is no tensor; it proposes a function as an argument.
-
-    Args:
-        output: of the model.
-        argument: which takes a function of the output.
-        then: what the function does with the tensor that it picks.
-    """
-    first = quote(next(iter(output), 0)) if isinstance(output, Mapping) else "0"
-    return TypeError(
-        f"the output is no tensor but {kind_with_keys(output)}: pick one, as in "
-        f"{argument}=lambda output: output[{first}]{then}"
-    )
-
-
-@contextmanager
-def evaluation(model: nn.Module) -> Iterator[None]:
-    """Put every module in evaluation mode; afterwards each has its former mode."""
-    modes, was = [(module, module.training) for module in model.modules()], model.training
-    try:
-        model.eval()
-        yield
-    finally:
-        model.train(was)  # a class may do more in it than to set a flag
-        for module, mode in modes:
-            module.training = mode
+from .once import evaluation
 
 
 @contextmanager

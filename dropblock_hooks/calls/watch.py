@@ -13,9 +13,7 @@ from ..checks import closest
 from ..observers.watchdog import Watchdog
 from ..quoting import label
 from ..selectors.select import Select
-from ..selectors.wrappers import named_modules, submodule, unwrap
 
-_MOST = 1000
 _OF_ATTACH = ("grad_scaler", "root")
 _OWN = ("rules", "action", "every", *Watchdog.refused_options)
 _OF_WATCHDOG = tuple(each.name for each in fields(Watchdog) if each.name not in _OWN)
@@ -30,8 +28,7 @@ def watch(
 ) -> Attachment:
     """Put a `Watchdog` on all layers: it warns of the first fault and names the layer.
 
-    Layers of torch.jit are left out. If the model has more than 1,000 layers, the Watchdog is on
-    the outer ones.
+    Layers of torch.jit are left out.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -62,19 +59,9 @@ def watch(
                 f"{', '.join(known)}"
             )
     dog = Watchdog(rules, action=action, every=every, **options)  # type: ignore[arg-type]  # checked
-    base = submodule(unwrap(model), arguments.get("root", ""))
-    first: dict[nn.Module, str] = {}  # the site of a shared layer has its first name
-    for name, module in named_modules(base):
-        if not isinstance(module, torch.jit.ScriptModule):  # takes no hooks
-            first.setdefault(module, name)
-    names = set(first.values())
-    depth = max((name.count(".") for name in names), default=0)
-    while len(names) > _MOST and depth:
-        depth -= 1
-        names = {name for name in names if name.count(".") <= depth}
-
-    def watched_layers(name: str, layer: nn.Module) -> bool:
-        return name in names
-
     # a layer that a function selects need not be called
-    return attach(model, {Select(where=watched_layers): dog}, **arguments)
+    return attach(model, {Select(where=_takes_hooks): dog}, **arguments)
+
+
+def _takes_hooks(name: str, layer: nn.Module) -> bool:
+    return not isinstance(layer, torch.jit.ScriptModule)

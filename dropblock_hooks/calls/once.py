@@ -1,0 +1,110 @@
+"""One call of a model, with observers that are on it for this call only."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from ..attachment.compiled import as_written
+from ..attachment.install import install
+from ..attachment.placement import Placement
+from ..checkpointing import NO_TASK, graph_task
+from ..observers.capture import Capture
+from ..quoting import kind_with_keys, quote
+from ..sites.observe import ObserveHook
+from ..sites.shared import Control
+from ..sites.site import Site
+
+
+class Once(Capture):
+    """A `Capture` for one call, which may stand beside another one."""
+
+    @property
+    def label(self) -> str:
+        return "capture"
+
+    def __repr__(self) -> str:
+        return self.label
+
+
+class EdgeHook(ObserveHook):
+    """Collects the edges of the graph at which the backward ends, before any parameter."""
+
+    def __init__(self, site: Site, edges: list[GradientEdge]) -> None:
+        super().__init__(site)
+        self.edges = edges
+
+    def watched(self, x: Tensor, at: int, ticket: Any) -> Tensor:
+        if not torch.is_grad_enabled():
+            return x
+        if not x.requires_grad:
+            x = x.detach().requires_grad_()  # a new root of the graph
+        x = super().watched(x, at, ticket)
+        if graph_task() == NO_TASK:
+            self.edges.append(get_gradient_edge(x))
+        return x
+
+
+def call_once(
+    base: nn.Module,
+    placements: list[Placement],
+    call: Callable[[], Any],
+    loss: Callable[[Any], Tensor] | None,
+    hook: type[EdgeHook] = EdgeHook,
+) -> list[Site]:
+    """Call a model once, run the backward to its observers, and return what they have seen.
+
+    The model runs as it was written, without ``torch.compile``.
+
+    Args:
+        base: the model, where names begin.
+        placements: the observers.
+        call: returns the output of the model.
+        loss: a scalar of the output; None runs no backward.
+        hook: puts an observer on its layer.
+    """
+    control = Control()
+    control.looked = True  # the caller reports layers that were not called
+    edges: list[GradientEdge] = []
+    attached = install(base, placements, control, lambda site, _: hook(site, edges))
+    try:
+        with as_written():
+            output = call()
+            scalar = None if loss is None else loss(output)
+            if scalar is not None and scalar.requires_grad and edges:
+                torch.autograd.grad(scalar, edges, torch.ones_like(scalar), allow_unused=True)
+        return list(attached)
+    finally:
+        attached.remove()
+        edges.clear()  # a cycle of graph, hooks and edges: nothing else frees it
+
+
+def no_tensor(output: Any, argument: str, then: str = "") -> TypeError:
+    """The error for an output that is no tensor; it proposes a function as an argument.
+
+    Args:
+        output: of the model.
+        argument: which takes a function of the output.
+        then: what the function does with the tensor that it picks.
+    """
+    first = quote(next(iter(output), 0)) if isinstance(output, Mapping) else "0"
+    return TypeError(
+        f"the output is no tensor but {kind_with_keys(output)}: pick one, as in "
+        f"{argument}=lambda output: output[{first}]{then}"
+    )
+
+
+@contextmanager
+def evaluation(model: nn.Module) -> Iterator[None]:
+    """Put every module in evaluation mode; afterwards each has its former mode."""
+    modes, was = [(module, module.training) for module in model.modules()], model.training
+    try:
+        model.eval()
+        yield
+    finally:
+        model.train(was)  # a class may do more in it than to set a flag
+        for module, mode in modes:
+            module.training = mode
