@@ -54,10 +54,11 @@ def check_probability(p: float) -> float:
     return p
 
 
-def check_option(name: str, value: Any, allowed: tuple[str | None, ...]) -> None:
-    """Raise ValueError unless `value` is one of the allowed words."""
-    if not isinstance(value, str | None) or value not in allowed:
-        hint = closest(value, filter(None, allowed)) if isinstance(value, str) else ""
+def check_option(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    """Raise ValueError unless `value` is one of the allowed words or numbers."""
+    if not isinstance(value, str | int | None) or value not in allowed:
+        words = [word for word in allowed if isinstance(word, str)]
+        hint = closest(value, words) if isinstance(value, str) else ""
         options = ", ".join(map(repr, allowed))
         raise ValueError(f"{name} must be one of {options}, got {quote(value)}{hint}")
 

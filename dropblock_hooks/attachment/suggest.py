@@ -72,7 +72,8 @@ def suggestions(sites: Sequence[Site], share: float) -> Suggestions:
 
 
 def _rows(site: Site, share: float) -> Iterator[Suggestion]:
-    if not site.regularizer.bounds_at(1.0):
+    bounds = {n: sign for n, sign in site.regularizer.bounds.items() if n in site.values}
+    if not bounds:
         return
     counted = site.counter.read(norms=True)
     norms, over = counted.shown_norms, "window"
@@ -83,7 +84,8 @@ def _rows(site: Site, share: float) -> Iterator[Suggestion]:
         reason = "no gradient was seen yet: train a step first"
     elif not 0.0 < bound < float("inf"):
         reason = f"no bound has this share beyond it: {1 - share:.4g} of the norms are 0"
-    wanted = site.regularizer.bounds_at(float(f"{bound or 0.0:.4g}"))
+    rounded = float(f"{bound or 0.0:.4g}")
+    wanted = {name: sign * rounded for name, sign in bounds.items()}
     given = ", ".join(f"{name}={value!r}" for name, value in wanted.items())
     call = "" if reason else f"attached.set({site.key!r}, {given})"
     for name, value in wanted.items():

@@ -14,12 +14,11 @@ from torch.nn.functional import pad
 
 from ..checks import check_option
 from .bits import grow
-from .gamma import CALIBRATIONS, Calibration, check_block_size, clipped_block, gamma_of
+from .gamma import Calibration, check_block_size, clipped_block, gamma_of
 from .masks import bernoulli, check_call, count_ratio, drop, keep_scale
 from .sparse import Blocks, Draws, drop_drawn, takes
 
 Normalize: TypeAlias = Literal["batch", "sample", "expected", None]
-NORMALIZES = get_args(Normalize)
 
 
 def drop_blocks(
@@ -117,8 +116,8 @@ def _public(
 ) -> Tensor:
     p = check_call(input, p, training, spatial)
     edges = check_block_size(block_size, spatial)
-    check_option("calibration", options["calibration"], CALIBRATIONS)
-    check_option("normalize", options["normalize"], NORMALIZES)
+    check_option("calibration", options["calibration"], get_args(Calibration))
+    check_option("normalize", options["normalize"], get_args(Normalize))
     return drop_blocks(input, p, edges, counted=False, **options)[0]
 
 

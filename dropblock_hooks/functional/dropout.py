@@ -16,7 +16,6 @@ from .sparse import Blocks, Draws, drop_drawn, takes
 from .units import drop_units
 
 Mode: TypeAlias = Literal["row", "batch"]
-MODES = get_args(Mode)
 _LARGE = 64  # elements of a unit, from which a number for each unit is less than a bit per element
 
 
@@ -189,7 +188,7 @@ def stochastic_depth(
         (https://arxiv.org/abs/1603.09382).
     """
     p = check_call(input, p, training)
-    check_option("mode", mode, MODES)
+    check_option("mode", mode, get_args(Mode))
     if shortcut is None:
         return drop_samples(input, p, mode, generator=generator)[0]
     return drop_residual(input, shortcut, p, mode, generator=generator)[0]

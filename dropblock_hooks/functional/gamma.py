@@ -13,7 +13,6 @@ from ..checks import as_count, as_number, check_option, check_probability
 from ..quoting import quote
 
 Calibration: TypeAlias = Literal["exact", "paper"]
-CALIBRATIONS = get_args(Calibration)
 
 
 def check_block_size(block_size: int | Sequence[int], spatial: int) -> tuple[int, ...]:
@@ -65,7 +64,7 @@ def block_gamma(
     sizes = tuple(as_count("size", edge) for edge in edges)
     p = check_probability(as_number("p", p))
     block = clipped_block(sizes, check_block_size(block_size, len(sizes)))
-    check_option("calibration", calibration, CALIBRATIONS)
+    check_option("calibration", calibration, get_args(Calibration))
     return gamma_of(p, sizes, block, calibration)
 
 
@@ -125,13 +124,15 @@ def _coverage(size: tuple[int, ...], block: tuple[int, ...]) -> tuple[tuple[int,
 
 def expected_share(
     p: float,
-    size: Sequence[int],
+    size: Sequence[int] | None,
     edges: Sequence[int],
     calibration: Calibration = "exact",
-) -> float:
-    """The share of a map that blocks drop on average: p itself, or what the paper's γ gives."""
+) -> float | None:
+    """The expected dropped share of a map: p, or what the paper's γ gives; None if unknown."""
     if calibration == "exact" or p == 0.0:
         return p
+    if size is None:
+        return None
     whole, block = tuple(size), clipped_block(size, edges)
     gamma = min(gamma_of(p, whole, block, calibration), 1.0)
     return 1.0 - sum(share * (1.0 - gamma) ** c for c, share in _coverage(whole, block))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args, get_origin
 
 from torch import Tensor, nn
 
@@ -70,6 +70,7 @@ class Regularizer:
     - ``reads_grad_scale = True``: ``apply`` multiplies a bound by ``now.grad_scale``. A GradScaler
       that ``attach`` was not given is then reported.
     - ``follows_host = True``: ``apply`` also runs in evaluation, told by ``now.training``.
+    - ``bounds = {"max_norm": 1}``: the rates that bound ``now.norms``, with the sign of each bound.
 
     Args:
         at: regularize the layer's ``"output"`` or its ``"input"``.
@@ -100,6 +101,7 @@ class Regularizer:
     idle_at_zero: ClassVar[bool] = False
     reads_grad_scale: ClassVar[bool] = False
     follows_host: ClassVar[bool] = False
+    bounds: ClassVar[Mapping[str, int]] = {}
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         """Regularize a tensor.
@@ -131,10 +133,6 @@ class Regularizer:
         """The block that is dropped on a map of this size, or None."""
         return None
 
-    def bounds_at(self, norm: float) -> dict[str, float]:
-        """The rates, by name, at which norms above `norm` are changed; empty if it has no bound."""
-        return {}
-
     def expected_share(
         self, values: Mapping[str, float], map_size: tuple[int, ...] | None
     ) -> float | None:
@@ -148,8 +146,6 @@ class Regularizer:
 
     def __post_init__(self) -> None:
         check_fields(type(self))
-        check_option("at", self.at, ("output", "input"))
-        check_option("active", self.active, ("train", "always"))
         if isinstance(self.index, bool) or not isinstance(self.index, int | str | None):
             raise TypeError(f"index must be an integer or a key, got {quote(self.index)}")
         if isinstance(self.index, int) and abs(self.index) > LARGEST:
@@ -165,6 +161,8 @@ class Regularizer:
             if name in ranges:
                 if value is not None or type(None) not in get_args(hints[name]):
                     object.__setattr__(self, name, checked_rate(name, value, ranges[name]))
+            elif get_origin(hints.get(name)) is Literal:
+                check_option(name, value, get_args(hints[name]))
             elif isinstance(value, list):
                 object.__setattr__(self, name, tuple(value))
             elif isinstance(value, Schedule):

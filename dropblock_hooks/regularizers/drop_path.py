@@ -5,8 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..checks import check_option
-from ..functional.dropout import MODES, Mode, drop_residual, drop_samples
+from ..functional.dropout import Mode, drop_residual, drop_samples
 from ..registry import register
 from .base import Applied, Now, Regularizer
 from .dropout import DropsShare
@@ -63,7 +62,6 @@ class StochasticDepth(DropsShare, Regularizer):
         return self.mode == "row"
 
     def check(self, values: Mapping[str, float]) -> None:
-        check_option("mode", self.mode, MODES)
         if self.at != "output":
             raise ValueError("StochasticDepth works on the output of a block: at='output'")
 

@@ -6,15 +6,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..checks import check_option
-from ..functional.dropblock import NORMALIZES, Normalize, drop_blocks
-from ..functional.gamma import (
-    CALIBRATIONS,
-    Calibration,
-    check_block_size,
-    clipped_block,
-    expected_share,
-)
+from ..functional.dropblock import Normalize, drop_blocks
+from ..functional.gamma import Calibration, check_block_size, clipped_block, expected_share
 from ..registry import register
 from .base import Applied, Now, Regularizer
 from .dropout import DropsShare
@@ -52,11 +45,6 @@ class _DropBlocks(Blocks):
     share_channels: bool = False
     linear: ClassVar[bool] = True
 
-    def check(self, values: Mapping[str, float]) -> None:
-        super().check(values)
-        check_option("calibration", self.calibration, CALIBRATIONS)
-        check_option("normalize", self.normalize, NORMALIZES)
-
     def apply(self, x: Tensor, now: Now) -> Applied:
         return drop_blocks(
             x,
@@ -70,8 +58,6 @@ class _DropBlocks(Blocks):
     def expected_share(
         self, values: Mapping[str, float], map_size: tuple[int, ...] | None
     ) -> float | None:
-        if self.calibration == "exact" or map_size is None:
-            return values["p"] if self.calibration == "exact" else None
         return expected_share(values["p"], map_size, self.edges, self.calibration)
 
 

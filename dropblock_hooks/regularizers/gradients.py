@@ -16,12 +16,11 @@ pass, so that a GradScaler sees them.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeAlias, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ..checks import check_option
 from ..functional.dropout import drop_channels
 from ..functional.gradients import (
     Per,
@@ -38,8 +37,6 @@ from ..registry import register
 from .base import Applied, Now, Regularizer
 from .dropout import DropsShare
 from .rates import NonNegative, Positive, Probability, Rate
-
-When: TypeAlias = Literal["backward", "accumulated"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,13 +56,9 @@ class OnGradients:
             ``"accumulated"`` gradient when the optimizer given to ``attach`` begins its step.
     """
 
-    when: When = field(default="backward", kw_only=True)
+    when: Literal["backward", "accumulated"] = field(default="backward", kw_only=True)
     acts_on: ClassVar[Literal["activation", "gradient"]] = "gradient"
     random: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_option("when", self.when, get_args(When))
-        super().__post_init__()  # type: ignore[misc]  # of Regularizer, which follows
 
     @property
     def accumulates(self) -> bool:
@@ -89,13 +82,10 @@ class ClampGrad(OnGradients, Regularizer):
     min: Rate | None = None
     max: Rate | None = None
     reads_grad_scale: ClassVar[bool] = True
+    bounds: ClassVar[Mapping[str, int]] = {"min": -1, "max": 1}
 
     def check(self, values: Mapping[str, float]) -> None:
         check_bounds(values.get("min"), values.get("max"))
-
-    def bounds_at(self, norm: float) -> dict[str, float]:
-        both = {"min": -norm, "max": norm}
-        return {name: bound for name, bound in both.items() if name in self.rates}
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         low, high = (
@@ -129,6 +119,7 @@ class ClipGradNorm(OnGradients, Regularizer):
     per: Per = "tensor"
     group: bool = False
     reads_grad_scale: ClassVar[bool] = True
+    bounds: ClassVar[Mapping[str, int]] = {"max_norm": 1}
 
     def check(self, values: Mapping[str, float]) -> None:
         object.__setattr__(self, "norm_type", check_norm(self.norm_type, self.per))
@@ -151,9 +142,6 @@ class ClipGradNorm(OnGradients, Regularizer):
         if parameter is not None and self.per == "sample":
             return "a parameter has no samples: per must be 'tensor' or 'channel'"
         return None
-
-    def bounds_at(self, norm: float) -> dict[str, float]:
-        return {"max_norm": norm}
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         limit = now.max_norm * now.grad_scale

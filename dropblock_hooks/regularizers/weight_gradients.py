@@ -48,13 +48,11 @@ class AdaptiveClipGrad(_OfParameters, Regularizer):
     eps: float = 1e-3
     norm_type: float = 2.0
     reads_grad_scale: ClassVar[bool] = True
+    bounds: ClassVar[Mapping[str, int]] = {"clip_factor": 1}
 
     def check(self, values: Mapping[str, float]) -> None:
         object.__setattr__(self, "eps", check_eps(self.eps))
         object.__setattr__(self, "norm_type", check_norm(self.norm_type, "tensor"))
-
-    def bounds_at(self, norm: float) -> dict[str, float]:
-        return {"clip_factor": norm}
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         if now.parameter is None:
