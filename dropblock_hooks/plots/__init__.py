@@ -1,10 +1,12 @@
 """Pictures, by matplotlib (the extra ``plot``): each function returns a Figure.
 
+``figure.savefig("picture.png")`` writes it. Without matplotlib, ImportError is raised.
+
 overlay       `overlay`: a map of positions over its image
 feature_maps  `plot_feature_maps`: the channels of one sample
 depth         `plot_activations`, `plot_gradient_flow`: what observers measured, layer by layer
 masks         `plot_masks`: what is dropped of the maps of a model, over its image
-figure        the Figure to draw on, and the checks that all pictures share
+figure        the Figure to draw on, numbers and images: what all pictures share
 """
 
 from .depth import plot_activations, plot_gradient_flow

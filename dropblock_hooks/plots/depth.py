@@ -21,8 +21,6 @@ def plot_gradient_flow(attached: Attachment, ax: Any = None) -> Any:
     a norm gives its bound and the norms before it. A triangle marks a gradient of 0.
 
     Example:
-        >>> import torch
-        >>> from torch import nn
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
         >>> attached = attach(model, {"*": GradientStats(), "2": ClipGradNorm(1.0)})
         >>> model(torch.ones(3, 4)).sum().backward()
@@ -34,48 +32,42 @@ def plot_gradient_flow(attached: Attachment, ax: Any = None) -> Any:
         attached: an attachment with `GradientStats`, or with regularizers that clip by a norm.
         ax: the matplotlib Axes; None: a new Figure.
 
-    Returns:
-        The Figure: ``figure.savefig("flow.png")``.
-
     Raises:
-        ImportError: if matplotlib is missing.
         RuntimeError: if no gradient was seen.
         TypeError: if `attached` is no Attachment.
     """
     seen = _seen(attached, GradientStats)
-    rows = {row.site: row for row in attached.report()}
     clips = [
-        site
-        for site in attached
-        if "max_norm" in site.values and rows[site.key].mean_norm is not None
+        (site, row)
+        for site, row in zip(attached, attached.report(), strict=True)
+        if "max_norm" in site.values and row.mean_norm is not None
     ]
     if not seen and not clips:
         raise RuntimeError(_nothing("gradients", "GradientStats()", "trained"))
-    names = _in_model_order(attached, [*(site for site, _ in seen), *clips])
-    figure, ax = figure_of(ax, figsize=(_width(len(names)), 3.6))
+    names = _in_model_order(attached, [site for site, _ in (*seen, *clips)])
     at = {name: i for i, name in enumerate(names)}
-    found = sorted(
-        ((at[site.name or "."], row.observed) for site, row in seen), key=lambda pair: pair[0]
-    )
+    seen.sort(key=lambda pair: at[pair[0].name])
+    figure, ax = _figure_of(ax, names)
+    xs = [at[site.name] for site, _ in seen]
     for style, label, field in (("o-", "norm, mean", "norm"), (".:", "largest value", "largest")):
-        values = [getattr(each, field) or math.nan for _, each in found]
-        if found:
-            ax.plot([x for x, _ in found], values, style, ms=4, label=label)
-    zeros = [x for x, each in found if each.norm == 0]
+        values = [getattr(row.observed, field) or math.nan for _, row in seen]
+        if seen:
+            ax.plot(xs, values, style, ms=4, label=label)
+    zeros = [x for x, (_, row) in zip(xs, seen, strict=True) if row.observed.norm == 0]
     if zeros:
         low = ax.get_xaxis_transform()
         ax.plot(zeros, [0.02] * len(zeros), "v", color="C0", ms=5, transform=low, label="0")
-    labels: Sequence[str | None] = ("norms before the bound: 50 to 99 %", "their mean", "bound")
-    for site in clips:
-        row, x = rows[site.key], at[site.name or "."]
-        spread = [row.median_norm, row.p99_norm]
-        ax.plot([x, x], spread, color="C2", alpha=0.5, lw=4, label=labels[0])
-        ax.plot([x], [row.mean_norm], "x", color="C2", label=labels[1])
-        ax.plot([x - 0.3, x + 0.3], [site.values["max_norm"]] * 2, color="C3", label=labels[2])
-        labels = (None, None, None)  # once in the legend
-    _finish(ax, names, "gradients", attached)
-    if len(zeros) == len(found) and not clips:  # a log scale needs a value above 0
+    if clips:
+        xs = [at[site.name] for site, _ in clips]
+        rows = [row for _, row in clips]
+        spread = [row.median_norm for row in rows], [row.p99_norm for row in rows]
+        bounds = [site.values["max_norm"] for site, _ in clips]
+        ax.vlines(xs, *spread, "C2", alpha=0.5, lw=4, label="norms before the bound: 50 to 99 %")
+        ax.plot(xs, [row.mean_norm for row in rows], "x", color="C2", label="their mean")
+        ax.plot(xs, bounds, "_", color="C3", ms=14, label="bound")
+    elif len(zeros) == len(seen):  # a log scale needs a value above 0
         ax.set_ylim(1e-3, 1.0)
+    _finish(ax, "gradients", attached)
     ax.set_yscale("log", nonpositive="clip")
     ax.set_ylabel("of the unscaled loss")
     return figure
@@ -88,8 +80,6 @@ def plot_activations(attached: Attachment, ax: Any = None) -> Any:
     shows the share of zeros.
 
     Example:
-        >>> import torch
-        >>> from torch import nn
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
         >>> attached = attach(model, {"*": ActivationStats()})
         >>> y = model(torch.randn(16, 4))
@@ -101,11 +91,7 @@ def plot_activations(attached: Attachment, ax: Any = None) -> Any:
         attached: an attachment with `ActivationStats`.
         ax: the matplotlib Axes; None: a new Figure.
 
-    Returns:
-        The Figure: ``figure.savefig("activations.png")``.
-
     Raises:
-        ImportError: if matplotlib is missing.
         RuntimeError: if no activation was seen.
         TypeError: if `attached` is no Attachment.
         ValueError: if the sites have different bins.
@@ -117,7 +103,8 @@ def plot_activations(attached: Attachment, ax: Any = None) -> Any:
     if len(kinds) > 1:
         raise ValueError("the sites count into different bins: give all the same low and high")
     edges = kinds.pop()
-    figure, ax = figure_of(ax, figsize=(_width(len(seen)), 4.0))
+    names = [f"{site.name or '.'}  {row.observed.zeros or 0:.0%}" for site, row in seen]
+    figure, ax = _figure_of(ax, names)
     histograms = [row.observed.histogram for _, row in seen]
     columns = [[n / (sum(counts) or 1) for n in counts[1:-1]] for counts in histograms]
     drawn = ax.pcolormesh(
@@ -128,8 +115,7 @@ def plot_activations(attached: Attachment, ax: Any = None) -> Any:
         vmin=0.0,
     )
     ax.plot([row.observed.rms for _, row in seen], "o-", color="C1", ms=3, label="rms")
-    names = [f"{site.name or '.'}  {row.observed.zeros or 0:.0%}" for site, row in seen]
-    _finish(ax, names, "activations (below: share of zeros)", attached)
+    _finish(ax, "activations (below: share of zeros)", attached)
     ax.set_yscale("log")
     used = [i for i in range(len(edges) - 1) if any(column[i] > 1e-3 for column in columns)]
     ax.set_ylim(edges[min(used, default=0)], edges[max(used, default=len(edges) - 2) + 1])
@@ -152,11 +138,13 @@ def _seen(attached: Attachment, kind: type) -> list[tuple[Site, SiteRow]]:
 
 
 def _in_model_order(attached: Attachment, sites: Sequence[Site]) -> list[str]:
-    """The names of the layers of sites, each once."""
+    """The names of the layers, or of parameters, of sites, each once."""
     layers = {name: i for i, (name, _) in enumerate(named_modules(attached._base))}
-    order = {hook.site.name: layers.get(hook.owner_name, 0) for hook in attached._hooks}
-    names = sorted({site.name for site in sites}, key=lambda name: (order[name], name))
-    return [name or "." for name in names]
+
+    def place(name: str) -> tuple[int, str]:
+        return layers.get(name, layers.get(name.rpartition(".")[0], 0)), name
+
+    return sorted({site.name for site in sites}, key=place)
 
 
 def _nothing(what: str, observer: str, done: str) -> str:
@@ -166,14 +154,14 @@ def _nothing(what: str, observer: str, done: str) -> str:
     )
 
 
-def _width(layers: int) -> float:
-    """The width of a Figure in inches."""
-    return min(max(5.0, 1.8 + 0.28 * layers), 14.0)
-
-
-def _finish(ax: Any, names: Sequence[str], what: str, attached: Attachment) -> None:
-    """Add the title, the names of the layers and the legend."""
-    ax.set_title(f"{what}, epoch {attached.epoch:g}", fontsize=10)
-    ax.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
+def _figure_of(ax: Any, names: Sequence[str]) -> tuple[Any, Any]:
+    """The Figure and axes with a place for each name."""
+    figure, ax = figure_of(ax, figsize=(min(max(5.0, 1.8 + 0.28 * len(names)), 14.0), 3.8))
+    ax.set_xticks(range(len(names)), [name or "." for name in names], rotation=90, fontsize=7)
     ax.set_xlim(-0.6, len(names) - 0.4)
+    return figure, ax
+
+
+def _finish(ax: Any, what: str, attached: Attachment) -> None:
+    ax.set_title(f"{what}, epoch {attached.epoch:g}", fontsize=10)
     ax.legend(fontsize=8)

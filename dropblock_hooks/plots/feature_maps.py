@@ -24,7 +24,6 @@ def plot_feature_maps(
     The channels are spread evenly over all channels; each has its number above it.
 
     Example:
-        >>> import torch
         >>> figure = plot_feature_maps(torch.rand(64, 7, 9), n=6, title="layer1")
         >>> [text.get_text() for text in figure.axes[0].texts]
         ['0', '13', '25', '38', '50', '63']
@@ -36,11 +35,7 @@ def plot_feature_maps(
         title: the title.
         own_scale: divide each channel by its largest magnitude.
 
-    Returns:
-        The Figure: ``figure.savefig("maps.png")``.
-
     Raises:
-        ImportError: if matplotlib is missing.
         ValueError: if the values have another shape, or no drawn value is finite.
     """
     maps = _maps(values)

@@ -1,4 +1,4 @@
-"""The Figure to draw on, the numbers to draw, and the checks that all pictures share."""
+"""What all pictures share: the Figure to draw on, and the numbers and images to draw."""
 
 from typing import Any
 
@@ -7,40 +7,34 @@ from torch import Tensor
 
 from ..quoting import kind_of
 
-MISSING = "pictures are drawn by matplotlib, which is missing: pip install 'dropblock-hooks[plot]'"
+
+def new_figure(**options: Any) -> Any:
+    """A new Figure, which pyplot does not know.
+
+    Raises:
+        ImportError: if matplotlib is missing; the message names the extra.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "matplotlib, which draws pictures, is missing: pip install 'dropblock-hooks[plot]'"
+        ) from error
+    return Figure(layout="constrained", **options)
 
 
 def figure_of(ax: Any = None, **options: Any) -> tuple[Any, Any]:
     """The Figure of the given axes, and these axes; without axes, those of a new Figure.
 
     Raises:
-        ImportError: if matplotlib is missing; the message names the extra.
         TypeError: if `ax` is no axes.
     """
     if ax is None:
-        figure, axes = grid_of(1, 1, **options)
-        return figure, axes[0][0]
-    try:
-        from matplotlib.axes import Axes
-    except ImportError as error:
-        raise ImportError(MISSING) from error
-    if not isinstance(ax, Axes):
-        raise TypeError(f"ax must be one matplotlib Axes, got {type(ax).__name__}")
+        figure = new_figure(**options)
+        return figure, figure.add_subplot()
+    if not hasattr(ax, "imshow"):
+        raise TypeError(f"ax must be one matplotlib Axes, got {kind_of(ax)}")
     return ax.figure.figure, ax  # the Figure that a SubFigure is part of
-
-
-def grid_of(rows: int, columns: int, **options: Any) -> tuple[Any, list[list[Any]]]:
-    """A new Figure, which pyplot does not know, and its axes, row by row.
-
-    Raises:
-        ImportError: if matplotlib is missing.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(MISSING) from error
-    figure = Figure(layout="constrained", **options)
-    return figure, figure.subplots(rows, columns, squeeze=False).tolist()
 
 
 def as_values(name: str, given: Any, *, finite: bool = False) -> Tensor:
@@ -53,8 +47,7 @@ def as_values(name: str, given: Any, *, finite: bool = False) -> Tensor:
     if not isinstance(given, Tensor) and hasattr(given, "__array_interface__"):
         import numpy
 
-        values = numpy.asarray(given)
-        values = torch.from_numpy(values.copy()) if values.dtype.kind in "biuf" else given
+        values = torch.from_numpy(numpy.array(given))
     if not isinstance(values, Tensor):
         maps = ": give one of its maps, as in cam.maps[0]" if hasattr(given, "maps") else ""
         raise ValueError(f"{name} must be a tensor or an array, got {kind_of(given)}{maps}")
@@ -66,3 +59,19 @@ def as_values(name: str, given: Any, *, finite: bool = False) -> Tensor:
         what = "NaN or Inf" if values.numel() else f"shape {tuple(values.shape)}"
         raise ValueError(f"{name} must hold finite numbers alone, got {what}")
     return values
+
+
+def pixels_of(given: Any) -> Tensor:
+    """An image as (H, W, 3) or (H, W), from 0 to 1."""
+    image = as_values("image", given, finite=True)
+    if image.ndim == 3 and image.shape[0] in (1, 3):
+        image = image.movedim(0, -1)
+    if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[-1] not in (1, 3)):
+        more = ": of a batch take one, as in x[0]" if image.ndim == 4 else ""
+        raise ValueError(
+            "image must be (C, H, W), (H, W, C) or (H, W) with 1 or 3 channels, got shape "
+            f"{tuple(image.shape)}{more}"
+        )
+    image = image[..., 0] if image.ndim == 3 and image.shape[-1] == 1 else image
+    image = image - image.min()
+    return image / image.max().clamp(min=1e-12)

@@ -17,8 +17,7 @@ from ..selectors.wrappers import unwrap
 from ..sites import indexing
 from ..sites.site import Site
 from ..tables import shown
-from .figure import grid_of
-from .overlay import pixels_of
+from .figure import new_figure, pixels_of
 
 _MOST = 4
 
@@ -33,7 +32,6 @@ def plot_masks(
     and the random states do not change.
 
     Example:
-        >>> from torch import nn
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU())
         >>> attached = attach(model, {"1": DropBlock2d(p=0.2, block_size=5)})
         >>> figure = plot_masks(model, torch.rand(1, 3, 32, 32), channels=3)
@@ -47,11 +45,7 @@ def plot_masks(
         which: sites, by key or selector; None: the first four that drop parts of maps.
         channels: the number of channels for each layer, at least 1.
 
-    Returns:
-        The Figure: ``figure.savefig("masks.png")``.
-
     Raises:
-        ImportError: if matplotlib is missing.
         RuntimeError: if nothing attached drops parts of maps, with the cause.
         KeyError: if `which` means no site.
     """
@@ -59,9 +53,9 @@ def plot_masks(
     args, kwargs = arguments_of(x)
     image = pixels_of(_image([*args, *kwargs.values()]))
     masks = _masks(model, which, args, kwargs)
-    size = (1.5 * (channels + 1) + 0.8, 1.7 * len(masks))
-    figure, rows = grid_of(len(masks), channels + 1, figsize=size)
+    figure = new_figure(figsize=(1.5 * (channels + 1) + 0.8, 1.7 * len(masks)))
     figure.suptitle("dark: dropped in one training forward", fontsize=9)
+    rows = figure.subplots(len(masks), channels + 1, squeeze=False)
     for row, (site, kept) in zip(rows, masks, strict=True):
         _draw(figure, row, site, kept, image)
     return figure
@@ -100,29 +94,28 @@ def _masks(
     probes: dict[tuple[str, str], _Probe] = {}
     for attached in attachments(copied):
         meant = attached.sites if which is None else attached[which]
-        meant_keys = {site.key for site in ((meant,) if isinstance(meant, Site) else meant)}
+        keys = {site.key for site in ((meant,) if isinstance(meant, Site) else meant)}
         for module, hook in attached._installed:
             site = hook.site
-            if site.key in meant_keys and site.draws and (site.name, site.at) not in probes:
+            if site.key in keys and site.draws and (site.name, site.at) not in probes:
                 probes[site.name, site.at] = _Probe(site, module)
                 if not site.control.grids.hooks:  # tokens are drawn as maps
                     site.control.grids.watch(copied)
-    if not probes:
-        cause = "what is meant drops no activations"
-        if not attachments(model):
-            cause = "nothing is attached: call attach(model, {...: DropBlock2d(p=0.1)})"
-        raise RuntimeError(f"there is nothing to draw: {cause}")
-    with torch.random.fork_rng(), torch.enable_grad():
-        copied.train()(*args, **kwargs)
-    found = [(p.site, p.kept) for p in probes.values() if p.kept is not None]
-    found = found[: None if which is not None else _MOST]
-    if not found:
-        keys = listed([p.site.key for p in probes.values()], 3)
-        raise RuntimeError(
-            f"there is nothing to draw: {keys} dropped no parts of maps in a training forward: at "
-            "a rate of 0 now (move it with attached.step), switched off, never called, or no map"
+    cause = "nothing is attached: call attach(model, {...: DropBlock2d(p=0.1)})"
+    if probes:
+        with torch.random.fork_rng(), torch.enable_grad():
+            copied.train()(*args, **kwargs)
+        found = [(p.site, p.kept) for p in probes.values() if p.kept is not None]
+        if found:
+            return found[: None if which is not None else _MOST]
+        cause = (
+            f"{listed([p.site.key for p in probes.values()], 3)} dropped no parts of maps in a "
+            "training forward: at a rate of 0 now (move it with attached.step), switched off, "
+            "never called, or no map"
         )
-    return found
+    elif attachments(model):
+        cause = "what is meant drops no activations"
+    raise RuntimeError(f"there is nothing to draw: {cause}")
 
 
 class _Probe:
@@ -133,34 +126,24 @@ class _Probe:
     """
 
     def __init__(self, site: Site, module: nn.Module) -> None:
-        self.site = site
+        self.site, self.index = site, site.regularizer.index
         self.kept: Tensor | None = None
         if site.at == "output":
             module.register_forward_hook(self.before, prepend=True)
             module.register_forward_hook(self.after)
         else:
-            module.register_forward_pre_hook(self.before, prepend=True, with_kwargs=True)
-            module.register_forward_pre_hook(self.after, with_kwargs=True)
-
-    def _value(self, given: tuple[Any, ...]) -> tuple[Any, Any]:
-        """The object that holds the tensor, and the index in it."""
-        index = self.site.regularizer.index
-        if self.site.at == "output":
-            return given[-1], index
-        return given[isinstance(index, str)], 0 if index is None else index
+            self.index = self.index or 0  # of the positional arguments
+            module.register_forward_pre_hook(self.before, prepend=True)
+            module.register_forward_pre_hook(self.after)
 
     def before(self, module: nn.Module, *given: Any) -> Any:
-        value, index = self._value(given)
-        x = indexing.get(value, index)
+        x = indexing.get(given[-1], self.index)
         # with the graph of x, from which the channels are read
         always = torch.ones((), dtype=torch.bool, device=x.device)
-        ones = indexing.put(value, index, torch.where(always, torch.ones_like(x), x))
-        if self.site.at == "output":
-            return ones
-        return (given[0], ones) if isinstance(index, str) else (ones, given[1])
+        return indexing.put(given[-1], self.index, torch.where(always, torch.ones_like(x), x))
 
     def after(self, module: nn.Module, *given: Any) -> None:
-        x = indexing.get(*self._value(given))
+        x = indexing.get(given[-1], self.index)
         maps = self.site.reader.map_of(x)
         if self.kept is None and maps is not None and bool((maps == 0).any()):
             self.kept = (maps[0] != 0).float().cpu()

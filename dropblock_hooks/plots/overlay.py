@@ -2,16 +2,13 @@
 
 from typing import Any
 
-from torch import Tensor
-
-from .figure import as_values, figure_of
+from .figure import as_values, figure_of, pixels_of
 
 
 def overlay(cam_map: Any, image: Any, ax: Any = None, *, title: str = "Grad-CAM") -> Any:
     """Draw a map over its image, with a color bar.
 
     Example:
-        >>> import torch
         >>> figure = overlay(torch.rand(7, 7), torch.rand(3, 28, 28))
         >>> [ax.get_title() or ax.get_ylabel() for ax in figure.axes]
         ['Grad-CAM', 'value of the map']
@@ -24,11 +21,7 @@ def overlay(cam_map: Any, image: Any, ax: Any = None, *, title: str = "Grad-CAM"
         ax: the matplotlib Axes; None: a new Figure.
         title: the title.
 
-    Returns:
-        The Figure: ``figure.savefig("cam.png")``.
-
     Raises:
-        ImportError: if matplotlib is missing.
         ValueError: if the map or the image has another shape or values that are not finite.
     """
     values = as_values("cam_map", cam_map, finite=True)
@@ -55,19 +48,3 @@ def overlay(cam_map: Any, image: Any, ax: Any = None, *, title: str = "Grad-CAM"
     ax.set_axis_off()
     figure.colorbar(drawn, ax=ax, label="value of the map", fraction=0.05)
     return figure
-
-
-def pixels_of(given: Any) -> Tensor:
-    """An image as (H, W, 3) or (H, W), from 0 to 1."""
-    image = as_values("image", given, finite=True)
-    if image.ndim == 3 and image.shape[0] in (1, 3):
-        image = image.movedim(0, -1)
-    if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[-1] not in (1, 3)):
-        more = ": of a batch take one, as in x[0]" if image.ndim == 4 else ""
-        raise ValueError(
-            "image must be (C, H, W), (H, W, C) or (H, W) with 1 or 3 channels, got shape "
-            f"{tuple(image.shape)}{more}"
-        )
-    image = image[..., 0] if image.ndim == 3 and image.shape[-1] == 1 else image
-    image = image - image.min()
-    return image / image.max().clamp(min=1e-12)
