@@ -16,7 +16,7 @@ from ..checks import check_option
 from .bits import grow
 from .gamma import Calibration, check_block_size, clipped_block, gamma_of
 from .masks import bernoulli, check_call, count_ratio, drop, keep_scale
-from .sparse import Blocks, Draws, drop_drawn, takes
+from .sparse import Blocks, drop_drawn, once, takes
 
 Normalize: TypeAlias = Literal["batch", "sample", "expected", None]
 
@@ -48,7 +48,7 @@ def drop_blocks(
     if isinstance(found, Tensor):
         return _drop_mask(x, found, scale, normalize, eps, inplace)
     blocks, drawn = found
-    dropped = Draws.of(lambda: blocks.count(drawn)) if counted or normalize == "batch" else 0
+    dropped = once(lambda: blocks.count(drawn)) if counted or normalize == "batch" else 0
     if normalize == "batch":
         kept = x.numel() - dropped
         scale = x.numel() / max(kept, eps) if kept else 0.0
@@ -84,7 +84,7 @@ def draw_blocks(
     gamma = gamma_of(p, size, block, calibration)
     if takes(x):
         blocks = Blocks(x, (1, x.shape[1] if share_channels else 1, *block))
-        return Draws.of(lambda: (blocks, blocks.draw(gamma, generator)))
+        return once(lambda: (blocks, blocks.draw(gamma, generator)))
     return block_mask(x, gamma, block, share_channels, generator)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..checks import check_option, check_residual
 from .masks import bernoulli, check_call, drop, in_format_of, keep_scale
-from .sparse import Blocks, Draws, drop_drawn, takes
+from .sparse import Blocks, drop_drawn, once, takes
 from .units import drop_units
 
 Mode: TypeAlias = Literal["row", "batch"]
@@ -218,9 +218,9 @@ def drop_shape(
         return x.copy_(y) if inplace else y, units * area
     if area < _LARGE and not summand and takes(x):
         places = Blocks(x, edges)
-        blocks, drawn = Draws.of(lambda: (places, places.draw(p, generator)))
+        blocks, drawn = once(lambda: (places, places.draw(p, generator)))
         y = drop_drawn(x, scale, blocks, drawn)
-        return x.copy_(y) if inplace else y, Draws.of(lambda: blocks.count(drawn))
+        return x.copy_(y) if inplace else y, once(lambda: blocks.count(drawn))
     mask = bernoulli(shape, p, x.device, generator)
     y = drop(x, mask, scale, inplace, fill=-0.0 if summand else 0.0)
     return y, mask.sum() * (x.numel() // mask.numel())

@@ -1,12 +1,11 @@
-"""Gradients, bounded: by value and by norm. Non-finite values pass, so that overflow stays visible.
+"""Bounds gradients by value and by norm. Non-finite values pass, so that overflows stay visible.
 
-A bound is a number, or (multiplied by a loss scale) a 0-dim tensor on the gradient's device. The
-``*_counted`` functions return the tensor and how many elements were changed; those of norms also
-the norms before.
+A bound is a number or, multiplied by a loss scale, a 0-dim tensor on the gradient's device. The
+``*_counted`` functions return the new gradient and the number of changed values.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -16,19 +15,7 @@ from .masks import wide_dtype
 
 Bound: TypeAlias = float | Tensor
 Per: TypeAlias = Literal["tensor", "sample", "channel"]
-_PERS = get_args(Per)
-
-
-class Clipped(NamedTuple):
-    """What a bound has done and met: nothing of it is read before someone asks.
-
-    Attributes:
-        changed: how many values it has changed.
-        norms: the norms before it has changed any; some may not be finite.
-    """
-
-    changed: Tensor
-    norms: Tensor
+_SAFE_POWER = 7  # a sum of such powers of float32 values can't overflow in float64
 
 
 def clamp_counted(grad: Tensor, min: Bound | None, max: Bound | None) -> tuple[Tensor, Tensor]:
@@ -64,43 +51,33 @@ def unscaled(norms: Tensor, scale: Bound) -> Tensor:
     return norms.to(wide_dtype(norms.device)) / scale
 
 
-def clip_norm_counted(
-    grad: Tensor, max_norm: Bound, norm_type: float, per: Per, channel_axis: int = 1
-) -> tuple[Tensor, Clipped]:
-    """`grad` with each group scaled to a norm of at most `max_norm`, and what was met."""
-    if grad.numel() == 0:
-        none = torch.zeros((), dtype=torch.int64, device=grad.device)
-        return grad, Clipped(none, grad)
-    return scale_counted(grad, max_norm, group_norm(grad, norm_type, per, channel_axis))
+def scale_counted(grad: Tensor, max_norm: Bound, norm: Tensor) -> tuple[Tensor, Tensor]:
+    """`grad` times ``max_norm / norm`` where that is below 1, and how many values were changed.
 
-
-def scale_counted(grad: Tensor, max_norm: Bound, norm: Tensor) -> tuple[Tensor, Clipped]:
-    """`grad` scaled by ``max_norm / norm`` where that is below 1, and what was met.
-
-    The norms, one or several, are those of groups of it, or of more than it.
+    `norm` is the norm of `grad`, of each of its groups, or of `grad` and others together.
     """
     finite = norm.isfinite()
     over = (norm > max_norm) & finite
     scale = torch.where(over, max_norm / norm.clamp_min(max_norm), 1.0)
-    # in two factors, the second 1 but for what float32 would round to 0
+    # two factors: float32 would round a very small scale to 0
     most = scale.clamp_min(1e-30)
     dtype = torch.promote_types(grad.dtype, torch.float32)
     clipped = grad * most.to(dtype) * (scale / most).to(dtype)
-    changed = over.sum() * (grad.numel() // norm.numel())
-    return clipped.to(grad.dtype), Clipped(changed, norm)
+    return clipped.to(grad.dtype), over.sum() * (grad.numel() // max(norm.numel(), 1))
 
 
 def common_norm(grads: Sequence[Tensor], norm_type: float) -> Tensor:
     """The norm of all values of several gradients, in float64, on the device of the first."""
-    norms = [group_norm(grad, norm_type, "tensor", 0) for grad in grads if grad.numel()]
-    if not norms:
-        return torch.zeros((), dtype=torch.float64)
-    row = torch.cat([norm.reshape(1).to(norms[0].device) for norm in norms])
+    norms = [group_norm(grad, norm_type, "tensor", 0).reshape(1) for grad in grads]
+    row = torch.cat([norm.to(norms[0].device) for norm in norms])
     return group_norm(row, norm_type, "tensor", 0).reshape(())
 
 
-def group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int) -> Tensor:
-    """The norms, with the axes kept; in float64."""
+def group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int = 1) -> Tensor:
+    """The norms of the groups, in float64; a group keeps its axes, with size 1."""
+    wide = wide_dtype(grad.device)
+    if grad.numel() == 0:
+        return torch.zeros((), dtype=wide, device=grad.device)
     if per == "tensor" or grad.ndim == 0:
         axes = list(range(grad.ndim))
     else:
@@ -108,7 +85,6 @@ def group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int) -> T
         if not -grad.ndim <= group < grad.ndim:
             raise ValueError(f"channel_axis {group} is none of a {grad.ndim}-D gradient")
         axes = [axis for axis in range(grad.ndim) if axis != group % grad.ndim]
-    wide = grad.dtype if grad.device.type == "mps" else torch.float64
     if not axes:
         return grad.abs().to(wide)
     if norm_type <= _SAFE_POWER and grad.dtype is not torch.float64:
@@ -116,9 +92,6 @@ def group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int) -> T
     peak = _norm(grad, float("inf"), axes, wide)
     scaled = grad.to(wide) / torch.where(peak.isfinite() & (peak > 0), peak, 1.0)
     return _norm(scaled, norm_type, axes, wide) * torch.where(peak > 0, peak, 1.0)
-
-
-_SAFE_POWER = 7  # a sum of such powers of float32 values can't overflow in float64
 
 
 def _norm(grad: Tensor, norm_type: float, axes: list[int], dtype: torch.dtype) -> Tensor:
@@ -138,7 +111,7 @@ def check_norm(norm_type: float, per: str) -> float:
     """The order of a norm as a float, inf allowed."""
     if norm_type != float("inf") and as_number("norm_type", norm_type) <= 0:
         raise ValueError(f"norm_type must be > 0 or inf, got {norm_type}")
-    check_option("per", per, _PERS)
+    check_option("per", per, get_args(Per))
     return float(norm_type)
 
 
@@ -197,4 +170,5 @@ def clip_grad_norm(
     limit = as_number("max_norm", max_norm)
     if limit <= 0:
         raise ValueError(f"max_norm must be > 0, got {limit}")
-    return clip_norm_counted(grad, limit, check_norm(norm_type, per), per, channel_axis)[0]
+    norm = group_norm(grad, check_norm(norm_type, per), per, channel_axis)
+    return scale_counted(grad, limit, norm)[0]

@@ -1,18 +1,14 @@
-"""Blocks on the CPU in eager mode: drawn by their seeds, written by their place in memory.
+"""Drops blocks of large tensors on the CPU in eager mode.
 
 Seeds are rare, so the gaps between seeds are drawn instead of one number for each position. For
-each seed a box of zeros is written, in a tensor of any memory format. A block has an edge for each
-axis: (1, 1, 7, 7) for DropBlock, (1, C, 7, 7) where the channels share it, (1, 1, 1, 1) for
-elements.
-
-Only plain derivatives are supported: the autograd graph of a tensor, also a second derivative.
+each seed a block of zeros is written, in a tensor of any memory format. A block has an edge for
+each axis: (1, 1, 7, 7) for DropBlock, (1, C, 7, 7) with shared channels, (1, 1, 1, 1) for elements.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,8 +19,8 @@ from .masks import bernoulli, scaled
 LEAST = {"blocks": 2**17, "units": 2**18}  # elements, from which the sparse form is faster
 _CPU = torch.device("cpu")
 T = TypeVar("T")
-_FREQUENT = 0.4  # from this chance on, a draw for each position is cheaper than one for each gap
-_LONG = 64  # elements in a row, from which they are written as fast as by a pass
+_FREQUENT = 0.4  # from this chance on, one draw for each position is faster than one for each gap
+_LONG = 64  # contiguous elements, from which writing them costs what a pass over them costs
 _ROWS = 2**16  # that are written at once
 
 
@@ -64,15 +60,16 @@ def draw_positions(total: int, chance: float, generator: torch.Generator | None 
 
 
 class Blocks:
-    """The places for blocks in tensors of one shape.
+    """The blocks that fit into tensors of one shape.
 
-    `drawn` says which blocks are dropped: their first elements, in row-major order; or (uint8) a
-    bit for each element in memory order, set where it is kept. It is whichever is smaller.
+    `drawn` holds the dropped blocks in one of two forms: the row-major positions of their first
+    elements (int32 or int64), or one bit for each element in memory order, set where the element
+    is kept (uint8).
 
     Attributes:
         shape: the shape of the tensors.
         edges: the edges of each block, one per axis.
-        grid: the number of places for a block, per axis.
+        grid: the number of positions of a block, per axis.
         order: the axes in their order in memory, the outermost first.
     """
 
@@ -95,11 +92,11 @@ class Blocks:
         return pack(self._kept(first))
 
     def _few(self, blocks: int) -> bool:
-        """Whether to keep the seeds and write each block; else keep bits and pass over all."""
+        """Whether to keep positions and write each block; else to keep bits, with a full pass."""
         if 32 * blocks > self.numel:
-            return False  # bits are smaller
+            return False  # bits take less memory
         run, stride = self._sides(_strides(self.shape, self.order))[0]
-        share = 1.5 if stride == 1 else 0.4  # of the elements written, in the time of a pass
+        share = 1.5 if stride == 1 else 0.2  # of the elements, which are written in that time
         return run >= _LONG or blocks * self.area <= share * self.numel
 
     def count(self, drawn: Tensor) -> int:
@@ -141,11 +138,9 @@ class Blocks:
         sides: list[tuple[int, int]] = []
         for axis in reversed(self.order):
             edge, stride = self.edges[axis], strides[axis]
-            if edge == 1:
-                continue
             if sides and stride == math.prod(sides[-1]):
                 sides[-1] = (sides[-1][0] * edge, sides[-1][1])
-            else:
+            elif edge > 1:
                 sides.append((edge, stride))
         return sorted(sides, key=lambda side: -side[0]) or [(1, 1)]
 
@@ -223,46 +218,31 @@ def _placed(flat: Tensor, sizes: Sequence[int], strides: Sequence[int]) -> Tenso
     return placed
 
 
-class Draws:
-    """The draws of one call, which a second call uses again instead of drawing and counting.
+_reused: tuple[list[Any], bool] | None = None
 
-    Compiled code runs a regularizer on an activation, and later on its gradient.
 
-    Example:
-        >>> from dropblock_hooks.functional.sparse import Draws
-        >>> x, draws = torch.ones(64, 64, 8, 8), Draws()
-        >>> with draws:
-        ...     y = functional.drop_block2d(x, 0.1, 3)
-        >>> with draws:
-        ...     torch.equal(functional.drop_block2d(x, 0.1, 3), y)
-        True
+@contextmanager
+def reusing(draws: list[Any]) -> Iterator[None]:
+    """Within the ``with`` block, `once` keeps its results in an empty list, or takes them from it.
+
+    Compiled code runs a regularizer on an activation, and with the same draws on its gradient.
     """
+    global _reused
+    _reused = draws, bool(draws)
+    try:
+        yield
+    finally:
+        _reused = None
 
-    _current: ClassVar[Draws | None] = None
 
-    def __init__(self) -> None:
-        self.made: list[Any] = []
-        self._left: list[Any] = []
-
-    def __enter__(self) -> Draws:
-        self._left = self.made[::-1]
-        Draws._current = self
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        Draws._current = None
-
-    @staticmethod
-    def of(draw: Callable[[], T]) -> T:
-        """The next draw of the first call; in the first call and without one, a new draw."""
-        self = Draws._current
-        if self is not None and self._left:
-            again: T = self._left.pop()
-            return again
-        drawn = draw()
-        if self is not None:
-            self.made.append(drawn)
-        return drawn
+def once(draw: Callable[[], T]) -> T:
+    """``draw()``, or its result in the call before: see `reusing`."""
+    draws, again = _reused or ([], False)
+    if again and draws:
+        found: T = draws.pop(0)
+        return found
+    draws.append(draw())
+    return draws[-1]
 
 
 class _DropBlocks(torch.autograd.Function):

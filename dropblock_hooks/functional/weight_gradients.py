@@ -4,21 +4,21 @@ import torch
 from torch import Tensor
 
 from ..checks import as_number
-from .gradients import Bound, Clipped, Per, check_norm, group_norm, scale_counted
+from .gradients import Bound, Per, check_norm, group_norm, scale_counted
 
 
 def clip_adaptive_counted(
     grad: Tensor, parameter: Tensor, clip_factor: Bound, eps: float, norm_type: float, scale: Bound
-) -> tuple[Tensor, Clipped]:
-    """Adaptive clipping of the gradient of a loss times `scale`, and the ratios of the norms."""
-    if grad.numel() == 0:
-        none = torch.zeros((), dtype=torch.int64, device=grad.device)
-        return grad, Clipped(none, grad)
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Adaptive clipping of the gradient of a loss times `scale`.
+
+    Returns:
+        The new gradient, the number of changed values, and the ratios of the norms.
+    """
     per: Per = "sample" if grad.ndim > 1 else "tensor"
     unit = group_norm(parameter, norm_type, per, 0).clamp_min(eps) * scale
     norm = group_norm(grad, norm_type, per, 0)
-    clipped, done = scale_counted(grad, clip_factor * unit, norm)
-    return clipped, Clipped(done.changed, norm / unit)
+    return *scale_counted(grad, clip_factor * unit, norm), norm / unit
 
 
 def without_mean(grad: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from ..functional.gradients import (
     check_bounds,
     check_norm,
     clamp_counted,
-    clip_norm_counted,
+    group_norm,
     largest_magnitude,
     scale_counted,
     unscaled,
@@ -144,13 +144,12 @@ class ClipGradNorm(OnGradients, Regularizer):
         return None
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        limit = now.max_norm * now.grad_scale
-        if self.group:  # the norm of all gradients of the entry is measured before
-            y, clipped = scale_counted(x, limit, now.common_norm.to(x.device))
+        if self.group:  # of all gradients of the entry, measured before
+            norm = now.common_norm.to(x.device)
         else:
-            y, clipped = clip_norm_counted(x, limit, self.norm_type, self.per)
-        now.norms = unscaled(clipped.norms, now.grad_scale)
-        return y, clipped.changed
+            norm = group_norm(x, self.norm_type, self.per)
+        now.norms = unscaled(norm, now.grad_scale)
+        return scale_counted(x, now.max_norm * now.grad_scale, norm)
 
 
 @register

@@ -58,9 +58,10 @@ class AdaptiveClipGrad(_OfParameters, Regularizer):
         if now.parameter is None:
             raise ValueError("needs the parameter whose gradient this is: now has none")
         factor, eps, order = now.clip_factor, self.eps, self.norm_type
-        y, clipped = clip_adaptive_counted(x, now.parameter, factor, eps, order, now.grad_scale)
-        now.norms = clipped.norms
-        return y, clipped.changed
+        y, changed, now.norms = clip_adaptive_counted(
+            x, now.parameter, factor, eps, order, now.grad_scale
+        )
+        return y, changed
 
 
 @register

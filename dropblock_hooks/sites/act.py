@@ -13,11 +13,10 @@ from torch.compiler import is_compiling
 
 from ..axes.view import CHANNELS_FIRST, View
 from ..checkpointing import NO_TASK, graph_task, tell_lost_random_state
-from ..functional.gradients import Clipped
 from ..handles import is_exporting
 from ..regularizers.base import Now
 from ..regularizers.dropout import DropsShare
-from .counter import Counted
+from .counter import Clipped, Counted
 from .grad_scaler import seek
 from .identity import GradIdentity, is_transformed, may_get_gradient
 from .site import Site

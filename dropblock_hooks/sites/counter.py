@@ -16,8 +16,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..functional.gradients import Clipped
 from .norms import NO_NORMS, Histogram, Norms
+
+
+class Clipped(NamedTuple):
+    """What a bound has done to a gradient; neither tensor is read before someone asks.
+
+    Attributes:
+        changed: the number of values that it has changed.
+        norms: the norms before it has changed any; some may not be finite.
+    """
+
+    changed: Tensor
+    norms: Tensor
+
 
 Counted = Clipped | Tensor | int | None
 """The number of affected elements; of a gradient with a bound, the norms before the bound too."""

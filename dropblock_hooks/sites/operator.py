@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..axes.view import View
-from ..functional.sparse import Draws
+from ..functional.sparse import reusing
 from ..handles import custom_op, find
 from .act import Call, act_on_activation, perform, regularize_grad
 from .site import Site
@@ -127,10 +127,10 @@ def regularize_op(
     for at, value in enumerate(site.values.values(), 1):
         row[at] = value
     call = Call(x if layer_input is None else layer_input, training)
-    draws = Draws()
-    with _seeded(int(seed), x.device), draws:
+    draws: list[Any] = []
+    with _seeded(int(seed), x.device), reusing(draws):
         y = act_on_activation(site, x, View(layout, tuple(grid) or None, prefix), call)
-    if linear and draws.made:
+    if linear and draws:
         site.kept_draws[int(seed)] = draws
         if len(site.kept_draws) > _MOST_DRAWS:  # of forwards without a backward
             site.kept_draws.pop(next(iter(site.kept_draws)))
@@ -197,8 +197,8 @@ def regularize_backward_op(
         )
     form = View(layout, tuple(grid) or None, prefix)
     rates = dict(zip(site.values, values, strict=False))
-    draws = site.kept_draws.pop(int(seed), None) or Draws()
-    with _seeded(int(seed), grad.device), draws:
+    draws = site.kept_draws.pop(int(seed), None) or []
+    with _seeded(int(seed), grad.device), reusing(draws):
         if x is None:
             y, *_ = perform(site, grad, form, rates, Call(None, training))
             return _new(y, grad), nothing

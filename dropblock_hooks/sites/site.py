@@ -10,7 +10,6 @@ from ..axes.facts import Facts
 from ..axes.reader import Reader
 from ..axes.view import View
 from ..checkpointing import NO_TASK, graph_task
-from ..functional.sparse import Draws
 from ..handles import is_exporting, new_handle
 from ..observers.base import Watch
 from ..regularizers.base import Regularizer
@@ -71,7 +70,7 @@ class Site:
         self.order, self.position = 0, (0, 0)  # in the spec: of its entry, and in that
         self.counter = Counter()
         self.handle = new_handle(self)
-        self.kept_draws: dict[int, Draws] = {}  # of compiled forwards, by seed, for their backwards
+        self.kept_draws: dict[int, list[Any]] = {}  # of compiled forwards, by seed
         self.recomputed = False
         self._mode: bool | None = None  # of the last call, while nobody has stepped a schedule
         self._resumed = 0  # how often training went on after an evaluation
