@@ -1,7 +1,4 @@
-"""Disout: distorts blocks of a feature map (Tang et al., 2020, arXiv:2002.11022).
-
-The blocks are DropBlock's, of the exact calibration (see ``dropblock``); the noise is added there.
-"""
+"""Disout: adds noise in the blocks of DropBlock."""
 
 from collections.abc import Sequence
 
@@ -9,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..checks import as_number
-from .dropblock import draw_blocks
+from .dropblock import as_mask, draw_blocks
 from .gamma import check_block_size
 from .masks import check_call
 from .noise import normal_like
@@ -30,8 +27,7 @@ def distort_blocks(
     """
     if p == 0.0 or alpha == 0.0 or x.numel() == 0:
         return x, 0
-    found = draw_blocks(x, p, edges, share_channels=share_channels, generator=generator)
-    mask = found if isinstance(found, Tensor) else found[0].mask(found[1])
+    mask = as_mask(draw_blocks(x, p, edges, share_channels=share_channels, generator=generator))
     spread = x.detach().to(torch.promote_types(x.dtype, torch.float32)).std(correction=0)
     noise = normal_like(x, alpha * spread, generator)
     # -0.0 where nothing is added: adding 0.0 would change -0.0
@@ -49,16 +45,16 @@ def disout(
     share_channels: bool = False,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Disout on feature maps: adds noise in blocks, and leaves the rest as it is.
+    """Adds noise to blocks of feature maps.
 
     Returns ``input + m * alpha * std(input) * z``. m is 1 in blocks as of `drop_block2d` and 0
     elsewhere; z is standard normal for each element. The standard deviation is that of the whole
-    tensor and a constant to autograd, so the gradient passes unchanged. Inf or NaN anywhere in
+    tensor. It is a constant to autograd, so the gradient passes unchanged. Inf or NaN anywhere in
     `input` stay in place and make every distorted element NaN.
 
-    The authors scale the noise by weights of the next layer, which a hook on a layer does not have;
-    `alpha` takes their place. Their code also puts the noise in *place* of the features and scales
-    everything by all / kept elements; this function adds it.
+    The authors scale the noise by weights of the next layer, which a hook does not have; `alpha`
+    takes their place. Their code replaces the features by noise and scales everything by all / kept
+    elements; this function adds the noise.
 
     Example:
         >>> x = torch.randn(8, 16, 14, 14)

@@ -1,7 +1,7 @@
-"""DropBlock: drops square blocks of a feature map (Ghiasi, Lin and Le, 2018, arXiv:1810.12890).
+"""DropBlock: drops square blocks of a feature map.
 
-A seed drops the whole block that begins there. Seeds fall only where the whole block fits, each
-position with the chance γ (see ``gamma``).
+A seed drops the whole block that begins there. Each position where a whole block fits is a seed
+with the chance γ (see ``gamma``).
 """
 
 import operator
@@ -43,9 +43,8 @@ def drop_blocks(
         return x, 0
     scale = None if normalize is None else keep_scale(p)
     found = draw_blocks(x, p, edges, calibration, share_channels, generator)
-    if normalize == "sample" and not isinstance(found, Tensor):
-        found = found[0].mask(found[1])  # counts by sample take the whole mask
-    if isinstance(found, Tensor):
+    if isinstance(found, Tensor) or normalize == "sample":
+        found = as_mask(found)
         return _drop_mask(x, found, scale, normalize, eps, inplace)
     blocks, drawn = found
     dropped = once(lambda: blocks.count(drawn)) if counted or normalize == "batch" else 0
@@ -59,7 +58,7 @@ def drop_blocks(
 def _drop_mask(
     x: Tensor, mask: Tensor, scale: float | None, normalize: Normalize, eps: float, inplace: bool
 ) -> tuple[Tensor, Tensor]:
-    """Drops by a mask, and counts by it where the scale is a ratio of counts."""
+    """Drop by a mask; the scale of ``"batch"`` and ``"sample"`` is a ratio of counts."""
     by_sample = mask.flatten(1).sum(1) * (x.shape[1] // mask.shape[1])
     dropped, ratio = by_sample.sum(), None
     if normalize == "batch":
@@ -78,14 +77,19 @@ def draw_blocks(
     share_channels: bool = False,
     generator: torch.Generator | None = None,
 ) -> Tensor | tuple[Blocks, Tensor]:
-    """Blocks that cover a share p: a mask as of `block_mask`, or places and which are drawn."""
-    size = tuple(map(operator.index, x.shape[2:]))  # a compiler makes a program for each map size
+    """Draw blocks that cover a share p: a mask as of `block_mask`, or `Blocks` and a draw."""
+    size = tuple(map(operator.index, x.shape[2:]))  # a compiled program has one map size
     block = clipped_block(size, edges)
     gamma = gamma_of(p, size, block, calibration)
     if takes(x):
         blocks = Blocks(x, (1, x.shape[1] if share_channels else 1, *block))
         return once(lambda: (blocks, blocks.draw(gamma, generator)))
     return block_mask(x, gamma, block, share_channels, generator)
+
+
+def as_mask(found: Tensor | tuple[Blocks, Tensor]) -> Tensor:
+    """What `draw_blocks` returns, as a boolean mask."""
+    return found if isinstance(found, Tensor) else found[0].mask(found[1])
 
 
 def block_mask(
@@ -95,9 +99,9 @@ def block_mask(
     share_channels: bool = False,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """A boolean mask, True where dropped, of the shape of `x` (one channel where shared).
+    """A boolean mask, True where dropped, of the shape of `x` (with one channel if shared).
 
-    It has no branch on a value, so that ``torch.export`` can trace it for any batch size.
+    ``torch.export`` traces it for any batch size: it has no branch on a value.
     """
     channels = 1 if share_channels else x.shape[1]
     seeds = [s - b + 1 for s, b in zip(x.shape[2:], block, strict=True)]

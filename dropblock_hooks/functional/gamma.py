@@ -1,4 +1,4 @@
-"""γ, the chance of each position to be the seed of a block, from the share p that is to be dropped.
+"""The seed rate γ: the chance of each position to be the seed of a block, from the dropped share p.
 
 It is solved on the host, once for each rate and map size.
 """
@@ -71,28 +71,22 @@ def block_gamma(
 def gamma_of(
     p: float, size: tuple[int, ...], block: tuple[int, ...], calibration: Calibration
 ) -> float:
-    """`block_gamma` of what was checked, and of a block that fits."""
+    """`block_gamma` of checked arguments and a block that fits; torch.compile keeps the result."""
     if calibration == "paper":
         seeds = math.prod(s - b + 1 for s, b in zip(size, block, strict=True))
         return p * math.prod(size) / (math.prod(block) * seeds)
-    return p if p in (0.0, 1.0) else _constant_gamma(p, size, block)
-
-
-def _constant_gamma(p: float, size: tuple[int, ...], block: tuple[int, ...]) -> float:
-    """`_exact_gamma`, which torch.compile calls while it traces. It keeps the result."""
-    return _exact_gamma(p, size, block)
+    return p if p in (0.0, 1.0) else _exact_gamma(p, size, block)
 
 
 # what torch.compiler.assume_constant_result sets; that function imports the compiler
-_constant_gamma._dynamo_marked_constant = True  # type: ignore[attr-defined]
+gamma_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=4096)
 def _exact_gamma(p: float, size: tuple[int, ...], block: tuple[int, ...]) -> float:
-    """Newton on ``log(mean of exp(-c·u)) = log(1 - p)`` with ``u = -log(1 - γ)``.
+    """Newton's method on ``log(mean of exp(-c·u)) = log(1 - p)`` with ``u = -log(1 - γ)``.
 
-    The left side is convex and falling in u: from u = 0 the iteration climbs to the root without
-    ever passing it.
+    The left side is convex and falls with u, so the steps from u = 0 never pass the root.
     """
     shares = _coverage(size, block)
     target, u = math.log1p(-p), 0.0
@@ -110,7 +104,7 @@ def _exact_gamma(p: float, size: tuple[int, ...], block: tuple[int, ...]) -> flo
 
 @functools.lru_cache(maxsize=1024)
 def _coverage(size: tuple[int, ...], block: tuple[int, ...]) -> tuple[tuple[int, float], ...]:
-    """How many seeds cover a position: each count, and the share of the positions that have it."""
+    """Each number of seeds that can cover a position, and the share of such positions."""
     products = Counter({1: 1})
     for s, b in zip(size, block, strict=True):
         axis = Counter(min(i, s - b) - max(0, i - b + 1) + 1 for i in range(s))

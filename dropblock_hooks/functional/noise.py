@@ -1,10 +1,10 @@
-"""Noise: additive and multiplicative."""
+"""Gaussian noise, added or multiplied."""
 
 import torch
 from torch import Tensor
 
 from ..checks import as_number, check_floating
-from .masks import in_format_of
+from .masks import check_call, in_format_of
 
 
 def add_noise(x: Tensor, std: float | Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -25,8 +25,7 @@ def multiply_noise(x: Tensor, p: float, generator: torch.Generator | None = None
 def normal_like(x: Tensor, std: float | Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Normal noise of mean 0, drawn in at least float32, in the memory format of `x`.
 
-    The same seed gives the same noise in every memory format: an activation and its gradient may
-    differ in theirs.
+    It is drawn in row-major order: an activation and its gradient may have other memory formats.
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
     noise = torch.empty(x.shape, dtype=dtype, device=x.device).normal_(generator=generator)
@@ -83,10 +82,7 @@ def gaussian_dropout(
     Reference:
         Srivastava et al., 2014, section 10 (https://jmlr.org/papers/v15/srivastava14a.html).
     """
-    p = as_number("p", p)
-    if not 0.0 <= p < 1.0:
-        raise ValueError(f"p must be in [0, 1), got {p}")
-    if not training:
-        return input
-    check_floating(input)
-    return multiply_noise(input, p, generator)
+    rate = check_call(input, p, training)
+    if p == 1:
+        raise ValueError("p must be in [0, 1), got 1")
+    return multiply_noise(input, rate, generator)

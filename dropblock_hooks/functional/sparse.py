@@ -238,11 +238,10 @@ def reusing(draws: list[Any]) -> Iterator[None]:
 def once(draw: Callable[[], T]) -> T:
     """``draw()``, or its result in the call before: see `reusing`."""
     draws, again = _reused or ([], False)
-    if again and draws:
-        found: T = draws.pop(0)
-        return found
-    draws.append(draw())
-    return draws[-1]
+    drawn: T = draws.pop(0) if again and draws else draw()
+    if not again:
+        draws.append(drawn)
+    return drawn
 
 
 class _DropBlocks(torch.autograd.Function):

@@ -1,32 +1,22 @@
-"""What is done at a layer: one family a file. All take the options of `Regularizer` as keywords.
+"""Regularizers, one family a file. All take the options of `Regularizer` as keywords.
 
+rates       fields that take a number or a schedule, and their ranges
 base        the regularizer: fields, rates, options, one method ``apply``
-dropout     Dropout, Dropout1d, Dropout2d, Dropout3d
-dropblock   DropBlock1d, DropBlock2d, DropBlock3d
-disout      Disout
-drop_path   DropPath, StochasticDepth
+dropout     Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath, StochasticDepth
+dropblock   DropBlock1d, DropBlock2d, DropBlock3d, Disout
 noise       GaussianNoise, GaussianDropout
-gradients   what acts on gradients: ClampGrad, ClipGradNorm, ScaleGrad, ZeroGrad, GradNoise,
-            DropGrad2d; `weight_gradients`, of parameters alone: AdaptiveClipGrad, CentralizeGrad
-foreign     layers of others, wrapped
-retune      Retune: another rate for a layer that drops by itself
-droppers    layers that drop by themselves: what holds their rate, what they drop
+gradients   ClampGrad, ClipGradNorm, ScaleGrad, ZeroGrad, GradNoise, DropGrad2d
+weight_gradients   of parameters only: AdaptiveClipGrad, CentralizeGrad
+foreign     Foreign: modules and functions of other libraries
+retune      Retune: another rate for a layer that already drops
+droppers    layers that already drop: where they hold their rate, and which units they drop
 """
 
 from .base import Regularizer
-from .disout import Disout
-from .drop_path import DropPath, StochasticDepth
-from .dropblock import DropBlock1d, DropBlock2d, DropBlock3d
-from .dropout import Dropout, Dropout1d, Dropout2d, Dropout3d
+from .dropblock import Disout, DropBlock1d, DropBlock2d, DropBlock3d
+from .dropout import Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath, StochasticDepth
 from .foreign import Foreign
-from .gradients import (
-    ClampGrad,
-    ClipGradNorm,
-    DropGrad2d,
-    GradNoise,
-    ScaleGrad,
-    ZeroGrad,
-)
+from .gradients import ClampGrad, ClipGradNorm, DropGrad2d, GradNoise, ScaleGrad, ZeroGrad
 from .noise import GaussianDropout, GaussianNoise
 from .retune import Retune
 from .weight_gradients import AdaptiveClipGrad, CentralizeGrad

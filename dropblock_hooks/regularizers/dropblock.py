@@ -1,4 +1,4 @@
-"""DropBlock: squares of the map that are dropped together."""
+"""DropBlock and Disout: blocks of the map that are dropped or distorted together."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,16 +6,17 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ..functional.disout import distort_blocks
 from ..functional.dropblock import Normalize, drop_blocks
 from ..functional.gamma import Calibration, check_block_size, clipped_block, expected_share
 from ..registry import register
 from .base import Applied, Now, Regularizer
 from .dropout import DropsShare
-from .rates import Probability
+from .rates import NonNegative, Probability
 
 
 @dataclass(frozen=True, repr=False)
-class Blocks(DropsShare):
+class _Blocks(DropsShare):
     """What acts in blocks: a share p of the map, in blocks that are clipped to it."""
 
     p: Probability = 0.1
@@ -37,7 +38,7 @@ class Blocks(DropsShare):
 
 
 @dataclass(frozen=True, repr=False)
-class _DropBlocks(Blocks):
+class _DropBlocks(_Blocks):
     """What DropBlock1d, 2d and 3d share: all but the number of axes."""
 
     calibration: Calibration = "exact"
@@ -103,3 +104,35 @@ class DropBlock3d(_DropBlocks, Regularizer):
     """
 
     spatial: ClassVar[int] = 3
+
+
+@register
+class Disout(_Blocks, Regularizer):
+    """Distorts blocks of feature maps (N, C, H, W) by noise; see `functional.disout`.
+
+    The realized rate is the share that is distorted. What differs from Tang et al., 2020, the
+    function says.
+
+    Example:
+        >>> Disout(p=0.2, block_size=5, alpha=0.5)
+        Disout(p=0.2, block_size=5, alpha=0.5)
+
+    Args:
+        p: share of the elements to distort, in [0, 1], on average exactly this.
+        block_size: edge of the block in elements, or (height, width); larger than the map is
+            clipped, and the report says so.
+        alpha: strength of the noise, in standard deviations of the layer's tensor, at least 0.
+        share_channels: the same blocks in all channels of a sample.
+    """
+
+    alpha: NonNegative = 1.0
+    share_channels: bool = False
+    spatial: ClassVar[int] = 2
+
+    def apply(self, x: Tensor, now: Now) -> Applied:
+        return distort_blocks(x, now.p, self.edges, now.alpha, share_channels=self.share_channels)
+
+    def expected_share(
+        self, values: Mapping[str, float], map_size: tuple[int, ...] | None
+    ) -> float | None:
+        return values["p"] if values["alpha"] else 0.0

@@ -11,8 +11,7 @@ from torch import nn
 from ..selectors.index import is_share
 from ..selectors.wrappers import bare_type, find_module
 from .base import Regularizer
-from .drop_path import DropPath
-from .dropout import Dropout, Dropout1d, Dropout2d, Dropout3d
+from .dropout import Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath
 
 RATES = ("p", "drop_prob", "prob", "drop_rate", "drop_p")
 """The attributes that may hold a layer's own rate."""
