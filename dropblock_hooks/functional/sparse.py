@@ -60,42 +60,53 @@ def draw_positions(total: int, chance: float, generator: torch.Generator | None 
 
 
 class Blocks:
-    """The blocks that fit into tensors of one shape.
+    """The blocks that fit into tensors of one shape and memory format.
 
-    `drawn` holds the dropped blocks in one of two forms: the row-major positions of their first
-    elements (int32 or int64), or one bit for each element in memory order, set where the element
-    is kept (uint8).
+    `drawn` holds the dropped blocks in one of two forms: the places in memory of their first
+    elements (int32 or int64), or one bit for each element in memory, set where the element is kept
+    (uint8).
 
     Attributes:
-        shape: the shape of the tensors.
-        edges: the edges of each block, one per axis.
-        grid: the number of positions of a block, per axis.
-        order: the axes in their order in memory, the outermost first.
+        order: the axes of the tensors in their order in memory, the outermost first.
+        shape: the sizes of the axes in this order.
+        edges: the edges of each block in this order.
+        sides: the edges and strides in memory of the sides of a block, the longest first, where
+            contiguous sides are joined.
     """
 
     def __init__(self, x: Tensor, edges: Sequence[int]) -> None:
-        self.shape, self.edges = tuple(x.shape), tuple(edges)
-        self.grid = tuple(s - e + 1 for s, e in zip(self.shape, edges, strict=True))
         self.order = sorted(range(x.ndim), key=x.stride, reverse=True)
+        self.shape, self.edges = [x.shape[a] for a in self.order], [edges[a] for a in self.order]
         self.numel, self.area = x.numel(), math.prod(edges)
+        self._of_x = tuple(x.shape), tuple(edges), _strides(x.shape, self.order)
+        sides: list[tuple[int, int]] = []
+        strides = _strides(self.shape, range(x.ndim))
+        for edge, stride in zip(reversed(self.edges), reversed(strides), strict=True):
+            if sides and stride == math.prod(sides[-1]):
+                sides[-1] = (sides[-1][0] * edge, sides[-1][1])
+            elif edge > 1:
+                sides.append((edge, stride))
+        self.sides = sorted(sides, key=lambda side: -side[0]) or [(1, 1)]
 
     def draw(self, chance: float, generator: torch.Generator | None = None) -> Tensor:
-        """Draw each block that fits with this chance."""
+        """Draw each block with this chance, in the row-major order of the axes of the tensor."""
+        shape, edges, strides = self._of_x
         if self.area == 1 and chance >= _FREQUENT:
             kept = self._bytes(0)
-            self._view(kept).copy_(~bernoulli(self.shape, chance, _CPU, generator))
+            drawn = bernoulli(shape, chance, _CPU, generator).permute(self.order)
+            torch.logical_not(drawn, out=kept[: self.numel].view(self.shape))
             return pack(kept)
-        drawn = draw_positions(math.prod(self.grid), chance, generator)
-        first = _placed(drawn, self.grid, _strides(self.shape, range(len(self.shape))))
+        places = [size - edge + 1 for size, edge in zip(shape, edges, strict=True)]
+        first = _placed(draw_positions(math.prod(places), chance, generator), places, strides)
         if self._few(len(first)):
             return first.to(torch.int32) if self.numel < 2**31 else first
         return pack(self._kept(first))
 
     def _few(self, blocks: int) -> bool:
-        """Whether to keep positions and write each block; else to keep bits, with a full pass."""
+        """Whether to keep places and write each block; else to keep bits, with a full pass."""
         if 32 * blocks > self.numel:
             return False  # bits take less memory
-        run, stride = self._sides(_strides(self.shape, self.order))[0]
+        run, stride = self.sides[0]
         share = 1.5 if stride == 1 else 0.2  # of the elements, which are written in that time
         return run >= _LONG or blocks * self.area <= share * self.numel
 
@@ -107,73 +118,55 @@ class Blocks:
 
     def mask(self, drawn: Tensor) -> Tensor:
         """A boolean tensor, True where dropped."""
-        if drawn.dtype is torch.uint8:
-            return ~self._view(unpack(drawn))
-        return self._view(self._kept(drawn.to(torch.int64))) == 0
+        bits = drawn.dtype is torch.uint8
+        kept = unpack(drawn) if bits else self._kept(drawn.to(torch.int64))
+        axes = sorted(range(len(self.order)), key=self.order.__getitem__)
+        return (kept[: self.numel] == 0).view(self.shape).permute(axes)
 
     def clear(self, y: Tensor, drawn: Tensor) -> None:
         """Write 0 into the dropped elements of `y`, which may have another memory format."""
-        if drawn.dtype is not torch.uint8:
-            self._fill(y, drawn.to(torch.int64))
-        elif self._in_order(y):
-            keep_(y.as_strided((self.numel,), (1,)), drawn)
+        y = y.permute(self.order)
+        flat = y.contiguous().view(-1)
+        if drawn.dtype is torch.uint8:
+            keep_(flat, drawn)
         else:
-            y.masked_fill_(self.mask(drawn), 0.0)
+            self._fill(flat, drawn.to(torch.int64))
+        if not y.is_contiguous():
+            y.copy_(flat.view(self.shape))
 
-    def _fill(self, y: Tensor, first: Tensor) -> None:
+    def _fill(self, flat: Tensor, first: Tensor) -> None:
         """Write zeros into the blocks along their longest side."""
-        (run, step), *others = self._sides(y.stride())
-        reach = sum((s - 1) * stride for s, stride in zip(self.shape, y.stride(), strict=True))
-        runs = y.as_strided((reach - (run - 1) * step + 1, run), (1, step))
+        (run, step), *others = self.sides
+        runs = flat.as_strided((self.numel - (run - 1) * step, run), (1, step))
         offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
         for edge, stride in others:
             steps = torch.arange(0, edge * stride, stride, device="cpu")
             offsets = (offsets[:, None] + steps).view(-1)
-        first = _placed(first, self.shape, y.stride())
         for some in torch.split(first, max(1, _ROWS // len(offsets))):
             runs.index_fill_(0, (some[:, None] + offsets).view(-1), 0)
 
-    def _sides(self, strides: Sequence[int]) -> list[tuple[int, int]]:
-        """Edge and stride of the sides of a block, the longest first; contiguous sides joined."""
-        sides: list[tuple[int, int]] = []
-        for axis in reversed(self.order):
-            edge, stride = self.edges[axis], strides[axis]
-            if sides and stride == math.prod(sides[-1]):
-                sides[-1] = (sides[-1][0] * edge, sides[-1][1])
-            elif edge > 1:
-                sides.append((edge, stride))
-        return sorted(sides, key=lambda side: -side[0]) or [(1, 1)]
-
-    def _in_order(self, y: Tensor) -> bool:
-        """Whether the elements of `y` lie in memory in our order."""
-        sides = zip(self.shape, y.stride(), _strides(self.shape, self.order), strict=True)
-        return all(stride == ours for size, stride, ours in sides if size > 1)
-
     def _kept(self, first: Tensor) -> Tensor:
-        """A byte for each element in memory order: 0 in the blocks, 1 elsewhere."""
+        """A byte for each element in memory: 0 in the blocks, 1 elsewhere."""
         kept = self._bytes(1)
-        self._fill(self._view(kept), first)
+        self._fill(kept[: self.numel], first)
         return kept
 
     def _bytes(self, value: int) -> Tensor:
         """A byte for each element, and zeros up to the size that can be packed."""
-        size = padded_size(self.numel)
-        kept = torch.full((size,), value, dtype=torch.uint8, device="cpu")
+        kept = torch.full((padded_size(self.numel),), value, dtype=torch.uint8, device="cpu")
         kept[self.numel :] = 0
         return kept
-
-    def _view(self, flat: Tensor) -> Tensor:
-        """Elements in memory order as a tensor of our shape."""
-        return flat.as_strided(self.shape, _strides(self.shape, self.order))
 
     def _union(self, first: Tensor) -> int:
         """The number of elements in these blocks, counted by bits.
 
-        Where no block extends over an axis, its elements are independent lanes; 64 lanes make a
-        word. Of each block, the bit of its first element is set, and then grown to the whole block.
+        Along an axis where the edge is 1, blocks do not overlap: its elements are lanes, and 64
+        lanes make a word. The bit of the first element of each block is set, and then grown to the
+        whole block.
         """
         axes = range(len(self.shape))
-        wide = [axis for axis in axes if self.edges[axis] > 1 and self.grid[axis] > 1]
+        grid = [size - edge + 1 for size, edge in zip(self.shape, self.edges, strict=True)]
+        wide = [axis for axis in axes if self.edges[axis] > 1 and grid[axis] > 1]
         if not wide:
             return len(first) * self.area  # no two can overlap
         lanes = [axis for axis in axes if self.edges[axis] == 1]
@@ -190,7 +183,7 @@ class Blocks:
         masks = masks.view(*(sizes[axis] for axis in wide), words)
         counts = popcount_(grow(masks, [self.edges[axis] for axis in wide]))
         # an axis that a block covers entirely has one place
-        whole = math.prod(e for e, g in zip(self.edges, self.grid, strict=True) if g == 1)
+        whole = math.prod(e for e, g in zip(self.edges, grid, strict=True) if g == 1)
         return int(counts.sum()) * whole
 
 
