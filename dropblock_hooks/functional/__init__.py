@@ -1,13 +1,16 @@
-"""The equations of the regularizers as pure functions of tensors.
+"""The equations of the regularizers as pure functions of tensors. Their rates are floats.
 
 dropout     dropout of elements, channels, samples and residual branches
-dropblock   dropout of blocks; `disout` distorts them
-gamma       the rate of block centers that drops a given share
+dropblock   dropout of blocks
+disout      noise in blocks
+gamma       the seed rate at which blocks drop a given share
 noise       Gaussian noise
-gradients   gradients, bounded by value and by norm; of parameters: `weight_gradients`
+gradients   bounds of gradients, by value and by norm
+weight_gradients   gradients of parameters: adaptive clipping, centralization
 masks       random masks, and what they do to a tensor
-axes        the axes of a tensor: views with the channels first, and back
-sparse      blocks on the CPU, drawn by their seeds; `bits` masks of one bit, `units` whole channels
+sparse      blocks of large tensors on the CPU, drawn by their seeds
+units       whole channels and samples of large tensors on the CPU
+bits        masks of one bit for each element
 """
 
 from .disout import disout

@@ -69,9 +69,8 @@ def disout(
         p: share of the elements to distort, in [0, 1], on average exactly this.
         block_size: edge of the block in elements, or (height, width); clipped to the map.
         alpha: strength of the noise, in standard deviations of `input`, at least 0.
-        training: False returns `input`.
         share_channels: the same blocks in all channels of a sample; the noise is never shared.
-        generator: source of random numbers; torch's global one by default.
+        training, generator: as for `dropout`.
 
     Raises:
         TypeError: for p or alpha that is not a number, or a tensor of integers.

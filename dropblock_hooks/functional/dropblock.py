@@ -77,37 +77,29 @@ def draw_blocks(
     share_channels: bool = False,
     generator: torch.Generator | None = None,
 ) -> Tensor | tuple[Blocks, Tensor]:
-    """Draw blocks that cover a share p: a mask as of `block_mask`, or `Blocks` and a draw."""
+    """Draw blocks that cover a share p of a tensor (N, C, ...).
+
+    Returns:
+        A boolean mask, True where dropped, of the shape of `x` (with one channel if shared); or
+        the blocks of a large tensor on the CPU, and which of them are dropped.
+    """
     size = tuple(map(operator.index, x.shape[2:]))  # a compiled program has one map size
     block = clipped_block(size, edges)
     gamma = gamma_of(p, size, block, calibration)
     if takes(x):
         blocks = Blocks(x, (1, x.shape[1] if share_channels else 1, *block))
         return once(lambda: (blocks, blocks.draw(gamma, generator)))
-    return block_mask(x, gamma, block, share_channels, generator)
-
-
-def as_mask(found: Tensor | tuple[Blocks, Tensor]) -> Tensor:
-    """What `draw_blocks` returns, as a boolean mask."""
-    return found if isinstance(found, Tensor) else found[0].mask(found[1])
-
-
-def block_mask(
-    x: Tensor,
-    gamma: float,
-    block: Sequence[int],
-    share_channels: bool = False,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """A boolean mask, True where dropped, of the shape of `x` (with one channel if shared).
-
-    ``torch.export`` traces it for any batch size: it has no branch on a value.
-    """
+    # no branch on a value from here on: torch.export traces it for any batch size
+    seeds = [s - b + 1 for s, b in zip(size, block, strict=True)]
     channels = 1 if share_channels else x.shape[1]
-    seeds = [s - b + 1 for s, b in zip(x.shape[2:], block, strict=True)]
     mask = bernoulli((x.shape[0], channels, *seeds), gamma, x.device, generator)
     borders = [border for edge in reversed(block) for border in (edge - 1, edge - 1)]
     return grow(pad(mask, borders), block, first=2)
+
+
+def as_mask(found: Tensor | tuple[Blocks, Tensor]) -> Tensor:
+    """What `draw_blocks` returns, as a mask."""
+    return found if isinstance(found, Tensor) else found[0].mask(found[1])
 
 
 def _public(

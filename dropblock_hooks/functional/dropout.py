@@ -13,7 +13,7 @@ from torch import Tensor
 from ..checks import check_option, check_residual
 from .masks import bernoulli, check_call, drop, in_format_of, keep_scale
 from .sparse import Blocks, drop_drawn, once, takes
-from .units import drop_units
+from .units import Units
 
 Mode: TypeAlias = Literal["row", "batch"]
 _LARGE = 64  # elements of a unit, from which a number for each unit is less than a bit per element
@@ -89,9 +89,7 @@ def dropout2d(
     Args:
         input: floating-point tensor (N, C, H, W).
         p: chance of a channel of a sample to be dropped, in [0, 1].
-        training: False returns `input`.
-        inplace: write the result into `input`.
-        generator: source of random numbers; torch's global one by default.
+        training, inplace, generator: as for `dropout`.
 
     Raises:
         ValueError: for p outside [0, 1] or a tensor of another rank.
@@ -140,9 +138,8 @@ def drop_path(
     Args:
         input: floating-point tensor (N, ...): the output of the branch, before the addition.
         p: chance of a sample to be dropped, in [0, 1].
-        training: False returns `input`.
         scale_by_keep: multiply the kept samples by 1 / (1 - p).
-        generator: source of random numbers; torch's global one by default.
+        training, generator: as for `dropout`.
 
     Reference:
         Larsson et al., 2017, "FractalNet" (https://arxiv.org/abs/1605.07648).
@@ -176,9 +173,8 @@ def stochastic_depth(
         input: floating-point tensor (N, ...).
         p: chance of a sample to be dropped, in [0, 1].
         mode: ``"row"`` decides for each sample, ``"batch"`` for all at once.
-        training: False returns `input`.
         shortcut: the input of the block, of the same shape.
-        generator: source of random numbers; torch's global one by default.
+        training, generator: as for `dropout`.
 
     Raises:
         ValueError: for p outside [0, 1], an unknown mode, or a shortcut of another shape.
@@ -213,14 +209,12 @@ def drop_shape(
     scale = keep_scale(p) if rescale else None
     edges = [whole // part for whole, part in zip(x.shape, shape, strict=True)]
     area = math.prod(edges)
-    if area >= _LARGE and takes(x, "units"):
-        y, units = drop_units(x, p, scale, shape, summand, generator)
-        return x.copy_(y) if inplace else y, units * area
-    if area < _LARGE and not summand and takes(x):
-        places = Blocks(x, edges)
-        blocks, drawn = once(lambda: (places, places.draw(p, generator)))
-        y = drop_drawn(x, scale, blocks, drawn)
-        return x.copy_(y) if inplace else y, once(lambda: blocks.count(drawn))
+    whole = area >= _LARGE
+    if takes(x, "units" if whole else "blocks") and (whole or not summand):
+        fresh = Units(x, shape, summand) if whole else Blocks(x, edges)
+        places, drawn = once(lambda: (fresh, fresh.draw(p, generator)))
+        y = drop_drawn(x, scale, places, drawn)
+        return x.copy_(y) if inplace else y, once(lambda: places.count(drawn))
     mask = bernoulli(shape, p, x.device, generator)
     y = drop(x, mask, scale, inplace, fill=-0.0 if summand else 0.0)
     return y, mask.sum() * (x.numel() // mask.numel())
@@ -248,7 +242,7 @@ def drop_residual(
     mode: Mode = "row",
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor | int]:
-    """``shortcut + drop(block - shortcut)``. A dropped sample is its shortcut, bit by bit."""
+    """``shortcut + drop(block - shortcut)``. A dropped sample equals its shortcut to the bit."""
     check_residual(block, shortcut)
     if p == 0.0 or block.numel() == 0:
         return block, 0

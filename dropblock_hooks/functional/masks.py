@@ -1,8 +1,4 @@
-"""Random masks, and what they do to a tensor; shared by all dropouts.
-
-The ``drop_*`` functions return the new tensor and the number of dropped elements. Their rates are
-floats: what depends on a rate is computed on the host, also while ``torch.export`` traces.
-"""
+"""Random masks, and what they do to a tensor; shared by all dropouts."""
 
 from collections.abc import Sequence
 
@@ -11,11 +7,11 @@ from torch import Tensor
 
 from ..checks import as_number, check_floating, check_probability, check_spatial
 
-_COARSE = 2.0**-10  # below this rate, the 24 bits of a float32 draw are off by more than 6e-5 of it
+_COARSE = 2.0**-10  # below it, the 24 bits of a float32 draw change a rate by more than 6e-5 of it
 
 
 def check_call(input: Tensor, p: float, training: bool, spatial: int | None = None) -> float:
-    """Check what all dropouts take, and return the rate to apply: 0 in evaluation.
+    """Check the arguments of a dropout, and return the rate to apply: 0 in evaluation.
 
     `spatial` is the number of spatial axes that `input` must have; None accepts any shape.
     """

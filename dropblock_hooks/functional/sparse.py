@@ -8,7 +8,7 @@ each axis: (1, 1, 7, 7) for DropBlock, (1, C, 7, 7) with shared channels, (1, 1,
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -123,16 +123,18 @@ class Blocks:
         axes = sorted(range(len(self.order)), key=self.order.__getitem__)
         return (kept[: self.numel] == 0).view(self.shape).permute(axes)
 
-    def clear(self, y: Tensor, drawn: Tensor) -> None:
-        """Write 0 into the dropped elements of `y`, which may have another memory format."""
-        y = y.permute(self.order)
-        flat = y.contiguous().view(-1)
+    def drop(self, x: Tensor, scale: float | None, drawn: Tensor) -> Tensor:
+        """``x * scale`` with 0 in the dropped blocks; `x` may have another memory format."""
+        y = scaled(x, scale)
+        laid = y.permute(self.order)
+        flat = laid.contiguous().view(-1)
         if drawn.dtype is torch.uint8:
             keep_(flat, drawn)
         else:
             self._fill(flat, drawn.to(torch.int64))
-        if not y.is_contiguous():
-            y.copy_(flat.view(self.shape))
+        if not laid.is_contiguous():
+            laid.copy_(flat.view(self.shape))
+        return y
 
     def _fill(self, flat: Tensor, first: Tensor) -> None:
         """Write zeros into the blocks along their longest side."""
@@ -237,30 +239,35 @@ def once(draw: Callable[[], T]) -> T:
     return drawn
 
 
-class _DropBlocks(torch.autograd.Function):
-    """Scales `x` and zeroes the dropped blocks. The backward does the same to the gradient."""
+class Places(Protocol):
+    """What can be dropped of a tensor: `Blocks`, or whole `Units`."""
+
+    def drop(self, x: Tensor, scale: float | None, drawn: Tensor) -> Tensor:
+        """``x * scale`` with 0 where `drawn` says so."""
+
+
+class _Drop(torch.autograd.Function):
+    """Scales `x` and drops what was drawn. The backward does the same to the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: float | None, blocks: Blocks, drawn: Tensor) -> Tensor:
-        ctx.scale, ctx.blocks = scale, blocks
+    def forward(ctx: Any, x: Tensor, scale: float | None, places: Places, drawn: Tensor) -> Tensor:
+        ctx.scale, ctx.places = scale, places
         ctx.save_for_backward(drawn)
-        y = scaled(x, scale)
-        blocks.clear(y, drawn)
-        return y
+        return places.drop(x, scale, drawn)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_batched(grads[0])
-        return _DropBlocks.apply(grads[0], ctx.scale, ctx.blocks, *ctx.saved_tensors), *[None] * 3
+        _refuse_batched(grads[0])
+        return _Drop.apply(grads[0], ctx.scale, ctx.places, *ctx.saved_tensors), *[None] * 3
 
 
-def drop_drawn(x: Tensor, scale: float | None, blocks: Blocks, drawn: Tensor) -> Tensor:
-    """``x * scale`` with the dropped blocks set to 0."""
-    y: Tensor = _DropBlocks.apply(x, scale, blocks, drawn)
+def drop_drawn(x: Tensor, scale: float | None, places: Places, drawn: Tensor) -> Tensor:
+    """``x * scale`` with 0 in what was drawn of `places`."""
+    y: Tensor = _Drop.apply(x, scale, places, drawn)
     return y
 
 
-def refuse_batched(grad: Tensor) -> None:
+def _refuse_batched(grad: Tensor) -> None:
     """Raise NotImplementedError for a batch of gradients."""
     transformed = torch._C._functorch.peek_interpreter_stack() is not None
     if transformed or torch._C._functorch.is_legacy_batchedtensor(grad):

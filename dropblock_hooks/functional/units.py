@@ -1,62 +1,56 @@
-"""Whole units (channels, samples) on the CPU in eager mode: one random number and one bit each."""
+"""Drops whole units (channels, samples) of large tensors on the CPU in eager mode."""
 
+import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from .masks import scaled
-from .sparse import draw_positions, refuse_batched
+from .sparse import draw_positions
 
 _SHORT = 4096  # elements of a row, up to which gathering rows is faster than a pass over all
 
 
-def drop_units(
-    x: Tensor,
-    p: float,
-    scale: float | None,
-    shape: Sequence[int],
-    summand: bool = False,
-    generator: torch.Generator | None = None,
-) -> tuple[Tensor, int]:
-    """``x * scale`` with 0 in the dropped units, and the number of dropped units.
+class Units:
+    """The units of tensors of one shape. `drawn` is a boolean tensor, True where a unit is kept.
 
-    There is a unit for each element of `shape`, which broadcasts to the shape of `x`. A `summand`
-    gets -0.0 in place of 0.
+    Args:
+        x: a tensor of this shape.
+        shape: has a unit for each of its elements, and broadcasts to the shape of `x`.
+        summand: whether dropped elements become -0.0 in place of 0.
     """
-    kept = torch.ones(tuple(shape), dtype=torch.bool, device="cpu")
-    dropped = draw_positions(kept.numel(), p, generator)
-    kept.view(-1).index_fill_(0, dropped, False)
-    y: Tensor = _DropUnits.apply(x, scale, kept, summand)
-    return y, len(dropped)
 
+    def __init__(self, x: Tensor, shape: Sequence[int], summand: bool = False) -> None:
+        self.shape, self.summand = tuple(shape), summand
+        self.area = x.numel() // math.prod(shape)
 
-class _DropUnits(torch.autograd.Function):
-    """Scales `x` and zeroes the units that are not kept. The backward does the same."""
+    def draw(self, chance: float, generator: torch.Generator | None = None) -> Tensor:
+        """Draw each unit with this chance."""
+        kept = torch.ones(self.shape, dtype=torch.bool, device="cpu")
+        dropped = draw_positions(kept.numel(), chance, generator)
+        kept.view(-1).index_fill_(0, dropped, False)
+        return kept
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: float | None, kept: Tensor, summand: bool) -> Tensor:
-        ctx.scale = scale
-        ctx.save_for_backward(kept)
-        if x.dtype is torch.float32 and x.is_contiguous() and not summand:
-            rows = _rows(x, kept)
+    def count(self, drawn: Tensor) -> int:
+        """The number of dropped elements."""
+        return (drawn.numel() - int(drawn.count_nonzero())) * self.area
+
+    def drop(self, x: Tensor, scale: float | None, drawn: Tensor) -> Tensor:
+        """``x * scale`` with 0 in the dropped units."""
+        if x.dtype is torch.float32 and x.is_contiguous() and not self.summand:
+            rows = _rows(x, drawn)
             if rows is not None and rows.shape[1] <= _SHORT:
-                return _gathered(rows, kept.view(-1), scale).resize_(x.shape)  # not a view
-        y, fill = scaled(x, scale), -0.0 if summand else 0.0
-        rows = _rows(y, kept)
+                return _gathered(rows, drawn.view(-1), scale).resize_(x.shape)  # not a view
+        y, fill = scaled(x, scale), -0.0 if self.summand else 0.0
+        rows = _rows(y, drawn)
         if rows is not None:
-            rows.index_fill_(0, (~kept).view(-1).nonzero().view(-1), fill)
-        elif summand:
-            y.masked_fill_(~kept, fill)
+            rows.index_fill_(0, (~drawn).view(-1).nonzero().view(-1), fill)
+        elif self.summand:
+            y.masked_fill_(~drawn, fill)
         else:  # vectorized, which masked_fill_ is not
-            torch.ops.aten.threshold_backward.grad_input(y, kept.to(y.dtype), 0, grad_input=y)
+            torch.ops.aten.threshold_backward.grad_input(y, drawn.to(y.dtype), 0, grad_input=y)
         return y
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_batched(grads[0])
-        return _DropUnits.apply(grads[0], ctx.scale, *ctx.saved_tensors, False), None, None, None
 
 
 def _gathered(rows: Tensor, kept: Tensor, scale: float | None) -> Tensor:
