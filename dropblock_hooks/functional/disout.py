@@ -70,7 +70,8 @@ def disout(
         block_size: edge of the block in elements, or (height, width); clipped to the map.
         alpha: strength of the noise, in standard deviations of `input`, at least 0.
         share_channels: the same blocks in all channels of a sample; the noise is never shared.
-        training, generator: as for `dropout`.
+        training: False returns `input`.
+        generator: source of random numbers; torch's global one by default.
 
     Raises:
         TypeError: for p or alpha that is not a number, or a tensor of integers.

@@ -89,7 +89,9 @@ def dropout2d(
     Args:
         input: floating-point tensor (N, C, H, W).
         p: chance of a channel of a sample to be dropped, in [0, 1].
-        training, inplace, generator: as for `dropout`.
+        training: False returns `input`.
+        inplace: write the result into `input`.
+        generator: source of random numbers; torch's global one by default.
 
     Raises:
         ValueError: for p outside [0, 1] or a tensor of another rank.
@@ -139,7 +141,8 @@ def drop_path(
         input: floating-point tensor (N, ...): the output of the branch, before the addition.
         p: chance of a sample to be dropped, in [0, 1].
         scale_by_keep: multiply the kept samples by 1 / (1 - p).
-        training, generator: as for `dropout`.
+        training: False returns `input`.
+        generator: source of random numbers; torch's global one by default.
 
     Reference:
         Larsson et al., 2017, "FractalNet" (https://arxiv.org/abs/1605.07648).
@@ -174,7 +177,8 @@ def stochastic_depth(
         p: chance of a sample to be dropped, in [0, 1].
         mode: ``"row"`` decides for each sample, ``"batch"`` for all at once.
         shortcut: the input of the block, of the same shape.
-        training, generator: as for `dropout`.
+        training: False returns `input`.
+        generator: source of random numbers; torch's global one by default.
 
     Raises:
         ValueError: for p outside [0, 1], an unknown mode, or a shortcut of another shape.

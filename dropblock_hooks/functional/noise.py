@@ -48,7 +48,8 @@ def gaussian_noise(
     Args:
         input: floating-point tensor of any shape.
         std: standard deviation of the noise, in the unit of `input`, at least 0.
-        training, generator: as for `dropout`.
+        training: False returns `input`.
+        generator: source of random numbers; torch's global one by default.
     """
     std = as_number("std", std)
     if std < 0:
@@ -75,7 +76,8 @@ def gaussian_dropout(
     Args:
         input: floating-point tensor of any shape.
         p: the rate of the dropout with the same variance, in [0, 1).
-        training, generator: as for `dropout`.
+        training: False returns `input`.
+        generator: source of random numbers; torch's global one by default.
 
     Reference:
         Srivastava et al., 2014, section 10 (https://jmlr.org/papers/v15/srivastava14a.html).
