@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..checks import as_number
-from .dropblock import as_mask, draw_blocks
+from .dropblock import draw_blocks
 from .gamma import check_block_size
 from .masks import check_call
 from .noise import normal_like
@@ -27,12 +27,12 @@ def distort_blocks(
     """
     if p == 0.0 or alpha == 0.0 or x.numel() == 0:
         return x, 0
-    mask = as_mask(draw_blocks(x, p, edges, share_channels=share_channels, generator=generator))
+    places, drawn = draw_blocks(x, p, edges, "exact", share_channels, generator)
     spread = x.detach().to(torch.promote_types(x.dtype, torch.float32)).std(correction=0)
     noise = normal_like(x, alpha * spread, generator)
     # -0.0 where nothing is added: adding 0.0 would change -0.0
-    y = (x + noise.masked_fill_(~mask, -0.0)).to(x.dtype)
-    return y, mask.count_nonzero() * (x.numel() // mask.numel())
+    y = (x + noise.masked_fill_(~places.mask(drawn), -0.0)).to(x.dtype)
+    return y, places.count(drawn)
 
 
 def disout(

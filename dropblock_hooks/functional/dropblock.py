@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from ..checks import check_option
 from .bits import grow
 from .gamma import Calibration, check_block_size, clipped_block, gamma_of
-from .masks import bernoulli, check_call, count_ratio, drop, keep_scale
+from .masks import Mask, bernoulli, check_call, count_ratio, keep_scale
 from .sparse import Blocks, drop_drawn, once, takes
 
 Normalize: TypeAlias = Literal["batch", "sample", "expected", None]
@@ -41,32 +41,20 @@ def drop_blocks(
     """
     if p == 0.0 or x.numel() == 0:
         return x, 0
-    scale = None if normalize is None else keep_scale(p)
-    found = draw_blocks(x, p, edges, calibration, share_channels, generator)
-    if isinstance(found, Tensor) or normalize == "sample":
-        found = as_mask(found)
-        return _drop_mask(x, found, scale, normalize, eps, inplace)
-    blocks, drawn = found
-    dropped = once(lambda: blocks.count(drawn)) if counted or normalize == "batch" else 0
+    places, drawn = draw_blocks(x, p, edges, calibration, share_channels, generator)
+    scale: Any = None if normalize is None else keep_scale(p)
+    dropped: Tensor | int = 0
+    if normalize == "sample":
+        places, drawn = Mask(x.numel()), places.mask(drawn)
+        per_sample, total = drawn.flatten(1).sum(1) * (x.shape[1] // drawn.shape[1]), x[0].numel()
+        scale = count_ratio(total, total - per_sample, eps)
+        scale, dropped = scale.view(-1, *[1] * (x.ndim - 1)), per_sample.sum()
+    elif counted or normalize == "batch":
+        dropped = places.count(drawn)
     if normalize == "batch":
-        kept = x.numel() - dropped
-        scale = x.numel() / max(kept, eps) if kept else 0.0
-    y = drop_drawn(x, scale, blocks, drawn)
+        scale = count_ratio(x.numel(), x.numel() - dropped, eps)
+    y = drop_drawn(x, scale, places, drawn)
     return x.copy_(y) if inplace else y, dropped
-
-
-def _drop_mask(
-    x: Tensor, mask: Tensor, scale: float | None, normalize: Normalize, eps: float, inplace: bool
-) -> tuple[Tensor, Tensor]:
-    """Drop by a mask; the scale of ``"batch"`` and ``"sample"`` is a ratio of counts."""
-    by_sample = mask.flatten(1).sum(1) * (x.shape[1] // mask.shape[1])
-    dropped, ratio = by_sample.sum(), None
-    if normalize == "batch":
-        ratio = count_ratio(x.numel(), x.numel() - dropped, eps)
-    elif normalize == "sample":
-        numel = x.numel() // x.shape[0]
-        ratio = count_ratio(numel, numel - by_sample, eps).view(-1, *[1] * (x.ndim - 1))
-    return drop(x, mask, scale if ratio is None else ratio, inplace), dropped
 
 
 def draw_blocks(
@@ -76,13 +64,8 @@ def draw_blocks(
     calibration: Calibration = "exact",
     share_channels: bool = False,
     generator: torch.Generator | None = None,
-) -> Tensor | tuple[Blocks, Tensor]:
-    """Draw blocks that cover a share p of a tensor (N, C, ...).
-
-    Returns:
-        A boolean mask, True where dropped, of the shape of `x` (with one channel if shared); or
-        the blocks of a large tensor on the CPU, and which of them are dropped.
-    """
+) -> tuple[Blocks | Mask, Tensor]:
+    """Draw blocks that cover a share p of a tensor (N, C, ...), as places and what is drawn."""
     size = tuple(map(operator.index, x.shape[2:]))  # a compiled program has one map size
     block = clipped_block(size, edges)
     gamma = gamma_of(p, size, block, calibration)
@@ -94,12 +77,7 @@ def draw_blocks(
     channels = 1 if share_channels else x.shape[1]
     mask = bernoulli((x.shape[0], channels, *seeds), gamma, x.device, generator)
     borders = [border for edge in reversed(block) for border in (edge - 1, edge - 1)]
-    return grow(pad(mask, borders), block, first=2)
-
-
-def as_mask(found: Tensor | tuple[Blocks, Tensor]) -> Tensor:
-    """What `draw_blocks` returns, as a mask."""
-    return found if isinstance(found, Tensor) else found[0].mask(found[1])
+    return Mask(x.numel()), grow(pad(mask, borders), block, first=2)
 
 
 def _public(

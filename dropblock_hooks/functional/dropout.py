@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..checks import check_option, check_residual
-from .masks import bernoulli, check_call, drop, in_format_of, keep_scale
+from .masks import Mask, bernoulli, check_call, in_format_of, keep_scale
 from .sparse import Blocks, drop_drawn, once, takes
 from .units import Units
 
@@ -211,17 +211,18 @@ def drop_shape(
     if p == 0.0 or x.numel() == 0:
         return x, 0
     scale = keep_scale(p) if rescale else None
+    places: Units | Blocks | Mask
     edges = [whole // part for whole, part in zip(x.shape, shape, strict=True)]
     area = math.prod(edges)
     whole = area >= _LARGE
     if takes(x, "units" if whole else "blocks") and (whole or not summand):
         fresh = Units(x, shape, summand) if whole else Blocks(x, edges)
         places, drawn = once(lambda: (fresh, fresh.draw(p, generator)))
-        y = drop_drawn(x, scale, places, drawn)
-        return x.copy_(y) if inplace else y, once(lambda: places.count(drawn))
-    mask = bernoulli(shape, p, x.device, generator)
-    y = drop(x, mask, scale, inplace, fill=-0.0 if summand else 0.0)
-    return y, mask.sum() * (x.numel() // mask.numel())
+    else:
+        places = Mask(x.numel(), -0.0 if summand else 0.0)
+        drawn = bernoulli(shape, p, x.device, generator)
+    y = drop_drawn(x, scale, places, drawn)
+    return x.copy_(y) if inplace else y, places.count(drawn)
 
 
 def drop_channels(x: Tensor, p: float, **options: Any) -> tuple[Tensor, Tensor | int]:

@@ -44,9 +44,12 @@ def keep_scale(p: float) -> float:
     return 1 / (1 - p) if p < 1 else 0.0
 
 
-def count_ratio(total: int, kept: Tensor, eps: float) -> Tensor:
+def count_ratio(total: int, kept: Tensor | int, eps: float) -> Tensor | float:
     """The ratio total / kept; 0 where nothing is kept."""
-    divisor = kept.to(wide_dtype(kept.device)).clamp_min(max(eps, 1e-30))
+    least = max(eps, 1e-30)
+    if isinstance(kept, int):
+        return total / max(kept, least) if kept else 0.0
+    divisor = kept.to(wide_dtype(kept.device)).clamp_min(least)
     return torch.where(kept > 0, torch.full_like(divisor, total) / divisor, 0.0)
 
 
@@ -60,16 +63,30 @@ def scaled(x: Tensor, scale: float | Tensor | None) -> Tensor:
     return (x.to(wide) * scale.to(wide)).to(x.dtype)
 
 
-def drop(
-    x: Tensor,
-    mask: Tensor,
-    scale: float | Tensor | None,
-    inplace: bool = False,
-    fill: float = 0.0,
-) -> Tensor:
-    """`fill` where `mask` is True, ``x * scale`` elsewhere."""
-    y = scaled(x, scale).masked_fill_(mask, fill)  # masked_fill would not keep the memory format
-    return x.copy_(y) if inplace else y
+class Mask:
+    """What a boolean mask drops: `drawn` is the mask, which broadcasts to the shape of the tensor.
+
+    `sparse.Blocks` and `units.Units` have the same methods.
+
+    Args:
+        numel: the number of elements of the tensor.
+        fill: the value of dropped elements.
+    """
+
+    def __init__(self, numel: int, fill: float = 0.0) -> None:
+        self.numel, self.fill = numel, fill
+
+    def count(self, drawn: Tensor) -> Tensor:
+        """The number of dropped elements."""
+        return drawn.sum() * (self.numel // drawn.numel())
+
+    def mask(self, drawn: Tensor) -> Tensor:
+        """A boolean tensor, True where dropped."""
+        return drawn
+
+    def drop(self, x: Tensor, scale: float | Tensor | None, drawn: Tensor) -> Tensor:
+        """``x * scale``, with another value where dropped."""
+        return scaled(x, scale).masked_fill_(drawn, self.fill)  # it keeps the memory format
 
 
 def in_format_of(x: Tensor, y: Tensor) -> Tensor:

@@ -8,13 +8,13 @@ each axis: (1, 1, 7, 7) for DropBlock, (1, C, 7, 7) with shared channels, (1, 1,
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from .bits import count, grow, keep_, pack, padded_size, popcount_, unpack
-from .masks import bernoulli, scaled
+from .masks import Mask, bernoulli, scaled
 
 LEAST = {"blocks": 2**17, "units": 2**18}  # elements, from which the sparse form is faster
 _CPU = torch.device("cpu")
@@ -114,7 +114,7 @@ class Blocks:
         """The number of dropped elements. Overlaps count once."""
         if drawn.dtype is torch.uint8:
             return self.numel - count(drawn)
-        return self._union(drawn.to(torch.int64))
+        return once(lambda: self._union(drawn.to(torch.int64)))
 
     def mask(self, drawn: Tensor) -> Tensor:
         """A boolean tensor, True where dropped."""
@@ -239,21 +239,15 @@ def once(draw: Callable[[], T]) -> T:
     return drawn
 
 
-class Places(Protocol):
-    """What can be dropped of a tensor: `Blocks`, or whole `Units`."""
-
-    def drop(self, x: Tensor, scale: float | None, drawn: Tensor) -> Tensor:
-        """``x * scale`` with 0 where `drawn` says so."""
-
-
 class _Drop(torch.autograd.Function):
     """Scales `x` and drops what was drawn. The backward does the same to the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: float | None, places: Places, drawn: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, scale: float | None, places: Any, drawn: Tensor) -> Tensor:
         ctx.scale, ctx.places = scale, places
         ctx.save_for_backward(drawn)
-        return places.drop(x, scale, drawn)
+        y: Tensor = places.drop(x, scale, drawn)
+        return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -261,8 +255,10 @@ class _Drop(torch.autograd.Function):
         return _Drop.apply(grads[0], ctx.scale, ctx.places, *ctx.saved_tensors), *[None] * 3
 
 
-def drop_drawn(x: Tensor, scale: float | None, places: Places, drawn: Tensor) -> Tensor:
-    """``x * scale`` with 0 in what was drawn of `places`."""
+def drop_drawn(x: Tensor, scale: float | Tensor | None, places: Any, drawn: Tensor) -> Tensor:
+    """``x * scale`` without what was drawn of `Blocks`, `Units` or a `Mask`."""
+    if isinstance(places, Mask):
+        return places.drop(x, scale, drawn)
     y: Tensor = _Drop.apply(x, scale, places, drawn)
     return y
 
