@@ -197,7 +197,7 @@ class Attachment(SiteList):
         have = readings(self.sites, self._control)
         title = self._title()
         if distributed:
-            have, title = summed(have), f"{title}, {world_size()} ranks"
+            have, title = summed(have, self.sites), f"{title}, {world_size()} ranks"
         return site_table(self.sites, have, title)
 
     @property

@@ -8,6 +8,7 @@ import torch
 from torch import distributed
 
 from ..findings import Finding, Kind, Severity, tell
+from ..observers.base import Observer, State
 from ..sites.counter import Totals
 from ..sites.shared import Control
 from ..sites.site import Site
@@ -39,7 +40,7 @@ def _gathered(mine: Any) -> list[Any]:
     return found
 
 
-def summed(mine: Readings) -> Readings:
+def summed(mine: Readings, sites: Sequence[Site]) -> Readings:
     """The counts of all ranks: calls and elements are added up.
 
     Raises:
@@ -52,14 +53,18 @@ def summed(mine: Readings) -> Readings:
             "verify(distributed=True) says where they differ"
         )
     total = {key: functools.reduce(Totals.plus, (r[key] for r in ranks)) for key in mine.sites}
-    seen = {key: _added([rank[key] for rank in observed]) for key in mine.observed}
+    seen = {
+        site.key: _merged(site.watch.observer, [rank[site.key] for rank in observed])
+        for site in sites
+        if site.watch is not None
+    }
     return Readings(total, None if None in forwards else sum(forwards), seen)
 
 
-def _added(observed: Sequence[Any]) -> Any:
-    """What observers have seen on all ranks; None where none has seen anything."""
-    there = [each for each in observed if each is not None]
-    return functools.reduce(lambda a, b: a.plus(b), there) if there else None
+def _merged(observer: Observer, states: Sequence[State | None]) -> State | None:
+    """The states of all ranks as one; None where no rank has seen anything."""
+    there = [each for each in states if each is not None]
+    return functools.reduce(observer.merge, there) if there else None
 
 
 def compare(control: Control, sites: Sequence[Site], local: Sequence[Finding]) -> list[Finding]:

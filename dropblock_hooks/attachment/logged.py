@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..quoting import kind_of
 from ..sites.site import Site
-from .report import observations
+from .report import observations, results
 
 
 class Bins(NamedTuple):
@@ -81,7 +81,7 @@ def _of_library(writer: Any, sites: Sequence[Site]) -> dict[str, Any]:
 
 def _histograms(sites: Sequence[Site]) -> Iterator[tuple[str, Bins]]:
     """The magnitudes that observers have counted into bins, by tag."""
-    observed = observations(sites)
+    observed = results(sites, observations(sites))
     for site in sites:
         counts = getattr(observed.get(site.key), "histogram", ())
         edges = getattr(site.regularizer, "edges", ())

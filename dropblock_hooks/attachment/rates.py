@@ -65,11 +65,9 @@ def move(
         for module, hook in installed:
             hook.look(module)
             hook.site.close_window()
+            hook.look(module)
         control.open_window()
     control.epoch = t
-    for _, hook in installed:
-        if hook.site.watch is not None:
-            hook.site.watch.epoch = t
 
 
 def check_installed(control: Control, what: str) -> None:

@@ -1,6 +1,7 @@
 """The report: what has happened at each site."""
 
 import math
+import operator
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ from ..regularizers.base import Regularizer
 from ..regularizers.rates import RateLike
 from ..regularizers.weight_gradients import AdaptiveClipGrad
 from ..schedules import Schedule, span_of
-from ..sites.counter import Totals, numbers_of, read
+from ..sites.counter import Totals, read
 from ..sites.hooks import SiteHook
 from ..sites.norms import NO_NORMS
 from ..sites.shared import Control
@@ -88,7 +89,7 @@ class Readings(NamedTuple):
     Attributes:
         sites: by key.
         forwards: of the model so far; None where compiled ones could not be counted.
-        observed: what observers have seen, by key.
+        observed: the states of observers, by key; None where nothing was seen.
     """
 
     sites: dict[str, Totals]
@@ -112,10 +113,18 @@ def look(installed: Sequence[tuple[nn.Module, SiteHook]]) -> None:
 
 
 def observations(sites: Sequence[Site]) -> dict[str, Any]:
-    """What the observers among them have seen, by key. Each device is waited for once."""
+    """The states of the observers among them, by key; None where nothing was seen."""
+    return {site.key: site.watch.shown() for site in sites if site.watch is not None}
+
+
+def results(sites: Sequence[Site], states: Mapping[str, Any]) -> dict[str, Any]:
+    """What observers compute from their states, by key; without those that have seen nothing."""
     watches = {site.key: site.watch for site in sites if site.watch is not None}
-    numbers = numbers_of([tensor for watch in watches.values() for tensor in watch.tensors()])
-    return {key: watch.read(numbers) for key, watch in watches.items()}
+    return {
+        key: watch.observer.compute(states[key])
+        for key, watch in watches.items()
+        if states[key] is not None
+    }
 
 
 def site_row(site: Site, counted: Totals, forwards: int | None, observed: Any = None) -> SiteRow:
@@ -151,7 +160,7 @@ def site_row(site: Site, counted: Totals, forwards: int | None, observed: Any = 
 
 def scalars(sites: Sequence[Site], on: Container[str], prefix: str) -> dict[str, float]:
     """Rates, of the sites that were on the realized rates, and what was observed, by tag."""
-    found, observed = {}, observations(sites)
+    found, observed = {}, results(sites, observations(sites))
     totals = read([site.counter for site in sites])
     for site, counted in zip(sites, totals, strict=True):
         for name, value in site.values.items():
@@ -160,8 +169,9 @@ def scalars(sites: Sequence[Site], on: Container[str], prefix: str) -> dict[str,
         if realized is not None:
             found[f"{prefix}{site.key}/realized_rate"] = realized
         seen = observed.get(site.key)
-        if seen is not None and hasattr(seen, "scalars"):
-            found |= {f"{prefix}{site.key}/{name}": n for name, n in seen.scalars().items()}
+        if seen is not None:
+            numbers = seen if isinstance(seen, Mapping) else seen.scalars()
+            found |= {f"{prefix}{site.key}/{name}": n for name, n in numbers.items()}
     return found
 
 
@@ -259,8 +269,9 @@ def site_table(sites: Sequence[Site], have: Readings, title: str) -> Report:
         "p99": lambda row: _short(row.p99_norm),
         "largest": lambda row: row.largest_norm,
     }
+    observed = results(sites, have.observed)
     rows = {
-        site.key: site_row(site, have.sites[site.key], have.forwards, have.observed.get(site.key))
+        site.key: site_row(site, have.sites[site.key], have.forwards, observed.get(site.key))
         for site in sites
     }
     watching = [site for site in sites if isinstance(site.regularizer, Observer)]
@@ -286,6 +297,9 @@ def _observed(
     for kind in dict.fromkeys(type(site.regularizer) for site in sites):
         group = [site for site in sites if type(site.regularizer) is kind]
         note, columns = group[0].regularizer.headings()  # type: ignore[attr-defined]  # an Observer
+        if not columns:
+            seen = [rows[site.key].observed for site in group]
+            columns = {name: operator.itemgetter(name) for name in next(filter(None, seen), {})}
         shown = {name: partial(_of_observed, find) for name, find in columns.items()}
         yield Section([rows[site.key] for site in group], {**plain, **shown}, note)
 

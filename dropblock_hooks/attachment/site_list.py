@@ -10,7 +10,7 @@ from torch import nn
 
 from ..checks import closest
 from ..observers.capture import Capture
-from ..observers.kept_calls import Record as Call
+from ..observers.capture import Record as Call
 from ..quoting import listed, quote
 from ..regularizers.base import Regularizer
 from ..selectors.index import Index, NoMatchError
@@ -124,7 +124,7 @@ class SiteList:
             )
         times = Counter(site.name for site in sites)
         found = {
-            (site.name or ".") if times[site.name] == 1 else site.key: site.bound.records
+            (site.name or ".") if times[site.name] == 1 else site.key: site.bound.result()
             for site in sites
         }
         if not any(found.values()):

@@ -14,7 +14,6 @@ from ..findings import Finding, Kind, tell
 from ..observers.watchdog import Watchdog
 from ..observers.watched import Clock
 from ..selectors.wrappers import find_module
-from ..sites.counter import numbers_of
 from ..sites.hooks import SiteHook
 from ..sites.shared import Control
 from .rules import Looked, Sight, judge
@@ -75,7 +74,7 @@ def look_for_alerts(base: nn.Module, control: Control, hooks: Sequence[SiteHook]
         control.told -= before.keys() - found.keys()
         clock.alerts = found
     for sight in looked.sights:
-        sight.site.bound.forget(statistics=looked.has_statistics)
+        sight.site.bound.open["watched"].forget(statistics=looked.has_statistics)
     return [found[key] for key in found if key not in before and not _follows(key, before)]
 
 
@@ -103,15 +102,15 @@ def _follows(key: tuple[str, str], before: dict[tuple[str, str], Finding]) -> bo
 def _looked(base: nn.Module, control: Control, hooks: Sequence[SiteHook]) -> Looked | None:
     """All sites, read at once; None where there is no `Watchdog`."""
     sites = [hook.site for hook in hooks if _observer(hook) is not None]
-    watches = [site.bound for site in sites]
-    if not watches:
+    if not sites:
         return None
-    numbers = numbers_of([tensor for watch in watches for tensor in watch.tensors()])
     sights = []
-    for site, watch in zip(sites, watches, strict=True):
+    for site in sites:
         module = find_module(base, site.name)
+        watched = site.bound.open["watched"]
+        watched.read()
         if module is not None:
-            sights.append(Sight(site, module, *watch.kept_of(numbers)))
+            sights.append(Sight(site, module, watched.kept, watched.peaks.tolist()))
     return Looked(base, control, sights)
 
 

@@ -96,7 +96,7 @@ def capture(
     args, kwargs = arguments_of(x)
     scalar = partial(_scalar, loss) if gradients else None
     sites = call_once(base, placements, lambda: model(*args, **kwargs), scalar)
-    records = {site.name or ".": site.bound.records for site in sites}
+    records = {site.name or ".": site.bound.result() for site in sites}
     never = [name for name, calls in records.items() if not calls]
     if never:
         raise RuntimeError(

@@ -69,9 +69,10 @@ def features_of(
     (site,) = call_once(
         names.model, [placement], run, lambda output: scores(output).sum(), _MapHook
     )
-    if not site.bound.records:
+    records = site.bound.result()
+    if not records:
         raise site.error("it is never called in this forward")
-    value, gradient = site.bound.records[-1].value, site.bound.records[-1].grad
+    value, gradient = records[-1].value, records[-1].grad
     if gradient is None:
         raise site.error(
             "its output does not reach the scores: it is not used, or cut off by detach() or "

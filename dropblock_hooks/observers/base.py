@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from ..axes.view import View
 from ..checks import check_option
+from ..functional.masks import wide_dtype
 from ..regularizers.base import Applied, Now, Regularizer
 from ..tables import Columns
+
+State: TypeAlias = dict[str, Any]
+"""Tensors and numbers by name: what one site of an observer has seen."""
 
 
 @dataclass(frozen=True, repr=False)
 class Observer(Regularizer):
-    """Base of the classes that measure a layer and change nothing. A subclass defines ``bind``.
+    """Base of the classes that measure a layer and change nothing.
 
-    Specs treat observers like regularizers: the same selectors, keys and switches.
+    A subclass defines `start`, `update` and `compute`. They always run as ordinary Python, also
+    where torch.compile has compiled the model. Specs treat observers like regularizers: the same
+    selectors, keys and switches.
 
     Args:
         when: where an observer of activations stands among the regularizers of its layer.
@@ -45,18 +52,65 @@ class Observer(Regularizer):
     """Whether the tensors that it sees are attached to the autograd graph."""
     needs_calls: ClassVar[bool] = True
     """Whether it is a fault that its layer is never called."""
+    by_epoch: ClassVar[bool] = True
+    """Whether each epoch has a state of its own, which the report shows."""
+    by_call: ClassVar[bool] = False
+    """Whether each gradient must be matched with its call."""
+
+    def start(self) -> State:
+        """Return an empty state. `Watch` adds ``state["calls"]``, the number of calls."""
+        raise NotImplementedError(f"{type(self).__name__} must define start()")
+
+    def update(self, state: State, seen: Seen) -> None:
+        """Add one call of the layer, or one gradient, to the state.
+
+        It may run while the device is still busy, so it should not read numbers from it. It is not
+        called when activation checkpointing recomputes the forward.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define update(state, seen)")
+
+    def compute(self, state: State) -> Any:
+        """Return the result for the report: numbers by name, or an object with ``scalars()``.
+
+        The tensors of the state are on the CPU. It is called only after at least one call.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define compute(state)")
+
+    def merge(self, a: State, b: State) -> State:
+        """Return the state of two ranks together: the sum of each number and tensor."""
+        return {**b, **{name: _merged(value, b.get(name)) for name, value in a.items()}}
+
+    def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
+        """Look at the layer: after attaching, at both ends of an epoch, and before a report.
+
+        Args:
+            state: the state of the open window.
+            module: the layer, or the owner of the parameter.
+            parameter: the name of the parameter, for a site of a parameter.
+        """
+
+    def reads_given(self, module: nn.Module) -> bool:
+        """Return whether `update` uses `Seen.given` at this layer."""
+        return False
+
+    def is_empty(self, state: State) -> bool:
+        """Return whether the report should show the epoch before this one."""
+        return not state["calls"]
 
     def bind(self) -> Any:
-        """Return a new `Watch`: the state of one site."""
-        raise NotImplementedError(f"{type(self).__name__} must define bind()")
+        """Return the `Watch` of one site."""
+        return Watch(self)
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         """Return the tensor unchanged."""
         return x, None
 
     def headings(self) -> tuple[str, Columns[Any]]:
-        """Return a line above its rows in the report, and the columns of `Watch.read`'s result."""
-        return "", {}
+        """Return a line above its rows in the report, and the columns of what `compute` returns.
+
+        Without columns, the report shows the numbers of `compute` by name.
+        """
+        return self.label if self.by_epoch else "", {}
 
     def check(self, values: Mapping[str, float]) -> None:
         check_option("when", self.when, ("after", "before"))
@@ -79,110 +133,143 @@ class Observer(Regularizer):
 
 
 class Seen(NamedTuple):
-    """One call of a layer.
+    """One call of a layer, or one gradient.
 
     Attributes:
-        tensors: the observed tensors, detached unless the observer `keeps_graph`.
-        nest: puts one object for each tensor into the nested structure of the output.
-        given: the floating-point tensors among the layer's arguments, where `Watch.reads_given`.
-        forms: how the axes of each tensor are read, where `Watch.reads_channels`; None for a
-            tensor whose channels are not known.
-        training: whether the layer was in training mode.
-        differentiable: whether a gradient may come to one of the tensors.
+        tensors: the observed tensors, detached unless the observer `keeps_graph`; or the gradient
+            of one of them.
         epoch: the time.
         shared: a dict that all sites of the attachment share. Each class uses its own key.
+        gradient: whether it is a gradient. The following is then the default, but for the last
+            three.
+        training: whether the layer was in training mode.
+        differentiable: whether a gradient may come to one of the tensors.
+        nest: puts one object for each tensor into the nested structure of the output.
+        given: the floating-point tensors among the layer's arguments, where `reads_given`.
+        form: how the axes of a tensor are read; None if its channels are not known.
+        at: the index of the tensor whose gradient it is.
+        scale: the factor of the loss (AMP).
+        ticket: the number of the call; -1 where compiled code recomputes the call.
     """
 
     tensors: Sequence[Tensor]
-    nest: Callable[[Sequence[Any]], Any]
-    given: Sequence[Tensor]
-    forms: Sequence[View | None]
-    training: bool
-    differentiable: bool
     epoch: float
     shared: dict[str, Any]
+    gradient: bool = False
+    training: bool = True
+    differentiable: bool = False
+    nest: Callable[[Sequence[Any]], Any] = lambda objects: objects[0]
+    given: Sequence[Tensor] = ()
+    form: Callable[[Tensor], View | None] = lambda x: None
+    at: int = 0
+    scale: float | Tensor = 1.0
+    ticket: int | None = None
 
-    def channels_first(self, at: int = 0) -> Tensor | None:
-        """Return a view of a tensor as (N, C, ...), or None if its channels are not known."""
-        form = self.forms[at]
-        return None if form is None else form.take(self.tensors[at])
+    @property
+    def tensor(self) -> Tensor:
+        """The first tensor."""
+        return self.tensors[0]
+
+    def channels_first(self) -> Tensor | None:
+        """Return a view of the first tensor as (N, C, ...), or None if that is not known."""
+        form = self.form(self.tensor)
+        return None if form is None else form.take(self.tensor)
 
 
 class Watch:
-    """The state of one site of an observer.
-
-    Its methods always run as ordinary Python, also where torch.compile has compiled the model. They
-    may run while the device is still busy, so they should not read numbers from it.
+    """What one site of an observer has seen.
 
     Attributes:
-        epoch: the time.
-        reads_channels: whether it needs `Seen.forms`. `look` may set it.
-        reads_given: whether it needs `Seen.given`. `look` may set it.
-        by_call: whether each gradient must be matched with its call.
+        observer: the observer.
+        open: the state of this epoch, or of all time.
+        closed: the state of the epoch before; None before the first end of an epoch.
     """
 
-    epoch: float = 0.0
-    reads_channels: bool = False
-    reads_given: bool = False
-    by_call: ClassVar[bool] = False
+    def __init__(self, observer: Observer) -> None:
+        self.observer = observer
+        self.open = self._started()
+        self.closed: State | None = None
 
-    def join(self, shared: dict[str, Any]) -> None:
-        """Take what all sites of the attachment share, as in `Seen`. Called once, at first."""
+    def _started(self) -> State:
+        self._device = torch.device("cpu")
+        with torch.inference_mode(False), self._device:
+            return {"calls": 0, **self.observer.start()}
 
-    def see(self, seen: Seen) -> Any:
-        """Add one call of the layer, and return its number if `by_call`.
-
-        It is not called when activation checkpointing recomputes the forward.
-        """
-
-    def see_gradient(self, grad: Tensor, at: int, scale: float | Tensor, ticket: Any) -> None:
-        """Add the gradient of one tensor.
-
-        Args:
-            grad: the gradient, as autograd has it.
-            at: the index of the tensor.
-            scale: the factor of the loss (AMP).
-            ticket: what `see` returned for this call; -1 where compiled code recomputes the call.
-        """
+    def update(self, seen: Seen) -> int:
+        """Add one call of the layer, or a gradient, and return the number of the call."""
+        device = seen.tensors[0].device
+        inference = torch.is_inference_mode_enabled()  # its tensors can't be changed outside of it
+        with torch.inference_mode(False) if inference else nullcontext():
+            if device != self._device:
+                self._device = device
+                self.open.update(on_device(self.open, device))
+            self.observer.update(self.open, seen)
+        number: int = self.open["calls"]
+        if not (seen.gradient and self.observer.sees_values):
+            self.open["calls"] = number + 1
+        return number
 
     def look(self, module: nn.Module, parameter: str | None) -> None:
-        """Look at the layer itself.
-
-        Called after attaching, before a window closes and before a report.
-
-        Args:
-            module: the layer, or the owner of the parameter.
-            parameter: the name of the parameter, for a site of a parameter.
-        """
+        """Let the observer look at the layer."""
+        with torch.inference_mode(False):
+            self.observer.look(self.open, module, parameter)
 
     def close_window(self) -> None:
-        """Keep what was seen as the last window, and begin a new one."""
+        """Begin the state of a new epoch."""
+        if self.observer.by_epoch:
+            self.open, self.closed = self._started(), self.open
 
-    def tensors(self) -> list[Tensor]:
-        """Return what `read` needs from the device. The tensors of all sites are read at once."""
-        return []
+    def shown(self) -> State | None:
+        """Return what the report shows, on the CPU; None where nothing was seen."""
+        state = self.open
+        if self.closed is not None and self.observer.is_empty(state):
+            state = self.closed
+        if not (self.observer.by_epoch and state["calls"]):
+            return None
+        return on_device(state, torch.device("cpu"))
 
-    def read(self, numbers: Mapping[int, list[float]]) -> Any:
-        """Return what was seen as plain numbers, or None where nothing was.
-
-        Args:
-            numbers: the values of each of its `tensors`, by ``id``.
-
-        Returns:
-            An object with ``plus``, which merges the result of another rank, and with ``scalars``
-            if it can be logged.
-        """
-        return None
+    def result(self) -> Any:
+        """Return what the observer computes from the state of now."""
+        return self.observer.compute(self.open)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return tensors by name, to be saved with the attachment."""
-        return {}
+        states = {"open": self.open, "closed": self.closed or {}}
+        return {
+            f"{which}.{name}": torch.tensor(value, dtype=torch.float64, device="cpu")
+            if isinstance(value, float)
+            else torch.as_tensor(value, device="cpu")
+            for which, state in states.items()
+            for name, value in state.items()
+            if isinstance(value, (Tensor, int, float))
+        }
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` returned."""
+    def load_state_dict(self, saved: Mapping[str, Tensor]) -> None:
+        """Restore what `state_dict` returned. What cannot be saved begins anew."""
+        self.open.update(self._started())
+        self.closed = self._started() if "closed.calls" in saved else None
+        for key, tensor in saved.items():
+            which, _, name = key.partition(".")
+            state = self.open if which == "open" else self.closed
+            if state is not None:
+                number = isinstance(state.get(name), (int, float))
+                state[name] = tensor.item() if number else tensor.clone()
 
 
-def new_zeros(*shape: int, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return zeros on the device of `like` that can be added to outside inference mode as well."""
-    with torch.inference_mode(False):
-        return torch.zeros(*shape, dtype=dtype, device=like.device)
+def on_device(state: State, device: torch.device) -> State:
+    """Return the state with its tensors on a device."""
+    wide = wide_dtype(device)
+    return {
+        name: value.to(device, wide if value.dtype is torch.float64 else value.dtype)
+        if isinstance(value, Tensor)
+        else value
+        for name, value in state.items()
+    }
+
+
+def _merged(a: Any, b: Any) -> Any:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a | b if a.dtype is torch.bool else a + b
+    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+        return a + b
+    return a

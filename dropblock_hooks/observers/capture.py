@@ -3,20 +3,87 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..axes.view import View
 from ..checks import as_count, check_option
 from ..quoting import kind_of, quote
 from ..registry import register
-from .base import Observer
-from .kept_calls import CaptureWatch
+from .base import Observer, Seen, State
 
 _REDUCTIONS = ("mean", "norm", "channels")
+_PLAIN = (bool, int, float, complex, str, bytes)
+
+
+class Record(NamedTuple):
+    """One call of a layer.
+
+    Attributes:
+        epoch: the time of the call.
+        call: its number among the calls that the site has seen, from 0.
+        value: the output of the layer, with its nesting; None where activations are not kept.
+            Of objects that are neither tensors nor numbers nor text, None is kept.
+        grad: the gradient of each of its floating-point tensors, with the same nesting; None before
+            a backward, and where no gradient has come.
+        training: whether the layer was in training mode.
+    """
+
+    epoch: float
+    call: int
+    value: Any
+    grad: Any
+    training: bool
+
+
+class _Slot:
+    """Stands in the place of a tensor."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+
+@dataclass
+class _Call:
+    """One call that is kept.
+
+    Attributes:
+        leaves, nesting: the output, flattened, with a slot for each tensor that is kept apart.
+        forms: how the axes of each tensor are read, where that matters.
+        differentiable: whether a gradient may come.
+    """
+
+    epoch: float
+    training: bool
+    leaves: list[Any]
+    nesting: Any
+    values: list[Tensor] | None
+    grads: dict[int, Tensor]
+    forms: list[View | None]
+    differentiable: bool
+
+    def record(self, number: int) -> Record:
+        """Return what is shown."""
+        value = grad = None
+        if self.values is not None:
+            kept = [self.values[x.at] if isinstance(x, _Slot) else x for x in self.leaves]
+            value = tree_unflatten(kept, self.nesting)
+        if self.grads:
+            slots = [x.at if isinstance(x, _Slot) else None for x in self.leaves]
+            grads = [None if at is None else self.grads.get(at) for at in slots]
+            grad = tree_unflatten(grads, self.nesting)
+        return Record(self.epoch, number, value, grad, self.training)
+
+
+class _Kept(dict[Any, _Call]):
+    """The calls that are kept, by number. A copy of it and a pickle of it are empty."""
+
+    def __reduce__(self) -> Any:
+        return _Kept, ()
 
 
 @register
@@ -42,8 +109,8 @@ class Capture(Observer):
         gradients: keep the gradients of the values. They are as autograd has them: under AMP, of
             the scaled loss. A gradient is that of the value that is kept, so the gradient
             regularizers of this layer have changed it, also with ``when="before"``. In a reentrant
-            checkpoint no gradients are kept, and a warning says so. In compiled code inside a
-            checkpoint, gradients are matched with calls last call first.
+            checkpoint they are an error. In compiled code inside a checkpoint, gradients are
+            matched with calls last call first.
         activations: keep the values.
         every: look at each n-th call of the layer, the first one included.
         keep: how many records, the last ones; None keeps all, so that memory grows.
@@ -70,6 +137,8 @@ class Capture(Observer):
     active: Literal["train", "always"] = field(default="always", kw_only=True)
 
     whole: ClassVar[bool] = True
+    by_epoch: ClassVar[bool] = False
+    by_call: ClassVar[bool] = True
 
     @property
     def sees_gradients(self) -> bool:  # type: ignore[override]  # of each object, not of the class
@@ -82,9 +151,6 @@ class Capture(Observer):
     @property
     def channelwise(self) -> bool:  # type: ignore[override]  # of each object
         return self.reduce == "channels"
-
-    def bind(self) -> Any:
-        return CaptureWatch(self)
 
     def check(self, values: Mapping[str, float]) -> None:
         super().check(values)
@@ -100,8 +166,42 @@ class Capture(Observer):
         for name, plain in (("device", _device), ("dtype", _dtype)):
             object.__setattr__(self, name, plain(getattr(self, name)))
 
-    def kept(self, x: Tensor, form: View | None) -> Tensor:
-        """What is kept of a tensor: a copy."""
+    def start(self) -> State:
+        return {"kept": _Kept()}
+
+    def update(self, state: State, seen: Seen) -> None:
+        if seen.gradient:
+            self._add_gradient(state["kept"], seen)
+        elif state["calls"] % self.every == 0 and (self.activations or seen.differentiable):
+            self._add_call(state["kept"], state["calls"], seen)
+
+    def _add_call(self, kept: _Kept, call: int, seen: Seen) -> None:
+        forms = [seen.form(x) if self.channelwise else None for x in seen.tensors]
+        values = None
+        if self.activations:
+            values = [self._copy(x, form) for x, form in zip(seen.tensors, forms, strict=True)]
+        leaves, nesting = tree_flatten(seen.nest([_Slot(at) for at in range(len(seen.tensors))]))
+        plain = [_plain(leaf) for leaf in leaves]
+        kept[call] = _Call(
+            seen.epoch, seen.training, plain, nesting, values, {}, forms, seen.differentiable
+        )
+        while self.keep is not None and len(kept) > self.keep:
+            del kept[next(iter(kept))]
+
+    def _add_gradient(self, kept: _Kept, seen: Seen) -> None:
+        call = kept.get(seen.ticket)
+        if seen.ticket == -1:  # recomputed by compiled code: gradients of the last call come first
+            waiting = (c for c in reversed(kept.values()) if c.differentiable)
+            call = next((c for c in waiting if seen.at not in c.grads), None)
+        if call is not None:
+            with torch.no_grad():
+                call.grads[seen.at] = self._copy(seen.tensor, call.forms[seen.at])
+
+    def compute(self, state: State) -> list[Record]:
+        return [call.record(number) for number, call in list(state["kept"].items())]
+
+    def _copy(self, x: Tensor, form: View | None) -> Tensor:
+        """Return what is kept of a tensor."""
         y = self._reduced(x, form)
         dtype = getattr(torch, self.dtype) if self.dtype else y.dtype
         return y.to(self.device or y.device, dtype, copy=True)
@@ -141,3 +241,10 @@ def _dtype(given: Any) -> str | None:
     if given is None or (isinstance(found, torch.dtype) and found.is_floating_point):
         return None if given is None else name
     raise ValueError(f"dtype must be of floating-point numbers, 'float16' say, got {quote(given)}")
+
+
+def _plain(leaf: Any) -> Any:
+    """Return what is kept of a leaf: nothing that could hold a graph."""
+    if isinstance(leaf, Tensor):
+        return leaf.detach().clone()
+    return leaf if isinstance(leaf, (_Slot, *_PLAIN)) else None

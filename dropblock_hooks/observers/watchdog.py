@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, ClassVar
 
+from torch import nn
+
 from ..checks import as_count, as_number, check_option, closest
 from ..quoting import quote, shown
 from ..registry import register
-from .base import Observer
-from .watched import Watched
+from .base import Observer, Seen, State
+from .watched import Watched, bounded, can_die
 
 RULES = (
     "nonfinite",
@@ -82,6 +84,7 @@ class Watchdog(Observer):
     min_calls: int = field(default=10, kw_only=True)
 
     whole: ClassVar[bool] = True
+    by_epoch: ClassVar[bool] = False
     needs_tensor: ClassVar[bool] = False
     needs_calls: ClassVar[bool] = False
     sees_gradients: ClassVar[bool] = True
@@ -120,8 +123,20 @@ class Watchdog(Observer):
                 allowed = f"in ({low:g}, {high:g})" if high < _INF else f"above {low:g}"
                 raise ValueError(f"{name} must be {allowed}, got {value:g}")
 
-    def bind(self) -> Any:
-        return Watched("dead" in self.names, "saturated" in self.names)
+    def start(self) -> State:
+        return {"watched": Watched()}
+
+    def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
+        watched: Watched = state["watched"]
+        watched.can_die = "dead" in self.names and can_die(module)
+        watched.bounds = bounded(module) if "saturated" in self.names else None
+
+    def update(self, state: State, seen: Seen) -> None:
+        watched: Watched = state["watched"]
+        (watched.see_gradient if seen.gradient else watched.see)(seen)
+
+    def reads_given(self, module: nn.Module) -> bool:
+        return True
 
 
 _BOUNDS = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..functional.masks import wide_dtype
-from .base import Seen, Watch, new_zeros
-from .saturation import NEAR, bounds_of
+from .base import Seen
+from .units import NEAR, bounds_of
 
 CHANNELS = 4096
 """Channels beyond this number are not looked at."""
@@ -78,38 +78,30 @@ class Clock:
         return self.time
 
 
-class Watched(Watch):
+class Watched:
     """The state of one site of a `Watchdog`.
 
-    A number on the CPU is read at once. A number on another device is read with all others at the
-    next look, so that no device is waited for in between.
+    A number on the CPU is read at once. A number on another device is read at the next look, so
+    that no device is waited for in between.
 
     Attributes:
         kept: what was counted.
         peaks: the largest magnitude of each channel, of an activation that can die.
+        can_die: whether the layer is such an activation, and the rule ``dead`` is on.
+        bounds: those of the activation, if the rule ``saturated`` is on.
     """
 
-    reads_given = True
-
-    def __init__(self, watches_dead: bool, watches_near: bool) -> None:
-        self.watches_dead, self.watches_near = watches_dead, watches_near
-        self.clock = Clock()
+    def __init__(self) -> None:
         self.kept = Numbers()
         self.peaks = torch.zeros(0, device="cpu")
+        self.can_die = False
         self.bounds: tuple[float, float] | None = None
         self._given_is_bad = False
         self._unread: list[tuple[str, int, Tensor]] = []
 
-    def join(self, shared: dict[str, Any]) -> None:
-        self.clock = Clock.of(shared)
-
-    def look(self, module: nn.Module, parameter: str | None) -> None:
-        self.reads_channels = self.watches_dead and can_die(module)
-        self.bounds = _bounds(module) if self.watches_near else None
-
     def see(self, seen: Seen) -> None:
-        time = self.clock.tick()
-        self.kept.at = time
+        """Add one call of the layer."""
+        time = self.kept.at = Clock.of(seen.shared).tick()
         self.kept.calls += 1
         self.kept.differentiable += seen.differentiable
         worst = _magnitude(seen.tensors)
@@ -121,8 +113,8 @@ class Watched(Watch):
             if given is not None:
                 self._note("given", time, given)
         self._note("bad", time, worst)
-        x = seen.tensors[0]
-        if self.reads_channels and x.ndim > 1 and x.numel():
+        x = seen.tensor
+        if self.can_die and x.ndim > 1 and x.numel():
             self._see_channels(seen, x)
         if self.bounds is not None and x.numel():
             lower, upper = self.bounds
@@ -138,18 +130,19 @@ class Watched(Watch):
         mapped = mapped[:, :CHANNELS]
         more = mapped.shape[1] - len(self.peaks)
         if more > 0:
-            zeros = new_zeros(more, like=x, dtype=torch.float32)
-            self.peaks = torch.cat((self.peaks.to(x.device), zeros))
+            self.peaks = torch.cat((self.peaks.to(x.device), torch.zeros(more, device=x.device)))
         elif x.device.type == "cpu" and bool(self.peaks.all()):
             return  # none can be dead any more
         others = [axis for axis in range(mapped.ndim) if axis != 1]
         peaks = self.peaks[: mapped.shape[1]]
         torch.maximum(peaks, mapped.abs().amax(others).to(peaks), out=peaks)
 
-    def see_gradient(self, grad: Tensor, at: int, scale: float | Tensor, ticket: Any) -> None:
-        if grad.numel():
+    def see_gradient(self, seen: Seen) -> None:
+        """Add one gradient."""
+        if seen.tensor.numel():
             self.kept.grads += 1
-            self._note("grad", self.clock.tick(), _norm(grad) / scale)
+            time = Clock.of(seen.shared).tick()
+            self._note("grad", time, _norm(seen.tensor) / seen.scale)
 
     def _note(self, what: str, time: int, number: Tensor) -> None:
         """Add a number now, if it is on the CPU, or at the next look."""
@@ -158,11 +151,14 @@ class Watched(Watch):
             return
         self._unread.append((what, time, number.to(wide_dtype(number.device))))
         if len(self._unread) >= _MOST_UNREAD:
-            self._add_all(torch.stack([each for _, _, each in self._unread]).tolist())
+            self.read()
 
-    def _add_all(self, numbers: Sequence[float]) -> None:
-        for (what, time, _), number in zip(self._unread, numbers, strict=True):
-            self._add(what, time, number)
+    def read(self) -> None:
+        """Add the numbers that are on a device. It is waited for."""
+        if self._unread:
+            numbers = torch.stack([number for _, _, number in self._unread]).tolist()
+            for (what, time, _), number in zip(self._unread, numbers, strict=True):
+                self._add(what, time, number)
         self._unread = []
 
     def _add(self, what: str, time: int, number: float) -> None:
@@ -182,16 +178,6 @@ class Watched(Watch):
             kept.grad_bad = min(kept.grad_bad, time)
         else:
             kept.norm += min(number, _HUGE)
-
-    def tensors(self) -> list[Tensor]:
-        unread = [each for _, _, each in self._unread]
-        self._stacked = torch.stack(unread) if unread else torch.zeros(0, device="cpu")
-        return [self._stacked, self.peaks]
-
-    def kept_of(self, numbers: Mapping[int, list[float]]) -> tuple[Numbers, list[float]]:
-        """Return what was counted, and the largest magnitudes of the channels."""
-        self._add_all(numbers[id(self._stacked)])
-        return self.kept, numbers[id(self.peaks)]
 
     def forget(self, statistics: bool) -> None:
         """Begin anew.
@@ -214,7 +200,7 @@ def can_die(module: nn.Module) -> bool:
     return type(module).__name__.lower() in _CAN_DIE
 
 
-def _bounds(module: nn.Module) -> tuple[float, float] | None:
+def bounded(module: nn.Module) -> tuple[float, float] | None:
     """Return the bounds of an activation; None for a ReLU6, whose zeros mean dead or alive."""
     name = type(module).__name__.lower()
     if name == "relu6" or (isinstance(module, nn.Hardtanh) and name != "hardtanh"):

@@ -6,8 +6,7 @@ from typing import Any
 
 from ..attachment.attachment import Attachment
 from ..attachment.report import SiteRow
-from ..observers.activation_stats import ActivationStats
-from ..observers.gradient_stats import GradientStats
+from ..observers.stats import ActivationStats, GradientStats
 from ..quoting import kind_of
 from ..selectors.wrappers import named_modules
 from ..sites.site import Site

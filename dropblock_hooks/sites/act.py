@@ -14,6 +14,7 @@ from torch.compiler import is_compiling
 from ..axes.view import CHANNELS_FIRST, View
 from ..checkpointing import NO_TASK, graph_task, tell_lost_random_state
 from ..handles import is_exporting
+from ..observers.base import Seen
 from ..regularizers.base import Now
 from ..regularizers.dropout import DropsShare
 from .counter import Clipped, Counted
@@ -160,7 +161,9 @@ def regularize_grad(
         seek(control)
     scale = control.grad_scale(grad.device)
     if site.watch is not None:
-        site.watch.see_gradient(grad, 0, scale, None)
+        if site.watch.observer.sees_gradients:
+            seen = Seen([grad], control.epoch, control.shared, gradient=True, scale=scale)
+            site.watch.update(seen)
         site.counter.add(None, 0, 0.0)
         return grad
     return _regularized(site, form, grad, scale, values, parameter)

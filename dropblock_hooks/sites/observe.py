@@ -19,7 +19,6 @@ from ..axes.view import View
 from ..checkpointing import NO_TASK, graph_task
 from ..handles import check_version, is_exporting, new_handle
 from ..observers.base import Observer, Seen, Watch
-from ..warn import warn
 from . import indexing
 from .act import has_data, is_exported
 from .hooks import SiteHook, Turn, put_on
@@ -47,7 +46,7 @@ class ObserveHook(SiteHook):
         self.handle = new_handle(self)
         self.sees_gradients = observer.sees_gradients
         self.sees_nothing = not (observer.sees_values or observer.sees_gradients)
-        self.watch.join(site.control.shared)
+        self.reads_given = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "handle"}
@@ -63,6 +62,7 @@ class ObserveHook(SiteHook):
         return watch
 
     def install(self, module: nn.Module) -> None:
+        self.reads_given = self.observer.reads_given(module)
         put_on(module, self, at_input=self.site.at == "input", with_kwargs=True)
 
     def __call__(self, module: nn.Module, *given: Any) -> Any:
@@ -135,19 +135,24 @@ class ObserveHook(SiteHook):
         differentiable: bool,
     ) -> Any:
         """Count one call of the layer and add it to the watch; return its ticket."""
-        site, observer, watch = self.site, self.observer, self.watch
+        site, observer = self.site, self.observer
         if observer.sees_values or not observer.sees_gradients:
             site.counter.add(None, 0, 0.0)
         if not tensors or not observer.sees_values:
             return None
-        forms: list[View | None] = [None] * len(tensors)
-        if watch.reads_channels:
-            forms = [self._form(x) for x in tensors]
         control = site.control
-        epoch, shared = control.epoch, control.shared
         try:
-            return watch.see(
-                Seen(tensors, nest, given, forms, training, differentiable, epoch, shared)
+            return self.watch.update(
+                Seen(
+                    tensors,
+                    control.epoch,
+                    control.shared,
+                    training=training,
+                    differentiable=differentiable,
+                    nest=nest,
+                    given=given,
+                    form=self._form,
+                )
             )
         except (TypeError, ValueError) as error:
             raise site.error(error) from error
@@ -199,7 +204,7 @@ class ObserveHook(SiteHook):
 
     def _given(self, given: tuple[Any, ...]) -> list[Tensor]:
         """Return the tensors that are arguments of the layer, where the watch reads them."""
-        if not self.watch.reads_given:
+        if not self.reads_given:
             return []
         taken = [*given[0], *given[1].values()]
         return [x for x in taken if isinstance(x, Tensor) and x.is_floating_point()]
@@ -215,26 +220,27 @@ class ObserveHook(SiteHook):
 
     def see_gradient(self, grad: Tensor, at: int, ticket: Any) -> None:
         """Add the gradient of one tensor, and count it if the observer sees gradients only."""
-        control, watch = self.site.control, self.watch
+        control, observer = self.site.control, self.observer
         if not (has_data(grad) and control.installed and control.enabled):
             return
-        if ticket is None and watch.by_call:
-            self._tell_reentrant()
-            return
-        watch.see_gradient(grad.detach(), at, control.grad_scale(grad.device), ticket)
-        if not self.observer.sees_values:
-            self.site.counter.add(None, 0, 0.0)
-
-    def _tell_reentrant(self) -> None:
-        """Warn once that a gradient belongs to no known call."""
-        key = (self.site.key, "reentrant_checkpoint")
-        if key not in self.site.control.told:
-            self.site.control.told.add(key)
-            warn(
-                f"{self.site.key}: a gradient was not kept, because the layer is in a reentrant "
-                "checkpoint, where gradients can't be matched with calls: use "
-                "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+        if ticket is None and observer.by_call:
+            raise self.site.error(
+                "gradients can't be matched with calls in a reentrant checkpoint: use "
+                "torch.utils.checkpoint.checkpoint(..., use_reentrant=False), or keep no gradients"
             )
+        self.watch.update(
+            Seen(
+                [grad.detach()],
+                control.epoch,
+                control.shared,
+                gradient=True,
+                at=at,
+                scale=control.grad_scale(grad.device),
+                ticket=ticket,
+            )
+        )
+        if not observer.sees_values:
+            self.site.counter.add(None, 0, 0.0)
 
 
 class _Seer:

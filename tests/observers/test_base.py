@@ -18,9 +18,7 @@ from dropblock_hooks import (
     Observer,
     Regularizer,
     ScaleGrad,
-    Seen,
     SiteError,
-    Watch,
     attach,
     attachments,
     register,
@@ -37,33 +35,24 @@ class Twice(Regularizer):
         return x * 2, x.numel()
 
 
-class SumWatch(Watch):
-    """Sums and counts, in one tensor that was there before."""
-
-    def __init__(self) -> None:
-        self.sums = torch.zeros(4, dtype=torch.float64)
-
-    def see(self, seen: Seen) -> Any:
-        for x in seen.tensors:
-            self.sums[0].add_(x.sum(dtype=torch.float64))
-        self.sums[1].add_(1)
-
-    def see_gradient(self, grad: Tensor, at: int, scale: Any, ticket: Any) -> None:
-        self.sums[2].add_(grad.sum(dtype=torch.float64))
-        self.sums[3].add_(1)
-
-    def to(self, device: torch.device) -> None:
-        self.sums = self.sums.to(device)
-
-
 @register
 class Sums(Observer):
-    """Sums values and gradients."""
+    """Sums values and gradients, and counts both."""
 
     sees_gradients: ClassVar[bool] = True
 
-    def bind(self) -> Watch:
-        return SumWatch()
+    def start(self):
+        return {"sums": torch.zeros(4, dtype=torch.float64)}
+
+    def update(self, state, seen):
+        first = 2 if seen.gradient else 0
+        for x in seen.tensors:
+            state["sums"][first].add_(x.sum(dtype=torch.float64))
+        state["sums"][first + 1].add_(1)
+
+    def compute(self, state):
+        names = ("value", "values", "gradient", "gradients")
+        return dict(zip(names, state["sums"].tolist(), strict=True))
 
 
 @register
@@ -90,7 +79,12 @@ class GradientSums(Sums):
 
 def sums(attached, which=Sums):
     (site,) = [site for site in attached if isinstance(site.regularizer, which)]
-    return site.bound.sums.tolist()
+    return sums_of(attached, site)
+
+
+def sums_of(attached, site):
+    (row,) = [row for row in attached.report() if row.site == site.key]
+    return [0.0] * 4 if row.observed is None else list(row.observed.values())
 
 
 def ran(layer: nn.Module, x: Tensor, weight: Tensor) -> None:
@@ -136,11 +130,11 @@ def test_values_and_gradients_stay_what_they_are():
         outputs.append((y, [p.grad for p in each.parameters()]))
     torch.testing.assert_close(*outputs, rtol=0, atol=0)
     assert all(
-        site.bound.sums[1] == 1
+        sums_of(attached, site)[1] == 1
         for site in attached[Sums]
         if not isinstance(site.regularizer, GradientSums)
     )
-    assert all(site.bound.sums[3] == 1 for site in attached)
+    assert all(sums_of(attached, site)[3] == 1 for site in attached)
     attached.remove()
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
@@ -216,12 +210,12 @@ def test_off_in_evaluation_unless_always_and_while_paused():
     model = nn.Sequential(nn.Linear(2, 2))
     attached = attach(model, {"0": [Sums(), WholeSums(active="always")]})
     model.eval()(torch.ones(1, 2))
-    train, always = (site.bound.sums[1].item() for site in attached)
+    train, always = (sums_of(attached, site)[1] for site in attached)
     assert (train, always) == (0, 1)
     model.train()
     with attached.paused():
         model(torch.ones(1, 2)).sum().backward()
-    assert [site.bound.sums[1].item() for site in attached] == [0, 1]
+    assert [sums_of(attached, site)[1] for site in attached] == [0, 1]
 
 
 def test_what_gives_no_tensor_is_one_error_that_names_the_layer():
@@ -256,3 +250,50 @@ def test_it_is_planned_and_reported():
     model(torch.ones(1, 1, 6, 6))
     assert "0/Sums" in str(attached)
     assert attached.verify() == []
+
+
+@register
+class Kurtosis(Observer):
+    """The kurtosis of the values of an epoch."""
+
+    def start(self):
+        return {"sums": torch.zeros(5, dtype=torch.float64)}
+
+    def update(self, state, seen):
+        x = seen.tensor.to(state["sums"].dtype)
+        state["sums"] += torch.stack([(x**power).sum() for power in range(5)])
+
+    def compute(self, state):
+        n, *sums = state["sums"].tolist()
+        a, b, c, d = (each / n for each in sums)
+        return {"kurtosis": (d - 4 * a * c + 6 * a**2 * b - 3 * a**4) / (b - a**2) ** 2}
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_an_observer_of_your_own_is_three_methods(compiled):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh())
+    attached = attach(model, {"1": Kurtosis()})
+    run = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+
+    def epoch():
+        outputs = torch.cat([run(torch.randn(n, 4)).detach().double() for n in (16, 16, 5)])
+        z = (outputs - outputs.mean()) / outputs.std(correction=0)
+        return (z**4).mean().item()
+
+    def reported():
+        return attached.report()[0].observed["kurtosis"]
+
+    first = epoch()
+    assert reported() == pytest.approx(first)
+    assert f"{first:.3f}"[:4] in str(attached)
+    assert attached.scalars()["reg/1/Kurtosis/kurtosis"] == pytest.approx(first)
+    attached.step()
+    assert reported() == pytest.approx(first)  # nothing was seen in the new epoch yet
+    second = epoch()
+    assert reported() == pytest.approx(second)
+    state = attached.state_dict()
+    attached.remove()
+    again = attach(model, {"1": Kurtosis()})
+    again.load_state_dict(state)
+    assert again.report()[0].observed["kurtosis"] == pytest.approx(second)

@@ -8,19 +8,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dropblock_hooks.observers.moments import CAPACITY, Moments, Zone
-from dropblock_hooks.sites.counter import numbers_of
+from dropblock_hooks import ActivationStats, Seen, Watch
+from dropblock_hooks.axes.view import View
+from dropblock_hooks.observers.units import CAPACITY, Zone
 
 
-def read(moments, zone=False):
-    return moments.read(numbers_of(moments.tensors()), zone)
-
-
-def seen(*calls, every=1, channels=False, zone=None, scale=1.0):
-    moments = Moments(units=channels)
+def state_of(*calls, observer=None, channels=False, zone=None, scale=1.0):
+    """The state of an observer that has seen these calls."""
+    watch = Watch(observer or ActivationStats(every=1))
+    watch.open["zone"] = zone
     for x in calls:
-        moments.add(x, every, x if channels else None, zone, scale)
-    return read(moments, zone is not None)
+        form = View("") if channels else None
+        watch.update(Seen([x], 0.0, {}, form=lambda x, form=form: form, scale=scale))
+    return watch.open
+
+
+def seen(*calls, every=1, **options):
+    observer = ActivationStats(every=every)
+    return observer.compute(state_of(*calls, observer=observer, **options))
 
 
 def flat(calls):
@@ -119,10 +124,10 @@ def test_any_values(calls):
 
 
 def test_the_bins_are_octaves_with_closed_lower_edges():
-    moments = Moments(octaves=(-2, 1))  # edges 0.25, 0.5, 1, 2
+    observer = ActivationStats(every=1, low=0.25, high=2.0)
+    assert observer.edges == (0.25, 0.5, 1.0, 2.0)
     x = torch.tensor([0.0, 0.1, 0.25, -0.4, 0.5, -1.0, 1.99, 2.0, -1e30, math.inf, math.nan])
-    moments.add(x, 1)
-    found = read(moments)
+    found = observer.compute(state_of(x, observer=observer))
     assert found.histogram == (1, 2, 1, 2, 2)
     assert (found.zeros, found.nonfinite) == (1 / 11, 2 / 11)
 
@@ -169,7 +174,6 @@ def test_a_channel_is_dead_that_was_zero_in_all_calls():
     y[4, 2, 2] = -1.0
     found = seen(x, y, channels=True)
     assert (found.channels, found.dead) == (4, 2)
-    assert found.alive == 0b0110
 
 
 def test_a_channel_is_saturated_that_never_left_the_zone():
@@ -197,20 +201,23 @@ def test_parts_add_up_to_the_whole():
     for x in calls:
         x[:, 7] = 0.0
     calls[0][:, 9] = 0.0
-    whole = seen(*calls, channels=True, zone=Zone(0.0, 0.1, within=True))
-    first, second = (
-        seen(*part, channels=True, zone=Zone(0.0, 0.1, within=True))
-        for part in (calls[:1], calls[1:])
-    )
-    total = first.plus(second)
+    empty = torch.ones(0, 40)
+    observer = ActivationStats(every=1)
+
+    def state(*part):
+        return state_of(*part, channels=True, zone=Zone(0.0, 0.1, within=True))
+
+    def merged(a, b):
+        return observer.compute(observer.merge(state(*a), state(*b)))
+
+    whole = observer.compute(state(*calls))
+    total = merged(calls[:1], calls[1:])
     for name, value in vars(whole).items():
         if value not in ("", None):
             assert getattr(total, name) == pytest.approx(value, rel=1e-12), name
     assert total.dead == 1
-    empty = seen(torch.ones(0, 40), channels=True)
-    assert first.plus(empty).mean == empty.plus(first).mean == first.mean
-    assert first.plus(empty).std == pytest.approx(first.std)
-    both = seen(calls[0], torch.ones(0, 40), channels=True)
-    for total in (first.plus(empty), empty.plus(first)):
+    both = observer.compute(state(calls[0], empty))
+    for total in (merged([calls[0]], [empty]), merged([empty], [calls[0]])):
+        assert (total.mean, total.std) == (both.mean, both.std)
         assert total.norm == pytest.approx(both.norm)
         assert (total.calls, total.dead, total.unwatched) == (2, both.dead, "")
