@@ -3,10 +3,9 @@
 options  what the user says: layout, grid, prefix_tokens
 view     the answer for one tensor: its maps with the channels first, and back
 graph    follows axes through the autograd graph of this forward
-tokens   what a model states about its tokens: their grids, and the tokens before them
+grids    the sizes of maps in this forward, before they became tokens
+tokens   which map tokens form, and what a model tells about it; or they are refused
 facts    what a model tells about one layer, as plain data
 rules    four rules decide the layout of a tensor, or it is refused
-maps     which map the tokens form, or they are refused
-grids    the sizes of maps in this forward, before they became tokens
 reader   reads the tensors of one layer, and remembers the answers by shape
 """

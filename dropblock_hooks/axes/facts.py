@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -18,7 +18,6 @@ _MAPS = re.compile(r"(?:Conv|Norm|Pool)\w*([123])d")
 _NORM_LAST = re.compile(r"(Layer|RMS|Rms)Norm")
 _REORDER = re.compile(r"Permute|Transpose|Rearrange")
 _ATTENTION = re.compile(r"Att(entio)?n")
-_UNBATCHED = re.compile(r"(Conv|ConvTranspose|InstanceNorm|Pool)([123])d$")
 _SEQUENCES = (
     nn.RNNBase,
     nn.MultiheadAttention,
@@ -28,6 +27,7 @@ _SEQUENCES = (
     nn.TransformerEncoderLayer,
     nn.TransformerDecoderLayer,
 )
+_SAME_WIDTH = ("num_features", "num_channels", "embedding_dim")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,6 @@ class Facts:
     Attributes:
         type_name: class name of the layer.
         own: `FIRST` or `LAST`, where the layer's own type says where the channels are.
-        width: how many channels such a layer has, where it says so.
         inside: `FIRST`, `LAST` or `MIXED`: the types of the layers in it, or in the nearest
             ancestor that has some; "" where the whole model has none.
         ranks: numbers of spatial axes of the channels-first layers among them.
@@ -45,22 +44,19 @@ class Facts:
         stage: channels of the feature stage that it ends.
         heads: number of heads of the attention that it is, or belongs to.
         batched: how many axes a batch has, where the layer's type tells; else 0.
-        recurrent: whether it is a recurrent layer, which gives its state, too.
         norms_last: whether the model has norms of channels that are last.
         samples_second: class name of a layer of the model with ``batch_first=False``.
-        tokens: what the model states about its tokens.
+        tokens: what the model tells about its tokens.
     """
 
     type_name: str = ""
     own: str = ""
-    width: int | None = None
     inside: str = ""
     ranks: tuple[int, ...] = ()
     widths: tuple[int, ...] = ()
     stage: int | None = None
     heads: int | None = None
     batched: int = 0
-    recurrent: bool = False
     norms_last: bool = False
     samples_second: str = ""
     tokens: TokenFacts = field(default_factory=TokenFacts)
@@ -74,31 +70,28 @@ class ModelFacts:
         self._stages = stage_channels(index)
         self._inner: dict[nn.Module, _Inner] = {}  # an ancestor is one of many layers
         modules = list(index.model.modules())
-        self._tokens = token_facts(modules, stage_ratios(index))
-        self._norms_last = any(_is_norm_last(module) for module in modules)
         second = (type(m).__name__ for m in modules if getattr(m, "batch_first", None) is False)
-        self._samples_second = next(second, "")
+        self._of_model = Facts(
+            norms_last=any(map(_is_norm_last, modules)),
+            samples_second=next(second, ""),
+            tokens=token_facts(modules, stage_ratios(index)),
+        )
 
     def of(self, target: Target, at: str) -> Facts:
         """The facts of the output, or the input, of a layer."""
         module = target.module
         lineage = list(self._lineage(target.name))
-        own = "" if at == "input" and isinstance(module, nn.Embedding) else kind_of(module)
         inner = next((i for a in lineage if (i := self._inside(a)).side), _Inner(()))
-        return Facts(
+        return replace(
+            self._of_model,
             type_name=type(module).__name__,
-            own=own,
-            width=_width(module, at) if own else None,
+            own="" if at == "input" and isinstance(module, nn.Embedding) else kind_of(module),
             inside=inner.side,
             ranks=inner.ranks,
             widths=inner.widths,
             stage=self._stages.get(target.name) if at == "output" else None,
             heads=_heads(lineage),
             batched=_batched(lineage),
-            recurrent=isinstance(module, nn.RNNBase),
-            norms_last=self._norms_last,
-            samples_second=self._samples_second,
-            tokens=self._tokens,
         )
 
     def _inside(self, module: nn.Module) -> _Inner:
@@ -120,18 +113,18 @@ class _Inner:
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         sides: set[str] = set()
         ranks: set[int] = set()
-        widths: set[int | None] = set()
+        widths: set[int] = set()
         for module in modules:
             side = kind_of(module)
             if side:
                 sides.add(side)
                 ranks.update(_rank(module))
-                widths.update((_width(module, "input"), _width(module, "output")))
+                widths.update(_widths(module))
             if _REORDER.search(type(module).__name__):
                 sides.add(MIXED)
         self.side = "".join(sides) if len(sides) < 2 else MIXED
         self.ranks = tuple(sorted(ranks))
-        self.widths = tuple(sorted(width for width in widths if width is not None))
+        self.widths = tuple(sorted(widths))
 
 
 def kind_of(module: nn.Module) -> str:
@@ -161,15 +154,16 @@ def _is_norm_last(module: nn.Module) -> bool:
     return bool(_NORM_LAST.search(type(module).__name__)) and kind_of(module) != FIRST
 
 
-def _width(module: Any, at: str) -> int | None:
-    """The number of channels that a layer gives, or takes, where it says so."""
-    given = ("out_channels", "out_features", "num_features", "num_channels", "embedding_dim")
-    for name in given if at == "output" else ("in_channels", "in_features", *given):
-        stated = getattr(module, name, None)
-        if isinstance(stated, int):
-            return stated or None  # lazy layers have 0
+def _widths(module: Any) -> Iterator[int]:
+    """The numbers of channels that a layer takes and gives, where it says so."""
+    for names in (("in_channels", "in_features"), ("out_channels", "out_features")):
+        found = [getattr(module, name, None) for name in (*names, *_SAME_WIDTH)]
+        width = next((width for width in found if isinstance(width, int)), 0)
+        if width:  # lazy layers have 0
+            yield width
     shape = getattr(module, "normalized_shape", None)
-    return shape[0] if shape and len(shape) == 1 else None
+    if shape and len(shape) == 1:
+        yield shape[0]
 
 
 def _heads(lineage: list[nn.Module]) -> int | None:
@@ -183,11 +177,10 @@ def _heads(lineage: list[nn.Module]) -> int | None:
 
 
 def _batched(lineage: list[nn.Module]) -> int:
-    """The axes of a batch of a layer whose type takes a single sample, too; else 0."""
-    for module in lineage:
-        inside = module is lineage[0] or type(module).__module__.startswith("torch.nn.")
-        if inside and isinstance(module, _SEQUENCES):
-            return 3
-    of_maps = _UNBATCHED.search(type(lineage[0]).__name__)
-    own = type(lineage[0]).__module__.startswith("torch.nn.")
-    return int(of_maps.group(2)) + 2 if of_maps and own else 0
+    """The axes of a batch of a layer of torch that takes a single sample, too; else 0."""
+    layers = [m for m in lineage if m is lineage[0] or type(m).__module__.startswith("torch.nn.")]
+    if any(isinstance(module, _SEQUENCES) for module in layers):
+        return 3
+    name, rank = type(lineage[0]).__name__, _rank(lineage[0])
+    single = type(lineage[0]).__module__.startswith("torch.nn.") and "BatchNorm" not in name
+    return rank[0] + 2 if rank and single else 0

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from .tokens import Grid
+Grid = tuple[int, ...]
 
 _MAP = re.compile(r"(Conv|Pool)\w*[23]d")
 
@@ -55,68 +55,61 @@ class Grids:
         """Put hooks on the layers of a model that show the sizes of its maps, if there are some."""
         cut = [m for m in model.modules() if m is not model and _cuts_patches(m)]
         inner = [m for m in cut if not any(n is not m and n in cut for n in m.modules())]
-        inside = {leaf for m in inner for leaf in m.modules()}
+        embedding = {leaf for module in inner for leaf in module.modules()}
         hooks = []
         for module in model.modules():
             maps = _gives_maps(module)
-            if module in inner or (maps and (module in inside or _is_strided(module))):
-                hook = GridHook(self, maps, module in inside)
-                module.register_forward_hook(hook)
-                hooks.append(hook)
+            if module in inner or (maps and (module in embedding or _is_strided(module))):
+                hooks.append(GridHook(self, maps=maps, embeds=module in embedding))
+                module.register_forward_hook(hooks[-1])
         if hooks:
             self.hooks = tuple(hooks)
-            model.register_forward_pre_hook(ForwardHook(self, True))
-            model.register_forward_hook(ForwardHook(self, False), always_call=True)
+            model.register_forward_pre_hook(GridHook(self, begins=True))
+            model.register_forward_hook(GridHook(self, begins=False), always_call=True)
 
     def unwatch(self, model: nn.Module) -> None:
         """Take these hooks off."""
         for module in model.modules() if self.hooks else ():
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
-                for key in [key for key, hook in hooks.items() if self._owns(hook)]:
-                    del hooks[key]
-                    module._forward_hooks_always_called.pop(key, None)
-
-    def _owns(self, hook: Any) -> bool:
-        return isinstance(hook, (GridHook, ForwardHook)) and hook.grids is self
+                for key, hook in list(hooks.items()):
+                    if isinstance(hook, GridHook) and hook.grids is self:
+                        del hooks[key]
+                        module._forward_hooks_always_called.pop(key, None)
 
 
 class GridHook:
-    """Forward hook: keeps the sizes of the maps that a layer gives.
+    """Forward hook of a layer, which keeps the sizes of its maps; or a hook of the whole model.
 
     Attributes:
         maps: whether it gives maps (N, C, ...), and not tokens together with the size of their map.
         embeds: whether the layer belongs to a patch embedding.
+        begins: of a hook of the model: whether its forward begins, or ends.
         met: of each map in this forward, the number of samples and the size.
     """
 
-    def __init__(self, grids: Grids, maps: bool, embeds: bool) -> None:
-        self.grids, self.maps, self.embeds = grids, maps, embeds
+    def __init__(
+        self, grids: Grids, maps: bool = False, embeds: bool = False, begins: bool | None = None
+    ) -> None:
+        self.grids, self.maps, self.embeds, self.begins = grids, maps, embeds, begins
         self.met: tuple[tuple[int, Grid], ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "met": ()}
 
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if is_compiling() or not recomputing():
-            met = _map(output) if self.maps else _stated(output)
-            if met is not None:
-                # a part of the model may be called by itself: only its last call counts
-                self.met = (*self.met, met) if self.grids.inside else (met,)
-
-
-class ForwardHook:
-    """Forward hook or pre-hook of the model: a forward begins, or ends, and no size is known."""
-
-    def __init__(self, grids: Grids, begins: bool) -> None:
-        self.grids, self.begins = grids, begins
-
-    def __call__(self, model: nn.Module, *args: Any) -> None:
-        if not is_compiling():
-            if recomputing():
-                return
-            self.grids.inside = self.begins
-        for hook in self.grids.hooks:
-            hook.met = ()
+    def __call__(self, module: nn.Module, args: Any, output: Any = None) -> None:
+        compiling = is_compiling()
+        if not compiling and recomputing():
+            return
+        if self.begins is not None:
+            if not compiling:
+                self.grids.inside = self.begins
+            for hook in self.grids.hooks:
+                hook.met = ()
+            return
+        met = _map(output) if self.maps else _stated(output)
+        if met is not None:
+            # a part of the model may be called by itself: only its last call counts
+            self.met = (*self.met, met) if self.grids.inside else (met,)
 
 
 def _map(output: Any) -> tuple[int, Grid] | None:

@@ -37,25 +37,22 @@ class AxisOptions:
             spatial: number of spatial axes that the class needs; None for none.
             label: its name.
         """
+        grid, prefix = self.grid, self.prefix_tokens
         check_option("layout", self.layout, ("auto", *layouts_for(spatial)))
-        if self.grid is not None:
-            _check_grid(self.grid, spatial, label)
-        if self.prefix_tokens is not None:
-            as_count("prefix_tokens", self.prefix_tokens, 0)
-            if spatial is None:
-                raise ValueError(f"prefix_tokens is for tokens of a map; {label} takes none")
+        if prefix is not None:
+            as_count("prefix_tokens", prefix, 0)
+        if grid is not None and not _is_size(grid):
+            raise ValueError(f"grid must be integers above 0, (height, width), got {quote(grid)}")
+        if (grid and (spatial or 0) < 2) or (prefix is not None and spatial is None):
+            raise ValueError(f"grid and prefix_tokens are for tokens; {label} needs no map")
+        if grid and len(grid) != spatial:
+            raise ValueError(f"grid must have {spatial} axes for {label}, got {quote(grid)}")
         of_tokens = self.auto or is_tokens(self.layout, spatial)
-        given = self.grid is not None or (self.prefix_tokens is not None and spatial != 1)
-        if given and not of_tokens:
+        if (grid or (prefix is not None and spatial != 1)) and not of_tokens:
             raise ValueError(f"grid and prefix_tokens are for tokens, not layout={self.layout!r}")
 
 
-def _check_grid(grid: Any, spatial: int | None, label: str) -> None:
+def _is_size(grid: Any) -> bool:
     edges = tuple(grid) if isinstance(grid, (tuple, list)) else ()
     counts = (isinstance(e, int) and not isinstance(e, bool) and 0 < e <= LARGEST for e in edges)
-    if not edges or not all(counts):
-        raise ValueError(f"grid must be integers above 0, (height, width), got {quote(grid)}")
-    if spatial is None or spatial < 2:
-        raise ValueError(f"grid is for tokens of a map, and {label} needs no map")
-    if len(edges) != spatial:
-        raise ValueError(f"grid must have {spatial} axes for {label}, got {quote(grid)}")
+    return bool(edges) and all(counts)

@@ -10,9 +10,9 @@ from ..tables import shown
 from .facts import Facts
 from .graph import LOST, UNTOLD, channels_of
 from .grids import Grids, recomputing
-from .maps import with_grid
 from .options import AxisOptions
 from .rules import check_samples, view_of
+from .tokens import with_grid
 from .view import LAYOUTS, NAMELESS, PARAMETER, View, is_tokens, layout_with, side_of
 
 _MOST_SHAPES = 256
@@ -55,15 +55,13 @@ class Reader:
         self._forget()
 
     def _forget(self) -> None:
-        self._known: dict[torch.Size, View] = {}
-        self._tokens: dict[torch.Size, View] = {}  # layouts of tokens: their maps differ by image
+        self._views: dict[torch.Size, View] = {}  # without the grids of tokens
         self._asked: dict[torch.Size, int] = {}
         self._maps: dict[torch.Size, list[View]] = {}  # of forwards since the last recomputation
         self._repeated = False
 
     def __getstate__(self) -> dict[str, Any]:
-        by_shape = ("_known", "_tokens", "_asked", "_maps")
-        return {**self.__dict__, **{name: {} for name in by_shape}}
+        return {**self.__dict__, "_views": {}, "_asked": {}, "_maps": {}}
 
     @property
     def needs_grids(self) -> bool:
@@ -75,23 +73,20 @@ class Reader:
         """How the axes of a tensor are read.
 
         Raises:
-            ValueError: where that can't be known.
+            ValueError: if that can't be known.
         """
         facts = self.facts
         if facts is None:
             return PARAMETER
-        shape = x.shape
         if is_compiling():  # no side effects, and no hash of a traced size
-            view = self._decided(facts, shape, self._sides.get(x.ndim, ""))
+            view = self._decided(facts, x.shape, self._sides.get(x.ndim, ""))
             tokens = is_tokens(view.layout, self._spatial)
-            return self._with_grid(facts, shape, view) if tokens else view
-        known = self._known.get(shape)
-        if known is None:
-            known = self._tokens.get(shape) or self._read(facts, x)
-            if is_tokens(known.layout, self._spatial):
-                known = self._map_of_this_image(facts, shape, known)
-        self.last = known
-        return known
+            return self._with_grid(facts, x.shape, view) if tokens else view
+        view = self._views.get(x.shape) or self._read(facts, x)
+        if is_tokens(view.layout, self._spatial):
+            view = self._map_of_this_image(facts, x.shape, view)
+        self.last = view
+        return view
 
     def map_of(self, x: Tensor) -> Tensor | None:
         """A tensor as (N, C, h, w), whatever is needed otherwise; None where it holds no map."""
@@ -135,8 +130,7 @@ class Reader:
             self._forget()
         asked = self._asked[x.shape] = self._asked.get(x.shape, 0) + 1
         if asked >= _ASKED or not follow:
-            tokens = is_tokens(view.layout, self._spatial)
-            (self._tokens if tokens else self._known)[x.shape] = view
+            self._views[x.shape] = view
         return view
 
     def _with_grid(self, facts: Facts, shape: torch.Size, view: View) -> View:
@@ -148,18 +142,17 @@ class Reader:
         if recomputing():
             self._repeated = True
             maps = self._maps.get(shape, [])
-            if len(maps) > 1:
-                sizes = " or ".join(shown(each.grid or ()) for each in maps)
-                raise ValueError(
-                    f"shape {tuple(shape)}: forwards of different images came before this "
-                    f"recomputation, so its tokens can be {sizes}; run each backward before the "
-                    "next forward, or say grid="
-                )
-            if maps:
+            if len(maps) == 1:
                 return maps[0]
-        view = self._with_grid(facts, shape, view)
+            sizes = " or ".join(shown(each.grid or ()) for each in maps) or "any map"
+            raise ValueError(
+                f"shape {tuple(shape)}: its tokens can be {sizes} in this recomputation, because "
+                "forwards of different images came before it; run each backward before the next "
+                "forward, or say grid="
+            )
         if self._repeated:
             self._maps, self._repeated = {}, False
+        view = self._with_grid(facts, shape, view)
         maps = self._maps.setdefault(shape, [])
         if view not in maps:
             maps.append(view)

@@ -1,12 +1,16 @@
-"""What a model tells about its tokens: how many come before those of the map, and later stages."""
+"""Which map tokens form: that of this image, after the class and register tokens before it."""
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
-Grid = tuple[int, ...]
+from ..tables import shown
+from .grids import Grid, Grids
+from .options import AxisOptions
+from .view import LAST, View, side_of
 
 _CLASS_TOKEN = re.compile(r"(cls|class)_token")
 _MORE_TOKENS = re.compile(r"(dist|distillation|reg|register)_tokens?")
@@ -26,14 +30,15 @@ class TokenFacts:
     prefixes: tuple[int, ...] = (0,)
     reordered: str = ""
 
-    def stages_of(self, embedded: list[Grid]) -> list[Grid]:
-        """The sizes of all maps of images of which the patch embedding made maps of these sizes."""
-        found: dict[Grid, None] = {}
-        for grid in embedded:
-            for ratio in self.ratios:
-                if all(edge % ratio == 0 for edge in grid):
-                    found[tuple(edge // ratio for edge in grid)] = None
-        return list(found)
+    def maps(self, embedded: Iterable[Grid]) -> list[Grid]:
+        """The maps of all stages, where the patch embedding made maps of these sizes."""
+        found = [
+            tuple(edge // ratio for edge in grid)
+            for grid in embedded
+            for ratio in self.ratios
+            if all(edge % ratio == 0 for edge in grid)
+        ]
+        return [*dict.fromkeys(found)]
 
 
 def token_facts(modules: list[nn.Module], stage_ratios: tuple[int, ...]) -> TokenFacts:
@@ -47,28 +52,88 @@ def token_facts(modules: list[nn.Module], stage_ratios: tuple[int, ...]) -> Toke
     stated = {max(edges) // edge for edge in edges if edge}  # Swin's layers say what they are for
     return TokenFacts(
         ratios=tuple(sorted({1, *stage_ratios, *stated})),
-        prefixes=_prefixes(modules),
+        prefixes=tuple(sorted({0, *map(_prefix, modules)})),
         reordered=next((n for m in modules if (n := type(m).__name__) == "Unroll"), ""),
     )
 
 
-def _prefixes(modules: list[nn.Module]) -> tuple[int, ...]:
-    """How many class and register tokens the model, or a part of it, has; and 0."""
-    found = {0}
-    for module in modules:
-        stated = getattr(module, "num_prefix_tokens", None)
-        if isinstance(stated, int):
-            found.add(stated)
-            continue
-        tokens = {name: p.shape[-2] if p.ndim > 1 else 1 for name, p in _named_tokens(module)}
-        if tokens:
-            classes = [n for name, n in tokens.items() if _CLASS_TOKEN.match(name)]
-            found.add(sum(tokens.values()) - sum(classes[1:]))  # one for each branch
-    return tuple(sorted(found))
-
-
-def _named_tokens(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+def _prefix(module: nn.Module) -> int:
+    """How many class and register tokens a module has."""
+    stated = getattr(module, "num_prefix_tokens", None)
+    if isinstance(stated, int):
+        return stated
+    classes, more = 0, 0
     for name, parameter in module._parameters.items():
-        named = _CLASS_TOKEN.match(name) or _MORE_TOKENS.match(name)
-        if named and parameter is not None:
-            yield name, parameter
+        if parameter is not None:
+            count = parameter.shape[-2] if parameter.ndim > 1 else 1
+            if _CLASS_TOKEN.match(name):
+                classes = classes or count  # there may be one for each branch
+            elif _MORE_TOKENS.match(name):
+                more += count
+    return classes + more
+
+
+def with_grid(
+    view: View,
+    options: AxisOptions,
+    spatial: int,
+    facts: TokenFacts,
+    shape: Sequence[int],
+    grids: Grids,
+) -> View:
+    """The view of tokens, with the grid that they form and the prefix before them.
+
+    Args:
+        view: the layout of the tokens.
+        options: what the user says.
+        spatial: number of axes of the map.
+        facts: what the model tells about its tokens.
+        shape: of the tensor.
+        grids: the sizes of maps in this forward.
+
+    Raises:
+        ValueError: if no grid is known, or several are, or they contradict the options.
+    """
+    if facts.reordered and options.grid is None:
+        raise ValueError(
+            f"shape {tuple(shape)}: a {facts.reordered} of the model moves tokens out of the order "
+            "of rows, so they form no map; say grid= at layers where they are in order"
+        )
+    length = shape[1 if side_of(view.layout) == LAST else 2]
+    prefixes = facts.prefixes if options.prefix_tokens is None else (options.prefix_tokens,)
+    met = grids.of(spatial, shape[0])
+    known = _fitting(met, length, prefixes)
+    if not known:
+        stages = facts.maps(grids.of(spatial, shape[0], embedded=True))
+        known = _fitting(stages, length, prefixes)
+    given = known
+    if options.grid is not None:
+        given = _fitting([options.grid], length, prefixes)
+        given = [each for each in given if not known or each in known]
+    if len(given) == 1:
+        return View(view.layout, *given[0])
+    ways = " or ".join(f"{shown(grid)} with {n} in front" for grid, n in known)
+    if options.grid is not None:
+        why = f"are not {shown(options.grid)}{' but ' * bool(ways)}{ways}"
+    elif known:
+        why = f"can be {ways}"
+    else:
+        sizes = ", ".join(dict.fromkeys(map(shown, met)))
+        why = f"are none of the maps of this forward ({sizes})" if met else "form no known grid"
+    axes = "(height, width)" if spatial == 2 else "(depth, height, width)"
+    raise ValueError(
+        f"shape {tuple(shape)}: its {length} tokens (L), {' or '.join(map(str, prefixes))} of them "
+        f"before the map, {why}; say grid=, {axes}, and prefix_tokens="
+    )
+
+
+def _fitting(
+    grids: Iterable[Grid], length: int, prefixes: tuple[int, ...]
+) -> list[tuple[Grid, int]]:
+    """The different grids, and prefixes, that make this number of tokens."""
+    found: list[tuple[Grid, int]] = []
+    for grid in grids:
+        for prefix in prefixes:
+            if math.prod(grid) + prefix == length and (grid, prefix) not in found:
+                found.append((grid, prefix))
+    return found

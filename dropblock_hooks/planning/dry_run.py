@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from ..attachment.activity import ModelHook
 from ..attachment.compiled import as_written
-from ..axes.grids import ForwardHook, GridHook
+from ..axes.grids import GridHook
 from ..selectors.wrappers import named_modules
 from ..sites.hooks import SiteHook, ours
 from ..sites.parameters import KeeperHook
@@ -233,7 +233,7 @@ def _refuse_replaced_forward(model: nn.Module) -> None:
             )
 
 
-_OURS = (SiteHook, KeeperHook, ModelHook, GridHook, ForwardHook)
+_OURS = (SiteHook, KeeperHook, ModelHook, GridHook)
 _TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
