@@ -15,7 +15,7 @@ from .selectors.wrappers import find_module, submodule, unwrap
 from .sites.grad_scaler import checked_scaler
 from .sites.hooks import SiteHook, hooks_on
 from .sites.optimizers import checked_optimizers
-from .sites.shared import Control
+from .sites.run import Run
 from .spec.draft import Draft, SpecError
 from .warn import warn
 
@@ -76,7 +76,7 @@ def attach(
     unsaid = without_epochs(placements)
     if unsaid:
         raise draft.error(unsaid)
-    control = Control(root, checked_scaler(grad_scaler), epochs)
+    control = Run(root, checked_scaler(grad_scaler), epochs)
     optimizers = checked_optimizers(optimizer)
     findings = [Finding(Kind.SPEC, Severity.WARNING, (), text) for text in warnings]
     layouts: dict[str, str | None] = {}
@@ -115,7 +115,7 @@ def attachments(model: nn.Module) -> list[Attachment]:
         >>> attachments(copy.deepcopy(model))
         [<Attachment: 1 site on Sequential, epoch 0>]
     """
-    found: dict[int, tuple[Control, list[tuple[nn.Module, SiteHook]]]] = {}
+    found: dict[int, tuple[Run, list[tuple[nn.Module, SiteHook]]]] = {}
     for module in model.modules():
         for hook in hooks_on(module):
             control = hook.site.control

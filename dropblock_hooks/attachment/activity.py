@@ -15,7 +15,7 @@ from ..findings import Finding, Kind, Severity, tell
 from ..selectors.wrappers import bare_type
 from ..sites.hooks import SiteHook, take_off
 from ..sites.parameters import ParameterHook
-from ..sites.shared import Control
+from ..sites.run import Run
 from ..tables import counted
 from .faults import Window, fault_of, needs_calls, runs_unseen
 from .verify import windows
@@ -30,7 +30,7 @@ class ModelHook:
 
     closes = True  # it is called behind the hooks of sites
 
-    def __init__(self, control: Control, hooks: Iterable[SiteHook]) -> None:
+    def __init__(self, control: Run, hooks: Iterable[SiteHook]) -> None:
         self.control = control
         self.hooks = tuple(hooks)
         self.watching = Watching.of(self.hooks)
@@ -57,7 +57,7 @@ class ModelHook:
             self.watching.pass_forward(model, control, self.hooks)
 
 
-def look_at_forward(base: nn.Module, control: Control, hooks: Sequence[SiteHook]) -> None:
+def look_at_forward(base: nn.Module, control: Run, hooks: Sequence[SiteHook]) -> None:
     """Warn of the sites that did nothing in the first training forward of a window."""
     idle = [hook for hook in hooks if not _at_work(hook) and needs_calls(hook)]
     if idle:  # otherwise all is well, and compiled code need not be waited for
@@ -75,7 +75,7 @@ def _at_work(hook: SiteHook) -> bool:
 
 
 def look_back(
-    base: nn.Module, control: Control, hooks: Sequence[SiteHook], ended: bool
+    base: nn.Module, control: Run, hooks: Sequence[SiteHook], ended: bool
 ) -> list[Finding]:
     """What is wrong with a window that closes.
 
@@ -107,7 +107,7 @@ _OF_PARAMETERS = (Kind.REPLACED, Kind.NEVER_ACTIVE, Kind.NO_OPTIMIZER)
 """What is reported of parameters: that one is frozen is likely meant."""
 
 
-def _not_trained(base: nn.Module, control: Control, window: Window) -> Finding:
+def _not_trained(base: nn.Module, control: Run, window: Window) -> Finding:
     """An epoch without a training forward of this model."""
     name = bare_type(base).__name__
     if window.model.evaluated:
@@ -135,7 +135,7 @@ def _idle_sites(base: nn.Module, hooks: Iterable[SiteHook], window: Window) -> l
     return found
 
 
-def take_off_model_hook(control: Control, module: nn.Module) -> None:
+def take_off_model_hook(control: Run, module: nn.Module) -> None:
     """Take off the hook of this attachment on the model."""
     for hook in list(module._forward_hooks.values()):
         if isinstance(hook, ModelHook) and hook.control is control:

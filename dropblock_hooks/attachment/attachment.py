@@ -15,6 +15,7 @@ from ..sites.grad_scaler import checked_scaler
 from ..sites.hooks import take_off
 from ..sites.optimizers import checked_optimizers, use_optimizers
 from ..sites.parameters import ParameterHook, keepers_on
+from ..sites.run import LossScale
 from ..tables import Table, counted
 from ..warn import warn
 from .activity import look_back, take_off_model_hook
@@ -148,11 +149,11 @@ class Attachment(SiteList):
         Objects that wrap one are accepted: timm's NativeScaler, Lightning's precision plugin,
         accelerate's Accelerator. False states that the loss is not scaled.
         """
-        return self._control.grad_scaler
+        return self._control.scale.scaler
 
     @grad_scaler.setter
     def grad_scaler(self, scaler: Any) -> None:
-        self._control.use_scaler(checked_scaler(scaler))
+        self._control.scale = LossScale(checked_scaler(scaler))
 
     @property
     def optimizer(self) -> Any:

@@ -10,7 +10,7 @@ import torch
 from ..quoting import listed
 from ..sites.hooks import SiteHook
 from ..sites.retune import RetuneHook
-from ..sites.shared import Control
+from ..sites.run import Run
 from ..warn import warn
 
 
@@ -53,7 +53,7 @@ def _compiled_codes() -> list[types.CodeType]:
     return [code for code in codes if code is not None and _debug_get_cache_entry_list(code)]
 
 
-def tell_recompiling(control: Control, hooks: Iterable[SiteHook]) -> None:
+def tell_recompiling(control: Run, hooks: Iterable[SiteHook]) -> None:
     """Warn, once, of rates that compiled code reads as constants, and that will change."""
     if (".", "recompiles") in control.told:
         return

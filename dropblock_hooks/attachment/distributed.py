@@ -10,7 +10,7 @@ from torch import distributed
 from ..findings import Finding, Kind, Severity, tell
 from ..observers.base import Observer, State
 from ..sites.counter import Totals
-from ..sites.shared import Control
+from ..sites.run import Run
 from ..sites.site import Site
 from .report import Readings
 
@@ -67,7 +67,7 @@ def _merged(observer: Observer, states: Sequence[State | None]) -> State | None:
     return functools.reduce(observer.merge, there) if there else None
 
 
-def compare(control: Control, sites: Sequence[Site], local: Sequence[Finding]) -> list[Finding]:
+def compare(control: Run, sites: Sequence[Site], local: Sequence[Finding]) -> list[Finding]:
     """The findings of all ranks, and what differs between them; the same list on every rank."""
     mine = {site.key: repr(site.regularizer) for site in sites}
     mine |= {"the epoch": f"{control.epoch:g}", "enabled": str(control.enabled)}
@@ -107,17 +107,16 @@ def _equal_seeds() -> Finding:
     )
 
 
-def tell_equal_seeds(control: Control, sites: Sequence[Site]) -> None:
+def tell_equal_seeds(control: Run, sites: Sequence[Site]) -> None:
     """Warn, once for an attachment, where another rank has the same random seed.
 
     Each rank puts its seed into the store of the process group and reads the seeds that are there.
     No rank waits: of two ranks, the later one finds the seed of the other.
     """
-    if control.compared or not control.installed or not any(site.draws for site in sites):
+    if not control.installed or not any(site.draws for site in sites):
         return
-    if not _is_ready() or world_size() == 1:
+    if not _is_ready() or world_size() == 1 or not control.tell_once("compared"):
         return
-    control.compared = True
     store, rank = distributed.distributed_c10d._get_default_store(), distributed.get_rank()
     seed = str(torch.initial_seed())
     store.set(f"dropblock_hooks/seed/{rank}", seed)

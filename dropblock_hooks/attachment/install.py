@@ -10,7 +10,7 @@ from ..sites.hooks import InputHook, OutputHook, SiteHook
 from ..sites.observe import ObserveHook
 from ..sites.parameters import KeeperHook, ParameterHook
 from ..sites.retune import RetuneHook
-from ..sites.shared import Control
+from ..sites.run import Run
 from ..sites.site import Site
 from .activity import ModelHook
 from .attachment import Attachment
@@ -31,7 +31,7 @@ def make_hook(site: Site, p: Placement) -> SiteHook:
 def install(
     base: nn.Module,
     placements: list[Placement],
-    control: Control,
+    control: Run,
     make: Callable[[Site, Placement], SiteHook] = make_hook,
 ) -> Attachment:
     """Put the hooks of all placements on a model; where one fails, take out what was put on.
@@ -62,7 +62,7 @@ def install(
     return attachment
 
 
-def _sites(placements: list[Placement], control: Control) -> list[Site]:
+def _sites(placements: list[Placement], control: Run) -> list[Site]:
     sites: list[Site] = []
     for order, (key, p) in enumerate(zip(site_keys(placements), placements, strict=True)):
         site = Site(

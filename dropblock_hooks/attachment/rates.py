@@ -11,7 +11,7 @@ from ..quoting import quote
 from ..regularizers.base import Regularizer
 from ..schedules import UNSAID, length_of, same_kind, spread_rate, within
 from ..sites.hooks import SiteHook
-from ..sites.shared import Control
+from ..sites.run import Run
 from ..sites.site import Site
 
 
@@ -42,7 +42,7 @@ def _values_of(site: Site, regularizer: Regularizer, t: float) -> dict[str, floa
 
 def move(
     base: nn.Module,
-    control: Control,
+    control: Run,
     installed: Sequence[tuple[nn.Module, SiteHook]],
     t: float,
     values: Sequence[dict[str, float]],
@@ -61,16 +61,15 @@ def move(
             hook.put(module)
         raise
     if math.floor(t) != math.floor(control.epoch):
-        control.counter.close_window()
         for module, hook in installed:
             hook.look(module)
-            hook.site.close_window()
+        control.close_window(hook.site for _, hook in installed)
+        for module, hook in installed:
             hook.look(module)
-        control.open_window()
     control.epoch = t
 
 
-def check_installed(control: Control, what: str) -> None:
+def check_installed(control: Run, what: str) -> None:
     """Raise RuntimeError where there are no hooks any more, to do this."""
     if not control.installed:
         raise RuntimeError(
@@ -78,9 +77,7 @@ def check_installed(control: Control, what: str) -> None:
         )
 
 
-def with_rates(
-    sites: Sequence[Site], rates: Mapping[str, Any], control: Control
-) -> list[Regularizer]:
+def with_rates(sites: Sequence[Site], rates: Mapping[str, Any], control: Run) -> list[Regularizer]:
     """The regularizers of sites with other rates, checked at this time; errors name the site.
 
     A `ByDepth` is spread over the layers of each class of regularizers for itself.

@@ -18,8 +18,7 @@ from ..regularizers.weight_gradients import AdaptiveClipGrad
 from ..schedules import Schedule, span_of
 from ..sites.counter import Totals, read
 from ..sites.hooks import SiteHook
-from ..sites.norms import NO_NORMS
-from ..sites.shared import Control
+from ..sites.run import Run
 from ..sites.site import Site
 from ..tables import Columns, Forms, Section, Table, named, ranged
 from ..tables import shown as cell
@@ -97,9 +96,9 @@ class Readings(NamedTuple):
     observed: dict[str, Any]
 
 
-def readings(sites: Sequence[Site], control: Control) -> Readings:
+def readings(sites: Sequence[Site], control: Run) -> Readings:
     """What they have counted so far."""
-    totals = read([site.counter for site in sites], norms=True)
+    totals = read([site.counter for site in sites])
     counted = {site.key: each for site, each in zip(sites, totals, strict=True)}
     compiled = any(each.life.compiled for each in totals)
     forwards = control.counter.snapshot().calls
@@ -131,7 +130,7 @@ def site_row(site: Site, counted: Totals, forwards: int | None, observed: Any = 
     """The row of a site; `forwards` are those of the model, for the calls in each."""
     size, life, shown = counted.map_size, counted.life, counted.shown
     block = None if size is None else site.regularizer.block_in_force(size)
-    norms = counted.shown_norms or NO_NORMS
+    norms = shown.norms
     return SiteRow(
         site=site.key,
         regularizer=repr(site.regularizer),

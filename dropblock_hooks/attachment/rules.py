@@ -18,7 +18,7 @@ from ..findings import Finding, Kind, Severity
 from ..observers.watchdog import Watchdog
 from ..observers.watched import Numbers, can_die
 from ..sites.grad_scaler import in_use
-from ..sites.shared import Control, is_enabled
+from ..sites.run import Run, is_enabled
 from ..sites.site import Site
 
 _SMALLEST_SCALE = 1.0
@@ -65,7 +65,7 @@ class Looked(NamedTuple):
     """
 
     base: nn.Module
-    control: Control
+    control: Run
     sights: list[Sight]
 
     @property
@@ -96,7 +96,7 @@ def judge(looked: Looked) -> Iterator[Finding]:
 def _nonfinite(looked: Looked) -> Iterator[Finding]:
     """The first bad value: in the forward, the backward, or the gradient of a parameter alone."""
     sights = looked.under(Kind.NONFINITE)
-    scaler = looked.control.grad_scaler
+    scaler = looked.control.scale.scaler
     scaled = bool(scaler) and is_enabled(scaler)
     # overflows are how a GradScaler finds its scale
     backward = not scaled or scaler.get_scale() < _SMALLEST_SCALE
@@ -176,7 +176,7 @@ def _bad_names(sight: Sight, sights: Sequence[Sight]) -> list[str]:
 def _cure_backward(looked: Looked, scaled: bool) -> str:
     if scaled:
         return "The GradScaler is not recovering: run this layer in float32"
-    if looked.control.grad_scaler is None and in_use():
+    if looked.control.scale.scaler is None and in_use():
         return (
             "A GradScaler is in use in this process: if it scales this loss, pass it, "
             "attach(..., grad_scaler=scaler), so that its overflows are not reported"

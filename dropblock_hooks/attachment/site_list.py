@@ -17,7 +17,7 @@ from ..selectors.index import Index, NoMatchError
 from ..selectors.select import Select, match
 from ..selectors.wrappers import named_modules
 from ..sites.hooks import SiteHook
-from ..sites.shared import Control
+from ..sites.run import Run
 from ..sites.site import Site
 from .compiled import has_compiled
 from .rates import check_installed, with_rates
@@ -27,7 +27,7 @@ class SiteList:
     """The sites that are installed on a model, in the order of the spec."""
 
     def __init__(
-        self, base: nn.Module, control: Control, installed: list[tuple[nn.Module, SiteHook]]
+        self, base: nn.Module, control: Run, installed: list[tuple[nn.Module, SiteHook]]
     ) -> None:
         self._base = base
         self._control = control
@@ -187,7 +187,7 @@ def _of_class(
     return tuple(hook.site for hook in meant)
 
 
-def _nothing_kept(site: Site, control: Control) -> str:
+def _nothing_kept(site: Site, control: Run) -> str:
     """Why a site has kept nothing."""
     life = site.counter.snapshot()
     if not life.calls:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ..checks import as_number
 from ..sites.counter import Snapshot, Totals, read
-from ..sites.norms import NO_NORMS, Norms
-from ..sites.shared import Control
+from ..sites.norms import Norms
+from ..sites.run import Run
 from ..sites.site import Site
 
 _VERSION = 3
@@ -17,9 +17,9 @@ _COUNTS = ("calls", "active_calls", "affected", "total")
 _ELEMENTS = ("affected", "total", "expected")
 
 
-def save(sites: Sequence[Site], control: Control) -> dict[str, Any]:
+def save(sites: Sequence[Site], control: Run) -> dict[str, Any]:
     """Epoch and statistics."""
-    totals = read([site.counter for site in sites], norms=True)
+    totals = read([site.counter for site in sites])
     return {
         "version": _VERSION,
         "epoch": control.epoch,
@@ -32,7 +32,7 @@ def save(sites: Sequence[Site], control: Control) -> dict[str, Any]:
 
 
 def _saved(site: Site, counted: Totals) -> dict[str, Any]:
-    life, norms = counted.life, counted.norms[0]
+    life, norms = counted.life, counted.life.norms
     state: dict[str, Any] = {
         "regularizer": repr(site.regularizer),
         "calls": life.calls,
@@ -95,18 +95,18 @@ def _is_whole(site: Any) -> bool:
 
 
 def _norms(saved: Mapping[str, Any]) -> Norms:
-    return Norms.restored(saved["norms"]) if "norms" in saved else NO_NORMS
+    return Norms.restored(saved["norms"]) if "norms" in saved else Norms.of(None)
 
 
-def restore(state: Mapping[str, Any], sites: Sequence[Site], control: Control) -> None:
+def restore(state: Mapping[str, Any], sites: Sequence[Site], control: Run) -> None:
     """Take over the statistics of a checked state, and begin a new window."""
     control.stepped = bool(state.get("stepped", True))
     control.counter.restore(Snapshot(trained=int(state.get("forwards", 0))))
     for site in sites:
         saved = state["sites"].get(site.key)
         if saved is None:
-            counted = site.counter.read(norms=True)
-            site.counter.restore(counted.life, counted.norms[0])
+            counted = site.counter.read()
+            site.counter.restore(counted.life)
             continue
         counts = {name: saved[name] for name in _ELEMENTS}
         counts |= {"trained": saved["calls"], "active": saved["active_calls"]}

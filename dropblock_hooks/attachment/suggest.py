@@ -75,10 +75,10 @@ def _rows(site: Site, share: float) -> Iterator[Suggestion]:
     bounds = {n: sign for n, sign in site.regularizer.bounds.items() if n in site.values}
     if not bounds:
         return
-    counted = site.counter.read(norms=True)
-    norms, over = counted.shown_norms, "window"
-    if norms is None:
-        norms, over = counted.norms[0], "life"
+    counted = site.counter.read()
+    norms, over = counted.shown.norms, "window"
+    if not norms.bins:
+        norms, over = counted.life.norms, "life"
     bound, reason = norms.quantile(1 - share), ""
     if bound is None:
         reason = "no gradient was seen yet: train a step first"

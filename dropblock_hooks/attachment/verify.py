@@ -9,27 +9,27 @@ from ..findings import Finding, Kind, Severity, tell
 from ..sites.counter import read
 from ..sites.grad_scaler import missing_scaler
 from ..sites.hooks import SiteHook
-from ..sites.shared import Control
+from ..sites.run import Run
 from .faults import AGAIN, Window, fault_of, needs_calls, runs_unseen
 from .watchdog import look_for_alerts, tell_alerts
 
 
-def windows(control: Control, hooks: Iterable[SiteHook]) -> tuple[Window, Window]:
+def windows(control: Run, hooks: Iterable[SiteHook]) -> tuple[Window, Window]:
     """The open window, and the one before."""
     sites = [hook.site for hook in hooks]
     model, *totals = read([control.counter, *(site.counter for site in sites)], wait=False)
     found = {site.key: each for site, each in zip(sites, totals, strict=True)}
     compiled = any(each.life.compiled for each in totals)
-    off = control.idled, control.idled_before
     made = []
-    for i, which in enumerate(("window", "closed")):
+    for which in ("window", "closed"):
         counts = {key: getattr(each, which) for key, each in found.items()}
         layers = {site.name: counts[site.key].calls for site in sites}
-        made.append(Window(counts, layers, getattr(model, which), off[i], compiled))
+        off = any(each.off for each in counts.values())
+        made.append(Window(counts, layers, getattr(model, which), off, compiled))
     return made[0], made[1]
 
 
-def last_window(control: Control, hooks: Iterable[SiteHook]) -> Window:
+def last_window(control: Run, hooks: Iterable[SiteHook]) -> Window:
     """The window that a user means: the open one, or the one before if that was not trained in.
 
     With ``step(epoch)`` at the start of an epoch it is the open one. After ``step()`` at the end of
@@ -40,14 +40,14 @@ def last_window(control: Control, hooks: Iterable[SiteHook]) -> Window:
 
 
 def find_faults(
-    base: nn.Module, control: Control, installed: list[tuple[nn.Module, SiteHook]]
+    base: nn.Module, control: Run, installed: list[tuple[nn.Module, SiteHook]]
 ) -> list[Finding]:
     """Everything that is wrong, in the order of the sites."""
     if not control.installed:
         return [_general(control, Kind.REMOVED, "the attachment was removed", AGAIN)]
     hooks = [hook for _, hook in installed]
     found = []
-    if control.expects_scaler and control.grad_scaler is None:
+    if control.scale.lost and control.scale.scaler is None:
         text = "gradient bounds do not follow a GradScaler, because a loaded model has none"
         cure = "Set attached.grad_scaler again"
         found.append(_general(control, Kind.GRAD_SCALER, text, cure))
@@ -81,7 +81,7 @@ def waiting(hook: SiteHook) -> Finding:
     return Finding(Kind.NOT_STEPPED, Severity.WARNING, (site.key,), site.waiting(), "", epoch)
 
 
-def _general(control: Control, kind: Kind, text: str, cure: str) -> Finding:
+def _general(control: Run, kind: Kind, text: str, cure: str) -> Finding:
     return Finding(kind, Severity.ERROR, (), text, cure, control.epoch)
 
 

@@ -15,7 +15,7 @@ from ..observers.watchdog import Watchdog
 from ..observers.watched import Clock
 from ..selectors.wrappers import find_module
 from ..sites.hooks import SiteHook
-from ..sites.shared import Control
+from ..sites.run import Run
 from .rules import Looked, Sight, judge
 
 
@@ -31,7 +31,7 @@ class Watching:
         found = [each.every or 0 for each in map(_observer, hooks) if each is not None]
         return cls(min(filter(None, found), default=0)) if found else None
 
-    def pass_forward(self, base: nn.Module, control: Control, hooks: Sequence[SiteHook]) -> None:
+    def pass_forward(self, base: nn.Module, control: Run, hooks: Sequence[SiteHook]) -> None:
         """Count a training forward of the model, and look where it is time."""
         clock = Clock.of(control.shared)
         clock.forwards += 1
@@ -45,7 +45,7 @@ def _observer(hook: SiteHook) -> Watchdog | None:
 
 
 def look_at_step(
-    base: nn.Module, control: Control, hooks: Sequence[SiteHook], ended: bool
+    base: nn.Module, control: Run, hooks: Sequence[SiteHook], ended: bool
 ) -> list[Finding]:
     """What there is to report when time moves: at the end of an epoch; within one, every so often.
 
@@ -60,7 +60,7 @@ def look_at_step(
     return look_for_alerts(base, control, hooks) if due else []
 
 
-def look_for_alerts(base: nn.Module, control: Control, hooks: Sequence[SiteHook]) -> list[Finding]:
+def look_for_alerts(base: nn.Module, control: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
     """Judge all sites, and begin anew; the findings that hold and were not there before."""
     looked = _looked(base, control, hooks)
     if looked is None or not control.installed:
@@ -78,7 +78,7 @@ def look_for_alerts(base: nn.Module, control: Control, hooks: Sequence[SiteHook]
     return [found[key] for key in found if key not in before and not _follows(key, before)]
 
 
-def alerts_now(base: nn.Module, control: Control, hooks: Sequence[SiteHook]) -> list[Finding]:
+def alerts_now(base: nn.Module, control: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
     """What holds: of the last look, and what has come since then. Reports nothing."""
     looked = _looked(base, control, hooks)
     if looked is None:
@@ -99,7 +99,7 @@ def _follows(key: tuple[str, str], before: dict[tuple[str, str], Finding]) -> bo
     return key[1] == Kind.NONFINITE and any(kind == Kind.NONFINITE for _, kind in before)
 
 
-def _looked(base: nn.Module, control: Control, hooks: Sequence[SiteHook]) -> Looked | None:
+def _looked(base: nn.Module, control: Run, hooks: Sequence[SiteHook]) -> Looked | None:
     """All sites, read at once; None where there is no `Watchdog`."""
     sites = [hook.site for hook in hooks if _observer(hook) is not None]
     if not sites:
@@ -114,7 +114,7 @@ def _looked(base: nn.Module, control: Control, hooks: Sequence[SiteHook]) -> Loo
     return Looked(base, control, sights)
 
 
-def tell_alerts(control: Control, hooks: Iterable[SiteHook], findings: Iterable[Finding]) -> None:
+def tell_alerts(control: Run, hooks: Iterable[SiteHook], findings: Iterable[Finding]) -> None:
     """Report findings as the `Watchdog` of their site was told to.
 
     Raises:

@@ -15,7 +15,7 @@ from ..checkpointing import NO_TASK, graph_task
 from ..observers.capture import Capture
 from ..quoting import kind_with_keys, quote
 from ..sites.observe import ObserveHook
-from ..sites.shared import Control
+from ..sites.run import Run
 from ..sites.site import Site
 
 
@@ -66,7 +66,7 @@ def call_once(
         loss: a scalar of the output; None runs no backward.
         hook: puts an observer on its layer.
     """
-    control = Control()
+    control = Run()
     control.looked = True  # the caller reports layers that were not called
     edges: list[GradientEdge] = []
     attached = install(base, placements, control, lambda site, _: hook(site, edges))

@@ -14,11 +14,11 @@ from ..attach import attach, attachments
 from ..attachment.attachment import Attachment
 from ..attachment.verify import tell_faults
 from ..checks import check_option
-from ..sites.shared import Control
+from ..sites.run import Run
 from ..spec.spec import Spec
 from ..warn import HookWarning, warn
 
-_SPECS: WeakKeyDictionary[Control, Any] = WeakKeyDictionary()
+_SPECS: WeakKeyDictionary[Run, Any] = WeakKeyDictionary()
 """What callbacks have attached, with its spec: a Trainer may put a new callback in their place."""
 _NOT_KNOWN = 10**9  # epochs, or steps, of a training whose length is told when it begins
 
@@ -197,7 +197,7 @@ def _refuse_second(model: nn.Module) -> None:
         )
 
 
-def _control(attached: Attachment) -> Control:
+def _control(attached: Attachment) -> Run:
     return attached.sites[0].control
 
 

@@ -19,7 +19,7 @@ from ..regularizers.droppers import unit_dropped
 from ..sites import indexing
 from ..sites.counter import Snapshot
 from ..sites.hooks import SiteHook
-from ..sites.shared import Control
+from ..sites.run import Run
 from ..sites.site import Site, SiteError
 from .dry_run import DryRun, dry_run, shape_of
 from .recording import record
@@ -78,7 +78,7 @@ def probe(
     with dry_run(host, example, fake=fake) as run:
         if not host.training:
             run.model.train()
-        copied, control = run.copy_of(base), Control()
+        copied, control = run.copy_of(base), Run()
         control.looked = True  # the plan reports what a first forward would warn of
         hooks = _install(run, copied, placements, control)
         recorded = record(copied)
@@ -202,7 +202,7 @@ def _make(site: Site, p: Placement) -> SiteHook:
 
 
 def _install(
-    run: DryRun, copied: nn.Module, placements: list[Placement], control: Control
+    run: DryRun, copied: nn.Module, placements: list[Placement], control: Run
 ) -> list[SiteHook]:
     moved = [
         replace(p, target=replace(p.target, module=run.copy_of(p.target.module)))

@@ -12,7 +12,7 @@ site              `Site`: the state of one regularizer on one layer
 identity          identity function whose backward regularizes a gradient
 counter           `Counter`: totals that only grow; a window is the difference of two snapshots
 norms             histograms of gradient norms before a bound
-shared            what the sites of one attachment share: time, switches, loss scale
+run               `Run`: what the sites of one attachment share: time, switches, loss scale
 grad_scaler       the GradScaler that multiplies the loss
 optimizers        the optimizers of the training loop, found inside their wrappers
 indexing          tensors inside the inputs and outputs of a layer

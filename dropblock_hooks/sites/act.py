@@ -157,9 +157,9 @@ def regularize_grad(
     control = site.control
     if not (control.installed and control.enabled):
         return grad
-    if site.regularizer.reads_grad_scale and not control.scaler_sought:
+    scale = control.scale.value(grad.device)
+    if site.regularizer.reads_grad_scale and control.scale.is_unsaid:
         seek(control)
-    scale = control.grad_scale(grad.device)
     if site.watch is not None:
         if site.watch.observer.sees_gradients:
             seen = Seen([grad], control.epoch, control.shared, gradient=True, scale=scale)

@@ -2,21 +2,22 @@
 
 A `Counter` adds in Python. A count that is a tensor is added on its device and is read only when
 someone asks, for all counters at once (`read`). The totals are never set back: a window is the
-difference of two snapshots, and `Counter.close_window` is the only place where a window ends.
+difference of two snapshots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .norms import NO_NORMS, Histogram, Norms
+from .norms import Norms, add_norms
 
 
 class Clipped(NamedTuple):
@@ -46,6 +47,8 @@ class Snapshot(NamedTuple):
         total: elements that passed.
         expected: the sum of the nominal rates over these elements.
         compiled: how many of the calls were made by compiled code.
+        off: how many of the training calls were made while the attachment was switched off.
+        cells: the histogram of norms before a bound; a tensor until it is read, None without norms.
     """
 
     evaluated: int = 0
@@ -55,19 +58,32 @@ class Snapshot(NamedTuple):
     total: int = 0
     expected: float = 0.0
     compiled: int = 0
+    off: int = 0
+    cells: Any = None
 
     @property
     def calls(self) -> int:
         """Forward calls of the layer."""
         return self.evaluated + self.trained
 
+    @property
+    def norms(self) -> Norms:
+        """The norms before a bound."""
+        return Norms.of(self.cells)
+
     def plus(self, other: Snapshot) -> Snapshot:
         """The sum, for example over ranks."""
-        return Snapshot._make(a + b for a, b in zip(self, other, strict=True))
+        return self._combined(other, operator.add)
 
     def since(self, earlier: Snapshot) -> Snapshot:
         """What was counted since an earlier snapshot."""
-        return Snapshot._make(a - b for a, b in zip(self, earlier, strict=True))
+        return self._combined(earlier, operator.sub)
+
+    def _combined(self, other: Snapshot, combine: Callable[[Any, Any], Any]) -> Snapshot:
+        cells = self.cells or other.cells
+        if self.cells and other.cells:
+            cells = list(map(combine, self.cells, other.cells))
+        return Snapshot._make([*map(combine, self[:-1], other[:-1]), cells])
 
     def share(self) -> float | None:
         """The share of affected elements; None where no element was counted."""
@@ -88,8 +104,6 @@ class Totals:
         closed: the window before; empty where there is none.
         map_size: the spatial size of the last tensor; None where there is none.
         map_varies: whether other sizes came before.
-        norms: gradient norms before a bound over life, window and closed window; empty unless
-            they were read.
     """
 
     life: Snapshot
@@ -97,18 +111,11 @@ class Totals:
     closed: Snapshot
     map_size: tuple[int, ...] | None
     map_varies: bool
-    norms: tuple[Norms, Norms, Norms] = (NO_NORMS, NO_NORMS, NO_NORMS)
 
     @property
     def shown(self) -> Snapshot:
         """The open window; where no element was counted in it, the window that closed last."""
         return self.window if self.window.total else self.closed
-
-    @property
-    def shown_norms(self) -> Norms | None:
-        """The norms of the same window; None where there are none."""
-        norms = self.norms[1 if self.window.total else 2]
-        return norms if norms.bins else None
 
     def plus(self, other: Totals) -> Totals:
         """The sum over two ranks."""
@@ -118,15 +125,7 @@ class Totals:
             self.closed.plus(other.closed),
             self.map_size or other.map_size,
             self.map_varies or other.map_varies or self.map_size != other.map_size,
-            tuple(a.plus(b) for a, b in zip(self.norms, other.norms, strict=True)),  # type: ignore[arg-type]  # three
         )
-
-
-class _Moment(NamedTuple):
-    """The totals and the cells of the histogram at one moment."""
-
-    counts: Snapshot = Snapshot()
-    cells: Any = None
 
 
 class Counter:
@@ -135,23 +134,20 @@ class Counter:
     It is exact if one thread at a time runs the forward.
 
     Attributes:
-        evaluated: calls in evaluation mode.
-        trained: calls in training mode.
-        compiled: calls that compiled code has made, of both kinds.
+        evaluated, trained, active, compiled, off: as in a `Snapshot`.
         map_size: the spatial size of the last tensor; None before the first.
         map_varies: whether a tensor of another size came before.
-        histogram: of gradient norms before a bound; None before the first.
     """
 
     def __init__(self) -> None:
-        self.evaluated = self.trained = self.compiled = 0
-        self._active = self._total = 0
-        self._affected: Any = 0
+        self.evaluated = self.trained = self.active = self.compiled = self.off = 0
+        self._affected: Any = 0  # a tensor is never changed in place, because snapshots hold it
+        self._total = 0
         self._expected = 0.0
+        self._cells: Tensor | None = None
         self.map_size: tuple[int, ...] | None = None
         self.map_varies = False
-        self.histogram: Histogram | None = None
-        self._begun = self._before = _Moment()
+        self._begun = self._before = Snapshot()
 
     def add(
         self, affected: Counted, total: int, rate: float, size: tuple[int, ...] | None = None
@@ -164,16 +160,14 @@ class Counter:
             rate: the nominal rate.
             size: the spatial size of the tensor, where it is a map.
         """
-        self._active += 1
+        self.active += 1
         if size is not None and self.map_size != size:
             self.map_varies |= self.map_size is not None
             self.map_size = tuple(size)
         if affected is None:
             return
         if isinstance(affected, Clipped):
-            if self.histogram is None:
-                self.histogram = Histogram(affected.norms.device)
-            self.histogram.add(affected.norms)
+            self._cells = add_norms(self._cells, affected.norms)
             affected = affected.changed
         if isinstance(affected, Tensor):
             affected = affected.detach()
@@ -188,50 +182,44 @@ class Counter:
         return Snapshot(
             self.evaluated,
             self.trained,
-            self._active,
-            self._affected,  # never changed in place
+            self.active,
+            self._affected,
             self._total,
             self._expected,
             self.compiled,
+            self.off,
+            self._cells,
         )
-
-    def _moment(self) -> _Moment:
-        return _Moment(self.snapshot(), None if self.histogram is None else self.histogram.copy())
 
     @property
     def trained_in_window(self) -> tuple[int, int]:
         """Training calls and active calls since the window began; no device is waited for."""
-        begun = self._begun.counts
-        return self.trained - begun.trained, self._active - begun.active
+        return self.trained - self._begun.trained, self.active - self._begun.active
 
     def close_window(self) -> None:
         """Begin a new window; the present one becomes the closed one."""
-        self._before, self._begun = self._begun, self._moment()
+        self._before, self._begun = self._begun, self.snapshot()
 
     def forget_elements(self) -> None:
         """Begin the windows of the elements anew, as after ``set``; calls stay in theirs."""
-        now = self._moment()
-        self._begun, self._before = (
-            _Moment(
-                Snapshot(*moment.counts[:3], *now.counts[3:6], moment.counts.compiled), now.cells
-            )
-            for moment in (self._begun, self._before)
-        )
+        now = self.snapshot()
+        elements = {name: getattr(now, name) for name in ("affected", "total", "expected", "cells")}
+        self._begun = self._begun._replace(**elements)
+        self._before = self._before._replace(**elements)
 
-    def restore(self, life: Snapshot, norms: Norms = NO_NORMS) -> None:
+    def restore(self, life: Snapshot, norms: Norms | None = None) -> None:
         """Take over the totals of a saved counter, and begin a window that is empty."""
-        self.evaluated, self.trained, self._active = life[:3]
-        self._affected, self._total, self._expected, self.compiled = life[3:]
-        if norms.bins:
-            self.histogram = Histogram.of(norms)
-        self._begun = self._before = self._moment()
+        self.evaluated, self.trained, self.active = life[:3]
+        self._affected, self._total, self._expected, self.compiled, self.off = life[3:8]
+        self._cells = (norms or life.norms).cells()
+        self._begun = self._before = self.snapshot()
 
-    def read(self, norms: bool = False) -> Totals:
-        """Everything that was counted, norms only if asked for. Waits for the device."""
-        return read([self], norms=norms)[0]
+    def read(self) -> Totals:
+        """Everything that was counted. Waits for the device."""
+        return read([self])[0]
 
     @contextmanager
-    def uncounted(self) -> Any:
+    def uncounted(self) -> Iterator[None]:
         """Calls in evaluation are not counted within a ``with`` block."""
         evaluated = self.evaluated
         try:
@@ -240,40 +228,28 @@ class Counter:
             self.evaluated = evaluated
 
 
-def read(counters: Iterable[Counter], *, norms: bool = False, wait: bool = True) -> list[Totals]:
+def read(counters: Iterable[Counter], *, wait: bool = True) -> list[Totals]:
     """Read several counters at one moment; each device is waited for once.
 
-    With ``wait=False`` no device is waited for: affected elements on a device count as 0 then.
+    With ``wait=False`` no device is waited for: affected elements on a device count as 0 then, and
+    norms are left out.
     """
     counters = list(counters)
-    moments = [(c._moment(), c._begun, c._before) for c in counters]
-    tensors = [
-        each
-        for triple in moments
-        for moment in triple
-        for each in (moment.counts.affected, moment.cells if norms else None)
-        if isinstance(each, Tensor)
-    ]
-    numbers = numbers_of(tensors) if wait else {}
+    moments = [(c.snapshot(), c._begun, c._before) for c in counters]
+    unread = (x for triple in moments for each in triple for x in (each.affected, each.cells))
+    numbers = numbers_of([x for x in unread if isinstance(x, Tensor)]) if wait else {}
 
-    def known(moment: _Moment) -> tuple[Snapshot, list[float] | None]:
-        counts, cells = moment
-        if isinstance(counts.affected, Tensor):
-            affected = numbers.get(id(counts.affected), [0.0])[0]
-            counts = counts._replace(affected=int(affected))
-        return counts, numbers.get(id(cells))
+    def known(counts: Snapshot) -> Snapshot:
+        affected = counts.affected
+        if isinstance(affected, Tensor):
+            affected = int(numbers.get(id(affected), [0.0])[0])
+        return counts._replace(affected=affected, cells=numbers.get(id(counts.cells)))
 
     found = []
     for counter, triple in zip(counters, moments, strict=True):
-        (now, cells), (begun, begun_cells), (before, before_cells) = map(known, triple)
-        totals = Totals(
-            now, now.since(begun), begun.since(before), counter.map_size, counter.map_varies
-        )
-        if cells is not None:
-            spans = (cells, None), (cells, begun_cells), (begun_cells, before_cells)
-            life, window, closed = (Norms.between(a, b) for a, b in spans)
-            totals = replace(totals, norms=(life, window, closed))
-        found.append(totals)
+        now, begun, before = map(known, triple)
+        window, closed = now.since(begun), begun.since(before)
+        found.append(Totals(now, window, closed, counter.map_size, counter.map_varies))
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch.amp.grad_scaler import GradScaler
 
 from ..findings import Finding, Kind, Severity, tell
-from .shared import Control, is_enabled
+from .run import Run, is_enabled
 
 _WRAPPED = ("_scaler", "scaler", "grad_scaler", "_precision", "precision_plugin", "accelerator")
 """Where timm's NativeScaler, Lightning's precision plugins and trainers, accelerate's Accelerator
@@ -47,18 +47,18 @@ def _unwrapped(given: Any, depth: int) -> tuple[bool, Any]:
     return False, None
 
 
-def seek(control: Control) -> None:
+def seek(run: Run) -> None:
     """Look for a GradScaler in use that the attachment was not given, and warn of it.
 
     This searches Python's objects once, when a bound has met its first gradient.
     """
-    control.scaler_sought, control.misses_scaler = True, in_use()
-    tell(missing_scaler(control), control.told)
+    run.scale.unknown = in_use()
+    tell(missing_scaler(run), run.told)
 
 
-def missing_scaler(control: Control) -> list[Finding]:
+def missing_scaler(run: Run) -> list[Finding]:
     """The finding that a GradScaler is in use which the attachment was not given; or nothing."""
-    if control.grad_scaler is not None or not control.misses_scaler:
+    if run.scale.scaler is not None or not run.scale.unknown:
         return []
     text = (
         "a GradScaler is in use in this process, and the attachment does not know it; gradient "
@@ -68,7 +68,7 @@ def missing_scaler(control: Control) -> list[Finding]:
         "If it scales this model's loss, pass it, attach(..., grad_scaler=scaler), or set "
         "attached.grad_scaler = scaler; otherwise pass grad_scaler=False"
     )
-    return [Finding(Kind.GRAD_SCALER, Severity.WARNING, (), text, cure, control.epoch)]
+    return [Finding(Kind.GRAD_SCALER, Severity.WARNING, (), text, cure, run.epoch)]
 
 
 def in_use() -> bool:
@@ -81,7 +81,7 @@ def in_use() -> bool:
 
 def _is_in_memory() -> bool:
     things = gc.get_objects()
-    given = {id(c.grad_scaler) for c in things if type(c) is Control and c.installed}
+    given = {id(r.scale.scaler) for r in things if type(r) is Run and r.installed}
     # type() instead of isinstance(), which would ask proxies for their class
     scalers = [thing for thing in things if issubclass(type(thing), GradScaler)]
     used = [each for each in scalers if getattr(each, "_scale", None) is not None]

@@ -1,12 +1,12 @@
 """Histograms of gradient norms before a bound.
 
-A bin covers a quarter of an octave (a factor of two), from 2**-64 to 2**64. A quantile that is read
+A histogram is one tensor of *cells*: the sum of the norms, then the number of norms in each bin. A
+bin covers a quarter of an octave (a factor of two), from 2**-64 to 2**64. A quantile that is read
 from the bins has a relative error of at most 9.1 %. Smaller norms count as 0.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,46 +21,24 @@ _PER_OCTAVE, _LOWEST, _OCTAVES = 4, -64, 128
 _LAST = _PER_OCTAVE * _OCTAVES + 1  # the bin above all others; bin 0 is that of zeros
 
 
-class Histogram:
-    """Counts norms into bins, on the device of the gradients.
+def add_norms(cells: Tensor | None, norms: Tensor) -> Tensor | None:
+    """Return new cells with these norms counted; no device is waited for.
 
-    Attributes:
-        cells: one tensor: the sum of the norms, then the number of norms in each bin.
+    Norms that are not finite are left out, and so are those without data.
     """
-
-    def __init__(self, device: torch.device) -> None:
-        with torch.inference_mode(False):
-            self.cells = torch.zeros(_LAST + 2, dtype=wide_dtype(device), device=device)
-
-    @classmethod
-    def of(cls, norms: Norms) -> Histogram:
-        """A histogram on the CPU that holds these norms."""
-        made = cls(torch.device("cpu"))
-        made.cells[0] = norms.total
-        for at, n in norms.bins.items():
-            made.cells[1 + at] = n
-        return made
-
-    def add(self, norms: Tensor) -> None:
-        """Count norms, except those that are not finite; no device is waited for."""
-        norms = norms.detach().reshape(-1)
-        if norms.is_meta or type(norms) is not Tensor or norms.numel() == 0:
-            return
-        with torch.inference_mode(False):
-            if self.cells.device != norms.device:  # the model has moved
-                self.cells = self.cells.to(norms.device, wide_dtype(norms.device))
-            norms = norms.to(self.cells.dtype)
-            finite = norms < float("inf")  # False for NaN, too
-            norms = norms.where(finite, 0.0)
-            at = norms.log2() * _PER_OCTAVE + (1 - _LOWEST * _PER_OCTAVE)  # -inf of 0
-            at = at.clamp(0, _LAST).long() + 1
-            self.cells.index_add_(0, at, finite.to(self.cells.dtype))
-            self.cells[0].add_(norms.sum())
-
-    def copy(self) -> Tensor:
-        """The cells of now, to be read later."""
-        with torch.inference_mode(False):
-            return self.cells.clone()
+    norms = norms.detach().reshape(-1)
+    if norms.is_meta or type(norms) is not Tensor or norms.numel() == 0:
+        return cells
+    dtype = wide_dtype(norms.device)
+    norms = norms.to(dtype)
+    cells = norms.new_zeros(_LAST + 2) if cells is None else cells.to(norms.device, dtype)
+    finite = norms < float("inf")  # False for NaN, too
+    norms = norms.where(finite, 0.0)
+    at = norms.log2() * _PER_OCTAVE + (1 - _LOWEST * _PER_OCTAVE)  # -inf of 0
+    at = at.clamp(0, _LAST).long() + 1
+    counted = cells.index_add(0, at, finite.to(dtype))
+    counted[0] += norms.sum()
+    return counted
 
 
 @dataclass(frozen=True, repr=False)
@@ -90,24 +68,28 @@ class Norms:
     bins: Mapping[int, float]
 
     @classmethod
-    def between(cls, now: Sequence[float] | None, before: Sequence[float] | None) -> Norms:
-        """The norms that were counted between two states of the cells; None stands for none."""
-        if now is None:
-            return NO_NORMS
-        total, *more = now if before is None else (a - b for a, b in zip(now, before, strict=True))
-        return cls(total, {at: n for at, n in enumerate(more) if n})
+    def of(cls, cells: Sequence[float] | None) -> Norms:
+        """Return the norms in these cells; none for None."""
+        total, *counts = cells or (0.0,)
+        return cls(total, {at: n for at, n in enumerate(counts) if n})
 
-    def plus(self, other: Norms) -> Norms:
-        """The norms of both."""
-        return Norms(self.total + other.total, Counter(self.bins) + Counter(other.bins))
+    def cells(self) -> Tensor | None:
+        """Return the cells that hold these norms; None for no norms."""
+        if not self.bins:
+            return None
+        cells = torch.zeros(_LAST + 2, dtype=torch.float64, device="cpu")
+        cells[0] = self.total
+        for at, n in self.bins.items():
+            cells[1 + at] = n
+        return cells
 
     def saved(self) -> dict[str, Any]:
-        """As plain numbers."""
+        """Return plain numbers."""
         return {"total": self.total, "bins": [[at, n] for at, n in self.bins.items()]}
 
     @classmethod
     def restored(cls, saved: Mapping[str, Any]) -> Norms:
-        """The inverse of `saved`; ValueError, TypeError or KeyError for something else."""
+        """Return the inverse of `saved`; ValueError, TypeError or KeyError for something else."""
         bins = {at: float(n) for at, n in saved["bins"]}
         if not bins.keys() <= set(range(_LAST + 1)):
             raise ValueError(f"the bins are 0 to {_LAST}")
@@ -150,6 +132,3 @@ class Norms:
         shown = {"mean": self.mean, "median": self.quantile(0.5), "p99": self.quantile(0.99)}
         listed = ", ".join(f"{name}={x:.4g}" for name, x in shown.items())
         return f"Norms(count={self.count}, {listed}, largest={self.largest:.4g})"
-
-
-NO_NORMS = Norms(0.0, {})

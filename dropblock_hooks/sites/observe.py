@@ -235,7 +235,7 @@ class ObserveHook(SiteHook):
                 control.shared,
                 gradient=True,
                 at=at,
-                scale=control.grad_scale(grad.device),
+                scale=control.scale.value(grad.device),
                 ticket=ticket,
             )
         )

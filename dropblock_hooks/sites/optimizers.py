@@ -14,7 +14,7 @@ from ..regularizers.gradients import ClipGradNorm
 from ..warn import warn
 from .hooks import SiteHook
 from .parameters import ParameterHook
-from .shared import Control
+from .run import Run
 from .site import Site
 from .updates import StepHook
 
@@ -48,7 +48,7 @@ def _innermost(given: Any) -> Optimizer:
 
 
 def use_optimizers(
-    control: Control, installed: Sequence[tuple[nn.Module, SiteHook]], optimizers: list[Optimizer]
+    control: Run, installed: Sequence[tuple[nn.Module, SiteHook]], optimizers: list[Optimizer]
 ) -> None:
     """Put step hooks on these optimizers, and take them off those before.
 

@@ -14,9 +14,9 @@ from ..handles import is_exporting, new_handle
 from ..observers.base import Watch
 from ..regularizers.base import Regularizer
 from ..warn import warn
-from .counter import Counter
-from .norms import NO_NORMS, Norms
-from .shared import Control
+from .counter import Counter, Snapshot
+from .norms import Norms
+from .run import Run
 
 _EVALUATIONS = 2
 
@@ -48,7 +48,7 @@ class Site:
         name: str,
         module_type: str,
         regularizer: Regularizer,
-        control: Control,
+        control: Run,
         aliases: tuple[str, ...] = (),
         facts: Facts | None = None,
     ) -> None:
@@ -108,12 +108,6 @@ class Site:
         self.__dict__.update(state)
         self.handle = new_handle(self)  # a copy is another site
 
-    def close_window(self) -> None:
-        """The whole part of the epoch changes: begin to count anew."""
-        self.counter.close_window()
-        if self.watch is not None:
-            self.watch.close_window()
-
     @property
     def watch(self) -> Watch | None:
         """What it has seen, where it is one of an observer."""
@@ -146,7 +140,11 @@ class Site:
     @property
     def active_calls(self) -> int:
         """Calls in which it was on; of a gradient regularizer, the gradients that it has seen."""
-        return self.counter.snapshot().active
+        return self.counter.active
+
+    def window(self) -> Snapshot:
+        """What was counted in the open window, or in the last one where that has no elements."""
+        return self.counter.read().shown
 
     @property
     def realized_rate(self) -> float | None:
@@ -156,12 +154,12 @@ class Site:
         that closed then. Attaching, `Attachment.set` and loading a state begin one that shows
         nothing. Reading it waits for the device.
         """
-        return self.counter.read().shown.share()
+        return self.window().share()
 
     @property
     def expected_rate(self) -> float | None:
         """The mean nominal rate over the same window as `realized_rate`."""
-        return self.counter.read().shown.expected_share()
+        return self.window().expected_share()
 
     @property
     def total_realized_rate(self) -> float | None:
@@ -171,12 +169,13 @@ class Site:
     @property
     def mean_norm(self) -> float | None:
         """The mean of `norms`; None where there are none."""
-        return (self.norms or NO_NORMS).mean
+        return self.window().norms.mean
 
     @property
     def norms(self) -> Norms | None:
         """Those of its gradients before its bound, over the same window; None without any."""
-        return self.counter.read(norms=True).shown_norms
+        norms = self.window().norms
+        return norms if norms.bins else None
 
     @property
     def map_size(self) -> tuple[int, ...] | None:
@@ -203,7 +202,7 @@ class Site:
             if self.moves and not control.stepped:
                 self._watch_time(training)
             if training and not control.enabled:
-                control.idled = True
+                self.counter.off += 1
         if training:
             return control.installed and control.enabled
         return (self._beyond_training or control.always) and self.acts(False)
@@ -287,6 +286,5 @@ class Site:
 
     def tell_waiting(self) -> None:
         """Warn, once for the Attachment, of a schedule that nobody moves."""
-        if not self.control.warned:
-            self.control.warned = True
+        if self.control.tell_once("waiting"):
             warn(f"{self.key}: {self.waiting()}")

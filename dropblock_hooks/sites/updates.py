@@ -17,7 +17,7 @@ from ..regularizers.gradients import ClipGradNorm
 from ..selectors.wrappers import shard_refusal
 from .act import regularize_update
 from .parameters import ParameterHook
-from .shared import Control
+from .run import Run
 
 
 class StepHook:
@@ -26,9 +26,7 @@ class StepHook:
     The modules are held weakly. The Attachment holds neither this hook nor the optimizer.
     """
 
-    def __init__(
-        self, control: Control, installed: Iterable[tuple[nn.Module, ParameterHook]]
-    ) -> None:
+    def __init__(self, control: Run, installed: Iterable[tuple[nn.Module, ParameterHook]]) -> None:
         self.control = control
         self.hooks = [(weakref.ref(module), hook) for module, hook in installed]
 

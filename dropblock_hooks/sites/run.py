@@ -1,0 +1,161 @@
+"""What the sites of one attachment share: the time, the switches, the loss scale."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from ..axes.grids import Grids
+from ..functional.masks import wide_dtype
+from .counter import Counter
+
+if TYPE_CHECKING:
+    from .site import Site
+
+
+class LossScale:
+    """The GradScaler that multiplies the loss.
+
+    Attributes:
+        scaler: the GradScaler; False where the loss is not scaled; None where nobody has said.
+        lost: whether there was a scaler before the model was saved.
+        unknown: whether a GradScaler is in use that nobody gave; None before anybody has looked.
+    """
+
+    def __init__(self, scaler: Any = None) -> None:
+        self.scaler = scaler
+        self.lost = False
+        self.unknown: bool | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LossScale:
+        copied = LossScale(self.scaler)  # it stays the one of the training loop
+        copied.lost, copied.unknown = self.lost, self.unknown
+        return copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A GradScaler is not saved, because it belongs to the training loop."""
+        if self.scaler is None or self.scaler is False:
+            return {"scaler": self.scaler, "lost": self.lost, "unknown": None}
+        return {"scaler": None, "lost": True, "unknown": None}
+
+    @property
+    def is_unsaid(self) -> bool:
+        """Whether nobody has said whether the loss is scaled, nor looked for a GradScaler."""
+        return self.scaler is None and self.unknown is None
+
+    def value(self, device: torch.device) -> float | Tensor:
+        """Return the number that the loss is multiplied by, without waiting for the device."""
+        scaler = self.scaler
+        if scaler is None or scaler is False or not is_enabled(scaler):
+            return 1.0
+        # torch.compile refuses the methods of torch's scaler, and a number would be compiled in
+        scale = getattr(scaler, "_scale", None)
+        if isinstance(scale, Tensor):
+            # wide, so that bound * scale fits; a copy, since the scaler changes its own in place
+            return scale.to(device, wide_dtype(device), copy=True, non_blocking=True)
+        initial = getattr(scaler, "_init_scale", None)
+        return float(scaler.get_scale() if initial is None else initial)
+
+
+def is_enabled(scaler: Any) -> bool:
+    """Whether a GradScaler is switched on."""
+    enabled = getattr(scaler, "_enabled", None)
+    return bool(getattr(scaler, "is_enabled", lambda: True)() if enabled is None else enabled)
+
+
+class Run:
+    """What the sites of one attachment share: the time, the switches, the loss scale.
+
+    Attributes:
+        root: the submodule at which names begin.
+        epochs: the length of the training, where it was given.
+        epoch: the time.
+        enabled: whether the regularizers act; `Attachment.paused` switches them off.
+        installed: whether the attachment has not been removed.
+        always: whether random regularizers of activations act in evaluation too.
+        stepped: whether somebody has called `Attachment.step`.
+        fresh: whether nobody has called it since attaching or loading; then no epoch has ended.
+        scale: the GradScaler.
+        counter: counts the forwards of the model.
+        looked: whether the first training forward of this window was looked at.
+        was_off: whether the regularizers were switched off at any time in this window.
+        told: the problems that were reported, each by a site key and a kind.
+        keys: the keys of all sites.
+        optimizers: those with a step hook of ours, held weakly, and the handles of the hooks.
+        grids: the spatial sizes of the maps behind rows of tokens.
+        shared: what the sites of observers share.
+    """
+
+    def __init__(self, root: str = "", grad_scaler: Any = None, epochs: int | None = None) -> None:
+        self.root, self.epochs, self.epoch = root, epochs, 0.0
+        self.enabled = self.installed = True
+        self.always = False
+        self.stepped, self.fresh = False, True
+        self.scale = LossScale(grad_scaler)
+        self.counter = Counter()
+        self.looked = self.was_off = False
+        self.told: set[tuple[str, str]] = set()
+        self.keys: tuple[str, ...] = ()
+        self.optimizers: list[tuple[weakref.ref[Any], RemovableHandle]] = []
+        self.grids = Grids()
+        self.shared: dict[str, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Optimizers belong to the training loop, and nobody would end ``always()`` of a copy."""
+        return {**self.__dict__, "optimizers": [], "always": False}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Run:
+        copied = Run.__new__(Run)
+        memo[id(self)] = copied
+        copied.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
+        copied.told.add((".", "not_trained"))  # an average of the weights is never trained
+        return copied
+
+    def drop_optimizers(self) -> None:
+        """Take our hooks off the optimizers."""
+        for _, handle in self.optimizers:
+            handle.remove()
+        self.optimizers = []
+
+    def switch(self, on: bool) -> None:
+        """Switch the regularizers on or off."""
+        self.enabled = on
+        self.was_off |= not on
+
+    @contextmanager
+    def acting_always(self) -> Iterator[None]:
+        """Random regularizers of activations act in evaluation too within a ``with`` block."""
+        before, self.always = self.always, True
+        try:
+            yield
+        finally:
+            self.always = before
+
+    def tell_once(self, kind: str) -> bool:
+        """Whether this is the first time that the attachment reports something of this kind."""
+        first = (".", kind) not in self.told
+        self.told.add((".", kind))
+        return first
+
+    def close_window(self, sites: Iterable[Site]) -> None:
+        """Close the window of the model and of all sites, and begin the next one.
+
+        This is the only place where a window ends. It takes one snapshot of each counter.
+        """
+        self.counter.close_window()
+        for site in sites:
+            site.counter.close_window()
+            if site.watch is not None:
+                site.watch.close_window()
+        self.open_window()
+
+    def open_window(self) -> None:
+        """Begin a window: its first training forward will be looked at."""
+        self.looked, self.was_off = False, not self.enabled
