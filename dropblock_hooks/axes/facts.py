@@ -68,7 +68,7 @@ class ModelFacts:
     def __init__(self, index: Index) -> None:
         self._index = index
         self._stages = stage_channels(index)
-        self._inner: dict[nn.Module, _Inner] = {}  # an ancestor is one of many layers
+        self._inner: dict[nn.Module, Facts] = {}  # an ancestor is one of many layers
         modules = list(index.model.modules())
         second = (type(m).__name__ for m in modules if getattr(m, "batch_first", None) is False)
         self._of_model = Facts(
@@ -81,22 +81,20 @@ class ModelFacts:
         """The facts of the output, or the input, of a layer."""
         module = target.module
         lineage = list(self._lineage(target.name))
-        inner = next((i for a in lineage if (i := self._inside(a)).side), _Inner(()))
+        inside = next((facts for a in lineage if (facts := self._inside(a)).inside), self._of_model)
         return replace(
-            self._of_model,
+            inside,
             type_name=type(module).__name__,
             own="" if at == "input" and isinstance(module, nn.Embedding) else kind_of(module),
-            inside=inner.side,
-            ranks=inner.ranks,
-            widths=inner.widths,
             stage=self._stages.get(target.name) if at == "output" else None,
             heads=_heads(lineage),
             batched=_batched(lineage),
         )
 
-    def _inside(self, module: nn.Module) -> _Inner:
+    def _inside(self, module: nn.Module) -> Facts:
+        """The facts of the model, and those of the layers in a module."""
         if module not in self._inner:
-            self._inner[module] = _Inner(module.modules())
+            self._inner[module] = _with_types(self._of_model, module.modules())
         return self._inner[module]
 
     def _lineage(self, name: str) -> Iterator[nn.Module]:
@@ -107,24 +105,21 @@ class ModelFacts:
         yield self._index.model
 
 
-class _Inner:
-    """The types of some layers: where they have their channels, and how many."""
-
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        sides: set[str] = set()
-        ranks: set[int] = set()
-        widths: set[int] = set()
-        for module in modules:
-            side = kind_of(module)
-            if side:
-                sides.add(side)
-                ranks.update(_rank(module))
-                widths.update(_widths(module))
-            if _REORDER.search(type(module).__name__):
-                sides.add(MIXED)
-        self.side = "".join(sides) if len(sides) < 2 else MIXED
-        self.ranks = tuple(sorted(ranks))
-        self.widths = tuple(sorted(widths))
+def _with_types(facts: Facts, modules: Iterable[nn.Module]) -> Facts:
+    """The facts with what the types of some layers tell."""
+    sides: set[str] = set()
+    ranks: set[int] = set()
+    widths: set[int] = set()
+    for module in modules:
+        side = kind_of(module)
+        if side:
+            sides.add(side)
+            ranks.update(_rank(module))
+            widths.update(_widths(module))
+        if _REORDER.search(type(module).__name__):
+            sides.add(MIXED)
+    inside = "".join(sides) if len(sides) < 2 else MIXED
+    return replace(facts, inside=inside, ranks=tuple(sorted(ranks)), widths=tuple(sorted(widths)))
 
 
 def kind_of(module: nn.Module) -> str:

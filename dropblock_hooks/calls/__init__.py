@@ -6,6 +6,5 @@ gradcam        `gradcam`: the positions of an image that a class score depends o
 gradcam_layer  the layer that it looks at: activations, gradient, and the default layer
 scores         what it explains: one score for each image
 watch          `watch`: a `Watchdog` on the layers of a model, in one line
-once           one call with observers that are taken off again, and what all calls share
-undisturbed    runs a model in evaluation, and restores its state
+once           what these share: one call with observers, and runs that leave no trace
 """

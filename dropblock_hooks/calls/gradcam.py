@@ -1,6 +1,7 @@
 """``gradcam``: the positions of an image that a class score depends on, by Grad-CAM."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,8 +17,8 @@ from ..selectors.wrappers import unwrap
 from ..sites.site import SiteError
 from ..warn import warn
 from .gradcam_layer import Features, MapOnce, default_layers, features_of
+from .once import undisturbed
 from .scores import Scores, Wanted
-from .undisturbed import undisturbed
 
 METHODS = ("gradcam", "gradcam++", "layercam")
 _TRIES = 12  # layers that are tried if none is named
@@ -99,7 +100,7 @@ def gradcam(
     axes: dict[str, Any] = {"layout": layout, "grid": grid, "prefix_tokens": prefix_tokens}
     maps = MapOnce(gradients=True, index=index, **axes)
     names = Index(unwrap(model))
-    named = None if layer is None else _named(layer, names)
+    layers = [] if layer is None else [_named(layer, names)]
     args, kwargs = arguments_of(x)
     n, *size = _images([*args, *kwargs.values()])
     scores = Scores(target, n)
@@ -107,17 +108,12 @@ def gradcam(
         args = tuple(map(_copied, args))
         kwargs = {key: _copied(value) for key, value in kwargs.items()}
 
-        def features(at: Target) -> Features:
-            return features_of(at, names, maps, run, scores)
-
         def run() -> Any:
             return names.model(*args, **kwargs)
 
-        if named:
-            found, seen = named, features(named)
-        else:
-            default = [names.modules[name] for name in default_layers(names, run)]
-            found, seen = _first_fit(default[:_TRIES], features)
+        if layer is None:
+            layers = [names.modules[name] for name in default_layers(names, run)][:_TRIES]
+        found, seen = _first_fit(layers, partial(features_of, names, maps, run, scores))
         raw = weighted(seen, method).clamp(min=0)
     empty = [str(i) for i, map_ in enumerate(raw) if not bool(map_.any())]
     if empty:
@@ -187,12 +183,14 @@ def _first_fit(
     layers: Sequence[Target], features: Callable[[Target], Features]
 ) -> tuple[Target, Features]:
     """The first layer that Grad-CAM can use, and its features."""
-    why: list[str] = []
+    errors: list[SiteError] = []
     for layer in layers:
         try:
             return layer, features(layer)
         except SiteError as error:
-            why.append(str(error))
-    if not why:
+            errors.append(error)
+    if not errors:
         raise ValueError("no layer of the model gives a map: Grad-CAM needs one")
-    raise ValueError(f"no layer fits, of {len(why)} tried; name one by layer=. {why[0]}")
+    if len(errors) == 1:
+        raise errors[0]
+    raise ValueError(f"no layer fits, of {len(errors)} tried; name one by layer=. {errors[0]}")

@@ -50,16 +50,16 @@ class _MapHook(EdgeHook):
 
 
 def features_of(
-    layer: Target, names: Index, maps: MapOnce, run: Callable[[], Any], scores: Scores
+    names: Index, maps: MapOnce, run: Callable[[], Any], scores: Scores, layer: Target
 ) -> Features:
     """The activations of a layer in its last call, and the gradient of the summed scores there.
 
     Args:
-        layer: the layer.
         names: of the model.
         maps: how its output is read.
         run: returns the output of the model.
         scores: computes the scores of the images.
+        layer: the layer.
 
     Raises:
         SiteError: if the layer has no map, is not called, or gets no gradient.
