@@ -97,7 +97,7 @@ def _acting(model: nn.Module) -> list[Site]:
     random = [site for site in sites if site.draws]
     enabled = [site for site in random if site.control.enabled]
     on = [site for site in enabled if site.is_on(False)]
-    acting = [site for site in on if site.rate != 0.0 or not _is_idle(site)]
+    acting = [s for s in on if not s.idle and (any(s.values.values()) or not s.values)]
     if acting:
         return acting
     keys = listed([site.key for site in on or random], 3)
@@ -115,11 +115,6 @@ def _acting(model: nn.Module) -> list[Site]:
     else:
         why = f"{keys}: at a rate of 0 now: move it with attached.step(epoch), or set another rate"
     raise RuntimeError(f"all samples would be equal. {why}")
-
-
-def _is_idle(site: Site) -> bool:
-    """Whether a site does nothing at a rate of 0."""
-    return site.regularizer.idle_at_zero or not any(site.values.values())
 
 
 def _tensor(output: Any, transform: Callable[[Any], Any] | None) -> Tensor:
