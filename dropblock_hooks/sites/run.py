@@ -6,7 +6,7 @@ import copy
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,9 +15,6 @@ from torch.utils.hooks import RemovableHandle
 from ..axes.grids import Grids
 from ..functional.masks import wide_dtype
 from .counter import Counter
-
-if TYPE_CHECKING:
-    from .site import Site
 
 
 class LossScale:
@@ -144,7 +141,7 @@ class Run:
         self.told.add((".", kind))
         return first
 
-    def close_window(self, sites: Iterable[Site]) -> None:
+    def close_window(self, sites: Iterable[Any]) -> None:
         """Close the window of the model and of all sites, and begin the next one.
 
         This is the only place where a window ends. It takes one snapshot of each counter.
