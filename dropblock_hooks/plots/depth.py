@@ -35,14 +35,9 @@ def plot_gradient_flow(attached: Attachment, ax: Any = None) -> Any:
         RuntimeError: if no gradient was seen.
         TypeError: if `attached` is no Attachment.
     """
-    seen = _seen(attached, GradientStats)
-    clips = [
-        (site, row)
-        for site, row in zip(attached, attached.report(), strict=True)
-        if "max_norm" in site.values and row.mean_norm is not None
-    ]
-    if not seen and not clips:
-        raise RuntimeError(_nothing("gradients", "GradientStats()", "trained"))
+    rows = _rows(attached)
+    clips = [(s, row) for s, row in rows if "max_norm" in s.values and row.mean_norm is not None]
+    seen = _seen(rows, GradientStats, needed=not clips)
     names = _in_model_order(attached, [site for site, _ in (*seen, *clips)])
     at = {name: i for i, name in enumerate(names)}
     seen.sort(key=lambda pair: at[pair[0].name])
@@ -58,11 +53,11 @@ def plot_gradient_flow(attached: Attachment, ax: Any = None) -> Any:
         ax.plot(zeros, [0.02] * len(zeros), "v", color="C0", ms=5, transform=low, label="0")
     if clips:
         xs = [at[site.name] for site, _ in clips]
-        rows = [row for _, row in clips]
-        spread = [row.median_norm for row in rows], [row.p99_norm for row in rows]
+        norms = [row for _, row in clips]
+        spread = [row.median_norm for row in norms], [row.p99_norm for row in norms]
         bounds = [site.values["max_norm"] for site, _ in clips]
         ax.vlines(xs, *spread, "C2", alpha=0.5, lw=4, label="norms before the bound: 50 to 99 %")
-        ax.plot(xs, [row.mean_norm for row in rows], "x", color="C2", label="their mean")
+        ax.plot(xs, [row.mean_norm for row in norms], "x", color="C2", label="their mean")
         ax.plot(xs, bounds, "_", color="C3", ms=14, label="bound")
     elif len(zeros) == len(seen):  # a log scale needs a value above 0
         ax.set_ylim(1e-3, 1.0)
@@ -95,9 +90,7 @@ def plot_activations(attached: Attachment, ax: Any = None) -> Any:
         TypeError: if `attached` is no Attachment.
         ValueError: if the sites have different bins.
     """
-    seen = _seen(attached, ActivationStats)
-    if not seen:
-        raise RuntimeError(_nothing("activations", "ActivationStats()", "called"))
+    seen = _seen(_rows(attached), ActivationStats)
     kinds = {getattr(site.regularizer, "edges", ()) for site, _ in seen}
     if len(kinds) > 1:
         raise ValueError("the sites count into different bins: give all the same low and high")
@@ -123,17 +116,25 @@ def plot_activations(attached: Attachment, ax: Any = None) -> Any:
     return figure
 
 
-def _seen(attached: Attachment, kind: type) -> list[tuple[Site, SiteRow]]:
-    """The sites of one class of observers that have measured something, with their rows."""
+_Rows = list[tuple[Site, SiteRow]]
+
+
+def _rows(attached: Attachment) -> _Rows:
     if not isinstance(attached, Attachment):
         raise TypeError(f"attached must be what attach has returned, got {kind_of(attached)}")
-    return [
-        (site, row)
-        for site, row in zip(attached, attached.report(), strict=True)
-        if isinstance(site.regularizer, kind)
-        and row.observed is not None
-        and row.observed.norm is not None
-    ]
+    return list(zip(attached, attached.report(), strict=True))
+
+
+def _seen(rows: _Rows, kind: type, needed: bool = True) -> _Rows:
+    """The sites of one class of observers that have measured something, with their rows."""
+    ours = [(site, row) for site, row in rows if isinstance(site.regularizer, kind)]
+    seen = [(site, row) for site, row in ours if row.observed and row.observed.norm is not None]
+    if needed and not seen:
+        raise RuntimeError(
+            f"there is nothing to draw: no finite values were seen: attach {kind.__name__}() to "
+            "layers, and draw after a forward and a backward"
+        )
+    return seen
 
 
 def _in_model_order(attached: Attachment, sites: Sequence[Site]) -> list[str]:
@@ -144,13 +145,6 @@ def _in_model_order(attached: Attachment, sites: Sequence[Site]) -> list[str]:
         return layers.get(name, layers.get(name.rpartition(".")[0], 0)), name
 
     return sorted({site.name for site in sites}, key=place)
-
-
-def _nothing(what: str, observer: str, done: str) -> str:
-    return (
-        f"there is nothing to draw: no finite {what} were seen: attach {observer} to layers, and "
-        f"draw after the model was {done}"
-    )
 
 
 def _figure_of(ax: Any, names: Sequence[str]) -> tuple[Any, Any]:

@@ -91,25 +91,25 @@ def _masks(
 ) -> list[tuple[Site, Tensor]]:
     """What each layer keeps of the first sample, (C, h, w), in a forward of a copy."""
     copied = copy.deepcopy(unwrap(model))
-    probes: dict[tuple[str, str], _Probe] = {}
+    probes: dict[tuple[str, str], tuple[Site, list[Tensor]]] = {}
     for attached in attachments(copied):
         meant = attached.sites if which is None else attached[which]
         keys = {site.key for site in ((meant,) if isinstance(meant, Site) else meant)}
         for module, hook in attached._installed:
             site = hook.site
             if site.key in keys and site.draws and (site.name, site.at) not in probes:
-                probes[site.name, site.at] = _Probe(site, module)
+                probes[site.name, site.at] = site, _probe(site, module)
                 if not site.control.grids.hooks:  # tokens are drawn as maps
                     site.control.grids.watch(copied)
     cause = "nothing is attached: call attach(model, {...: DropBlock2d(p=0.1)})"
     if probes:
         with torch.random.fork_rng(), torch.enable_grad():
             copied.train()(*args, **kwargs)
-        found = [(p.site, p.kept) for p in probes.values() if p.kept is not None]
+        found = [(site, kept[0]) for site, kept in probes.values() if kept]
         if found:
             return found[: None if which is not None else _MOST]
         cause = (
-            f"{listed([p.site.key for p in probes.values()], 3)} dropped no parts of maps in a "
+            f"{listed([site.key for site, _ in probes.values()], 3)} dropped no parts of maps in a "
             "training forward: at a rate of 0 now (move it with attached.step), switched off, "
             "never called, or no map"
         )
@@ -118,35 +118,35 @@ def _masks(
     raise RuntimeError(f"there is nothing to draw: {cause}")
 
 
-class _Probe:
-    """Two hooks of a layer: the first replaces the value by ones, the last sees what is dropped.
+def _probe(site: Site, module: nn.Module) -> list[Tensor]:
+    """Put two hooks on a layer: the first replaces the value by ones, the last sees what is 0.
 
-    Attributes:
-        kept: of the first sample, (C, h, w), 1 and 0; None before a call that drops.
+    Returns:
+        A list, which gets what the first call that drops keeps of the first sample: (C, h, w), 1
+        and 0.
     """
+    index = site.regularizer.index
+    kept: list[Tensor] = []
 
-    def __init__(self, site: Site, module: nn.Module) -> None:
-        self.site, self.index = site, site.regularizer.index
-        self.kept: Tensor | None = None
-        if site.at == "output":
-            module.register_forward_hook(self.before, prepend=True)
-            module.register_forward_hook(self.after)
-        else:
-            self.index = self.index or 0  # of the positional arguments
-            module.register_forward_pre_hook(self.before, prepend=True)
-            module.register_forward_pre_hook(self.after)
-
-    def before(self, module: nn.Module, *given: Any) -> Any:
-        x = indexing.get(given[-1], self.index)
+    def before(module: nn.Module, *given: Any) -> Any:
+        x = indexing.get(given[-1], index)
         # with the graph of x, from which the channels are read
         always = torch.ones((), dtype=torch.bool, device=x.device)
-        return indexing.put(given[-1], self.index, torch.where(always, torch.ones_like(x), x))
+        return indexing.put(given[-1], index, torch.where(always, torch.ones_like(x), x))
 
-    def after(self, module: nn.Module, *given: Any) -> None:
-        x = indexing.get(given[-1], self.index)
-        maps = self.site.reader.map_of(x)
-        if self.kept is None and maps is not None and bool((maps == 0).any()):
-            self.kept = (maps[0] != 0).float().cpu()
+    def after(module: nn.Module, *given: Any) -> None:
+        maps = site.reader.map_of(indexing.get(given[-1], index))
+        if not kept and maps is not None and bool((maps == 0).any()):
+            kept.append((maps[0] != 0).float().cpu())
+
+    if site.at == "output":
+        module.register_forward_hook(before, prepend=True)
+        module.register_forward_hook(after)
+    else:
+        index = index or 0  # of the positional arguments
+        module.register_forward_pre_hook(before, prepend=True)
+        module.register_forward_pre_hook(after)
+    return kept
 
 
 def _image(given: Sequence[Any]) -> Tensor:
