@@ -31,12 +31,7 @@ class AxisOptions:
         return self.layout == "auto"
 
     def check(self, spatial: int | None, label: str) -> None:
-        """Raise ValueError for options that a class can't use.
-
-        Args:
-            spatial: number of spatial axes that the class needs; None for none.
-            label: its name.
-        """
+        """Raise ValueError for options that a class with this many spatial axes can't use."""
         grid, prefix = self.grid, self.prefix_tokens
         check_option("layout", self.layout, ("auto", *layouts_for(spatial)))
         if prefix is not None:

@@ -38,13 +38,8 @@ def view_of(
 ) -> View:
     """How a tensor of this shape is read; which map tokens form is decided by `with_grid`.
 
-    Args:
-        options: what the user says.
-        spatial: number of spatial axes that are needed; None needs the channels alone.
-        facts: what the model tells about the layer.
-        shape: of the tensor.
-        seen: what the autograd graph says, as `graph.channels_of` does.
-        grids: the sizes of maps in this forward.
+    Without a number of `spatial` axes, the channels alone are needed; `seen` is what the autograd
+    graph says, as `graph.channels_of` returns it.
 
     Raises:
         ValueError: if it can't be known, or what is known contradicts the options.
@@ -120,13 +115,7 @@ def _inside(facts: Facts, shape: Shape, seen: str) -> str:
 
 
 def check_samples(facts: Facts, shape: Shape, index: int | str | None) -> None:
-    """Raise ValueError where axis 0 may be another one than that of the samples.
-
-    Args:
-        facts: what the model tells about the layer.
-        shape: of the tensor.
-        index: which element of the layer's output it is.
-    """
+    """Raise ValueError if axis 0 of this element of an output may be no axis of samples."""
     why = ""
     if facts.batched > len(shape):
         why = f"it has no axis of samples: a batch of this layer has {facts.batched} axes"

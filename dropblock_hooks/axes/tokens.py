@@ -42,12 +42,7 @@ class TokenFacts:
 
 
 def token_facts(modules: list[nn.Module], stage_ratios: tuple[int, ...]) -> TokenFacts:
-    """The facts of a model.
-
-    Args:
-        modules: all of its modules.
-        stage_ratios: by what the maps of its feature stages are smaller than those of the first.
-    """
+    """The facts of a model with these modules; `stage_ratios` as `stages.stage_ratios` returns."""
     edges = [r[0] for m in modules if isinstance(r := getattr(m, "input_resolution", None), tuple)]
     stated = {max(edges) // edge for edge in edges if edge}  # Swin's layers say what they are for
     return TokenFacts(
@@ -82,14 +77,6 @@ def with_grid(
     grids: Grids,
 ) -> View:
     """The view of tokens, with the grid that they form and the prefix before them.
-
-    Args:
-        view: the layout of the tokens.
-        options: what the user says.
-        spatial: number of axes of the map.
-        facts: what the model tells about its tokens.
-        shape: of the tensor.
-        grids: the sizes of maps in this forward.
 
     Raises:
         ValueError: if no grid is known, or several are, or they contradict the options.

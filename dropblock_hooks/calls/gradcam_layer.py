@@ -54,12 +54,7 @@ def features_of(
 ) -> Features:
     """The activations of a layer in its last call, and the gradient of the summed scores there.
 
-    Args:
-        names: of the model.
-        maps: how its output is read.
-        run: returns the output of the model.
-        scores: computes the scores of the images.
-        layer: the layer.
+    `run` returns the output of the model, and `maps` says how that of the layer is read.
 
     Raises:
         SiteError: if the layer has no map, is not called, or gets no gradient.

@@ -56,16 +56,10 @@ def call_once(
     loss: Callable[[Any], Tensor] | None,
     hook: type[EdgeHook] = EdgeHook,
 ) -> list[Site]:
-    """Call a model once, run the backward to its observers, and return what they have seen.
+    """Call a model once, run the backward to its observers, and return their sites.
 
-    The model runs as it was written, without ``torch.compile``.
-
-    Args:
-        base: the model, where names begin.
-        placements: the observers.
-        call: returns the output of the model.
-        loss: a scalar of the output; None runs no backward.
-        hook: puts an observer on its layer.
+    The model runs as it was written, without ``torch.compile``. The backward starts at the `loss`
+    of the output, and does not reach parameters; without a loss there is none.
     """
     control = Run()
     control.looked = True  # the caller reports layers that were not called
@@ -84,13 +78,7 @@ def call_once(
 
 
 def no_tensor(output: Any, argument: str, then: str = "") -> TypeError:
-    """The error for an output that is no tensor; it proposes a function as an argument.
-
-    Args:
-        output: of the model.
-        argument: which takes a function of the output.
-        then: what the function does with the tensor that it picks.
-    """
+    """The error for an output that is no tensor: an argument must be a function that picks one."""
     first = quote(next(iter(output), 0)) if isinstance(output, Mapping) else "0"
     return TypeError(
         f"the output is no tensor but {kind_with_keys(output)}: pick one, as in "

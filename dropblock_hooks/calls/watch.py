@@ -1,7 +1,6 @@
 """``watch``: a `Watchdog` on the layers of a model, in one line."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -9,14 +8,8 @@ from torch import nn
 
 from ..attach import attach
 from ..attachment.attachment import Attachment
-from ..checks import closest
 from ..observers.watchdog import Watchdog
-from ..quoting import label
 from ..selectors.select import Select
-
-_OF_ATTACH = ("grad_scaler", "root")
-_OWN = ("rules", "action", "every", *Watchdog.refused_options)
-_OF_WATCHDOG = tuple(each.name for each in fields(Watchdog) if each.name not in _OWN)
 
 
 def watch(
@@ -50,17 +43,10 @@ def watch(
         TypeError, ValueError: if a rule, an action or an option does not exist.
         SpecError: if the model has a `Watchdog` already.
     """
-    arguments = {name: options.pop(name) for name in _OF_ATTACH if name in options}
-    known = (*_OF_ATTACH, *_OF_WATCHDOG)
-    for name in options:
-        if name not in _OF_WATCHDOG:
-            raise TypeError(
-                f"watch takes no {label(name)}{closest(name, known)}; its options: "
-                f"{', '.join(known)}"
-            )
+    of_attach = {name: options.pop(name) for name in ("grad_scaler", "root") if name in options}
     dog = Watchdog(rules, action=action, every=every, **options)  # type: ignore[arg-type]  # checked
     # a layer that a function selects need not be called
-    return attach(model, {Select(where=_takes_hooks): dog}, **arguments)
+    return attach(model, {Select(where=_takes_hooks): dog}, **of_attach)
 
 
 def _takes_hooks(name: str, layer: nn.Module) -> bool:
