@@ -142,15 +142,16 @@ class Reader:
         if recomputing():
             self._repeated = True
             maps = self._maps.get(shape, [])
-            if len(maps) == 1:
+            if len(maps) > 1:
+                sizes = " or ".join(shown(each.grid or ()) for each in maps)
+                raise ValueError(
+                    f"shape {tuple(shape)}: forwards of different images came before this "
+                    f"recomputation, so its tokens can be {sizes}; run each backward before the "
+                    "next forward, or say grid="
+                )
+            if maps:
                 return maps[0]
-            sizes = " or ".join(shown(each.grid or ()) for each in maps) or "any map"
-            raise ValueError(
-                f"shape {tuple(shape)}: its tokens can be {sizes} in this recomputation, because "
-                "forwards of different images came before it; run each backward before the next "
-                "forward, or say grid="
-            )
-        if self._repeated:
+        elif self._repeated:
             self._maps, self._repeated = {}, False
         view = self._with_grid(facts, shape, view)
         maps = self._maps.setdefault(shape, [])
