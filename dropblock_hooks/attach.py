@@ -14,8 +14,8 @@ from .planning.problems import doubled
 from .selectors.wrappers import find_module, submodule, unwrap
 from .sites.grad_scaler import checked_scaler
 from .sites.hooks import SiteHook, hooks_on
-from .sites.optimizers import checked_optimizers
 from .sites.run import Run
+from .sites.updates import checked_optimizers
 from .spec.draft import Draft, SpecError
 from .warn import warn
 

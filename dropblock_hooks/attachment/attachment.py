@@ -13,9 +13,9 @@ from ..regularizers.base import Regularizer
 from ..selectors.select import Select
 from ..sites.grad_scaler import checked_scaler
 from ..sites.hooks import take_off
-from ..sites.optimizers import checked_optimizers, use_optimizers
 from ..sites.parameters import ParameterHook, keepers_on
 from ..sites.run import LossScale
+from ..sites.updates import checked_optimizers, use_optimizers
 from ..tables import Table, counted
 from ..warn import warn
 from .activity import look_back, take_off_model_hook

@@ -1,6 +1,6 @@
 """One regularizer on one layer, at run time.
 
-updates           accumulated gradients, regularized once per optimizer step
+updates           the optimizers, and gradients that are regularized once per optimizer step
 parameters        hooks of parameters, which regularize their gradients
 retune            hooks of layers that drop by themselves, and of rates that modules hold
 observe           the hook of an observer
@@ -14,6 +14,5 @@ counter           `Counter`: totals that only grow; a window is the difference o
 norms             histograms of gradient norms before a bound
 run               `Run`: what the sites of one attachment share: time, switches, loss scale
 grad_scaler       the GradScaler that multiplies the loss
-optimizers        the optimizers of the training loop, found inside their wrappers
 indexing          tensors inside the inputs and outputs of a layer
 """

@@ -5,6 +5,7 @@ Compiled code runs the same functions, inside the operators of `operator`.
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -53,7 +54,7 @@ def act(site: Site, x: Tensor, call: Call) -> Tensor:
         return act_on_activation(site, x, form, call)
     if not may_get_gradient(x):
         return x
-    watched: Tensor = GradIdentity.apply(x, _OnGradient(site, form, site.values))
+    watched: Tensor = GradIdentity.apply(x, partial(regularize_grad, site, form, site.values))
     return watched
 
 
@@ -133,62 +134,38 @@ def _types(result: object) -> str:
     return type(result).__name__
 
 
-class _OnGradient:
-    """Regularizes the gradient of one activation, with the rates of its forward."""
-
-    def __init__(self, site: Site, form: View, values: Mapping[str, float]) -> None:
-        self.site, self.form, self.values = site, form, values
-
-    def __call__(self, grad: Tensor) -> Tensor:
-        return regularize_grad(self.site, self.form, self.values, grad)
-
-
 def regularize_grad(
     site: Site,
     form: View,
-    values: Mapping[str, float],
+    values: Mapping[str, Any],
     grad: Tensor,
     parameter: Tensor | None = None,
+    scale: float | Tensor | None = None,
 ) -> Tensor:
     """Regularize the gradient of an activation or a parameter, and count it.
 
     Once the attachment is switched off or removed, the gradient is returned as it is.
+
+    Args:
+        site: of the regularizer or observer.
+        form: how the axes are read.
+        values: the rates of the forward.
+        grad: the gradient.
+        parameter: the parameter, where it is the gradient of one.
+        scale: what the loss was multiplied by; None asks the GradScaler.
     """
-    control = site.control
-    if not (control.installed and control.enabled):
+    run = site.control
+    if not (run.installed and run.enabled):
         return grad
-    scale = control.scale.value(grad.device)
-    if site.regularizer.reads_grad_scale and control.scale.is_unsaid:
-        seek(control)
+    if scale is None:
+        scale = run.scale.value(grad.device)
+        if site.regularizer.reads_grad_scale and run.scale.is_unsaid:
+            seek(run)
     if site.watch is not None:
         if site.watch.observer.sees_gradients:
-            seen = Seen([grad], control.epoch, control.shared, gradient=True, scale=scale)
-            site.watch.update(seen)
+            site.watch.update(Seen([grad], run.epoch, run.shared, gradient=True, scale=scale))
         site.counter.add(None, 0, 0.0)
         return grad
-    return _regularized(site, form, grad, scale, values, parameter)
-
-
-def regularize_update(
-    site: Site,
-    grad: Tensor,
-    scale: float | Tensor,
-    measured: Mapping[str, Tensor],
-    parameter: Tensor,
-) -> Tensor:
-    """The gradient that a parameter has accumulated, of a loss times `scale`."""
-    values = {**site.values, **measured}
-    return _regularized(site, site.form_of(grad), grad, scale, values, parameter)
-
-
-def _regularized(
-    site: Site,
-    form: View,
-    grad: Tensor,
-    scale: float | Tensor,
-    values: Mapping[str, Any],
-    parameter: Tensor | None,
-) -> Tensor:
     y, affected, inner = perform(
         site, grad, form, values, _OF_A_GRADIENT, grad_scale=scale, parameter=parameter
     )
@@ -228,7 +205,10 @@ def is_exported() -> bool:
 
 
 def refuse_tracing(site: Site, training: bool) -> None:
-    """Raise SiteError where a trace, an export or a transform would not keep what the site does."""
+    """Raise SiteError where an active site is traced, exported or transformed and can't work.
+
+    ``torch.func.grad`` works, except in compiled code.
+    """
     if not site.is_on(training):
         return
     tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # torch's
@@ -242,16 +222,10 @@ def refuse_tracing(site: Site, training: bool) -> None:
             "torch.export records the forward only, so gradients can't be regularized: call "
             "model.eval() before exporting"
         )
-    refuse_transforms(site)
-
-
-def refuse_transforms(site: Site) -> None:
-    """Raise SiteError inside torch.func.vmap and jvp, and in compiled torch.func transforms."""
     if not torch._C._are_functorch_transforms_active():
         return
-    if is_compiling():
-        unsupported = {"a compiled transform"}
-    else:
+    unsupported = {"a compiled transform"}
+    if not is_compiling():
         stack = torch._C._functorch.get_interpreter_stack() or ()
         unsupported = {each.key().name for each in stack} - {"Grad", "Functionalize"}
     if unsupported:

@@ -28,7 +28,7 @@ def act_traced(site: Site, x: Tensor, call: Call) -> Tensor:
         return operator.regularize(site, x, call)
     if may_get_gradient(x):
         return operator.watch_gradient(site, x, call)
-    operator.tell_call(site, (call.training,))  # the first pass of a reentrant checkpoint, say
+    operator.tell_call(site, call.training)  # the first pass of a reentrant checkpoint, say
     return x
 
 
@@ -116,7 +116,7 @@ class SiteHook:
         if site.may_act(module.training):
             return self._act(module, *given)
         if site.moves:
-            operator.tell_call(site, (module.training,))
+            operator.tell_call(site, module.training)
         return None
 
 

@@ -63,9 +63,9 @@ def watch_gradient(site: Site, x: Tensor, call: Call) -> Tensor:
     return watched
 
 
-def tell_call(owner: Any, flags: Sequence[bool]) -> None:
-    """Call ``owner.note_call(flags)`` at run time; the owner has a handle."""
-    called_op(owner.handle, list(flags))
+def tell_call(site: Site, training: bool) -> None:
+    """Call ``site.note_call(training)`` when the compiled code runs."""
+    called_op(site.handle, training)
 
 
 class _Identity(torch.autograd.Function):
@@ -269,18 +269,18 @@ def _(grad: Tensor, *given: Any) -> Tensor:
 
 @custom_op(
     "called",
-    "(Tensor(a!) handle, bool[] flags) -> ()",
+    "(Tensor(a!) handle, bool training) -> ()",
     mutates_args=("handle",),  # or the compiler would leave it out
 )
-def called_op(handle: Tensor, flags: Sequence[bool]) -> None:
-    """Tell the owner of a handle that a forward runs."""
-    owner = find(handle)
-    if owner is not None:
-        owner.note_call(list(flags))
+def called_op(handle: Tensor, training: bool) -> None:
+    """Tell a site that a forward runs."""
+    site: Site | None = find(handle)
+    if site is not None:
+        site.note_call(training)
 
 
 @called_op.register_fake
-def _(handle: Tensor, flags: Sequence[bool]) -> None:
+def _(handle: Tensor, training: bool) -> None:
     return None
 
 

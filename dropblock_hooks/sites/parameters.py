@@ -15,7 +15,7 @@ from ..handles import check_version, is_exporting
 from ..observers.base import Observer
 from ..selectors.wrappers import find_module, shard_refusal
 from . import operator
-from .act import refuse_tracing, refuse_transforms, regularize_grad
+from .act import refuse_tracing, regularize_grad
 from .hooks import SiteHook, Turn, hooks_of
 from .site import Site
 
@@ -71,22 +71,18 @@ class ParameterHook(SiteHook):
             return self._compile(module)
         self.site.enter(module.training)
         if torch.is_grad_enabled():
-            if torch._C._are_functorch_transforms_active() and self.site.is_on(module.training):
-                refuse_transforms(self.site)
+            if torch._C._are_functorch_transforms_active():
+                refuse_tracing(self.site, module.training)
             self.rehook(module)
         return None
 
     def _compile(self, module: nn.Module, *given: Any) -> None:
         site, training = self.site, module.training
         check_version()
-        if is_exporting():
-            if site.acts(training):
-                refuse_tracing(site, training)
-            return
-        if site.is_on(training):
-            refuse_transforms(site)
-        if site.may_act(training) or site.moves:
-            operator.tell_call(site, (training,))
+        if not is_exporting() or site.acts(training):
+            refuse_tracing(site, training)
+        if not is_exporting() and (site.may_act(training) or site.moves):
+            operator.tell_call(site, training)
 
     def rehook(self, module: nn.Module) -> None:
         """Hook the parameter, if it is another object than before.

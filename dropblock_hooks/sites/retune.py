@@ -63,7 +63,7 @@ class RetuneHook(OutputHook):
         # the call is counted; how much the module has dropped is not known
         if is_compiling():
             if not is_exporting():
-                operator.tell_call(self.site, (module.training,))
+                operator.tell_call(self.site, module.training)
         elif graph_task() == NO_TASK:
             self.site.counter.add(None, 0, 0.0)
         return None

@@ -207,9 +207,8 @@ class Site:
             return control.installed and control.enabled
         return (self._beyond_training or control.always) and self.acts(False)
 
-    def note_call(self, flags: list[bool]) -> None:
+    def note_call(self, training: bool) -> None:
         """Note a forward of compiled code in which nothing of the site itself runs."""
-        (training,) = flags
         if graph_task() != NO_TASK:
             return
         if not self.may_act(training):
