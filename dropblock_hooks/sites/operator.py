@@ -27,7 +27,7 @@ from .site import Site
 
 _SEEDS = 2**63 - 1
 _MOST_DRAWS = 16  # that a site keeps; without them, a backward draws from the seed again
-_READ = "str layout, SymInt[] grid, SymInt prefix"
+_VIEW = "str layout, SymInt[] grid, SymInt prefix"
 _KEY = torch._C.DispatchKey
 _AUTOGRAD = (
     *(_KEY.AutogradFunctionality, _KEY.AutogradOther, _KEY.AutogradNestedTensor),
@@ -46,7 +46,7 @@ def regularize(site: Site, x: Tensor, call: Call) -> Tensor:
         layer_input if isinstance(layer_input, Tensor) else None,
         site.handle,
         torch.randint(-_SEEDS, _SEEDS, (), device="cpu"),
-        *(form.layout, list(form.grid or ()), form.prefix),
+        *_read(form),
         *(call.training, linear, len(site.values)),
     )
     return y
@@ -59,13 +59,23 @@ def watch_gradient(site: Site, x: Tensor, call: Call) -> Tensor:
     """
     form = site.form_of(x)
     row = begin_op(site.handle, call.training, len(site.values))
-    watched: Tensor = _Identity.apply(x, row, form.layout, list(form.grid or ()), form.prefix)
+    watched: Tensor = _Identity.apply(x, row, *_read(form))
     return watched
+
+
+def _read(form: View) -> tuple[str, list[int], int]:
+    """How axes are read, as arguments of an operator."""
+    return form.layout, list(form.grid or ()), form.prefix
+
+
+def _view(layout: str, grid: Sequence[int], prefix: int) -> View:
+    """The inverse of `_read`."""
+    return View(layout, tuple(grid) or None, prefix)
 
 
 def tell_call(site: Site, training: bool) -> None:
     """Call ``site.note_call(training)`` when the compiled code runs."""
-    called_op(site.handle, training)
+    begin_op(site.handle, training, 0)
 
 
 class _Identity(torch.autograd.Function):
@@ -75,15 +85,8 @@ class _Identity(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        row: Tensor,
-        layout: str,
-        grid: list[int],
-        prefix: int,
-    ) -> Tensor:
-        ctx.form = layout, grid, prefix
+    def forward(ctx: Any, x: Tensor, row: Tensor, *read: Any) -> Tensor:
+        ctx.read = read
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(row)
         return x.clone()
@@ -92,13 +95,13 @@ class _Identity(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         (grad,) = grads
         if grad is not None:
-            grad = gradient_op(grad, *ctx.saved_tensors, *ctx.form)
+            grad = gradient_op(grad, *ctx.saved_tensors, *ctx.read)
         return grad, None, None, None, None
 
 
 @custom_op(
     "regularize",
-    f"(Tensor x, Tensor? layer_input, Tensor handle, Tensor seed, {_READ}, bool training, "
+    f"(Tensor x, Tensor? layer_input, Tensor handle, Tensor seed, {_VIEW}, bool training, "
     "bool linear, int n_rates) -> (Tensor, Tensor)",
 )
 def regularize_op(
@@ -120,16 +123,13 @@ def regularize_op(
         first number of the row is 1 where the site was active, and 0 where it was not.
     """
     site: Site | None = find(handle)
-    row = torch.zeros(1 + n_rates, dtype=torch.float64)
-    if site is None or not _enter(site, training):
-        return _new(x, x), row
-    row[0] = 1.0
-    for at, value in enumerate(site.values.values(), 1):
-        row[at] = value
+    if site is None or not site.enter_compiled(training):
+        return _new(x, x), torch.zeros(1 + n_rates, dtype=torch.float64)
+    row = _row(1.0, site)
     call = Call(x if layer_input is None else layer_input, training)
     draws: list[Any] = []
     with _seeded(int(seed), x.device), reusing(draws):
-        y = act_on_activation(site, x, View(layout, tuple(grid) or None, prefix), call)
+        y = act_on_activation(site, x, _view(layout, grid, prefix), call)
     if linear and draws:
         site.kept_draws[int(seed)] = draws
         if len(site.kept_draws) > _MOST_DRAWS:  # of forwards without a backward
@@ -166,7 +166,7 @@ regularize_op.register_autograd(_backward, setup_context=_save)
 @custom_op(
     "regularize_backward",
     "(Tensor grad, Tensor? x, Tensor? layer_input, Tensor handle, Tensor seed, Tensor row, "
-    f"{_READ}, bool training) -> (Tensor, Tensor)",
+    f"{_VIEW}, bool training) -> (Tensor, Tensor)",
 )
 def regularize_backward_op(
     grad: Tensor,
@@ -195,7 +195,7 @@ def regularize_backward_op(
             "the attachment was removed and deleted between a compiled forward and its backward: "
             "call backward before attached.remove()"
         )
-    form = View(layout, tuple(grid) or None, prefix)
+    form = _view(layout, grid, prefix)
     rates = dict(zip(site.values, values, strict=False))
     draws = site.kept_draws.pop(int(seed), None) or []
     with _seeded(int(seed), grad.device), reusing(draws):
@@ -224,22 +224,21 @@ def _(
 @custom_op(
     "begin",
     "(Tensor(a!) handle, bool training, int n_rates) -> Tensor",
-    mutates_args=("handle",),  # or the compiler would move it into the backward
+    mutates_args=("handle",),  # or the compiler would leave it out or move it into the backward
 )
 def begin_op(handle: Tensor, training: bool, n_rates: int) -> Tensor:
-    """Count a forward of a layer whose gradient is regularized.
+    """Count a forward in which nothing is done to the activation.
 
     Returns:
-        A row of float64 numbers: that of the handle, and the rates. The backward holds this row
-        only, because autograd refuses tensors that were changed after they were saved.
+        A row of float64 numbers: that of the handle, and the rates if `n_rates` is not 0. The
+        backward holds this row only, because autograd refuses tensors that were changed after they
+        were saved.
     """
     site: Site | None = find(handle)
-    row = torch.zeros(1 + n_rates, dtype=torch.float64)
-    row[0] = handle
-    if site is not None:
-        _enter(site, training)
-        row[1:] = torch.tensor(list(site.values.values()), dtype=torch.float64)
-    return row
+    if site is None:
+        return torch.zeros(1 + n_rates, dtype=torch.float64)
+    site.note_call(training)
+    return _row(float(handle), site)[: 1 + n_rates].clone()
 
 
 @begin_op.register_fake
@@ -249,7 +248,7 @@ def _(handle: Tensor, training: bool, n_rates: int) -> Tensor:
 
 @custom_op(
     "gradient",
-    f"(Tensor grad, Tensor row, {_READ}) -> Tensor",
+    f"(Tensor grad, Tensor row, {_VIEW}) -> Tensor",
 )
 def gradient_op(grad: Tensor, row: Tensor, layout: str, grid: Sequence[int], prefix: int) -> Tensor:
     """Regularize the gradient of an activation and count it; `row` is that of ``begin``."""
@@ -258,8 +257,7 @@ def gradient_op(grad: Tensor, row: Tensor, layout: str, grid: Sequence[int], pre
     if site is None:
         return _new(grad, grad)
     values = dict(zip(site.values, rates, strict=False))
-    y = regularize_grad(site, View(layout, tuple(grid) or None, prefix), values, grad)
-    return _new(y, grad)
+    return _new(regularize_grad(site, _view(layout, grid, prefix), values, grad), grad)
 
 
 @gradient_op.register_fake
@@ -267,29 +265,9 @@ def _(grad: Tensor, *given: Any) -> Tensor:
     return torch.empty_like(grad)
 
 
-@custom_op(
-    "called",
-    "(Tensor(a!) handle, bool training) -> ()",
-    mutates_args=("handle",),  # or the compiler would leave it out
-)
-def called_op(handle: Tensor, training: bool) -> None:
-    """Tell a site that a forward runs."""
-    site: Site | None = find(handle)
-    if site is not None:
-        site.note_call(training)
-
-
-@called_op.register_fake
-def _(handle: Tensor, training: bool) -> None:
-    return None
-
-
-def _enter(site: Site, training: bool) -> bool:
-    """Count a call of compiled code; whether the regularizer is to run."""
-    before = site.calls
-    active = site.enter(training)
-    site.counter.compiled += site.calls - before
-    return active
+def _row(first: float, site: Site) -> Tensor:
+    """The rates of a site behind another number."""
+    return torch.tensor([first, *site.values.values()], dtype=torch.float64, device="cpu")
 
 
 def _new(y: Tensor, x: Tensor) -> Tensor:

@@ -81,7 +81,6 @@ class Site:
         """Put another one of the same class in place, with the values of the present epoch."""
         values = regularizer.values(self.control.epoch)
         self.regularizer = copy.copy(regularizer)  # compiled code guards what sites share
-        self._at_input = regularizer.at == "input"
         before, self.bound = self.bound, self.regularizer.bind()
         if hasattr(before, "state_dict") and hasattr(self.bound, "load_state_dict"):
             self.bound.load_state_dict(before.state_dict())
@@ -214,10 +213,15 @@ class Site:
         if not self.may_act(training):
             if self.moves and not self.control.stepped:
                 self._watch_time(training)
-        elif self.enter(training):
-            self.counter.compiled += 1
-            if self.regularizer.acts_on == "activation":
-                self.counter.add(None, 0, 0.0)
+        elif self.enter_compiled(training) and self.regularizer.acts_on == "activation":
+            self.counter.add(None, 0, 0.0)
+
+    def enter_compiled(self, training: bool) -> bool:
+        """The same as `enter`, for a call by compiled code."""
+        before = self.calls
+        active = self.enter(training)
+        self.counter.compiled += self.calls - before
+        return active
 
     def may_act(self, training: bool) -> bool:
         """Whether it acts in this mode unless it is switched off: what compiled code asks."""

@@ -73,7 +73,7 @@ def test_the_operators_of_gradients_pass_torchs_check(layout, dtype):
     (site,) = attach(nn.Sequential(nn.Identity()), {"0": ClampGrad(-0.1, 0.1)}).sites
     ops = torch.ops.dropblock_hooks
     torch.library.opcheck(ops.begin.default, (site.handle, True, 2))
-    torch.library.opcheck(ops.called.default, (site.handle, True))
+    torch.library.opcheck(ops.begin.default, (site.handle, False, 0))
     row = ops.begin(site.handle, True, 2)
     assert row[1:].tolist() == [-0.1, 0.1]
     torch.library.opcheck(ops.gradient.default, (activation(layout, dtype), row, *read(layout)))
