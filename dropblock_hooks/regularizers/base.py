@@ -64,9 +64,9 @@ class Regularizer:
     - ``needs_input = True``: ``apply`` uses ``now.input``. The layer must not change it in place.
     - ``linear = True``: ``apply`` multiplies each element by a number that does not depend on `x`.
       The backward of compiled code is then ``apply`` on the gradient, with the same random numbers.
-      A subclass that defines ``apply`` or ``bind`` must set it again.
     - ``random = False``: ``apply`` draws no random numbers.
-    - ``idle_at_zero = True``: ``apply`` returns `x` itself where its first rate is 0.
+    - ``idle_at_zero = True``: ``apply`` returns `x` itself where its first rate is 0, and is not
+      called then. A subclass that defines ``apply`` or ``bind`` must set this and `linear` again.
     - ``reads_grad_scale = True``: ``apply`` multiplies a bound by ``now.grad_scale``. A GradScaler
       that ``attach`` was not given is then reported.
     - ``follows_host = True``: ``apply`` also runs in evaluation, told by ``now.training``.
@@ -141,8 +141,9 @@ class Regularizer:
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        if {"apply", "bind"} & vars(cls).keys() and "linear" not in vars(cls):
-            cls.linear = False  # an inherited `linear` describes another `apply`
+        if {"apply", "bind"} & vars(cls).keys():  # what is inherited describes another `apply`
+            cls.linear = vars(cls).get("linear", False)
+            cls.idle_at_zero = vars(cls).get("idle_at_zero", False)
 
     def __post_init__(self) -> None:
         check_fields(type(self))

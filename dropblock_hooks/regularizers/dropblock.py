@@ -45,6 +45,7 @@ class _DropBlocks(_Blocks):
     normalize: Normalize = "batch"
     share_channels: bool = False
     linear: ClassVar[bool] = True
+    idle_at_zero: ClassVar[bool] = True
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return drop_blocks(
@@ -128,6 +129,7 @@ class Disout(_Blocks, Regularizer):
     alpha: NonNegative = 1.0
     share_channels: bool = False
     spatial: ClassVar[int] = 2
+    idle_at_zero: ClassVar[bool] = True
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return distort_blocks(x, now.p, self.edges, now.alpha, share_channels=self.share_channels)

@@ -13,9 +13,7 @@ from .rates import Probability
 
 
 class DropsShare:
-    """Mix-in of what drops the share p on average, and returns `x` itself at p = 0."""
-
-    idle_at_zero: ClassVar[bool] = True
+    """Mix-in of what drops the share p on average."""
 
     def expected_share(
         self, values: Mapping[str, float], map_size: tuple[int, ...] | None
@@ -34,6 +32,7 @@ class Dropout(DropsShare, Regularizer):
 
     p: Probability = 0.5
     linear: ClassVar[bool] = True
+    idle_at_zero: ClassVar[bool] = True
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return drop_shape(x, now.p, x.shape)
@@ -45,6 +44,7 @@ class _Channels(DropsShare):
 
     p: Probability = 0.5
     linear: ClassVar[bool] = True
+    idle_at_zero: ClassVar[bool] = True
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return drop_channels(x, now.p)
@@ -104,6 +104,7 @@ class DropPath(DropsShare, Regularizer):
     p: Probability
     scale_by_keep: bool = True
     linear: ClassVar[bool] = True
+    idle_at_zero: ClassVar[bool] = True
     samplewise: ClassVar[bool] = True
 
     def apply(self, x: Tensor, now: Now) -> Applied:
@@ -129,7 +130,6 @@ class StochasticDepth(DropsShare, Regularizer):
     p: Probability
     mode: Mode = "row"
     needs_input: ClassVar[bool] = True
-    idle_at_zero: ClassVar[bool] = False  # the shapes of block and input are compared
 
     @property
     def samplewise(self) -> bool:  # type: ignore[override]  # a constant elsewhere

@@ -198,7 +198,6 @@ class GradNoise(OnGradients, Regularizer):
     """
 
     std: NonNegative
-    idle_at_zero: ClassVar[bool] = True
     random: ClassVar[bool] = True
     reads_grad_scale: ClassVar[bool] = True
 

@@ -42,6 +42,7 @@ class Retune(DropsShare, Regularizer):
     ours: Regularizer | None = field(default=None, init=False, repr=False, compare=False)
 
     linear: ClassVar[bool] = True
+    idle_at_zero: ClassVar[bool] = True
 
     def check(self, values: Mapping[str, float]) -> None:
         if self.at != "output" or self.index is not None or self.layout != "auto":

@@ -92,13 +92,8 @@ class Site:
         """Put other values in place; a new dict, since a pending backward may hold the old one."""
         self.values = values
         self.rate = next(iter(values.values()), None)
-        self.idle = self.rate == 0.0 and self._changes_nothing_at_zero()
-
-    def _changes_nothing_at_zero(self) -> bool:
-        """Whether the activation stays as it is at a rate of 0; a subclass of a user may act."""
-        regularizer = self.regularizer
-        ours = type(regularizer).apply.__module__.startswith(f"{__name__.partition('.')[0]}.")
-        return ours and regularizer.idle_at_zero and regularizer.acts_on == "activation"
+        activation = self.regularizer.acts_on == "activation"
+        self.idle = self.rate == 0.0 and self.regularizer.idle_at_zero and activation
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "handle": None, "kept_draws": {}}
