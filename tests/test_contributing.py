@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from scipy import stats
 from torch import nn
 
 from dropblock_hooks import Regularizer, SiteError, Spec, attach, plan, register
@@ -228,12 +229,12 @@ def test_the_input_is_turned_as_the_output_is():
 @pytest.mark.parametrize("compiled", [False, True])
 def test_an_observer_of_your_own(example, compiled):
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
-    attached = attach(model, {"0": example("PositiveShare")()})
+    attached = attach(model, {"0": example("Kurtosis")()})
     x = torch.randn(16, 4)
     call = compiled_anew(model) if compiled else model
     for _ in range(3):
         call(x)
-    (row,) = attached.report()
-    assert row.observed == (3 * (model[0](x) > 0).sum().item(), 3 * 128)
-    assert "values above 0" in str(attached)
-    assert "positive" in str(attached)
+    with attached.paused():
+        expected = stats.kurtosis(model[0](x).detach().numpy(), axis=None, fisher=False)
+    assert attached.scalars() == {"reg/0/Kurtosis/kurtosis": pytest.approx(expected, rel=1e-5)}
+    assert "kurtosis" in str(attached)
