@@ -6,7 +6,7 @@ from torch import nn
 
 from ..observers.base import Observer
 from ..selectors.wrappers import bare_type
-from ..sites.hooks import InputHook, OutputHook, SiteHook
+from ..sites.hooks import LayerHook, SiteHook
 from ..sites.observe import ObserveHook
 from ..sites.parameters import KeeperHook, ParameterHook
 from ..sites.retune import RetuneHook
@@ -25,7 +25,7 @@ def make_hook(site: Site, p: Placement) -> SiteHook:
         return RetuneHook(site, p.attribute)
     if isinstance(p.regularizer, Observer):
         return ObserveHook(site)
-    return OutputHook(site) if site.regularizer.at == "output" else InputHook(site)
+    return LayerHook(site)
 
 
 def install(

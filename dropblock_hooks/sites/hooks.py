@@ -16,7 +16,7 @@ from ..handles import check_version, is_exporting
 from . import indexing, operator
 from .act import Call, act, perform, refuse_tracing
 from .identity import is_transformed, may_get_gradient
-from .site import Site
+from .site import Site, SiteError
 
 
 def act_traced(site: Site, x: Tensor, call: Call) -> Tensor:
@@ -143,38 +143,58 @@ def _is_later(there: object, turn: Turn) -> bool:
     return theirs > turn or theirs == turn == Turn.GRADIENTS
 
 
-class OutputHook(SiteHook):
-    """Forward hook: regularizes the output, or its gradient."""
+class LayerHook(SiteHook):
+    """Forward hook, or forward pre-hook at an input: regularizes a tensor, or its gradient."""
 
     version: int | None = None  # of the first input, which in-place operations raise
 
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self.at_input = site.regularizer.at == "input"
+
     def install(self, module: nn.Module) -> None:
-        if self.site.regularizer.needs_input:
+        if self.site.regularizer.needs_input and not self.at_input:
             module.register_forward_pre_hook(self.note_version)
-        put_on(module, self, at_input=False)
+        put_on(module, self, self.at_input)
 
     def note_version(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Forward pre-hook: note the version of the first input."""
         if not is_compiling():
             self.version = _version(args[0]) if args else None
 
-    def _act(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        site = self.site
-        index = site.regularizer.index
+    def _act(self, module: nn.Module, args: tuple[Any, ...], last: Any = None) -> Any:
+        """Run the regularizer; `last` is the output, or at an input the keyword arguments."""
+        site, regularizer = self.site, self.site.regularizer
+        index, value, moved = regularizer.index, last, False
+        if self.at_input:
+            moved = last is None  # torch.ao.quantization moves hooks without with_kwargs=True
+            index = 0 if index is None else index
+            value = (last or {}) if isinstance(index, str) else args
         try:
-            x = indexing.get(output, index)
+            x = indexing.get(value, index)
         except ValueError as error:
-            raise site.error(f"the output {error}") from None
-        if site.regularizer.needs_input and args and self._is_changed(module, args[0], x):
+            raise self._not_found(error, args, last) from None
+        given = args[0] if args else None
+        if self.at_input:
+            given = x
+        elif regularizer.needs_input and args and self._is_changed(module, given, x):
             raise site.error(
-                f"the layer gives its input back, changed in place, and {site.regularizer.label} "
+                f"the layer gives its input back, changed in place, and {regularizer.label} "
                 "needs it as it was: work out of place there (x = x + y for x += y)"
             )
-        call = Call(args[0] if args else None, module.training)
-        y = (act_traced if is_compiling() else act)(site, x, call)
+        y = (act_traced if is_compiling() else act)(site, x, Call(given, module.training))
         if y is x:
             return None
-        return y if index is None else indexing.put(output, index, y)
+        changed = y if index is None else indexing.put(value, index, y)
+        if not self.at_input or moved:
+            return changed
+        return (args, changed) if isinstance(index, str) else (changed, last)
+
+    def _not_found(self, error: ValueError, args: tuple[Any, ...], last: Any) -> SiteError:
+        if not self.at_input:
+            return self.site.error(f"the output {error}")
+        given = f"(arguments: {len(args)}, keywords: {list(last or {})})"
+        return self.site.error(f"what the layer is given {error} {given}")
 
     def _is_changed(self, module: nn.Module, given: Any, output: Tensor) -> bool:
         """Whether the layer returns its input, changed in place.
@@ -197,28 +217,6 @@ class OutputHook(SiteHook):
 def _version(x: Any) -> int | None:
     """How often a tensor was changed in place; None for what does not count it."""
     return x._version if isinstance(x, Tensor) and not x.is_inference() else None
-
-
-class InputHook(SiteHook):
-    """Forward pre-hook: regularizes an input, or its gradient."""
-
-    def install(self, module: nn.Module) -> None:
-        put_on(module, self, at_input=True)
-
-    def _act(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        site = self.site
-        index = 0 if site.regularizer.index is None else site.regularizer.index
-        values: Any = kwargs if isinstance(index, str) else args
-        try:
-            x = indexing.get(values, index)
-        except ValueError as error:
-            given = f"(arguments: {len(args)}, keywords: {list(kwargs)})"
-            raise site.error(f"what the layer is given {error} {given}") from None
-        y = (act_traced if is_compiling() else act)(site, x, Call(x, module.training))
-        if y is x:
-            return None
-        changed = indexing.put(values, index, y)
-        return (args, changed) if isinstance(index, str) else (changed, kwargs)
 
 
 def ours(hook: Any) -> Any:

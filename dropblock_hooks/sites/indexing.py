@@ -23,10 +23,10 @@ def get(value: Any, index: Index) -> Tensor:
         if not _has(value, index):
             raise ValueError(f"is {_shown(value)}: it has no element {index!r}")
         found = getattr(value, str(index)) if _is_record(value) else value[index]
-    elif isinstance(value, (tuple, list, Mapping)) or _is_record(value):
-        raise ValueError(f"is {_shown(value)}: say which element with index=")
     if isinstance(found, Tensor) and found.is_floating_point():
         return found
+    if index is None and (isinstance(value, (tuple, list, Mapping)) or _is_record(value)):
+        raise ValueError(f"is {_shown(value)}: say which element with index=")
     raise ValueError(f"must be a floating-point tensor, got {_shown(found)}")
 
 
@@ -38,26 +38,20 @@ def put(value: Any, index: Index, new: Tensor) -> Any:
         items = list(value)
         items[index] = new  # type: ignore[index]  # `get` has indexed it
         kind: Any = type(value)
-        # a constructor of a named one may take other arguments
+        # the constructor of a named tuple may take other arguments
         return kind._make(items) if hasattr(kind, "_fields") else kind(items)
-    if is_compiling():
-        return _put_traced(value, index, new)
-    changed = copy.copy(value)
+    if is_compiling():  # torch.compile can't trace copy.copy
+        if dataclasses.is_dataclass(value):  # some are mappings, too: those of Hugging Face
+            if not all(f.init for f in dataclasses.fields(value)):
+                raise TypeError("compiled code can't copy a dataclass with fields of init=False")
+            return dataclasses.replace(value, **{str(index): new})  # type: ignore[type-var]
+        changed = type(value)(value)
+    else:
+        changed = copy.copy(value)
     if _is_record(value):
         object.__setattr__(changed, str(index), new)  # also where it is frozen
     else:
         changed[index] = new
-    return changed
-
-
-def _put_traced(value: Any, index: Any, new: Tensor) -> Any:
-    """The same in code that torch.compile traces, which can't trace ``copy.copy``."""
-    if dataclasses.is_dataclass(value):  # also a mapping, as outputs of Hugging Face's models are
-        if not all(f.init for f in dataclasses.fields(value)):
-            raise TypeError("compiled code can't copy a dataclass that has fields with init=False")
-        return dataclasses.replace(value, **{index: new})  # type: ignore[type-var]
-    changed = type(value)(value)
-    changed[index] = new
     return changed
 
 

@@ -8,11 +8,11 @@ from torch.compiler import is_compiling
 from ..checkpointing import NO_TASK, graph_task
 from ..handles import is_exporting
 from . import operator
-from .hooks import OutputHook, Turn, hooks_on
+from .hooks import LayerHook, Turn, hooks_on
 from .site import Site
 
 
-class RetuneHook(OutputHook):
+class RetuneHook(LayerHook):
     """Sets an attribute of a module to 0 and drops in its place, or sets it to the rate of now.
 
     Attributes:
