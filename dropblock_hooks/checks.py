@@ -63,25 +63,7 @@ def check_option(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
         raise ValueError(f"{name} must be one of {options}, got {quote(value)}{hint}")
 
 
-def check_spatial(input: Tensor, spatial: int) -> None:
-    """Raise ValueError unless `input` is (N, C) and this many spatial axes."""
-    if input.ndim != spatial + 2:
-        axes = ("N, C, L", "N, C, H, W", "N, C, D, H, W")[spatial - 1]
-        raise ValueError(
-            f"input must be a {spatial + 2}-D tensor ({axes}), got shape {tuple(input.shape)}"
-        )
-
-
 def check_floating(input: Tensor) -> None:
     """Raise TypeError unless `input` holds floating-point numbers."""
     if not input.is_floating_point():
         raise TypeError(f"input must be a floating-point tensor, got {input.dtype}")
-
-
-def check_residual(block: Tensor, shortcut: Tensor) -> None:
-    """Raise ValueError unless a block keeps the shape of its input."""
-    if block.shape != shortcut.shape:
-        raise ValueError(
-            f"needs a residual block that keeps its shape, got input {tuple(shortcut.shape)} and "
-            f"output {tuple(block.shape)}; where the shape changes, use DropPath on the branch"
-        )

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from ..checks import check_option, check_residual
+from ..checks import check_option
 from .masks import Mask, bernoulli, check_call, in_format_of, keep_scale
 from .sparse import Blocks, drop_drawn, once, takes
 from .units import Units
@@ -248,7 +248,11 @@ def drop_residual(
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor | int]:
     """``shortcut + drop(block - shortcut)``. A dropped sample equals its shortcut to the bit."""
-    check_residual(block, shortcut)
+    if block.shape != shortcut.shape:
+        raise ValueError(
+            f"needs a residual block that keeps its shape, got input {tuple(shortcut.shape)} and "
+            f"output {tuple(block.shape)}; where the shape changes, use DropPath on the branch"
+        )
     if p == 0.0 or block.numel() == 0:
         return block, 0
     wide = torch.promote_types(block.dtype, torch.float32)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..checks import as_number, check_floating, check_probability, check_spatial
+from ..checks import as_number, check_floating, check_probability
 
 _COARSE = 2.0**-10  # below it, the 24 bits of a float32 draw change a rate by more than 6e-5 of it
 
@@ -16,8 +16,11 @@ def check_call(input: Tensor, p: float, training: bool, spatial: int | None = No
     `spatial` is the number of spatial axes that `input` must have; None accepts any shape.
     """
     p = check_probability(as_number("p", p))
-    if spatial is not None:
-        check_spatial(input, spatial)
+    if spatial is not None and input.ndim != spatial + 2:
+        axes = ("N, C, L", "N, C, H, W", "N, C, D, H, W")[spatial - 1]
+        raise ValueError(
+            f"input must be a {spatial + 2}-D tensor ({axes}), got shape {tuple(input.shape)}"
+        )
     if not training:
         return 0.0
     check_floating(input)
