@@ -102,33 +102,27 @@ def perform(
     )
     if parameter is not None:
         now.parameter = parameter
+    inner, plain = x, True
     try:
-        if regularizer.spatial is None and not regularizer.channelwise:
-            return *_applied(site.bound, x, now), x
-        plain = form.layout in PLAIN and form.grid is None and not form.prefix
-        inner = x if plain else form.take(x)
-        if regularizer.needs_input and getattr(now.input, "shape", None) == x.shape:
-            now.input = form.take(now.input)
-        y, affected = _applied(site.bound, inner, now)
+        if regularizer.spatial is not None or regularizer.channelwise:
+            plain = form.layout in PLAIN and form.grid is None and not form.prefix
+            inner = x if plain else form.take(x)
+            if regularizer.needs_input and getattr(now.input, "shape", None) == x.shape:
+                now.input = form.take(now.input)
+        result = site.bound(inner, now)
+        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], Tensor):
+            raise TypeError(f"apply must return (tensor, count or None), got {_describe(result)}")
+        y, affected = result
+        if y.shape != inner.shape:
+            raise ValueError(f"must keep the shape {tuple(inner.shape)}, got {tuple(y.shape)}")
+        if now.norms is not None and isinstance(affected, Tensor):
+            affected = Clipped(affected, now.norms)
         return (x if y is inner else y if plain else form.put(y, x)), affected, inner
     except (TypeError, ValueError) as error:
         raise site.error(error) from error
 
 
-def _applied(apply: Any, x: Tensor, now: Now) -> tuple[Tensor, Counted]:
-    """Call ``apply`` and check what it returns."""
-    result = apply(x, now)
-    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], Tensor):
-        raise TypeError(f"apply must return (tensor, count or None), got {_types(result)}")
-    y, changed = result
-    if y.shape != x.shape:
-        raise ValueError(f"must keep the shape {tuple(x.shape)}, got {tuple(y.shape)}")
-    if now.norms is not None and isinstance(changed, Tensor):
-        return y, Clipped(changed, now.norms)
-    return y, changed
-
-
-def _types(result: object) -> str:
+def _describe(result: object) -> str:
     if isinstance(result, tuple):
         return f"({', '.join(type(item).__name__ for item in result)})"
     return type(result).__name__
