@@ -76,7 +76,7 @@ def attach(
     unsaid = without_epochs(placements)
     if unsaid:
         raise draft.error(unsaid)
-    control = Run(root, checked_scaler(grad_scaler), epochs)
+    run = Run(root, checked_scaler(grad_scaler), epochs)
     optimizers = checked_optimizers(optimizer)
     findings = [Finding(Kind.SPEC, Severity.WARNING, (), text) for text in warnings]
     layouts: dict[str, str | None] = {}
@@ -88,14 +88,14 @@ def attach(
             raise SpecError(planned.problems, draft.source)
         findings += [each for each in planned.findings if each.severity != Severity.NOTE]
         layouts = {row.site: row.layout for row in planned.rows}
-    attachment = install(base, placements, control)
+    attachment = install(base, placements, run)
     try:
         attachment.optimizer = optimizers
         for site in attachment.sites:
             site.reader.remember(layouts.get(site.key) or "")
         forget_compiled()
         for each in findings:
-            control.told |= each.ids
+            run.told |= each.ids
             warn(each.text, [each])
     except BaseException:  # a filter may make errors of warnings
         attachment.remove()
@@ -118,16 +118,16 @@ def attachments(model: nn.Module) -> list[Attachment]:
     found: dict[int, tuple[Run, list[tuple[nn.Module, SiteHook]]]] = {}
     for module in model.modules():
         for hook in hooks_on(module):
-            control = hook.site.control
-            found.setdefault(id(control), (control, []))[1].append((module, hook))
+            run = hook.site.run
+            found.setdefault(id(run), (run, []))[1].append((module, hook))
     base = unwrap(model)
     attached = [
         Attachment(
-            find_module(base, control.root) or base,
-            control,
+            find_module(base, run.root) or base,
+            run,
             sorted(hooks, key=lambda pair: pair[1].site.order),
         )
-        for control, hooks in found.values()
+        for run, hooks in found.values()
     ]
     for attachment in attached:
         attachment.rehook()

@@ -30,39 +30,39 @@ class ModelHook:
 
     closes = True  # it is called behind the hooks of sites
 
-    def __init__(self, control: Run, hooks: Iterable[SiteHook]) -> None:
-        self.control = control
+    def __init__(self, run: Run, hooks: Iterable[SiteHook]) -> None:
+        self.run = run
         self.hooks = tuple(hooks)
         self.watching = Watching.of(self.hooks)
 
     def __call__(self, model: nn.Module, *args: Any) -> None:
-        control = self.control
+        run = self.run
         if torch.compiler.is_compiling():
             return
-        if not control.installed or torch._C._current_graph_task_id() != -1:
+        if not run.installed or torch._C._current_graph_task_id() != -1:
             return  # a recomputation of checkpointing is no other forward
-        counter = control.counter
+        counter = run.counter
         if model.training:
             counter.trained += 1
         else:
             counter.evaluated += 1
-        if not (model.training and control.enabled):
+        if not (model.training and run.enabled):
             return
         if torch._C._are_functorch_transforms_active():
             return  # no number can be read there
-        if not control.looked:
-            control.looked = True
-            look_at_forward(model, control, self.hooks)
+        if not run.looked:
+            run.looked = True
+            look_at_forward(model, run, self.hooks)
         if self.watching is not None:
-            self.watching.pass_forward(model, control, self.hooks)
+            self.watching.pass_forward(model, run, self.hooks)
 
 
-def look_at_forward(base: nn.Module, control: Run, hooks: Sequence[SiteHook]) -> None:
+def look_at_forward(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> None:
     """Warn of the sites that did nothing in the first training forward of a window."""
     idle = [hook for hook in hooks if not _at_work(hook) and needs_calls(hook)]
     if idle:  # otherwise all is well, and compiled code need not be waited for
-        window = replace(windows(control, hooks)[0], backward=False)
-        tell(_idle_sites(base, idle, window), control.told)
+        window = replace(windows(run, hooks)[0], backward=False)
+        tell(_idle_sites(base, idle, window), run.told)
 
 
 def _at_work(hook: SiteHook) -> bool:
@@ -74,29 +74,27 @@ def _at_work(hook: SiteHook) -> bool:
     return trained > 0 if later else active > 0
 
 
-def look_back(
-    base: nn.Module, control: Run, hooks: Sequence[SiteHook], ended: bool
-) -> list[Finding]:
+def look_back(base: nn.Module, run: Run, hooks: Sequence[SiteHook], ended: bool) -> list[Finding]:
     """What is wrong with a window that closes.
 
     Args:
         base: the model.
-        control: of the attachment.
+        run: of the attachment.
         hooks: of its sites.
         ended: whether an epoch has ended, rather than the time been set.
     """
-    window, _ = windows(control, hooks)
+    window, _ = windows(run, hooks)
     if not window.trained:
-        silent = control.was_off or runs_unseen(base, hooks)
-        return [_not_trained(base, control, window)] if ended and not silent else []
+        silent = run.was_off or runs_unseen(base, hooks)
+        return [_not_trained(base, run, window)] if ended and not silent else []
     if window.off:
         return []
     for hook in hooks:  # a site that works again is reported again when it stops
         if window.sites[hook.site.key].active and fault_of(base, hook, window) is None:
-            control.told -= {(hook.site.key, kind) for kind in _CLEARED}
+            run.told -= {(hook.site.key, kind) for kind in _CLEARED}
     gradients = [hook for hook in hooks if hook.site.regularizer.acts_on == "gradient"]
     # of the others, the first forward has shown what the end of a window shows
-    judged = [hook for hook in (gradients if control.looked else hooks) if needs_calls(hook)]
+    judged = [hook for hook in (gradients if run.looked else hooks) if needs_calls(hook)]
     came = any(window.sites[hook.site.key].active for hook in gradients)
     window = replace(window, backward=came or any(p.grad is not None for p in base.parameters()))
     return _idle_sites(base, judged, window)
@@ -107,7 +105,7 @@ _OF_PARAMETERS = (Kind.REPLACED, Kind.NEVER_ACTIVE, Kind.NO_OPTIMIZER)
 """What is reported of parameters: that one is frozen is likely meant."""
 
 
-def _not_trained(base: nn.Module, control: Run, window: Window) -> Finding:
+def _not_trained(base: nn.Module, run: Run, window: Window) -> Finding:
     """An epoch without a training forward of this model."""
     name = bare_type(base).__name__
     if window.model.evaluated:
@@ -120,7 +118,7 @@ def _not_trained(base: nn.Module, control: Run, window: Window) -> Finding:
             "If another model is trained (a trainer may have copied this one), attach to that one; "
             "if this one is compiled, its code calls none of these layers"
         )
-    return Finding(Kind.NOT_TRAINED, Severity.WARNING, (), text, cure, control.epoch)
+    return Finding(Kind.NOT_TRAINED, Severity.WARNING, (), text, cure, run.epoch)
 
 
 def _idle_sites(base: nn.Module, hooks: Iterable[SiteHook], window: Window) -> list[Finding]:
@@ -135,8 +133,8 @@ def _idle_sites(base: nn.Module, hooks: Iterable[SiteHook], window: Window) -> l
     return found
 
 
-def take_off_model_hook(control: Run, module: nn.Module) -> None:
+def take_off_model_hook(run: Run, module: nn.Module) -> None:
     """Take off the hook of this attachment on the model."""
     for hook in list(module._forward_hooks.values()):
-        if isinstance(hook, ModelHook) and hook.control is control:
+        if isinstance(hook, ModelHook) and hook.run is run:
             take_off(hook, module)

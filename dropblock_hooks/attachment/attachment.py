@@ -53,7 +53,7 @@ class Attachment(SiteList):
     @property
     def epoch(self) -> float:
         """The time, in the unit of the schedules; 0 from the start."""
-        return self._control.epoch
+        return self._run.epoch
 
     def step(self, t: float | None = None) -> None:
         """Move every schedule to time `t`; without `t`, to the next epoch.
@@ -68,7 +68,7 @@ class Attachment(SiteList):
         Raises:
             TypeError, ValueError: for a time that is not a number >= 0, or a rate out of range.
         """
-        control, sites = self._control, self.sites
+        run, sites = self._run, self.sites
         if graph_task() != NO_TASK:
             warn(
                 "step() was called during a backward: activation checkpoints that are recomputed "
@@ -77,31 +77,31 @@ class Attachment(SiteList):
             )
         t = as_time(self.epoch + 1 if t is None else t)
         values, epochs = values_at(sites, t), math.floor(t) - math.floor(self.epoch)
-        look, ended = epochs and control.installed, epochs == 1 and not control.fresh
-        told = look_back(self._base, control, self._hooks, ended) if look else []
-        alerts = look_at_step(self._base, control, self._hooks, epochs != 0)
-        move(self._base, control, self._installed, t, values)
+        look, ended = epochs and run.installed, epochs == 1 and not run.fresh
+        told = look_back(self._base, run, self._hooks, ended) if look else []
+        alerts = look_at_step(self._base, run, self._hooks, epochs != 0)
+        move(self._base, run, self._installed, t, values)
         self.rehook()
-        control.stepped, control.fresh = True, False
-        tell(told, control.told)
-        tell_equal_seeds(control, sites)
-        tell_recompiling(control, self._hooks)
-        tell_alerts(control, self._hooks, alerts)
+        run.stepped, run.fresh = True, False
+        tell(told, run.told)
+        tell_equal_seeds(run, sites)
+        tell_recompiling(run, self._hooks)
+        tell_alerts(run, self._hooks, alerts)
 
     def rehook(self) -> None:
         """Hook parameters that have become other objects."""
-        for module, hook in self._installed if self._control.installed else ():
+        for module, hook in self._installed if self._run.installed else ():
             if isinstance(hook, ParameterHook):
                 hook.rehook(module)
 
     @property
     def enabled(self) -> bool:
         """Whether the regularizers act; False switches them off and leaves the hooks in place."""
-        return self._control.enabled
+        return self._run.enabled
 
     @enabled.setter
     def enabled(self, on: bool) -> None:
-        self._control.switch(bool(on))
+        self._run.switch(bool(on))
         self._put()
 
     @contextmanager
@@ -118,22 +118,22 @@ class Attachment(SiteList):
 
         This is Monte-Carlo dropout, see `sample`. These calls are not counted.
         """
-        return self._control.acting_always()
+        return self._run.acting_always()
 
     def remove(self) -> None:
         """Take every hook off, so that the model computes what it did before; safe to repeat.
 
         Call it after the backward of checkpointed layers, which would be recomputed without hooks.
         """
-        base, control = self._base, self._control
-        control.installed = False
-        control.drop_optimizers()
+        base, run = self._base, self._run
+        run.installed = False
+        run.drop_optimizers()
         for module, hook in self._installed:
             hook.remove(module)
-        take_off_model_hook(control, base)
-        control.grids.unwatch(base)
+        take_off_model_hook(run, base)
+        run.grids.unwatch(base)
         for keeper in keepers_on(base):
-            if any(hook.site.control is control for hook in keeper.hooks):
+            if any(hook.site.run is run for hook in keeper.hooks):
                 take_off(keeper, base)
 
     def __enter__(self) -> Attachment:
@@ -149,11 +149,11 @@ class Attachment(SiteList):
         Objects that wrap one are accepted: timm's NativeScaler, Lightning's precision plugin,
         accelerate's Accelerator. False states that the loss is not scaled.
         """
-        return self._control.scale.scaler
+        return self._run.scale.scaler
 
     @grad_scaler.setter
     def grad_scaler(self, scaler: Any) -> None:
-        self._control.scale = LossScale(checked_scaler(scaler))
+        self._run.scale = LossScale(checked_scaler(scaler))
 
     @property
     def optimizer(self) -> Any:
@@ -172,15 +172,15 @@ class Attachment(SiteList):
             TypeError: for an object that is no optimizer.
             ValueError: for an optimizer that holds none of the parameters.
         """
-        held = [reference() for reference, _ in self._control.optimizers]
+        held = [reference() for reference, _ in self._run.optimizers]
         live = [optimizer for optimizer in held if optimizer is not None]
         return live if len(live) > 1 else next(iter(live), None)
 
     @optimizer.setter
     def optimizer(self, given: Any) -> None:
-        if given is not None and not self._control.installed:
+        if given is not None and not self._run.installed:
             raise RuntimeError("the attachment was removed, so nothing acts: attach again")
-        use_optimizers(self._control, self._installed, checked_optimizers(given))
+        use_optimizers(self._run, self._installed, checked_optimizers(given))
 
     def report(self, *, distributed: bool = False) -> Table[SiteRow]:
         """A table of what happened at each site. Waits for the device.
@@ -195,7 +195,7 @@ class Attachment(SiteList):
         if distributed:
             check_group("report(distributed=True)")
         look(self._installed)
-        have = readings(self.sites, self._control)
+        have = readings(self.sites, self._run)
         title = self._title()
         if distributed:
             have, title = summed(have, self.sites), f"{title}, {world_size()} ranks"
@@ -204,11 +204,11 @@ class Attachment(SiteList):
     @property
     def alerts(self) -> list[Finding]:
         """The findings of every `Watchdog` that hold now; they are also in `verify`."""
-        return alerts_now(self._base, self._control, self._hooks)
+        return alerts_now(self._base, self._run, self._hooks)
 
     def _title(self) -> str:
         state = "" if self.enabled else ", paused"
-        state = state if self._control.installed else ", removed"
+        state = state if self._run.installed else ", removed"
         sites = counted(len(self), "site")
         return f"{sites} on {type(self._base).__name__}, epoch {self.epoch:g}{state}"
 
@@ -236,8 +236,8 @@ class Attachment(SiteList):
         """
         if distributed:
             check_group("verify(distributed=True)")
-        found = find_faults(self._base, self._control, self._installed) + self.alerts
-        return compare(self._control, self.sites, found) if distributed else found
+        found = find_faults(self._base, self._run, self._installed) + self.alerts
+        return compare(self._run, self.sites, found) if distributed else found
 
     def suggest(
         self, share: float = 0.1, which: str | Select | type[Regularizer] | None = None
@@ -269,13 +269,13 @@ class Attachment(SiteList):
             RuntimeError: after `remove`.
             ValueError: for a share outside (0, 1), or where no site has a bound.
         """
-        check_installed(self._control, "suggest")
+        check_installed(self._run, "suggest")
         sites = self.sites if which is None else find(which, self._base, self._hooks)
         return suggestions(sites, share)
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch and statistics, as plain numbers and text."""
-        return save(self.sites, self._control)
+        return save(self.sites, self._run)
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Restore what `state_dict` gave, and begin a new window.
@@ -288,9 +288,9 @@ class Attachment(SiteList):
             ValueError: for a state of another spec, with the differences; nothing is changed.
         """
         t = as_time(load(state, self.sites, strict))
-        move(self._base, self._control, self._installed, t, values_at(self.sites, t))
+        move(self._base, self._run, self._installed, t, values_at(self.sites, t))
         self.rehook()
-        restore(state, self.sites, self._control)
+        restore(state, self.sites, self._run)
 
     def scalars(self, prefix: str = "reg/") -> dict[str, float]:
         """Scalars by tag: rates, realized rates of active sites, and observer values.
@@ -298,7 +298,7 @@ class Attachment(SiteList):
         Tags are ``<prefix><site key>/<name>``: a field, ``realized_rate``, or an observer's value.
         """
         look(self._installed)
-        window, _ = windows(self._control, self._hooks)
+        window, _ = windows(self._run, self._hooks)
         on = {key for key, each in window.sites.items() if each.active or not window.trained}
         return scalars(self.sites, on, prefix)
 

@@ -67,10 +67,10 @@ def _merged(observer: Observer, states: Sequence[State | None]) -> State | None:
     return functools.reduce(observer.merge, there) if there else None
 
 
-def compare(control: Run, sites: Sequence[Site], local: Sequence[Finding]) -> list[Finding]:
+def compare(run: Run, sites: Sequence[Site], local: Sequence[Finding]) -> list[Finding]:
     """The findings of all ranks, and what differs between them; the same list on every rank."""
     mine = {site.key: repr(site.regularizer) for site in sites}
-    mine |= {"the epoch": f"{control.epoch:g}", "enabled": str(control.enabled)}
+    mine |= {"the epoch": f"{run.epoch:g}", "enabled": str(run.enabled)}
     ranks = _gathered((list(local), mine, torch.initial_seed()))
     seen: dict[Finding, list[int]] = {}
     for rank, (findings, _, _) in enumerate(ranks):
@@ -107,19 +107,19 @@ def _equal_seeds() -> Finding:
     )
 
 
-def tell_equal_seeds(control: Run, sites: Sequence[Site]) -> None:
+def tell_equal_seeds(run: Run, sites: Sequence[Site]) -> None:
     """Warn, once for an attachment, where another rank has the same random seed.
 
     Each rank puts its seed into the store of the process group and reads the seeds that are there.
     No rank waits: of two ranks, the later one finds the seed of the other.
     """
-    if not control.installed or not any(site.draws for site in sites):
+    if not run.installed or not any(site.draws for site in sites):
         return
-    if not _is_ready() or world_size() == 1 or not control.tell_once("compared"):
+    if not _is_ready() or world_size() == 1 or not run.tell_once("compared"):
         return
     store, rank = distributed.distributed_c10d._get_default_store(), distributed.get_rank()
     seed = str(torch.initial_seed())
     store.set(f"dropblock_hooks/seed/{rank}", seed)
     keys = [f"dropblock_hooks/seed/{other}" for other in range(world_size()) if other != rank]
     if any(store.check([key]) and store.get(key).decode() == seed for key in keys):
-        tell([_equal_seeds()], control.told)
+        tell([_equal_seeds()], run.told)

@@ -80,7 +80,7 @@ def fault_of(
         return fault
     missed = window.trained and owner.training and not counts.trained
     gradient = site.regularizer.acts_on == "gradient"
-    enabled = site.control.enabled and not window.off
+    enabled = site.run.enabled and not window.off
     if site.regularizer.accumulates:
         return _of_update(hook) if enabled and window.trained else None
     if hook.parameter is not None:  # a gradient has to come to it: its layer need not be called
@@ -110,7 +110,7 @@ AGAIN = "Call attach again"
 def finding(hook: SiteHook, kind: Kind, text: str, cure: str = "") -> Finding:
     """A finding about one site."""
     site = hook.site
-    return Finding(kind, Severity.ERROR, (site.key,), text, cure, site.control.epoch)
+    return Finding(kind, Severity.ERROR, (site.key,), text, cure, site.run.epoch)
 
 
 def needs_calls(hook: SiteHook) -> bool:
@@ -167,7 +167,7 @@ def _of_parameter(
 def _of_update(hook: SiteHook) -> Finding:
     """Of a parameter whose gradient was not regularized, though training went on."""
     text = "its gradient was not regularized at any optimizer step"
-    if not hook.site.control.optimizers:
+    if not hook.site.run.optimizers:
         text = f"{text}: the optimizer is not known"
         return finding(hook, Kind.NO_OPTIMIZER, text, NEEDS_OPTIMIZER)
     text = f"{text}: the optimizer made no step, or the parameter had no gradient"

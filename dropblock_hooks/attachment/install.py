@@ -31,7 +31,7 @@ def make_hook(site: Site, p: Placement) -> SiteHook:
 def install(
     base: nn.Module,
     placements: list[Placement],
-    control: Run,
+    run: Run,
     make: Callable[[Site, Placement], SiteHook] = make_hook,
 ) -> Attachment:
     """Put the hooks of all placements on a model; where one fails, take out what was put on.
@@ -39,13 +39,13 @@ def install(
     Args:
         base: the model.
         placements: resolved and checked.
-        control: what their sites share.
+        run: what their sites share.
         make: what makes the hook of a site.
     """
-    hooks = [make(site, p) for site, p in zip(_sites(placements, control), placements, strict=True)]
+    hooks = [make(site, p) for site, p in zip(_sites(placements, run), placements, strict=True)]
     installed = [(p.target.module, hook) for p, hook in zip(placements, hooks, strict=True)]
-    control.keys = tuple(hook.site.key for hook in hooks)
-    attachment = Attachment(base, control, installed)
+    run.keys = tuple(hook.site.key for hook in hooks)
+    attachment = Attachment(base, run, installed)
     try:
         for module, hook in installed:
             hook.install(module)
@@ -54,15 +54,15 @@ def install(
         if parameters:
             base.register_forward_pre_hook(KeeperHook(parameters))
         if any(hook.site.reader.needs_grids for hook in hooks):
-            control.grids.watch(base)
-        base.register_forward_hook(ModelHook(control, hooks))
+            run.grids.watch(base)
+        base.register_forward_hook(ModelHook(run, hooks))
     except BaseException:
         attachment.remove()
         raise
     return attachment
 
 
-def _sites(placements: list[Placement], control: Run) -> list[Site]:
+def _sites(placements: list[Placement], run: Run) -> list[Site]:
     sites: list[Site] = []
     for order, (key, p) in enumerate(zip(site_keys(placements), placements, strict=True)):
         site = Site(
@@ -70,7 +70,7 @@ def _sites(placements: list[Placement], control: Run) -> list[Site]:
             p.target.name,
             bare_type(p.target.module).__name__,
             p.regularizer,
-            control,
+            run,
             p.target.aliases,
             p.facts,
         )

@@ -42,7 +42,7 @@ def _values_of(site: Site, regularizer: Regularizer, t: float) -> dict[str, floa
 
 def move(
     base: nn.Module,
-    control: Run,
+    run: Run,
     installed: Sequence[tuple[nn.Module, SiteHook]],
     t: float,
     values: Sequence[dict[str, float]],
@@ -60,32 +60,32 @@ def move(
         for module, hook, _ in moved[:-1]:
             hook.put(module)
         raise
-    if math.floor(t) != math.floor(control.epoch):
+    if math.floor(t) != math.floor(run.epoch):
         for module, hook in installed:
             hook.look(module)
-        control.close_window(hook.site for _, hook in installed)
+        run.close_window(hook.site for _, hook in installed)
         for module, hook in installed:
             hook.look(module)
-    control.epoch = t
+    run.epoch = t
 
 
-def check_installed(control: Run, what: str) -> None:
+def check_installed(run: Run, what: str) -> None:
     """Raise RuntimeError where there are no hooks any more, to do this."""
-    if not control.installed:
+    if not run.installed:
         raise RuntimeError(
             f"the attachment was removed, so there is nothing to {what}: attach again"
         )
 
 
-def with_rates(sites: Sequence[Site], rates: Mapping[str, Any], control: Run) -> list[Regularizer]:
+def with_rates(sites: Sequence[Site], rates: Mapping[str, Any], run: Run) -> list[Regularizer]:
     """The regularizers of sites with other rates, checked at this time; errors name the site.
 
     A `ByDepth` is spread over the layers of each class of regularizers for itself.
     """
     if not rates:
         raise ValueError("set takes at least one rate: set(which, p=0.2)")
-    if control.epochs is not None:
-        rates = {name: within(rate, control.epochs) for name, rate in rates.items()}
+    if run.epochs is not None:
+        rates = {name: within(rate, run.epochs) for name, rate in rates.items()}
     unsaid = [rate for rate in rates.values() if length_of(rate) is None]
     if unsaid:
         raise ValueError(f"{quote(unsaid[0])}: {UNSAID}")
@@ -102,5 +102,5 @@ def with_rates(sites: Sequence[Site], rates: Mapping[str, Any], control: Run) ->
         except (TypeError, ValueError) as error:
             raise same_kind(error, f"{site.key}: {error}") from error
     for site, regularizer in zip(sites, changed, strict=True):
-        _values_of(site, regularizer, control.epoch)
+        _values_of(site, regularizer, run.epoch)
     return changed

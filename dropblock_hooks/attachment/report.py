@@ -96,12 +96,12 @@ class Readings(NamedTuple):
     observed: dict[str, Any]
 
 
-def readings(sites: Sequence[Site], control: Run) -> Readings:
+def readings(sites: Sequence[Site], run: Run) -> Readings:
     """What they have counted so far."""
     totals = read([site.counter for site in sites])
     counted = {site.key: each for site, each in zip(sites, totals, strict=True)}
     compiled = any(each.life.compiled for each in totals)
-    forwards = control.counter.snapshot().calls
+    forwards = run.counter.snapshot().calls
     return Readings(counted, None if compiled else forwards, observations(sites))
 
 

@@ -52,7 +52,7 @@ class Sight(NamedTuple):
     def finding(self, kind: Kind, text: str, cure: str) -> Finding:
         """A finding about this site."""
         severity = Severity.ERROR if kind == Kind.NONFINITE else Severity.WARNING
-        return Finding(kind, severity, (self.site.key,), text, cure, self.site.control.epoch)
+        return Finding(kind, severity, (self.site.key,), text, cure, self.site.run.epoch)
 
 
 class Looked(NamedTuple):
@@ -60,12 +60,12 @@ class Looked(NamedTuple):
 
     Attributes:
         base: the model.
-        control: of the attachment.
+        run: of the attachment.
         sights: every `Watchdog` site.
     """
 
     base: nn.Module
-    control: Run
+    run: Run
     sights: list[Sight]
 
     @property
@@ -96,7 +96,7 @@ def judge(looked: Looked) -> Iterator[Finding]:
 def _nonfinite(looked: Looked) -> Iterator[Finding]:
     """The first bad value: in the forward, the backward, or the gradient of a parameter alone."""
     sights = looked.under(Kind.NONFINITE)
-    scaler = looked.control.scale.scaler
+    scaler = looked.run.scale.scaler
     scaled = bool(scaler) and is_enabled(scaler)
     # overflows are how a GradScaler finds its scale
     backward = not scaled or scaler.get_scale() < _SMALLEST_SCALE
@@ -176,7 +176,7 @@ def _bad_names(sight: Sight, sights: Sequence[Sight]) -> list[str]:
 def _cure_backward(looked: Looked, scaled: bool) -> str:
     if scaled:
         return "The GradScaler is not recovering: run this layer in float32"
-    if looked.control.scale.scaler is None and in_use():
+    if looked.run.scale.scaler is None and in_use():
         return (
             "A GradScaler is in use in this process: if it scales this loss, pass it, "
             "attach(..., grad_scaler=scaler), so that its overflows are not reported"

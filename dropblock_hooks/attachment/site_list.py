@@ -27,10 +27,10 @@ class SiteList:
     """The sites that are installed on a model, in the order of the spec."""
 
     def __init__(
-        self, base: nn.Module, control: Run, installed: list[tuple[nn.Module, SiteHook]]
+        self, base: nn.Module, run: Run, installed: list[tuple[nn.Module, SiteHook]]
     ) -> None:
         self._base = base
-        self._control = control
+        self._run = run
         self._installed = installed
 
     @property
@@ -49,10 +49,10 @@ class SiteList:
         return len(self._installed)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SiteList) and self._control is other._control
+        return isinstance(other, SiteList) and self._run is other._run
 
     def __hash__(self) -> int:
-        return hash(id(self._control))
+        return hash(id(self._run))
 
     def __getitem__(self, which: str | Select | type[Regularizer]) -> Site | tuple[Site, ...]:
         """One site by its key; a tuple of sites by a selector, or by a class of regularizers.
@@ -89,9 +89,9 @@ class SiteList:
             RuntimeError: after `remove`.
             TypeError, ValueError: for a field that is no rate of theirs, or a bad value.
         """
-        check_installed(self._control, "set")
+        check_installed(self._run, "set")
         sites = find(which, self._base, self._hooks)
-        changed = with_rates(sites, rates, self._control)
+        changed = with_rates(sites, rates, self._run)
         for site, regularizer in zip(sites, changed, strict=True):
             site.set_regularizer(regularizer)
             site.counter.forget_elements()
@@ -128,7 +128,7 @@ class SiteList:
             for site in sites
         }
         if not any(found.values()):
-            causes = {_nothing_kept(site, self._control): None for site in sites}
+            causes = {_nothing_kept(site, self._run): None for site in sites}
             raise RuntimeError(f"nothing was captured at {listed(found, 3)}: {'; '.join(causes)}")
         return found
 
@@ -187,18 +187,18 @@ def _of_class(
     return tuple(hook.site for hook in meant)
 
 
-def _nothing_kept(site: Site, control: Run) -> str:
+def _nothing_kept(site: Site, run: Run) -> str:
     """Why a site has kept nothing."""
     life = site.counter.snapshot()
     if not life.calls:
-        if not control.installed:
+        if not run.installed:
             return "the layer was not called before the attachment was removed"
         if site.regularizer.active == "train" and has_compiled():  # it counts no evaluation
             return "the layer was never called in training mode: Capture(active='always')"
-        if not control.counter.snapshot().calls:
+        if not run.counter.snapshot().calls:
             return "the model was not called yet: run a forward first"
         return "the layer was never called"
-    if not life.active and not control.enabled:
+    if not life.active and not run.enabled:
         return "the attachment is paused"
     if not life.active and not life.trained and site.regularizer.active == "train":
         return "the layer was called in evaluation mode alone: Capture(active='always')"

@@ -17,14 +17,14 @@ _COUNTS = ("calls", "active_calls", "affected", "total")
 _ELEMENTS = ("affected", "total", "expected")
 
 
-def save(sites: Sequence[Site], control: Run) -> dict[str, Any]:
+def save(sites: Sequence[Site], run: Run) -> dict[str, Any]:
     """Epoch and statistics."""
     totals = read([site.counter for site in sites])
     return {
         "version": _VERSION,
-        "epoch": control.epoch,
-        "stepped": control.stepped,
-        "forwards": control.counter.snapshot().calls,
+        "epoch": run.epoch,
+        "stepped": run.stepped,
+        "forwards": run.counter.snapshot().calls,
         "sites": {
             site.key: _saved(site, counted) for site, counted in zip(sites, totals, strict=True)
         },
@@ -98,10 +98,10 @@ def _norms(saved: Mapping[str, Any]) -> Norms:
     return Norms.restored(saved["norms"]) if "norms" in saved else Norms.of(None)
 
 
-def restore(state: Mapping[str, Any], sites: Sequence[Site], control: Run) -> None:
+def restore(state: Mapping[str, Any], sites: Sequence[Site], run: Run) -> None:
     """Take over the statistics of a checked state, and begin a new window."""
-    control.stepped = bool(state.get("stepped", True))
-    control.counter.restore(Snapshot(trained=int(state.get("forwards", 0))))
+    run.stepped = bool(state.get("stepped", True))
+    run.counter.restore(Snapshot(trained=int(state.get("forwards", 0))))
     for site in sites:
         saved = state["sites"].get(site.key)
         if saved is None:
@@ -114,8 +114,8 @@ def restore(state: Mapping[str, Any], sites: Sequence[Site], control: Run) -> No
         if "buffers" in saved and site.watch is not None:
             kept = saved["buffers"].items()
             site.watch.load_state_dict({name: _tensor(each) for name, each in kept})
-    control.open_window()
-    control.fresh = True
+    run.open_window()
+    run.fresh = True
 
 
 def _tensor(saved: Mapping[str, Any]) -> Tensor:

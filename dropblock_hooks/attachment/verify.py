@@ -14,10 +14,10 @@ from .faults import AGAIN, Window, fault_of, needs_calls, runs_unseen
 from .watchdog import look_for_alerts, tell_alerts
 
 
-def windows(control: Run, hooks: Iterable[SiteHook]) -> tuple[Window, Window]:
+def windows(run: Run, hooks: Iterable[SiteHook]) -> tuple[Window, Window]:
     """The open window, and the one before."""
     sites = [hook.site for hook in hooks]
-    model, *totals = read([control.counter, *(site.counter for site in sites)], wait=False)
+    model, *totals = read([run.counter, *(site.counter for site in sites)], wait=False)
     found = {site.key: each for site, each in zip(sites, totals, strict=True)}
     compiled = any(each.life.compiled for each in totals)
     made = []
@@ -29,41 +29,41 @@ def windows(control: Run, hooks: Iterable[SiteHook]) -> tuple[Window, Window]:
     return made[0], made[1]
 
 
-def last_window(control: Run, hooks: Iterable[SiteHook]) -> Window:
+def last_window(run: Run, hooks: Iterable[SiteHook]) -> Window:
     """The window that a user means: the open one, or the one before if that was not trained in.
 
     With ``step(epoch)`` at the start of an epoch it is the open one. After ``step()`` at the end of
     an epoch it is the one that has just closed, also when a validation follows.
     """
-    now, before = windows(control, hooks)
+    now, before = windows(run, hooks)
     return before if before.ran and not now.trained else now
 
 
 def find_faults(
-    base: nn.Module, control: Run, installed: list[tuple[nn.Module, SiteHook]]
+    base: nn.Module, run: Run, installed: list[tuple[nn.Module, SiteHook]]
 ) -> list[Finding]:
     """Everything that is wrong, in the order of the sites."""
-    if not control.installed:
-        return [_general(control, Kind.REMOVED, "the attachment was removed", AGAIN)]
+    if not run.installed:
+        return [_general(run, Kind.REMOVED, "the attachment was removed", AGAIN)]
     hooks = [hook for _, hook in installed]
     found = []
-    if control.scale.lost and control.scale.scaler is None:
+    if run.scale.lost and run.scale.scaler is None:
         text = "gradient bounds do not follow a GradScaler, because a loaded model has none"
         cure = "Set attached.grad_scaler again"
-        found.append(_general(control, Kind.GRAD_SCALER, text, cure))
+        found.append(_general(run, Kind.GRAD_SCALER, text, cure))
     else:
-        found += missing_scaler(control)
-    window = last_window(control, hooks)
+        found += missing_scaler(run)
+    window = last_window(run, hooks)
     if not window.ran and not runs_unseen(base, hooks):
         text = "no layer was called in this epoch, nor after attaching or loading"
-        found.append(_general(control, Kind.NOT_RUN, text, "Run a training step first"))
+        found.append(_general(run, Kind.NOT_RUN, text, "Run a training step first"))
     here = {hook.site.key for hook in hooks}
-    gone = tuple(key for key in control.keys if key not in here)
+    gone = tuple(key for key in run.keys if key not in here)
     if gone:
         text = f"this {type(base).__name__} does not hold the layer any more"
         cure = "Attach to this model; torch.fx.symbolic_trace writes containers out, for example"
         error = Severity.ERROR
-        found += [Finding(Kind.REPLACED, error, (key,), text, cure, control.epoch) for key in gone]
+        found += [Finding(Kind.REPLACED, error, (key,), text, cure, run.epoch) for key in gone]
     for module, hook in installed:
         site = hook.site
         fault = fault_of(base, hook, window, module)
@@ -77,18 +77,18 @@ def find_faults(
 def waiting(hook: SiteHook) -> Finding:
     """A schedule that nobody moves."""
     site = hook.site
-    epoch = site.control.epoch
+    epoch = site.run.epoch
     return Finding(Kind.NOT_STEPPED, Severity.WARNING, (site.key,), site.waiting(), "", epoch)
 
 
-def _general(control: Run, kind: Kind, text: str, cure: str) -> Finding:
-    return Finding(kind, Severity.ERROR, (), text, cure, control.epoch)
+def _general(run: Run, kind: Kind, text: str, cure: str) -> Finding:
+    return Finding(kind, Severity.ERROR, (), text, cure, run.epoch)
 
 
 def tell_faults(attached: Any) -> None:
     """Warn of what is wrong, once; each `Watchdog` looks, and acts as it was told to."""
-    base, control, hooks = attached._base, attached._control, attached._hooks
-    found = find_faults(base, control, attached._installed)
-    alerts = look_for_alerts(base, control, hooks)
-    tell(found, control.told)
-    tell_alerts(control, hooks, alerts)
+    base, run, hooks = attached._base, attached._run, attached._hooks
+    found = find_faults(base, run, attached._installed)
+    alerts = look_for_alerts(base, run, hooks)
+    tell(found, run.told)
+    tell_alerts(run, hooks, alerts)

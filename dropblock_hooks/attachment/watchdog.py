@@ -31,12 +31,12 @@ class Watching:
         found = [each.every or 0 for each in map(_observer, hooks) if each is not None]
         return cls(min(filter(None, found), default=0)) if found else None
 
-    def pass_forward(self, base: nn.Module, control: Run, hooks: Sequence[SiteHook]) -> None:
+    def pass_forward(self, base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> None:
         """Count a training forward of the model, and look where it is time."""
-        clock = Clock.of(control.shared)
+        clock = Clock.of(run.shared)
         clock.forwards += 1
         if self.every and clock.forwards >= self.every:
-            tell_alerts(control, hooks, look_for_alerts(base, control, hooks))
+            tell_alerts(run, hooks, look_for_alerts(base, run, hooks))
 
 
 def _observer(hook: SiteHook) -> Watchdog | None:
@@ -45,7 +45,7 @@ def _observer(hook: SiteHook) -> Watchdog | None:
 
 
 def look_at_step(
-    base: nn.Module, control: Run, hooks: Sequence[SiteHook], ended: bool
+    base: nn.Module, run: Run, hooks: Sequence[SiteHook], ended: bool
 ) -> list[Finding]:
     """What there is to report when time moves: at the end of an epoch; within one, every so often.
 
@@ -54,36 +54,36 @@ def look_at_step(
     watching = Watching.of(hooks)
     if watching is None:
         return []
-    clock = Clock.of(control.shared)
+    clock = Clock.of(run.shared)
     clock.steps += 1
     due = ended or 0 < watching.every <= clock.steps
-    return look_for_alerts(base, control, hooks) if due else []
+    return look_for_alerts(base, run, hooks) if due else []
 
 
-def look_for_alerts(base: nn.Module, control: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
+def look_for_alerts(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
     """Judge all sites, and begin anew; the findings that hold and were not there before."""
-    looked = _looked(base, control, hooks)
-    if looked is None or not control.installed:
+    looked = _looked(base, run, hooks)
+    if looked is None or not run.installed:
         return []
-    clock = Clock.of(control.shared)
+    clock = Clock.of(run.shared)
     clock.forwards = clock.steps = 0
     before, found = clock.alerts, _by_site(judge(looked))
     if not looked.has_statistics:  # what was found from statistics still holds
         found = {key: each for key, each in before.items() if key[1] != Kind.NONFINITE} | found
     if looked.has_calls:
-        control.told -= before.keys() - found.keys()
+        run.told -= before.keys() - found.keys()
         clock.alerts = found
     for sight in looked.sights:
         sight.site.bound.open["watched"].forget(statistics=looked.has_statistics)
     return [found[key] for key in found if key not in before and not _follows(key, before)]
 
 
-def alerts_now(base: nn.Module, control: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
+def alerts_now(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
     """What holds: of the last look, and what has come since then. Reports nothing."""
-    looked = _looked(base, control, hooks)
+    looked = _looked(base, run, hooks)
     if looked is None:
         return []
-    before = Clock.of(control.shared).alerts
+    before = Clock.of(run.shared).alerts
     found = _by_site(judge(looked))
     return list(
         (before | {k: each for k, each in found.items() if not _follows(k, before)}).values()
@@ -99,7 +99,7 @@ def _follows(key: tuple[str, str], before: dict[tuple[str, str], Finding]) -> bo
     return key[1] == Kind.NONFINITE and any(kind == Kind.NONFINITE for _, kind in before)
 
 
-def _looked(base: nn.Module, control: Run, hooks: Sequence[SiteHook]) -> Looked | None:
+def _looked(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> Looked | None:
     """All sites, read at once; None where there is no `Watchdog`."""
     sites = [hook.site for hook in hooks if _observer(hook) is not None]
     if not sites:
@@ -111,10 +111,10 @@ def _looked(base: nn.Module, control: Run, hooks: Sequence[SiteHook]) -> Looked 
         watched.read()
         if module is not None:
             sights.append(Sight(site, module, watched.kept, watched.peaks.tolist()))
-    return Looked(base, control, sights)
+    return Looked(base, run, sights)
 
 
-def tell_alerts(control: Run, hooks: Iterable[SiteHook], findings: Iterable[Finding]) -> None:
+def tell_alerts(run: Run, hooks: Iterable[SiteHook], findings: Iterable[Finding]) -> None:
     """Report findings as the `Watchdog` of their site was told to.
 
     Raises:
@@ -125,4 +125,4 @@ def tell_alerts(control: Run, hooks: Iterable[SiteHook], findings: Iterable[Find
     for each in findings:
         groups.setdefault(actions[each.sites[0]], []).append(each)
     for action in sorted(groups, key=lambda action: action == "raise"):  # that comes last
-        tell(groups[action], control.told, action)  # type: ignore[arg-type]  # a Watchdog's
+        tell(groups[action], run.told, action)  # type: ignore[arg-type]  # a Watchdog's

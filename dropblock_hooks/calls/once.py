@@ -61,10 +61,10 @@ def call_once(
     The model runs as it was written, without ``torch.compile``. The backward starts at the `loss`
     of the output, and does not reach parameters; without a loss there is none.
     """
-    control = Run()
-    control.looked = True  # the caller reports layers that were not called
+    run = Run()
+    run.looked = True  # the caller reports layers that were not called
     edges: list[GradientEdge] = []
-    attached = install(base, placements, control, lambda site, _: hook(site, edges))
+    attached = install(base, placements, run, lambda site, _: hook(site, edges))
     try:
         with as_written():
             output = call()
@@ -123,16 +123,16 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 def _paused(model: nn.Module) -> Iterator[None]:
     """Switch all sites off; unlike `Attachment.paused`, this does not appear in the report."""
     sites = [site for attached in attachments(model) for site in attached]
-    controls = list({id(site.control): site.control for site in sites}.values())
-    before = [(control, control.enabled, control.stepped) for control in controls]
+    runs = list({id(site.run): site.run for site in sites}.values())
+    before = [(run, run.enabled, run.stepped) for run in runs]
     with ExitStack() as stack:
-        for counter in (*(s.counter for s in sites), *(c.counter for c in controls)):
+        for counter in (*(s.counter for s in sites), *(r.counter for r in runs)):
             stack.enter_context(counter.uncounted())
         try:
-            for control in controls:
-                control.enabled = False
-                control.stepped = True  # otherwise this looks like a validation
+            for run in runs:
+                run.enabled = False
+                run.stepped = True  # otherwise this looks like a validation
             yield
         finally:
-            for control, *was in before:
-                control.enabled, control.stepped = was
+            for run, *was in before:
+                run.enabled, run.stepped = was

@@ -95,7 +95,7 @@ def _acting(model: nn.Module) -> list[Site]:
     """
     sites = [site for attached in attachments(model) for site in attached]
     random = [site for site in sites if site.draws]
-    enabled = [site for site in random if site.control.enabled]
+    enabled = [site for site in random if site.run.enabled]
     on = [site for site in enabled if site.is_on(False)]
     acting = [s for s in on if not s.idle and (any(s.values.values()) or not s.values)]
     if acting:

@@ -109,7 +109,7 @@ class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of 
             self._take_over(model)
         length = max(state.max_steps if self.unit == "step" else state.num_train_epochs, 1)
         now = self.attached
-        if now is None or now not in attachments(model) or _control(now).epochs != length:
+        if now is None or now not in attachments(model) or _run(now).epochs != length:
             now = self._attach(model, length)
         scaler = getattr(given.get("optimizer"), "scaler", None)
         now.grad_scaler = False if scaler is None else scaler
@@ -146,13 +146,13 @@ class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of 
             self.attached.remove()
         _refuse_second(model)
         self.attached = attach(model, self.spec, root=self.root, epochs=length)
-        _SPECS[_control(self.attached)] = self.spec
+        _SPECS[_run(self.attached)] = self.spec
         return self.attached
 
     def _take_over(self, model: nn.Module) -> None:
         """Take the place of the callback for which the Trainer has made this one."""
         for attached in _of_callbacks(model):
-            self.attached, self.spec = attached, _SPECS[_control(attached)]
+            self.attached, self.spec = attached, _SPECS[_run(attached)]
 
     def _resume(self, attached: Attachment, stored: dict[str, Any]) -> None:
         """Restore what a checkpoint has counted."""
@@ -197,10 +197,10 @@ def _refuse_second(model: nn.Module) -> None:
         )
 
 
-def _control(attached: Attachment) -> Run:
-    return attached.sites[0].control
+def _run(attached: Attachment) -> Run:
+    return attached.sites[0].run
 
 
 def _of_callbacks(model: nn.Module) -> list[Attachment]:
     """What callbacks have attached to a model."""
-    return [found for found in attachments(model) if _control(found) in _SPECS]
+    return [found for found in attachments(model) if _run(found) in _SPECS]

@@ -153,7 +153,7 @@ def _row(target: Target, attribute: str) -> BuiltinRow:
     module = target.module
     held = (hook.site for hook in retune_hooks(module) if hook.attribute == attribute)
     site = next(held, None)
-    acts = site is not None and site.control.enabled
+    acts = site is not None and site.run.enabled
     rate = float(site.rate or 0.0 if site and acts else getattr(module, attribute))
     return BuiltinRow(
         name=target.name or ".",

@@ -78,9 +78,9 @@ def probe(
     with dry_run(host, example, fake=fake) as run:
         if not host.training:
             run.model.train()
-        copied, control = run.copy_of(base), Run()
-        control.looked = True  # the plan reports what a first forward would warn of
-        hooks = _install(run, copied, placements, control)
+        copied, shared = run.copy_of(base), Run()
+        shared.looked = True  # the plan reports what a first forward would warn of
+        hooks = _install(run, copied, placements, shared)
         recorded = record(copied)
         probes = [hook for hook in hooks if isinstance(hook, _Probe)]
         sources = _ask_for_gradients(run) if any(each.drops_samples for each in probes) else []
@@ -88,7 +88,7 @@ def probe(
             outputs = _tensors(run.run())
         calls = {name: layer.calls for name, layer in recorded.items()}
         window = replace(
-            windows(control, hooks)[0],
+            windows(shared, hooks)[0],
             layers=calls,
             model=Snapshot(trained=1),
             compiled=False,
@@ -202,13 +202,13 @@ def _make(site: Site, p: Placement) -> SiteHook:
 
 
 def _install(
-    run: DryRun, copied: nn.Module, placements: list[Placement], control: Run
+    run: DryRun, copied: nn.Module, placements: list[Placement], shared: Run
 ) -> list[SiteHook]:
     moved = [
         replace(p, target=replace(p.target, module=run.copy_of(p.target.module)))
         for p in placements
     ]
-    hooks = [hook for _, hook in install(copied, moved, control, _make)._installed]
+    hooks = [hook for _, hook in install(copied, moved, shared, _make)._installed]
     for hook in hooks:
         hook.site.idle = False  # a schedule that starts at 0 must not hide the layout and the map
     return hooks

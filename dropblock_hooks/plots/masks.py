@@ -99,8 +99,8 @@ def _masks(
             site = hook.site
             if site.key in keys and site.draws and (site.name, site.at) not in probes:
                 probes[site.name, site.at] = site, _probe(site, module)
-                if not site.control.grids.hooks:  # tokens are drawn as maps
-                    site.control.grids.watch(copied)
+                if not site.run.grids.hooks:  # tokens are drawn as maps
+                    site.run.grids.watch(copied)
     cause = "nothing is attached: call attach(model, {...: DropBlock2d(p=0.1)})"
     if probes:
         with torch.random.fork_rng(), torch.enable_grad():

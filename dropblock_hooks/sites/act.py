@@ -148,7 +148,7 @@ def regularize_grad(
         parameter: the parameter, where it is the gradient of one.
         scale: what the loss was multiplied by; None asks the GradScaler.
     """
-    run = site.control
+    run = site.run
     if not (run.installed and run.enabled):
         return grad
     if scale is None:

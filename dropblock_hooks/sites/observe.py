@@ -140,13 +140,13 @@ class ObserveHook(SiteHook):
             site.counter.add(None, 0, 0.0)
         if not tensors or not observer.sees_values:
             return None
-        control = site.control
+        run = site.run
         try:
             return self.watch.update(
                 Seen(
                     tensors,
-                    control.epoch,
-                    control.shared,
+                    run.epoch,
+                    run.shared,
                     training=training,
                     differentiable=differentiable,
                     nest=nest,
@@ -220,8 +220,8 @@ class ObserveHook(SiteHook):
 
     def see_gradient(self, grad: Tensor, at: int, ticket: Any) -> None:
         """Add the gradient of one tensor, and count it if the observer sees gradients only."""
-        control, observer = self.site.control, self.observer
-        if not (has_data(grad) and control.installed and control.enabled):
+        run, observer = self.site.run, self.observer
+        if not (has_data(grad) and run.installed and run.enabled):
             return
         if ticket is None and observer.by_call:
             raise self.site.error(
@@ -231,11 +231,11 @@ class ObserveHook(SiteHook):
         self.watch.update(
             Seen(
                 [grad.detach()],
-                control.epoch,
-                control.shared,
+                run.epoch,
+                run.shared,
                 gradient=True,
                 at=at,
-                scale=control.scale.value(grad.device),
+                scale=run.scale.value(grad.device),
                 ticket=ticket,
             )
         )

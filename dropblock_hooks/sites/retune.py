@@ -50,9 +50,9 @@ class RetuneHook(LayerHook):
 
     def put(self, module: nn.Module) -> None:
         """Set the attribute to the rate of now; while paused, to the value that it had before."""
-        control = self.site.control
+        run = self.site.run
         value = self.before
-        if control.installed and control.enabled:
+        if run.installed and run.enabled:
             value = 0.0 if self.ours else self.site.rate
         if getattr(module, self.attribute, None) is not value:
             setattr(module, self.attribute, value)

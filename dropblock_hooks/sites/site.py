@@ -48,7 +48,7 @@ class Site:
         name: str,
         module_type: str,
         regularizer: Regularizer,
-        control: Run,
+        run: Run,
         aliases: tuple[str, ...] = (),
         facts: Facts | None = None,
     ) -> None:
@@ -56,12 +56,12 @@ class Site:
         self.name = name
         self.aliases = aliases
         self.module_type = module_type
-        self.control = control
+        self.run = run
         self.facts = facts
         self.reader = Reader(
             regularizer.axes,
             facts,
-            control.grids,
+            run.grids,
             spatial=regularizer.spatial,
             channels=regularizer.channelwise,
             samples=regularizer.samplewise,
@@ -79,7 +79,7 @@ class Site:
 
     def set_regularizer(self, regularizer: Regularizer) -> None:
         """Put another one of the same class in place, with the values of the present epoch."""
-        values = regularizer.values(self.control.epoch)
+        values = regularizer.values(self.run.epoch)
         self.regularizer = copy.copy(regularizer)  # compiled code guards what sites share
         before, self.bound = self.bound, self.regularizer.bind()
         if hasattr(before, "state_dict") and hasattr(self.bound, "load_state_dict"):
@@ -187,26 +187,26 @@ class Site:
 
         The forward that a checkpoint recomputes is not counted.
         """
-        control = self.control
+        run = self.run
         if graph_task() == NO_TASK:
             if training:
                 self.counter.trained += 1
             else:
                 self.counter.evaluated += 1
-            if self.moves and not control.stepped:
+            if self.moves and not run.stepped:
                 self._watch_time(training)
-            if training and not control.enabled:
+            if training and not run.enabled:
                 self.counter.off += 1
         if training:
-            return control.installed and control.enabled
-        return (self._beyond_training or control.always) and self.acts(False)
+            return run.installed and run.enabled
+        return (self._beyond_training or run.always) and self.acts(False)
 
     def note_call(self, training: bool) -> None:
         """Note a forward of compiled code in which nothing of the site itself runs."""
         if graph_task() != NO_TASK:
             return
         if not self.may_act(training):
-            if self.moves and not self.control.stepped:
+            if self.moves and not self.run.stepped:
                 self._watch_time(training)
         elif self.enter_compiled(training) and self.regularizer.acts_on == "activation":
             self.counter.add(None, 0, 0.0)
@@ -224,8 +224,8 @@ class Site:
 
     def acts(self, training: bool) -> bool:
         """Whether the regularizer is to be run in this mode of its layer."""
-        control = self.control
-        if not (control.installed and control.enabled):
+        run = self.run
+        if not (run.installed and run.enabled):
             return False
         if self.is_on(training):
             return True
@@ -240,7 +240,7 @@ class Site:
     def is_on(self, training: bool) -> bool:
         """Whether the regularizer is active in this mode of its layer."""
         always = self.regularizer.active == "always"
-        return training or always or (self.control.always and self.draws)
+        return training or always or (self.run.always and self.draws)
 
     def form_of(self, x: Tensor) -> View:
         """How the axes of a tensor are read.
@@ -269,7 +269,7 @@ class Site:
 
     def resumed(self) -> int:
         """After how many evaluations training went on without a ``step``; 0 where that may be."""
-        stepped = self.control.stepped or not self.moves
+        stepped = self.run.stepped or not self.moves
         return 0 if stepped or self._resumed < _EVALUATIONS else self._resumed
 
     def waiting(self) -> str:
@@ -284,5 +284,5 @@ class Site:
 
     def tell_waiting(self) -> None:
         """Warn, once for the Attachment, of a schedule that nobody moves."""
-        if self.control.tell_once("waiting"):
+        if self.run.tell_once("waiting"):
             warn(f"{self.key}: {self.waiting()}")
