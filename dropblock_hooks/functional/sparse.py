@@ -94,7 +94,7 @@ class Blocks:
         if self.area == 1 and chance >= _FREQUENT:
             kept = self._bytes(0)
             drawn = bernoulli(shape, chance, _CPU, generator).permute(self.order)
-            torch.logical_not(drawn, out=kept[: self.numel].view(self.shape))
+            torch.logical_not(drawn, out=kept[: self.numel].view(torch.bool).view(self.shape))
             return pack(kept)
         places = [size - edge + 1 for size, edge in zip(shape, edges, strict=True)]
         first = _placed(draw_positions(math.prod(places), chance, generator), places, strides)
