@@ -11,8 +11,9 @@ from ..checkpointing import NO_TASK, graph_task
 from ..findings import Finding, tell
 from ..regularizers.base import Regularizer
 from ..selectors.select import Select
+from ..selectors.wrappers import named_modules
 from ..sites.grad_scaler import checked_scaler
-from ..sites.hooks import take_off
+from ..sites.hooks import hooks_on, take_off
 from ..sites.parameters import ParameterHook, keepers_on
 from ..sites.run import LossScale
 from ..sites.updates import checked_optimizers, use_optimizers
@@ -130,6 +131,11 @@ class Attachment(SiteList):
         run.drop_optimizers()
         for module, hook in self._installed:
             hook.remove(module)
+        mine = {id(hook) for _, hook in self._installed}
+        for _, module in named_modules(base):  # to which others have moved hooks
+            for hook in hooks_on(module):
+                if id(hook) in mine:
+                    take_off(hook, module)
         take_off_model_hook(run, base)
         run.grids.unwatch(base)
         for keeper in keepers_on(base):

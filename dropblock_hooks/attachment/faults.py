@@ -13,7 +13,7 @@ from ..findings import Finding, Kind, Severity
 from ..regularizers.droppers import is_read
 from ..selectors.wrappers import bare_type, find_module, named_modules, shard_refusal
 from ..sites.counter import Snapshot
-from ..sites.hooks import SiteHook, hooks_on
+from ..sites.hooks import SiteHook, holder
 from ..sites.parameters import ParameterHook
 from ..sites.retune import RetuneHook
 from .compiled import has_compiled
@@ -68,7 +68,7 @@ def fault_of(
         module: the layer that the hook was put on, where that is known.
     """
     site, name = hook.site, hook.owner_name
-    owner = find_module(base, name)
+    owner = holder(hook, base, name) or find_module(base, name)
     if owner is None:
         return finding(hook, Kind.REPLACED, f"the model no longer has a layer '{name}'", AGAIN)
     if isinstance(hook, ParameterHook):
@@ -131,10 +131,10 @@ def runs_unseen(base: nn.Module, hooks: Iterable[SiteHook]) -> bool:
 
 
 def _of_hook(hook: SiteHook, owner: nn.Module, module: nn.Module | None) -> Finding | None:
-    if module is not None and owner is not module:
-        return _replaced(hook, owner)
     if not hook.lost(owner):
         return None
+    if module is not None and owner is not module:
+        return _replaced(hook, owner)
     if module is None:  # then a layer without the hook is another layer, most likely
         return finding(hook, Kind.REPLACED, "the layer was replaced after attach", AGAIN)
     return finding(hook, Kind.LOST, f"its hook is no longer on '{hook.owner_name}'", AGAIN)
@@ -150,13 +150,13 @@ def _of_parameter(
         return finding(hook, Kind.SHARDED, refusal)
     if module is not None and owner is not module and not held:
         return _replaced(hook, owner)
+    if held and (parameter is None or parameter.requires_grad):
+        return None
     if parameter is None:
         text = f"'{hook.owner_name}' no longer has this parameter"
     elif not parameter.requires_grad:
         text, cure = "the parameter is frozen (requires_grad is False) and gets no gradient", ""
-    elif held:
-        return None
-    elif hook not in hooks_on(owner):
+    elif hook.lost(owner):
         text = f"its hook is no longer on '{hook.owner_name}'"
     else:
         text = "the parameter is another tensor now"

@@ -13,6 +13,7 @@ from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from ..handles import check_version, is_exporting
+from ..selectors.wrappers import find_module, named_modules
 from . import indexing, operator
 from .act import Call, act, perform, refuse_tracing
 from .identity import is_transformed, may_get_gradient
@@ -241,6 +242,18 @@ def take_off(hook: object, module: nn.Module) -> None:
         for key in [key for key, there in hooks.items() if ours(there) is hook]:
             for table in (hooks, *extras):
                 table.pop(key, None)
+
+
+def holder(hook: SiteHook, model: nn.Module, name: str) -> nn.Module | None:
+    """The module of a model that has a hook now.
+
+    This is the module called `name`, unless its hooks were moved (``prepare_qat``), or it was put
+    inside another module (a wrapper).
+    """
+    named = find_module(model, name)
+    if named is not None and not hook.lost(named):
+        return named
+    return next((module for _, module in named_modules(model) if not hook.lost(module)), None)
 
 
 def hooks_on(module: nn.Module) -> list[SiteHook]:

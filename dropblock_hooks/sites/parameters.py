@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -37,10 +37,10 @@ class ParameterHook(SiteHook):
         self.parameter = parameter
         if isinstance(site.regularizer, Observer):
             self.turn = Turn.BEFORE if site.regularizer.when == "before" else Turn.LAST
-        self._hooked: list[tuple[weakref.ref[Tensor], RemovableHandle]] = []
+        self._handles: list[RemovableHandle] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_hooked": []}
+        return {**self.__dict__, "_handles": []}
 
     def install(self, module: nn.Module) -> None:
         module.register_forward_pre_hook(self.__call__)
@@ -48,9 +48,9 @@ class ParameterHook(SiteHook):
 
     def remove(self, module: nn.Module) -> None:
         super().remove(module)
-        for _, handle in self._hooked:
+        for handle in self._handles:
             handle.remove()
-        self._hooked = []
+        self._handles = []
 
     def follows(self, module: nn.Module) -> bool:
         """Whether the gradient of the parameter that this module holds now will be met.
@@ -60,10 +60,22 @@ class ParameterHook(SiteHook):
         if self.site.regularizer.accumulates:
             return not self.lost(module)
         parameter = module._parameters.get(self.parameter)
-        for reference, _ in self._hooked:  # at every forward, so no generator
-            hooked = reference()
-            if hooked is not None and hooked is parameter:
-                return True
+        if parameter is None:  # torch.nn.utils.prune keeps it under another name
+            return any(self._is_on(p, module) for p in module._parameters.values())
+        return self._is_on(parameter, module)
+
+    def _is_on(self, parameter: Tensor | None, module: nn.Module) -> bool:
+        """Whether this parameter has our hook, for this module."""
+        if parameter is None or not parameter._backward_hooks:
+            return False
+        hooks: Any = parameter._backward_hooks
+        for hook in hooks.values():  # at every forward, so no generator
+            if isinstance(hook, GradHook) and hook.site is self.site:
+                if hook.impl != parameter._cdata:
+                    # torch.utils.swap_tensors gave the parameter another C++ tensor, without the
+                    # hooks; assigning them registers them anew
+                    hook.impl, parameter._backward_hooks = parameter._cdata, hooks
+                return hook.module() is module
         return False
 
     def __call__(self, module: nn.Module, *args: Any) -> None:
@@ -107,11 +119,16 @@ class ParameterHook(SiteHook):
         """Hook this tensor, where its turn is."""
         if self.follows(module):
             return
+        hooks: dict[int, Any] = parameter._backward_hooks or {}
+        for hook in hooks.values():
+            if isinstance(hook, GradHook) and hook.site is self.site:
+                hook.module = weakref.ref(module)  # the parameter is in another module now
+                return
         hook = GradHook(self.site, self.turn, module, parameter)
         handle = parameter.register_hook(hook)  # type: ignore[no-untyped-call]  # torch's
-        self._hooked = [(r, h) for r, h in self._hooked if r() is not None]
-        self._hooked.append((weakref.ref(parameter), handle))
-        hooks: dict[int, Any] = parameter._backward_hooks  # type: ignore[assignment]
+        alive = (handle for handle in self._handles if handle.hooks_dict_ref() is not None)
+        self._handles = [*alive, handle]
+        hooks = parameter._backward_hooks or {}
         for key in [key for key, there in hooks.items() if _is_later(there, self.turn)]:
             hooks[key] = hooks.pop(key)
 
@@ -144,24 +161,28 @@ class GradHook:
         self.site, self.turn = site, turn
         self.form = site.form_of(parameter)
         self.module = weakref.ref(module)
-        # a leaf outlives its graphs, and holds this hook; others may be gone by the backward
-        self.parameter = (
-            weakref.ref(parameter) if parameter.is_leaf else _always(parameter.detach())
-        )
+        self.impl = parameter._cdata
+        # A leaf holds this hook, and is found in the module. Others may be gone by the backward.
+        found = parameter.is_leaf and not torch._C._are_functorch_transforms_active()
+        self.value = None if found else parameter.detach()
 
     def __call__(self, grad: Tensor | None) -> Tensor | None:
         module = self.module()
         if grad is None or module is None or not self.site.is_on(module.training):
             return None
-        return regularize_grad(self.site, self.form, self.site.values, grad, self.parameter())
+        value = self._leaf(module) if self.value is None else self.value
+        return regularize_grad(self.site, self.form, self.site.values, grad, value)
+
+    def _leaf(self, module: nn.Module) -> Tensor | None:
+        for parameter in module._parameters.values():
+            hooks: Any = None if parameter is None else parameter._backward_hooks
+            if hooks and any(hook is self for hook in hooks.values()):
+                return parameter
+        return None
 
 
 def _is_later(there: object, turn: Turn) -> bool:
     return isinstance(there, GradHook) and there.turn > turn
-
-
-def _always(tensor: Tensor) -> Callable[[], Tensor]:
-    return lambda: tensor
 
 
 def keepers_on(module: nn.Module) -> list[KeeperHook]:

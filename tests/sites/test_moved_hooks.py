@@ -1,0 +1,109 @@
+"""Hooks are found where they are now: other tools move them, or put modules around layers."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune
+
+from dropblock_hooks import ClampGrad, ClipGradNorm, DropBlock2d, Dropout, GradNoise, attach
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()),
+        *(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)),
+    )
+
+
+def spec():
+    return {
+        "0": GradNoise(0.1),
+        "2": Dropout(0.3),
+        "3": [DropBlock2d(0.2, 3), Dropout(0.1, at="input")],
+        "param:3.weight": ClipGradNorm(1e-3),
+    }
+
+
+class Wrapper(nn.Module):
+    """As PEFT puts around a layer."""
+
+    def __init__(self, base_layer):
+        super().__init__()
+        self.base_layer = base_layer
+
+    def forward(self, x):
+        return self.base_layer(x)
+
+
+def prepare_qat(model):
+    model.qconfig = torch.ao.quantization.get_default_qat_qconfig("fbgemm")
+    torch.ao.quantization.prepare_qat(model, inplace=True)
+
+
+def fuse(model):
+    torch.ao.quantization.fuse_modules_qat(model, [["0", "1", "2"]], inplace=True)
+
+
+def prune_weight(model):
+    prune.l1_unstructured(model[3], "weight", 0.5)
+
+
+def wrap(model):
+    model[3] = Wrapper(model[3])
+
+
+def swap(model):
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.half().float()
+        model.load_state_dict(model.state_dict())
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+def hooks_of_ours(model):
+    tables = (
+        table
+        for module in model.modules()
+        for table in (module._forward_hooks, module._forward_pre_hooks)
+    )
+    owners = (getattr(hook, "__self__", hook) for table in tables for hook in table.values())
+    return [owner for owner in owners if type(owner).__module__.startswith("dropblock_hooks")]
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.ao.quantization is deprecated
+@pytest.mark.parametrize("move", [prepare_qat, fuse, prune_weight, wrap, swap])
+def test_moved_hooks_act_are_reported_and_removed(move):
+    model, x = net().train(), torch.randn(4, 3, 16, 16)
+    attached = attach(model, spec())
+    move(model)
+    for calls in (1, 2):
+        model.zero_grad()
+        model(x).sum().backward()
+        assert [site.calls for site in attached.sites] == [calls] * 5
+    assert attached.verify() == []
+    weight = next(p for name, p in model.named_parameters() if p.shape == (8, 8, 3, 3))
+    assert weight.grad.norm() == pytest.approx(1e-3, rel=1e-3)
+    attached.remove()
+    assert not hooks_of_ours(model)
+    model.zero_grad()
+    model(x).sum().backward()
+    assert weight.grad.norm() > 1e-2
+
+
+def test_a_moved_parameter_follows_the_mode_of_its_new_module():
+    model = net()
+    attach(model, {"param:3.weight": ClampGrad(0.0, 0.0)})
+    moved = nn.Conv2d(8, 8, 3, padding=1)
+    for hook in model[3]._forward_pre_hooks.values():
+        moved.register_forward_pre_hook(hook)
+    moved.weight = model[3].weight
+    model[3] = moved
+    x = torch.randn(2, 3, 8, 8)
+    model(x).sum().backward()
+    assert moved.weight.grad.count_nonzero() == 0
+    model.eval()
+    model(x).sum().backward()
+    assert moved.weight.grad.count_nonzero() > 0
