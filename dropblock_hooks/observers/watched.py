@@ -209,14 +209,23 @@ def bounded(module: nn.Module) -> tuple[float, float] | None:
 
 
 def _magnitude(tensors: Sequence[Tensor]) -> Tensor | None:
-    """Return the largest magnitude, inf or NaN where any is; None of no values."""
+    """Return a number that is finite if all values are; None of no values."""
     worst = None
-    for x in tensors:
+    for x in map(_readable, tensors):
         if x.numel():
-            low, high = _readable(x).aminmax()
-            largest = torch.maximum(high, -low)
-            worst = largest if worst is None else torch.maximum(worst, largest.to(worst))
+            number = _sum_or_largest(x).abs()
+            worst = number if worst is None else torch.maximum(worst, number.to(worst))
     return worst
+
+
+def _sum_or_largest(x: Tensor) -> Tensor:
+    """Return the sum on the CPU, which is faster; where it overflows, the largest magnitude."""
+    if x.device.type == "cpu":
+        total = x.sum(dtype=torch.float32)
+        if math.isfinite(total):
+            return total
+    low, high = x.aminmax()
+    return torch.maximum(high, -low)
 
 
 def _magnitude_given(tensors: Sequence[Tensor]) -> Tensor | None:
