@@ -34,6 +34,7 @@ class ObserveHook(SiteHook):
 
     Attributes:
         handle: names the hook in compiled code.
+        is_plain: whether it sees the output of its layer as it is, where that is a tensor.
     """
 
     def __init__(self, site: Site) -> None:
@@ -47,6 +48,12 @@ class ObserveHook(SiteHook):
         self.sees_gradients = observer.sees_gradients
         self.sees_nothing = not (observer.sees_values or observer.sees_gradients)
         self.reads_given = False
+        self.beyond_training = observer.active == "always"
+        self.is_plain = (
+            observer.at == "output"
+            and observer.index is None
+            and not (observer.keeps_graph or self.sees_nothing)
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "handle"}
@@ -89,9 +96,16 @@ class ObserveHook(SiteHook):
         return put(new) if changed else None
 
     def _compile(self, module: nn.Module, *given: Any) -> Any:
-        check_version()
-        if not (module.training or self.observer.active == "always") or is_exporting():
+        if not (module.training or self.beyond_training) or is_exporting():
             return None
+        check_version()
+        output = given[-1]
+        if self.is_plain and isinstance(output, Tensor) and output.is_floating_point():
+            taken = self._given(given) if self.reads_given else []
+            new = observe_and_watch(
+                self.handle, [output], taken, "0", module.training, self.sees_gradients
+            )
+            return new[0] if new else None
         if self.observer.keeps_graph:
             raise self.site.error(
                 "compiled code can't keep the autograd graph of a value: use detach=True, or call "

@@ -58,7 +58,8 @@ def _observe(
     number = int(handle)
     hook, call = find(number), None
     if hook is not None:
-        call = hook.see_compiled(tensors, given, nesting, training, differentiable)
+        values, taken = ([x.detach() for x in each] for each in (tensors, given))
+        call = hook.see_compiled(values, taken, nesting, training, differentiable)
     return torch.tensor([number, RECOMPUTED if call is None else call], device="cpu")
 
 
@@ -101,7 +102,8 @@ def _watch(x: Tensor, ticket: Tensor, at: int) -> Tensor:
 
     def hand_over(grad: Tensor | None) -> None:
         if grad is not None:  # as of a tensor that nothing was made of
-            observe_gradient(grad.detach(), ticket, at)
+            with torch.no_grad():
+                observe_gradient(grad, ticket, at)
 
     x.register_hook(hand_over)  # type: ignore[no-untyped-call]  # torch's
     return x
@@ -123,8 +125,8 @@ def _observe_and_watch(
     if torch._C._are_functorch_transforms_active():
         return []
     differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    values, taken = ([x.detach() for x in each] for each in (tensors, given))
-    ticket = observe(handle, values, taken, nesting, training, differentiable)
+    with torch.no_grad():
+        ticket = observe(handle, tensors, given, nesting, training, differentiable)
     if not (gradients and differentiable):
         return []
     return [_watch(x, ticket, at) for at, x in enumerate(tensors)]
