@@ -69,16 +69,10 @@ def find_faults(
         fault = fault_of(base, hook, window, module)
         if fault is not None and (needs_calls(hook) or fault.kind != Kind.NEVER_CALLED):
             found.append(fault)
-        if site.resumed():
-            found.append(waiting(hook))
+        if (text := site.waiting()) is not None:
+            warning = Severity.WARNING
+            found.append(Finding(Kind.NOT_STEPPED, warning, (site.key,), text, "", run.epoch))
     return found
-
-
-def waiting(hook: SiteHook) -> Finding:
-    """A schedule that nobody moves."""
-    site = hook.site
-    epoch = site.run.epoch
-    return Finding(Kind.NOT_STEPPED, Severity.WARNING, (site.key,), site.waiting(), "", epoch)
 
 
 def _general(run: Run, kind: Kind, text: str, cure: str) -> Finding:

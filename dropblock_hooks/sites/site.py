@@ -264,25 +264,16 @@ class Site:
             self._resumed += 1
         if training or self._mode is not None:
             self._mode = training
-        if self._resumed >= _EVALUATIONS:
-            self.tell_waiting()
+        if self._resumed >= _EVALUATIONS and self.run.tell_once("waiting"):
+            warn(f"{self.key}: {self.waiting()}")
 
-    def resumed(self) -> int:
-        """After how many evaluations training went on without a ``step``; 0 where that may be."""
-        stepped = self.run.stepped or not self.moves
-        return 0 if stepped or self._resumed < _EVALUATIONS else self._resumed
-
-    def waiting(self) -> str:
-        """What is told of a schedule that nobody moves."""
-        evaluations = self.resumed()
+    def waiting(self) -> str | None:
+        """The text about a schedule that nobody moves; None where all is well."""
+        if self.run.stepped or not self.moves or self._resumed < _EVALUATIONS:
+            return None
         return (
-            f"rate still {self.rate} after {self.calls} calls of the layer and {evaluations} "
+            f"rate still {self.rate} after {self.calls} calls of the layer and {self._resumed} "
             "evaluations, since nobody has called step: call attached.step(epoch) at the start of "
             "each epoch, or step() at its end; if the rate is to stand still, step(0) at the "
             "start silences this"
         )
-
-    def tell_waiting(self) -> None:
-        """Warn, once for the Attachment, of a schedule that nobody moves."""
-        if self.run.tell_once("waiting"):
-            warn(f"{self.key}: {self.waiting()}")
