@@ -13,7 +13,7 @@ from torch import nn
 
 from ..findings import Finding, Kind, Severity, tell
 from ..selectors.wrappers import bare_type
-from ..sites.hooks import SiteHook, take_off
+from ..sites.hooks import SiteHook
 from ..sites.parameters import ParameterHook
 from ..sites.run import Run
 from ..tables import counted
@@ -131,10 +131,3 @@ def _idle_sites(base: nn.Module, hooks: Iterable[SiteHook], window: Window) -> l
         if fault and (not isinstance(hook, ParameterHook) or fault.kind in _OF_PARAMETERS):
             found.append(fault)
     return found
-
-
-def take_off_model_hook(run: Run, module: nn.Module) -> None:
-    """Take off the hook of this attachment on the model."""
-    for hook in list(module._forward_hooks.values()):
-        if isinstance(hook, ModelHook) and hook.run is run:
-            take_off(hook, module)

@@ -13,13 +13,13 @@ from ..regularizers.base import Regularizer
 from ..selectors.select import Select
 from ..selectors.wrappers import named_modules
 from ..sites.grad_scaler import checked_scaler
-from ..sites.hooks import hooks_on, take_off
-from ..sites.parameters import ParameterHook, keepers_on
+from ..sites.hooks import take_off_all
+from ..sites.parameters import ParameterHook
 from ..sites.run import LossScale
 from ..sites.updates import checked_optimizers, use_optimizers
 from ..tables import Table, counted
 from ..warn import warn
-from .activity import look_back, take_off_model_hook
+from .activity import look_back
 from .compiled import tell_recompiling
 from .distributed import check_group, compare, summed, tell_equal_seeds, world_size
 from .logged import log
@@ -131,16 +131,9 @@ class Attachment(SiteList):
         run.drop_optimizers()
         for module, hook in self._installed:
             hook.remove(module)
-        mine = {id(hook) for _, hook in self._installed}
-        for _, module in named_modules(base):  # to which others have moved hooks
-            for hook in hooks_on(module):
-                if id(hook) in mine:
-                    take_off(hook, module)
-        take_off_model_hook(run, base)
+        for _, module in named_modules(base):  # to which others may have moved hooks
+            take_off_all(run, module)
         run.grids.unwatch(base)
-        for keeper in keepers_on(base):
-            if any(hook.site.run is run for hook in keeper.hooks):
-                take_off(keeper, base)
 
     def __enter__(self) -> Attachment:
         return self

@@ -52,7 +52,7 @@ def install(
             hook.look(module)
         parameters = [hook for hook in hooks if isinstance(hook, ParameterHook)]
         if parameters:
-            base.register_forward_pre_hook(KeeperHook(parameters))
+            base.register_forward_pre_hook(KeeperHook(run, parameters))
         if any(hook.site.reader.needs_grids for hook in hooks):
             run.grids.watch(base)
         base.register_forward_hook(ModelHook(run, hooks))

@@ -69,9 +69,9 @@ def find_faults(
         fault = fault_of(base, hook, window, module)
         if fault is not None and (needs_calls(hook) or fault.kind != Kind.NEVER_CALLED):
             found.append(fault)
-        if (text := site.waiting()) is not None:
+        if (waiting := site.waiting()) is not None:
             warning = Severity.WARNING
-            found.append(Finding(Kind.NOT_STEPPED, warning, (site.key,), text, "", run.epoch))
+            found.append(Finding(Kind.NOT_STEPPED, warning, (site.key,), waiting, "", run.epoch))
     return found
 
 

@@ -17,6 +17,7 @@ from ..selectors.wrappers import find_module, named_modules
 from . import indexing, operator
 from .act import Call, act, perform, refuse_tracing
 from .identity import is_transformed, may_get_gradient
+from .run import Run
 from .site import Site, SiteError
 
 
@@ -74,6 +75,11 @@ class SiteHook:
             return self._act(module, *given)
         finally:
             set_eval_frame(callback)
+
+    @property
+    def run(self) -> Run:
+        """What the sites of the attachment share."""
+        return self.site.run
 
     @property
     def owner_name(self) -> str:
@@ -242,6 +248,13 @@ def take_off(hook: object, module: nn.Module) -> None:
         for key in [key for key, there in hooks.items() if ours(there) is hook]:
             for table in (hooks, *extras):
                 table.pop(key, None)
+
+
+def take_off_all(run: Run, module: nn.Module) -> None:
+    """Take off all hooks of an attachment that are on a module."""
+    for hook in list(hooks_of(module)):
+        if getattr(hook, "run", None) is run:
+            take_off(hook, module)
 
 
 def holder(hook: SiteHook, model: nn.Module, name: str) -> nn.Module | None:

@@ -17,6 +17,7 @@ from ..selectors.wrappers import find_module, shard_refusal
 from . import operator
 from .act import refuse_tracing, regularize_grad
 from .hooks import SiteHook, Turn, hooks_of
+from .run import Run
 from .site import Site
 
 
@@ -139,7 +140,8 @@ class KeeperHook:
     Such are the projections of an attention that takes their weights, and parameter lists.
     """
 
-    def __init__(self, hooks: Iterable[ParameterHook]) -> None:
+    def __init__(self, run: Run, hooks: Iterable[ParameterHook]) -> None:
+        self.run = run
         self.hooks = tuple(hooks)
 
     def __call__(self, model: nn.Module, *args: Any) -> None:
@@ -183,8 +185,3 @@ class GradHook:
 
 def _is_later(there: object, turn: Turn) -> bool:
     return isinstance(there, GradHook) and there.turn > turn
-
-
-def keepers_on(module: nn.Module) -> list[KeeperHook]:
-    """Our keepers on this very module."""
-    return [hook for hook in hooks_of(module) if isinstance(hook, KeeperHook)]
