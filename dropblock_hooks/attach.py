@@ -9,8 +9,8 @@ from .attachment.compiled import forget_compiled
 from .attachment.install import install, site_keys
 from .attachment.resolve import checked_epochs, place, without_epochs
 from .findings import Finding, Kind, Severity
+from .planning.dropped_twice import find_doubled
 from .planning.plan import plan_placements
-from .planning.problems import doubled
 from .selectors.wrappers import find_module, submodule, unwrap
 from .sites.grad_scaler import checked_scaler
 from .sites.hooks import SiteHook, hooks_on
@@ -81,7 +81,7 @@ def attach(
     findings = [Finding(Kind.SPEC, Severity.WARNING, (), text) for text in warnings]
     layouts: dict[str, str | None] = {}
     if example_input is None:
-        findings += doubled(base, placements, site_keys(placements), None)
+        findings += find_doubled(base, placements, site_keys(placements))
     else:
         planned = plan_placements(unwrap(model), base, placements, example_input)
         if planned.problems:

@@ -81,13 +81,12 @@ class Builtin(Table[BuiltinRow]):
         )
 
     def _selector(self, pattern: str, rows: list[BuiltinRow]) -> Selector:
-        """The shortest selector that matches these rows and nothing else."""
-        names = tuple(row.selector for row in rows)
-        selectors: tuple[Selector, ...] = (pattern, Select(names=pattern, types=rows[0].type))
-        for selector in selectors if len(names) > 1 else ():
-            if {target.name for target in match(selector, self._index)} == {r.name for r in rows}:
-                return selector
-        return names[0] if len(names) == 1 else Select(names=names)
+        """The pattern where it matches exactly these rows; otherwise their names."""
+        if len(rows) == 1:
+            return rows[0].selector
+        if {target.name for target in match(pattern, self._index)} == {r.name for r in rows}:
+            return pattern
+        return Select(names=tuple(row.selector for row in rows))
 
 
 def builtin(model: nn.Module, *, root: str = "") -> Builtin:

@@ -60,16 +60,8 @@ def cautions_of(
     if probed and probed.left_out:
         text = "the dry run left your own hooks out, since they may change objects outside the copy"
         cautions.append(note("left_out", f"{text}: {listed(probed.left_out, _MOST)}"))
-    cautions += doubled(base, placements, keys, probed)
+    cautions += find_doubled(base, placements, keys, probed.calls if probed else None)
     return sorted(cautions, key=lambda each: each.kind not in FAULTS)
-
-
-def doubled(
-    base: nn.Module, placements: list[Placement], keys: list[str], probed: Probed | None
-) -> list[Finding]:
-    """Findings about values that are dropped twice."""
-    found = find_doubled(base, placements, keys, probed.calls if probed else None)
-    return [note("dropped_twice", text, keys) for text, keys in found]
 
 
 def _named(kind: str, names: list[str]) -> str:

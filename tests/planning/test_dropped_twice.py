@@ -94,8 +94,6 @@ IMAGE, ROW = (2, 4, 8, 8), (3, 6)
 DOUBLED = {
     "itself": (sequence, "2", Dropout(0.2), ROW, 0.6),
     "its input": (sequence, "2", Dropout(0.2, at="input"), ROW, 0.6),
-    "in front": (sequence, "1", Dropout(0.2), ROW, 0.6),
-    "behind an identity": (sequence, "4", Dropout(0.2, at="input"), ROW, 0.6),
     "a scheduled rate": (sequence, "2", Dropout(RAMP), ROW, 0.6),
     "by depth": (sequence, "2", Dropout(ByDepth(0.0, RAMP)), ROW, 0.6),
     "a peer's on it": (sequence, "2", Foreign(nn.Dropout, p=0.2), ROW, 0.6),
@@ -172,6 +170,7 @@ def test_one_class_twice_in_a_list(regularizers, rate):
 HEALTHY = {
     "elsewhere": (lambda: nn.Sequential(sequence(), nn.Linear(6, 6)), "1", Dropout(0.2), ROW),
     "before a linear layer": (sequence, "0", Dropout(0.2), ROW),
+    "the next layer": (sequence, "1", Dropout(0.2), ROW),
     "behind one": (sequence, "4", Dropout(0.2), ROW),
     "a rate of 0": (lambda: sequence(0.0), "2", Dropout(0.2), ROW),
     "ours of 0": (sequence, "2", Dropout(0.0), ROW),
@@ -211,8 +210,8 @@ def test_what_does_not_run_drops_nothing():
     assert told_by_plan(model, {"drop": Dropout(0.2)}, ROW) == []
     frozen = sequence()
     frozen[2].eval()
-    assert told_by_plan(frozen, {"1": Dropout(0.2)}, ROW) == []
-    assert told_by_attach(frozen, {"1": Dropout(0.2)}) == []
+    assert told_by_plan(frozen, {"2": Dropout(0.2)}, ROW) == []
+    assert told_by_attach(frozen, {"2": Dropout(0.2)}) == []
 
 
 def test_two_entries_that_were_allowed_are_not_told():
@@ -253,8 +252,7 @@ def test_torchvision_s():
         assert told_by_attach(model, spec) == [told.text]
     with torch.device("meta"):
         vgg = torchvision.models.vgg11(num_classes=2)
-    for name in ("classifier.1", "classifier.2", "classifier.4"):
-        assert "0.6 in all" in told_by_attach(vgg, {name: Dropout(0.2)})[0]
+    assert "0.6 in all" in told_by_attach(vgg, {"classifier.2": Dropout(0.2)})[0]
     assert told_by_attach(vgg, {"features.*": Dropout(0.2), "classifier.0": Dropout(0.2)}) == []
 
 
@@ -364,9 +362,8 @@ def test_inside_the_drop_blocks_of_timm():
     (text,) = told_by_attach(model, {"layer4.*": DropBlock2d(p=0.2, block_size=7)})
     assert "drops: 0.28 in all" in text
     assert '"layer4.0.drop_block": Retune(p=0.2) instead' in text
-    for name in ("layer4", "layer3.1.conv1"):
-        assert told_by_attach(model, {name: DropBlock2d(p=0.2, block_size=7)}) != []
-        assert told_by_attach(model, {name: Dropout(0.2)}) == []
+    assert told_by_attach(model, {"layer3.1.conv1": DropBlock2d(p=0.2, block_size=7)}) != []
+    assert told_by_attach(model, {"layer3.1.conv1": Dropout(0.2)}) == []
     spec = {
         "layer4.*": DropBlock2d(p=0.2, block_size=7),
         "layer4.*.drop_block": Retune(p=0.5),
