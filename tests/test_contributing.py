@@ -1,4 +1,7 @@
-"""The examples of CONTRIBUTING.md run, and do on every layout what is said of them."""
+"""The examples of CONTRIBUTING.md and docs/own_regularizers.md run.
+
+They do on every layout what the pages say.
+"""
 
 import itertools
 import re
@@ -11,12 +14,18 @@ import torch
 from scipy import stats
 from torch import nn
 
-from dropblock_hooks import Regularizer, SiteError, Spec, attach, plan, register
+from dropblock_hooks import Dropout, Regularizer, SiteError, Spec, attach, plan, register
 
-TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+PAGES = ROOT / "CONTRIBUTING.md", ROOT / "docs/own_regularizers.md"
 NUMBERS = itertools.count()  # torch.compile remembers modules by name
-BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+BLOCKS = [
+    block
+    for page in PAGES
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+]
 SOURCES = {re.findall(r"@register\nclass (\w+)\(", block)[0]: block for block in BLOCKS}
+SCHEDULES = {"Sawtooth"}
 
 
 @pytest.fixture(name="example")
@@ -27,7 +36,7 @@ def _example(monkeypatch, own_registry):
     def run(name):
         module = types.ModuleType(place)
         monkeypatch.setitem(sys.modules, place, module)  # where torch.compile looks
-        exec(compile(SOURCES[name], "CONTRIBUTING.md", "exec"), vars(module))
+        exec(compile(SOURCES[name], f"the example {name}", "exec"), vars(module))
         return getattr(module, name)
 
     return run
@@ -137,7 +146,7 @@ def test_two_axes_are_samples_and_channels(example):
 @pytest.mark.parametrize(
     "compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "compiled"]
 )
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", [name for name in SOURCES if name not in SCHEDULES])
 def test_every_example_trains_and_stands_in_a_file(example, name, compiled):
     regularizer = example(name)()
     assert Spec.from_yaml(f"'1': {name}") == Spec({"1": regularizer})
@@ -238,3 +247,19 @@ def test_an_observer_of_your_own(example, compiled):
         expected = stats.kurtosis(model[0](x).detach().numpy(), axis=None, fisher=False)
     assert attached.scalars() == {"reg/0/Kurtosis/kurtosis": pytest.approx(expected, rel=1e-5)}
     assert "kurtosis" in str(attached)
+
+
+def test_a_schedule_of_your_own(example):
+    sawtooth = example("Sawtooth")
+    model = nn.Sequential(nn.ReLU())
+    attached = attach(model, {"0": Dropout(p=sawtooth(0.0, 0.4, 4))})
+    found = []
+    for epoch in range(6):
+        attached.step(epoch)
+        model(torch.ones(3))
+        found.append(attached.rates["0/Dropout"]["p"])
+    assert found == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.0, 0.1])
+    spec = Spec({"0": Dropout(p=sawtooth(0.0, 0.4, 4))})
+    assert Spec.from_yaml(spec.to_yaml()) == spec
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
+        Dropout(p=sawtooth(0.0, 1.5, 4))

@@ -54,7 +54,7 @@ class Regularizer:
 
     Rate fields are annotated `Rate`, `Probability`, `NonNegative` or `Positive`. They take a number
     or a schedule, and are checked against their range. A class may also set these variables
-    (CONTRIBUTING.md has examples):
+    (docs/own_regularizers.md has examples):
 
     - ``acts_on = "gradient"``: ``apply`` takes the gradient, and not the activation.
     - ``channelwise = True``: ``apply`` gets (N, C, ...) in any layout; a parameter as (1, C, ...).
