@@ -30,6 +30,14 @@ class ModelHook:
 
     closes = True  # it is called behind the hooks of sites
 
+    @property
+    def __name__(self) -> str:
+        """What torch.jit.script asks for first."""
+        raise AttributeError(
+            "torch.jit.script can't compile a model with an attachment: script it after "
+            "attached.remove(), or use torch.export"
+        )
+
     def __init__(self, run: Run, hooks: Iterable[SiteHook]) -> None:
         self.run = run
         self.hooks = tuple(hooks)

@@ -153,6 +153,8 @@ def _refusal(regularizer: Regularizer, target: Target) -> str | None:
             return "param: takes regularizers of gradients"
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             return "the parameter is not initialized: run a forward first"
+        if parameter.is_complex():
+            return "the parameter is complex: only gradients of real parameters are regularized"
         if not parameter.requires_grad:
             return "the parameter is frozen (requires_grad is False), it gets no gradient"
         if regularizer.at != "output" or regularizer.index is not None:

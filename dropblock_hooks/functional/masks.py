@@ -15,6 +15,11 @@ def check_call(input: Tensor, p: float, training: bool, spatial: int | None = No
 
     `spatial` is the number of spatial axes that `input` must have; None accepts any shape.
     """
+    if isinstance(input, torch.fx.Proxy):
+        raise TypeError(
+            "torch.fx can't trace this function, because it computes with the shape of its input: "
+            "make the module that calls it a leaf (Tracer.is_leaf_module), or use torch.export"
+        )
     p = check_probability(as_number("p", p))
     if spatial is not None and input.ndim != spatial + 2:
         axes = ("N, C, L", "N, C, H, W", "N, C, D, H, W")[spatial - 1]

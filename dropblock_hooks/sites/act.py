@@ -151,6 +151,11 @@ def regularize_grad(
     run = site.run
     if not (run.installed and run.enabled):
         return grad
+    if grad.layout is not torch.strided:
+        raise site.error(
+            f"the gradient is not dense, its layout is {grad.layout}: build the layer without "
+            "sparse=True"
+        )
     if scale is None:
         scale = run.scale.value(grad.device)
         if site.regularizer.reads_grad_scale and run.scale.is_unsaid:

@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -24,10 +25,21 @@ def get(value: Any, index: Index) -> Tensor:
             raise ValueError(f"is {_shown(value)}: it has no element {index!r}")
         found = getattr(value, str(index)) if _is_record(value) else value[index]
     if isinstance(found, Tensor) and found.is_floating_point():
+        if found.is_nested or found.layout is not torch.strided:
+            raise ValueError(f"must be a dense tensor, got {_not_dense(found)}")
         return found
     if index is None and (isinstance(value, (tuple, list, Mapping)) or _is_record(value)):
         raise ValueError(f"is {_shown(value)}: say which element with index=")
     raise ValueError(f"must be a floating-point tensor, got {_shown(found)}")
+
+
+def _not_dense(x: Tensor) -> str:
+    if not x.is_nested:
+        return f"one of the layout {x.layout}: call to_dense() before this layer"
+    return (
+        "a nested tensor: build nn.TransformerEncoder with enable_nested_tensor=False, or call "
+        "to_padded_tensor() before this layer"
+    )
 
 
 def put(value: Any, index: Index, new: Tensor) -> Any:

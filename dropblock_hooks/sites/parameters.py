@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
+from ..checkpointing import NO_TASK, graph_task
+from ..findings import Finding, Kind, Severity, tell
 from ..handles import check_version, is_exporting
 from ..observers.base import Observer
 from ..selectors.wrappers import find_module, shard_refusal
@@ -39,6 +41,7 @@ class ParameterHook(SiteHook):
         if isinstance(site.regularizer, Observer):
             self.turn = Turn.BEFORE if site.regularizer.when == "before" else Turn.LAST
         self._handles: list[RemovableHandle] = []
+        self.backward = NO_TASK  # in which the last forward ran, as recomputations do
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_handles": []}
@@ -83,6 +86,7 @@ class ParameterHook(SiteHook):
         if is_compiling():
             return self._compile(module)
         self.site.enter(module.training)
+        self.backward = graph_task()
         if torch.is_grad_enabled():
             if torch._C._are_functorch_transforms_active():
                 refuse_tracing(self.site, module.training)
@@ -125,7 +129,7 @@ class ParameterHook(SiteHook):
             if isinstance(hook, GradHook) and hook.site is self.site:
                 hook.module = weakref.ref(module)  # the parameter is in another module now
                 return
-        hook = GradHook(self.site, self.turn, module, parameter)
+        hook = GradHook(self, module, parameter)
         handle = parameter.register_hook(hook)  # type: ignore[no-untyped-call]  # torch's
         alive = (handle for handle in self._handles if handle.hooks_dict_ref() is not None)
         self._handles = [*alive, handle]
@@ -159,9 +163,10 @@ class GradHook:
 
     __torch_unserializable__ = True  # a ParameterHook puts it back after loading
 
-    def __init__(self, site: Site, turn: Turn, module: nn.Module, parameter: Tensor) -> None:
-        self.site, self.turn = site, turn
-        self.form = site.form_of(parameter)
+    def __init__(self, owner: ParameterHook, module: nn.Module, parameter: Tensor) -> None:
+        self.owner, self.site, self.turn = owner, owner.site, owner.turn
+        self.form = self.site.form_of(parameter)
+        self.part_of = NO_TASK  # the last backward that brought this gradient in parts
         self.module = weakref.ref(module)
         self.impl = parameter._cdata
         # A leaf holds this hook, and is found in the module. Others may be gone by the backward.
@@ -172,6 +177,11 @@ class GradHook:
         module = self.module()
         if grad is None or module is None or not self.site.is_on(module.training):
             return None
+        outer = self.owner.backward
+        if outer not in (NO_TASK, graph_task()) and self.site.regularizer.reads_grad_scale:
+            if outer == self.part_of:
+                tell([_in_parts(self.site)], self.site.run.told)
+            self.part_of = outer
         value = self._leaf(module) if self.value is None else self.value
         return regularize_grad(self.site, self.form, self.site.values, grad, value)
 
@@ -181,6 +191,16 @@ class GradHook:
             if hooks and any(hook is self for hook in hooks.values()):
                 return parameter
         return None
+
+
+def _in_parts(site: Site) -> Finding:
+    """A reentrant checkpoint runs a backward of its own for each of its calls."""
+    text = (
+        "its bound acts on parts of the gradient, because the parameter is used in several "
+        "reentrant checkpoints"
+    )
+    cure = 'Use checkpoint(..., use_reentrant=False), or when="accumulated"'
+    return Finding(Kind.IN_PARTS, Severity.WARNING, (site.key,), text, cure, site.run.epoch)
 
 
 def _is_later(there: object, turn: Turn) -> bool:
