@@ -15,7 +15,8 @@ def check_call(input: Tensor, p: float, training: bool, spatial: int | None = No
 
     `spatial` is the number of spatial axes that `input` must have; None accepts any shape.
     """
-    if isinstance(input, torch.fx.Proxy):
+    given: object = input
+    if isinstance(given, torch.fx.Proxy):
         raise TypeError(
             "torch.fx can't trace this function, because it computes with the shape of its input: "
             "make the module that calls it a leaf (Tracer.is_leaf_module), or use torch.export"
