@@ -12,37 +12,24 @@ after they were saved: it holds the ticket of the call, which begins with the nu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ..handles import find
+from ..handles import define_operator, find
 
 RECOMPUTED = -1
 """The number of a call that activation checkpointing recomputes, or of a site that is off."""
 
 
-_library = torch.library.Library("dropblock_hooks", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's
-
-
-def _operator(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """Define an operator. A call takes a tenth of the time of one by ``torch.library.custom_op``.
-
-    Args:
-        name: its name.
-        schema: its arguments and its result.
-        run: what it does on any device.
-        fake: what it does where the compiler traces.
-    """
-    _library.define(name + schema)  # type: ignore[no-untyped-call]  # torch's
-    _library.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    torch.library.register_fake(f"dropblock_hooks::{name}", fake, lib=_library)
-    return getattr(torch.ops.dropblock_hooks, name).default
-
-
-def _observe(
+@define_operator(
+    "observe",
+    "(Tensor(a!) handle, Tensor[] tensors, Tensor[] given, str nesting, bool training, "
+    "bool differentiable) -> Tensor",
+    fake=lambda *given: torch.empty(2, dtype=torch.int64, device="cpu"),
+)
+def observe(
     handle: Tensor,
     tensors: Sequence[Tensor],
     given: Sequence[Tensor],
@@ -63,11 +50,12 @@ def _observe(
     return torch.tensor([number, RECOMPUTED if call is None else call], device="cpu")
 
 
-def _fake_observe(*given: Any) -> Tensor:
-    return torch.empty(2, dtype=torch.int64, device="cpu")
-
-
-def _observe_gradient(grad: Tensor, ticket: Tensor, at: int) -> None:
+@define_operator(
+    "observe_gradient",
+    "(Tensor grad, Tensor ticket, int at) -> ()",
+    fake=lambda grad, ticket, at: None,
+)
+def observe_gradient(grad: Tensor, ticket: Tensor, at: int) -> None:
     """Hand the gradient of one tensor of a call to the hook of an observer."""
     number, call = ticket.tolist()
     hook = find(number)
@@ -75,19 +63,6 @@ def _observe_gradient(grad: Tensor, ticket: Tensor, at: int) -> None:
         hook.see_gradient(grad, at, call)
 
 
-observe = _operator(
-    "observe",
-    "(Tensor(a!) handle, Tensor[] tensors, Tensor[] given, str nesting, bool training, "
-    "bool differentiable) -> Tensor",
-    _observe,
-    _fake_observe,
-)
-observe_gradient = _operator(
-    "observe_gradient",
-    "(Tensor grad, Tensor ticket, int at) -> ()",
-    _observe_gradient,
-    lambda grad, ticket, at: None,
-)
 torch.fx.has_side_effect(observe_gradient)
 
 
@@ -109,7 +84,13 @@ def _watch(x: Tensor, ticket: Tensor, at: int) -> Tensor:
     return x
 
 
-def _observe_and_watch(
+# Dynamo traces one operator faster than the Python code in it, which AOTAutograd decomposes later.
+@define_operator(
+    "observe_and_watch",
+    "(Tensor(a!) handle, Tensor[] tensors, Tensor[] given, str nesting, bool training, "
+    "bool gradients) -> Tensor[]",
+)
+def observe_and_watch(
     handle: Tensor,
     tensors: Sequence[Tensor],
     given: Sequence[Tensor],
@@ -130,13 +111,3 @@ def _observe_and_watch(
     if not (gradients and differentiable):
         return []
     return [_watch(x, ticket, at) for at, x in enumerate(tensors)]
-
-
-# Dynamo traces one operator faster than the Python code in it, which AOTAutograd decomposes later.
-_library.define(  # type: ignore[no-untyped-call]
-    "observe_and_watch(Tensor(a!) handle, Tensor[] tensors, Tensor[] given, str nesting, "
-    "bool training, bool gradients) -> Tensor[]"
-)
-_library.impl("observe_and_watch", _observe_and_watch, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
-
-observe_and_watch = torch.ops.dropblock_hooks.observe_and_watch.default

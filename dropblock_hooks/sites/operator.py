@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..axes.view import View
 from ..functional.sparse import reusing
-from ..handles import custom_op, find
+from ..handles import define_operator, differentiate, find
 from .act import Call, act_on_activation, perform, regularize_grad
 from .site import Site
 
@@ -99,10 +99,11 @@ class _Identity(torch.autograd.Function):
         return grad, None, None, None, None
 
 
-@custom_op(
+@define_operator(
     "regularize",
     f"(Tensor x, Tensor? layer_input, Tensor handle, Tensor seed, {_VIEW}, bool training, "
     "bool linear, int n_rates) -> (Tensor, Tensor)",
+    fake=lambda x, *given: (torch.empty_like(x), _empty_row(given[-1])),
 )
 def regularize_op(
     x: Tensor,
@@ -137,12 +138,6 @@ def regularize_op(
     return _new(y, x), row
 
 
-@regularize_op.register_fake
-def _(x: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-    row = torch.empty(1 + given[-1], dtype=torch.float64, device="cpu")
-    return torch.empty_like(x), row
-
-
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, layer_input, handle, seed, *ctx.read, ctx.linear, _ = inputs
     kept = () if ctx.linear else (x, layer_input)
@@ -160,13 +155,17 @@ def _backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Any, ...]:
     return grads[0], (grads[1] if ctx.has_input and not ctx.linear else None), *[None] * 8
 
 
-regularize_op.register_autograd(_backward, setup_context=_save)
+differentiate("regularize", _backward, _save)
 
 
-@custom_op(
+@define_operator(
     "regularize_backward",
     "(Tensor grad, Tensor? x, Tensor? layer_input, Tensor handle, Tensor seed, Tensor row, "
     f"{_VIEW}, bool training) -> (Tensor, Tensor)",
+    fake=lambda grad, x, layer_input, *given: (
+        torch.empty_like(grad),
+        grad.new_empty(0) if layer_input is None else torch.empty_like(layer_input),
+    ),
 )
 def regularize_backward_op(
     grad: Tensor,
@@ -213,18 +212,11 @@ def regularize_backward_op(
     return grads[0], (nothing if layer_input is None else grads[1])
 
 
-@regularize_backward_op.register_fake
-def _(
-    grad: Tensor, x: Tensor | None, layer_input: Tensor | None, *given: Any
-) -> tuple[Tensor, Tensor]:
-    nothing = grad.new_empty(0) if layer_input is None else torch.empty_like(layer_input)
-    return torch.empty_like(grad), nothing
-
-
-@custom_op(
+@define_operator(
     "begin",
+    # it "changes" the handle, or the compiler would leave it out or move it into the backward
     "(Tensor(a!) handle, bool training, int n_rates) -> Tensor",
-    mutates_args=("handle",),  # or the compiler would leave it out or move it into the backward
+    fake=lambda handle, training, n_rates: _empty_row(n_rates),
 )
 def begin_op(handle: Tensor, training: bool, n_rates: int) -> Tensor:
     """Count a forward in which nothing is done to the activation.
@@ -241,14 +233,10 @@ def begin_op(handle: Tensor, training: bool, n_rates: int) -> Tensor:
     return _row(float(handle), site)[: 1 + n_rates].clone()
 
 
-@begin_op.register_fake
-def _(handle: Tensor, training: bool, n_rates: int) -> Tensor:
-    return torch.empty(1 + n_rates, dtype=torch.float64, device="cpu")
-
-
-@custom_op(
+@define_operator(
     "gradient",
     f"(Tensor grad, Tensor row, {_VIEW}) -> Tensor",
+    fake=lambda grad, *given: torch.empty_like(grad),
 )
 def gradient_op(grad: Tensor, row: Tensor, layout: str, grid: Sequence[int], prefix: int) -> Tensor:
     """Regularize the gradient of an activation and count it; `row` is that of ``begin``."""
@@ -260,9 +248,8 @@ def gradient_op(grad: Tensor, row: Tensor, layout: str, grid: Sequence[int], pre
     return _new(regularize_grad(site, _view(layout, grid, prefix), values, grad), grad)
 
 
-@gradient_op.register_fake
-def _(grad: Tensor, *given: Any) -> Tensor:
-    return torch.empty_like(grad)
+def _empty_row(n_rates: int) -> Tensor:
+    return torch.empty(1 + n_rates, dtype=torch.float64, device="cpu")
 
 
 def _row(first: float, site: Site) -> Tensor:
