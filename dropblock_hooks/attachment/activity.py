@@ -19,7 +19,7 @@ from ..sites.run import Run
 from ..tables import counted
 from .faults import Window, fault_of, needs_calls, runs_unseen
 from .verify import windows
-from .watchdog import Watching
+from .watchdog import interval, watch_forward
 
 
 class ModelHook:
@@ -41,7 +41,7 @@ class ModelHook:
     def __init__(self, run: Run, hooks: Iterable[SiteHook]) -> None:
         self.run = run
         self.hooks = tuple(hooks)
-        self.watching = Watching.of(self.hooks)
+        self.every = interval(self.hooks)
 
     def __call__(self, model: nn.Module, *args: Any) -> None:
         run = self.run
@@ -61,8 +61,8 @@ class ModelHook:
         if not run.looked:
             run.looked = True
             look_at_forward(model, run, self.hooks)
-        if self.watching is not None:
-            self.watching.pass_forward(model, run, self.hooks)
+        if self.every:
+            watch_forward(model, run, self.hooks, self.every)
 
 
 def look_at_forward(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> None:

@@ -6,7 +6,6 @@ A look reads all sites at once, which waits for the device; between two looks no
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from torch import nn
 
@@ -19,24 +18,18 @@ from ..sites.run import Run
 from .rules import Looked, Sight, judge
 
 
-@dataclass(frozen=True)
-class Watching:
-    """How often to look: after so many training forwards of the model; 0 for never."""
+def interval(hooks: Iterable[SiteHook]) -> int | None:
+    """Return the smallest `every` of all `Watchdog` sites; 0 for never, None without any site."""
+    found = [each.every or 0 for each in map(_observer, hooks) if each is not None]
+    return min(filter(None, found), default=0) if found else None
 
-    every: int
 
-    @classmethod
-    def of(cls, hooks: Iterable[SiteHook]) -> Watching | None:
-        """The smallest of all `Watchdog` sites; None where there are none."""
-        found = [each.every or 0 for each in map(_observer, hooks) if each is not None]
-        return cls(min(filter(None, found), default=0)) if found else None
-
-    def pass_forward(self, base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> None:
-        """Count a training forward of the model, and look where it is time."""
-        clock = Clock.of(run.shared)
-        clock.forwards += 1
-        if self.every and clock.forwards >= self.every:
-            tell_alerts(run, hooks, look_for_alerts(base, run, hooks))
+def watch_forward(base: nn.Module, run: Run, hooks: Sequence[SiteHook], every: int) -> None:
+    """Count a training forward of the model, and look at each n-th one."""
+    clock = Clock.of(run.shared)
+    clock.forwards += 1
+    if clock.forwards >= every:
+        tell_alerts(run, hooks, look_for_alerts(base, run, hooks))
 
 
 def _observer(hook: SiteHook) -> Watchdog | None:
@@ -51,12 +44,12 @@ def look_at_step(
 
     A trainer may move time at every batch, and never call the model itself but a part of it.
     """
-    watching = Watching.of(hooks)
-    if watching is None:
+    every = interval(hooks)
+    if every is None:
         return []
     clock = Clock.of(run.shared)
     clock.steps += 1
-    due = ended or 0 < watching.every <= clock.steps
+    due = ended or 0 < every <= clock.steps
     return look_for_alerts(base, run, hooks) if due else []
 
 
@@ -84,10 +77,8 @@ def alerts_now(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fin
     if looked is None:
         return []
     before = Clock.of(run.shared).alerts
-    found = _by_site(judge(looked))
-    return list(
-        (before | {k: each for k, each in found.items() if not _follows(k, before)}).values()
-    )
+    found = _by_site(judge(looked)).items()
+    return list((before | {k: each for k, each in found if not _follows(k, before)}).values())
 
 
 def _by_site(findings: Iterable[Finding]) -> dict[tuple[str, str], Finding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,8 +96,7 @@ class Watched:
         self.peaks = torch.zeros(0, device="cpu")
         self.can_die = False
         self.bounds: tuple[float, float] | None = None
-        self._given_is_bad = False
-        self._unread: list[tuple[str, int, Tensor]] = []
+        self._unread: list[tuple[Callable[..., None], int, tuple[Tensor, ...]]] = []
 
     def see(self, seen: Seen) -> None:
         """Add one call of the layer."""
@@ -107,12 +106,10 @@ class Watched:
         worst = _magnitude(seen.tensors)
         if worst is None:
             return
-        on_cpu = worst.device.type == "cpu"
-        if seen.given and not (on_cpu and worst < _INF):  # what it was given matters if it is bad
+        given = None
+        if worst.device.type != "cpu" or not worst < _INF:  # otherwise its input does not matter
             given = _magnitude_given(seen.given)
-            if given is not None:
-                self._note("given", time, given)
-        self._note("bad", time, worst)
+        self._add(self._add_output, time, worst, *([] if given is None else [given]))
         x = seen.tensor
         if self.can_die and x.ndim > 1 and x.numel():
             self._see_channels(seen, x)
@@ -120,7 +117,7 @@ class Watched:
             lower, upper = self.bounds
             edge = NEAR * (upper - lower)
             at_bounds = (x < lower + edge) | (x > upper - edge)
-            self._note("near", time, at_bounds.mean(dtype=torch.float32))
+            self._add(self._add_share, time, at_bounds.mean(dtype=torch.float32))
 
     def _see_channels(self, seen: Seen, x: Tensor) -> None:
         """Raise the peaks of the channels."""
@@ -142,42 +139,44 @@ class Watched:
         if seen.tensor.numel():
             self.kept.grads += 1
             time = Clock.of(seen.shared).tick()
-            self._note("grad", time, _norm(seen.tensor) / seen.scale)
+            self._add(self._add_norm, time, _norm(seen.tensor) / seen.scale)
 
-    def _note(self, what: str, time: int, number: Tensor) -> None:
-        """Add a number now, if it is on the CPU, or at the next look."""
-        if number.device.type == "cpu":
-            self._add(what, time, float(number))
+    def _add(self, add: Callable[..., None], time: int, *numbers: Tensor) -> None:
+        """Call `add` with numbers now, if they are on the CPU, or at the next look."""
+        if all(number.device.type == "cpu" for number in numbers):
+            add(time, *map(float, numbers))
             return
-        self._unread.append((what, time, number.to(wide_dtype(number.device))))
+        self._unread.append((add, time, numbers))
         if len(self._unread) >= _MOST_UNREAD:
             self.read()
 
     def read(self) -> None:
         """Add the numbers that are on a device. It is waited for."""
-        if self._unread:
-            numbers = torch.stack([number for _, _, number in self._unread]).tolist()
-            for (what, time, _), number in zip(self._unread, numbers, strict=True):
-                self._add(what, time, number)
+        flat = [
+            number.to(wide_dtype(number.device))
+            for _, _, numbers in self._unread
+            for number in numbers
+        ]
+        values = iter(torch.stack(flat).tolist() if flat else ())
+        for add, time, numbers in self._unread:
+            add(time, *[next(values) for _ in numbers])
         self._unread = []
 
-    def _add(self, what: str, time: int, number: float) -> None:
-        kept, bad = self.kept, not abs(number) < _INF
-        if what == "given":
-            self._given_is_bad = bad
-        elif what == "bad":
-            if bad:
-                kept.bad_calls += 1
-                kept.bad = min(kept.bad, time)
-                if not self._given_is_bad:
-                    kept.made = min(kept.made, time)
-            self._given_is_bad = False
-        elif what == "near":
-            kept.near += number
-        elif bad:
-            kept.grad_bad = min(kept.grad_bad, time)
+    def _add_output(self, time: int, worst: float, given: float = 0.0) -> None:
+        if not worst < _INF:
+            self.kept.bad_calls += 1
+            self.kept.bad = min(self.kept.bad, time)
+            if given < _INF:
+                self.kept.made = min(self.kept.made, time)
+
+    def _add_share(self, time: int, share: float) -> None:
+        self.kept.near += share
+
+    def _add_norm(self, time: int, norm: float) -> None:
+        if norm < _INF:
+            self.kept.norm += min(norm, _HUGE)
         else:
-            kept.norm += min(number, _HUGE)
+            self.kept.grad_bad = min(self.kept.grad_bad, time)
 
     def forget(self, statistics: bool) -> None:
         """Begin anew.
