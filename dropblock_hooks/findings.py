@@ -5,7 +5,7 @@ Programs read `kind`; people read `text` and `cure`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -126,9 +126,7 @@ def grouped(findings: Iterable[Finding]) -> list[str]:
     for each in findings:
         same = each.kind, each.text, each.cure
         sites = groups[same].sites if same in groups else ()
-        groups[same] = Finding(
-            each.kind, each.severity, (*sites, *each.sites), each.text, each.cure, each.epoch
-        )
+        groups[same] = replace(each, sites=(*sites, *each.sites))
     return [str(each) for each in groups.values()]
 
 
@@ -160,17 +158,14 @@ def tell(
         raise WatchdogError(news)
     if callable(action):
         for each in news:
-            _call(action, each, told)
+            try:
+                action(each)
+            except Exception as error:  # the function of a user may raise anything
+                text = f"the function {text_of(action)} failed with {described(error)}"
+                text += "; training goes on"
+                tell([Finding(Kind.ACTION_FAILED, Severity.WARNING, (), text)], told)
         return
     lines = grouped(news)
     if len(lines) > 1:
         lines = [f"{len(lines)} findings:", *(f"  - {line}" for line in lines)]
     warn("\n".join(lines), news)
-
-
-def _call(action: Callable[[Finding], Any], finding: Finding, told: set[tuple[str, str]]) -> None:
-    try:
-        action(finding)
-    except Exception as error:  # a user's function may raise anything
-        text = f"the function {text_of(action)} failed with {described(error)}; training goes on"
-        tell([Finding(Kind.ACTION_FAILED, Severity.WARNING, (), text)], told)

@@ -2,9 +2,10 @@
 
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
+from textwrap import TextWrapper
 from typing import Any, Generic, TypeVar, overload
 
 Row = TypeVar("Row")
@@ -50,12 +51,24 @@ class Table(Sequence[Row], Generic[Row]):
         rows: the rows.
         columns: for each heading, a function from the row to the cell.
         title: a line above the table.
+        sections: the rows as they are printed, if under several lines of headings.
+        notes: lists below the table, by heading; lines without a heading are never wrapped.
     """
 
-    def __init__(self, rows: Sequence[Row], columns: Columns[Row], title: str = "") -> None:
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        columns: Columns[Row],
+        title: str = "",
+        *,
+        sections: Iterable[Section[Row]] = (),
+        notes: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         self.rows = tuple(rows)
         self.columns = columns
         self.title = title
+        self._sections = [each for each in sections if each.rows] or [Section(self.rows, columns)]
+        self._notes = {heading: lines for heading, lines in (notes or {}).items() if lines}
 
     @overload
     def __getitem__(self, i: int) -> Row: ...
@@ -77,13 +90,15 @@ class Table(Sequence[Row], Generic[Row]):
 
         return pandas.DataFrame(self.to_dict())
 
-    def sections(self) -> list[Section[Row]]:
-        """The rows as they are printed, under one or several lines of headings."""
-        return [Section(self.rows, self.columns)]
-
     def to_text(self, width: int = WIDTH) -> str:
         """The table as text of this width; `UNLIMITED` shortens nothing."""
-        parts = ["\n".join(_lines(section, width)) for section in self.sections()]
+        parts = ["\n".join(_lines(section, width)) for section in self._sections]
+        item = TextWrapper(
+            width, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False
+        )
+        for heading, lines in self._notes.items():
+            items = [f"{heading}:", *map(item.fill, lines)] if heading else lines
+            parts.append("\n".join(items))
         title = [elide(_one_line(self.title), width)] if self.title else []
         return "\n".join([*title, "\n\n".join(parts)])
 
@@ -94,7 +109,7 @@ class Table(Sequence[Row], Generic[Row]):
 
     def _repr_html_(self) -> str:
         """One table of all rows with the columns of all sections, for notebooks."""
-        sections = self.sections()
+        sections = self._sections
         heads = list(dict.fromkeys(head for section in sections for head in section.columns))
         cells: dict[int, dict[str, str]] = {id(row): {} for row in self.rows}
         for section in sections:
@@ -104,11 +119,17 @@ class Table(Sequence[Row], Generic[Row]):
         title = f"<p>{escape(self.title)}</p>\n" if self.title else ""
         head = f"<thead>{_html_row(heads, 'th')}</thead>"
         body = "\n".join(_html_row(line, "td") for line in lines)
-        return f"{title}<table>\n{head}\n<tbody>\n{body}\n</tbody>\n</table>"
+        table = f"{title}<table>\n{head}\n<tbody>\n{body}\n</tbody>\n</table>"
+        return "\n".join([table, *map(_html_list, self._notes, self._notes.values())])
 
 
 def _html_row(texts: Sequence[str], tag: str) -> str:
     return f"<tr>{''.join(f'<{tag}>{escape(text)}</{tag}>' for text in texts)}</tr>"
+
+
+def _html_list(heading: str, lines: Sequence[str]) -> str:
+    items = "\n".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f"{f'<p>{escape(heading)}:</p>' if heading else ''}\n<ul>\n{items}\n</ul>"
 
 
 def _cells(section: Section[Row]) -> list[list[Any]]:
@@ -183,12 +204,6 @@ def _form(cell: Any, level: int) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split()) if any(c.isspace() and c != " " for c in text) else text
-
-
-def html_list(heading: str, lines: Sequence[str]) -> str:
-    """A list below a table in a notebook."""
-    items = "\n".join(f"<li>{escape(line)}</li>" for line in lines)
-    return f"<p>{escape(heading)}:</p>\n<ul>\n{items}\n</ul>"
 
 
 def counted(n: int, noun: str) -> str:

@@ -201,13 +201,9 @@ class Report(Table[SiteRow]):
     """
 
     def __init__(self, sections: Sequence[Section[SiteRow]], rows: Sequence[SiteRow], title: str):
-        self._sections = [section for section in sections if section.rows]
-        columns = self._sections[0].columns if self._sections else sections[0].columns
-        super().__init__(rows, columns, title)
+        filled = next((each for each in sections if each.rows), sections[0])
+        super().__init__(rows, filled.columns, title, sections=sections)
         self.findings = tuple(finding for row in rows for finding in _clipped(row))
-
-    def sections(self) -> list[Section[SiteRow]]:
-        return self._sections or super().sections()
 
 
 def _clipped(row: SiteRow) -> Iterator[Finding]:

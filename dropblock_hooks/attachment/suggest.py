@@ -7,7 +7,7 @@ from operator import attrgetter
 from ..checks import as_number
 from ..quoting import listed
 from ..sites.site import Site
-from ..tables import WIDTH, Columns, Table, html_list
+from ..tables import Columns, Table
 
 
 @dataclass(frozen=True)
@@ -37,21 +37,7 @@ class Suggestion:
     reason: str
 
 
-class Suggestions(Table[Suggestion]):
-    """A row for each bound; below the table, the calls that set the proposed bounds."""
-
-    def _calls(self) -> list[str]:
-        return list(dict.fromkeys(row.call or f"# {row.site}: {row.reason}" for row in self.rows))
-
-    def to_text(self, width: int = WIDTH) -> str:
-        """The table as text of this width, and the calls in full length."""
-        return "\n".join([super().to_text(width), "", *self._calls()])
-
-    def _repr_html_(self) -> str:
-        return f"{super()._repr_html_()}\n{html_list('to set them', self._calls())}"
-
-
-def suggestions(sites: Sequence[Site], share: float) -> Suggestions:
+def suggestions(sites: Sequence[Site], share: float) -> Table[Suggestion]:
     """A bound for each site that has one, which this share of the norms exceeds."""
     share = as_number("share", share)
     if not 0.0 < share < 1.0:
@@ -68,7 +54,8 @@ def suggestions(sites: Sequence[Site], share: float) -> Suggestions:
     columns: Columns[Suggestion] = dict(zip(heads, map(attrgetter, names), strict=True))
     of = "the norms (of ClampGrad, of the largest magnitudes)"
     title = f"bounds that {share:.4g} of {of} lie beyond"
-    return Suggestions(rows, columns, title)
+    calls = list(dict.fromkeys(row.call or f"# {row.site}: {row.reason}" for row in rows))
+    return Table(rows, columns, title, notes={"": calls})
 
 
 def _rows(site: Site, share: float) -> Iterator[Suggestion]:

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from textwrap import TextWrapper
 from typing import Any
 
 from ..attachment.placement import Placement
 from ..attachment.report import block_cell, is_clipped
 from ..findings import Finding
 from ..selectors.wrappers import bare_type
-from ..tables import WIDTH, Forms, Table, html_list, named, ranged, shown
+from ..tables import Forms, Table, named, ranged, shown
 from .probe import SiteMet
 from .rates import Range, rate_range
 
@@ -68,32 +67,15 @@ class Plan(Table[PlanRow]):
     def __init__(
         self, rows: Sequence[PlanRow], title: str, problems: list[str], findings: list[Finding]
     ) -> None:
-        super().__init__(rows, _COLUMNS, title)
         self.problems = tuple(problems)
         self.findings = tuple(findings)
+        notes = {"problems": self.problems, "warnings": self.warnings}
+        super().__init__(rows, _COLUMNS, title, notes=notes)
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """The texts of the findings."""
         return tuple(each.text for each in self.findings)
-
-    def _notes(self) -> list[tuple[str, tuple[str, ...]]]:
-        """The headings and lines below the table."""
-        notes = [("problems", self.problems), ("warnings", self.warnings)]
-        return [(heading, lines) for heading, lines in notes if lines]
-
-    def to_text(self, width: int = WIDTH) -> str:
-        """The table and the lines below it, as text of this width."""
-        item = TextWrapper(
-            width, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False
-        )
-        parts = [super().to_text(width)]
-        for heading, lines in self._notes():
-            parts.append("\n".join([f"{heading}:", *(item.fill(line) for line in lines)]))
-        return "\n\n".join(parts)
-
-    def _repr_html_(self) -> str:
-        return "\n".join([super()._repr_html_(), *(html_list(*note) for note in self._notes())])
 
 
 _COLUMNS: dict[str, Any] = {
