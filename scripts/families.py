@@ -33,11 +33,11 @@ output of its layer. A row is *ok* if all of this is true:
 - All gradients are finite. The outputs in eval mode equal those of the model without hooks, bit
   for bit. After `remove()` no hook is left.
 
-The column "options" has the options that the regularizer needs because the model does not say
-them: `index` for one element of a tuple, and `grid` for the map of tokens in models that take
-images of any size or whose later maps have sizes that they do not state. Class and register
-tokens are not dropped. Hiera has `Dropout1d` at `stage:-2`, where its tokens are out of the order
-of rows. All 98 families also have dropout of their own, which [retuned.md](retuned.md) is about.
+The column "options" has the options that the user must give, because the model does not state
+them. `index` is the element of a tuple. `grid` is the size of the map that tokens form, in models
+that take images of any size or do not state the sizes of their later maps. Class and register
+tokens are not dropped. Hiera reorders its tokens, so `stage:-2` has `Dropout1d` in place of
+DropBlock. All 98 families also have dropout of their own: see [retuned.md](retuned.md).
 """
 
 

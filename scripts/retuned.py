@@ -36,7 +36,7 @@ of this is true:
 - "the layer drops": it drops as much as an unchanged layer whose rate was set to {p} by hand,
   with |z| <= 4 in {runs} runs each.
 - "rate only read" (fused attention) and "rate held by a module": the attribute is {p}.
-- "never called, warned of": a warning names these layers, whose rate nothing reads.
+- "never called, warned of": nothing calls these layers or reads their rate. A warning names them.
 - All gradients are finite. The outputs in eval mode equal those of the unchanged model, bit for
   bit, while the spec is attached and after `remove()`. Then all rates are restored, and no hook is
   left.
