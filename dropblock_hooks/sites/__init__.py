@@ -9,7 +9,6 @@ hooks             the hooks that a site puts on its layer
 operator          the operators through which compiled code runs a regularizer
 act               runs a regularizer on one activation or gradient, and counts
 site              `Site`: the state of one regularizer on one layer
-identity          identity function whose backward regularizes a gradient
 counter           `Counter`: totals that only grow; a window is the difference of two snapshots
 norms             histograms of gradient norms before a bound
 run               `Run`: what the sites of one attachment share: time, switches, loss scale

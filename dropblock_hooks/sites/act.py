@@ -4,7 +4,7 @@ Compiled code runs the same functions, inside the operators of `operator`.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,10 +20,10 @@ from ..regularizers.base import Now
 from ..regularizers.dropout import DropsShare
 from .counter import Clipped, Counted
 from .grad_scaler import seek
-from .identity import GradIdentity, is_transformed, may_get_gradient
 from .site import Site
 
 PLAIN = frozenset(CHANNELS_FIRST.values())
+is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
 _is_batched = torch._C._functorch.is_legacy_batchedtensor  # batched gradients
 
 
@@ -129,6 +129,39 @@ def _describe(result: object) -> str:
     if isinstance(result, tuple):
         return f"({', '.join(type(item).__name__ for item in result)})"
     return type(result).__name__
+
+
+def may_get_gradient(x: Tensor) -> bool:
+    """Whether a gradient may be computed for what is made of this tensor now.
+
+    Inside ``torch.func.grad`` the tensor does not tell: an outer transform may want its gradient.
+    """
+    return torch.is_grad_enabled() and (
+        x.requires_grad or (not is_compiling() and is_transformed(x))
+    )
+
+
+class GradIdentity(torch.autograd.Function):
+    """Identity function that calls `watch` with the gradient and hands its result on.
+
+    Its forward copies, so that the gradients of the layer's own uses of the tensor stay as they
+    are. An in-place operation behind the layer works on the copy: on a view, it would take the
+    gradient past the identity. With ``setup_context`` it works inside ``torch.func.grad``.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, watch: Callable[[Tensor], Tensor]) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, ctx.watch = inputs
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:
+        # the gradient is None where nothing has been made of the copy
+        return (None if grad is None else ctx.watch(grad)), None
 
 
 def regularize_grad(

@@ -15,8 +15,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from ..handles import check_version, is_exporting
 from ..selectors.wrappers import find_module, named_modules
 from . import indexing, operator
-from .act import Call, act, perform, refuse_tracing
-from .identity import is_transformed, may_get_gradient
+from .act import Call, act, is_transformed, may_get_gradient, perform, refuse_tracing
 from .run import Run
 from .site import Site, SiteError
 

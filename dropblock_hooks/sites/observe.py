@@ -20,9 +20,8 @@ from ..checkpointing import NO_TASK, graph_task
 from ..handles import check_version, is_exporting, new_handle
 from ..observers.base import Observer, Seen, Watch
 from . import indexing
-from .act import has_data, is_exported
+from .act import has_data, is_exported, may_get_gradient
 from .hooks import SiteHook, Turn, put_on
-from .identity import may_get_gradient
 from .observe_operator import observe_and_watch
 from .site import Site
 
