@@ -10,11 +10,9 @@ rates        values of schedules at a time, and other rates in their place
 report       the table of the sites
 logged       scalars and histograms for a logger
 suggest      gradient bounds, proposed from the norms that were seen
-verify       everything that is wrong in a window
-activity     the checks of each epoch, which warn
+epoch_checks everything that is wrong in a window, warnings in each epoch, looks of a `Watchdog`
 faults       why a site did nothing
 rules        the rules of the `Watchdog`
-watchdog     when these rules are applied, and how their findings are reported
 distributed  several processes: counts added up, and what differs
 state        ``state_dict`` and its loading
 compiled     code that torch has compiled, which must be compiled anew

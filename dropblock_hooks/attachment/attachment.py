@@ -19,17 +19,22 @@ from ..sites.run import LossScale
 from ..sites.updates import checked_optimizers, use_optimizers
 from ..tables import Table, counted
 from ..warn import warn
-from .activity import look_back
 from .compiled import tell_recompiling
 from .distributed import check_group, compare, summed, tell_equal_seeds, world_size
+from .epoch_checks import (
+    alerts_now,
+    find_faults,
+    look_at_step,
+    look_back,
+    tell_alerts,
+    windows,
+)
 from .logged import log
 from .rates import as_time, check_installed, move, values_at
 from .report import SiteRow, look, readings, scalars, site_table
 from .site_list import SiteList, find
 from .state import load, restore, save
 from .suggest import Suggestion, suggestions
-from .verify import find_faults, windows
-from .watchdog import alerts_now, look_at_step, tell_alerts
 
 
 class Attachment(SiteList):

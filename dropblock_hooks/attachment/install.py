@@ -12,8 +12,8 @@ from ..sites.parameters import KeeperHook, ParameterHook
 from ..sites.retune import RetuneHook
 from ..sites.run import Run
 from ..sites.site import Site
-from .activity import ModelHook
 from .attachment import Attachment
+from .epoch_checks import ModelHook
 from .placement import Placement
 
 

@@ -10,8 +10,8 @@ import torch
 
 from ..attach import attach
 from ..attachment.attachment import Attachment
+from ..attachment.epoch_checks import tell_faults
 from ..attachment.resolve import checked_epochs
-from ..attachment.verify import tell_faults
 from ..checks import as_count, check_option
 from ..schedules import length_of
 from ..spec.draft import Draft

@@ -12,7 +12,7 @@ from transformers.trainer_callback import ExportableState, TrainerCallback
 
 from ..attach import attach, attachments
 from ..attachment.attachment import Attachment
-from ..attachment.verify import tell_faults
+from ..attachment.epoch_checks import tell_faults
 from ..checks import check_option
 from ..sites.run import Run
 from ..spec.spec import Spec

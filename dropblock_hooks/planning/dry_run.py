@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
-from ..attachment.activity import ModelHook
 from ..attachment.compiled import as_written
+from ..attachment.epoch_checks import ModelHook
 from ..axes.grids import GridHook
 from ..selectors.wrappers import named_modules
 from ..sites.hooks import SiteHook, ours

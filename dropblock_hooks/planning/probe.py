@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ..attachment.epoch_checks import windows
 from ..attachment.faults import Window, fault_of, finding, why_not_called
 from ..attachment.install import install, make_hook
 from ..attachment.placement import Placement
-from ..attachment.verify import windows
 from ..findings import Finding, Kind
 from ..regularizers.droppers import unit_dropped
 from ..sites import indexing
