@@ -1,5 +1,6 @@
 """Selectors: which layers, parameters and rates of a model a text or a `Select` matches."""
 
+import contextlib
 import inspect
 import re
 from collections.abc import Callable, Iterable
@@ -17,7 +18,6 @@ from .stages import stage_module, stage_target
 from .wrappers import bare_type
 
 ROOT = "."
-_LONGEST = 2_000
 FORMS = ("param", "attr", "re", "type", "stage", "stride")
 
 
@@ -34,7 +34,8 @@ class Select:
         types: a class name or class, or several; base classes count.
         stages: feature stages by number: alone, the last layer of the stage; beside `names` or
             `types`, the layers inside it.
-        exclude: selectors of what is left out.
+        exclude: selectors of what is left out, each with everything inside it; ``stage:`` and
+            ``stride:`` leave out the whole stage. Each must leave out something.
         where: ``where(name, module) -> bool``; can't be written to a file.
         expect: how many layers must match.
         compose: allow the same class of regularizer on a layer that has it from another entry or
@@ -90,23 +91,10 @@ def match(selector: Selector, index: Index) -> list[Target]:
 
 
 def _match_text(text: str, index: Index) -> list[Target]:
-    kind, colon, rest = text.partition(":")
-    if not colon or kind not in FORMS:
-        kind, rest = "", text
-    if not rest.strip():
-        raise NoMatchError(f"the selector {quote(text)} is empty")
-    if len(text) > _LONGEST and rest not in index.modules and rest not in index.parameters:
-        raise NoMatchError(f"the selector has {len(text)} characters; at most {_LONGEST}")
-    if kind == "type":
-        return _match_types((rest,), index)
+    kind, rest = _form(text)
     if kind in ("stage", "stride"):
         return [stage_target(index, kind, rest)]
-    table = index.table(kind)
-    if kind in ("param", "attr") and rest.startswith("re:"):
-        kind, rest = "re", rest[3:]
-    found = _match_names(rest, kind == "re", table)
-    if not found:
-        raise NoMatchError(_no_match(rest, table, index))
+    found = _named(kind, rest, index)
     called = [target for target in found if target.form or _has_forward(target.module)]
     if not called:
         raise NoMatchError(
@@ -114,6 +102,29 @@ def _match_text(text: str, index: Index) -> list[Target]:
             f"itself; did you mean {quote('*' if rest == ROOT else rest + '.*')}?"
         )
     return called
+
+
+def _form(text: str) -> tuple[str, str]:
+    """The form of a selector (empty for a name or a glob), and the text after it."""
+    kind, colon, rest = text.partition(":")
+    if not colon or kind not in FORMS:
+        kind, rest = "", text
+    if not rest.strip():
+        raise NoMatchError(f"the selector {quote(text)} is empty")
+    return kind, rest
+
+
+def _named(kind: str, text: str, index: Index) -> list[Target]:
+    """What a type, name, glob or regular expression matches, also modules without a forward."""
+    if kind == "type":
+        return _match_types((text,), index)
+    table = index.table(kind)
+    if kind in ("param", "attr") and text.startswith("re:"):
+        kind, text = "re", text[3:]
+    found = _match_names(text, kind == "re", table)
+    if not found:
+        raise NoMatchError(_no_match(text, table, index))
+    return found
 
 
 def _match_names(text: str, is_regex: bool, table: dict[str, Target]) -> list[Target]:
@@ -207,8 +218,8 @@ def _match_select(select: Select, index: Index) -> list[Target]:
         found = [target for target in found if _satisfies(where, target)]
         if not found:
             raise NoMatchError("no layer satisfies where")
-    out = {target.name for name in several(select.exclude) for target in match(name, index)}
-    kept = [target for target in found if target.name not in out]
+    out = {target for text in several(select.exclude) for target in _left_out(text, found, index)}
+    kept = [target for target in found if target not in out]
     if not kept:
         raise NoMatchError(
             f"all {len(found)} matches are excluded by exclude={quote(select.exclude)}"
@@ -217,6 +228,47 @@ def _match_select(select: Select, index: Index) -> list[Target]:
         names = listed((target.name for target in kept), 5)
         raise NoMatchError(f"expected {quote(select.expect)} layers, got {len(kept)}: {names}")
     return kept
+
+
+def _left_out(text: str, found: list[Target], index: Index) -> list[Target]:
+    """What of `found` an exclude leaves out: what it matches, and everything inside that."""
+    try:
+        roots = _roots(text, index)
+        problem = "leaves out nothing of what is selected"
+    except NoMatchError as error:
+        roots, problem = [], f"leaves out nothing: {error}"
+    if not (out := _inside(roots, found, index)):
+        raise NoMatchError(f"exclude={quote(text)} {problem}{_meant(text, roots, found, index)}")
+    return out
+
+
+def _meant(text: str, roots: list[str], found: list[Target], index: Index) -> str:
+    """The exclude that was probably meant by one that leaves out nothing."""
+    kind, colon, rest = text.rpartition(":")
+    deeper = f"{kind}{colon}**.{rest}"
+    with contextlib.suppress(NoMatchError):
+        if _inside(_roots(deeper, index), found, index):
+            return f"; did you mean {quote(deeper)}?"
+    around = [t.name for t in found if any(root.startswith(f"{t.name}.") for root in roots)]
+    if around:
+        return f"; did you mean {quote(around[0])}, which holds {quote(roots[0])}?"
+    return index.closest(rest, (target.name for target in found)) if roots else ""
+
+
+def _roots(text: str, index: Index) -> list[str]:
+    """The names of what a selector matches; of a stage, the module that holds it."""
+    kind, rest = _form(text)
+    if kind in ("stage", "stride"):
+        return [stage_module(index, kind, rest)]
+    return [target.name for target in _named(kind, rest, index)]
+
+
+def _inside(roots: list[str], found: list[Target], index: Index) -> list[Target]:
+    """What of `found` has one of these names, or is in a module of this name."""
+    starts = tuple(f"{root}." if root else "" for root in roots)
+    tables = [index.table(form) for form in {target.form for target in found}]
+    inside = {t for table in tables for name, t in table.items() if f"{name}.".startswith(starts)}
+    return [target for target in found if target in inside]
 
 
 def _satisfies(where: Callable[[str, nn.Module], bool], target: Target) -> bool:
@@ -243,7 +295,7 @@ def _candidates(select: Select, index: Index) -> list[Target]:
         shared = {target.name for target in group}
         found = [target for target in found if target.name in shared]
     if stages:
-        roots = tuple(f"{stage_module(index, stage)}." for stage in stages)
+        roots = tuple(f"{stage_module(index, 'stage', str(stage))}." for stage in stages)
         found = [target for target in found if f"{target.name}.".startswith(roots)]
     if not found:
         raise NoMatchError(f"{quote(select)}: no layer matches all of its forms")

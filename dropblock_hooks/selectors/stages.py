@@ -32,6 +32,11 @@ class Stage:
 
 def stage_target(index: Index, kind: str, text: str) -> Target:
     """The last layer of a stage, by number (``"stage"``) or by stride (``"stride"``)."""
+    return index.modules[[*_ends(index, stage_module(index, kind, text))][-1]]
+
+
+def stage_module(index: Index, kind: str, text: str) -> str:
+    """The name of the module that holds a stage."""
     try:
         number = int(text)
     except ValueError:
@@ -41,12 +46,12 @@ def stage_target(index: Index, kind: str, text: str) -> Target:
         while len(stages) > 1 and stages[-1].name is None:
             stages.pop()
     stage = _numbered(stages, number) if kind == "stage" else _strided(stages, number)
-    return index.modules[[*_ends(index, _module(index, stage))][-1]]
-
-
-def stage_module(index: Index, number: int) -> str:
-    """The name of the module that holds a stage."""
-    return _module(index, _numbered(stages_of(index), number))
+    if stage.name is None:
+        raise NoMatchError(
+            f"feature_info names {quote(stage.stated)}, which the model does not have; "
+            f"name a layer (it has {_layers(index.modules[_host(index)].module)})"
+        )
+    return stage.name
 
 
 def stage_channels(index: Index) -> dict[str, int]:
@@ -86,15 +91,6 @@ def _strided(stages: list[Stage], stride: int) -> Stage:
         known = shorten(", ".join(f"{stage.stride}: {stage.stated}" for stage in stages))
         raise NoMatchError(f"no stage has stride {stride} ({known})")
     return found[-1]
-
-
-def _module(index: Index, stage: Stage) -> str:
-    if stage.name is None:
-        raise NoMatchError(
-            f"feature_info names {quote(stage.stated)}, which the model does not have; "
-            f"name a layer (it has {_layers(index.modules[_host(index)].module)})"
-        )
-    return stage.name
 
 
 def _ends(index: Index, name: str) -> Iterator[str]:

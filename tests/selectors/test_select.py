@@ -78,12 +78,6 @@ def test_forms(net):
         assert "" not in names(net, selector), "the root is '.' alone"
 
 
-@pytest.mark.parametrize("form", ["", "re:", "param:", "param:re:", "type:"])
-def test_a_selector_has_at_most_2000_characters(net, form):
-    with pytest.raises(NoMatchError, match="the selector has 2001 characters; at most 2000"):
-        names(net, form + "x" * (2001 - len(form)))
-
-
 def test_select(net):
     assert names(net, Select("layer1.*")) == ["layer1.0", "layer1.1"]
     assert names(net, Select(["fc", "stem"])) == ["stem", "fc"], "model order"
@@ -94,6 +88,57 @@ def test_select(net):
         "fc",
     ]
     assert names(net, Select(where=lambda name, module: hasattr(module, "in_features"))) == ["fc"]
+
+
+@pytest.mark.parametrize(
+    "exclude",
+    ["layer2", "layer[2]", "layer2.*", "layer2.**", "re:layer2", r"re:layer2\..*"],
+)
+@pytest.mark.parametrize(
+    ("select", "kept"),
+    [
+        ({"types": "Conv2d"}, ["stem", "layer1.0.conv", "layer1.1.conv"]),
+        ({"names": "param:**.conv.bias"}, ["layer1.0.conv.bias", "layer1.1.conv.bias"]),
+    ],
+    ids=["layers", "parameters"],
+)
+def test_an_exclude_leaves_out_everything_inside(net, exclude, select, kept):
+    assert names(net, Select(**select, exclude=exclude)) == kept
+
+
+def test_an_exclude_by_type_by_stage_and_by_parameter(net, resnet):
+    block = type(net.layer1[0])
+    assert names(net, Select(types="Conv2d", exclude=f"type:{block.__name__}")) == ["stem"]
+    assert names(net, Select("param:fc.*", exclude="param:**.bias")) == ["fc.weight"]
+    for stage in ("stage:-1", "stride:32"):
+        kept = names(resnet, Select(types="Conv2d", exclude=stage))
+        assert kept == [n for n in names(resnet, "type:Conv2d") if not n.startswith("layer4.")]
+
+
+def test_an_exclude_by_another_name_of_a_shared_module():
+    shared = nn.Sequential(nn.Conv2d(3, 3, 1))
+    model = nn.ModuleDict({"a": shared, "b": shared, "c": nn.Conv2d(3, 3, 1)})
+    for exclude in ("a", "b", "b.0"):
+        assert names(model, Select(types="Conv2d", exclude=exclude)) == ["c"]
+        assert names(model, Select("param:**.weight", exclude=exclude)) == ["c.weight"]
+
+
+@pytest.mark.parametrize(
+    ("select", "exclude", "text"),
+    [
+        ({"types": "Conv2d"}, "conv", "did you mean '**.conv'"),
+        ({"types": "Conv2d"}, "*.conv", "did you mean '**.*.conv'"),
+        ({"names": "param:**.bias"}, "param:bias", "did you mean 'param:**.bias'"),
+        ({"names": "layer1.*"}, "layer1.0.conv", "did you mean 'layer1.0'"),
+        ({"names": "fc"}, "param:fc.weight", "did you mean 'fc'"),
+        ({"names": "layer1.*"}, "layer2.0", "(closest: layer1.0"),
+        ({"types": "Conv2d"}, "type:Conv3d", "(closest: Conv2d"),
+        ({"types": "Conv2d"}, ("layer1", "fc"), "exclude='fc' leaves out nothing"),
+    ],
+)
+def test_an_exclude_that_leaves_out_nothing_is_an_error(net, select, exclude, text):
+    with pytest.raises(NoMatchError, match=re.escape(text)):
+        names(net, Select(**select, exclude=exclude))
 
 
 @pytest.mark.parametrize(
