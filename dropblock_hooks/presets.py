@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from .checks import as_number
-from .planning.dry_run import DryRun, observed
 from .planning.plan import own_input
-from .planning.residual import carries_stream
+from .planning.recording import LayerCalls, record_forward
 from .quoting import shown
 from .regularizers import DropBlock2d, DropPath, StochasticDepth
 from .regularizers.base import Regularizer
@@ -17,7 +16,7 @@ from .regularizers.rates import RateLike
 from .schedules import ByDepth, Schedule, StepSchedule
 from .selectors.index import Index, NoMatchError
 from .selectors.select import Select, match
-from .selectors.wrappers import named_modules, unwrap
+from .selectors.wrappers import unwrap
 from .spec.spec import Spec
 
 
@@ -151,8 +150,8 @@ def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) ->
             f"{type(bare).__name__} drops paths itself, at {len(active)} layers "
             f"({', '.join(active[:3])}): make it without drop_path_rate"
         )
-    called = _called(bare, example_input)
-    names = tuple(target.name for target in found if target.name in called)
+    recorded = _recorded(bare, example_input)
+    names = tuple(target.name for target in found if recorded[target.name].calls)
     if not names:
         raise ValueError(
             f"{type(bare).__name__} has no layer drop_path on its branches: use stochastic_depth, "
@@ -183,37 +182,21 @@ def _check(preset: str, model: object, p: object) -> None:
 
 def residual_blocks(model: nn.Module, example_input: Any = None) -> tuple[str, ...]:
     """The innermost layers that add something to their input and keep its shape, in model order."""
-    names = [name for name, keeps in _called(unwrap(model), example_input).items() if keeps]
+    bare = unwrap(model)
+    recorded = _recorded(bare, example_input)
+    names = [
+        name
+        for name, target in Index(bare).modules.items()
+        if name and name == target.name and recorded[name].adds
+    ]
     return tuple(n for n in names if not any(other.startswith(n + ".") for other in names))
 
 
-def _called(host: nn.Module, example_input: Any) -> dict[str, bool]:
-    """The layers that a forward calls, in model order, and whether each is a residual block."""
-    example = own_input(host) if example_input is None else example_input
+def _recorded(model: nn.Module, example_input: Any) -> dict[str, LayerCalls]:
+    example = own_input(model) if example_input is None else example_input
     if example is None:
         raise ValueError("the model does not tell the size of its input: give example_input=")
-    return observed(host, example, _blocks)
-
-
-def _blocks(run: DryRun) -> dict[str, bool]:
-    found: dict[str, bool] = {}
-    names: dict[nn.Module, str] = {}
-    for name, module in named_modules(run.model):
-        names.setdefault(module, name)
-
-    def look(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        x, adds = args[0] if args else None, False
-        if isinstance(x, Tensor) and isinstance(output, Tensor) and x.shape == output.shape:
-            adds = carries_stream(output.grad_fn, x.grad_fn)
-        found[names[module]] = adds and found.get(names[module], True)
-
-    for module in names:
-        module.register_forward_hook(look)
-    for parameter in run.model.parameters():
-        parameter.requires_grad_()  # autograd's graph shows what was added to what
-    run.model.eval()
-    run.run()
-    return {name: found[name] for name in names.values() if name and name in found}
+    return record_forward(model, example, residual=True)
 
 
 def scaled(rate: RateLike, factor: float) -> RateLike:

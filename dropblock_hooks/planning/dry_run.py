@@ -5,13 +5,12 @@ models keep tensors in caches, and a fake one left there would break their next 
 """
 
 import copy
-import functools
 import logging
 import random
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -110,51 +109,40 @@ def clear_away() -> list[str]:
 
 
 def first_success(
-    attempts: Mapping[str, Callable[[], _T]], example: Any
-) -> tuple[str, _T, list[str]]:
-    """The name of the first attempt that succeeds, its result, and why those before it failed.
+    models: Sequence[nn.Module], example: Any, look: Callable[[DryRun], _T]
+) -> tuple[_T, str]:
+    """What `look` returns for the first dry run that works, and why those before it failed.
+
+    Each model is tried on fake tensors, and then on real ones unless it is on the meta device.
 
     Args:
-        attempts: functions by name.
-        example: what the model is called with.
+        models: the model, and perhaps a submodule to be tried after it.
+        example: what they are called with.
+        look: runs the copy once. What it returns must not hold tensors of the copy.
 
     Raises:
         DryRunError: if all fail, with the reasons of those on real tensors, if there are any.
     """
     reasons: dict[str, str] = {}
-    for name, attempt in attempts.items():
-        try:
-            return name, attempt(), [f"{failed}: {why}" for failed, why in reasons.items()]
-        except Exception as error:  # a model may fail in any way
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            reasons[name] = ": ".join([type(error).__name__, *lines[:1]])
+    for model in models:
+        on_meta = any(p.is_meta for p in model.parameters())
+        for kind in ("fake",) if on_meta else ("fake", "real"):
+            name = f"{kind} forward" + (" of the root alone" if model is not models[0] else "")
+            try:
+                found = _attempt(model, example, kind == "fake", look)
+            except Exception as error:  # a model may fail in any way
+                lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+                reasons[name] = ": ".join([type(error).__name__, *lines[:1]])
+            else:
+                failed = "; ".join(f"{other}: {why}" for other, why in reasons.items())
+                return found, f"planned by a {name}, since {failed}" if failed else ""
     real = {name: why for name, why in reasons.items() if name.startswith("real ")} or reasons
     raise DryRunError(example, "; ".join(dict.fromkeys(real.values())))
 
 
-def observed(model: nn.Module, example: Any, look: Callable[[DryRun], _T]) -> _T:
-    """What `look` returns, on fake tensors or, if that fails, on real ones.
-
-    Args:
-        model: any model.
-        example: what it is called with.
-        look: a function that runs the copy once.
-
-    Raises:
-        DryRunError: if both fail.
-    """
-
-    def attempt(fake: bool) -> _T:
-        with dry_run(model, example, fake=fake) as run:
-            return look(run)
-
-    attempts = {
-        f"{kind} tensors": functools.partial(attempt, kind == "fake") for kind in ("fake", "real")
-    }
-    try:
-        return first_success(attempts, example)[1]
-    finally:
-        clear_away()
+def _attempt(model: nn.Module, example: Any, fake: bool, look: Callable[[DryRun], _T]) -> _T:
+    with dry_run(model, example, fake=fake) as run:
+        return look(run)
 
 
 def _shown(example: Any) -> str:

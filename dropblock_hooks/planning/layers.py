@@ -3,14 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from ..selectors.index import Index
 from ..selectors.wrappers import bare_type, unwrap
 from ..tables import Table, named
-from .dry_run import DryRun, observed
-from .recording import LayerCalls, record
+from .recording import record_forward
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ def layers(model: nn.Module, example_input: Any = None) -> Table[LayerRow]:
     """
     model = unwrap(model)
     index = Index(model)
-    seen = {} if example_input is None else observed(model, example_input, _look)
+    seen = {} if example_input is None else record_forward(model, example_input)
     rows = [
         LayerRow(
             name=name,
@@ -72,10 +70,3 @@ def layers(model: nn.Module, example_input: Any = None) -> Table[LayerRow]:
         columns["calls"] = lambda row: row.calls
     columns["parameters"] = lambda row: row.parameters
     return Table(rows, columns)
-
-
-def _look(run: DryRun) -> dict[str, LayerCalls]:
-    recorded = record(run.model.eval())
-    with torch.no_grad():
-        run.run()
-    return recorded

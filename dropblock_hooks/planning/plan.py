@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from ..attachment.install import site_keys
 from ..attachment.placement import Placement
 from ..attachment.resolve import checked_epochs, place, without_epochs
-from ..findings import Finding
 from ..selectors.wrappers import bare_type, submodule, unwrap
 from ..spec.draft import Draft
 from ..tables import counted
 from .dry_run import DryRunError, clear_away, first_success
-from .probe import Probed, probe
+from .probe import probe
 from .problems import cautions_of, note, problems_of
 from .table import Plan, plan_row
 
@@ -69,11 +68,23 @@ def plan_placements(
     model: nn.Module, base: nn.Module, placements: list[Placement], example: Any
 ) -> Plan:
     """The plan of a spec that is resolved; `model` takes the example, `base` is in it."""
-    probed, caution = _probed(model, base, placements, example)
-    keys, met = site_keys(placements), probed.sites if probed else [None] * len(placements)
+    example = own_input(model, base) if example is None else example
+    keys, probed, cautions = site_keys(placements), None, []
+    why = "the model does not tell its input size, give an example_input"
+    if example is not None:
+        hosts = [model] if base is model else [model, base]
+        try:
+            look = functools.partial(probe, base, placements)
+            probed, fallback = first_success(hosts, example, look)
+            cautions = [note("fallback", fallback)] if fallback else []
+        except DryRunError as error:
+            why = f"since {error}"
+    if probed is None:
+        cautions = [note("no_pass", f"no shapes{':' if example is None else ','} {why}")]
+    met = probed.sites if probed else [None] * len(placements)
     rows = [plan_row(*each) for each in zip(keys, placements, met, strict=True)]
     problems = problems_of(placements, probed)
-    cautions = [*([caution] if caution else []), *cautions_of(base, placements, keys, probed)]
+    cautions += cautions_of(base, placements, keys, probed)
     del probed, met  # nothing may hold a tensor of the dry run any more
     left = clear_away()
     if left:
@@ -81,32 +92,6 @@ def plan_placements(
         cautions.insert(0, note("left", text))
     title = f"{counted(len(rows), 'site')} on {bare_type(base).__name__}"
     return Plan(rows, title, problems, cautions)
-
-
-def _probed(
-    model: nn.Module, base: nn.Module, placements: list[Placement], example: Any
-) -> tuple[Probed | None, Finding | None]:
-    """What the first forward that succeeds shows; why others did not succeed."""
-    example = own_input(model, base) if example is None else example
-    if example is None:
-        line = "no shapes: the model does not tell its input size, give an example_input"
-        return None, note("no_pass", line)
-    hosts = {"": model} if base is model else {"": model, " of the root alone": base}
-    kinds = ("fake", "real") if not any(p.is_meta for p in model.parameters()) else ("fake",)
-    attempts = {
-        f"{kind} forward{on}": functools.partial(
-            probe, host, base, placements, example, fake=kind == "fake"
-        )
-        for on, host in hosts.items()
-        for kind in kinds
-    }
-    try:
-        name, probed, reasons = first_success(attempts, example)
-    except DryRunError as error:
-        return None, note("no_pass", f"no shapes, since {error}")
-    if not reasons:
-        return probed, None
-    return probed, note("fallback", f"planned by a {name}, since {'; '.join(reasons)}")
 
 
 def own_input(*models: nn.Module) -> Tensor | None:

@@ -1,8 +1,11 @@
-"""Runs one forward of a copy with the hooks of a spec, and records what each site meets."""
+"""Runs one forward of a copy with the hooks of a spec, and records what each site meets.
 
-import functools
+The hooks are the real ones. A site that can't work notes its error, and the forward goes on.
+"""
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
+from types import MethodType
 from typing import Any
 
 import torch
@@ -15,38 +18,77 @@ from ..attachment.faults import Window, fault_of, finding, why_not_called
 from ..attachment.install import install, make_hook
 from ..attachment.placement import Placement
 from ..findings import Finding, Kind
+from ..regularizers.base import Regularizer
 from ..regularizers.droppers import unit_dropped
 from ..sites import indexing
 from ..sites.counter import Snapshot
 from ..sites.hooks import SiteHook
 from ..sites.run import Run
 from ..sites.site import Site, SiteError
-from .dry_run import DryRun, dry_run, shape_of
-from .recording import record
-from .residual import carries_stream, passes_around, without_gradient
+from .dry_run import DryRun, shape_of
+from .recording import LayerCalls, record
+from .residual import passes_around, without_gradient
 
 
 @dataclass
 class SiteMet:
-    """What a site has met in one forward.
+    """What a site has met in one forward; its `watch` is the last forward hook of the layer.
 
     Attributes:
-        site: on the copy.
-        hook: of the site.
+        hook: of the site, on the copy.
         error: why it can't work there.
         fault: why it did nothing.
         shapes: of the tensor of each call; of a structure its type and size.
+        nodes: for what drops samples, the nodes of the layer's input and of its own output.
         loses_samples: whether it drops whole samples without a shortcut around it.
         without_gradient: whether it acts on gradients and none will come.
     """
 
-    site: Site
     hook: SiteHook
     error: str | None = None
     fault: Finding | None = None
     shapes: list[Any] = field(default_factory=list)
+    nodes: list[tuple[Node | None, Node]] = field(default_factory=list)
     loses_samples: bool = False
     without_gradient: bool = False
+
+    @property
+    def site(self) -> Site:
+        """The site, on the copy."""
+        return self.hook.site
+
+    def watch(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> Any:
+        """Note the tensor that the site works on."""
+        regularizer, value = self.site.regularizer, output
+        index = regularizer.index
+        if regularizer.at == "input":
+            value = kwargs if isinstance(index, str) else args
+            index = 0 if index is None else index
+        try:
+            x = indexing.get(value, index)
+        except ValueError:  # no tensor, which the site itself tells if it is active
+            self.shapes.append(shape_of(value))
+            return None
+        self.shapes.append(tuple(x.shape))
+        if regularizer.acts_on == "gradient":
+            self.without_gradient = not x.requires_grad
+        if not _drops_samples(regularizer) or x.grad_fn is None:
+            return None
+        x = x.clone()  # by a node of the graph that is this site's alone
+        assert x.grad_fn is not None
+        first = args[0] if args else None
+        self.nodes.append((first.grad_fn if isinstance(first, Tensor) else None, x.grad_fn))
+        return indexing.put(output, index, x)
+
+    def finish(self, outputs: list[Tensor], sources: list[Node], layer: LayerCalls) -> None:
+        """Look for shortcuts around the site, and around its branch in a residual block."""
+        for first, node in self.nodes:
+            ways = [sources] if sources else []
+            ways += [[first]] if first and layer.adds else []
+            if not all(passes_around(outputs, above, node) for above in ways):
+                self.loses_samples = True
 
 
 @dataclass
@@ -58,160 +100,93 @@ class Probed:
     left_out: tuple[str, ...]
 
 
-def probe(
-    host: nn.Module,
-    base: nn.Module,
-    placements: list[Placement],
-    example: Any,
-    *,
-    fake: bool,
-) -> Probed:
-    """One training forward of a copy with everything attached.
+def probe(base: nn.Module, placements: list[Placement], run: DryRun) -> Probed:
+    """One training forward of a copy with the hooks of all placements.
 
     Args:
-        host: the model that takes the example.
-        base: the model in it that the placements are on.
+        base: the module that the placements are on.
         placements: resolved and checked.
-        example: a tensor, a tuple of arguments, or a mapping of keywords.
-        fake: on fake tensors.
+        run: a copy of the model.
     """
-    with dry_run(host, example, fake=fake) as run:
-        if not host.training:
-            run.model.train()
-        copied, shared = run.copy_of(base), Run()
-        shared.looked = True  # the plan reports what a first forward would warn of
-        hooks = _install(run, copied, placements, shared)
-        recorded = record(copied)
-        probes = [hook for hook in hooks if isinstance(hook, _Probe)]
-        sources = _ask_for_gradients(run) if any(each.drops_samples for each in probes) else []
-        with torch.enable_grad():
-            outputs = _tensors(run.run())
-        calls = {name: layer.calls for name, layer in recorded.items()}
-        window = replace(
-            windows(shared, hooks)[0],
-            layers=calls,
-            model=Snapshot(trained=1),
-            compiled=False,
-            backward=False,
-        )
-        sites = []
-        for p, hook in zip(placements, hooks, strict=True):
-            if isinstance(hook, _Probe):
-                met = hook.met
-                met.loses_samples = hook.loses_samples(outputs, sources)
-                met.fault = None if met.error else fault_of(copied, hook, window)
-            else:
-                met = _of_parameter(run, copied, p, hook, outputs, window)
-            sites.append(met)
-        return Probed(sites, calls, run.left_out)
+    if not run.model.training:
+        run.model.train()
+    copied, shared = run.copy_of(base), Run()
+    shared.looked = True  # the plan reports what a first forward would warn of
+    drops_samples = any(_drops_samples(p.regularizer) for p in placements)
+    recorded = record(copied, residual=drops_samples)
+    sites = _install(run, copied, placements, shared)
+    sources = _ask_for_gradients(run) if drops_samples else []
+    with torch.enable_grad():
+        outputs = _tensors(run.run())
+    calls = {name: layer.calls for name, layer in recorded.items()}
+    window = replace(
+        windows(shared, [met.hook for met in sites])[0],
+        layers=calls,
+        model=Snapshot(trained=1),
+        compiled=False,
+        backward=False,
+    )
+    for p, met in zip(placements, sites, strict=True):
+        if p.target.parameter is not None:
+            _look_at_parameter(run.copy_of(p.target.module), copied, met, outputs, window)
+        else:
+            met.finish(outputs, sources, recorded[met.hook.owner_name])
+            met.fault = None if met.error else fault_of(copied, met.hook, window)
+    return Probed(sites, calls, run.left_out)
 
 
-def _of_parameter(
-    run: DryRun,
-    base: nn.Module,
-    p: Placement,
-    hook: SiteHook,
-    outputs: list[Tensor],
-    window: Window,
-) -> SiteMet:
-    owner = run.copy_of(p.target.module)
-    parameter = owner.get_parameter(str(p.target.parameter))
-    met = SiteMet(hook.site, hook, shapes=[shape_of(parameter)])
+def _look_at_parameter(
+    owner: nn.Module, base: nn.Module, met: SiteMet, outputs: list[Tensor], window: Window
+) -> None:
+    parameter = owner.get_parameter(str(met.hook.parameter))
+    met.shapes.append(shape_of(parameter))
     if without_gradient(outputs, parameter):
-        text, cure = f"{hook.site.regularizer.label} gets no gradient", ""
+        text, cure = f"{met.site.regularizer.label} gets no gradient", ""
         text += ": the output does not depend on the parameter"
-        if not window.layers[hook.owner_name]:
-            why, cure = why_not_called(base, owner, hook.owner_name, window)
+        if not window.layers[met.hook.owner_name]:
+            why, cure = why_not_called(base, owner, met.hook.owner_name, window)
             text = f"{text}, and its layer is never called: {why}"
-        met.fault = finding(hook, Kind.NEVER_ACTIVE, text, cure)
-    return met
+        met.fault = finding(met.hook, Kind.NEVER_ACTIVE, text, cure)
 
 
-class _Probe(SiteHook):
-    """The hook of a site that also notes what it meets, and goes on where the site fails."""
-
-    met: SiteMet
-    nodes: list[tuple[Node | None, Node | None, Node]]
-
-    @property
-    def drops_samples(self) -> bool:
-        """Whether it may lose samples; what takes the layer's input adds it back."""
-        regularizer = self.site.regularizer
-        return unit_dropped(regularizer) == "samples" and not regularizer.needs_input
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
-        site, met, index = self.site, self.met, self.site.regularizer.index
-        at_output = site.at != "input"
-        value: Any = rest[-1]
-        if not at_output and not isinstance(index, str):
-            value, index = args, index or 0
-        try:
-            changed = super().__call__(module, args, *rest)
-        except SiteError as error:
-            met.error = str(error).removeprefix(str(site.error("")))
-            met.shapes.append(shape_of(value if at_output else args))
-            return None
-        try:
-            before = indexing.get(value, index)
-        except ValueError:  # while it is not active, it does not ask for a tensor
-            met.shapes.append(shape_of(value))
-            return changed
-        met.shapes.append(tuple(before.shape))
-        if site.regularizer.acts_on == "gradient":
-            met.without_gradient = not before.requires_grad
-        if at_output and self.drops_samples:
-            value = value if changed is None else changed
-            after = indexing.get(value, index)
-            if after.grad_fn is not None:
-                changed = indexing.put(value, index, self._marked(args, before, after))
-        return changed
-
-    def _marked(self, args: tuple[Any, ...], before: Tensor, after: Tensor) -> Tensor:
-        """A copy, made by a node of the graph that is this site's alone."""
-        first = args[0] if args and isinstance(args[0], Tensor) else before
-        after = after.clone()
-        assert after.grad_fn is not None
-        self.nodes.append((before.grad_fn, first.grad_fn, after.grad_fn))
-        return after
-
-    def loses_samples(self, outputs: list[Tensor], sources: list[Node]) -> bool:
-        """Whether, at any call, no shortcut runs around the site."""
-        ways = [(sources, node) for _, _, node in self.nodes if sources]
-        ways += [
-            ([first], node)
-            for output, first, node in self.nodes
-            if first and carries_stream(output, first)
-        ]
-        return not all(passes_around(outputs, above, node) for above, node in ways)
-
-
-@functools.cache
-def _probe_class(kind: Any) -> Any:
-    return type(f"{kind.__name__}Probe", (_Probe, kind), {})
-
-
-def _make(site: Site, p: Placement) -> SiteHook:
-    """The hook of a placement; on a layer, one that notes what it meets."""
-    hook = make_hook(site, p)
-    if p.target.parameter is None:
-        kind: Any = type(hook)  # Any: mypy takes no class as hashable
-        hook.__class__ = _probe_class(kind)
-        assert isinstance(hook, _Probe)
-        hook.met, hook.nodes = SiteMet(site, hook), []
-    return hook
+def _drops_samples(regularizer: Regularizer) -> bool:
+    """Whether it may lose samples. What takes the input of its layer returns that instead."""
+    at_output = regularizer.at == "output" and not regularizer.needs_input
+    return at_output and unit_dropped(regularizer) == "samples"
 
 
 def _install(
     run: DryRun, copied: nn.Module, placements: list[Placement], shared: Run
-) -> list[SiteHook]:
+) -> list[SiteMet]:
+    """Put the hooks on the copy, each with one that watches behind it."""
+    sites: list[SiteMet] = []
+
+    def make(site: Site, p: Placement) -> SiteHook:
+        hook = make_hook(site, p)
+        met = SiteMet(hook)
+        sites.append(met)
+        site.idle = False  # a schedule that starts at 0 must not hide the layout and the map
+
+        def collect(hook: SiteHook, module: nn.Module, *given: Any) -> Any:
+            try:
+                return type(hook).__call__(hook, module, *given)
+            except SiteError as error:
+                met.error = str(error).removeprefix(str(site.error("")))
+                return None
+
+        if p.target.parameter is None:
+            hook.__call__ = MethodType(collect, hook)  # type: ignore[method-assign]  # what is registered
+        return hook
+
     moved = [
         replace(p, target=replace(p.target, module=run.copy_of(p.target.module)))
         for p in placements
     ]
-    hooks = [hook for _, hook in install(copied, moved, shared, _make)._installed]
-    for hook in hooks:
-        hook.site.idle = False  # a schedule that starts at 0 must not hide the layout and the map
-    return hooks
+    install(copied, moved, shared, make)
+    for p, met in zip(moved, sites, strict=True):
+        if p.target.parameter is None:
+            p.target.module.register_forward_hook(met.watch, with_kwargs=True)
+    return sites
 
 
 def _ask_for_gradients(run: DryRun) -> list[Node]:
