@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -86,25 +87,23 @@ def compare(run: Run, sites: Sequence[Site], local: Sequence[Finding]) -> list[F
             found.append(Finding(Kind.DIFFERS, Severity.ERROR, where, text))
     seeds = [seed for _, _, seed in ranks]
     if any(site.draws for site in sites) and len(set(seeds)) < len(seeds):
-        found.append(_equal_seeds())
+        found.append(_EQUAL_SEEDS)
     return found
 
 
 def _on_ranks(finding: Finding, on: Sequence[int], n: int) -> Finding:
     if len(on) == n:
         return finding
-    text = f"{finding.text} (on rank {', '.join(map(str, on))})"
-    return Finding(finding.kind, finding.severity, finding.sites, text, finding.cure, finding.epoch)
+    return replace(finding, text=f"{finding.text} (on rank {', '.join(map(str, on))})")
 
 
-def _equal_seeds() -> Finding:
-    return Finding(
-        Kind.EQUAL_GENERATORS,
-        Severity.WARNING,
-        (),
-        "several ranks have the same torch.initial_seed() and draw the same masks",
-        "Seed each rank differently: torch.manual_seed(seed + rank)",
-    )
+_EQUAL_SEEDS = Finding(
+    Kind.EQUAL_GENERATORS,
+    Severity.WARNING,
+    (),
+    "several ranks have the same torch.initial_seed() and draw the same masks",
+    "Seed each rank differently: torch.manual_seed(seed + rank)",
+)
 
 
 def tell_equal_seeds(run: Run, sites: Sequence[Site]) -> None:
@@ -122,4 +121,4 @@ def tell_equal_seeds(run: Run, sites: Sequence[Site]) -> None:
     store.set(f"dropblock_hooks/seed/{rank}", seed)
     keys = [f"dropblock_hooks/seed/{other}" for other in range(world_size()) if other != rank]
     if any(store.check([key]) and store.get(key).decode() == seed for key in keys):
-        tell([_equal_seeds()], run.told)
+        tell([_EQUAL_SEEDS], run.told)

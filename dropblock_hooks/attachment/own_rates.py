@@ -23,31 +23,13 @@ from ..sites.retune import RetuneHook
 from .placement import Placement
 
 
-def own_rates(placements: list[Placement], index: Index) -> tuple[list[Placement], list[str]]:
-    """The placements, those of ``Retune`` with what holds the rate; and what is wrong with them."""
-    found: list[Placement] = []
-    reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for p in placements:
-        about, why = f"{quote(p.entry.selector)}: {quote(p.regularizer)}", None
-        if p.target.parameter or isinstance(p.target.module, torch.jit.ScriptModule):
-            pass  # refused, whatever is put on it
-        elif isinstance(p.regularizer, Retune):
-            p, why = _settled(p, p.regularizer, index)
-        elif p.target.attribute:
-            why = "attr: selectors take Retune only"
-        found.append(p)
-        if why is not None:
-            reasons[about, why].append(p.target.name)
-    problems = [
-        f"{about} can't work on {listed(names, 3)}: {why}"
-        for (about, why), names in reasons.items()
-    ]
-    return found, [*problems, *_clashes(found)]
-
-
-def _settled(p: Placement, retune: Retune, index: Index) -> tuple[Placement, str | None]:
-    """The placement with the attribute and what acts; and why it can't work."""
-    module, kind = p.target.module, bare_type(p.target.module).__name__
+def with_own_rate(p: Placement, index: Index) -> tuple[Placement, str | None]:
+    """The placement, for `Retune` with the attribute that holds the rate; and why it can't work."""
+    module, kind, retune = p.target.module, bare_type(p.target.module).__name__, p.regularizer
+    if p.target.parameter or isinstance(module, torch.jit.ScriptModule):
+        return p, None  # refused, whatever is put on it
+    if not isinstance(retune, Retune):
+        return p, "attr: selectors take Retune only" if p.target.attribute else None
     attribute = p.target.attribute or rate_attribute(module)
     if attribute is None:
         return p, _no_rate(module, kind)
@@ -74,7 +56,7 @@ def _no_rate(module: nn.Module, kind: str) -> str:
     )
 
 
-def _clashes(placements: list[Placement]) -> list[str]:
+def clashes(placements: list[Placement]) -> list[str]:
     """A layer has one rate: ``Retune`` beside another Retune or a dropout is an error."""
     layers: dict[nn.Module, list[Placement]] = defaultdict(list)
     for p in placements:

@@ -19,7 +19,7 @@ from ..selectors.select import Select, Selector, match
 from ..selectors.wrappers import shard_refusal
 from ..sites.hooks import hooks_on
 from ..spec.draft import Draft, Entry, SpecError
-from .own_rates import own_rates
+from .own_rates import clashes, with_own_rate
 from .placement import Placement
 
 CURE = "from dropblock_hooks import detach_all; detach_all(model)"
@@ -60,8 +60,14 @@ def place(
             continue
         for j, regularizer in enumerate(entry.regularizers):
             placements += [Placement(entry, (i, j), target, regularizer) for target in targets]
-    placements, faults = own_rates(placements, index)
-    problems += [*_refused(placements), *faults, *_twice(placements), *_twice_live(placements)]
+    settled = [with_own_rate(p, index) for p in placements]
+    placements = [p for p, _ in settled]
+    problems += [
+        *_refused(settled),
+        *clashes(placements),
+        *_twice(placements),
+        *_twice_live(placements),
+    ]
     if problems:
         raise draft.error(problems)
     warnings += [*_too_long(placements, epochs), *_nested(placements, index)]
@@ -126,12 +132,12 @@ def _with_facts(placements: list[Placement], index: Index) -> list[Placement]:
     ]
 
 
-def _refused(placements: list[Placement]) -> list[str]:
+def _refused(settled: list[tuple[Placement, str | None]]) -> list[str]:
     """What can't work where it was put, the same reason once for each entry."""
     reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for p in placements:
+    for p, reason in settled:
         try:
-            reason = _refusal(p.regularizer, p.target)
+            reason = reason or _refusal(p.regularizer, p.target)
             hash((p.regularizer.kind, p.regularizer.label, *p.regularizer.rates))
         except Exception as error:  # somebody's class may raise anything
             reason = f"asking it raised {described(error)}"
