@@ -67,10 +67,10 @@ def drop_block_resnet(
 def by_stage(
     regularizer: Regularizer, stages: Sequence[int] = (-2, -1), first: float = 0.25
 ) -> Spec:
-    """A regularizer at the ends of feature stages, with a rate that rises with depth.
+    """A regularizer at the outputs of feature stages, with a rate that rises linearly with depth.
 
-    For any model with timm's ``feature_info``. The last stage has the rate of the regularizer, the
-    first one `first` times this rate; the rates between are on a line.
+    The model needs timm's ``feature_info``. The last stage has the rate of the regularizer. The
+    first stage has `first` times this rate.
 
     Example:
         >>> by_stage(DropBlock2d(p=0.1))
@@ -81,7 +81,13 @@ def by_stage(
         stages: by number, negative from the end.
         first: share of the rate at the first stage.
     """
-    _check_by_stage(regularizer, stages)
+    if not isinstance(regularizer, Regularizer):
+        raise TypeError(
+            "by_stage takes a regularizer first and no model, as in "
+            f"by_stage(DropBlock2d(p=0.1), stages=(-2, -1)): got {shown(regularizer)}"
+        )
+    if not isinstance(stages, list | tuple | range):
+        raise TypeError(f"stages must be numbers of stages, as (-2, -1), got {shown(stages)}")
     first = as_number("first", first)
     if not regularizer.rates:
         raise ValueError(f"{regularizer!r} has no rate that could rise with depth")
@@ -158,16 +164,6 @@ def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) ->
             "or name the layers"
         )
     return Spec([(Select(names=names), DropPath(ByDepth(0.0, p)))])
-
-
-def _check_by_stage(regularizer: object, stages: object) -> None:
-    if not isinstance(regularizer, Regularizer):
-        raise TypeError(
-            "by_stage takes a regularizer first and no model, as in "
-            f"by_stage(DropBlock2d(p=0.1), stages=(-2, -1)): got {shown(regularizer)}"
-        )
-    if not isinstance(stages, list | tuple | range):
-        raise TypeError(f"stages must be numbers of stages, as (-2, -1), got {shown(stages)}")
 
 
 def _check(preset: str, model: object, p: object) -> None:

@@ -88,12 +88,11 @@ class Regularize(_Callback):  # type: ignore[misc]  # its base is made above
 
     @property
     def state_key(self) -> str:
-        """The name of the state in a checkpoint: of several callbacks, each needs its own."""
-        key: str = self._generate_state_key(unit=self.unit, root=self.root)
-        return key
+        """The name of the state in a checkpoint. Each of several callbacks needs its own."""
+        return f"{type(self).__qualname__}{ {'unit': self.unit, 'root': self.root}!r}"
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Attach, where the model is there already."""
+        """Attach, if the model has its layers already."""
         if stage != "fit":
             return
         self.attached = self._loaded = None
@@ -103,21 +102,21 @@ class Regularize(_Callback):  # type: ignore[misc]  # its base is made above
         self._attach(trainer, pl_module, "setup")
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Attach, where the model is made, or sharded, after `setup`."""
+        """Attach, if the model is made or sharded after `setup`."""
         self._attach(trainer, pl_module, "on_fit_start")
         self._restore_random()
 
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
-        """Remember the counts."""
+        """Save the counts."""
         self._counts = None if self.attached is None else self.attached.state_dict()
 
     def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
-        """Go back to them: what was tried is no epoch."""
+        """Restore the counts, because the sanity check is not part of an epoch."""
         if self.attached is not None and self._counts is not None:
             self.attached.load_state_dict(self._counts)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Attach, where only the loader tells how long the training is."""
+        """Attach, if the length of the training depends on the data loader."""
         self._attach(trainer, pl_module, "on_train_start")
         if any(site.regularizer.accumulates for site in self._on()):
             self._on().optimizer = trainer.optimizers
@@ -143,18 +142,18 @@ class Regularize(_Callback):  # type: ignore[misc]  # its base is made above
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log, if it is time to."""
+        """Log, every `log_every_n_steps` steps."""
         self._within_epoch = not trainer.is_last_batch
         every = self.log_every_n_steps
         if every is not None and trainer.global_step % every == 0:
             self._log(trainer, pl_module, on_step=True)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """What is saved now goes on in the epoch, if only with its end."""
+        """A checkpoint that is saved now continues within the epoch."""
         self._within_epoch = self._fitting and not trainer.sanity_checking
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Log, and warn of what is wrong, each time of what is new."""
+        """Log, and warn of new problems."""
         self._log(trainer, pl_module, on_step=False)
         trained, self._within_epoch, self._trained = self._trained, False, False
         if trained:  # else it was resumed at its end
