@@ -238,3 +238,75 @@ def test_a_layer_where_a_parameter_is_meant(net, selector, meant):
 def test_another_form_of_the_same_text_is_named(net, selector, meant):
     with pytest.raises(NoMatchError, match=f"did you mean {meant}" if meant else "closest: layer1"):
         names(net, selector)
+
+
+INSIDE_LAYER2 = ["layer1.0.conv", "layer1.1.conv"]
+
+
+@pytest.mark.parametrize(
+    "exclude",
+    ["layer2", "layer2.*", "layer2.**", "re:layer2.*", ("layer2.0", "layer2.1"), "type:Linear"],
+    ids=str,
+)
+def test_an_exclude_takes_out_everything_inside_a_module(net, exclude):
+    """Also containers that are never called themselves."""
+    net.layer2 = nn.ModuleList(net.layer2) if exclude == "layer2" else net.layer2
+    selected = Select(names="**.conv", exclude=exclude)
+    if exclude == "type:Linear":
+        with pytest.raises(NoMatchError, match="exclude='type:Linear' removes nothing"):
+            names(net, selected)
+    else:
+        assert names(net, selected) == INSIDE_LAYER2
+
+
+def test_a_module_excludes_its_parameters(net):
+    left = names(net, Select(names="param:**.weight", exclude="layer2"))
+    assert left == names(net, Select(names="param:**.weight", exclude="param:layer2.**"))
+    assert left
+    assert not any(name.startswith("layer2") for name in left)
+
+
+def test_a_class_excludes_what_is_inside_its_layers():
+    torchvision = pytest.importorskip("torchvision", reason="uses torchvision's resnet18")
+    model = torchvision.models.resnet18()
+    assert names(model, Select(types="Conv2d", exclude="type:BasicBlock")) == ["conv1"]
+
+
+def test_a_stage_excludes_everything_inside_it():
+    timm = pytest.importorskip("timm", reason="stages are read from timm's feature_info")
+    model = timm.create_model("resnet18")
+    left = names(model, Select(types="Conv2d", exclude="stage:-1"))
+    assert left == [n for n in names(model, "type:Conv2d") if not n.startswith("layer4")]
+
+
+def test_an_exclude_that_removes_nothing_proposes_a_pattern(net):
+    with pytest.raises(NoMatchError, match=r"exclude='fc' removes nothing.*: leave it out"):
+        names(net, Select("**.conv", exclude="fc"))
+    net.conv = nn.Identity()
+    match = r"removes nothing.*did you mean '\*\*.conv', which excludes 2\?"
+    with pytest.raises(NoMatchError, match=match):
+        names(net, Select(["layer1.*.conv"], exclude="conv"))
+
+
+@given(
+    st.lists(paths, unique=True, min_size=1, max_size=12),
+    st.lists(wild, min_size=1, max_size=4).map(".".join),
+)
+def test_excludes_against_a_plain_search(tree, pattern):
+    """Whatever an exclude matches goes, and all names below it."""
+    model = nn.Module()
+    for path in tree:
+        parent = model
+        for part in path.split("."):
+            if part not in parent._modules:
+                parent.add_module(part, nn.Identity())
+            parent = parent._modules[part]
+    every = [name for name, _ in model.named_modules() if name]
+    out = {n for n in every if by_components(pattern.split("."), n.split("."))}
+    left = [n for n in every if not any(n == o or n.startswith(f"{o}.") for o in out)]
+    selected = Select(names="**", exclude=pattern)
+    if left and len(left) < len(every):
+        assert names(model, selected) == left
+    else:
+        with pytest.raises(NoMatchError):
+            names(model, selected)
