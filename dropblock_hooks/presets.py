@@ -202,7 +202,7 @@ def scaled(rate: RateLike, factor: float) -> RateLike:
         TypeError: for a function that is no `Schedule`.
     """
     if isinstance(rate, StepSchedule):
-        return StepSchedule({t: value * factor for t, value in rate.values.items()})
+        return StepSchedule({t: value * factor for t, value in dict(rate.values).items()})
     if isinstance(rate, Schedule):
         values = ("value", "start", "stop", "outside")
         own = {name: scaled(v, factor) for name, v in vars(rate).items() if name in values}

@@ -2,16 +2,15 @@
 
 import argparse
 import sys
-from typing import Any
 
 import torch
 from torch import nn
 
 from ..planning.dry_run import DryRunError
 from ..planning.layers import LayerRow, layers
-from ..selectors.index import Index, Target
+from ..selectors.index import Index
 from ..selectors.select import match
-from ..tables import Table, shown
+from ..tables import Table
 from .models import add_model, input_size, model_of, samples
 from .result import CommandError, Commands, Result, of_table
 
@@ -29,7 +28,7 @@ def add_layers(commands: Commands, shared: argparse.ArgumentParser) -> None:
         "selector",
         nargs="?",
         metavar="SELECTOR",
-        help="only these: 'layer3.*', type:Conv2d, or parameters by 'param:fc.*'",
+        help="only these: 'layer3.*', type:Conv2d",
     )
     command.set_defaults(run=_run)
 
@@ -39,10 +38,11 @@ def _run(options: argparse.Namespace) -> Result:
     if not options.selector:
         return of_table(_layers(model, options))
     chosen = match(options.selector, Index(model))
-    if chosen[0].parameter is not None:
-        return _parameters(chosen)
-    if chosen[0].attribute is not None:
-        raise CommandError("attr: selects rates; list them with `dropblock-hooks builtin`")
+    if chosen[0].form:
+        raise CommandError(
+            f"{chosen[0].form}: selects no layers; `dropblock-hooks plan` lists parameters that a "
+            "spec selects, and `dropblock-hooks builtin` lists rates"
+        )
     table = _layers(model, options)
     names = {target.name for target in chosen}
     return of_table(Table([row for row in table if row.name in names], table.columns))
@@ -60,27 +60,3 @@ def _layers(model: nn.Module, options: argparse.Namespace) -> Table[LayerRow]:
             raise CommandError(problem) from error
         print(f"{problem}; listed without shapes, see --input-size", file=sys.stderr)
         return layers(model)
-
-
-def _parameters(targets: list[Target]) -> Result:
-    rows: list[dict[str, Any]] = []
-    for target in targets:
-        parameter = target.module.get_parameter(target.parameter or "")
-        rows.append(
-            {
-                "name": target.name,
-                "shape": list(parameter.shape),
-                "elements": parameter.numel(),
-                "trainable": parameter.requires_grad,
-            }
-        )
-    table = Table(
-        rows,
-        {
-            "parameter": lambda row: row["name"],
-            "shape": lambda row: shown(tuple(row["shape"])),
-            "elements": lambda row: row["elements"],
-            "trainable": lambda row: "yes" if row["trainable"] else "no",
-        },
-    )
-    return Result(table.to_text, rows)
