@@ -4,7 +4,8 @@ import argparse
 import sys
 
 from ..planning.plan import plan
-from ..tables import counted
+from ..planning.table import PlanRow
+from ..tables import Table, counted
 from .models import add_model, input_size, model_of, samples
 from .result import Commands, Result, count
 
@@ -36,13 +37,15 @@ def _run(options: argparse.Namespace) -> Result:
     if not options.input_size and any(c.kind == "no_pass" for c in planned.findings):
         size = input_size(model, options)
         print(f"planned without shapes: tried samples of {size}, see --input-size", file=sys.stderr)
+    table: Table[PlanRow] = planned
     if options.wide:
         more = {"regularizer": lambda row: row.regularizer, "selector": lambda row: row.selector}
-        planned.columns = {**planned.columns, **more}
+        notes = {"problems": planned.problems, "warnings": planned.warnings}
+        table = Table(planned.rows, {**planned.columns, **more}, planned.title, notes=notes)
     data = {
         "sites": planned.to_dict(),
         "problems": planned.problems,
         "warnings": planned.warnings,
     }
     n = len(planned.problems)
-    return Result(planned.to_text, data, counted(n, "problem") if n else "")
+    return Result(table.to_text, data, counted(n, "problem") if n else "")
