@@ -12,7 +12,7 @@ from ..tables import Forms, Table, named, ranged, shown
 from .probe import SiteMet
 from .rates import Range, rate_range
 
-Size = tuple[int | tuple[int, int], ...]
+Size = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class PlanRow:
         layout: the axes, where the regularizer needs them.
         calls: calls of the layer per forward.
         aliases: other names of the same, shared, layer.
-        map_size: spatial size.
+        map_size: spatial size of the map seen last.
         block_size: the block size on this map.
         clipped: whether the block was clipped to the map.
         rate: the nominal rate, (lowest, highest) over the schedule.
@@ -131,15 +131,13 @@ def _rate(p: Placement) -> float | Range | None:
 
 
 def _expected(p: Placement, map_size: Size | None, calls: int | None) -> float | Range | None:
-    """The share dropped at the lowest and the highest rate, and on the smallest and largest map."""
+    """The share dropped at the lowest and the highest rate, on the map seen last."""
     if calls == 0 and p.attribute is None:  # else the rate may be read without a call
         return 0.0
     name = next(iter(p.regularizer.rates), "")
-    maps = [tuple(a[i] if isinstance(a, tuple) else a for a in map_size or ()) for i in (0, 1)]
     shares = [
-        p.regularizer.expected_share({**p.regularizer.values(0.0), name: rate}, size or None)
+        p.regularizer.expected_share({**p.regularizer.values(0.0), name: rate}, map_size or None)
         for rate in rate_range(p.regularizer) or ()
-        for size in maps
     ]
     known = [share for share in shares if share is not None]
     if not known or len(known) < len(shares):
