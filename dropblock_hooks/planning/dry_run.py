@@ -10,8 +10,8 @@ import random
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -40,7 +40,7 @@ class DryRunError(ValueError):
 
 @dataclass
 class DryRun:
-    """A copy that is ready to be called, inside `dry_run` only.
+    """A copy that is ready to be called; only for the function that `dry_run` is given.
 
     Attributes:
         model: the copy.
@@ -67,14 +67,10 @@ class DryRun:
             return self.model(*self.args, **self.kwargs)
 
 
-@contextmanager
-def dry_run(model: nn.Module, example: Any, *, fake: bool) -> Iterator[DryRun]:
-    """A copy of a model and of its arguments; the states of random numbers are restored at the end.
+def _dry_run(model: nn.Module, example: Any, look: Callable[[DryRun], _T], *, fake: bool) -> _T:
+    """What `look` returns for a copy of a model and of its arguments, on fake tensors or on real.
 
-    Args:
-        model: any model.
-        example: a tensor, a tuple of arguments, or a mapping of keywords.
-        fake: on fake tensors; otherwise on real ones.
+    The states of random numbers are restored at the end.
     """
     _refuse_replaced_forward(model)
     with ExitStack() as stack:
@@ -90,7 +86,7 @@ def dry_run(model: nn.Module, example: Any, *, fake: bool) -> Iterator[DryRun]:
         with FakeCopyMode(mode) if mode else nullcontext():
             copied, inputs = copy.deepcopy(model, memo), copy.deepcopy(example, memo)
         args, kwargs = arguments_of(inputs)
-        yield DryRun(copied, args, kwargs, _leave_out_hooks(copied), memo, mode)
+        return look(DryRun(copied, args, kwargs, _leave_out_hooks(copied), memo, mode))
 
 
 def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -108,41 +104,28 @@ def clear_away() -> list[str]:
     return fake_tensors.take_out(DryRunMode)
 
 
-def first_success(
-    models: Sequence[nn.Module], example: Any, look: Callable[[DryRun], _T]
-) -> tuple[_T, str]:
-    """What `look` returns for the first dry run that works, and why those before it failed.
+def dry_run(model: nn.Module, example: Any, look: Callable[[DryRun], _T]) -> tuple[_T, str]:
+    """What `look` returns for a copy on fake tensors, or else on real ones; why fake ones failed.
 
-    Each model is tried on fake tensors, and then on real ones unless it is on the meta device.
+    A model on the meta device is tried on fake tensors only.
 
     Args:
-        models: the model, and perhaps a submodule to be tried after it.
-        example: what they are called with.
+        model: any model.
+        example: a tensor, a tuple of arguments, or a mapping of keywords.
         look: runs the copy once. What it returns must not hold tensors of the copy.
 
     Raises:
-        DryRunError: if all fail, with the reasons of those on real tensors, if there are any.
+        DryRunError: if no forward runs.
     """
-    reasons: dict[str, str] = {}
-    for model in models:
-        on_meta = any(p.is_meta for p in model.parameters())
-        for kind in ("fake",) if on_meta else ("fake", "real"):
-            name = f"{kind} forward" + (" of the root alone" if model is not models[0] else "")
-            try:
-                found = _attempt(model, example, kind == "fake", look)
-            except Exception as error:  # a model may fail in any way
-                lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-                reasons[name] = ": ".join([type(error).__name__, *lines[:1]])
-            else:
-                failed = "; ".join(f"{other}: {why}" for other, why in reasons.items())
-                return found, f"planned by a {name}, since {failed}" if failed else ""
-    real = {name: why for name, why in reasons.items() if name.startswith("real ")} or reasons
-    raise DryRunError(example, "; ".join(dict.fromkeys(real.values())))
-
-
-def _attempt(model: nn.Module, example: Any, fake: bool, look: Callable[[DryRun], _T]) -> _T:
-    with dry_run(model, example, fake=fake) as run:
-        return look(run)
+    on_meta = any(p.is_meta for p in model.parameters())
+    reason = ""
+    for fake in (True,) if on_meta else (True, False):
+        try:
+            return _dry_run(model, example, look, fake=fake), reason
+        except Exception as error:  # a model may fail in any way
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            reason = ": ".join([type(error).__name__, *lines[:1]])
+    raise DryRunError(example, reason)
 
 
 def _shown(example: Any) -> str:

@@ -13,7 +13,7 @@ from ..attachment.resolve import checked_epochs, place, without_epochs
 from ..selectors.wrappers import bare_type, submodule, unwrap
 from ..spec.draft import Draft
 from ..tables import counted
-from .dry_run import DryRunError, clear_away, first_success
+from .dry_run import DryRunError, clear_away, dry_run
 from .probe import probe
 from .problems import cautions_of, note, problems_of
 from .table import Plan, plan_row
@@ -70,17 +70,17 @@ def plan_placements(
     """The plan of a spec that is resolved; `model` takes the example, `base` is in it."""
     example = own_input(model, base) if example is None else example
     keys, probed, cautions = site_keys(placements), None, []
-    why = "the model does not tell its input size, give an example_input"
-    if example is not None:
-        hosts = [model] if base is model else [model, base]
+    if example is None:
+        text = "no shapes: the model does not tell its input size, give an example_input"
+        cautions.append(note("no_pass", text))
+    else:
         try:
-            look = functools.partial(probe, base, placements)
-            probed, fallback = first_success(hosts, example, look)
-            cautions = [note("fallback", fallback)] if fallback else []
+            probed, reason = dry_run(model, example, functools.partial(probe, base, placements))
+            if reason:
+                text = f"planned by a real forward, since fake tensors failed: {reason}"
+                cautions.append(note("fallback", text))
         except DryRunError as error:
-            why = f"since {error}"
-    if probed is None:
-        cautions = [note("no_pass", f"no shapes{':' if example is None else ','} {why}")]
+            cautions.append(note("no_pass", f"no shapes, since {error}"))
     met = probed.sites if probed else [None] * len(placements)
     rows = [plan_row(*each) for each in zip(keys, placements, met, strict=True)]
     problems = problems_of(placements, probed)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..selectors.wrappers import named_modules
-from .dry_run import DryRun, clear_away, first_success, shape_of
+from .dry_run import DryRun, clear_away, dry_run, shape_of
 from .residual import carries_stream
 
 
@@ -74,6 +74,6 @@ def record_forward(
         return recorded
 
     try:
-        return first_success([model], example, look)[0]
+        return dry_run(model, example, look)[0]
     finally:
         clear_away()
