@@ -114,7 +114,7 @@ def test_the_ways_are_short_and_enter_no_module_twice(shape):
         ),
         (lambda: model(x), "rand", 5),
         (lambda: str(attached[0].report()), "share", 3),
-        (lambda: str(attached[0].report()), "sections", 2),
+        (lambda: str(attached[0].report()), "to_text", 2),
     ]
     for work, end, most in ways:
         taken = way(work, end)
