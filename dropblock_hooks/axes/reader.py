@@ -13,7 +13,17 @@ from .grids import Grids, recomputing
 from .options import AxisOptions
 from .rules import check_samples, view_of
 from .tokens import with_grid
-from .view import LAYOUTS, NAMELESS, PARAMETER, View, is_tokens, layout_with, side_of
+from .view import (
+    CHANNELS_FIRST,
+    FIRST,
+    LAYOUTS,
+    NAMELESS,
+    PARAMETER,
+    View,
+    is_tokens,
+    layout_with,
+    side_of,
+)
 
 _MOST_SHAPES = 256
 _ASKED = 3  # calls with one shape, in which the autograd graph is followed
@@ -52,6 +62,8 @@ class Reader:
         self._samples = (samples or self._channels) and options.auto
         self.last: View | None = None if facts else PARAMETER
         self._sides: dict[int, str] = {}  # where the channels are, by the number of axes
+        own = facts is not None and options.auto and facts.own == FIRST and (spatial or 0) > 1
+        self._own = View(CHANNELS_FIRST[spatial or 0]) if own else None
         self._forget()
 
     def _forget(self) -> None:
@@ -79,6 +91,8 @@ class Reader:
         if facts is None:
             return PARAMETER
         if is_compiling():  # no side effects, and no hash of a traced size
+            if self._own is not None and x.ndim == len(self._own.layout):
+                return self._own  # as the rules would say, which take longer to trace
             view = self._decided(facts, x.shape, self._sides.get(x.ndim, ""))
             tokens = is_tokens(view.layout, self._spatial)
             return self._with_grid(facts, x.shape, view) if tokens else view
