@@ -22,7 +22,6 @@ class Kind(StrEnum):
     DROPPED_TWICE = "dropped_twice"  # the same values are dropped by two droppers
     LOSES_SAMPLES = "loses_samples"  # whole samples are dropped and no shortcut keeps them
     NO_PASS = "no_pass"  # the dry run of the forward failed
-    FALLBACK = "fallback"  # the dry run used another way than the first
     LEFT = "left"  # the dry run left a fake tensor outside of the model
     LEFT_OUT = "left_out"  # the dry run skipped hooks of the user
     READ = "read"  # another module reads the rate of a retuned layer

@@ -104,8 +104,8 @@ def clear_away() -> list[str]:
     return fake_tensors.take_out(DryRunMode)
 
 
-def dry_run(model: nn.Module, example: Any, look: Callable[[DryRun], _T]) -> tuple[_T, str]:
-    """What `look` returns for a copy on fake tensors, or else on real ones; why fake ones failed.
+def dry_run(model: nn.Module, example: Any, look: Callable[[DryRun], _T]) -> _T:
+    """What `look` returns for a copy on fake tensors or, if that fails, on real ones.
 
     A model on the meta device is tried on fake tensors only.
 
@@ -121,7 +121,7 @@ def dry_run(model: nn.Module, example: Any, look: Callable[[DryRun], _T]) -> tup
     reason = ""
     for fake in (True,) if on_meta else (True, False):
         try:
-            return _dry_run(model, example, look, fake=fake), reason
+            return _dry_run(model, example, look, fake=fake)
         except Exception as error:  # a model may fail in any way
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             reason = ": ".join([type(error).__name__, *lines[:1]])

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from ..attachment.install import site_keys
 from ..attachment.placement import Placement
 from ..attachment.resolve import checked_epochs, place, without_epochs
+from ..findings import Kind
 from ..selectors.wrappers import bare_type, submodule, unwrap
 from ..spec.draft import Draft
 from ..tables import counted
 from .dry_run import DryRunError, clear_away, dry_run
 from .probe import probe
-from .problems import cautions_of, note, problems_of
+from .problems import findings_of, note, problems_of
 from .table import Plan, plan_row
 
 
@@ -60,8 +61,8 @@ def plan(
     placements, told = place(base, Draft.of(spec), checked_epochs(epochs))
     unsaid = without_epochs(placements)
     planned = plan_placements(unwrap(model), base, placements, example_input)
-    cautions = [*(note("spec", line) for line in told), *planned.findings]
-    return Plan(planned.rows, planned.title, [*unsaid, *planned.problems], cautions)
+    findings = [*(note(Kind.SPEC, line) for line in told), *planned.findings]
+    return Plan(planned.rows, planned.title, [*unsaid, *planned.problems], findings)
 
 
 def plan_placements(
@@ -69,29 +70,27 @@ def plan_placements(
 ) -> Plan:
     """The plan of a spec that is resolved; `model` takes the example, `base` is in it."""
     example = own_input(model, base) if example is None else example
-    keys, probed, cautions = site_keys(placements), None, []
-    if example is None:
-        text = "no shapes: the model does not tell its input size, give an example_input"
-        cautions.append(note("no_pass", text))
-    else:
+    probed, failed = (
+        None,
+        "no shapes: the model does not tell its input size, give an example_input",
+    )
+    if example is not None:
         try:
-            probed, reason = dry_run(model, example, functools.partial(probe, base, placements))
-            if reason:
-                text = f"planned by a real forward, since fake tensors failed: {reason}"
-                cautions.append(note("fallback", text))
+            probed = dry_run(model, example, functools.partial(probe, base, placements))
         except DryRunError as error:
-            cautions.append(note("no_pass", f"no shapes, since {error}"))
-    met = probed.sites if probed else [None] * len(placements)
+            failed = f"no shapes, since {error}"
+    keys, met = site_keys(placements), probed.sites if probed else [None] * len(placements)
     rows = [plan_row(*each) for each in zip(keys, placements, met, strict=True)]
     problems = problems_of(placements, probed)
-    cautions += cautions_of(base, placements, keys, probed)
+    findings = [] if probed else [note(Kind.NO_PASS, failed)]
+    findings += findings_of(base, placements, keys, probed)
     del probed, met  # nothing may hold a tensor of the dry run any more
     left = clear_away()
     if left:
         text = f"the dry run left a fake tensor outside of the model, in {', '.join(left)}"
-        cautions.insert(0, note("left", text))
+        findings.insert(0, note(Kind.LEFT, text))
     title = f"{counted(len(rows), 'site')} on {bare_type(base).__name__}"
-    return Plan(rows, title, problems, cautions)
+    return Plan(rows, title, problems, findings)
 
 
 def own_input(*models: nn.Module) -> Tensor | None:

@@ -74,6 +74,6 @@ def record_forward(
         return recorded
 
     try:
-        return dry_run(model, example, look)[0]
+        return dry_run(model, example, look)
     finally:
         clear_away()
