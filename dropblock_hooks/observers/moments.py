@@ -14,19 +14,16 @@ from .base import State
 
 KEPT, COUNT, SUM, SQUARES, NORMS, ZEROS, NONFINITE, BINS = range(8)
 """The places in ``state["sums"]``: kept calls, their values, sums of these; shares; the bins."""
+_OCTAVES = -40, 14
+EDGES = tuple(2.0**octave for octave in range(_OCTAVES[0], _OCTAVES[1] + 1))
+"""The edges of the bins of magnitudes. Magnitudes below and beyond them are in two more bins."""
 _BITS = {torch.float32: (23, torch.int32), torch.float64: (52, torch.int64)}  # of the mantissa
 
 
-def new_moments(octaves: tuple[int, int] = (-27, 14)) -> State:
-    """Return an empty state.
-
-    Args:
-        octaves: the first and the last edge of the bins of magnitudes, as powers of 2. Each bin is
-            an octave.
-    """
-    bins = octaves[1] - octaves[0] + 2
+def new_moments() -> State:
+    """Return an empty state."""
     return {
-        "sums": torch.zeros(BINS + bins, dtype=torch.float64),
+        "sums": torch.zeros(BINS + len(EDGES) + 1, dtype=torch.float64),
         "largest": torch.zeros((), dtype=torch.float64),
         "looked": 0,  # the number of values in calls of which the shares were taken
     }
@@ -51,9 +48,7 @@ def add_moments(state: State, x: Tensor, scale: float | Tensor = 1.0) -> None:
     state["largest"].clamp_(min=torch.where(finite, largest * unscaled, 0.0))
 
 
-def add_shares(
-    state: State, x: Tensor, octaves: tuple[int, int], scale: float | Tensor = 1.0
-) -> None:
+def add_shares(state: State, x: Tensor, scale: float | Tensor = 1.0) -> None:
     """Count zeros, values that are not finite, and magnitudes by octave.
 
     The exponent of a number tells its octave.
@@ -71,7 +66,7 @@ def add_shares(
         counts = torch.bincount(exponents, minlength=few)
     else:  # bincount would wait for the device
         counts = torch.histc(exponents.to(torch.int32), few, 0, few)
-    first, last = (octave + few // 2 - 1 for octave in octaves)
+    first, last = (octave + few // 2 - 1 for octave in _OCTAVES)
     below, above = counts[:first].sum(0, keepdim=True), counts[last:-1].sum(0, keepdim=True)
     zeros = x.numel() - torch.count_nonzero(x)
     found = torch.stack((zeros, counts[-1])), below - zeros, counts[first:last], above

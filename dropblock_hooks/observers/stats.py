@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ..checks import as_count, as_number
-from ..quoting import shown
+from ..checks import as_count
 from ..registry import register
 from ..selectors.wrappers import shard_refusal
 from ..tables import Columns, Forms
@@ -20,6 +19,7 @@ from .batch_norm import add_batch, is_batch_norm, look_at_running, shifts
 from .moments import (
     BINS,
     COUNT,
+    EDGES,
     KEPT,
     NONFINITE,
     NORMS,
@@ -30,7 +30,7 @@ from .moments import (
     add_shares,
     new_moments,
 )
-from .units import CAPACITY, add_units, new_units, padded, zone_of
+from .units import add_units, bounds_of, new_units, padded
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class Statistics:
         looked: the number of values in the calls of which the following was taken (``every``).
         zeros: the share of values that are exactly zero.
         nonfinite: the share that is NaN or infinite.
-        histogram: the number of magnitudes below the first edge, between each two edges, and from
-            the last edge on; of values that are finite and not zero.
-        channels: the number of channels, where they are known.
+        histogram: the number of magnitudes below the first of the observer's ``edges``, between
+            each two edges, and from the last edge on; of values that are finite and not zero.
+        channels: the number of channels; None where it is not known which axis they are on.
         dead: channels that were exactly zero in every call.
-        saturated: channels that were flat in every call.
-        unwatched: why there is no `dead`, or no `saturated`.
+        saturated: channels whose values were all near the bounds of the activation in every call;
+            None where the layer has no known bounds.
         mean_shift: of a BatchNorm, the distance of its running mean from the mean of the batches
             that were looked at, in running standard deviations; the mean over its channels.
         variance_shift: the logarithm of the ratio of both variances, without its sign; the mean
@@ -62,62 +62,56 @@ class Statistics:
         change: of `WeightStats`, the norm divided by that at the start of the epoch, minus 1.
     """
 
-    calls: int = 0
-    left_out: int = 0
-    values: int = 0
+    calls: int
+    left_out: int
+    values: int
+    looked: int
+    histogram: tuple[int, ...]
     mean: float | None = None
     std: float | None = None
     rms: float | None = None
     largest: float | None = None
     norm: float | None = None
-    looked: int = 0
     zeros: float | None = None
     nonfinite: float | None = None
-    histogram: tuple[int, ...] = ()
     channels: int | None = None
     dead: int | None = None
     saturated: int | None = None
-    unwatched: str = ""
     mean_shift: float | None = None
     variance_shift: float | None = None
     change: float | None = None
 
     def scalars(self) -> dict[str, float]:
         """Return what is logged, by name."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
         counted = ("left_out", "dead", "saturated")
         return {
             name: value
-            for name, value in values.items()
+            for name, value in asdict(self).items()
             if isinstance(value, float) or (name in counted and value is not None)
         }
 
 
-def statistics_of(state: State, **others: Any) -> Statistics:
-    """Return the sums of a state as `Statistics`; `others` are fields of it."""
+def statistics_of(state: State) -> Statistics:
+    """Return the sums of a state as `Statistics`."""
     sums, calls, looked = state["sums"].tolist(), state["calls"], state["looked"]
     values = int(sums[COUNT])
-    mean = std = rms = norm = None
+    mean = square = None
     if values:
         mean, square = sums[SUM] / values, sums[SQUARES] / values
-        rms, std = math.sqrt(square), math.sqrt(max(square - mean * mean, 0.0))
-    if sums[KEPT]:
-        norm = sums[NORMS] / sums[KEPT]
-    found = {
-        "calls": calls,
-        "left_out": calls - int(sums[KEPT]),
-        "values": values,
-        "mean": mean,
-        "std": std,
-        "rms": rms,
-        "largest": state["largest"].item() if values else None,
-        "norm": norm,
-        "looked": looked,
-        "zeros": sums[ZEROS] / looked if looked else None,
-        "nonfinite": sums[NONFINITE] / looked if looked else None,
-        "histogram": tuple(map(int, sums[BINS:])),
-    }
-    return Statistics(**{**found, **others})
+    return Statistics(
+        calls=calls,
+        left_out=calls - int(sums[KEPT]),
+        values=values,
+        looked=looked,
+        histogram=tuple(map(int, sums[BINS:])),
+        mean=mean,
+        std=math.sqrt(max(square - mean * mean, 0.0)) if values else None,
+        rms=math.sqrt(square) if values else None,
+        largest=state["largest"].item() if values else None,
+        norm=sums[NORMS] / sums[KEPT] if sums[KEPT] else None,
+        zeros=sums[ZEROS] / looked if looked else None,
+        nonfinite=sums[NONFINITE] / looked if looked else None,
+    )
 
 
 @dataclass(frozen=True, repr=False)
@@ -127,58 +121,34 @@ class Measuring(Observer):
     Args:
         every: zeros, values that are not finite and the histogram are counted at each n-th call of
             an epoch, the first included.
-        low, high: the bounds of the histogram of magnitudes, from 1e-30 to 1e30. Its bins are
-            octaves: the bounds are rounded down and up to powers of 2. Magnitudes below and beyond
-            them are counted in two more bins.
     """
 
     every: int = 10
-    low: float = 1e-8
-    high: float = 1e4
+
+    edges: ClassVar[tuple[float, ...]] = EDGES
+    """The edges of the bins of the histogram, rising."""
 
     def check(self, values: Mapping[str, float]) -> None:
         super().check(values)
         as_count("every", self.every)
-        low, high = as_number("low", self.low), as_number("high", self.high)
-        if not 1e-30 <= low < high <= 1e30:
-            raise ValueError(
-                "the bounds of the histogram must be 1e-30 <= low < high <= 1e30, got "
-                f"low={shown(self.low)}, high={shown(self.high)}"
-            )
-
-    @property
-    def octaves(self) -> tuple[int, int]:
-        """The first and the last of `edges`, as powers of 2."""
-        return math.floor(math.log2(self.low)), math.ceil(math.log2(self.high))
-
-    @property
-    def edges(self) -> tuple[float, ...]:
-        """The edges of the bins, rising."""
-        first, last = self.octaves
-        return tuple(2.0**octave for octave in range(first, last + 1))
 
     def start(self) -> State:
-        return new_moments(self.octaves)
+        return new_moments()
 
     def update(self, state: State, seen: Seen) -> None:
-        x = seen.tensor.to_dense() if seen.tensor.is_sparse else seen.tensor
-        add_moments(state, x, seen.scale)
+        add_moments(state, seen.tensor, seen.scale)
         if state["calls"] % self.every == 0:
-            add_shares(state, x, self.octaves, seen.scale)
+            add_shares(state, seen.tensor, seen.scale)
 
-    def compute(self, state: State) -> Any:
+    def compute(self, state: State) -> Statistics:
         return statistics_of(state)
 
     def merge(self, a: State, b: State) -> State:
         return {**super().merge(a, b), "largest": torch.maximum(a["largest"], b["largest"])}
 
     def headings(self) -> tuple[str, Columns[Any]]:
-        return self.note(), dict(_MOMENTS)
-
-    def note(self) -> str:
-        """Return the line above the rows: what the columns are taken from."""
-        every = "" if self.every == 1 else f"{_ordinal(self.every)} "
-        return f"{self.label}: this epoch; zeros, nan/inf: every {every}call"
+        note = f"{self.label}: this epoch; zeros, nan/inf: 1 call in {self.every}"
+        return note, dict(_MOMENTS)
 
 
 @register
@@ -189,9 +159,8 @@ class ActivationStats(Measuring):
     finite is counted, but left out of the moments.
 
     A channel is dead if it was exactly zero in every call of the epoch. It is saturated if all its
-    values were flat: within 1 % of the bounds of Sigmoid, Tanh, Hardsigmoid, Softsign, Hardtanh or
-    ReLU6, or on the flat negative side of Hardswish. If a regularizer of this layer changes these
-    values (Dropout, say), use ``when="before"``.
+    values were within 1 % of the bounds of Sigmoid, Tanh, Hardsigmoid, Softsign, Hardtanh or ReLU6.
+    If a regularizer of this layer changes these values (Dropout, say), use ``when="before"``.
 
     For a BatchNorm, its running mean and variance are compared with those of the batches that were
     looked at (``every``).
@@ -211,16 +180,13 @@ class ActivationStats(Measuring):
     channelwise: ClassVar[bool] = True
 
     def start(self) -> State:
-        return {**super().start(), **new_units(), "zone": None, "unwatched": ""}
+        return {**super().start(), **new_units(), "bounds": None}
 
     def reads_given(self, module: nn.Module) -> bool:
         return is_batch_norm(module)
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
-        zone = state["zone"] = zone_of(module) if self.at == "output" else None
-        kind = type(module).__name__
-        of = kind if self.at == "output" else f"what {kind} is given"
-        state["unwatched"] = "" if zone else f"{of} has no known bounds"
+        state["bounds"] = bounds_of(module) if self.at == "output" else None
         if is_batch_norm(module):
             look_at_running(state, module)
 
@@ -228,7 +194,7 @@ class ActivationStats(Measuring):
         super().update(state, seen)
         mapped = seen.channels_first()
         if mapped is not None:
-            add_units(state, mapped, state["zone"])
+            add_units(state, mapped, state["bounds"])
         if seen.given and seen.training and state["calls"] % self.every == 0:
             add_batch(state, seen.given[0])
 
@@ -242,24 +208,21 @@ class ActivationStats(Measuring):
         return {**super().merge(a, b), **kept}
 
     def compute(self, state: State) -> Statistics:
-        alive, moved, channels = state["alive"], state["moved"], len(state["alive"])
         mean_shift, variance_shift = shifts(state)
-        shifted = {"mean_shift": mean_shift, "variance_shift": variance_shift}
-        if not 0 < channels <= CAPACITY:
-            more = f"its channels are {channels}, more than {CAPACITY}"
-            unwatched = more if channels else "its channels are not known"
-            return statistics_of(state, unwatched=unwatched, **shifted)
-        return statistics_of(
-            state,
-            channels=channels,
-            dead=int((~alive).sum()),
-            saturated=int((~moved).sum()) if state["zone"] else None,
-            unwatched=state["unwatched"],
-            **shifted,
+        found = replace(
+            super().compute(state), mean_shift=mean_shift, variance_shift=variance_shift
         )
+        channels = len(state["alive"])
+        if not channels:
+            return found
+        dead, saturated = (int((~state[name]).sum()) for name in ("alive", "moved"))
+        if state["bounds"] is None:
+            saturated = None
+        return replace(found, channels=channels, dead=dead, saturated=saturated)
 
     def headings(self) -> tuple[str, Columns[Any]]:
-        return f"{self.note()}; dead, saturated: channels, always so", {**_MOMENTS, **_UNITS}
+        note, columns = super().headings()
+        return f"{note}; dead, saturated: channels, always so", {**columns, **_UNITS}
 
 
 @register
@@ -280,8 +243,6 @@ class GradientStats(Measuring):
         >>> attached.report()[0].observed.values
         12
     """
-
-    low: float = 1e-12
 
     acts_on: ClassVar[Literal["activation", "gradient"]] = "gradient"
     sees_values: ClassVar[bool] = False
@@ -309,20 +270,19 @@ class WeightStats(Observer):
     sees_values: ClassVar[bool] = False
     needs_calls: ClassVar[bool] = False
 
-    octaves: ClassVar[tuple[int, int]] = (-27, 14)
-    edges: ClassVar[tuple[float, ...]] = tuple(2.0**octave for octave in range(-27, 15))
-    """The edges of the bins of its histogram."""
+    edges: ClassVar[tuple[float, ...]] = EDGES
+    """The edges of the bins of the histogram, rising."""
 
     def start(self) -> State:
-        return new_moments(self.octaves)
+        return new_moments()
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
         parameters = list(_parameters(module, parameter))
-        state.update(new_moments(self.octaves), calls=len(parameters))
+        state.update(new_moments(), calls=len(parameters))
         for each in parameters:
             state.update(on_device(state, each.device))
             add_moments(state, each.detach())
-            add_shares(state, each.detach(), self.octaves)
+            add_shares(state, each.detach())
         kept, *_, square = state["sums"][: SQUARES + 1].tolist()
         state["square"] = square if kept == len(parameters) else math.nan
         state.setdefault("begun", state["square"])
@@ -336,7 +296,7 @@ class WeightStats(Observer):
         change = math.sqrt(square / begun) - 1 if known else None
         total = state["sums"][SQUARES].item()
         norm = math.sqrt(total) if state["sums"][KEPT] else None
-        return statistics_of(state, norm=norm, change=change)
+        return replace(statistics_of(state), norm=norm, change=change)
 
     def merge(self, a: State, b: State) -> State:
         """Ranks hold the same parameters: return the state of the first one."""
@@ -358,21 +318,13 @@ def _parameters(module: nn.Module, name: str | None) -> Iterator[Tensor]:
             yield each
 
 
-def _ordinal(n: int) -> str:
-    """As in ``3rd``."""
-    teen = n // 10 % 10 == 1
-    return f"{n}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(n % 10, 'th')}"
-
-
 def _short(value: float | None) -> str | None:
     """A number in three digits: there are many in a row."""
     return None if value is None else f"{value:.3g}"
 
 
 def _share(count: int | None, s: Statistics) -> Any:
-    if count is None:
-        return Forms((f"- ({s.unwatched})", "-")) if s.unwatched else None
-    return Forms((f"{count} of {s.channels}", str(count)))
+    return None if count is None else Forms((f"{count} of {s.channels}", str(count)))
 
 
 def _running(s: Statistics) -> str:

@@ -79,20 +79,6 @@ def test_of_parameters():
     assert_is(only(attached), calls)
 
 
-def test_of_a_sparse_gradient_as_of_a_dense_one():
-    found = []
-    for sparse in (True, False):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Embedding(9, 4, sparse=sparse), nn.Linear(4, 2))
-        attached = attach(model, {"param:0.weight": GradientStats()})
-        model(torch.tensor([[1, 2, 1]])).square().sum().backward()
-        assert model[0].weight.grad.is_sparse is sparse
-        found.append(only(attached))
-    assert found[0].values == found[1].values == 36
-    assert found[0].zeros == found[1].zeros == 28 / 36
-    assert found[0].norm == pytest.approx(found[1].norm)
-
-
 def test_after_the_bounds_or_as_it_arrived():
     model = nn.Sequential(nn.Identity())
     spec = [GradientStats(), GradientStats(when="before"), ClampGrad(-1.0, 1.0)]

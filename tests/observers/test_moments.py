@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 
 from dropblock_hooks import ActivationStats, Seen, Watch
 from dropblock_hooks.axes.view import View
-from dropblock_hooks.observers.units import CAPACITY, Zone
 
 
-def state_of(*calls, observer=None, channels=False, zone=None, scale=1.0):
+def state_of(*calls, observer=None, channels=False, bounds=None, scale=1.0):
     """The state of an observer that has seen these calls."""
     watch = Watch(observer or ActivationStats(every=1))
-    watch.open["zone"] = zone
+    watch.open["bounds"] = bounds
     for x in calls:
         form = View("") if channels else None
         watch.update(Seen([x], 0.0, {}, form=lambda x, form=form: form, scale=scale))
@@ -124,11 +123,15 @@ def test_any_values(calls):
 
 
 def test_the_bins_are_octaves_with_closed_lower_edges():
-    observer = ActivationStats(every=1, low=0.25, high=2.0)
-    assert observer.edges == (0.25, 0.5, 1.0, 2.0)
-    x = torch.tensor([0.0, 0.1, 0.25, -0.4, 0.5, -1.0, 1.99, 2.0, -1e30, math.inf, math.nan])
+    observer = ActivationStats(every=1)
+    assert observer.edges == tuple(2.0**n for n in range(-40, 15))
+    x = torch.tensor(
+        [0.0, 1e-13, 2**-40, -(2**-39), 0.5, -1.0, 1.99, 2**14, -1e30, math.inf, math.nan]
+    )
     found = observer.compute(state_of(x, observer=observer))
-    assert found.histogram == (1, 2, 1, 2, 2)
+    wanted, _ = np.histogram([1e-13, 2**-40, 2**-39, 0.5, 1, 1.99], [0, *observer.edges])
+    assert found.histogram == (*wanted, 2)
+    assert found.histogram[:3] == (1, 1, 1)
     assert (found.zeros, found.nonfinite) == (1 / 11, 2 / 11)
 
 
@@ -176,23 +179,17 @@ def test_a_channel_is_dead_that_was_zero_in_all_calls():
     assert (found.channels, found.dead) == (4, 2)
 
 
-def test_a_channel_is_saturated_that_never_left_the_zone():
-    zone = Zone(0.5, 0.49)  # sigmoid's
+def test_a_channel_is_saturated_that_never_left_the_bounds():
+    bounds = (0.0, 1.0)  # sigmoid's
     x = torch.full((2, 4, 3), 0.5)
     x[:, 0], x[:, 1], x[:, 2] = 0.001, 0.999, 0.001
     x[1, 2, 0] = 0.995  # at either end
-    again = x.clone()
+    again, bad = x.clone(), x.clone()
     again[0, 1, 1] = 0.9
-    assert seen(x, channels=True, zone=zone).saturated == 3
-    assert seen(x, again, channels=True, zone=zone).saturated == 2
-    within = Zone(0.0, 0.1, within=True)
-    assert seen(x - 0.999, channels=True, zone=within).saturated == 1
-
-
-def test_of_more_channels_than_there_is_room_for_none_is_watched():
-    found = seen(torch.ones(1, CAPACITY + 1), channels=True)
-    assert (found.channels, found.dead) == (None, None)
-    assert found.values == CAPACITY + 1
+    bad[0, 1, 1] = math.nan
+    assert seen(x, channels=True, bounds=bounds).saturated == 3
+    assert seen(x, again, channels=True, bounds=bounds).saturated == 2
+    assert seen(x, bad, channels=True, bounds=bounds).saturated == 2
 
 
 def test_parts_add_up_to_the_whole():
@@ -205,7 +202,7 @@ def test_parts_add_up_to_the_whole():
     observer = ActivationStats(every=1)
 
     def state(*part):
-        return state_of(*part, channels=True, zone=Zone(0.0, 0.1, within=True))
+        return state_of(*part, channels=True, bounds=(0.0, 6.0))
 
     def merged(a, b):
         return observer.compute(observer.merge(state(*a), state(*b)))
@@ -220,4 +217,4 @@ def test_parts_add_up_to_the_whole():
     for total in (merged([calls[0]], [empty]), merged([empty], [calls[0]])):
         assert (total.mean, total.std) == (both.mean, both.std)
         assert total.norm == pytest.approx(both.norm)
-        assert (total.calls, total.dead, total.unwatched) == (2, both.dead, "")
+        assert (total.calls, total.dead) == (2, both.dead)
