@@ -4,20 +4,15 @@ import argparse
 
 from ..planning.builtin import builtin
 from .models import add_model, model_of
-from .result import Commands, Result, of_table
+from .result import Result, of_table
+
+add_arguments = add_model
 
 
-def add_builtin(commands: Commands, shared: argparse.ArgumentParser) -> None:
-    command = commands.add_parser(
-        "builtin",
-        parents=[shared],
-        help="list what a model drops by itself",
-        description="List the layers of a model that drop by themselves, and rates that modules "
-        "hold: the entry of a spec that gives each another rate, its type and its rate.",
-    )
-    add_model(command)
-    command.set_defaults(run=_run)
+def run(options: argparse.Namespace) -> Result:
+    """List the dropout that a model already has.
 
-
-def _run(options: argparse.Namespace) -> Result:
+    For each of these layers and attributes: the spec entry that changes its rate, its type and its
+    rate.
+    """
     return of_table(builtin(model_of(options.model)))

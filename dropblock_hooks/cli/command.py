@@ -2,27 +2,31 @@
 
 import argparse
 import contextlib
+import inspect
 import json
 import os
 import shutil
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from .. import __version__
 from ..quoting import quote
 from ..selectors.index import NoMatchError
 from ..spec.draft import SpecError
 from ..tables import UNLIMITED, WIDTH
-from .builtin import add_builtin
-from .check import add_check
-from .layers import add_layers
+from . import builtin, check, layers, plan, preset, regularizers
 from .models import import_module
-from .plan import add_plan
-from .preset import add_preset
-from .regularizers import add_regularizers
-from .result import CommandError, Result, all_problems
+from .result import CommandError, Result
 
-_COMMANDS = (add_layers, add_builtin, add_plan, add_check, add_regularizers, add_preset)
+_COMMANDS = {
+    "layers": layers,
+    "builtin": builtin,
+    "plan": plan,
+    "check": check,
+    "regularizers": regularizers,
+    "preset": preset,
+}
 _NARROWEST = 80
 
 
@@ -31,16 +35,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     shared = _shared_options()
     defaults = argparse.Namespace(modules=[], json=False, wide=False)
     options, rest = shared.parse_known_args(arguments, defaults)
+    options = _parser(shared).parse_args(rest, options)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # stdout holds only the result
             for name in options.modules:
                 import_module(name)
-        options = _parser(shared).parse_args(rest, options)
-        with contextlib.redirect_stdout(sys.stderr):
             result: Result = options.run(options)
     except SpecError as error:
-        data = {"problems": list(error.problems)}
-        result = Result(lambda width: "", data, all_problems(error))
+        heading, problems = str(error).partition("\n")[0], list(error.problems)
+        failure = "\n  - ".join([heading, *problems])
+        result = Result(lambda width: "", {"problems": problems}, failure)
     except (CommandError, NoMatchError) as error:
         print(f"dropblock-hooks: {error}", file=sys.stderr)
         return 1
@@ -97,6 +101,16 @@ def _parser(shared: argparse.ArgumentParser) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
-    for add in _COMMANDS:
-        add(commands, shared)
+    for name, module in _COMMANDS.items():
+        _add(commands, name, module, shared)
     return parser
+
+
+def _add(commands: Any, name: str, module: Any, shared: argparse.ArgumentParser) -> None:
+    """Add a command; its help is the docstring of its function `run`."""
+    text = inspect.getdoc(module.run) or ""
+    command = commands.add_parser(
+        name, parents=[shared], help=text.partition("\n")[0], description=text
+    )
+    module.add_arguments(command)
+    command.set_defaults(run=module.run)

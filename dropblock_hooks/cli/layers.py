@@ -12,17 +12,10 @@ from ..selectors.index import Index
 from ..selectors.select import match
 from ..tables import Table
 from .models import add_model, input_size, model_of, samples
-from .result import CommandError, Commands, Result, of_table
+from .result import CommandError, Result, of_table
 
 
-def add_layers(commands: Commands, shared: argparse.ArgumentParser) -> None:
-    command = commands.add_parser(
-        "layers",
-        parents=[shared],
-        help="list the layers of a model",
-        description="List the layers of a model: name, type, output shape, calls per forward and "
-        "parameters. Nothing is downloaded; no memory is taken for weights.",
-    )
+def add_arguments(command: argparse.ArgumentParser) -> None:
     add_model(command)
     command.add_argument(
         "selector",
@@ -30,10 +23,13 @@ def add_layers(commands: Commands, shared: argparse.ArgumentParser) -> None:
         metavar="SELECTOR",
         help="only these: 'layer3.*', type:Conv2d",
     )
-    command.set_defaults(run=_run)
 
 
-def _run(options: argparse.Namespace) -> Result:
+def run(options: argparse.Namespace) -> Result:
+    """List the layers of a model: type, output shape, calls per forward and parameters.
+
+    With a selector, list what it matches.
+    """
     model = model_of(options.model)
     if not options.selector:
         return of_table(_layers(model, options))

@@ -18,9 +18,7 @@ from torch import Tensor, nn
 from ..checks import closest
 from ..planning.plan import own_input
 from ..quoting import described, quote, shown
-from .result import CommandError, count
-
-_LIBRARIES = ("timm", "torchvision")
+from .result import CommandError
 
 
 def add_model(command: argparse.ArgumentParser) -> None:
@@ -67,10 +65,11 @@ def samples(model: nn.Module, options: argparse.Namespace, n: int = 2) -> Tensor
 
 
 def _factory(name: str) -> Callable[[], Any]:
+    """The function that makes the model."""
     place, colon, what = name.partition(":")
     if not colon:
-        return _library_model(name, _LIBRARIES)
-    if place in _LIBRARIES:
+        return _library_model(name, ("timm", "torchvision"))
+    if place in ("timm", "torchvision"):
         return _library_model(what, (place,))
     found: Any = import_module(place)
     for part in what.split("."):
@@ -84,7 +83,7 @@ def _factory(name: str) -> Callable[[], Any]:
 
 
 def _library_model(name: str, libraries: tuple[str, ...]) -> Callable[[], Any]:
-    """A model of the first library that knows the name."""
+    """A model of the first of these libraries that knows the name."""
     try:
         import timm
         import torchvision
@@ -92,16 +91,15 @@ def _library_model(name: str, libraries: tuple[str, ...]) -> Callable[[], Any]:
         raise CommandError(
             f"models come from timm: pip install 'dropblock-hooks[timm]' ({described(error)})"
         ) from error
+    known = {"timm": timm.list_models(), "torchvision": torchvision.models.list_models()}
     if "timm" in libraries and timm.is_model(name):
         return functools.partial(timm.create_model, name, pretrained=False)
-    names = torchvision.models.list_models()
-    if "torchvision" in libraries and name in names:
+    if "torchvision" in libraries and name in known["torchvision"]:
         builder = torchvision.models.get_model_builder(name)
         takes = inspect.signature(builder).parameters
-        nothing = {key: None for key in ("weights", "weights_backbone") if key in takes}
-        return functools.partial(builder, **nothing)
-    known = {"timm": timm.list_models, "torchvision": lambda: names}
-    hint = closest(name, [each for library in libraries for each in known[library]()])
+        weights = {key: None for key in ("weights", "weights_backbone") if key in takes}
+        return functools.partial(builder, **weights)
+    hint = closest(name, [each for library in libraries for each in known[library]])
     if not hint and "." in name:
         hint = ": your own model is written package.module:factory, with a colon"
     raise CommandError(f"unknown model {quote(name)}{hint}")
@@ -115,3 +113,10 @@ def import_module(name: str) -> Any:
         return importlib.import_module(name)
     except Exception as error:
         raise CommandError(f"can't import {quote(name)}: {described(error)}") from error
+
+
+def count(text: str) -> int:
+    """The type of an option that takes an integer above 0."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {text!r}")
+    return int(text)

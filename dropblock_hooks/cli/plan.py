@@ -6,35 +6,30 @@ import sys
 from ..planning.plan import plan
 from ..planning.table import PlanRow
 from ..tables import Table, counted
-from .models import add_model, input_size, model_of, samples
-from .result import Commands, Result, count
+from .models import add_model, count, input_size, model_of, samples
+from .result import Result
 
 
-def add_plan(commands: Commands, shared: argparse.ArgumentParser) -> None:
-    command = commands.add_parser(
-        "plan",
-        parents=[shared],
-        help="show what a spec will do on a model",
-        description="Show what a spec file will do on a model: shapes, calls, blocks and expected "
-        "drop of each site, and what is wrong. Nothing is trained.",
-    )
+def add_arguments(command: argparse.ArgumentParser) -> None:
     add_model(command)
-    command.add_argument(
-        "spec", metavar="SPEC", help="a YAML or JSON file: selectors and their regularizers"
-    )
+    command.add_argument("spec", metavar="SPEC", help="a YAML or JSON file")
     command.add_argument(
         "--epochs",
         type=count,
         metavar="N",
-        help="length of the training, which schedules without epochs of their own follow",
+        help="number of epochs, for schedules that do not say theirs",
     )
-    command.set_defaults(run=_run)
 
 
-def _run(options: argparse.Namespace) -> Result:
+def run(options: argparse.Namespace) -> Result:
+    """Show what a spec will do on a model.
+
+    For each site: shape, block size, rate and expected dropped share. Problems and warnings follow.
+    Nothing is trained.
+    """
     model = model_of(options.model)
     planned = plan(model, options.spec, samples(model, options), epochs=options.epochs)
-    if not options.input_size and any(c.kind == "no_pass" for c in planned.findings):
+    if not options.input_size and any(found.kind == "no_pass" for found in planned.findings):
         size = input_size(model, options)
         print(f"planned without shapes: tried samples of {size}, see --input-size", file=sys.stderr)
     table: Table[PlanRow] = planned

@@ -1,4 +1,4 @@
-"""``dropblock-hooks regularizers [NAME]``: the classes that a spec file can name."""
+"""``dropblock-hooks regularizers [NAME]``."""
 
 import argparse
 import inspect
@@ -12,32 +12,32 @@ from ..quoting import quote
 from ..registry import registered
 from ..schedules import Schedule
 from ..tables import Table
-from .result import CommandError, Commands, Result, of_table
+from .result import CommandError, Result, of_table
 
 
-def add_regularizers(commands: Commands, shared: argparse.ArgumentParser) -> None:
-    command = commands.add_parser(
-        "regularizers",
-        parents=[shared],
-        help="list the regularizers, observers and schedules that a spec can name",
-        description="List the registered regularizers, observers and schedules. With a name, "
-        "print the signature and the docstring of one. --import adds yours.",
-    )
-    command.add_argument("name", nargs="?", metavar="NAME", help="print the docstring of this one")
-    command.set_defaults(run=_run)
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("name", nargs="?", metavar="NAME", help="a name from this list")
+
+
+def run(options: argparse.Namespace) -> Result:
+    """List the regularizers, observers and schedules that a spec can name.
+
+    With a name, print its signature and docstring. --import adds the classes of your module.
+    """
+    known = registered(object)
+    rows = {name: _row(name, cls) for name, cls in known.items()}
+    if not options.name:
+        return of_table(Table(list(rows.values()), _COLUMNS))
+    if options.name not in known:
+        hint = closest(options.name, known)
+        raise CommandError(f"unknown regularizer or schedule {quote(options.name)}{hint}")
+    row = rows[options.name]
+    return Result(lambda width: f"{fill(row.signature, width)}\n\n{row.doc}", asdict(row))
 
 
 @dataclass(frozen=True)
 class KindRow:
-    """One class that a spec file can name.
-
-    Attributes:
-        name: as files write it.
-        kind: ``"regularizer"``, ``"observer"`` or ``"schedule"``.
-        acts_on: ``"activation"`` or ``"gradient"``; None of a schedule or an observer.
-        signature: its arguments and their defaults.
-        doc: its docstring.
-    """
+    """One registered class; `kind` is ``"regularizer"``, ``"observer"`` or ``"schedule"``."""
 
     name: str
     kind: str
@@ -46,26 +46,18 @@ class KindRow:
     doc: str
 
 
-def _run(options: argparse.Namespace) -> Result:
-    known = registered(object)
-    if not options.name:
-        return of_table(Table([_row(name, cls) for name, cls in known.items()], _COLUMNS))
-    if options.name not in known:
-        raise CommandError(
-            f"unknown regularizer or schedule {quote(options.name)}{closest(options.name, known)}"
-        )
-    row = _row(options.name, known[options.name])
-    return Result(lambda width: f"{fill(row.signature, width)}\n\n{row.doc}", asdict(row))
-
-
 def _row(name: str, cls: Any) -> KindRow:
+    bases = {"schedule": Schedule, "observer": Observer}
+    kind = next((kind for kind, base in bases.items() if issubclass(cls, base)), "regularizer")
     takes = inspect.signature(cls)
     bare = [p.replace(annotation=p.empty) for p in takes.parameters.values()]
-    signature = f"{name}{takes.replace(parameters=bare, return_annotation=takes.empty)}"
-    kind = next((k for k in (Schedule, Observer) if issubclass(cls, k)), None)
-    if kind is None:
-        return KindRow(name, "regularizer", cls.acts_on, signature, inspect.getdoc(cls) or "")
-    return KindRow(name, kind.__name__.lower(), None, signature, inspect.getdoc(cls) or "")
+    return KindRow(
+        name=name,
+        kind=kind,
+        acts_on=cls.acts_on if kind == "regularizer" else None,
+        signature=f"{name}{takes.replace(parameters=bare, return_annotation=takes.empty)}",
+        doc=inspect.getdoc(cls) or "",
+    )
 
 
 _COLUMNS: dict[str, Any] = {

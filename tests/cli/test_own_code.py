@@ -146,8 +146,8 @@ def test_its_signature_and_docstring_are_printed(command):
     assert "\n    p: share that is taken away.\n" in done.stdout
 
 
-def test_it_can_stand_in_an_option(command):
+def test_a_preset_takes_it(command):
     pytest.importorskip("timm", reason="the model is timm's")
-    options = ("--regularizer", "Attenuate(p=0.4)")
-    done = command("preset", "by_stage", "resnet18", *options, "--import", "mymodule")
+    argument = "regularizer=Attenuate(p=0.4)"
+    done = command("preset", "by_stage", "resnet18", argument, "--import", "mymodule")
     assert "Attenuate" in done.stdout, done.stderr
