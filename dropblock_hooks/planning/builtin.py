@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,8 +54,7 @@ class Builtin(Table[BuiltinRow]):
     """The rates of a model; `spec` makes a Spec of them."""
 
     def __init__(self, rows: Sequence[BuiltinRow], title: str, index: Index) -> None:
-        held = any(row.retuned for row in rows)
-        super().__init__(rows, _HELD if held else _COLUMNS, title)
+        super().__init__(rows, _COLUMNS, title)
         self._index = index
 
     def spec(self, p: Any = None) -> Spec:
@@ -69,22 +70,22 @@ class Builtin(Table[BuiltinRow]):
         """
         if not self.rows:
             raise ValueError("this model drops nothing by itself: there is nothing to retune")
-        groups: dict[tuple[str, float | None], list[BuiltinRow]] = {}
+        groups: dict[tuple[str, Any], list[BuiltinRow]] = defaultdict(list)
         for row in self.rows:
-            own = row.rate if p is None else None
-            groups.setdefault((_alike(row.selector), own), []).append(row)
+            pattern = re.sub(r"\b\d+\b", "*", row.selector)  # the same layer of all blocks
+            groups[pattern, row.rate if p is None else None].append(row)
         return Spec(
             [
-                (self._selector(pattern, rows), Retune(p=p if own is None else own))
-                for (pattern, own), rows in groups.items()
+                (self._selector(pattern, rows), Retune(p=rate if p is None else p))
+                for (pattern, rate), rows in groups.items()
             ]
         )
 
     def _selector(self, pattern: str, rows: list[BuiltinRow]) -> Selector:
-        """The pattern where it matches exactly these rows; otherwise their names."""
+        """The pattern if it matches these rows and nothing else, otherwise their names."""
         if len(rows) == 1:
             return rows[0].selector
-        if {target.name for target in match(pattern, self._index)} == {r.name for r in rows}:
+        if {target.name for target in match(pattern, self._index)} == {row.name for row in rows}:
             return pattern
         return Select(names=tuple(row.selector for row in rows))
 
@@ -111,19 +112,15 @@ def builtin(model: nn.Module, *, root: str = "") -> Builtin:
     """
     base = submodule(unwrap(model), root)
     index = Index(base)
-    rows = [
-        _row(target, attribute)
-        for name, target in index.modules.items()
-        if name == target.name and (attribute := _own_attribute(target.module))
-    ]
-    layers = {row.name for row in rows}
-    rows += [
-        _row(target, str(target.attribute))
-        for target in index.attributes.values()
-        if target.owner not in layers and _is_dropout(target)
-    ]
-    order = {name: i for i, name in enumerate(index.modules)}
-    rows.sort(key=lambda row: order.get(row.name, order.get(row.name.rpartition(".")[0], 0)))
+    held = defaultdict(list)
+    for target in index.attributes.values():
+        if _is_dropout(target):
+            held[target.owner].append(target)
+    rows = []
+    for name, target in index.modules.items():
+        own = _own_attribute(target.module)
+        if name == target.name:
+            rows += [_row(target, own)] if own else [_row(t, str(t.attribute)) for t in held[name]]
     title = f"{counted(len(rows), 'rate')} in {bare_type(base).__name__}"
     return Builtin(rows, title, index)
 
@@ -136,24 +133,18 @@ def _own_attribute(module: nn.Module) -> str | None:
 
 
 def _is_dropout(target: Target) -> bool:
-    """Whether an attribute is a dropout rate: a float, with a name that says so.
-
-    LayerDrop skips whole layers.
-    """
+    """Whether an attribute is a dropout rate: a float, and its name says so."""
     local = str(target.attribute)
-    return (
-        "drop" in local
-        and local != "layerdrop"
-        and isinstance(getattr(target.module, local), float)
-    )
+    layers = local == "layerdrop"  # skips whole layers
+    return "drop" in local and not layers and isinstance(getattr(target.module, local), float)
 
 
 def _row(target: Target, attribute: str) -> BuiltinRow:
     module = target.module
     held = (hook.site for hook in retune_hooks(module) if hook.attribute == attribute)
     site = next(held, None)
-    acts = site is not None and site.run.enabled
-    rate = float(site.rate or 0.0 if site and acts else getattr(module, attribute))
+    own = site.rate or 0.0 if site and site.run.enabled else getattr(module, attribute)
+    rate = float(own)
     return BuiltinRow(
         name=target.name or ".",
         type=bare_type(module).__name__,
@@ -171,12 +162,5 @@ _COLUMNS: Columns[BuiltinRow] = {
     "type": lambda row: row.type,
     "rate": lambda row: row.rate,
     "on": lambda row: "yes" if row.on else "no",
+    "held by": lambda row: row.retuned or "",  # a table leaves empty columns out
 }
-_HELD: Columns[BuiltinRow] = {**_COLUMNS, "held by": lambda row: row.retuned}
-
-
-def _alike(selector: str) -> str:
-    """The selector with a star for each number: the same layer of all blocks."""
-    head, colon, name = selector.rpartition(":")
-    parts = ["*" if part.isdigit() else part for part in name.split(".")]
-    return head + colon + ".".join(parts)

@@ -70,10 +70,8 @@ def plan_placements(
 ) -> Plan:
     """The plan of a spec that is resolved; `model` takes the example, `base` is in it."""
     example = own_input(model, base) if example is None else example
-    probed, failed = (
-        None,
-        "no shapes: the model does not tell its input size, give an example_input",
-    )
+    failed = "no shapes: the model does not tell its input size, give an example_input"
+    probed = None
     if example is not None:
         try:
             probed = dry_run(model, example, functools.partial(probe, base, placements))
