@@ -1,11 +1,9 @@
-"""What all schedules share, and what holds of any rate: a number, a schedule or a function."""
+"""`Schedule`, and functions of any rate: a number, a schedule or a function of the epoch."""
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from ..checks import as_number
 from ..quoting import described
@@ -20,12 +18,9 @@ UNSAID = (
 class Schedule:
     """Base of the schedules: a frozen dataclass that is called with the epoch.
 
-    One of your own has fields, ``__call__`` (and ``span``, where the values have bounds), and
-    ``@register`` above it.
+    A schedule of your own has fields, ``__call__``, and ``@register`` above it. With `span`, the
+    bounds of its values can be checked before training.
     """
-
-    calls_others: ClassVar[bool] = False
-    """Whether it calls other schedules, whose errors are told as theirs."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         check_fields(cls)
@@ -36,7 +31,7 @@ class Schedule:
         raise NotImplementedError(f"{type(self).__name__} must define __call__(t)")
 
     def span(self) -> tuple[float, float]:
-        """The smallest and the largest value it can take; unknown (-inf, inf) by default."""
+        """The smallest and the largest value; (-inf, inf) if unknown, which is the default."""
         return -math.inf, math.inf
 
     @property
@@ -47,14 +42,11 @@ class Schedule:
 
     @property
     def length(self) -> float | None:
-        """For how many epochs it goes on changing; 0 where that is unknown, None if still unsaid.
-
-        One that is unsaid follows ``attach(..., epochs=...)``, by `within`.
-        """
+        """The epoch after which the value stays the same; 0 if unknown, None if not yet given."""
         return 0.0
 
     def within(self, epochs: int) -> Schedule:
-        """The schedule in a training of so many epochs, which it follows if its own are unsaid."""
+        """The schedule in a training of so many epochs, which are its own if it has none."""
         return self
 
     def __repr__(self) -> str:
@@ -62,24 +54,26 @@ class Schedule:
 
 
 def put(schedule: Any, name: str, value: Any) -> None:
+    """Set a field of a frozen dataclass, in its ``__post_init__``."""
     object.__setattr__(schedule, name, value)
 
 
 def put_numbers(schedule: Any, *names: str) -> None:
+    """Check that these fields are finite numbers, and make them floats."""
     for name in names:
         put(schedule, name, as_number(name, getattr(schedule, name)))
 
 
 def between(start: float, stop: float, share: float) -> float:
+    """The value at a share of the way; exactly `stop` at its end."""
     if share >= 1.0:
         return stop
-    way = stop - start
-    value = start + way * share if math.isfinite(way) else start * (1 - share) + stop * share
+    value = start + (stop - start) * share
     return min(max(value, min(start, stop)), max(start, stop))
 
 
 def length_of(rate: Any) -> float | None:
-    """For how many epochs a rate goes on changing; 0 if unknown, None if it does not say yet."""
+    """The `Schedule.length` of any rate."""
     return rate.length if isinstance(rate, Schedule) else 0.0
 
 
@@ -89,32 +83,23 @@ def within(rate: Any, epochs: int) -> Any:
 
 
 def value_at(rate: Any, t: float) -> float:
-    """The number that a rate (a number, a schedule or a function) has at time `t`."""
+    """The number that a rate has at time `t`.
+
+    Raises:
+        TypeError, ValueError: if the value is not a finite number, or the function fails.
+    """
     if not callable(rate):
         return float(rate)
-    value = rate(t) if getattr(rate, "calls_others", False) else _called(rate, t)
-    return as_number("the schedule's value", value)
-
-
-def _called(schedule: Callable[[float], Any], t: float) -> Any:
-    """What a schedule gives; TypeError or ValueError for all that it raises."""
+    if isinstance(rate, Schedule):
+        return as_number("the schedule's value", rate(t))
     try:
-        return schedule(t)
-    except Exception as error:  # somebody's function may raise anything
+        value = rate(t)
+    except Exception as error:
         text = f"its schedule raised {described(error)}"
-        if not _takes_time(schedule):
-            text = f"a schedule is called with one number, the epoch: {error}"
+        if isinstance(error, TypeError):
+            text += "; a schedule is called with one number, the epoch"
         raise same_kind(error, text) from error
-
-
-def _takes_time(schedule: Callable[[float], Any]) -> bool:
-    try:
-        inspect.signature(schedule).bind(0.0)
-    except TypeError:
-        return False
-    except ValueError:  # it does not tell its signature
-        return True
-    return True
+    return as_number("the schedule's value", value)
 
 
 def same_kind(error: Exception, text: str) -> TypeError | ValueError:
@@ -123,7 +108,7 @@ def same_kind(error: Exception, text: str) -> TypeError | ValueError:
 
 
 def span_of(rate: Any) -> tuple[float, float]:
-    """The smallest and largest value a rate can take; (-inf, inf) for a plain function."""
+    """The `Schedule.span` of any rate."""
     if isinstance(rate, Schedule):
         return rate.span()
     return (-math.inf, math.inf) if callable(rate) else (float(rate), float(rate))

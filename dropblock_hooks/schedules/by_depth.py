@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from ..checks import as_number
 from ..registry import register
@@ -37,7 +37,6 @@ class ByDepth(Schedule):
     start: float | Schedule | Callable[[float], float]
     stop: float | Schedule | Callable[[float], float]
     share: float = 0.0
-    calls_others: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("start", "stop"):
@@ -59,13 +58,11 @@ class ByDepth(Schedule):
 
     @property
     def length(self) -> float | None:
-        ends = [length_of(self.start), length_of(self.stop)]
-        known = [end for end in ends if end is not None]
-        return max(known) if len(known) == 2 else None
+        start, stop = length_of(self.start), length_of(self.stop)
+        return None if start is None or stop is None else max(start, stop)
 
     def within(self, epochs: int) -> ByDepth:
-        ends = {name: within(getattr(self, name), epochs) for name in ("start", "stop")}
-        return replace(self, **ends) if self.length is None else self
+        return replace(self, start=within(self.start, epochs), stop=within(self.stop, epochs))
 
     def span(self) -> tuple[float, float]:
         low, high = zip(span_of(self.start), span_of(self.stop), strict=True)
