@@ -212,13 +212,13 @@ def counted(n: int, noun: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A cell: ``-`` for None, four digits of a float, ``14x14`` or ``7..14x7..14`` for a size."""
+    """A cell: ``-`` for None, four digits of a float, ``14x14`` for a size."""
     if value is None:
         return "-"
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, tuple):
-        return "x".join(f"{v[0]}..{v[1]}" if isinstance(v, tuple) else str(v) for v in value)
+        return "x".join(map(str, value))
     return str(value)
 
 

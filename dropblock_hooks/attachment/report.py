@@ -23,7 +23,7 @@ from ..sites.site import Site
 from ..tables import Columns, Forms, Section, Table, named, ranged
 from ..tables import shown as cell
 
-Size = tuple[int | tuple[int, int], ...] | None
+Size = tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
@@ -175,13 +175,12 @@ def scalars(sites: Sequence[Site], on: Container[str], prefix: str) -> dict[str,
 
 
 def is_clipped(block: Size, regularizer: Regularizer) -> bool:
-    """Whether a block in force is smaller than the one asked for, on any map."""
+    """Whether a block in force is smaller than the one asked for."""
     if block is None:
         return False
     asked = getattr(regularizer, "block_size", None)
     edges = asked if isinstance(asked, tuple) else (asked,) * len(block)
-    lows = [b[0] if isinstance(b, tuple) else b for b in block]
-    return any(low < edge for low, edge in zip(lows, edges, strict=True) if isinstance(edge, int))
+    return any(b < edge for b, edge in zip(block, edges, strict=True) if isinstance(edge, int))
 
 
 def block_cell(row: Any) -> str:

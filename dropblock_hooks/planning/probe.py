@@ -38,7 +38,7 @@ class SiteMet:
         hook: of the site, on the copy.
         error: why it can't work there.
         fault: why it did nothing.
-        shapes: of the tensor of each call; of a structure its type and size.
+        shape: of the tensor of the last call; of a structure its type and size.
         nodes: for what drops samples, the nodes of the layer's input and of its own output.
         loses_samples: whether it drops whole samples without a shortcut around it.
         without_gradient: whether it acts on gradients and none will come.
@@ -47,7 +47,7 @@ class SiteMet:
     hook: SiteHook
     error: str | None = None
     fault: Finding | None = None
-    shapes: list[Any] = field(default_factory=list)
+    shape: Any = None
     nodes: list[tuple[Node | None, Node]] = field(default_factory=list)
     loses_samples: bool = False
     without_gradient: bool = False
@@ -69,9 +69,9 @@ class SiteMet:
         try:
             x = indexing.get(value, index)
         except ValueError:  # no tensor, which the site itself tells if it is active
-            self.shapes.append(shape_of(value))
+            self.shape = shape_of(value)
             return None
-        self.shapes.append(tuple(x.shape))
+        self.shape = tuple(x.shape)
         if regularizer.acts_on == "gradient":
             self.without_gradient = not x.requires_grad
         if not _drops_samples(regularizer) or x.grad_fn is None:
@@ -139,7 +139,7 @@ def _look_at_parameter(
     owner: nn.Module, base: nn.Module, met: SiteMet, outputs: list[Tensor], window: Window
 ) -> None:
     parameter = owner.get_parameter(str(met.hook.parameter))
-    met.shapes.append(shape_of(parameter))
+    met.shape = shape_of(parameter)
     if without_gradient(outputs, parameter):
         text, cure = f"{met.site.regularizer.label} gets no gradient", ""
         text += ": the output does not depend on the parameter"

@@ -1,6 +1,6 @@
 """The table of a plan: a row for each site to be."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +25,7 @@ class PlanRow:
         regularizer: the regularizer or observer.
         type: class name of the layer.
         at: ``"output"``, ``"input"``, ``"parameter"`` or ``"attribute"``.
-        shape: of the tensor, (smallest, largest) where an axis varies between calls; of a tuple,
-            list or dict its type and size.
+        shape: of the tensor of the last call; of a tuple, list or dict its type and size.
         layout: the axes, where the regularizer needs them.
         calls: calls of the layer per forward.
         aliases: other names of the same, shared, layer.
@@ -101,33 +100,17 @@ def plan_row(key: str, p: Placement, met: SiteMet | None) -> PlanRow:
         regularizer=repr(regularizer),
         type=bare_type(p.target.module).__name__,
         at={"param": "parameter", "attr": "attribute"}.get(p.target.form, regularizer.at),
-        shape=merged(met.shapes) if met else None,
+        shape=met.shape if met else None,
         layout=site.layout or None if site and site.calls else None,
         calls=calls,
         aliases=p.target.aliases,
         map_size=map_size,
         block_size=block,
         clipped=is_clipped(block, regularizer),
-        rate=_rate(p),
+        rate=_range(rate_range(regularizer) or ()),
         expected_share=_expected(p, map_size, calls),
         problem=met.error if met else None,
     )
-
-
-def merged(shapes: Sequence[Any]) -> Any:
-    """One shape for all calls: an axis that varies as (smallest, largest)."""
-    different = list(dict.fromkeys(shapes))
-    if len(different) < 2:
-        return different[0] if different else None
-    if any(isinstance(s, str) for s in different) or len({len(s) for s in different}) > 1:
-        return " or ".join(map(shown, different))
-    axes = [(min(axis), max(axis)) for axis in zip(*different, strict=True)]
-    return tuple(low if low == high else (low, high) for low, high in axes)
-
-
-def _rate(p: Placement) -> float | Range | None:
-    rates = rate_range(p.regularizer)
-    return rates[0] if rates and rates[0] == rates[1] else rates
 
 
 def _expected(p: Placement, map_size: Size | None, calls: int | None) -> float | Range | None:
@@ -135,11 +118,15 @@ def _expected(p: Placement, map_size: Size | None, calls: int | None) -> float |
     if calls == 0 and p.attribute is None:  # else the rate may be read without a call
         return 0.0
     name = next(iter(p.regularizer.rates), "")
-    shares = [
+    return _range(
         p.regularizer.expected_share({**p.regularizer.values(0.0), name: rate}, map_size or None)
         for rate in rate_range(p.regularizer) or ()
-    ]
-    known = [share for share in shares if share is not None]
-    if not known or len(known) < len(shares):
+    )
+
+
+def _range(values: Iterable[float | None]) -> float | Range | None:
+    """The lowest and the highest value, or one number if they are equal."""
+    known = [value for value in values if value is not None]
+    if not known:
         return None
     return known[0] if min(known) == max(known) else (min(known), max(known))
