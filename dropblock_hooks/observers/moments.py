@@ -6,6 +6,9 @@ left out of the moments.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -14,16 +17,19 @@ from .base import State
 
 KEPT, COUNT, SUM, SQUARES, NORMS, ZEROS, NONFINITE, BINS = range(8)
 """The places in ``state["sums"]``: kept calls, their values, sums of these; shares; the bins."""
-_OCTAVES = -40, 14
-EDGES = tuple(2.0**octave for octave in range(_OCTAVES[0], _OCTAVES[1] + 1))
-"""The edges of the bins of magnitudes. Magnitudes below and beyond them are in two more bins."""
 _BITS = {torch.float32: (23, torch.int32), torch.float64: (52, torch.int64)}  # of the mantissa
 
 
-def new_moments() -> State:
-    """Return an empty state."""
+def octaves(low: float, high: float) -> tuple[float, ...]:
+    """Return the powers of 2 from `low`, rounded down, to `high`, rounded up."""
+    first, last = math.floor(math.log2(low)), math.ceil(math.log2(high))
+    return tuple(2.0**octave for octave in range(first, last + 1))
+
+
+def new_moments(edges: Sequence[float]) -> State:
+    """Return an empty state, with a bin between each two edges and one beyond each end."""
     return {
-        "sums": torch.zeros(BINS + len(EDGES) + 1, dtype=torch.float64),
+        "sums": torch.zeros(BINS + len(edges) + 1, dtype=torch.float64),
         "largest": torch.zeros((), dtype=torch.float64),
         "looked": 0,  # the number of values in calls of which the shares were taken
     }
@@ -48,7 +54,9 @@ def add_moments(state: State, x: Tensor, scale: float | Tensor = 1.0) -> None:
     state["largest"].clamp_(min=torch.where(finite, largest * unscaled, 0.0))
 
 
-def add_shares(state: State, x: Tensor, scale: float | Tensor = 1.0) -> None:
+def add_shares(
+    state: State, x: Tensor, edges: Sequence[float], scale: float | Tensor = 1.0
+) -> None:
     """Count zeros, values that are not finite, and magnitudes by octave.
 
     The exponent of a number tells its octave.
@@ -66,7 +74,8 @@ def add_shares(state: State, x: Tensor, scale: float | Tensor = 1.0) -> None:
         counts = torch.bincount(exponents, minlength=few)
     else:  # bincount would wait for the device
         counts = torch.histc(exponents.to(torch.int32), few, 0, few)
-    first, last = (octave + few // 2 - 1 for octave in _OCTAVES)
+    first = int(math.log2(edges[0])) + few // 2 - 1
+    last = first + len(edges) - 1
     below, above = counts[:first].sum(0, keepdim=True), counts[last:-1].sum(0, keepdim=True)
     zeros = x.numel() - torch.count_nonzero(x)
     found = torch.stack((zeros, counts[-1])), below - zeros, counts[first:last], above

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ..checks import as_count
+from ..checks import as_count, as_number
+from ..quoting import shown
 from ..registry import register
 from ..selectors.wrappers import shard_refusal
 from ..tables import Columns, Forms
@@ -19,7 +20,6 @@ from .batch_norm import add_batch, is_batch_norm, look_at_running, shifts
 from .moments import (
     BINS,
     COUNT,
-    EDGES,
     KEPT,
     NONFINITE,
     NORMS,
@@ -29,6 +29,7 @@ from .moments import (
     add_moments,
     add_shares,
     new_moments,
+    octaves,
 )
 from .units import add_units, bounds_of, new_units, padded
 
@@ -91,57 +92,69 @@ class Statistics:
         }
 
 
-def statistics_of(state: State) -> Statistics:
-    """Return the sums of a state as `Statistics`."""
-    sums, calls, looked = state["sums"].tolist(), state["calls"], state["looked"]
-    values = int(sums[COUNT])
-    mean = square = None
-    if values:
-        mean, square = sums[SUM] / values, sums[SQUARES] / values
-    return Statistics(
-        calls=calls,
-        left_out=calls - int(sums[KEPT]),
-        values=values,
-        looked=looked,
-        histogram=tuple(map(int, sums[BINS:])),
-        mean=mean,
-        std=math.sqrt(max(square - mean * mean, 0.0)) if values else None,
-        rms=math.sqrt(square) if values else None,
-        largest=state["largest"].item() if values else None,
-        norm=sums[NORMS] / sums[KEPT] if sums[KEPT] else None,
-        zeros=sums[ZEROS] / looked if looked else None,
-        nonfinite=sums[NONFINITE] / looked if looked else None,
-    )
+class Moments(Observer):
+    """Base: the sums of a window, which are told as `Statistics`."""
+
+    @property
+    def edges(self) -> tuple[float, ...]:
+        """The edges of the bins of the histogram, rising."""
+        return octaves(1e-8, 1e4)
+
+    def start(self) -> State:
+        return new_moments(self.edges)
+
+    def compute(self, state: State) -> Statistics:
+        sums, calls, looked = state["sums"].tolist(), state["calls"], state["looked"]
+        values = int(sums[COUNT])
+        mean, square = sums[SUM] / max(values, 1), sums[SQUARES] / max(values, 1)
+        return Statistics(
+            calls=calls,
+            left_out=calls - int(sums[KEPT]),
+            values=values,
+            looked=looked,
+            histogram=tuple(map(int, sums[BINS:])),
+            mean=mean if values else None,
+            std=math.sqrt(max(square - mean * mean, 0.0)) if values else None,
+            rms=math.sqrt(square) if values else None,
+            largest=state["largest"].item() if values else None,
+            norm=sums[NORMS] / sums[KEPT] if sums[KEPT] else None,
+            zeros=sums[ZEROS] / looked if looked else None,
+            nonfinite=sums[NONFINITE] / looked if looked else None,
+        )
 
 
 @dataclass(frozen=True, repr=False)
-class Measuring(Observer):
+class Measuring(Moments):
     """Moments at every call; shares of zeros and a histogram of magnitudes at every n-th call.
 
     Args:
         every: zeros, values that are not finite and the histogram are counted at each n-th call of
             an epoch, the first included.
+        low, high: the bounds of the histogram of magnitudes, from 1e-30 to 1e30. Its bins are
+            octaves: the bounds are rounded down and up to powers of 2.
     """
 
     every: int = 10
-
-    edges: ClassVar[tuple[float, ...]] = EDGES
-    """The edges of the bins of the histogram, rising."""
+    low: float = 1e-8
+    high: float = 1e4
 
     def check(self, values: Mapping[str, float]) -> None:
         super().check(values)
         as_count("every", self.every)
+        if not 1e-30 <= as_number("low", self.low) < as_number("high", self.high) <= 1e30:
+            raise ValueError(
+                "the bounds of the histogram must be 1e-30 <= low < high <= 1e30, got "
+                f"low={shown(self.low)}, high={shown(self.high)}"
+            )
 
-    def start(self) -> State:
-        return new_moments()
+    @property
+    def edges(self) -> tuple[float, ...]:
+        return octaves(self.low, self.high)
 
     def update(self, state: State, seen: Seen) -> None:
         add_moments(state, seen.tensor, seen.scale)
         if state["calls"] % self.every == 0:
-            add_shares(state, seen.tensor, seen.scale)
-
-    def compute(self, state: State) -> Statistics:
-        return statistics_of(state)
+            add_shares(state, seen.tensor, self.edges, seen.scale)
 
     def merge(self, a: State, b: State) -> State:
         return {**super().merge(a, b), "largest": torch.maximum(a["largest"], b["largest"])}
@@ -215,10 +228,12 @@ class ActivationStats(Measuring):
         channels = len(state["alive"])
         if not channels:
             return found
-        dead, saturated = (int((~state[name]).sum()) for name in ("alive", "moved"))
-        if state["bounds"] is None:
-            saturated = None
-        return replace(found, channels=channels, dead=dead, saturated=saturated)
+        return replace(
+            found,
+            channels=channels,
+            dead=int((~state["alive"]).sum()),
+            saturated=int((~state["moved"]).sum()) if state["bounds"] else None,
+        )
 
     def headings(self) -> tuple[str, Columns[Any]]:
         note, columns = super().headings()
@@ -244,6 +259,8 @@ class GradientStats(Measuring):
         12
     """
 
+    low: float = 1e-12
+
     acts_on: ClassVar[Literal["activation", "gradient"]] = "gradient"
     sees_values: ClassVar[bool] = False
     sees_gradients: ClassVar[bool] = True
@@ -251,7 +268,7 @@ class GradientStats(Measuring):
 
 
 @register
-class WeightStats(Observer):
+class WeightStats(Moments):
     """Mean, deviation, largest magnitude and norm of a layer's own parameters, all taken together.
 
     They are read when the epoch ends and when the report is asked for: a forward costs nothing, and
@@ -270,19 +287,13 @@ class WeightStats(Observer):
     sees_values: ClassVar[bool] = False
     needs_calls: ClassVar[bool] = False
 
-    edges: ClassVar[tuple[float, ...]] = EDGES
-    """The edges of the bins of the histogram, rising."""
-
-    def start(self) -> State:
-        return new_moments()
-
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
         parameters = list(_parameters(module, parameter))
-        state.update(new_moments(), calls=len(parameters))
+        state.update(new_moments(self.edges), calls=len(parameters))
         for each in parameters:
             state.update(on_device(state, each.device))
             add_moments(state, each.detach())
-            add_shares(state, each.detach())
+            add_shares(state, each.detach(), self.edges)
         kept, *_, square = state["sums"][: SQUARES + 1].tolist()
         state["square"] = square if kept == len(parameters) else math.nan
         state.setdefault("begun", state["square"])
@@ -296,7 +307,7 @@ class WeightStats(Observer):
         change = math.sqrt(square / begun) - 1 if known else None
         total = state["sums"][SQUARES].item()
         norm = math.sqrt(total) if state["sums"][KEPT] else None
-        return replace(statistics_of(state), norm=norm, change=change)
+        return replace(super().compute(state), norm=norm, change=change)
 
     def merge(self, a: State, b: State) -> State:
         """Ranks hold the same parameters: return the state of the first one."""

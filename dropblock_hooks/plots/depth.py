@@ -88,9 +88,13 @@ def plot_activations(attached: Attachment, ax: Any = None) -> Any:
     Raises:
         RuntimeError: if no activation was seen.
         TypeError: if `attached` is no Attachment.
+        ValueError: if the sites have different bins.
     """
     seen = _seen(_rows(attached), ActivationStats)
-    edges = ActivationStats.edges
+    kinds = {getattr(site.regularizer, "edges", ()) for site, _ in seen}
+    if len(kinds) > 1:
+        raise ValueError("the sites count into different bins: give all the same low and high")
+    edges = kinds.pop()
     names = [f"{site.name or '.'}  {row.observed.zeros or 0:.0%}" for site, row in seen]
     figure, ax = _figure_of(ax, names)
     histograms = [row.observed.histogram for _, row in seen]

@@ -127,7 +127,7 @@ def test_it_looks_at_every_nth_call(backend):
 def test_what_is_not_finite_is_in_no_bin(backend):
     model = nn.Sequential(nn.Identity())
     attached = attach(model, {"0": ActivationStats(every=1)})
-    run(model, backend)(torch.tensor([[1.0, math.nan, math.inf, 0.0, 1e-13, -1e9]]))
+    run(model, backend)(torch.tensor([[1.0, math.nan, math.inf, 0.0, 1e-9, -1e9]]))
     found = observed(attached)["0"]
     assert (found.nonfinite, found.zeros) == pytest.approx((2 / 6, 1 / 6))
     assert sum(found.histogram) == 3
@@ -220,6 +220,12 @@ def test_integers_are_refused_by_name():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"low": 1.0, "high": 0.1}, r"low < high .*got low=1.0 .float., high=0.1"),
+        ({"low": 1.0, "high": 1.0}, "low < high"),
+        ({"low": 0.0}, "1e-30 <= low"),
+        ({"low": -1.0}, "1e-30 <= low"),
+        ({"high": 1e40}, "<= 1e30"),
+        ({"high": math.inf}, "high must be a finite number"),
         ({"every": 0}, "every must be an integer >= 1, got 0"),
         ({"every": 2.5}, "every must be an integer"),
     ],
@@ -231,7 +237,7 @@ def test_bad_options(kind, options, message):
 
 
 def test_it_goes_through_yaml():
-    spec = Spec({"0": ActivationStats(every=5)})
+    spec = Spec({"0": ActivationStats(every=5, low=1e-3)})
     assert Spec.from_yaml(spec.to_yaml()) == spec
     assert repr(ActivationStats()) == "ActivationStats()"
 

@@ -570,7 +570,7 @@ def test_a_call_without_gradients_takes_the_place_of_none(backend):
 def test_a_repr_says_what_is_not_as_usual():
     assert repr(Capture()) == "Capture()"
     assert repr(Capture(keep=None, at="input")) == "Capture(keep=None, at='input')"
-    assert repr(GradientStats(when="before", every=2)) == "GradientStats(every=2, when='before')"
+    assert repr(GradientStats(when="before", low=0.1)) == "GradientStats(low=0.1, when='before')"
 
 
 def test_reading_a_copy_or_after_a_pause_tells_the_cause():

@@ -63,12 +63,12 @@ def test_gradients_that_are_all_zero_can_be_drawn():
 
 
 def test_a_column_of_activations_is_the_share_of_each_size():
-    attached = trained({"*": ActivationStats(every=1)})
+    attached = trained({"*": ActivationStats(every=1, low=2**-6, high=4.0)})
     figure = plot_activations(attached)
     figure.draw_without_rendering()
     ax, bar = figure.axes
     (mesh,) = ax.collections
-    shares = torch.as_tensor(mesh.get_array()).reshape(len(ActivationStats.edges) - 1, 4)
+    shares = torch.as_tensor(mesh.get_array()).reshape(8, 4)
     assert torch.allclose(shares.sum(0), torch.ones(4, dtype=shares.dtype), atol=0.1)
     histogram = attached.report()[0].observed.histogram
     assert shares[:, 0].tolist() == [n / sum(histogram) for n in histogram[1:-1]]
@@ -95,6 +95,12 @@ def test_nothing_seen(plot):
     model = nn.Sequential(nn.Linear(2, 2))
     with pytest.raises(RuntimeError, match="nothing to draw.*attach (Act|Grad).*Stats"):
         plot(attach(model, {"0": [ActivationStats(), GradientStats()]}))
+
+
+def test_other_bins():
+    attached = trained({"0": ActivationStats(low=0.1), "2": ActivationStats(low=0.01)})
+    with pytest.raises(ValueError, match="different bins"):
+        plot_activations(attached)
 
 
 @pytest.mark.parametrize("plot", [plot_gradient_flow, plot_activations])
