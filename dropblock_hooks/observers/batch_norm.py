@@ -14,12 +14,13 @@ def is_batch_norm(module: nn.Module) -> bool:
 
 
 def look_at_running(state: State, module: nn.Module) -> None:
-    """Copy the running mean and variance of a BatchNorm, and its eps."""
-    mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)
-    if type(mean) is not Tensor or type(variance) is not Tensor or mean.is_meta:
-        return  # it keeps none, or none yet
-    state["running"] = torch.stack((mean.detach(), variance.detach())).to(state["sums"])
-    state["eps"] = float(module.eps)  # type: ignore[arg-type]  # a BatchNorm's
+    """Copy the running mean and variance of a BatchNorm that keeps them, and its eps."""
+    if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return
+    mean, variance = module.running_mean, module.running_var
+    if type(mean) is Tensor and type(variance) is Tensor and not mean.is_meta:
+        state["running"] = torch.stack((mean.detach(), variance.detach())).to(state["sums"])
+        state["eps"] = float(module.eps)
 
 
 def add_batch(state: State, x: Tensor) -> None:
@@ -33,19 +34,22 @@ def add_batch(state: State, x: Tensor) -> None:
     )
 
 
-def shifts(state: State) -> tuple[float | None, float | None]:
-    """Return how far the running mean and the running variance are off; None before any batch.
+def shifts(state: State) -> dict[str, float]:
+    """Return how far the running mean and the running variance are off; nothing before any batch.
 
     Channels whose running variance is not positive are left out.
     """
     if "batches" not in state or "running" not in state:
-        return None, None
+        return {}
     mean, variance, n = state["batches"].double()
     running_mean, running_variance = state["running"].double()
     kept = running_variance + state["eps"]
-    of_mean = (mean / n - running_mean).abs() / kept.sqrt()
-    of_variance = ((variance / n + state["eps"]) / kept).log().abs()
     there = kept > 0
     if not there.any():
-        return None, None
-    return of_mean[there].mean().item(), of_variance[there].mean().item()
+        return {}
+    of_mean = (mean / n - running_mean).abs() / kept.sqrt()
+    of_variance = ((variance / n + state["eps"]) / kept).log().abs()
+    return {
+        "mean_shift": of_mean[there].mean().item(),
+        "variance_shift": of_variance[there].mean().item(),
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -200,8 +200,7 @@ class ActivationStats(Measuring):
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
         state["bounds"] = bounds_of(module) if self.at == "output" else None
-        if is_batch_norm(module):
-            look_at_running(state, module)
+        look_at_running(state, module)
 
     def update(self, state: State, seen: Seen) -> None:
         super().update(state, seen)
@@ -288,7 +287,7 @@ class WeightStats(Moments):
     needs_calls: ClassVar[bool] = False
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
-        parameters = list(_parameters(module, parameter))
+        parameters = _parameters(module, parameter)
         state.update(new_moments(self.edges), calls=len(parameters))
         for each in parameters:
             state.update(on_device(state, each.device))
@@ -318,15 +317,19 @@ class WeightStats(Moments):
         return note, {**_MOMENTS, "change": lambda s: _short(s.change)}
 
 
-def _parameters(module: nn.Module, name: str | None) -> Iterator[Tensor]:
+def _parameters(module: nn.Module, name: str | None) -> list[Tensor]:
     """The layer's own parameters, or the one of this name, as far as they hold numbers."""
     if shard_refusal(module) is not None:
-        return
-    for key, each in module._parameters.items():
-        if each is None or type(each) not in (Tensor, nn.Parameter) or each.is_meta:
-            continue
-        if key == (name or key) and each.is_floating_point():
-            yield each
+        return []
+    return [
+        p
+        for key, p in module._parameters.items()
+        if (name is None or key == name) and p is not None and _holds_numbers(p)
+    ]
+
+
+def _holds_numbers(p: Tensor) -> bool:
+    return type(p) in (Tensor, nn.Parameter) and not p.is_meta and p.is_floating_point()
 
 
 def _short(value: float | None) -> str | None:
@@ -339,9 +342,7 @@ def _share(count: int | None, s: Statistics) -> Any:
 
 
 def _running(s: Statistics) -> str:
-    if s.mean_shift is None or s.variance_shift is None:
-        return ""
-    return f"{s.mean_shift:.2g}, {s.variance_shift:.2g}"
+    return "" if s.mean_shift is None else f"{s.mean_shift:.2g}, {s.variance_shift:.2g}"
 
 
 _MOMENTS: Columns[Any] = {
