@@ -89,8 +89,7 @@ from .schedules import (
 )
 from .selectors.select import Select
 from .sites.site import Site, SiteError
-from .spec.draft import SpecError
-from .spec.spec import Spec
+from .spec.spec import Spec, SpecError
 from .warn import HookWarning
 
 __version__ = "0.1.0"

@@ -16,7 +16,7 @@ from .sites.grad_scaler import checked_scaler
 from .sites.hooks import SiteHook, hooks_on
 from .sites.run import Run
 from .sites.updates import checked_optimizers
-from .spec.draft import Draft, SpecError
+from .spec.spec import Draft, SpecError
 from .warn import warn
 
 

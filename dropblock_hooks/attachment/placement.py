@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ..axes.facts import Facts
 from ..regularizers.base import Regularizer
 from ..selectors.index import Target
-from ..spec.draft import Entry
+from ..spec.spec import Entry
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.select import Select, Selector, match
 from ..selectors.wrappers import shard_refusal
 from ..sites.hooks import hooks_on
-from ..spec.draft import Draft, Entry, SpecError
+from ..spec.spec import Draft, Entry, SpecError
 from .own_rates import clashes, with_own_rate
 from .placement import Placement
 

@@ -15,7 +15,7 @@ from ..planning.dry_run import arguments_of
 from ..quoting import kind_of, listed, shown
 from ..selectors.select import Select
 from ..selectors.wrappers import unwrap
-from ..spec.draft import Draft
+from ..spec.spec import Draft
 from .once import Once, call_once, no_tensor
 
 Layers = str | Select | Sequence[str]

@@ -13,7 +13,7 @@ from ..axes.view import NAMELESS
 from ..checkpointing import NO_TASK, graph_task
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.select import match
-from ..spec.draft import Entry
+from ..spec.spec import Entry
 from ..tables import shown
 from .once import EdgeHook, Once, call_once
 from .scores import Scores

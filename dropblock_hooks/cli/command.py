@@ -13,7 +13,7 @@ from typing import Any
 from .. import __version__
 from ..quoting import quote
 from ..selectors.index import NoMatchError
-from ..spec.draft import SpecError
+from ..spec.spec import SpecError
 from ..tables import UNLIMITED, WIDTH
 from . import builtin, check, layers, plan, preset, regularizers
 from .models import import_module

@@ -14,7 +14,7 @@ from ..attachment.epoch_checks import tell_faults
 from ..attachment.resolve import checked_epochs
 from ..checks import as_count, check_option
 from ..schedules import length_of
-from ..spec.draft import Draft
+from ..spec.spec import Draft
 from ..warn import warn
 
 _PACKAGES: list[Any] = [

@@ -12,7 +12,7 @@ from ..attachment.placement import Placement
 from ..attachment.resolve import checked_epochs, place, without_epochs
 from ..findings import Kind
 from ..selectors.wrappers import bare_type, submodule, unwrap
-from ..spec.draft import Draft
+from ..spec.spec import Draft
 from ..tables import counted
 from .dry_run import DryRunError, clear_away, dry_run
 from .probe import probe

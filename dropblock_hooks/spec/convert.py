@@ -21,18 +21,17 @@ from ..regularizers.base import Regularizer
 from ..regularizers.foreign import Foreign, is_foreign
 from ..regularizers.rates import hints_of
 from ..schedules import Schedule
-from .files import Path
+from .files import Keys
 
 _T = TypeVar("_T", Regularizer, Schedule)
-_LONGEST_CALL = 10_000
 
 
 class PlainError(ValueError):
     """Plain data with faults: each a path of keys and what is wrong there."""
 
-    def __init__(self, path: Path, message: str) -> None:
+    def __init__(self, path: Keys, message: str, *more: tuple[Keys, str]) -> None:
         super().__init__(message)
-        self.faults = [(path, message)]
+        self.faults = [(path, message), *more]
 
 
 def is_list(value: Any) -> bool:
@@ -45,7 +44,7 @@ def key_text(key: Any) -> str:
     return key if isinstance(key, str) else quote(key)
 
 
-def regularizer_from(value: Any, path: Path = ()) -> Regularizer:
+def regularizer_from(value: Any, path: Keys = ()) -> Regularizer:
     """A regularizer from an object of ours or somebody else's, or from plain data."""
     if isinstance(value, Regularizer):
         return value
@@ -55,20 +54,20 @@ def regularizer_from(value: Any, path: Path = ()) -> Regularizer:
         name = value.__name__
         call = f"Foreign({name}, ...)" if issubclass(value, nn.Module) else f"{name}(...)"
         raise PlainError(path, f"got the class {name}: write {call}")
-    if is_foreign(value):
-        try:
-            return Foreign(value)
-        except (TypeError, ValueError) as error:
-            raise PlainError(path, str(error)) from error
-    return _build(Regularizer, value, path)
+    if not is_foreign(value):
+        return _build(Regularizer, value, path)
+    try:
+        return Foreign(value)
+    except (TypeError, ValueError) as error:
+        raise PlainError(path, str(error)) from error
 
 
-def schedule_from(value: Any, path: Path = ()) -> Schedule:
+def schedule_from(value: Any, path: Keys = ()) -> Schedule:
     """A schedule from plain data."""
     return _build(Schedule, value, path)
 
 
-def _build(base: type[_T], value: Any, path: Path) -> _T:
+def _build(base: type[_T], value: Any, path: Keys) -> _T:
     """An object of a registered class, from ``{Name: fields}`` or the text of a call."""
     kind = base.__name__.lower()
     if isinstance(value, str):
@@ -102,7 +101,7 @@ def _positional(cls: Any) -> list[str]:
     return [f.name for f in fields(cls) if f.init and not f.kw_only]
 
 
-def construct(cls: Any, given: Mapping[Any, Any], path: Path) -> Any:
+def construct(cls: Any, given: Mapping[Any, Any], path: Keys) -> Any:
     """An instance of a class from its fields as plain data.
 
     Raises:
@@ -110,7 +109,7 @@ def construct(cls: Any, given: Mapping[Any, Any], path: Path) -> Any:
     """
     names, hints = [f.name for f in fields(cls) if f.init], hints_of(cls)
     arguments: dict[str, Any] = {}
-    faults: list[tuple[Path, str]] = []
+    faults: list[tuple[Keys, str]] = []
     for key, value in given.items():
         below = (*path, key_text(key))
         if key not in names:
@@ -129,9 +128,7 @@ def construct(cls: Any, given: Mapping[Any, Any], path: Path) -> Any:
             first = message.split(" ", 1)[0]  # messages begin with the name of the field
             faults.append(((*path, first) if first in given else path, message))
     if faults:
-        collected = PlainError(*faults[0])
-        collected.faults = faults
-        raise collected
+        raise PlainError(*faults[0], *faults[1:])
     return built
 
 
@@ -139,7 +136,7 @@ def _takes_schedule(hint: Any) -> bool:
     return hint is Schedule or any(map(_takes_schedule, get_args(hint)))
 
 
-def _field(value: Any, path: Path, may_be_schedule: bool) -> Any:
+def _field(value: Any, path: Keys, may_be_schedule: bool) -> Any:
     is_call = isinstance(value, str) and ("(" in value or value in registered(Schedule))
     if may_be_schedule and (is_call or isinstance(value, Mapping)):
         return _build(Schedule, value, path)
@@ -149,13 +146,11 @@ def _field(value: Any, path: Path, may_be_schedule: bool) -> Any:
     return tuple(value) if is_list(value) else value
 
 
-def _parse_call(text: str, path: Path) -> tuple[str, dict[str, Any]]:
+def _parse_call(text: str, path: Keys) -> tuple[str, dict[str, Any]]:
     """Name and fields of ``Name(1, field=2)``; the text is not run."""
     if text.isidentifier():
         return text, {}
     try:
-        if len(text) > _LONGEST_CALL:
-            raise ValueError
         return _call(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         hint = "; inside { } it needs quotes" if text.count("(") > text.count(")") else ""
