@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -34,7 +36,7 @@ def add_batch(state: State, x: Tensor) -> None:
     )
 
 
-def shifts(state: State) -> dict[str, float]:
+def shifts(state: State) -> dict[str, Any]:
     """Return how far the running mean and the running variance are off; nothing before any batch.
 
     Channels whose running variance is not positive are left out.

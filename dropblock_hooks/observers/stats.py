@@ -220,10 +220,7 @@ class ActivationStats(Measuring):
         return {**super().merge(a, b), **kept}
 
     def compute(self, state: State) -> Statistics:
-        mean_shift, variance_shift = shifts(state)
-        found = replace(
-            super().compute(state), mean_shift=mean_shift, variance_shift=variance_shift
-        )
+        found = replace(super().compute(state), **shifts(state))
         channels = len(state["alive"])
         if not channels:
             return found
