@@ -160,8 +160,7 @@ class Measuring(Moments):
         return {**super().merge(a, b), "largest": torch.maximum(a["largest"], b["largest"])}
 
     def headings(self) -> tuple[str, Columns[Any]]:
-        note = f"{self.label}: this epoch; zeros, nan/inf: 1 call in {self.every}"
-        return note, dict(_MOMENTS)
+        return f"{self.label}: this epoch; zeros, nan/inf: 1 call in {self.every}", dict(_MOMENTS)
 
 
 @register
@@ -318,15 +317,9 @@ def _parameters(module: nn.Module, name: str | None) -> list[Tensor]:
     """The layer's own parameters, or the one of this name, as far as they hold numbers."""
     if shard_refusal(module) is not None:
         return []
-    return [
-        p
-        for key, p in module._parameters.items()
-        if (name is None or key == name) and p is not None and _holds_numbers(p)
-    ]
-
-
-def _holds_numbers(p: Tensor) -> bool:
-    return type(p) in (Tensor, nn.Parameter) and not p.is_meta and p.is_floating_point()
+    own = module._parameters if name is None else {name: module._parameters[name]}
+    plain = [p for p in own.values() if p is not None and type(p) in (Tensor, nn.Parameter)]
+    return [p for p in plain if p.is_floating_point() and not p.is_meta]
 
 
 def _short(value: float | None) -> str | None:

@@ -14,8 +14,6 @@ from ..functional.masks import wide_dtype
 from .base import Seen
 from .units import NEAR, bounds_of
 
-CHANNELS = 4096
-"""Channels beyond this number are not looked at."""
 _MOST_UNREAD = 4096
 _INF = math.inf
 _HUGE = 1e30  # a norm beyond it counts as this: its squares may not fit
@@ -124,7 +122,6 @@ class Watched:
         mapped = seen.channels_first()
         if mapped is None:
             mapped = x.movedim(-1 if x.ndim != 4 else 1, 1)
-        mapped = mapped[:, :CHANNELS]
         more = mapped.shape[1] - len(self.peaks)
         if more > 0:
             self.peaks = torch.cat((self.peaks.to(x.device), torch.zeros(more, device=x.device)))
