@@ -149,9 +149,9 @@ def _at_work(hook: SiteHook) -> bool:
     """Whether eager mode has seen it at work in this window, as far as a forward can show."""
     if isinstance(hook, ParameterHook):
         return True
-    trained, active = hook.site.counter.trained_in_window
+    window = read([hook.site.counter], wait=False)[0].window
     later = hook.site.regularizer.acts_on == "gradient"  # its turn is in the backward
-    return trained > 0 if later else active > 0
+    return window.trained > 0 if later else window.active > 0
 
 
 def look_back(base: nn.Module, run: Run, hooks: Sequence[SiteHook], ended: bool) -> list[Finding]:

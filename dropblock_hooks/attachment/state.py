@@ -87,15 +87,15 @@ def _is_whole(site: Any) -> bool:
     if not isinstance(site, Mapping) or not isinstance(site.get("regularizer"), str):
         return False
     try:
-        _norms(site)
+        _cells(site)
     except (KeyError, TypeError, ValueError):
         return False
     expected = isinstance(site.get("expected"), int | float)
     return expected and all(isinstance(site.get(name), int) for name in _COUNTS)
 
 
-def _norms(saved: Mapping[str, Any]) -> Norms:
-    return Norms.restored(saved["norms"]) if "norms" in saved else Norms.of(None)
+def _cells(saved: Mapping[str, Any]) -> list[float] | None:
+    return Norms.restored(saved["norms"]) if "norms" in saved else None
 
 
 def restore(state: Mapping[str, Any], sites: Sequence[Site], run: Run) -> None:
@@ -105,12 +105,11 @@ def restore(state: Mapping[str, Any], sites: Sequence[Site], run: Run) -> None:
     for site in sites:
         saved = state["sites"].get(site.key)
         if saved is None:
-            counted = site.counter.read()
-            site.counter.restore(counted.life)
+            site.counter.restore(site.counter.read().life)
             continue
         counts = {name: saved[name] for name in _ELEMENTS}
         counts |= {"trained": saved["calls"], "active": saved["active_calls"]}
-        site.counter.restore(Snapshot(**counts), _norms(saved))
+        site.counter.restore(Snapshot(**counts, cells=_cells(saved)))
         if "buffers" in saved and site.watch is not None:
             kept = saved["buffers"].items()
             site.watch.load_state_dict({name: _tensor(each) for name, each in kept})

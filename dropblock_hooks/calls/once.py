@@ -127,7 +127,7 @@ def _paused(model: nn.Module) -> Iterator[None]:
     before = [(run, run.enabled, run.stepped) for run in runs]
     with ExitStack() as stack:
         for counter in (*(s.counter for s in sites), *(r.counter for r in runs)):
-            stack.enter_context(counter.uncounted())
+            stack.callback(setattr, counter, "evaluated", counter.evaluated)
         try:
             for run in runs:
                 run.enabled = False

@@ -7,9 +7,7 @@ difference of two snapshots.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -71,19 +69,13 @@ class Snapshot(NamedTuple):
         """The norms before a bound."""
         return Norms.of(self.cells)
 
-    def plus(self, other: Snapshot) -> Snapshot:
-        """The sum, for example over ranks."""
-        return self._combined(other, operator.add)
-
-    def since(self, earlier: Snapshot) -> Snapshot:
-        """What was counted since an earlier snapshot."""
-        return self._combined(earlier, operator.sub)
-
-    def _combined(self, other: Snapshot, combine: Callable[[Any, Any], Any]) -> Snapshot:
+    def plus(self, other: Snapshot, sign: int = 1) -> Snapshot:
+        """The sum, for example over ranks, or with ``sign=-1`` what was counted since `other`."""
         cells = self.cells or other.cells
         if self.cells and other.cells:
-            cells = list(map(combine, self.cells, other.cells))
-        return Snapshot._make([*map(combine, self[:-1], other[:-1]), cells])
+            cells = [a + sign * b for a, b in zip(self.cells, other.cells, strict=True)]
+        sums = [a + sign * b for a, b in zip(self[:-1], other[:-1], strict=True)]
+        return Snapshot._make([*sums, cells])
 
     def share(self) -> float | None:
         """The share of affected elements; None where no element was counted."""
@@ -134,17 +126,17 @@ class Counter:
     It is exact if one thread at a time runs the forward.
 
     Attributes:
-        evaluated, trained, active, compiled, off: as in a `Snapshot`.
+        evaluated, trained, active, affected, total, expected, compiled, off, cells: as in a
+            `Snapshot`. Tensors are never changed in place, because snapshots hold them.
         map_size: the spatial size of the last tensor; None before the first.
         map_varies: whether a tensor of another size came before.
     """
 
     def __init__(self) -> None:
-        self.evaluated = self.trained = self.active = self.compiled = self.off = 0
-        self._affected: Any = 0  # a tensor is never changed in place, because snapshots hold it
-        self._total = 0
-        self._expected = 0.0
-        self._cells: Tensor | None = None
+        self.evaluated = self.trained = self.active = self.compiled = self.off = self.total = 0
+        self.affected: Any = 0
+        self.expected = 0.0
+        self.cells: Tensor | None = None
         self.map_size: tuple[int, ...] | None = None
         self.map_varies = False
         self._begun = self._before = Snapshot()
@@ -167,34 +159,19 @@ class Counter:
         if affected is None:
             return
         if isinstance(affected, Clipped):
-            self._cells = add_norms(self._cells, affected.norms)
+            self.cells = add_norms(self.cells, affected.norms)
             affected = affected.changed
         if isinstance(affected, Tensor):
             affected = affected.detach()
-            if isinstance(self._affected, Tensor) and self._affected.device != affected.device:
-                self._affected = self._affected.to(affected.device)  # the model has moved
-        self._affected = self._affected + affected
-        self._total += total
-        self._expected += rate * total
+            if isinstance(self.affected, Tensor) and self.affected.device != affected.device:
+                self.affected = self.affected.to(affected.device)  # the model has moved
+        self.affected = self.affected + affected
+        self.total += total
+        self.expected += rate * total
 
     def snapshot(self) -> Snapshot:
         """The totals of now; a tensor in them is not read."""
-        return Snapshot(
-            self.evaluated,
-            self.trained,
-            self.active,
-            self._affected,
-            self._total,
-            self._expected,
-            self.compiled,
-            self.off,
-            self._cells,
-        )
-
-    @property
-    def trained_in_window(self) -> tuple[int, int]:
-        """Training calls and active calls since the window began; no device is waited for."""
-        return self.trained - self._begun.trained, self.active - self._begun.active
+        return Snapshot._make(getattr(self, name) for name in Snapshot._fields)
 
     def close_window(self) -> None:
         """Begin a new window; the present one becomes the closed one."""
@@ -207,25 +184,16 @@ class Counter:
         self._begun = self._begun._replace(**elements)
         self._before = self._before._replace(**elements)
 
-    def restore(self, life: Snapshot, norms: Norms | None = None) -> None:
-        """Take over the totals of a saved counter, and begin a window that is empty."""
-        self.evaluated, self.trained, self.active = life[:3]
-        self._affected, self._total, self._expected, self.compiled, self.off = life[3:8]
-        self._cells = (norms or life.norms).cells()
+    def restore(self, life: Snapshot) -> None:
+        """Take over totals that were read or saved, and begin a window that is empty."""
+        vars(self).update(life._asdict())
+        if life.cells is not None:
+            self.cells = torch.tensor(life.cells, dtype=torch.float64, device="cpu")
         self._begun = self._before = self.snapshot()
 
     def read(self) -> Totals:
         """Everything that was counted. Waits for the device."""
         return read([self])[0]
-
-    @contextmanager
-    def uncounted(self) -> Iterator[None]:
-        """Calls in evaluation are not counted within a ``with`` block."""
-        evaluated = self.evaluated
-        try:
-            yield
-        finally:
-            self.evaluated = evaluated
 
 
 def read(counters: Iterable[Counter], *, wait: bool = True) -> list[Totals]:
@@ -236,8 +204,13 @@ def read(counters: Iterable[Counter], *, wait: bool = True) -> list[Totals]:
     """
     counters = list(counters)
     moments = [(c.snapshot(), c._begun, c._before) for c in counters]
-    unread = (x for triple in moments for each in triple for x in (each.affected, each.cells))
-    numbers = numbers_of([x for x in unread if isinstance(x, Tensor)]) if wait else {}
+    found = (x for triple in moments for each in triple for x in (each.affected, each.cells))
+    unread = [x for x in found if isinstance(x, Tensor)] if wait else []
+    numbers: dict[int, list[float]] = {}
+    for device in {each.device for each in unread}:
+        rows = {id(each): _row(each) for each in unread if each.device == device}
+        values = iter(torch.cat(list(rows.values())).tolist())
+        numbers |= {key: list(islice(values, row.numel())) for key, row in rows.items()}
 
     def known(counts: Snapshot) -> Snapshot:
         affected = counts.affected
@@ -245,22 +218,12 @@ def read(counters: Iterable[Counter], *, wait: bool = True) -> list[Totals]:
             affected = int(numbers.get(id(affected), [0.0])[0])
         return counts._replace(affected=affected, cells=numbers.get(id(counts.cells)))
 
-    found = []
+    totals = []
     for counter, triple in zip(counters, moments, strict=True):
         now, begun, before = map(known, triple)
-        window, closed = now.since(begun), begun.since(before)
-        found.append(Totals(now, window, closed, counter.map_size, counter.map_varies))
-    return found
-
-
-def numbers_of(tensors: Sequence[Tensor]) -> dict[int, list[float]]:
-    """The numbers of each tensor, by its ``id``; each device is waited for once."""
-    found: dict[int, list[float]] = {}
-    for device in {each.device for each in tensors}:
-        here = {id(each): _row(each) for each in tensors if each.device == device}
-        numbers = iter(torch.cat(list(here.values())).tolist())
-        found |= {key: list(islice(numbers, row.numel())) for key, row in here.items()}
-    return found
+        window, closed = now.plus(begun, -1), begun.plus(before, -1)
+        totals.append(Totals(now, window, closed, counter.map_size, counter.map_varies))
+    return totals
 
 
 def _row(tensor: Tensor) -> Tensor:
