@@ -31,7 +31,9 @@ def imports(name, path):
             continue
         base = [*folder[: len(folder) - node.level + 1], *(node.module or "").split(".")]
         whole = ".".join(part for part in base if part)
-        for found in (whole, *(f"{whole}.{alias.name}".strip(".") for alias in node.names)):
+        inside = [f"{whole}.{alias.name}".strip(".") for alias in node.names]
+        only_modules = node.module is None and known.keys() >= set(inside)
+        for found in inside if only_modules else (whole, *inside):
             if found in known:
                 yield found
             elif f"{found}.__init__" in known:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-_SPAN = r"(?:[^.]+\.)*"
+_SPAN = r"(?:[^.\n]+\.)*"
 _TOKEN = re.compile(r"\*+|\[(!?)([^\]]+)\]|.", re.DOTALL)
 
 
@@ -13,8 +13,9 @@ def matching(glob: str, names: Iterable[str]) -> list[str]:
     Raises:
         re.error: for a glob with a bad range, such as ``[z-a]``.
     """
-    pattern = re.compile(_translated(glob))
-    return [name for name in names if name and pattern.fullmatch(f"{name}.")]
+    lines = "\n".join([f"{name}." for name in names if name])  # one search is fast
+    pattern = re.compile(rf"^(?:{_translated(glob)})$", re.MULTILINE)
+    return [name[:-1] for name in pattern.findall(lines) if name]
 
 
 def prefixes(glob: str, names: Iterable[str]) -> list[str]:
@@ -39,12 +40,12 @@ def _component(text: str) -> str:
     found = []
     for token in _TOKEN.finditer(text):
         if token.group().startswith("*"):
-            found.append("[^.]*")
+            found.append(r"[^.\n]*")
         elif token.group() == "?":
-            found.append("[^.]")
+            found.append(r"[^.\n]")
         elif token[2]:
             inside = re.escape(token[2]).replace("\\-", "-")
-            found.append(rf"(?!\.)[{'^' if token[1] else ''}{inside}]")
+            found.append(rf"(?![.\n])[{'^' if token[1] else ''}{inside}]")
         else:
             found.append(re.escape(token.group()))
     return "".join(found)
