@@ -13,7 +13,7 @@ from ..checks import as_count
 from ..quoting import described, kind_of, label, listed, quote
 from ..registry import brief
 from .globs import matching, prefixes
-from .index import Index, NoMatchError, Target, is_share
+from .index import Index, NoMatchError, Target
 from .stages import stage_module, stage_target
 from .wrappers import bare_type
 
@@ -202,13 +202,11 @@ def _no_attribute(text: str, index: Index) -> str:
     if target is None or not hasattr(target.module, local):
         hint = index.closest(text, index.attributes)
         return f"{quote(text)} matches no attribute with a rate{hint}"
-    if hasattr(type(target.module), local):
-        kind = bare_type(target.module).__name__
-        return f"{quote(text)} is an attribute of the class {kind}, not of the module"
-    value = quote(getattr(target.module, local), 60)
-    if is_share(getattr(target.module, local)):
-        return f"{quote(text)} is {value}, but the name of a rate contains drop or prob, or is p"
-    return f"{quote(text)} must be a number in [0, 1] to be a rate, got {value}"
+    return (
+        f"{quote(text)} is no rate: a rate is a number in [0, 1] that the module itself holds, "
+        "not its class, under the name p or a name with drop or prob; got "
+        f"{quote(getattr(target.module, local), 60)}"
+    )
 
 
 def _match_select(select: Select, index: Index) -> list[Target]:

@@ -45,7 +45,16 @@ def stage_module(index: Index, kind: str, text: str) -> str:
     if number < 0:  # features_only removes the stages that no output needs
         while len(stages) > 1 and stages[-1].name is None:
             stages.pop()
-    stage = _numbered(stages, number) if kind == "stage" else _strided(stages, number)
+    if kind == "stage":
+        found = stages[number : number + 1 or None] if number >= -len(stages) else []
+    else:
+        found = [stage for stage in stages if stage.stride == number]
+    if not found:
+        known = [f"{i}: {each.stated}, stride {each.stride}" for i, each in enumerate(stages)]
+        raise NoMatchError(
+            f"{kind}:{number} is no stage of the model ({shorten('; '.join(known))})"
+        )
+    stage = found[-1]
     if stage.name is None:
         raise NoMatchError(
             f"feature_info names {quote(stage.stated)}, which the model does not have; "
@@ -76,21 +85,6 @@ def _known_stages(index: Index) -> list[Stage]:
         return stages_of(index)
     except NoMatchError:
         return []
-
-
-def _numbered(stages: list[Stage], number: int) -> Stage:
-    if not -len(stages) <= number < len(stages):
-        known = shorten(", ".join(f"{i}: {stage.stated}" for i, stage in enumerate(stages)))
-        raise NoMatchError(f"stage {number} is not among the {len(stages)} stages ({known})")
-    return stages[number]
-
-
-def _strided(stages: list[Stage], stride: int) -> Stage:
-    found = [stage for stage in stages if stage.stride == stride]
-    if not found:
-        known = shorten(", ".join(f"{stage.stride}: {stage.stated}" for stage in stages))
-        raise NoMatchError(f"no stage has stride {stride} ({known})")
-    return found[-1]
 
 
 def _ends(index: Index, name: str) -> Iterator[str]:
@@ -129,17 +123,15 @@ def _host(index: Index) -> str:
         inside = any(host == "" or name.startswith(f"{host}.") for host in outer)
         if name == target.name and not inside and _entries(target.module) is not None:
             outer.append(name)
-    if not outer:
-        raise NoMatchError(
-            "stages come from timm's feature_info, and no module has it; name the layers "
-            f"({_layers(index.model)})"
-        )
-    if len(outer) > 1:
-        raise NoMatchError(
-            "stages come from timm's feature_info, and several submodules have it: "
-            f"{shorten(', '.join(outer))}; name the layers, or root="
-        )
-    return outer[0]
+    if len(outer) == 1:
+        return outer[0]
+    found = (
+        f"several submodules have it: {shorten(', '.join(outer))}" if outer else "nothing has it"
+    )
+    raise NoMatchError(
+        f"stages come from timm's feature_info, and {found}; name the layers "
+        f"({_layers(index.model)}), or give root="
+    )
 
 
 def _entries(module: nn.Module) -> list[dict[str, Any]] | None:
