@@ -51,9 +51,8 @@ def stage_module(index: Index, kind: str, text: str) -> str:
         found = [stage for stage in stages if stage.stride == number]
     if not found:
         known = [f"{i}: {each.stated}, stride {each.stride}" for i, each in enumerate(stages)]
-        raise NoMatchError(
-            f"{kind}:{number} is no stage of the model ({shorten('; '.join(known))})"
-        )
+        hint = shorten("; ".join(known))
+        raise NoMatchError(f"{kind}:{number} is no stage of the model ({hint})")
     stage = found[-1]
     if stage.name is None:
         raise NoMatchError(
@@ -125,9 +124,8 @@ def _host(index: Index) -> str:
             outer.append(name)
     if len(outer) == 1:
         return outer[0]
-    found = (
-        f"several submodules have it: {shorten(', '.join(outer))}" if outer else "nothing has it"
-    )
+    several = f"several submodules have it: {shorten(', '.join(outer))}"
+    found = several if outer else "no module has it"
     raise NoMatchError(
         f"stages come from timm's feature_info, and {found}; name the layers "
         f"({_layers(index.model)}), or give root="

@@ -187,9 +187,7 @@ def test_stages(resnet):
     inside = names(resnet, Select(types="Conv2d", stages=-1))
     assert len(inside) == 7
     assert all(name.startswith("layer4.") for name in inside)
-    with pytest.raises(
-        NoMatchError, match="stage:9 is no stage of the model .*4: layer4, stride 32"
-    ):
+    with pytest.raises(NoMatchError, match="stage:9 is no stage .*4: layer4, stride 32"):
         names(resnet, "stage:9")
     with pytest.raises(NoMatchError, match="stride:3 is no stage of the model"):
         names(resnet, "stride:3")
