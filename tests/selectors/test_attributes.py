@@ -101,7 +101,7 @@ NOTHING = {
     "attr:layers.0.fc.in_features": r"is no rate: a rate is a number in \[0, 1\].*; got 3",
     "attr:layers.0.training": r"is no rate: a rate is a number in \[0, 1\].*; got True",
     "attr:drop_property": "'drop_property' is no rate: .* the module itself holds, not its class",
-    "attr:of_class_dropout": "'of_class_dropout' is no rate: .* the module itself holds, not its class",
+    "attr:of_class_dropout": "'of_class_dropout' is no rate: .* the module itself holds, not",
     "atr:dropout": r"unknown form of selector atr: \(closest: attr\)",
     Select(names="attr:drop_*", expect=7): "expected 7 layers, got 1: drop_rate",
 }
