@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..findings import Finding, Kind, Severity
 from ..observers.watchdog import Watchdog
-from ..observers.watched import Numbers, can_die
+from ..observers.watched import Numbers
 from ..sites.grad_scaler import in_use
 from ..sites.run import Run, is_enabled
 from ..sites.site import Site
@@ -49,6 +49,16 @@ class Sight(NamedTuple):
         observer: Watchdog = self.site.regularizer  # type: ignore[assignment]  # checked before
         return observer
 
+    @property
+    def judged(self) -> bool:
+        """Whether the layer was called often enough to judge by."""
+        return self.kept.calls >= self.dog.min_calls
+
+    @property
+    def own(self) -> dict[str, nn.Parameter]:
+        """The parameters of the layer itself."""
+        return {name: p for name, p in self.module._parameters.items() if p is not None}
+
     def finding(self, kind: Kind, text: str, cure: str) -> Finding:
         """A finding about this site."""
         severity = Severity.ERROR if kind == Kind.NONFINITE else Severity.WARNING
@@ -76,7 +86,7 @@ class Looked(NamedTuple):
     @property
     def has_statistics(self) -> bool:
         """Whether there were enough calls to judge by."""
-        return any(s.kept.calls >= s.dog.min_calls for s in self.sights)
+        return any(s.judged for s in self.sights)
 
     def under(self, rule: Kind) -> list[Sight]:
         """The sites with this rule."""
@@ -94,7 +104,7 @@ def judge(looked: Looked) -> Iterator[Finding]:
 
 
 def _nonfinite(looked: Looked) -> Iterator[Finding]:
-    """The first bad value: in the forward, the backward, or the gradient of a parameter alone."""
+    """The first bad value, in the forward or the backward."""
     sights = looked.under(Kind.NONFINITE)
     scaler = looked.run.scale.scaler
     scaled = bool(scaler) and is_enabled(scaler)
@@ -112,8 +122,6 @@ def _nonfinite(looked: Looked) -> Iterator[Finding]:
         yield reached.finding(Kind.NONFINITE, text, _cure_backward(looked, scaled))
     elif forward.kept.bad < math.inf:
         yield _of_forward(forward, sights)
-    elif not scaled:
-        yield from _bad_parameters(looked, sights)
 
 
 def _of_forward(first: Sight, sights: Sequence[Sight]) -> Finding:
@@ -122,9 +130,16 @@ def _of_forward(first: Sight, sights: Sequence[Sight]) -> Finding:
     Where no layer has made it, code between layers has: that of the innermost layer around them
     that was given finite values.
     """
-    around = [s for s in _around(first, sights) if s.kept.made == s.kept.bad < math.inf]
-    makers = [first] if first.kept.made == first.kept.bad else around
-    sight = makers[0] if makers else first
+    names = [f".{name}" for name in (first.site.name, *first.site.aliases)]
+    makers = [
+        s
+        for s in sights
+        if s.kept.made == s.kept.bad < math.inf
+        and any(name.startswith(f".{s.site.name}.".replace("..", ".")) for name in names)
+    ]
+    if first.kept.made == first.kept.bad:
+        makers = [first]
+    sight = max(makers, key=lambda s: len(s.site.name), default=first)
     kept = sight.kept
     text = f"its output held NaN or Inf in {kept.bad_calls:g} of {kept.calls:g} calls, "
     if makers:
@@ -134,43 +149,22 @@ def _of_forward(first: Sight, sights: Sequence[Sight]) -> Finding:
     return sight.finding(Kind.NONFINITE, text, _cure_forward(sight, sights, bool(makers)))
 
 
-def _around(sight: Sight, sights: Sequence[Sight]) -> list[Sight]:
-    """The layers that hold this one, the innermost first."""
-    names = (sight.site.name, *sight.site.aliases)
-    outer = [s for s in sights if any(_holds(s.site.name, name) for name in names)]
-    return sorted(outer, key=lambda s: -len(s.site.name))
-
-
-def _holds(outer: str, inner: str) -> bool:
-    return outer != inner and (not outer or inner.startswith(f"{outer}."))
-
-
 def _cure_forward(sight: Sight, sights: Sequence[Sight], made: bool) -> str:
-    bad = _bad_names(sight, sights)
-    if bad:
-        return (
-            f"Its parameter '{bad[0]}' is not finite: go back to a checkpoint, and lower the "
-            "learning rate or clip gradients (ClipGradNorm)"
-        )
+    # a layer inside that is watched answers for its own parameters
+    others = {id(p) for s in sights if s.kept.calls for p in s.own.values()}
+    others -= {id(p) for p in sight.own.values()}
+    for name, p in sight.module.named_parameters():
+        if id(p) not in others and not _finite(p):
+            return (
+                f"Its parameter '{name}' is not finite: go back to a checkpoint, and lower the "
+                "learning rate or clip gradients (ClipGradNorm)"
+            )
     if not made:
         return "Check the inputs"
     return (
         "Look there for a division by 0, a logarithm or root of 0, an exponential, or an overflow "
         "in half precision"
     )
-
-
-def _bad_names(sight: Sight, sights: Sequence[Sight]) -> list[str]:
-    """The parameters that are not finite; not those of layers inside that are watched as well."""
-    others = {
-        id(p) for s in sights if s is not sight and s.kept.calls for p in _own(s.module).values()
-    }
-    own = {id(p) for p in _own(sight.module).values()}
-    return [
-        name
-        for name, p in sight.module.named_parameters()
-        if (id(p) in own or id(p) not in others) and not _finite(p)
-    ]
 
 
 def _cure_backward(looked: Looked, scaled: bool) -> str:
@@ -184,33 +178,18 @@ def _cure_backward(looked: Looked, scaled: bool) -> str:
     return "Look behind the layer for a root, norm or logarithm at 0, or an overflow"
 
 
-def _finite(x: Tensor | None) -> bool:
-    local = getattr(x, "_local_tensor", x)
-    return local is None or local.is_meta or bool(torch.isfinite(local.detach()).all())
-
-
-def _bad_parameters(looked: Looked, sights: Sequence[Sight]) -> Iterator[Finding]:
-    """The last layer of which only a parameter has a bad gradient."""
-    for sight in sorted(sights, key=lambda s: -s.kept.at):
-        for name, p in _own(sight.module).items():
-            if not _finite(p.grad):
-                text = (
-                    f"the gradient of its '{name}' is not finite (NaN or Inf), and the gradient of "
-                    "its output was finite"
-                )
-                yield sight.finding(Kind.NONFINITE, text, _cure_backward(looked, scaled=False))
-                return
+def _finite(p: Tensor) -> bool:
+    local = getattr(p, "_local_tensor", p)
+    return local.is_meta or bool(torch.isfinite(local.detach()).all())
 
 
 def _along_depth(looked: Looked) -> Iterator[Finding]:
     for kind in (Kind.VANISHING, Kind.EXPLODING):
         layers = [
             s
-            for s in looked.under(kind)
-            if s.kept.grads >= s.dog.min_calls
-            and any(p.requires_grad for p in _own(s.module).values())
+            for s in sorted(looked.under(kind), key=lambda s: s.kept.at)
+            if s.kept.grads >= s.dog.min_calls and any(p.requires_grad for p in s.own.values())
         ]
-        layers.sort(key=lambda s: s.kept.at)
         if len(layers) < _FEW:
             continue
         end = max(1, len(layers) // 4)
@@ -240,20 +219,17 @@ _CURES = {
 
 def _dead(looked: Looked) -> Iterator[Finding]:
     for sight in looked.under(Kind.DEAD):
-        peaks = sight.peaks
-        if not peaks or not can_die(sight.module) or sight.kept.calls < sight.dog.min_calls:
-            continue
-        share = sum(peak <= _ZERO for peak in peaks) / len(peaks)
-        if share > sight.dog.max_dead:
-            text = f"{share:.0%} of its {len(peaks)} channels were always zero"
-            yield sight.finding(Kind.DEAD, text, _CURES[Kind.DEAD])
+        if sight.judged and sight.peaks:
+            share = sum(peak <= _ZERO for peak in sight.peaks) / len(sight.peaks)
+            if share > sight.dog.max_dead:
+                text = f"{share:.0%} of its {len(sight.peaks)} channels were always zero"
+                yield sight.finding(Kind.DEAD, text, _CURES[Kind.DEAD])
 
 
 def _saturated(looked: Looked) -> Iterator[Finding]:
     for sight in looked.under(Kind.SATURATED):
-        kept = sight.kept
-        share = kept.near / kept.calls if kept.calls >= sight.dog.min_calls else 0.0
-        if share > sight.dog.max_saturated:
+        share = sight.kept.near / max(sight.kept.calls, 1)
+        if sight.judged and share > sight.dog.max_saturated:
             text = f"{share:.0%} of its values were within 1 % of its bounds"
             yield sight.finding(Kind.SATURATED, text, _CURES[Kind.SATURATED])
 
@@ -263,14 +239,13 @@ def _no_gradient(looked: Looked) -> Iterator[Finding]:
     any_left = any(_has_gradient(p) for p in looked.base.parameters())
     for sight in looked.under(Kind.NO_GRADIENT):
         few, kept = sight.dog.min_calls, sight.kept
-        trained = [p for p in _own(sight.module).values() if p.requires_grad]
+        trained = [p for p in sight.own.values() if p.requires_grad]
         if most < few or not trained:  # a frozen layer is meant to have none
             continue
-        calls = kept.differentiable
         if any(map(_has_gradient, trained)):
             continue
-        elif calls >= few and not kept.grads:
-            text = f"no gradient reached it in {calls:g} calls"
+        if kept.differentiable >= few and not kept.grads:
+            text = f"no gradient reached it in {kept.differentiable:g} calls"
             cure = "Look for a detach() or no_grad() behind it, or a branch without loss"
         elif kept.grads >= few and not kept.norm and math.isinf(kept.grad_bad):
             text = f"all of its {kept.grads:g} gradients were zero"
@@ -281,10 +256,6 @@ def _no_gradient(looked: Looked) -> Iterator[Finding]:
         else:
             continue
         yield sight.finding(Kind.NO_GRADIENT, text, cure)
-
-
-def _own(module: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: p for name, p in module._parameters.items() if p is not None}
 
 
 def _has_gradient(p: nn.Parameter) -> bool:
