@@ -28,6 +28,14 @@ def as_number(name: str, value: Any, kind: str = "a number") -> float:
     return number
 
 
+def as_positive(name: str, value: Any) -> float:
+    """`value` as a finite float above 0."""
+    number = as_number(name, value)
+    if number <= 0:
+        raise ValueError(f"{name} must be > 0, got {number}")
+    return number
+
+
 def as_count(name: str, value: Any, minimum: int = 1) -> int:
     """`value` as an integer of at least `minimum`."""
     try:

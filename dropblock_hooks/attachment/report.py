@@ -13,8 +13,8 @@ from ..findings import Finding, Kind, Severity
 from ..observers.base import Observer
 from ..registry import name_of, text
 from ..regularizers.base import Regularizer
+from ..regularizers.gradients import AdaptiveClipGrad
 from ..regularizers.rates import RateLike
-from ..regularizers.weight_gradients import AdaptiveClipGrad
 from ..schedules import Schedule, span_of
 from ..sites.counter import Totals, read
 from ..sites.hooks import SiteHook

@@ -5,8 +5,7 @@ dropblock   dropout of blocks
 disout      noise in blocks
 gamma       the seed rate at which blocks drop a given share
 noise       Gaussian noise
-gradients   bounds of gradients, by value and by norm
-weight_gradients   gradients of parameters: adaptive clipping, centralization
+gradients   bounds of gradients by value and by norm, adaptive clipping, centralization
 masks       random masks, and what they do to a tensor
 sparse      blocks of large tensors on the CPU, drawn by their seeds
 units       whole channels and samples of large tensors on the CPU
@@ -24,9 +23,8 @@ from .dropout import (
     stochastic_depth,
 )
 from .gamma import block_gamma
-from .gradients import clamp_grad, clip_grad_norm
+from .gradients import adaptive_clip_grad, centralize_grad, clamp_grad, clip_grad_norm
 from .noise import gaussian_dropout, gaussian_noise
-from .weight_gradients import adaptive_clip_grad, centralize_grad
 
 __all__ = [
     "adaptive_clip_grad",

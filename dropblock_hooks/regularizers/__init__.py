@@ -5,8 +5,8 @@ base        the regularizer: fields, rates, options, one method ``apply``
 dropout     Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath, StochasticDepth
 dropblock   DropBlock1d, DropBlock2d, DropBlock3d, Disout
 noise       GaussianNoise, GaussianDropout
-gradients   ClampGrad, ClipGradNorm, ScaleGrad, ZeroGrad, GradNoise, DropGrad2d
-weight_gradients   of parameters only: AdaptiveClipGrad, CentralizeGrad
+gradients   ClampGrad, ClipGradNorm, ScaleGrad, ZeroGrad, GradNoise, DropGrad2d; and of parameters
+            only: AdaptiveClipGrad, CentralizeGrad
 foreign     Foreign: modules and functions of other libraries
 retune      Retune: another rate for a layer that already drops
 droppers    layers that already drop: where they hold their rate, and which units they drop
@@ -16,10 +16,18 @@ from .base import Regularizer
 from .dropblock import Disout, DropBlock1d, DropBlock2d, DropBlock3d
 from .dropout import Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath, StochasticDepth
 from .foreign import Foreign
-from .gradients import ClampGrad, ClipGradNorm, DropGrad2d, GradNoise, ScaleGrad, ZeroGrad
+from .gradients import (
+    AdaptiveClipGrad,
+    CentralizeGrad,
+    ClampGrad,
+    ClipGradNorm,
+    DropGrad2d,
+    GradNoise,
+    ScaleGrad,
+    ZeroGrad,
+)
 from .noise import GaussianDropout, GaussianNoise
 from .retune import Retune
-from .weight_gradients import AdaptiveClipGrad, CentralizeGrad
 
 __all__ = [
     "AdaptiveClipGrad",
