@@ -11,14 +11,13 @@ from ..checks import as_count
 from ..observers.base import Observer
 from ..quoting import described, label, listed, quote, shorten
 from ..regularizers.base import Regularizer
-from ..regularizers.rates import RateLike
 from ..regularizers.retune import Retune
 from ..schedules import UNSAID, length_of, spread_rate, within
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.select import Select, Selector, match
 from ..selectors.wrappers import shard_refusal
 from ..sites.hooks import hooks_on
-from ..spec.spec import Draft, Entry, SpecError
+from ..spec.spec import Draft, SpecError
 from .own_rates import clashes, with_own_rate
 from .placement import Placement
 
@@ -62,37 +61,21 @@ def place(
             placements += [Placement(entry, (i, j), target, regularizer) for target in targets]
     settled = [with_own_rate(p, index) for p in placements]
     placements = [p for p, _ in settled]
-    problems += [
-        *_refused(settled),
-        *clashes(placements),
-        *_twice(placements),
-        *_twice_live(placements),
-    ]
+    problems += [*_refused(settled), *clashes(placements), *_twice(placements)]
     if problems:
         raise draft.error(problems)
     warnings += [*_too_long(placements, epochs), *_nested(placements, index)]
-    return _with_facts(_by_depth(_timed(placements, epochs)), index), warnings
+    facts = ModelFacts(index)
+    placements = [
+        p if p.target.form else replace(p, facts=facts.of(p.target, p.regularizer.at))
+        for p in _with_rates(placements, epochs)
+    ]
+    return placements, warnings
 
 
 def checked_epochs(epochs: int | None) -> int | None:
     """The length of a training, if it is one."""
     return None if epochs is None else as_count("epochs", epochs)
-
-
-def _timed(placements: list[Placement], epochs: int | None) -> list[Placement]:
-    """The placements, schedules that do not say their epochs following the training."""
-    if epochs is None:
-        return placements
-    known: dict[int, Regularizer] = {}
-    for p in placements:
-        rates = p.regularizer.rates
-        if id(p.regularizer) not in known and None in map(length_of, rates.values()):
-            try:
-                rates = {name: within(rate, epochs) for name, rate in rates.items()}
-            except ValueError as error:
-                raise _at_fault(p, error) from error
-            known[id(p.regularizer)] = _with_rates(p, rates)
-    return [replace(p, regularizer=known.get(id(p.regularizer), p.regularizer)) for p in placements]
 
 
 def without_epochs(placements: list[Placement]) -> list[str]:
@@ -121,15 +104,6 @@ def _too_long(placements: list[Placement], epochs: int | None) -> list[str]:
         if epochs is not None and (length := length_of(rate) or 0.0) > epochs
     }
     return list(found)
-
-
-def _with_facts(placements: list[Placement], index: Index) -> list[Placement]:
-    """The placements, each with what the model tells about its layer."""
-    facts = ModelFacts(index)
-    return [
-        p if p.target.form else replace(p, facts=facts.of(p.target, p.regularizer.at))
-        for p in placements
-    ]
 
 
 def _refused(settled: list[tuple[Placement, str | None]]) -> list[str]:
@@ -173,74 +147,53 @@ def _refusal(regularizer: Regularizer, target: Target) -> str | None:
     return regularizer.refusal(target.module, parameter)
 
 
-def _composes(entry: Entry) -> bool:
-    return isinstance(entry.selector, Select) and entry.selector.compose
-
-
 def _twice(placements: list[Placement]) -> list[str]:
-    """The same class on one layer from two entries."""
+    """The same class on one layer: from two entries, or from an Attachment that is still live."""
     first: dict[tuple[str, object], Placement] = {}
-    clashes: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    for p in placements:
-        if isinstance(p.regularizer, Retune):
-            continue  # a rate is held by one entry, whatever names it
-        there = first.setdefault((p.target.name, p.regularizer.kind), p)
-        if there.position[0] != p.position[0] and not _composes(p.entry):
-            pair = quote(there.entry.selector), quote(p.entry.selector), p.regularizer.label
-            clashes[pair].append(p.target.name)
-    return [
-        f"{a} and {b}: both put {label} on {listed(names, 3)}; put them in one list, "
-        "or allow it with Select(..., compose=True)"
-        for (a, b, label), names in clashes.items()
-    ]
-
-
-def _twice_live(placements: list[Placement]) -> list[str]:
-    """The same class on one layer from an Attachment that is still live."""
     clashes: dict[tuple[str, str], list[str]] = defaultdict(list)
     for p in placements:
         if isinstance(p.regularizer, Retune):
+            continue  # a rate is held by one entry, whatever names it
+        kind, what = p.regularizer.kind, p.regularizer.label
+        there = first.setdefault((p.target.name, kind), p)
+        if isinstance(p.entry.selector, Select) and p.entry.selector.compose:
             continue
+        if there.position[0] != p.position[0]:
+            pair = f"{quote(there.entry.selector)} and {quote(p.entry.selector)}"
+            problem = f"{pair}: both put {what} on", "; put them in one list"
+            clashes[problem].append(p.target.name)
         for hook in hooks_on(p.target.module):
-            if (
-                hook.parameter == p.target.parameter
-                and hook.site.regularizer.kind == p.regularizer.kind
-                and not _composes(p.entry)
-            ):
-                clashes[quote(p.entry.selector), p.regularizer.label].append(hook.site.key)
+            if hook.parameter == p.target.parameter and hook.site.regularizer.kind == kind:
+                problem = (
+                    f"{quote(p.entry.selector)}: {what} is already on, as",
+                    f" of a live Attachment; call its remove(), or run `{CURE}`",
+                )
+                clashes[problem].append(hook.site.key)
     return [
-        f"{selector}: {label} is already on, as {listed(keys, 3)} of a live Attachment; call its "
-        f"remove(), or run `{CURE}`, or allow it with Select(..., compose=True)"
-        for (selector, label), keys in clashes.items()
+        f"{start} {listed(names, 3)}{end}, or allow it with Select(..., compose=True)"
+        for (start, end), names in clashes.items()
     ]
 
 
-def _by_depth(placements: list[Placement]) -> list[Placement]:
-    """Every `ByDepth` given its share of the way over the sites of its entry."""
+def _with_rates(placements: list[Placement], epochs: int | None) -> list[Placement]:
+    """Schedules without epochs follow the training; `ByDepth` is spread over its entry's layers."""
     groups: dict[tuple[int, int], list[Placement]] = defaultdict(list)
     for p in placements:
         groups[p.position].append(p)
-    spread: dict[int, Placement] = {}
+    changed: dict[int, Placement] = {}
     for group in groups.values():
         for i, p in enumerate(group):
-            rates = p.regularizer.rates
-            changed = {name: spread_rate(rate, i, len(group)) for name, rate in rates.items()}
-            if any(changed[name] is not rate for name, rate in rates.items()):
-                spread[id(p)] = replace(p, regularizer=_with_rates(p, changed))
-    return [spread.get(id(p), p) for p in placements]
-
-
-def _with_rates(p: Placement, rates: dict[str, RateLike]) -> Regularizer:
-    try:
-        return p.regularizer.with_rates(**rates)
-    except Exception as error:  # a schedule may be anybody's
-        raise _at_fault(p, error) from error
-
-
-def _at_fault(p: Placement, error: Exception) -> SpecError:
-    at = label(p.target.name)
-    problem = f"{quote(p.entry.selector)}: {quote(p.regularizer)} at {at}: {error}"
-    return SpecError([problem])
+            rates = dict(p.regularizer.rates)
+            try:
+                for name, rate in rates.items():
+                    timed = rate if epochs is None else within(rate, epochs)
+                    rates[name] = spread_rate(timed, i, len(group))
+                if any(rates[name] is not rate for name, rate in p.regularizer.rates.items()):
+                    changed[id(p)] = replace(p, regularizer=p.regularizer.with_rates(**rates))
+            except Exception as error:  # a schedule may be anybody's
+                where = f"{quote(p.regularizer)} at {label(p.target.name)}"
+                raise SpecError([f"{quote(p.entry.selector)}: {where}: {error}"]) from error
+    return [changed.get(id(p), p) for p in placements]
 
 
 def _nested(placements: list[Placement], index: Index) -> list[str]:
