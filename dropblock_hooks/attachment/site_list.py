@@ -19,7 +19,6 @@ from ..selectors.wrappers import named_modules
 from ..sites.hooks import SiteHook
 from ..sites.run import Run
 from ..sites.site import Site
-from .compiled import has_compiled
 from .rates import check_installed, with_rates
 
 
@@ -128,7 +127,7 @@ class SiteList:
             for site in sites
         }
         if not any(found.values()):
-            causes = {_nothing_kept(site, self._run): None for site in sites}
+            causes = {_nothing_kept(site): None for site in sites}
             raise RuntimeError(f"nothing was captured at {listed(found, 3)}: {'; '.join(causes)}")
         return found
 
@@ -154,25 +153,19 @@ def find(
     if meant:
         return tuple(meant)
     try:
-        names = [target.name for target in match(which, Index(base))]
+        order = {target.name: i for i, target in enumerate(match(which, Index(base)))}
+        reason = f"it means layers that have none: {listed(order, 3)}"
     except NoMatchError as error:
-        raise KeyError(_nothing(which, sites, str(error))) from None
-    named: dict[str, list[Site]] = {}
-    for site in sites:
-        named.setdefault(site.name, []).append(site)
-    meant = [site for name in names for site in named.get(name, ())]
+        order, reason = {}, str(error)
+    meant = [site for site in sites if site.name in order]
     if not meant:
-        reason = f"it means layers that have none: {listed(names, 3)}"
-        raise KeyError(_nothing(which, sites, reason))
-    return tuple(meant)
-
-
-def _nothing(which: str | Select, sites: Sequence[Site], reason: str) -> str:
-    """Why nothing is meant: by a key that is mistyped, or a selector."""
-    keys = [site.key for site in sites]
-    word = which if isinstance(which, str) else ""
-    hint = closest(word, dict.fromkeys([*keys, *(site.name for site in sites)]))
-    return f"no site is {quote(which)}: {reason}; sites{hint or f': {listed(keys, 5)}'}"
+        keys = [site.key for site in sites]
+        word = which if isinstance(which, str) else ""
+        hint = closest(word, dict.fromkeys([*keys, *(site.name for site in sites)]))
+        raise KeyError(
+            f"no site is {quote(which)}: {reason}; sites{hint or f': {listed(keys, 5)}'}"
+        )
+    return tuple(sorted(meant, key=lambda site: order[site.name]))
 
 
 def _of_class(
@@ -187,23 +180,16 @@ def _of_class(
     return tuple(hook.site for hook in meant)
 
 
-def _nothing_kept(site: Site, run: Run) -> str:
+def _nothing_kept(site: Site) -> str:
     """Why a site has kept nothing."""
     life = site.counter.snapshot()
     if not life.calls:
-        if not run.installed:
-            return "the layer was not called before the attachment was removed"
-        if site.regularizer.active == "train" and has_compiled():  # it counts no evaluation
-            return "the layer was never called in training mode: Capture(active='always')"
-        if not run.counter.snapshot().calls:
-            return "the model was not called yet: run a forward first"
-        return "the layer was never called"
-    if not life.active and not run.enabled:
-        return "the attachment is paused"
-    if not life.active and not life.trained and site.regularizer.active == "train":
-        return "the layer was called in evaluation mode alone: Capture(active='always')"
+        return "no call of the layer was seen: run a forward, with active='train' in training mode"
     if not life.active:
-        return "the attachment was paused at all its calls"
+        return (
+            "at all its calls the attachment was paused, or the layer was in evaluation mode: "
+            "Capture(active='always')"
+        )
     return (
         "records of its calls are not copied, saved or loaded, and none are made inside torch.func "
         "or on the meta device, nor of gradients alone under no_grad(): run a forward first"

@@ -510,12 +510,12 @@ def test_reading_what_was_never_kept_tells_the_cause():
 
     model, x = Idle(), torch.ones(1, 2)
     attached = attach(model, {"idle": Capture(), "used": Capture(active="train")})
-    with pytest.raises(RuntimeError, match="the model was not called yet: run a forward first"):
+    with pytest.raises(RuntimeError, match="no call of the layer was seen: run a forward"):
         attached.captured()
     model.eval()(x)
-    with pytest.raises(RuntimeError, match="at used: the layer was called in evaluation mode"):
+    with pytest.raises(RuntimeError, match="at used: .* the layer was in evaluation mode"):
         attached.captured("used")
-    with pytest.raises(RuntimeError, match="at idle: the layer was never called"):
+    with pytest.raises(RuntimeError, match="at idle: no call of the layer was seen"):
         attached.captured("idle")
     model.train()
     with attached.paused():
@@ -535,18 +535,11 @@ def test_reading_what_compiled_code_did_not_keep():
     attached = attach(model, {"0": Capture(active="train")})
     run = torch.compile(model.eval(), backend="eager")
     run(x)
-    with pytest.raises(RuntimeError, match="at 0: the layer was never called in training mode"):
+    with pytest.raises(RuntimeError, match="at 0: no call.* was seen: .* in training mode"):
         attached.captured()
     model.train()
     run(x)
     assert len(attached.captured()["0"]) == 1
-
-
-def test_reading_after_it_was_removed_too_early():
-    attached = attach(nn.Sequential(nn.Linear(2, 2)), {"0": Capture()})
-    attached.remove()
-    with pytest.raises(RuntimeError, match="not called before the attachment was removed$"):
-        attached.captured()
 
 
 @pytest.mark.parametrize("backend", [None, "aot_eager"])
@@ -578,7 +571,7 @@ def test_reading_a_copy_or_after_a_pause_tells_the_cause():
     attached = attach(model, {"0": Capture()})
     with attached.paused():
         model.eval()(x)
-    with pytest.raises(RuntimeError, match="at 0: the attachment was paused at all its calls"):
+    with pytest.raises(RuntimeError, match="at 0: at all its calls the attachment was paused"):
         attached.captured()
     model(x)
     copied = attachments(copy.deepcopy(model))[0]
