@@ -12,15 +12,38 @@ after they were saved: it holds the ticket of the call, which begins with the nu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ast
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
+from ..checkpointing import NO_TASK, graph_task
 from ..handles import define_operator, find
 
 RECOMPUTED = -1
 """The number of a call that activation checkpointing recomputes, or of a site that is off."""
+
+
+class Place:
+    """Stands in the place of a tensor."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+
+def written(value: Any) -> str:
+    """Return a nested structure of places as a Python literal; what is no place becomes None."""
+    if isinstance(value, Place):
+        return str(value.at)
+    if isinstance(value, dict):
+        return "{" + "".join([f"{key!r}: {written(each)}, " for key, each in value.items()]) + "}"
+    if isinstance(value, (list, tuple)):
+        inside = "".join([f"{written(each)}, " for each in value])
+        return f"[{inside}]" if isinstance(value, list) else f"({inside})"
+    return "None"
 
 
 @define_operator(
@@ -44,9 +67,12 @@ def observe(
     """
     number = int(handle)
     hook, call = find(number), None
-    if hook is not None:
-        values, taken = ([x.detach() for x in each] for each in (tensors, given))
-        call = hook.see_compiled(values, taken, nesting, training, differentiable)
+    if hook is not None and graph_task() == NO_TASK and hook.site.enter(training):
+
+        def nest(new: Sequence[Any]) -> Any:
+            return tree_map(lambda at: None if at is None else new[at], ast.literal_eval(nesting))
+
+        call = hook.see(tensors, given, nest, training, differentiable)
     return torch.tensor([number, RECOMPUTED if call is None else call], device="cpu")
 
 
@@ -66,22 +92,27 @@ def observe_gradient(grad: Tensor, ticket: Tensor, at: int) -> None:
 torch.fx.has_side_effect(observe_gradient)
 
 
-def _watch(x: Tensor, ticket: Tensor, at: int) -> Tensor:
-    """Return the tensor with its gradient handed to an observer.
+def watch_gradient(x: Tensor, see: Callable[[Tensor | None], None]) -> Tensor:
+    """Return the tensor, whose gradient `see` is called with.
 
-    The compiler traces the hook, so compiled code holds one more operator and no copy. A view and a
-    leaf are copied: work in place would lose the hook of a view, and a parameter would keep it.
+    A view and a leaf are copied: work in place would lose the hook of a view, and a parameter would
+    keep it.
     """
     if x._is_view() or x.is_leaf:
         x = x.clone()
+    x.register_hook(see)  # type: ignore[no-untyped-call]  # torch's
+    return x
+
+
+def _watch(x: Tensor, ticket: Tensor, at: int) -> Tensor:
+    """Return the tensor with its gradient handed to an observer; the compiler traces the hook."""
 
     def hand_over(grad: Tensor | None) -> None:
         if grad is not None:  # as of a tensor that nothing was made of
             with torch.no_grad():
                 observe_gradient(grad, ticket, at)
 
-    x.register_hook(hand_over)  # type: ignore[no-untyped-call]  # torch's
-    return x
+    return watch_gradient(x, hand_over)
 
 
 # Dynamo traces one operator faster than the Python code in it, which AOTAutograd decomposes later.
