@@ -71,14 +71,12 @@ def load(state: Mapping[str, Any], sites: Sequence[Site], strict: bool) -> float
     here = {site.key: repr(site.regularizer) for site in sites}
     there = {key: site["regularizer"] for key, site in saved.items()}
     different = [
-        f"{key}: the state has {there[key]}, the model has {here[key]}"
-        for key in here
-        if key in there and there[key] != here[key]
+        f"  - {key}: the state has {there.get(key, 'none')}, the model has {here.get(key, 'none')}"
+        for key in here | there
+        if here.get(key) != there.get(key)
     ]
-    different += [f"{key} is not in the state" for key in here if key not in there]
-    different += [f"{key} is in the state only" for key in there if key not in here]
     if strict and different:
-        lines = "\n".join(f"  - {line}" for line in different)
+        lines = "\n".join(different)
         raise ValueError(f"the state is of another spec (strict=False takes what fits):\n{lines}")
     return as_number("epoch", state["epoch"])
 
