@@ -21,10 +21,7 @@ def distort_blocks(
     share_channels: bool = False,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor | int]:
-    """Disout on a tensor (N, C, ...), and the number of distorted elements.
-
-    `edges` holds one edge of the block per spatial axis. The arguments were checked.
-    """
+    """Disout with checked arguments, and the number of distorted elements."""
     if p == 0.0 or alpha == 0.0 or x.numel() == 0:
         return x, 0
     places, drawn = draw_blocks(x, p, edges, "exact", share_channels, generator)
@@ -45,12 +42,13 @@ def disout(
     share_channels: bool = False,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Adds noise to blocks of feature maps.
+    """Adds noise to blocks of feature maps (N, C, H, W).
 
     Returns ``input + m * alpha * std(input) * z``. m is 1 in blocks as of `drop_block2d` and 0
     elsewhere; z is standard normal for each element. The standard deviation is that of the whole
     tensor. It is a constant to autograd, so the gradient passes unchanged. Inf or NaN anywhere in
-    `input` stay in place and make every distorted element NaN.
+    `input` stay in place and make every distorted element NaN. `alpha` is at least 0. The other
+    arguments are those of `drop_block2d`. `share_channels` shares the blocks, never the noise.
 
     The authors scale the noise by weights of the next layer, which a hook does not have; `alpha`
     takes their place. Their code replaces the features by noise and scales everything by all / kept
@@ -63,19 +61,6 @@ def disout(
         tensor(True)
         >>> disout(x, 0.2, 5, training=False) is x
         True
-
-    Args:
-        input: floating-point tensor (N, C, H, W), any memory format, kept.
-        p: share of the elements to distort, in [0, 1], on average exactly this.
-        block_size: edge of the block in elements, or (height, width); clipped to the map.
-        alpha: strength of the noise, in standard deviations of `input`, at least 0.
-        share_channels: the same blocks in all channels of a sample; the noise is never shared.
-        training: False returns `input`.
-        generator: source of random numbers; torch's global one by default.
-
-    Raises:
-        TypeError: for p or alpha that is not a number, or a tensor of integers.
-        ValueError: for p outside [0, 1], alpha below 0, a block below 1, or another rank.
 
     Reference:
         Tang et al., 2020, "Beyond dropout: Feature map distortion to regularize deep neural

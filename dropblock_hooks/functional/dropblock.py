@@ -162,7 +162,7 @@ def drop_block1d(
     share_channels: bool = False,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """DropBlock on sequences (N, C, L); for the arguments see `drop_block2d`.
+    """As `drop_block2d`, for sequences (N, C, L).
 
     Example:
         >>> drop_block1d(torch.ones(2, 8, 100), 0.1, 3).shape
@@ -187,7 +187,7 @@ def drop_block3d(
     share_channels: bool = False,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """DropBlock on volumes and video (N, C, D, H, W); for the arguments see `drop_block2d`.
+    """As `drop_block2d`, for volumes and video (N, C, D, H, W).
 
     Example:
         >>> drop_block3d(torch.ones(2, 8, 4, 8, 8), 0.1, 3).shape

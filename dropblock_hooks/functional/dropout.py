@@ -61,7 +61,7 @@ def dropout1d(
     *,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Dropout of whole channels of sequences (N, C, L); see `dropout2d`.
+    """As `dropout2d`, for sequences (N, C, L).
 
     Example:
         >>> dropout1d(torch.ones(2, 3, 8), 0.5).shape
@@ -79,22 +79,12 @@ def dropout2d(
     *,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Zeroes whole channels of feature maps (N, C, H, W), each with chance p.
+    """As `dropout`, for whole channels of feature maps (N, C, H, W), each with chance p.
 
     Example:
         >>> y = dropout2d(torch.ones(2, 3, 8, 8), 0.5)
         >>> set(y.flatten(2).sum(2).flatten().tolist()) <= {0.0, 128.0}
         True
-
-    Args:
-        input: floating-point tensor (N, C, H, W).
-        p: chance of a channel of a sample to be dropped, in [0, 1].
-        training: False returns `input`.
-        inplace: write the result into `input`.
-        generator: source of random numbers; torch's global one by default.
-
-    Raises:
-        ValueError: for p outside [0, 1] or a tensor of another rank.
 
     Reference:
         Tompson et al., 2015, "Efficient Object Localization Using Convolutional Networks"
@@ -112,7 +102,7 @@ def dropout3d(
     *,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Dropout of whole channels of volumes (N, C, D, H, W); see `dropout2d`.
+    """As `dropout2d`, for volumes (N, C, D, H, W).
 
     Example:
         >>> dropout3d(torch.ones(2, 3, 4, 8, 8), 0.5).shape
@@ -130,19 +120,15 @@ def drop_path(
     *,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Zeroes whole samples of a residual *branch*, each with chance p.
+    """As `dropout`, for whole samples of a residual *branch*, each with chance p.
+
+    `input` (N, ...) is the output of the branch, before the addition. `scale_by_keep` multiplies
+    the kept samples by 1 / (1 - p).
 
     Example:
         >>> y = drop_path(torch.ones(4, 3, 8, 8), 0.5)
         >>> set(y.flatten(1).mean(1).tolist()) <= {0.0, 2.0}
         True
-
-    Args:
-        input: floating-point tensor (N, ...): the output of the branch, before the addition.
-        p: chance of a sample to be dropped, in [0, 1].
-        scale_by_keep: multiply the kept samples by 1 / (1 - p).
-        training: False returns `input`.
-        generator: source of random numbers; torch's global one by default.
 
     Reference:
         Larsson et al., 2017, "FractalNet" (https://arxiv.org/abs/1605.07648).
@@ -160,11 +146,12 @@ def stochastic_depth(
     shortcut: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Drops residual branches, each with chance p.
+    """As `drop_path`, also given the whole block.
 
     Without `shortcut`, `input` is the branch, as in ``torchvision.ops.stochastic_depth``. With it,
     `input` is the output of the whole block, and the result is ``shortcut + drop(input -
-    shortcut)``: a dropped sample passes the block unchanged.
+    shortcut)``: a dropped sample passes the block unchanged. The mode ``"row"`` decides for each
+    sample, ``"batch"`` for all at once.
 
     Example:
         >>> x = torch.zeros(4, 3)
@@ -172,16 +159,8 @@ def stochastic_depth(
         >>> set(y.flatten().tolist()) <= {0.0, 2.0}
         True
 
-    Args:
-        input: floating-point tensor (N, ...).
-        p: chance of a sample to be dropped, in [0, 1].
-        mode: ``"row"`` decides for each sample, ``"batch"`` for all at once.
-        shortcut: the input of the block, of the same shape.
-        training: False returns `input`.
-        generator: source of random numbers; torch's global one by default.
-
     Raises:
-        ValueError: for p outside [0, 1], an unknown mode, or a shortcut of another shape.
+        ValueError: for a shortcut of another shape.
 
     Reference:
         Huang et al., 2016, "Deep Networks with Stochastic Depth"

@@ -69,11 +69,7 @@ def scale_counted(grad: Tensor, max_norm: Bound, norm: Tensor) -> tuple[Tensor, 
 def clip_adaptive_counted(
     grad: Tensor, parameter: Tensor, clip_factor: Bound, eps: float, norm_type: float, scale: Bound
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Adaptive clipping of the gradient of a loss times `scale`.
-
-    Returns:
-        The new gradient, the number of changed values, and the ratios of the norms.
-    """
+    """Adaptive clipping of the gradient of a loss times `scale`, and the ratios of the norms."""
     per: Per = "sample" if grad.ndim > 1 else "tensor"
     unit = group_norm(parameter, norm_type, per, 0).clamp_min(eps) * scale
     norm = group_norm(grad, norm_type, per, 0)
@@ -238,9 +234,6 @@ def centralize_grad(grad: Tensor) -> Tensor:
         >>> centralize_grad(torch.tensor([[1.0, 3.0], [5.0, 6.0]]))
         tensor([[-1.0000,  1.0000],
                 [-0.5000,  0.5000]])
-
-    Args:
-        grad: the gradient of a parameter, (out, ...).
 
     Reference:
         Yong et al., 2020, "Gradient Centralization: A New Optimization Technique for Deep Neural

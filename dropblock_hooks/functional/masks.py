@@ -11,10 +11,7 @@ _COARSE = 2.0**-10  # below it, the 24 bits of a float32 draw change a rate by m
 
 
 def check_call(input: Tensor, p: float, training: bool, spatial: int | None = None) -> float:
-    """Check the arguments of a dropout, and return the rate to apply: 0 in evaluation.
-
-    `spatial` is the number of spatial axes that `input` must have; None accepts any shape.
-    """
+    """Check `p` and the number of spatial axes, and return the rate to apply: 0 in evaluation."""
     given: object = input
     if isinstance(given, torch.fx.Proxy):
         raise TypeError(

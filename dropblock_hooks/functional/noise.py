@@ -39,17 +39,11 @@ def gaussian_noise(
     *,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Adds zero-mean normal noise.
+    """Adds zero-mean normal noise of standard deviation `std`, at least 0; otherwise as `dropout`.
 
     Example:
         >>> gaussian_noise(torch.zeros(1000), 0.1).std() < 0.2
         tensor(True)
-
-    Args:
-        input: floating-point tensor of any shape.
-        std: standard deviation of the noise, in the unit of `input`, at least 0.
-        training: False returns `input`.
-        generator: source of random numbers; torch's global one by default.
     """
     std = as_number("std", std)
     if std < 0:
@@ -67,17 +61,11 @@ def gaussian_dropout(
     *,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Multiplies by normal noise of mean 1 and variance p / (1 - p), as dropout of p has.
+    """As `dropout`, but multiplies by normal noise of mean 1 and variance p / (1 - p), p below 1.
 
     Example:
         >>> gaussian_dropout(torch.ones(1000), 0.2).std() < 1
         tensor(True)
-
-    Args:
-        input: floating-point tensor of any shape.
-        p: the rate of the dropout with the same variance, in [0, 1).
-        training: False returns `input`.
-        generator: source of random numbers; torch's global one by default.
 
     Reference:
         Srivastava et al., 2014, section 10 (https://jmlr.org/papers/v15/srivastava14a.html).

@@ -111,8 +111,7 @@ class DropBlock3d(_DropBlocks, Regularizer):
 class Disout(_Blocks, Regularizer):
     """Distorts blocks of feature maps (N, C, H, W) by noise; see `functional.disout`.
 
-    The realized rate is the share that is distorted. What differs from Tang et al., 2020, the
-    function says.
+    The realized rate is the share that is distorted.
 
     Example:
         >>> Disout(p=0.2, block_size=5, alpha=0.5)
@@ -120,10 +119,8 @@ class Disout(_Blocks, Regularizer):
 
     Args:
         p: share of the elements to distort, in [0, 1], on average exactly this.
-        block_size: edge of the block in elements, or (height, width); larger than the map is
-            clipped, and the report says so.
+        block_size, share_channels: as in `DropBlock2d`.
         alpha: strength of the noise, in standard deviations of the layer's tensor, at least 0.
-        share_channels: the same blocks in all channels of a sample.
     """
 
     alpha: NonNegative = 1.0

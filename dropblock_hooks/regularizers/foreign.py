@@ -41,9 +41,6 @@ class Foreign(Regularizer):
         kwargs: arguments of the class, and options of `Regularizer`; with `grid`, tokens come as a
             map (N, C, height, width).
 
-    Raises:
-        TypeError: for a target that can't be called with a tensor.
-        ValueError: for a module with parameters, or a schedule for what is not an attribute.
     """
 
     target: Callable[..., Any]
@@ -131,13 +128,15 @@ class Foreign(Regularizer):
                 raise ValueError(
                     f"{self.label} has no argument {name!r}; it has {quote(list(kwargs))}"
                 )
-        options = {name: getattr(self, name) for name in _DEFAULTS}
-        return Foreign(self.target, **{**kwargs, **rates}, **options)
+        return Foreign(self.target, **{**kwargs, **rates}, **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _DEFAULTS}
 
     def _stated(self) -> dict[str, Any]:
         """The parts of the repr: the target, its arguments, and the options that are set."""
-        options = {name: getattr(self, name) for name in _DEFAULTS}
-        changed = {name: value for name, value in options.items() if value != _DEFAULTS[name]}
+        options = self._options().items()
+        changed = {name: value for name, value in options if value != _DEFAULTS[name]}
         return {"": self.label[len("Foreign(") : -1], **dict(self.kwargs), **changed}
 
 

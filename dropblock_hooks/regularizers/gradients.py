@@ -65,7 +65,6 @@ class OnGradients:
 
     @property
     def accumulates(self) -> bool:
-        """Whether it acts once per update."""
         return self.when == "accumulated"
 
 
@@ -232,9 +231,8 @@ class DropGrad2d(DropsShare, OnGradients, Regularizer):
         return (y if y is x else torch.where(x.isfinite(), y, x)), dropped
 
 
-@dataclass(frozen=True, repr=False)
 class _OfParameters(OnGradients):
-    """What knows gradients of parameters alone."""
+    """Mix-in of what needs the parameter."""
 
     def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
         if parameter is None:
