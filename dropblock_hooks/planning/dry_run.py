@@ -20,11 +20,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from ..attachment.compiled import as_written
-from ..attachment.epoch_checks import ModelHook
-from ..axes.grids import GridHook
 from ..selectors.wrappers import named_modules
-from ..sites.hooks import SiteHook, ours
-from ..sites.parameters import KeeperHook
 from . import fake_tensors
 
 _T = TypeVar("_T")
@@ -204,7 +200,6 @@ def _refuse_replaced_forward(model: nn.Module) -> None:
             )
 
 
-_OURS = (SiteHook, KeeperHook, ModelHook, GridHook)
 _TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -218,9 +213,10 @@ def _leave_out_hooks(model: nn.Module) -> tuple[str, ...]:
         for table in _TABLES:
             hooks: dict[int, Any] = getattr(module, table, {})
             for key, hook in list(hooks.items()):
-                if type(hook).__module__.startswith("torch.nn.utils"):
+                source = type(getattr(hook, "__self__", hook)).__module__
+                if source.startswith("torch.nn.utils"):
                     continue
                 del hooks[key]
-                if "backward" not in table and not isinstance(ours(hook), _OURS):
+                if "backward" not in table and not source.startswith("dropblock_hooks."):
                     left_out[name or "."] = None
     return tuple(left_out)

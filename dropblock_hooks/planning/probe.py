@@ -4,7 +4,7 @@ The hooks are the real ones. A site that can't work notes its error, and the for
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MethodType
 from typing import Any
 
@@ -117,7 +117,7 @@ def probe(base: nn.Module, placements: list[Placement], run: DryRun) -> Probed:
     sites = _install(run, copied, placements, shared)
     sources = _ask_for_gradients(run) if drops_samples else []
     with torch.enable_grad():
-        outputs = _tensors(run.run())
+        outputs = [x for x in tree_leaves(run.run()) if isinstance(x, Tensor)]
     calls = {name: layer.calls for name, layer in recorded.items()}
     window = replace(
         windows(shared, [met.hook for met in sites])[0],
@@ -204,10 +204,3 @@ def _ask_for_gradients(run: DryRun) -> list[Node]:
     with torch.enable_grad():
         run.args, run.kwargs = tree_map_only(Tensor, watched, (run.args, run.kwargs))
     return sources
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    """All tensors of an output, however it is nested."""
-    if is_dataclass(value) and not isinstance(value, type | Mapping):
-        value = vars(value)
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
