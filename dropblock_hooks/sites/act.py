@@ -49,10 +49,7 @@ def act(site: Site, x: Tensor, call: Call) -> Tensor:
                 0 if isinstance(site.regularizer, DropsShare) else None, x.numel(), 0.0
             )
         return x
-    try:
-        form = site.reader.view(x)  # as `Site.form_of`, in one call less
-    except ValueError as error:
-        raise site.error(error) from None
+    form = site.form_of(x)
     if site.regularizer.acts_on == "activation":
         return act_on_activation(site, x, form, call)
     if not may_get_gradient(x):

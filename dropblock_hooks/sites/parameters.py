@@ -70,17 +70,21 @@ class ParameterHook(SiteHook):
 
     def _is_on(self, parameter: Tensor | None, module: nn.Module) -> bool:
         """Whether this parameter has our hook, for this module."""
-        if parameter is None or not parameter._backward_hooks:
+        hook = self._hook_of(parameter)
+        if hook is None or parameter is None:
             return False
-        hooks: Any = parameter._backward_hooks
+        if hook.impl != parameter._cdata:
+            # torch.utils.swap_tensors gave the parameter another C++ tensor, without the hooks;
+            # assigning them registers them anew
+            hook.impl, parameter._backward_hooks = parameter._cdata, parameter._backward_hooks
+        return hook.module() is module
+
+    def _hook_of(self, parameter: Tensor | None) -> GradHook | None:
+        hooks: dict[int, Any] = getattr(parameter, "_backward_hooks", None) or {}
         for hook in hooks.values():  # at every forward, so no generator
             if isinstance(hook, GradHook) and hook.site is self.site:
-                if hook.impl != parameter._cdata:
-                    # torch.utils.swap_tensors gave the parameter another C++ tensor, without the
-                    # hooks; assigning them registers them anew
-                    hook.impl, parameter._backward_hooks = parameter._cdata, hooks
-                return hook.module() is module
-        return False
+                return hook
+        return None
 
     def __call__(self, module: nn.Module, *args: Any) -> None:
         if is_compiling():
@@ -96,10 +100,12 @@ class ParameterHook(SiteHook):
     def _compile(self, module: nn.Module, *given: Any) -> None:
         site, training = self.site, module.training
         check_version()
-        if not is_exporting() or site.acts(training):
+        if not is_exporting():
             refuse_tracing(site, training)
-        if not is_exporting() and (site.may_act(training) or site.moves):
-            operator.tell_call(site, training)
+            if site.may_act(training) or site.moves:
+                operator.tell_call(site, training)
+        elif site.acts(training):
+            refuse_tracing(site, training)
 
     def rehook(self, module: nn.Module) -> None:
         """Hook the parameter, if it is another object than before.
@@ -124,17 +130,17 @@ class ParameterHook(SiteHook):
         """Hook this tensor, where its turn is."""
         if self.follows(module):
             return
-        hooks: dict[int, Any] = parameter._backward_hooks or {}
-        for hook in hooks.values():
-            if isinstance(hook, GradHook) and hook.site is self.site:
-                hook.module = weakref.ref(module)  # the parameter is in another module now
-                return
+        hook = self._hook_of(parameter)
+        if hook is not None:
+            hook.module = weakref.ref(module)  # the parameter is in another module now
+            return
         hook = GradHook(self, module, parameter)
         handle = parameter.register_hook(hook)  # type: ignore[no-untyped-call]  # torch's
         alive = (handle for handle in self._handles if handle.hooks_dict_ref() is not None)
         self._handles = [*alive, handle]
-        hooks = parameter._backward_hooks or {}
-        for key in [key for key, there in hooks.items() if _is_later(there, self.turn)]:
+        hooks: dict[int, Any] = parameter._backward_hooks or {}
+        later = [k for k, h in hooks.items() if isinstance(h, GradHook) and h.turn > self.turn]
+        for key in later:
             hooks[key] = hooks.pop(key)
 
 
@@ -179,8 +185,8 @@ class GradHook:
             return None
         outer = self.owner.backward
         if outer not in (NO_TASK, graph_task()) and self.site.regularizer.reads_grad_scale:
-            if outer == self.part_of:
-                tell([_in_parts(self.site)], self.site.run.told)
+            if outer == self.part_of:  # a reentrant checkpoint has a backward of its own
+                self._tell_parts()
             self.part_of = outer
         value = self._leaf(module) if self.value is None else self.value
         return regularize_grad(self.site, self.form, self.site.values, grad, value)
@@ -192,16 +198,11 @@ class GradHook:
                 return parameter
         return None
 
-
-def _in_parts(site: Site) -> Finding:
-    """A reentrant checkpoint runs a backward of its own for each of its calls."""
-    text = (
-        "its bound acts on parts of the gradient, because the parameter is used in several "
-        "reentrant checkpoints"
-    )
-    cure = 'Use checkpoint(..., use_reentrant=False), or when="accumulated"'
-    return Finding(Kind.IN_PARTS, Severity.WARNING, (site.key,), text, cure, site.run.epoch)
-
-
-def _is_later(there: object, turn: Turn) -> bool:
-    return isinstance(there, GradHook) and there.turn > turn
+    def _tell_parts(self) -> None:
+        text = (
+            "its bound acts on parts of the gradient, because the parameter is used in several "
+            "reentrant checkpoints"
+        )
+        cure = 'Use checkpoint(..., use_reentrant=False), or when="accumulated"'
+        run, keys = self.site.run, (self.site.key,)
+        tell([Finding(Kind.IN_PARTS, Severity.WARNING, keys, text, cure, run.epoch)], run.told)

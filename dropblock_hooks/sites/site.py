@@ -14,7 +14,7 @@ from ..handles import is_exporting, new_handle
 from ..observers.base import Watch
 from ..regularizers.base import Regularizer
 from ..warn import warn
-from .counter import Counter, Snapshot
+from .counter import Counter
 from .norms import Norms
 from .run import Run
 
@@ -136,10 +136,6 @@ class Site:
         """Calls in which it was on; of a gradient regularizer, the gradients that it has seen."""
         return self.counter.active
 
-    def window(self) -> Snapshot:
-        """What was counted in the open window, or in the last one where that has no elements."""
-        return self.counter.read().shown
-
     @property
     def realized_rate(self) -> float | None:
         """Share of the elements dropped or changed since the epoch began.
@@ -148,12 +144,12 @@ class Site:
         that closed then. Attaching, `Attachment.set` and loading a state begin one that shows
         nothing. Reading it waits for the device.
         """
-        return self.window().share()
+        return self.counter.read().shown.share()
 
     @property
     def expected_rate(self) -> float | None:
         """The mean nominal rate over the same window as `realized_rate`."""
-        return self.window().expected_share()
+        return self.counter.read().shown.expected_share()
 
     @property
     def total_realized_rate(self) -> float | None:
@@ -163,12 +159,12 @@ class Site:
     @property
     def mean_norm(self) -> float | None:
         """The mean of `norms`; None where there are none."""
-        return self.window().norms.mean
+        return self.counter.read().shown.norms.mean
 
     @property
     def norms(self) -> Norms | None:
         """Those of its gradients before its bound, over the same window; None without any."""
-        norms = self.window().norms
+        norms = self.counter.read().shown.norms
         return norms if norms.bins else None
 
     @property
@@ -193,7 +189,7 @@ class Site:
                 self.counter.trained += 1
             else:
                 self.counter.evaluated += 1
-            if self.moves and not run.stepped:
+            if self.moves:
                 self._watch_time(training)
             if training and not run.enabled:
                 self.counter.off += 1
@@ -206,8 +202,7 @@ class Site:
         if graph_task() != NO_TASK:
             return
         if not self.may_act(training):
-            if self.moves and not self.run.stepped:
-                self._watch_time(training)
+            self._watch_time(training)
         elif self.enter_compiled(training) and self.regularizer.acts_on == "activation":
             self.counter.add(None, 0, 0.0)
 
@@ -260,6 +255,8 @@ class Site:
 
     def _watch_time(self, training: bool) -> None:
         """Warn, once, when training goes on after evaluations, and nobody has called ``step``."""
+        if self.run.stepped or not self.moves:
+            return
         if training and self._mode is False:
             self._resumed += 1
         if training or self._mode is not None:

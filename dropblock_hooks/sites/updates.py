@@ -41,10 +41,10 @@ def checked_optimizers(given: Any) -> list[Optimizer]:
 
 def _innermost(given: Any) -> Optimizer:
     # a wrapper may pretend to be of the class that it wraps, so what is inside comes first
-    inner = (vars(given).get(name) for name in _WRAPPED) if hasattr(given, "__dict__") else ()
-    wrapped = next((each for each in inner if isinstance(each, Optimizer)), None)
-    if wrapped is not None:
-        return _innermost(wrapped)
+    for name in _WRAPPED:
+        wrapped = getattr(given, "__dict__", {}).get(name)
+        if isinstance(wrapped, Optimizer):
+            return _innermost(wrapped)
     if not isinstance(given, Optimizer):
         raise TypeError(
             f"optimizer must be a torch.optim.Optimizer, or a list of several, got {kind_of(given)}"
@@ -187,7 +187,9 @@ def _regularize_entry(entry: Sequence[tuple[Site, Tensor, Tensor]], scale: Any) 
     """Regularize the gradients of the parameters of one entry, in place."""
     first = entry[0][0]
     regularizer, measured = first.regularizer, {}
-    if regularizer.random and _processes() > 1:
+    distributed = torch.distributed
+    ready = distributed.is_available() and distributed.is_initialized()
+    if regularizer.random and ready and distributed.get_world_size() > 1:
         raise first.error(
             "each process would draw other numbers after the mean, and the processes' parameters "
             "would part: use when='backward'"
@@ -203,12 +205,6 @@ def _regularize_entry(entry: Sequence[tuple[Site, Tensor, Tensor]], scale: Any) 
         new = regularize_grad(site, site.form_of(grad), values, grad, parameter, factor)
         if new is not grad:
             grad.copy_(new)
-
-
-def _processes() -> int:
-    distributed = torch.distributed
-    ready = distributed.is_available() and distributed.is_initialized()
-    return distributed.get_world_size() if ready else 1
 
 
 def _check(site: Site, module: nn.Module, grad: Tensor) -> None:
