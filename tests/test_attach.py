@@ -283,7 +283,8 @@ def test_beside_parameters_that_are_not_initialized():
 
 def test_root_and_what_is_below_it(net, hook_count):
     wrapped = nn.ModuleDict({"model": net})
-    refused(wrapped, hook_count, {"layer1.*": Dropout()}, "did you mean 'model.layer1.*'")
+    meant = "did you mean '**.layer1.*' (model.layer1.0, model.layer1.1)?"
+    refused(wrapped, hook_count, {"layer1.*": Dropout()}, meant)
     refused(
         wrapped,
         hook_count,

@@ -18,13 +18,6 @@ def matching(glob: str, names: Iterable[str]) -> list[str]:
     return [name[:-1] for name in pattern.findall(lines) if name]
 
 
-def prefixes(glob: str, names: Iterable[str]) -> list[str]:
-    """The names below which the glob matches something."""
-    pattern = re.compile(rf"((?:[^.]+\.)+?){_translated(glob)}")
-    found = [match[1][:-1] for name in names if (match := pattern.fullmatch(f"{name}."))]
-    return list(dict.fromkeys(found))
-
-
 def _translated(glob: str) -> str:
     """The glob as a regular expression over a name with a dot after each component."""
     parts: list[str] = []

@@ -1,6 +1,5 @@
 """Selectors: which layers, parameters and rates of a model a text or a `Select` matches."""
 
-import contextlib
 import inspect
 import re
 from collections.abc import Callable, Iterable
@@ -12,7 +11,7 @@ from torch import nn
 from ..checks import as_count
 from ..quoting import described, kind_of, label, listed, quote
 from ..registry import brief
-from .globs import matching, prefixes
+from .globs import matching
 from .index import Index, NoMatchError, Target
 from .stages import stage_module, stage_target
 from .wrappers import bare_type
@@ -118,12 +117,12 @@ def _named(kind: str, text: str, index: Index) -> list[Target]:
     """What a type, name, glob or regular expression matches, also modules without a forward."""
     if kind == "type":
         return _match_types((text,), index)
-    table = index.table(kind)
+    is_regex = kind == "re"
     if kind in ("param", "attr") and text.startswith("re:"):
-        kind, text = "re", text[3:]
-    found = _match_names(text, kind == "re", table)
+        is_regex, text = True, text[3:]
+    found = _match_names(text, is_regex, index.table(kind))
     if not found:
-        raise NoMatchError(_no_match(text, table, index))
+        raise NoMatchError(_no_match(kind, text, is_regex, index))
     return found
 
 
@@ -169,15 +168,15 @@ def _has_forward(module: nn.Module) -> bool:
     return not inherited or "forward" in vars(module)
 
 
-def _no_match(text: str, table: dict[str, Target], index: Index) -> str:
-    """Why a name, glob or regular expression matches nothing in this table."""
+def _no_match(kind: str, text: str, is_regex: bool, index: Index) -> str:
+    """Why a name, glob or regular expression matches nothing, and what was probably meant."""
     form, colon, _ = text.partition(":")
     if colon:
         hint = index.closest(form, FORMS)
         return f"unknown form of selector {label(form)}:{hint}; forms: {', '.join(FORMS)}"
-    if table is vars(index).get("attributes"):
+    if kind == "attr":
         return _no_attribute(text, index)
-    if table is index.parameters and text in index.modules:
+    if kind == "param" and text in index.modules:
         inside = f"{text}.*" if index.modules[text].module._parameters else f"{text}.**"
         meant = quote(f"param:{inside}")
         return f"{quote(text)} is a layer: did you mean its parameters, {meant}?"
@@ -188,9 +187,13 @@ def _no_match(text: str, table: dict[str, Target], index: Index) -> str:
     ):
         if text in known:
             return f"{quote(text)} is no layer: did you mean {quote(f'{other}:{text}')}?"
-    if below := prefixes(text, table)[:3]:
-        meant = " or ".join(quote(f"{prefix}.{text}", 100) for prefix in below)
-        return f"{quote(text)} matches nothing: did you mean {meant}? (or attach(..., root=...))"
+    table = index.table(kind)
+    if not is_regex and (below := matching(f"**.{text}", table)):
+        meant = quote(f"param:**.{text}" if kind else f"**.{text}")
+        return (
+            f"{quote(text)} matches nothing: did you mean {meant} ({listed(below, 3)})? "
+            "Or give root=, the submodule where names begin"
+        )
     return f"{quote(text)} matches nothing{index.closest(text, filter(None, table))}"
 
 
@@ -242,15 +245,10 @@ def _left_out(text: str, found: list[Target], index: Index) -> list[Target]:
 
 def _meant(text: str, roots: list[str], found: list[Target], index: Index) -> str:
     """The exclude that was probably meant by one that leaves out nothing."""
-    kind, colon, rest = text.rpartition(":")
-    deeper = f"{kind}{colon}**.{rest}"
-    with contextlib.suppress(NoMatchError):
-        if _inside(_roots(deeper, index), found, index):
-            return f"; did you mean {quote(deeper)}?"
     around = [t.name for t in found if any(root.startswith(f"{t.name}.") for root in roots)]
     if around:
         return f"; did you mean {quote(around[0])}, which holds {quote(roots[0])}?"
-    return index.closest(rest, (target.name for target in found)) if roots else ""
+    return index.closest(text, (target.name for target in found)) if roots else ""
 
 
 def _roots(text: str, index: Index) -> list[str]:

@@ -231,7 +231,7 @@ def test_a_layer_where_a_parameter_is_meant(net, selector, meant):
     [
         ("fc.weight", "'param:fc.weight'"),
         ("Conv2d", "'type:Conv2d'"),
-        ("1.conv", "'layer1.1.conv' or 'layer2.1.conv'"),
+        ("1.conv", r"'\*\*.1.conv' \(layer1.1.conv, layer2.1.conv\)"),
         ("layr1.*", None),
     ],
 )
