@@ -5,18 +5,14 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..quoting import kind_of
 from ..sites.site import Site
 from .report import observations, results
 
-
-class Bins(NamedTuple):
-    """A histogram without its empty ends: one edge more than counts."""
-
-    counts: list[int]
-    edges: list[float]
+Bins = tuple[list[int], list[float]]
+"""Counts and edges of a histogram without its empty ends: one edge more than counts."""
 
 
 def log(writer: Any, scalars: Mapping[str, float], sites: Sequence[Site], step: int) -> None:
@@ -76,7 +72,7 @@ def _of_library(writer: Any, sites: Sequence[Site]) -> dict[str, Any]:
     library = next((each for each in libraries if hasattr(each, "Histogram")), None)
     if library is None:
         return {}
-    return {tag: library.Histogram(np_histogram=tuple(bins)) for tag, bins in _histograms(sites)}
+    return {tag: library.Histogram(np_histogram=bins) for tag, bins in _histograms(sites)}
 
 
 def _histograms(sites: Sequence[Site]) -> Iterator[tuple[str, Bins]]:
@@ -94,4 +90,4 @@ def _trimmed(counts: Sequence[int], edges: Sequence[float]) -> Bins:
     ends = [0.0, *edges, 2 * edges[-1]]
     held = [i for i, count in enumerate(counts) if count]
     first, last = held[0], held[-1]
-    return Bins(list(counts[first : last + 1]), ends[first : last + 2])
+    return list(counts[first : last + 1]), ends[first : last + 2]
