@@ -30,8 +30,8 @@ from .epoch_checks import (
     windows,
 )
 from .logged import log
-from .rates import as_time, check_installed, move, values_at
-from .report import SiteRow, look, readings, scalars, site_table
+from .rates import as_time, check_installed, look, move, values_at
+from .report import SiteRow, readings, scalars, site_table
 from .site_list import SiteList, find
 from .state import load, restore, save
 from .suggest import Suggestion, suggestions

@@ -9,7 +9,7 @@ import torch
 from torch import distributed
 
 from ..findings import Finding, Kind, Severity, tell
-from ..observers.base import Observer, State
+from ..observers.base import State
 from ..sites.counter import Totals
 from ..sites.run import Run
 from ..sites.site import Site
@@ -18,15 +18,11 @@ from .report import Readings
 
 def check_group(asked: str) -> None:
     """Raise RuntimeError without an initialized process group; `asked` is the call."""
-    if not _is_ready():
+    if not (distributed.is_available() and distributed.is_initialized()):
         raise RuntimeError(
             f"{asked} needs the other processes, and there is no process group: call "
             "torch.distributed.init_process_group first, or leave distributed= out"
         )
-
-
-def _is_ready() -> bool:
-    return distributed.is_available() and distributed.is_initialized()
 
 
 def world_size() -> int:
@@ -54,18 +50,13 @@ def summed(mine: Readings, sites: Sequence[Site]) -> Readings:
             "verify(distributed=True) says where they differ"
         )
     total = {key: functools.reduce(Totals.plus, (r[key] for r in ranks)) for key in mine.sites}
-    seen = {
-        site.key: _merged(site.watch.observer, [rank[site.key] for rank in observed])
-        for site in sites
-        if site.watch is not None
-    }
+    seen: dict[str, State | None] = {}
+    for site in sites:
+        if site.watch is not None:
+            states = [rank[site.key] for rank in observed if rank[site.key] is not None]
+            merge = site.watch.observer.merge
+            seen[site.key] = functools.reduce(merge, states) if states else None
     return Readings(total, None if None in forwards else sum(forwards), seen)
-
-
-def _merged(observer: Observer, states: Sequence[State | None]) -> State | None:
-    """The states of all ranks as one; None where no rank has seen anything."""
-    there = [each for each in states if each is not None]
-    return functools.reduce(observer.merge, there) if there else None
 
 
 def compare(run: Run, sites: Sequence[Site], local: Sequence[Finding]) -> list[Finding]:
@@ -77,24 +68,21 @@ def compare(run: Run, sites: Sequence[Site], local: Sequence[Finding]) -> list[F
     for rank, (findings, _, _) in enumerate(ranks):
         for each in findings:
             seen.setdefault(each, []).append(rank)
-    found = [_on_ranks(each, on, len(ranks)) for each, on in seen.items()]
+    found = []
+    for each, on in seen.items():
+        where = "" if len(on) == len(ranks) else f" (on rank {', '.join(map(str, on))})"
+        found.append(replace(each, text=f"{each.text}{where}"))
     for name in dict.fromkeys(name for _, stated, _ in ranks for name in stated):
         values = [stated.get(name, "nothing") for _, stated, _ in ranks]
         if len(set(values)) > 1:
             shown = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
-            where = () if name in ("the epoch", "enabled") else (name,)
-            text = f"{'the regularizer' if where else name} differs between the ranks: {shown}"
-            found.append(Finding(Kind.DIFFERS, Severity.ERROR, where, text))
+            site = () if name in ("the epoch", "enabled") else (name,)
+            text = f"{'the regularizer' if site else name} differs between the ranks: {shown}"
+            found.append(Finding(Kind.DIFFERS, Severity.ERROR, site, text))
     seeds = [seed for _, _, seed in ranks]
-    if any(site.draws for site in sites) and len(set(seeds)) < len(seeds):
+    if any(each.draws for each in sites) and len(set(seeds)) < len(seeds):
         found.append(_EQUAL_SEEDS)
     return found
-
-
-def _on_ranks(finding: Finding, on: Sequence[int], n: int) -> Finding:
-    if len(on) == n:
-        return finding
-    return replace(finding, text=f"{finding.text} (on rank {', '.join(map(str, on))})")
 
 
 _EQUAL_SEEDS = Finding(
@@ -114,7 +102,9 @@ def tell_equal_seeds(run: Run, sites: Sequence[Site]) -> None:
     """
     if not run.installed or not any(site.draws for site in sites):
         return
-    if not _is_ready() or world_size() == 1 or not run.tell_once("compared"):
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return
+    if world_size() == 1 or not run.tell_once("compared"):
         return
     store, rank = distributed.distributed_c10d._get_default_store(), distributed.get_rank()
     seed = str(torch.initial_seed())

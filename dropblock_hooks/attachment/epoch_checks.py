@@ -131,37 +131,22 @@ def find_faults(
 def tell_faults(attached: Any) -> None:
     """Warn of what is wrong, once; each `Watchdog` looks, and acts as it was told to."""
     base, run, hooks = attached._base, attached._run, attached._hooks
-    found = find_faults(base, run, attached._installed)
     alerts = look_for_alerts(base, run, hooks)
-    tell(found, run.told)
+    tell(find_faults(base, run, attached._installed), run.told)
     tell_alerts(run, hooks, alerts)
 
 
 def look_at_forward(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> None:
     """Warn of the sites that did nothing in the first training forward of a window."""
-    idle = [hook for hook in hooks if not _at_work(hook) and needs_calls(hook)]
-    if idle:  # otherwise all is well, and compiled code need not be waited for
-        window = replace(windows(run, hooks)[0], backward=False)
-        tell(_idle_sites(base, idle, window), run.told)
-
-
-def _at_work(hook: SiteHook) -> bool:
-    """Whether eager mode has seen it at work in this window, as far as a forward can show."""
-    if isinstance(hook, ParameterHook):
-        return True
-    window = read([hook.site.counter], wait=False)[0].window
-    later = hook.site.regularizer.acts_on == "gradient"  # its turn is in the backward
-    return window.trained > 0 if later else window.active > 0
+    judged = [h for h in hooks if needs_calls(h) and not isinstance(h, ParameterHook)]
+    window = replace(windows(run, hooks)[0], backward=False)
+    tell(_idle_sites(base, judged, window), run.told)
 
 
 def look_back(base: nn.Module, run: Run, hooks: Sequence[SiteHook], ended: bool) -> list[Finding]:
     """What is wrong with a window that closes.
 
-    Args:
-        base: the model.
-        run: of the attachment.
-        hooks: of its sites.
-        ended: whether an epoch has ended, rather than the time been set.
+    `ended` says whether an epoch has ended, rather than the time been set.
     """
     window, _ = windows(run, hooks)
     if not window.trained:

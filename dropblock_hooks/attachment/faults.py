@@ -133,10 +133,8 @@ def runs_unseen(base: nn.Module, hooks: Iterable[SiteHook]) -> bool:
 def _of_hook(hook: SiteHook, owner: nn.Module, module: nn.Module | None) -> Finding | None:
     if not hook.lost(owner):
         return None
-    if module is not None and owner is not module:
+    if module is None or owner is not module:
         return _replaced(hook, owner)
-    if module is None:  # then a layer without the hook is another layer, most likely
-        return finding(hook, Kind.REPLACED, "the layer was replaced after attach", AGAIN)
     return finding(hook, Kind.LOST, f"its hook is no longer on '{hook.owner_name}'", AGAIN)
 
 
@@ -145,19 +143,18 @@ def _of_parameter(
 ) -> Finding | None:
     refusal, parameter = shard_refusal(owner), owner._parameters.get(hook.parameter)
     held = hook.follows(owner)
-    cure = AGAIN
     if refusal is not None:
         return finding(hook, Kind.SHARDED, refusal)
     if module is not None and owner is not module and not held:
         return _replaced(hook, owner)
-    if held and (parameter is None or parameter.requires_grad):
-        return None
-    if parameter is None:
-        text = f"'{hook.owner_name}' no longer has this parameter"
-    elif not parameter.requires_grad:
+    if parameter is None and not held:
+        text, cure = f"'{hook.owner_name}' no longer has this parameter", AGAIN
+    elif parameter is not None and not parameter.requires_grad:
         text, cure = "the parameter is frozen (requires_grad is False) and gets no gradient", ""
+    elif held:
+        return None
     elif hook.lost(owner):
-        text = f"its hook is no longer on '{hook.owner_name}'"
+        text, cure = f"its hook is no longer on '{hook.owner_name}'", AGAIN
     else:
         text = "the parameter is another tensor now"
         cure = "Run a forward that is not compiled, or call step(): both hook the new tensor"
@@ -165,16 +162,13 @@ def _of_parameter(
 
 
 def _of_update(hook: SiteHook) -> Finding:
-    """Of a parameter whose gradient was not regularized, though training went on."""
-    text = "its gradient was not regularized at any optimizer step"
+    """A parameter whose gradient was not regularized, though training went on."""
+    text = "its gradient was not regularized at any optimizer step: the optimizer"
     if not hook.site.run.optimizers:
-        text = f"{text}: the optimizer is not known"
-        return finding(hook, Kind.NO_OPTIMIZER, text, NEEDS_OPTIMIZER)
-    text = f"{text}: the optimizer made no step, or the parameter had no gradient"
+        cure = "Pass it, attach(..., optimizer=optimizer), or set attached.optimizer = optimizer"
+        return finding(hook, Kind.NO_OPTIMIZER, f"{text} is not known", cure)
+    text = f"{text} made no step, or the parameter had no gradient"
     return finding(hook, Kind.NEVER_ACTIVE, text)
-
-
-NEEDS_OPTIMIZER = "Pass it, attach(..., optimizer=optimizer), or set attached.optimizer = optimizer"
 
 
 def _replaced(hook: SiteHook, owner: nn.Module) -> Finding:
@@ -183,7 +177,10 @@ def _replaced(hook: SiteHook, owner: nn.Module) -> Finding:
     return finding(hook, Kind.REPLACED, text, AGAIN)
 
 
-_FROZEN = "the layer is in evaluation mode inside a training model (frozen)"
+_FROZEN = (
+    "the layer is in evaluation mode inside a training model (frozen)",
+    "Call train() on the layer, or use active='always'",
+)
 
 
 def _why_inactive(
@@ -191,7 +188,7 @@ def _why_inactive(
 ) -> tuple[str, str]:
     """The likely cause why a layer was called and its regularizer did nothing, and the cure."""
     if base.training and not module.training:
-        return _FROZEN, "Call train() on the layer, or use active='always'"
+        return _FROZEN
     if not enabled:
         return "the attachment is paused", "Set attached.enabled = True"
     if gradient:
@@ -204,16 +201,20 @@ def why_not_called(
 ) -> tuple[str, str]:
     """The likely cause why a layer was not called, and the cure; `name` is its name."""
     if window.compiled and base.training and not module.training:  # it counts no idle calls
-        return _FROZEN, "Call train() on the layer, or use active='always'"
+        return _FROZEN
     if not name:
         return "the model itself was not called, only layers inside it", "Name these layers"
+    above = _parents(base, name)
     inside = [window.layers.get(f"{name}.{below}") for below, _ in named_modules(module) if below]
-    if any(inside) or (isinstance(module, _CONTAINERS) and _only_holds(module)):
+    plain = type(module).forward in (nn.Sequential.forward, nn.Module.forward)
+    if any(inside) or (isinstance(module, _CONTAINERS) and plain and inside):
         if 0 in inside and not any(inside):
             return "nothing inside it was called either (a branch not taken)", ""
-        by = ", as gradient checkpointing does" if _checkpoints(base, name) else ""
+        checkpoints = any(getattr(each, "grad_checkpointing", False) is True for _, each in above)
+        by = ", as gradient checkpointing does" if checkpoints else ""
         return f"a container that the model loops over{by}", "Name the layers inside it"
-    parent_name, parent = _parent(base, name)
+    parents = (pair for pair in above if not isinstance(pair[1], _CONTAINERS))
+    parent_name, parent = next(parents, ("", base))
     if window.layers.get(parent_name) == 0:
         return f"its parent '{parent_name}' was not called either (a branch not taken)", ""
     if isinstance(parent, nn.MultiheadAttention):
@@ -235,26 +236,11 @@ def why_not_called(
     )
 
 
-def _parent(base: nn.Module, name: str) -> tuple[str, nn.Module]:
-    """The next module above, other than containers without a forward of their own."""
-    while name:
-        name = name.rpartition(".")[0]
-        parent = find_module(base, name)
-        if parent is not None and not isinstance(parent, _CONTAINERS):
-            return name, parent
-    return "", base
-
-
-def _only_holds(module: nn.Module) -> bool:
-    """Whether it does no more than to run, or hold, its children, of which there are some."""
-    plain = type(module).forward in (nn.Sequential.forward, nn.Module.forward)
-    return plain and len(module._modules) > 0
-
-
-def _checkpoints(base: nn.Module, name: str) -> bool:
+def _parents(base: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
+    """The modules above, the nearest first, with their names."""
     parts = name.split(".")
-    above = (find_module(base, ".".join(parts[:cut])) for cut in range(len(parts)))
-    return any(getattr(module, "grad_checkpointing", False) is True for module in above)
+    names = [".".join(parts[:cut]) for cut in reversed(range(len(parts)))]
+    return [(each, found) for each in names if (found := find_module(base, each)) is not None]
 
 
 def _is_dropout_like(name: str, module: nn.Module) -> bool:

@@ -1,5 +1,6 @@
 """Installing: the hooks of placements, put on the layers of a model; all or none."""
 
+from collections import Counter
 from collections.abc import Callable
 
 from torch import nn
@@ -42,7 +43,12 @@ def install(
         run: what their sites share.
         make: what makes the hook of a site.
     """
-    hooks = [make(site, p) for site, p in zip(_sites(placements, run), placements, strict=True)]
+    hooks = []
+    for order, (key, p) in enumerate(zip(site_keys(placements), placements, strict=True)):
+        name, kind = p.target.name, bare_type(p.target.module).__name__
+        site = Site(key, name, kind, p.regularizer, run, p.target.aliases, p.facts)
+        site.order, site.position = order, p.position
+        hooks.append(make(site, p))
     installed = [(p.target.module, hook) for p, hook in zip(placements, hooks, strict=True)]
     run.keys = tuple(hook.site.key for hook in hooks)
     attachment = Attachment(base, run, installed)
@@ -62,29 +68,12 @@ def install(
     return attachment
 
 
-def _sites(placements: list[Placement], run: Run) -> list[Site]:
-    sites: list[Site] = []
-    for order, (key, p) in enumerate(zip(site_keys(placements), placements, strict=True)):
-        site = Site(
-            key,
-            p.target.name,
-            bare_type(p.target.module).__name__,
-            p.regularizer,
-            run,
-            p.target.aliases,
-            p.facts,
-        )
-        site.order, site.position = order, p.position
-        sites.append(site)
-    return sites
-
-
 def site_keys(placements: list[Placement]) -> list[str]:
     """The key of each site: its layer and its regularizer, numbered where they are the same."""
     keys: list[str] = []
-    repeated: dict[str, int] = {}
+    repeated: Counter[str] = Counter()
     for p in placements:
         key = f"{p.target.name or '.'}/{p.regularizer.label}"
-        repeated[key] = repeated.get(key, 0) + 1
+        repeated[key] += 1
         keys.append(key if repeated[key] == 1 else f"{key}#{repeated[key]}")
     return keys

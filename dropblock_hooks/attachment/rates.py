@@ -61,12 +61,16 @@ def move(
             hook.put(module)
         raise
     if math.floor(t) != math.floor(run.epoch):
-        for module, hook in installed:
-            hook.look(module)
+        look(installed)
         run.close_window(hook.site for _, hook in installed)
-        for module, hook in installed:
-            hook.look(module)
+        look(installed)
     run.epoch = t
+
+
+def look(installed: Sequence[tuple[nn.Module, SiteHook]]) -> None:
+    """Let observers look at their layers, before they are read."""
+    for module, hook in installed:
+        hook.look(module)
 
 
 def check_installed(run: Run, what: str) -> None:

@@ -7,17 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from torch import nn
-
 from ..findings import Finding, Kind, Severity
 from ..observers.base import Observer
 from ..registry import name_of, text
 from ..regularizers.base import Regularizer
-from ..regularizers.gradients import AdaptiveClipGrad
 from ..regularizers.rates import RateLike
 from ..schedules import Schedule, span_of
 from ..sites.counter import Totals, read
-from ..sites.hooks import SiteHook
 from ..sites.run import Run
 from ..sites.site import Site
 from ..tables import Columns, Forms, Section, Table, named, ranged
@@ -105,12 +101,6 @@ def readings(sites: Sequence[Site], run: Run) -> Readings:
     return Readings(counted, None if compiled else forwards, observations(sites))
 
 
-def look(installed: Sequence[tuple[nn.Module, SiteHook]]) -> None:
-    """Let observers look at their layers, before they are read."""
-    for module, hook in installed:
-        hook.look(module)
-
-
 def observations(sites: Sequence[Site]) -> dict[str, Any]:
     """The states of the observers among them, by key; None where nothing was seen."""
     return {site.key: site.watch.shown() for site in sites if site.watch is not None}
@@ -188,10 +178,6 @@ def block_cell(row: Any) -> str:
     return cell(row.block_size) + (" (clipped)" if row.clipped else "")
 
 
-def _several(calls: float | None) -> str:
-    return "" if calls is None or calls in (0, 1) else f" ({calls:.4g} per forward)"
-
-
 class Report(Table[SiteRow]):
     """What happened at each site: regularizers of activations, of gradients, then observers.
 
@@ -221,24 +207,18 @@ def _clipped(row: SiteRow) -> Iterator[Finding]:
 _NEARLY_ALL, _FEW = 0.9, 10
 
 _OF_GRADIENTS = "gradients (changed: share of their values that was changed)"
-_OF_NORMS = (
-    "norms before the bound; of ClampGrad, largest magnitudes (p90: 90 % are not larger, to 9 %)"
-)
-_OF_RATIOS = (
-    "norms before the bound, divided by those of the weights (p90: 90 % are not larger, to 9 %)"
-)
+_OF_NORMS = "norms before the bound (ClampGrad: largest magnitudes; AdaptiveClipGrad: over weights)"
 
 
 def site_table(sites: Sequence[Site], have: Readings, title: str) -> Report:
     """The rows of all sites with what they have counted, which print as a table."""
     forms = {site.key: shortened(site.regularizer) for site in sites}
-    names = {site.key: site.name for site in sites}
     shared: Columns[SiteRow] = {
         "site": lambda row: named(row.site, row.aliases),
         "regularizer": lambda row: forms[row.site],
     }
     calls: Columns[SiteRow] = {
-        "calls": lambda row: cell(row.calls) + _several(row.calls_per_forward),
+        "calls": _calls,
         "active": lambda row: row.active_calls,
     }
     columns: Columns[SiteRow] = {
@@ -258,9 +238,9 @@ def site_table(sites: Sequence[Site], have: Readings, title: str) -> Report:
     norms: Columns[SiteRow] = {
         "site": shared["site"],
         "mean": lambda row: row.mean_norm,
-        "p50": lambda row: _short(row.median_norm),
-        "p90": lambda row: _short(row.p90_norm),
-        "p99": lambda row: _short(row.p99_norm),
+        "p50": partial(_quantile, "median_norm"),
+        "p90": partial(_quantile, "p90_norm"),
+        "p99": partial(_quantile, "p99_norm"),
         "largest": lambda row: row.largest_norm,
     }
     observed = results(sites, have.observed)
@@ -270,16 +250,11 @@ def site_table(sites: Sequence[Site], have: Readings, title: str) -> Report:
     }
     watching = [site for site in sites if isinstance(site.regularizer, Observer)]
     acting = [rows[site.key] for site in sites if site not in watching]
-    sized = [row for row in acting if row.mean_norm is not None]
-    adaptive = {site.key for site in sites if isinstance(site.regularizer, AdaptiveClipGrad)}
     sections = [
         Section([row for row in acting if row.acts_on != "gradient"], columns),
         Section([row for row in acting if row.acts_on == "gradient"], gradients, _OF_GRADIENTS),
-        Section([row for row in sized if row.site not in adaptive], norms, _OF_NORMS),
-        Section([row for row in sized if row.site in adaptive], norms, _OF_RATIOS),
-        *_observed(
-            watching, rows, {**shared, "site": partial(_site, names), "calls": calls["calls"]}
-        ),
+        Section([row for row in acting if row.mean_norm is not None], norms, _OF_NORMS),
+        *_observed(watching, rows, {**shared, "calls": calls["calls"]}),
     ]
     return Report(sections, list(rows.values()), title)
 
@@ -298,20 +273,19 @@ def _observed(
         yield Section([rows[site.key] for site in group], {**plain, **shown}, note)
 
 
-def _site(names: Mapping[str, str], row: SiteRow) -> Forms:
-    """The site of an observer; where there is little room its layer alone: its class is told."""
-    name = names[row.site] or "."
-    short = f"{name}#{row.site.rpartition('#')[2]}" if "#" in row.site else name
-    key = named(row.site, row.aliases)
-    return Forms((key, key, named(short, row.aliases)))
-
-
 def _of_observed(find: Callable[[Any], Any], row: SiteRow) -> Any:
     return None if row.observed is None else find(row.observed)
 
 
-def _short(norm: float | None) -> str | None:
-    """A quantile, which is known to 4 %."""
+def _calls(row: SiteRow) -> str:
+    """The number of calls; with those in one forward of the model, where that is not one."""
+    each = row.calls_per_forward
+    return cell(row.calls) + (f" ({each:.4g} per forward)" if each not in (None, 0, 1) else "")
+
+
+def _quantile(name: str, row: SiteRow) -> str | None:
+    """A quantile with the two digits that are known."""
+    norm = getattr(row, name)
     return None if norm is None else f"{norm:.2g}"
 
 
@@ -336,9 +310,10 @@ def shortened(regularizer: Regularizer) -> Forms:
     label = regularizer.label  # of a Foreign it ends in a bracket, and its repr goes on inside
     head = f"{label[:-1]}, " if label.endswith(")") else f"{label}("
     options = short[len(head) : -1] if short.startswith(head) else ""
-    if isinstance(regularizer, Observer):  # the line above its rows tells the class
-        return Forms((whole, short, options))
-    return Forms((whole, short, options or short))
+    untold = (
+        "" if isinstance(regularizer, Observer) else short
+    )  # the note tells an observer's class
+    return Forms((whole, short, options or untold))
 
 
 def _span(rate: RateLike) -> str:

@@ -189,7 +189,7 @@ def test_on_a_model_by_name():
         ratio = norms(grad.numpy(), 2) / np.maximum(norms(plain.detach().numpy(), 2), 1e-3)
         largest = seen[f"{name}/AdaptiveClipGrad"].largest_norm
         assert largest == pytest.approx(ratio.max(), rel=0.1), name
-    assert "norms before the bound, divided by those of the weights" in text
+    assert "AdaptiveClipGrad: over weights" in text
     assert {row.field for row in proposed} == {"clip_factor"}
 
 
