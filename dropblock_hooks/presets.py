@@ -26,10 +26,8 @@ def drop_block_resnet(
     """DropBlock as in the paper: after norms and on the shortcuts of groups 3 and 4 of a ResNet.
 
     Group 3 (``layer3``) has a quarter of the rate of group 4 (``layer4``). In the paper the rate
-    rises over training: ``p=LinearSchedule(0.0, 0.1, epochs)``.
-
-    Only projected shortcuts (``downsample``) are regularized. The paper also drops identity
-    shortcuts, but these are no layers, so a hook can't reach them.
+    rises over training: ``p=LinearSchedule(0.0, 0.1, epochs)``. Identity shortcuts, which the paper
+    also drops, are no layers, so a hook can't reach them.
 
     Example:
         >>> model = timm.create_model("resnet50")  # doctest: +SKIP
@@ -131,9 +129,8 @@ def stochastic_depth(
 def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) -> Spec:
     """`DropPath` at the layers ``drop_path`` of all residual branches, the rate rising from 0 to p.
 
-    timm's blocks end each branch in ``drop_path`` (or ``drop_path1``, ``drop_path2``), which is an
-    identity in a model built without ``drop_path_rate``. Layers that the forward does not call are
-    left out.
+    timm's blocks end each branch in ``drop_path`` (or ``drop_path1``, ``drop_path2``). Layers that
+    the forward does not call are left out.
 
     Example:
         >>> model = timm.create_model("vit_tiny_patch16_224")  # doctest: +SKIP

@@ -31,11 +31,9 @@ _Callback: Any = type("_Callback", tuple(each.Callback for each in _PACKAGES), {
 class Regularize(_Callback):  # type: ignore[misc]  # its base is made above
     """A callback that puts regularizers on a LightningModule for the time of ``trainer.fit``.
 
-    It takes the length of the training, the time, the GradScaler and the optimizers from the
-    trainer, warns after each epoch of what `Attachment.verify` finds, and keeps its state in the
-    trainer's checkpoints. Validation, test and prediction compute what the model does without it,
-    but for what is ``active="always"``. A Trainer takes one callback for each unit and root: put
-    all in one spec.
+    The trainer gives the length of the training, the time, the GradScaler and the optimizers. After
+    each epoch the callback warns of what `Attachment.verify` finds. Its state is in the trainer's
+    checkpoints. A Trainer takes one callback for each unit and root.
 
     Example:
         >>> callback = Regularize({"model.layer4.*": DropBlock2d(p=LinearSchedule(0.0, 0.1))})
@@ -49,14 +47,13 @@ class Regularize(_Callback):  # type: ignore[misc]  # its base is made above
             each epoch's end.
         root: name of the submodule where names begin, for example ``"model"``.
         epochs: how long the training is, in `unit`, instead of what the trainer says.
-        fractions: whether epochs move within an epoch, by ``1 / num_training_batches`` a batch;
-            False for functions that take whole epochs only.
-        rng_state: whether checkpoints of one process hold torch's random state, which Lightning
-            leaves out: a run that is resumed then draws the masks that it would have drawn.
+        fractions: whether the time moves within an epoch, by ``1 / num_training_batches`` a batch.
+        rng_state: whether checkpoints of one process hold torch's random state, so that a resumed
+            run draws the same masks.
         strict: False takes what fits from a checkpoint of another spec.
 
     Attributes:
-        attached: the `Attachment`, also after fit, to be read; None before.
+        attached: the `Attachment`, also after fit; None before.
 
     Raises:
         ValueError, TypeError: for a bad argument. A fault of the spec is told when fit begins.
@@ -161,11 +158,13 @@ class Regularize(_Callback):  # type: ignore[misc]  # its base is made above
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Remove the hooks."""
-        self._remove()
+        self._fitting = False
+        if self.attached is not None:
+            self.attached.remove()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Remove the hooks."""
-        self._remove()
+        self.teardown(trainer, pl_module, "fit")
 
     def state_dict(self) -> dict[str, Any]:
         """For Lightning's checkpoint; it calls this on all ranks and keeps that of the first."""
@@ -182,11 +181,7 @@ class Regularize(_Callback):  # type: ignore[misc]  # its base is made above
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From Lightning's checkpoint, when it fits; the state waits until there are sites.
-
-        Raises:
-            ValueError: for a state of another spec, with the differences.
-        """
+        """From Lightning's checkpoint, when it fits; the state waits until there are sites."""
         if self._fitting:  # else a model is evaluated, and the report remains that of its training
             self._loaded = state_dict
             self._take_over()
@@ -200,20 +195,12 @@ class Regularize(_Callback):  # type: ignore[misc]  # its base is made above
         """Attach, if this is the first hook in which all is there that it takes."""
         if self.attached is not None or self._first_hook(trainer, module) != hook:
             return
-        self.attached = attach(
-            module,
-            self.spec,
-            root=self.root,
-            epochs=self._length(trainer, hook),
-            grad_scaler=self._scaler(trainer, module),
-        )
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        if scaler is None and module.automatic_optimization:
+            scaler = False  # a module that optimizes by itself may have one of its own
+        epochs = self._length(trainer, hook)
+        self.attached = attach(module, self.spec, root=self.root, epochs=epochs, grad_scaler=scaler)
         self._take_over()
-
-    @staticmethod
-    def _scaler(trainer: Any, module: Any) -> Any:
-        """That of the trainer; a module that optimizes by itself may have one of its own."""
-        own = getattr(trainer.precision_plugin, "scaler", None)
-        return False if own is None and module.automatic_optimization else own
 
     def _first_hook(self, trainer: Any, module: Any) -> str:
         if self.unit == "step" and trainer.max_epochs != -1 and self._needs_length():
@@ -273,8 +260,3 @@ class Regularize(_Callback):  # type: ignore[misc]  # its base is made above
             torch.set_rng_state(random["cpu"])
             if self._random_on.type == "cuda" and "cuda" in random:
                 torch.cuda.set_rng_state(random["cuda"], self._random_on)
-
-    def _remove(self) -> None:
-        self._fitting = False
-        if self.attached is not None:
-            self.attached.remove()

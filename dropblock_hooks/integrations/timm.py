@@ -21,8 +21,7 @@ def keep_in_checkpoints(
 ) -> None:
     """Put the state of an Attachment into each file of a CheckpointSaver, and take it out of one.
 
-    Call it where the saver has been made, before the first epoch, on every rank. The files stay
-    files of timm: the state, plain numbers and text, lies in them beside the saver's own, as
+    Call it before the first epoch, on every rank. The state is in each file as
     ``file["saver"]["dropblock_hooks"]``.
 
     Example:
@@ -46,7 +45,7 @@ def keep_in_checkpoints(
     if saver is not None:
         _check(saver)
     if resume:
-        _take_out(attached, os.fspath(resume))
+        _restore(attached, os.fspath(resume))
     if loss_scaler is not None:
         attached.grad_scaler = loss_scaler
     if saver is not None:
@@ -69,8 +68,7 @@ def _check(saver: Any) -> None:
         )
 
 
-def _take_out(attached: Attachment, path: str) -> None:
-    """Restore what a file holds."""
+def _restore(attached: Attachment, path: str) -> None:
     checkpoint = load_checkpoint_metadata(path)
     beside = checkpoint.get("saver") if isinstance(checkpoint, dict) else None
     state = beside.get(_KEY) if isinstance(beside, dict) else None

@@ -26,12 +26,11 @@ _NOT_KNOWN = 10**9  # epochs, or steps, of a training whose length is told when 
 class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of a skipped package
     """Attaches a spec to the model of a Trainer, for its training.
 
-    The spec is checked, and attached, when the Trainer is made; where ``train`` makes another model
-    (``model_init``), it moves to that one. Time is the Trainer's own. Scalars go into its logs, the
-    state into its checkpoints. You get a warning of what `Attachment.verify` finds after an epoch.
-    At the end of training it removes itself. A training that raises leaves it attached, for a
-    Trainer tells callbacks nothing of that: ``callback.attached.remove()``, or
-    ``detach_all(model)``.
+    The spec is attached when the Trainer is made; where ``train`` makes another model
+    (``model_init``), it moves to that one. The time is that of the Trainer. Scalars go into its
+    logs, the state into its checkpoints. After each epoch you are warned of what
+    `Attachment.verify` finds. The end of training removes the hooks. If the training raises, call
+    ``callback.attached.remove()``.
 
     Example:
         >>> from dropblock_hooks.integrations.transformers import Regularize
@@ -43,18 +42,14 @@ class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of 
         unit: of schedules: ``"epoch"`` (fractions too, at each step), or ``"step"`` of the
             optimizer.
         root: name of the submodule where names begin.
-        strict: False takes of a checkpoint of another spec what fits, as after longer schedules.
+        strict: False takes what fits from a checkpoint of another spec.
 
     Attributes:
-        attached: the `Attachment`; None before the Trainer is made. Where the length of training
-            is not known before it begins (``max_steps`` with epochs, epochs with ``unit="step"``),
-            or with ``model_init``, ``train`` makes another one.
+        attached: the `Attachment`; None before the Trainer is made. ``train`` may make another one.
 
     Raises:
-        SpecError: for a spec that is wrong whatever the model; when the Trainer is made, for one
-            that does not fit the model.
-        RuntimeError: when the Trainer is made, with another one of its kind on the same model, or
-            where it will use ``nn.DataParallel``.
+        SpecError: for a bad spec; when the Trainer is made, for one that does not fit the model.
+        RuntimeError: for a second `Regularize` on a model, or for ``nn.DataParallel``.
         ValueError: for another unit; when training begins, for a checkpoint of another spec.
     """
 
@@ -68,7 +63,11 @@ class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of 
                 "written: leave restore_callback_states_from_checkpoint=False, the counts are "
                 "restored all the same"
             )
-        self._plain = _written(spec)
+        checked = Spec.of(spec)
+        try:
+            self._plain = checked.to_plain()
+        except ValueError:  # the spec holds code
+            self._plain = None
         self.spec, self.unit, self.root, self.strict = spec, unit, root, strict
         self.attached: Attachment | None = None
         self.saved: dict[str, Any] | None = None
@@ -106,7 +105,8 @@ class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of 
         """Attach to the model that is trained, where it or the length is another one."""
         model = given["model"]
         if self.attached is None and self.saved is not None:
-            self._take_over(model)
+            for attached in _of_callbacks(model):  # of the callback that this one replaces
+                self.attached, self.spec = attached, _SPECS[_run(attached)]
         length = max(state.max_steps if self.unit == "step" else state.num_train_epochs, 1)
         now = self.attached
         if now is None or now not in attachments(model) or _run(now).epochs != length:
@@ -149,11 +149,6 @@ class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of 
         _SPECS[_run(self.attached)] = self.spec
         return self.attached
 
-    def _take_over(self, model: nn.Module) -> None:
-        """Take the place of the callback for which the Trainer has made this one."""
-        for attached in _of_callbacks(model):
-            self.attached, self.spec = attached, _SPECS[_run(attached)]
-
     def _resume(self, attached: Attachment, stored: dict[str, Any]) -> None:
         """Restore what a checkpoint has counted."""
         name = type(self).__name__
@@ -172,19 +167,6 @@ class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of 
         except ValueError:
             attached.remove()
             raise
-
-
-def _written(spec: Any) -> Any:
-    """The spec as plain data, or None where it holds code.
-
-    Raises:
-        SpecError: for a spec that is wrong whatever the model.
-    """
-    checked = Spec.of(spec)
-    try:
-        return checked.to_plain()
-    except ValueError:
-        return None
 
 
 def _refuse_second(model: nn.Module) -> None:
