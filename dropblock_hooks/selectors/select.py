@@ -278,18 +278,14 @@ def _satisfies(where: Callable[[str, nn.Module], bool], target: Target) -> bool:
 def _candidates(select: Select, index: Index) -> list[Target]:
     """What all of names, types and stages match; stages alone match the layers that end them."""
     names, types, stages = map(several, (select.names, select.types, select.stages))
-    groups = []
-    if names:
-        groups.append([target for name in names for target in _match_text(name, index)])
-    if types:
-        groups.append(_match_types(types, index))
-    if not groups:
+    if not names and not types:
         ends = [stage_target(index, "stage", str(stage)) for stage in stages]
         return ends or [t for t in index.modules.values() if _has_forward(t.module)]
-    found = groups[0]
-    for group in groups[1:]:
-        shared = {target.name for target in group}
-        found = [target for target in found if target.name in shared]
+    found = [target for name in names for target in _match_text(name, index)]
+    if types:
+        typed = _match_types(types, index)
+        shared = {target.name for target in typed}
+        found = [target for target in found if target.name in shared] if names else typed
     if stages:
         roots = tuple(f"{stage_module(index, 'stage', str(stage))}." for stage in stages)
         found = [target for target in found if f"{target.name}.".startswith(roots)]

@@ -110,12 +110,8 @@ def submodule(model: nn.Module, root: str) -> nn.Module:
     """
     if not isinstance(root, str):
         raise TypeError(f"root must be the name of a submodule, got {quote(root)}")
-    if not root:
-        return model
-    found = find_module(model, root)
-    if found is None:
-        names = [name for name, _ in named_modules(model)]
-        raise ValueError(
-            f"root={quote(root)} is not a submodule of the model{closest(root, names)}"
-        )
-    return found
+    modules = dict(named_modules(model))
+    if root not in modules:
+        hint = closest(root, modules)
+        raise ValueError(f"root={quote(root)} is not a submodule of the model{hint}")
+    return modules[root]
