@@ -55,12 +55,12 @@ def _compiled_codes() -> list[types.CodeType]:
 
 def tell_recompiling(run: Run, hooks: Iterable[SiteHook]) -> None:
     """Warn, once, of rates that compiled code reads as constants, and that will change."""
-    held = [h for h in hooks if isinstance(h, RetuneHook) and not h.ours]
-    held = [h for h in held if h.site.regularizer.moving]
+    retuned = [h for h in hooks if isinstance(h, RetuneHook) and not h.ours]
+    held = [h.site.key for h in retuned if h.site.regularizer.moving]
     if not held or not has_compiled() or not run.tell_once("recompiles"):
         return
     warn(
-        f"{listed((h.site.key for h in held), 3)}: torch.compile reads these rates as constants "
+        f"{listed(held, 3)}: torch.compile reads these rates as constants "
         "and compiles again for each new value. After torch._dynamo.config.recompile_limit "
         f"({torch._dynamo.config.recompile_limit}) values it no longer compiles. Use a schedule "
         "of few values, as StepSchedule"

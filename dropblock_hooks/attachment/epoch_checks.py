@@ -121,10 +121,8 @@ def find_faults(
             found.append(fault)
         waiting = hook.site.waiting()
         if waiting is not None:
-            site = (hook.site.key,)
-            found.append(
-                Finding(Kind.NOT_STEPPED, Severity.WARNING, site, waiting, epoch=run.epoch)
-            )
+            kind, site = Kind.NOT_STEPPED, (hook.site.key,)
+            found.append(Finding(kind, Severity.WARNING, site, waiting, epoch=run.epoch))
     return found
 
 
@@ -188,13 +186,12 @@ def _not_trained(base: nn.Module, run: Run, window: Window) -> Finding:
 
 def _idle_sites(base: nn.Module, hooks: Iterable[SiteHook], window: Window) -> list[Finding]:
     """Why sites did nothing."""
-    idle = [hook for hook in hooks if not window.sites[hook.site.key].active]
-    return [
-        fault
-        for hook in idle
-        if (fault := fault_of(base, hook, window)) is not None
-        and (not isinstance(hook, ParameterHook) or fault.kind in _OF_PARAMETERS)
-    ]
+    found = []
+    for hook in hooks:
+        fault = None if window.sites[hook.site.key].active else fault_of(base, hook, window)
+        if fault and (not isinstance(hook, ParameterHook) or fault.kind in _OF_PARAMETERS):
+            found.append(fault)
+    return found
 
 
 def _watchdogs(hooks: Iterable[SiteHook]) -> dict[str, Watchdog]:
@@ -264,8 +261,6 @@ def _follows(key: tuple[str, str], before: dict[tuple[str, str], Finding]) -> bo
 def _looked(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> Looked | None:
     """All sites, read at once, which waits for the device; None where there is no `Watchdog`."""
     dogs = _watchdogs(hooks)
-    if not dogs:
-        return None
     sights = []
     for site in (hook.site for hook in hooks if hook.site.key in dogs):
         module = find_module(base, site.name)
@@ -273,7 +268,7 @@ def _looked(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> Looked | No
         watched.read()
         if module is not None:
             sights.append(Sight(site, module, watched.kept, watched.peaks.tolist()))
-    return Looked(base, run, sights)
+    return Looked(base, run, sights) if dogs else None
 
 
 def tell_alerts(run: Run, hooks: Iterable[SiteHook], findings: Iterable[Finding]) -> None:

@@ -61,11 +61,7 @@ def fault_of(
 ) -> Finding | None:
     """What is wrong at a site; None where nothing is.
 
-    Args:
-        base: the model.
-        hook: the hook of the site.
-        window: the calls of the window.
-        module: the layer that the hook was put on, where that is known.
+    `module` is the layer that the hook was put on, where that is known.
     """
     site, name = hook.site, hook.owner_name
     owner = holder(hook, base, name) or find_module(base, name)

@@ -37,11 +37,7 @@ def install(
 ) -> Attachment:
     """Put the hooks of all placements on a model; where one fails, take out what was put on.
 
-    Args:
-        base: the model.
-        placements: resolved and checked.
-        run: what their sites share.
-        make: what makes the hook of a site.
+    `make` makes the hook of a site; `run` is what the sites share.
     """
     hooks = []
     for order, (key, p) in enumerate(zip(site_keys(placements), placements, strict=True)):

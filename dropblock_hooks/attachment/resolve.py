@@ -29,10 +29,7 @@ def place(
 ) -> tuple[list[Placement], list[str]]:
     """All placements of a spec on a model, in the order of the spec, and warnings.
 
-    Args:
-        model: where names begin.
-        draft: the spec.
-        epochs: how long the training is, if that is known.
+    Names begin at `model`; `epochs` is the length of the training, if that is known.
 
     Raises:
         SpecError: with all that is wrong.
