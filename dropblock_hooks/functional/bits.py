@@ -36,11 +36,6 @@ def popcount_(words: Tensor) -> Tensor:
     return torch.bitwise_right_shift(words, 56, out=words)
 
 
-def padded_size(numel: int) -> int:
-    """The number of elements that a mask of `numel` elements has before it is packed."""
-    return -(-numel // 64) * 64
-
-
 def pack(mask: Tensor) -> Tensor:
     """Pack a flat uint8 mask of 0 and 1. The mask is read as 8 rows, one for each bit of a byte."""
     first, *rows = mask.view(8, -1).unbind()

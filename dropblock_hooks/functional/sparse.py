@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .bits import count, grow, keep_, pack, padded_size, popcount_, unpack
+from .bits import count, grow, keep_, pack, popcount_, unpack
 from .masks import Mask, bernoulli, scaled
 
 LEAST = {"blocks": 2**17, "units": 2**18}  # elements, from which the sparse form is faster
@@ -155,7 +155,8 @@ class Blocks:
 
     def _bytes(self, value: int) -> Tensor:
         """A byte for each element, and zeros up to the size that can be packed."""
-        kept = torch.full((padded_size(self.numel),), value, dtype=torch.uint8, device="cpu")
+        padded = -(-self.numel // 64) * 64
+        kept = torch.full((padded,), value, dtype=torch.uint8, device="cpu")
         kept[self.numel :] = 0
         return kept
 
@@ -251,7 +252,12 @@ class _Drop(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_batched(grads[0])
+        transformed = torch._C._functorch.peek_interpreter_stack() is not None
+        if transformed or torch._C._functorch.is_legacy_batchedtensor(grads[0]):
+            raise NotImplementedError(
+                "dropout on the CPU has no batched gradients (torch.func.vmap, "
+                "is_grads_batched=True): compute them one after another"
+            )
         return _Drop.apply(grads[0], ctx.scale, ctx.places, *ctx.saved_tensors), *[None] * 3
 
 
@@ -261,13 +267,3 @@ def drop_drawn(x: Tensor, scale: float | Tensor | None, places: Any, drawn: Tens
         return places.drop(x, scale, drawn)
     y: Tensor = _Drop.apply(x, scale, places, drawn)
     return y
-
-
-def _refuse_batched(grad: Tensor) -> None:
-    """Raise NotImplementedError for a batch of gradients."""
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    if transformed or torch._C._functorch.is_legacy_batchedtensor(grad):
-        raise NotImplementedError(
-            "dropout on the CPU has no batched gradients (torch.func.vmap, is_grads_batched=True): "
-            "compute them one after another"
-        )

@@ -22,14 +22,11 @@ _DEFAULTS = {f.name: f.default for f in fields(Regularizer)}  # of the options o
 class Foreign(Regularizer):
     """Wraps a module class without parameters, a module, or a function of a tensor.
 
-    A module or a function may stand in a spec as it is; it then means ``Foreign(module)``. Spec
-    files cannot hold a `Foreign`.
+    A module or a function in a spec means ``Foreign(module)``. Spec files cannot hold a `Foreign`.
 
-    Each site has its own instance, built from `kwargs`; a module is deep-copied. The instance
-    follows the training mode and the device of its layer. A function is called while the site is
-    active. Schedules and floats in `kwargs` are set as attributes of the instance. The realized
-    rate is the share of nonzero elements that became zero. Copies and pickles of the model keep the
-    buffers of the instance; the state of the attachment does not hold them.
+    Each site has its own instance, which follows the training mode and the device of its layer.
+    Schedules and floats in `kwargs` are set as attributes of the instance. The realized rate is the
+    share of nonzero elements that became zero. The state of the attachment does not hold buffers.
 
     Example:
         >>> from torch import nn

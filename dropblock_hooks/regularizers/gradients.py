@@ -4,11 +4,9 @@ At a layer, the backward of an identity function regularizes the gradient of wha
 The layer itself and all layers before it receive the new gradient. A list acts in written order.
 Across layers, the order of the backward decides. The rates are those of the forward.
 
-The gradient of a parameter is regularized in each backward, with the rates of that moment, before
-DistributedDataParallel averages it. With ``when="accumulated"``, the accumulated, averaged and
-unscaled gradient is regularized once per update, when the optimizer that was given to ``attach``
-begins its step. For example, one backward brings 3 and the next one -2. A bound of 1 in each
-backward leaves 1 - 1 = 0; a bound of 1 at the update leaves 1.
+The gradient of a parameter is regularized in each backward, before DistributedDataParallel averages
+it. With ``when="accumulated"``, the accumulated, averaged and unscaled gradient is regularized once
+per update, when the optimizer that was given to ``attach`` begins its step.
 
 Bounds are in units of the unscaled loss if ``attach`` was given the ``grad_scaler``. Inf and NaN
 pass, so that a GradScaler sees them.
