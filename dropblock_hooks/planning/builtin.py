@@ -15,7 +15,8 @@ from ..regularizers.retune import Retune
 from ..selectors.index import Index, Target
 from ..selectors.select import Select, Selector, match
 from ..selectors.wrappers import bare_type, submodule, unwrap
-from ..sites.retune import retune_hooks
+from ..sites.hooks import hooks_on
+from ..sites.retune import RetuneHook
 from ..spec.spec import Spec
 from ..tables import Columns, Table, counted, named
 
@@ -141,7 +142,8 @@ def _is_dropout(target: Target) -> bool:
 
 def _row(target: Target, attribute: str) -> BuiltinRow:
     module = target.module
-    held = (hook.site for hook in retune_hooks(module) if hook.attribute == attribute)
+    hooks = (hook for hook in hooks_on(module) if isinstance(hook, RetuneHook))
+    held = (hook.site for hook in hooks if hook.attribute == attribute)
     site = next(held, None)
     own = site.rate or 0.0 if site and site.run.enabled else getattr(module, attribute)
     rate = float(own)

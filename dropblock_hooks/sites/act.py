@@ -139,11 +139,10 @@ def may_get_gradient(x: Tensor) -> bool:
 
 
 class GradIdentity(torch.autograd.Function):
-    """Identity function that calls `watch` with the gradient and hands its result on.
+    """Identity function whose backward returns ``watch(gradient)``.
 
-    Its forward copies, so that the gradients of the layer's own uses of the tensor stay as they
-    are. An in-place operation behind the layer works on the copy: on a view, it would take the
-    gradient past the identity. With ``setup_context`` it works inside ``torch.func.grad``.
+    The forward copies: an in-place operation on a view would take the gradient past the identity.
+    With ``setup_context`` it works inside ``torch.func.grad``.
     """
 
     @staticmethod
@@ -171,15 +170,8 @@ def regularize_grad(
 ) -> Tensor:
     """Regularize the gradient of an activation or a parameter, and count it.
 
-    Once the attachment is switched off or removed, the gradient is returned as it is.
-
-    Args:
-        site: of the regularizer or observer.
-        form: how the axes are read.
-        values: the rates of the forward.
-        grad: the gradient.
-        parameter: the parameter, where it is the gradient of one.
-        scale: what the loss was multiplied by; None asks the GradScaler.
+    Once the attachment is switched off or removed, the gradient is returned as it is. `values` are
+    the rates of the forward, and `scale` is the factor of the loss; None asks the GradScaler.
     """
     run = site.run
     if not (run.installed and run.enabled):
@@ -228,12 +220,6 @@ def _known(affected: Counted) -> Counted:
 def has_data(x: Tensor) -> bool:
     """Whether it is a tensor with numbers, outside of function transforms and batched gradients."""
     return _known(x) is x and not torch._C._are_functorch_transforms_active()
-
-
-def is_exported() -> bool:
-    """Whether a program is made of this forward: it has nowhere to keep what is seen."""
-    tracing: bool = not is_compiling() and torch._C._is_tracing()
-    return tracing or is_exporting()
 
 
 def refuse_tracing(site: Site, training: bool) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..axes.view import View
@@ -17,7 +18,7 @@ from ..checkpointing import NO_TASK, graph_task
 from ..handles import check_version, is_exporting, new_handle
 from ..observers.base import Observer, Seen, Watch
 from . import indexing
-from .act import has_data, is_exported, may_get_gradient
+from .act import has_data, may_get_gradient
 from .hooks import SiteHook, Turn, put_on
 from .observe_operator import Place, observe_and_watch, watch_gradient, written
 from .site import Site
@@ -57,7 +58,7 @@ class ObserveHook(SiteHook):
         put_on(module, self, at_input=self.site.at == "input", with_kwargs=True)
 
     def _act(self, module: nn.Module, *given: Any) -> Any:
-        if is_exported():
+        if torch._C._is_tracing():  # a traced program has nowhere to keep what is seen
             return None
         tensors, put, nest = self._found(given)
         if not all(map(has_data, tensors)):

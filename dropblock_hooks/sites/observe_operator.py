@@ -1,9 +1,8 @@
 """The way from compiled code to an observer: operators that run the eager code.
 
-torch.compile does not trace into these operators. Compiled code holds the handle of the site. When
-the code runs, ``observe`` finds the site and hands it the tensors of one call, and
-``observe_gradient`` hands it a gradient of that call. So counts are Python numbers, and an observer
-is switched on and off without a new compilation.
+torch.compile does not trace into these operators. When compiled code runs, ``observe`` finds the
+hook by its handle and hands it the tensors of one call, and ``observe_gradient`` hands it a
+gradient. So an observer is switched on and off without a new compilation.
 
 ``observe`` says that it changes the handle, so that the compiler neither leaves it out nor changes
 the order of calls. The backward holds no handle, because autograd refuses tensors that were changed
@@ -60,11 +59,7 @@ def observe(
     training: bool,
     differentiable: bool,
 ) -> Tensor:
-    """Hand the tensors of one call to the hook of an observer.
-
-    Returns:
-        The ticket of the call: the number of the handle, and that of the call.
-    """
+    """Hand the tensors of one call to an observer; return the numbers of handle and call."""
     number = int(handle)
     hook, call = find(number), None
     if hook is not None and graph_task() == NO_TASK and hook.site.enter(training):
@@ -129,11 +124,7 @@ def observe_and_watch(
     training: bool,
     gradients: bool,
 ) -> list[Tensor]:
-    """Observe one call, and watch the gradients of its tensors if `gradients`.
-
-    Returns:
-        The tensors whose gradients are watched; nothing if there are none to watch.
-    """
+    """Observe one call; return its tensors with watched gradients, or nothing without any."""
     if torch._C._are_functorch_transforms_active():
         return []
     differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)

@@ -2,9 +2,8 @@
 
 torch.compile does not trace into these operators. Compiled code holds a seed, which is drawn in the
 graph so that a recomputation draws the same one, and a handle that names the site. When the code
-runs, the operator finds the site, reads its rates, seeds the random number generator, and runs the
-same regularizer as in eager mode. It also counts in Python. So one graph serves all rates, and
-nothing exists twice.
+runs, the operator finds the site, seeds the random number generator with it, and runs the same
+regularizer as in eager mode, with the rates of now. So one graph serves all rates.
 
 An operator may not return one of its inputs, and its output must have the strides that its fake
 implementation promises, so each result is copied where it is not a new tensor of those strides.
@@ -39,11 +38,11 @@ def regularize(site: Site, x: Tensor, call: Call) -> Tensor:
     """Regularize an activation in code that torch.compile traces."""
     form = site.form_of(x)
     linear = site.regularizer.linear
-    layer_input = None if linear or call.input is x else call.input
+    needed = isinstance(call.input, Tensor) and not linear and call.input is not x
     y: Tensor
     y, _ = regularize_op(
         x,
-        layer_input if isinstance(layer_input, Tensor) else None,
+        call.input if needed else None,
         site.handle,
         torch.randint(-_SEEDS, _SEEDS, (), device="cpu"),
         *_read(form),
@@ -119,9 +118,8 @@ def regularize_op(
 ) -> tuple[Tensor, Tensor]:
     """Run the site's regularizer on an activation and count it.
 
-    Returns:
-        The regularized activation, and the rates that were used as a row of float64 numbers. The
-        first number of the row is 1 where the site was active, and 0 where it was not.
+    Return the regularized activation, and a row of float64 numbers: whether the site was active (1
+    or 0), and the rates that were used.
     """
     site: Site | None = find(handle)
     if site is None or not site.enter_compiled(training):
@@ -221,10 +219,8 @@ def regularize_backward_op(
 def begin_op(handle: Tensor, training: bool, n_rates: int) -> Tensor:
     """Count a forward in which nothing is done to the activation.
 
-    Returns:
-        A row of float64 numbers: that of the handle, and the rates if `n_rates` is not 0. The
-        backward holds this row only, because autograd refuses tensors that were changed after they
-        were saved.
+    Return a row of float64 numbers: that of the handle, and the rates if `n_rates` is not 0. The
+    backward holds this row, because autograd refuses tensors that were changed after saving.
     """
     site: Site | None = find(handle)
     if site is None:

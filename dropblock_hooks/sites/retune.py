@@ -8,7 +8,7 @@ from torch.compiler import is_compiling
 from ..checkpointing import NO_TASK, graph_task
 from ..handles import is_exporting
 from . import operator
-from .hooks import LayerHook, Turn, hooks_on
+from .hooks import LayerHook, Turn
 from .site import Site
 
 
@@ -67,8 +67,3 @@ class RetuneHook(LayerHook):
         elif graph_task() == NO_TASK:
             self.site.counter.add(None, 0, 0.0)
         return None
-
-
-def retune_hooks(module: nn.Module) -> list[RetuneHook]:
-    """Those on this very module."""
-    return [hook for hook in hooks_on(module) if isinstance(hook, RetuneHook)]
