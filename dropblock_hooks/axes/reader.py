@@ -67,13 +67,14 @@ class Reader:
         self._forget()
 
     def _forget(self) -> None:
-        self._views: dict[torch.Size, View] = {}  # without the grids of tokens
+        self._views: dict[torch.Size, View] = {}
+        self._tokens: dict[torch.Size, View] = {}  # without their grids
         self._asked: dict[torch.Size, int] = {}
         self._maps: dict[torch.Size, list[View]] = {}  # of forwards since the last recomputation
         self._repeated = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_views": {}, "_asked": {}, "_maps": {}}
+        return {**self.__dict__, "_views": {}, "_tokens": {}, "_asked": {}, "_maps": {}}
 
     @property
     def needs_grids(self) -> bool:
@@ -96,9 +97,13 @@ class Reader:
             view = self._decided(facts, x.shape, self._sides.get(x.ndim, ""))
             tokens = is_tokens(view.layout, self._spatial)
             return self._with_grid(facts, x.shape, view) if tokens else view
-        view = self._views.get(x.shape) or self._read(facts, x)
-        if is_tokens(view.layout, self._spatial):
-            view = self._map_of_this_image(facts, x.shape, view)
+        known = self._views.get(x.shape)
+        if known is not None:
+            view = known
+        else:
+            view = self._tokens.get(x.shape) or self._read(facts, x)
+            if is_tokens(view.layout, self._spatial):
+                view = self._map_of_this_image(facts, x.shape, view)
         self.last = view
         return view
 
@@ -144,7 +149,8 @@ class Reader:
             self._forget()
         asked = self._asked[x.shape] = self._asked.get(x.shape, 0) + 1
         if asked >= _ASKED or not follow:
-            self._views[x.shape] = view
+            known = self._tokens if is_tokens(view.layout, self._spatial) else self._views
+            known[x.shape] = view
         return view
 
     def _with_grid(self, facts: Facts, shape: torch.Size, view: View) -> View:
