@@ -17,6 +17,8 @@ from torch import Tensor
 
 from .norms import Norms, add_norms
 
+_MOST_NORMS = 64  # tensors of norms that wait to be counted together
+
 
 class Clipped(NamedTuple):
     """What a bound has done to a gradient; neither tensor is read before someone asks.
@@ -137,6 +139,7 @@ class Counter:
         self.affected: Any = 0
         self.expected = 0.0
         self.cells: Tensor | None = None
+        self._norms: list[Tensor] = []  # that are not in the cells yet
         self.map_size: tuple[int, ...] | None = None
         self.map_varies = False
         self._begun = self._before = Snapshot()
@@ -159,7 +162,9 @@ class Counter:
         if affected is None:
             return
         if isinstance(affected, Clipped):
-            self.cells = add_norms(self.cells, affected.norms)
+            self._norms.append(affected.norms.detach())
+            if len(self._norms) >= _MOST_NORMS:
+                self._add_norms()
             affected = affected.changed
         if isinstance(affected, Tensor):
             affected = affected.detach()
@@ -169,8 +174,16 @@ class Counter:
         self.total += total
         self.expected += rate * total
 
+    def _add_norms(self) -> None:
+        """Count the norms in the cells. Many at once take hardly longer than one."""
+        norms, self._norms = self._norms, []
+        for device in dict.fromkeys(each.device for each in norms):
+            here = [each.reshape(-1) for each in norms if each.device == device]
+            self.cells = add_norms(self.cells, torch.cat(here))
+
     def snapshot(self) -> Snapshot:
         """The totals of now; a tensor in them is not read."""
+        self._add_norms()
         return Snapshot._make(getattr(self, name) for name in Snapshot._fields)
 
     def close_window(self) -> None:
@@ -189,6 +202,7 @@ class Counter:
         vars(self).update(life._asdict())
         if life.cells is not None:
             self.cells = torch.tensor(life.cells, dtype=torch.float64, device="cpu")
+        self._norms = []
         self._begun = self._before = self.snapshot()
 
     def read(self) -> Totals:

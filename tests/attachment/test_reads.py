@@ -25,12 +25,13 @@ class Reads(TorchDispatchMode):
         return call
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.n += func in (
+        kwargs = kwargs or {}
+        moves = func is torch.ops.aten._to_copy.default and kwargs.get("device") is not None
+        self.n += moves or func in (
             torch.ops.aten._local_scalar_dense.default,
-            torch.ops.aten._to_copy.default,
             torch.ops.aten.equal.default,
         )
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 LOOKS = {
