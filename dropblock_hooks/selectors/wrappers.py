@@ -6,6 +6,7 @@ around one, and an attribute into every name below. The names here are those of 
 
 import sys
 from collections.abc import Iterator
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -28,12 +29,26 @@ _WRAPPERS = (
 )
 
 
+_ATTRIBUTES: WeakKeyDictionary[type[nn.Module], str | None] = WeakKeyDictionary()
+"""What `_attribute` has found, because every module of a model is asked."""
+
+
+def _attribute(kind: type[nn.Module]) -> str | None:
+    """The attribute in which a class of wrappers holds a module; None for other classes."""
+    if kind not in _ATTRIBUTES:
+        found = (
+            attribute
+            for place, name, attribute in _WRAPPERS  # a class that was not imported wraps nothing
+            if getattr(sys.modules.get(place), name, None) in kind.__mro__
+        )
+        _ATTRIBUTES[kind] = next(found, None)
+    return _ATTRIBUTES[kind]
+
+
 def _innermost(module: nn.Module) -> nn.Module:
-    """The module inside its wrappers; a class that was not imported wraps nothing."""
-    for place, name, attribute in _WRAPPERS:
-        kind = getattr(sys.modules.get(place), name, None)
-        if kind is not None and isinstance(module, kind):
-            return _innermost(getattr(module, attribute))
+    """The module inside its wrappers."""
+    while attribute := _attribute(type(module)):
+        module = getattr(module, attribute)
     return module
 
 
