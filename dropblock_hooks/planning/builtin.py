@@ -113,17 +113,23 @@ def builtin(model: nn.Module, *, root: str = "") -> Builtin:
     """
     base = submodule(unwrap(model), root)
     index = Index(base)
+    rows = rates_of(index)
+    title = f"{counted(len(rows), 'rate')} in {bare_type(base).__name__}"
+    return Builtin(rows, title, index)
+
+
+def rates_of(index: Index) -> list[BuiltinRow]:
+    """The rates of the dropout layers and modules of a model, in the order of its modules."""
     held = defaultdict(list)
     for target in index.attributes.values():
         if _is_dropout(target):
             held[target.owner].append(target)
     rows = []
     for name, target in index.modules.items():
-        own = _own_attribute(target.module)
         if name == target.name:
+            own = _own_attribute(target.module)
             rows += [_row(target, own)] if own else [_row(t, str(t.attribute)) for t in held[name]]
-    title = f"{counted(len(rows), 'rate')} in {bare_type(base).__name__}"
-    return Builtin(rows, title, index)
+    return rows
 
 
 def _own_attribute(module: nn.Module) -> str | None:

@@ -17,7 +17,8 @@ from ..findings import Finding, Kind, Severity
 from ..quoting import listed
 from ..regularizers.droppers import unit_dropped, unit_of
 from ..regularizers.retune import Retune
-from .builtin import BuiltinRow, builtin
+from ..selectors.index import Index
+from .builtin import BuiltinRow, rates_of
 from .rates import highest_rate
 
 _SHORTCUTS = ("downsample", "shortcut", "skip")
@@ -37,12 +38,12 @@ def find_doubled(
         keys: the key of each placement.
         calls: the calls of each layer in one forward; layers that are not called drop nothing.
     """
-    droppers = _droppers(base, placements, calls)
     alike: dict[Any, list[tuple[Placement, str]]] = defaultdict(list)
     for p, key in zip(placements, keys, strict=True):
         r = p.regularizer
         if unit_dropped(r) and highest_rate(r) and not p.target.form:
             alike[p.position[0], p.target.name, r.kind, r.at, r.index].append((p, key))
+    droppers = _droppers(base, placements, calls) if alike else {}
     groups: dict[Any, list[tuple[str, float, str, list[str]]]] = defaultdict(list)
     for (entry, name, kind, *_), same in alike.items():
         p, label = same[0][0], same[0][0].regularizer.label
@@ -79,7 +80,7 @@ def _droppers(
         if isinstance(p.regularizer, Retune)
     }
     found = {}
-    for row in builtin(base).rows:
+    for row in rates_of(Index(base)):
         name = "" if row.name == "." else row.name
         rate = retuned.get((name, row.attribute), row.rate)
         trains = row.on or row.rate == 0 or not base.training
