@@ -11,7 +11,6 @@ from ..checkpointing import NO_TASK, graph_task
 from ..findings import Finding, tell
 from ..regularizers.base import Regularizer
 from ..selectors.select import Select
-from ..selectors.wrappers import named_modules
 from ..sites.grad_scaler import checked_scaler
 from ..sites.hooks import take_off_all
 from ..sites.parameters import ParameterHook
@@ -136,7 +135,7 @@ class Attachment(SiteList):
         run.drop_optimizers()
         for module, hook in self._installed:
             hook.remove(module)
-        for _, module in named_modules(base):  # to which others may have moved hooks
+        for module in base.modules():  # to which others may have moved hooks
             take_off_all(run, module)
         run.grids.unwatch(base)
 

@@ -162,7 +162,8 @@ class Counter:
         if affected is None:
             return
         if isinstance(affected, Clipped):
-            self._norms.append(affected.norms.detach())
+            if type(affected.norms) is Tensor:  # others cannot be put together with these
+                self._norms.append(affected.norms.detach())
             if len(self._norms) >= _MOST_NORMS:
                 self._add_norms()
             affected = affected.changed

@@ -13,7 +13,7 @@ from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from ..handles import check_version, is_exporting
-from ..selectors.wrappers import find_module, named_modules
+from ..selectors.wrappers import find_module
 from . import indexing, operator
 from .act import Call, act, is_transformed, may_get_gradient, perform, refuse_tracing
 from .run import Run
@@ -265,7 +265,7 @@ def holder(hook: SiteHook, model: nn.Module, name: str) -> nn.Module | None:
     named = find_module(model, name)
     if named is not None and not hook.lost(named):
         return named
-    return next((module for _, module in named_modules(model) if not hook.lost(module)), None)
+    return next((module for module in model.modules() if not hook.lost(module)), None)
 
 
 def hooks_on(module: nn.Module) -> list[SiteHook]:

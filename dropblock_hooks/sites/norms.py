@@ -26,7 +26,7 @@ def add_norms(cells: Tensor | None, norms: Tensor) -> Tensor | None:
     Norms that are not finite are left out, and so are those without data.
     """
     norms = norms.detach().reshape(-1)
-    if norms.is_meta or type(norms) is not Tensor or norms.numel() == 0:
+    if norms.is_meta or norms.numel() == 0:
         return cells
     dtype = wide_dtype(norms.device)
     norms = norms.to(dtype)

@@ -70,7 +70,7 @@ class ParameterHook(SiteHook):
 
     def _is_on(self, parameter: Tensor | None, module: nn.Module) -> bool:
         """Whether this parameter has our hook, for this module."""
-        hook = self._hook_of(parameter)
+        hook = self.hook_of(parameter)
         if hook is None or parameter is None:
             return False
         if hook.impl != parameter._cdata:
@@ -79,7 +79,8 @@ class ParameterHook(SiteHook):
             hook.impl, parameter._backward_hooks = parameter._cdata, parameter._backward_hooks
         return hook.module() is module
 
-    def _hook_of(self, parameter: Tensor | None) -> GradHook | None:
+    def hook_of(self, parameter: Tensor | None) -> GradHook | None:
+        """Our hook on this parameter, if there is one."""
         hooks: dict[int, Any] = getattr(parameter, "_backward_hooks", None) or {}
         for hook in hooks.values():  # at every forward, so no generator
             if isinstance(hook, GradHook) and hook.site is self.site:
@@ -130,7 +131,7 @@ class ParameterHook(SiteHook):
         """Hook this tensor, where its turn is."""
         if self.follows(module):
             return
-        hook = self._hook_of(parameter)
+        hook = self.hook_of(parameter)
         if hook is not None:
             hook.module = weakref.ref(module)  # the parameter is in another module now
             return
@@ -192,11 +193,8 @@ class GradHook:
         return regularize_grad(self.site, self.form, self.site.values, grad, value)
 
     def _leaf(self, module: nn.Module) -> Tensor | None:
-        for parameter in module._parameters.values():
-            hooks: Any = None if parameter is None else parameter._backward_hooks
-            if hooks and any(hook is self for hook in hooks.values()):
-                return parameter
-        return None
+        held = module._parameters.values()
+        return next((p for p in held if self.owner.hook_of(p) is self), None)
 
     def _tell_parts(self) -> None:
         text = (
