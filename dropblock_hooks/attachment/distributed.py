@@ -98,7 +98,7 @@ def tell_equal_seeds(run: Run, sites: Sequence[Site]) -> None:
     """Warn, once for an attachment, where another rank has the same random seed.
 
     Each rank puts its seed into the store of the process group and reads the seeds that are there.
-    No rank waits: of two ranks, the later one finds the seed of the other.
+    No rank waits: of two ranks, at least the later one finds the seed of the other.
     """
     if not run.installed or not any(site.draws for site in sites):
         return

@@ -157,4 +157,4 @@ def _figure_of(ax: Any, names: Sequence[str]) -> tuple[Any, Any]:
 
 def _finish(ax: Any, what: str, attached: Attachment) -> None:
     ax.set_title(f"{what}, epoch {attached.epoch:g}", fontsize=10)
-    ax.legend(fontsize=8)
+    ax.legend(fontsize=8, framealpha=0.6)

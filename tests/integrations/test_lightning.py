@@ -672,9 +672,9 @@ def test_two_processes(tmp_path, seed_apart):
         assert first["sites"] == second["sites"]
         assert first["sites"][0] == [KEY, 2 * (epoch + 1), 2 * (epoch + 1)]
         assert first["rates"] == second["rates"]
-        both = [*first["told"], *second["told"]]  # the rank that comes second knows
+        both = [*first["told"], *second["told"]]
         told = [text for name, text in both if name == "HookWarning"]
-        assert len(told) == (not seed_apart), told
+        assert len(told) in ([0] if seed_apart else [1, 2]), told  # 2: the seeds came together
         assert all("draw the same masks" in text for text in told), told
         assert not any("sync_dist" in text for _, text in first["told"])
     assert "random" not in checkpoint(next(tmp_path.glob("*.ckpt")))
