@@ -73,7 +73,7 @@ def attach(
     base = submodule(unwrap(model, spec), root)
     draft = Draft.of(spec)
     placements, warnings = place(base, draft, checked_epochs(epochs))
-    unsaid = without_epochs(placements)
+    unsaid = without_epochs(placements, epochs)
     if unsaid:
         raise draft.error(unsaid)
     run = Run(root, checked_scaler(grad_scaler), epochs)

@@ -193,7 +193,7 @@ def test_a_frozen_parameter(net, hook_count):
 
 def test_live_attachment_of_the_same_class(net, hook_count):
     attached = attach(net, {"layer1.*": Dropout2d(0.1)})
-    refused(net, hook_count, {"layer1.0": Dropout2d(0.2)}, "layer1.0/Dropout2d", "live")
+    refused(net, hook_count, {"layer1.0": Dropout2d(0.2)}, "layer1.0.", "live")
     attach(net, {"layer1.0": DropPath(0.1)})
     again = attach(net, {Select("layer1.0", compose=True): Dropout2d(0.2)})
     assert len(attachments(net)) == 3
@@ -218,12 +218,8 @@ def test_none_that_clears_nothing_is_told(net):
 
 
 def test_nested_sites_are_told(net):
-    with pytest.warns(
-        HookWarning, match=r"9 lie inside.*'layer1\.\*' \(2 layers\)|lie inside"
-    ) as told:
+    with pytest.warns(HookWarning, match="7 layers of which 6 lie inside others"):
         attach(net, {"layer1.**": Dropout(0.1)})
-    assert "did you mean 'layer1.*' (2 layers)?" in str(told[0].message)
-    assert "7 layers" in str(told[0].message)
 
 
 def test_a_warning_made_an_error_leaves_nothing(net, hook_count):

@@ -2,8 +2,6 @@
 
 attachment   `Attachment`: the handle and its operations
 site_list    the sites as a collection: found by key, selector or class, and set
-placement    one regularizer on one layer, before it is installed
-own_rates    the rates that a model holds itself, for `Retune`
 resolve      a spec on a model: what goes where, and everything that is wrong
 install      hooks of all sites, put on together or not at all
 rates        values of schedules at a time, and other rates in their place

@@ -15,7 +15,7 @@ from ..sites.run import Run
 from ..sites.site import Site
 from .attachment import Attachment
 from .epoch_checks import ModelHook
-from .placement import Placement
+from .resolve import Placement
 
 
 def make_hook(site: Site, p: Placement) -> SiteHook:

@@ -1,27 +1,52 @@
-"""Placement: a spec resolved on a model and checked, before any hook goes in."""
+"""Resolve a spec on a model: what goes where, and all that is wrong, before any hook goes in."""
 
 from collections import defaultdict
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from ..axes.facts import ModelFacts
+from ..axes.facts import Facts, ModelFacts
 from ..checks import as_count
 from ..observers.base import Observer
-from ..quoting import described, label, listed, quote, shorten
+from ..quoting import label, listed, quote, shorten
 from ..regularizers.base import Regularizer
+from ..regularizers.droppers import RATES, in_place_of, is_read, rate_attribute, unit_dropped
 from ..regularizers.retune import Retune
 from ..schedules import UNSAID, length_of, spread_rate, within
 from ..selectors.index import Index, NoMatchError, Target
-from ..selectors.select import Select, Selector, match
-from ..selectors.wrappers import shard_refusal
+from ..selectors.select import match
+from ..selectors.wrappers import bare_type, shard_refusal
 from ..sites.hooks import hooks_on
-from ..spec.spec import Draft, SpecError
-from .own_rates import clashes, with_own_rate
-from .placement import Placement
+from ..spec.spec import Draft, Entry, SpecError
 
-CURE = "from dropblock_hooks import detach_all; detach_all(model)"
+
+@dataclass(frozen=True)
+class Placement:
+    """One regularizer of one entry on one layer, parameter or attribute.
+
+    Attributes:
+        entry: of the spec.
+        position: the number of the entry, and that of the regularizer in it.
+        target: the layer.
+        regularizer: what is done there.
+        facts: what the model tells about the layer's axes.
+        attribute: that holds the layer's own rate, where that is retuned.
+    """
+
+    entry: Entry
+    position: tuple[int, int]
+    target: Target
+    regularizer: Regularizer
+    facts: Facts | None = None
+    attribute: str | None = None
+
+    @property
+    def where(self) -> str:
+        """The selector of the entry, as messages quote it."""
+        return quote(self.entry.selector)
 
 
 def place(
@@ -49,19 +74,21 @@ def place(
             names = {target.name for target in targets}
             kept = [p for p in placements if p.target.name not in names]
             if len(kept) == len(placements):
-                warnings.append(
-                    f"{quote(entry.selector)}: None clears nothing: no earlier entry is on it"
-                )
+                text = "None clears nothing: no earlier entry is on it"
+                warnings.append(f"{quote(entry.selector)}: {text}")
             placements = kept
             continue
         for j, regularizer in enumerate(entry.regularizers):
             placements += [Placement(entry, (i, j), target, regularizer) for target in targets]
-    settled = [with_own_rate(p, index) for p in placements]
-    placements = [p for p, _ in settled]
-    problems += [*_refused(settled), *clashes(placements), *_twice(placements)]
+    placements = [_with_own_rate(p, index) for p in placements]
+    problems += [*_refused(placements), *_conflicts(placements)]
     if problems:
         raise draft.error(problems)
-    warnings += [*_too_long(placements, epochs), *_nested(placements, index)]
+    if epochs is not None:
+        text = f"epochs, and the training has {epochs}: it does not come to its end"
+        lengths = _lengths(placements)
+        warnings += [f"{rate} takes {n:g} {text}" for rate, n in lengths if n and n > epochs]
+    warnings += _nested(placements)
     facts = ModelFacts(index)
     placements = [
         p if p.target.form else replace(p, facts=facts.of(p.target, p.regularizer.at))
@@ -75,101 +102,152 @@ def checked_epochs(epochs: int | None) -> int | None:
     return None if epochs is None else as_count("epochs", epochs)
 
 
-def without_epochs(placements: list[Placement]) -> list[str]:
-    """The entries with schedules that wait to be told how long the training is."""
-    found = {
-        f"{quote(p.entry.selector)}: {quote(_as_written(p).rates[name])}: {UNSAID}": None
-        for p in placements
-        for name, rate in p.regularizer.rates.items()
-        if length_of(rate) is None
-    }
+def without_epochs(placements: list[Placement], epochs: int | None) -> list[str]:
+    """The schedules that wait to be told how long the training is."""
+    if epochs is not None:
+        return []
+    return [f"{rate}: {UNSAID}" for rate, length in _lengths(placements) if length is None]
+
+
+def _lengths(placements: list[Placement]) -> list[tuple[str, float | None]]:
+    """Each rate as its entry states it, and how many epochs it takes; None if it has no length."""
+    found: dict[tuple[str, float | None], None] = {}
+    for p in placements:
+        written = (p.entry.regularizers or (p.regularizer,))[p.position[1]]
+        for rate in written.rates.values():
+            found[f"{p.where}: {quote(rate)}", length_of(rate)] = None
     return list(found)
 
 
-def _as_written(p: Placement) -> Regularizer:
-    """The regularizer of the entry, before its rates were spread over layers."""
-    return (p.entry.regularizers or (p.regularizer,))[p.position[1]]
+def _with_own_rate(p: Placement, index: Index) -> Placement:
+    """The placement, for `Retune` with the attribute that holds the rate of the layer."""
+    module, retune = p.target.module, p.regularizer
+    if not isinstance(retune, Retune) or p.target.parameter:
+        return p
+    attribute = p.target.attribute or rate_attribute(module)
+    if attribute is None:
+        return p
+    base, names = index.modules[""].module, (p.target.name, *p.target.aliases)
+    ours = None if p.target.attribute else in_place_of(module)
+    if ours is not None and is_read(base, names, attribute):
+        ours = None
+    return replace(p, regularizer=retune.acting_as(ours), attribute=attribute)
 
 
-def _too_long(placements: list[Placement], epochs: int | None) -> list[str]:
-    """The entries with schedules that are longer than the training."""
-    found = {
-        f"{quote(p.entry.selector)}: {quote(rate)} takes {length:g} epochs, and the training has "
-        f"{epochs}: it does not come to its end": None
-        for p in placements
-        for rate in _as_written(p).rates.values()
-        if epochs is not None and (length := length_of(rate) or 0.0) > epochs
-    }
-    return list(found)
-
-
-def _refused(settled: list[tuple[Placement, str | None]]) -> list[str]:
+def _refused(placements: list[Placement]) -> list[str]:
     """What can't work where it was put, the same reason once for each entry."""
     reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for p, reason in settled:
-        try:
-            reason = reason or _refusal(p.regularizer, p.target)
-            hash((p.regularizer.kind, p.regularizer.label, *p.regularizer.rates))
-        except Exception as error:  # somebody's class may raise anything
-            reason = f"asking it raised {described(error)}"
+    for p in placements:
+        reason = next(filter(None, _refusals(p)), None)
         if reason:
-            about = f"{quote(p.entry.selector)}: {quote(p.regularizer)} can't work on"
+            about = f"{p.where}: {quote(p.regularizer)} can't work on"
             reasons[about, shorten(reason, 500)].append(p.target.name)
     return [f"{about} {listed(names, 3)}: {why}" for (about, why), names in reasons.items()]
 
 
-def _refusal(regularizer: Regularizer, target: Target) -> str | None:
-    parameter = target.module._parameters[target.parameter] if target.parameter else None
-    if isinstance(target.module, torch.jit.ScriptModule):
-        return (
+def _refusals(p: Placement) -> Iterator[str | None]:
+    """Why a regularizer can't work where it was put; the first reason counts."""
+    regularizer, target, module = p.regularizer, p.target, p.target.module
+    if isinstance(module, torch.jit.ScriptModule):
+        yield (
             "it is a ScriptModule, which takes no hooks: attach to the module that it was made "
             "from, and script that after remove(); or put it on a layer around it"
         )
+    parameter = module._parameters[target.parameter] if target.parameter else None
     if parameter is not None:
         if regularizer.acts_on != "gradient":
-            return "param: takes regularizers of gradients"
+            yield "param: takes regularizers of gradients"
         if isinstance(parameter, nn.parameter.UninitializedParameter):
-            return "the parameter is not initialized: run a forward first"
+            yield "the parameter is not initialized: run a forward first"
         if parameter.is_complex():
-            return "the parameter is complex: only gradients of real parameters are regularized"
+            yield "the parameter is complex: only gradients of real parameters are regularized"
         if not parameter.requires_grad:
-            return "the parameter is frozen (requires_grad is False), it gets no gradient"
+            yield "the parameter is frozen (requires_grad is False), it gets no gradient"
         if regularizer.at != "output" or regularizer.index is not None:
-            return "at= and index= mean nothing for a parameter"
-        sharded = shard_refusal(target.module)
-        if sharded is not None:
-            return sharded
+            yield "at= and index= mean nothing for a parameter"
+        yield shard_refusal(module)
     elif regularizer.accumulates:
-        return "what acts once per update is for parameters: write param: before the selector"
-    return regularizer.refusal(target.module, parameter)
+        yield "what acts once per update is for parameters: write param: before the selector"
+    elif isinstance(regularizer, Retune):
+        yield _retune_refusal(p, regularizer)
+    elif target.attribute:
+        yield "attr: selectors take Retune only"
+    yield regularizer.refusal(module, parameter)
 
 
-def _twice(placements: list[Placement]) -> list[str]:
-    """The same class on one layer: from two entries, or from an Attachment that is still live."""
-    first: dict[tuple[str, object], Placement] = {}
-    clashes: dict[tuple[str, str], list[str]] = defaultdict(list)
+def _retune_refusal(p: Placement, retune: Retune) -> str | None:
+    kind = bare_type(p.target.module).__name__
+    if p.attribute is not None:
+        if retune.ours is None and retune.active == "always":
+            return f"the {kind} itself drops, in training mode only: leave active='always' out"
+        return None
+    if isinstance(p.target.module, nn.Identity):
+        return (
+            "it is an nn.Identity, which models put where a rate is 0. Put DropPath(p=...) on it, "
+            "build the model without drop paths and use presets.drop_path(model, p), or select "
+            "the other layers only, as in Select(names=..., types='DropPath')"
+        )
+    return (
+        f"a {kind} has no {' or '.join(RATES)} that is a number in [0, 1] and can be set. "
+        "builtin(model) lists all rates, with their selectors"
+    )
+
+
+class _Present(NamedTuple):
+    """A regularizer on a layer: of an entry, or of a live attachment."""
+
+    source: str
+    regularizer: Regularizer
+    attribute: str | None
+    entry: int | None = None
+
+
+_REMOVE = "Call its remove(), or run `from dropblock_hooks import detach_all; detach_all(model)`"
+
+
+def _conflicts(placements: list[Placement]) -> list[str]:
+    """What no layer can have: one class from two entries, or two that set its own rate."""
+    layers: dict[tuple[nn.Module, str | None], list[_Present]] = {}
+    found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for p in placements:
-        if isinstance(p.regularizer, Retune):
-            continue  # a rate is held by one entry, whatever names it
-        kind, what = p.regularizer.kind, p.regularizer.label
-        there = first.setdefault((p.target.name, kind), p)
-        if isinstance(p.entry.selector, Select) and p.entry.selector.compose:
-            continue
-        if there.position[0] != p.position[0]:
-            pair = f"{quote(there.entry.selector)} and {quote(p.entry.selector)}"
-            problem = f"{pair}: both put {what} on", "; put them in one list"
-            clashes[problem].append(p.target.name)
-        for hook in hooks_on(p.target.module):
-            if hook.parameter == p.target.parameter and hook.site.regularizer.kind == kind:
-                problem = (
-                    f"{quote(p.entry.selector)}: {what} is already on, as",
-                    f" of a live Attachment; call its remove(), or run `{CURE}`",
-                )
-                clashes[problem].append(hook.site.key)
+        module, parameter = p.target.module, p.target.parameter
+        if (module, parameter) not in layers:
+            layers[module, parameter] = [
+                _Present("a live Attachment", h.site.regularizer, getattr(h, "attribute", None))
+                for h in hooks_on(module)
+                if h.parameter == parameter
+            ]
+        mine = _Present(p.where, p.regularizer, p.attribute, p.position[0])
+        composed = getattr(p.entry.selector, "compose", False)
+        for other in layers[module, parameter]:
+            one_rate = _set_one_rate(module, other, mine)
+            if one_rate or (_are_alike(other, mine) and not composed):
+                kinds = f"{other.regularizer.label} and {mine.regularizer.label}"
+                cure = "A layer has one rate" if one_rate else "Put them in one list"
+                cure = _REMOVE if other.entry is None else cure
+                cure += "" if one_rate else ", or allow it with Select(..., compose=True)"
+                found[f"{other.source} and {mine.source}: {kinds}", cure].append(p.target.name)
+                break
+        layers[module, parameter].append(mine)
     return [
-        f"{start} {listed(names, 3)}{end}, or allow it with Select(..., compose=True)"
-        for (start, end), names in clashes.items()
+        f"{both} can't both be on {listed(names, 3)}. {cure}"
+        for (both, cure), names in found.items()
     ]
+
+
+def _are_alike(a: _Present, b: _Present) -> bool:
+    """Whether they are of one class and from different entries; rates of Retune are told apart."""
+    alike = a.regularizer.kind == b.regularizer.kind and a.entry != b.entry
+    return alike and not isinstance(b.regularizer, Retune)
+
+
+def _set_one_rate(module: nn.Module, *two: _Present) -> bool:
+    """Whether one of two sets the rate that the other sets, or drops at."""
+    held = [each.attribute for each in two if isinstance(each.regularizer, Retune)]
+    others = [each.regularizer for each in two if not isinstance(each.regularizer, Retune)]
+    if not others:
+        return held[0] == held[1]
+    return held == [rate_attribute(module)] and bool(unit_dropped(others[0]))
 
 
 def _with_rates(placements: list[Placement], epochs: int | None) -> list[Placement]:
@@ -180,51 +258,37 @@ def _with_rates(placements: list[Placement], epochs: int | None) -> list[Placeme
     changed: dict[int, Placement] = {}
     for group in groups.values():
         for i, p in enumerate(group):
-            rates = dict(p.regularizer.rates)
+            rates: dict[str, Any] = {}
             try:
-                for name, rate in rates.items():
+                for name, rate in p.regularizer.rates.items():
                     timed = rate if epochs is None else within(rate, epochs)
                     rates[name] = spread_rate(timed, i, len(group))
                 if any(rates[name] is not rate for name, rate in p.regularizer.rates.items()):
                     changed[id(p)] = replace(p, regularizer=p.regularizer.with_rates(**rates))
             except Exception as error:  # a schedule may be anybody's
-                where = f"{quote(p.regularizer)} at {label(p.target.name)}"
-                raise SpecError([f"{quote(p.entry.selector)}: {where}: {error}"]) from error
+                text = f"{p.where}: {quote(p.regularizer)} at {label(p.target.name)}: {error}"
+                raise SpecError([text]) from error
     return [changed.get(id(p), p) for p in placements]
 
 
-def _nested(placements: list[Placement], index: Index) -> list[str]:
+def _nested(placements: list[Placement]) -> list[str]:
     """Sites of one class inside one another, which drop again what is left."""
-    by_label: dict[str, list[Placement]] = defaultdict(list)
+    groups: dict[str, dict[str, str]] = defaultdict(dict)
     for p in placements:
         if not p.target.form and not isinstance(p.regularizer, Retune | Observer):
-            by_label[p.regularizer.label].append(p)
+            groups[p.regularizer.label][p.target.name] = p.where
     warnings = []
-    for name, group in by_label.items():
-        names = {p.target.name for p in group}
-        inner = [p for p in group if _ancestors(p.target.name) & names]
+    for kind, layers in groups.items():
+        inner = [name for name in layers if _has_ancestor(name, layers)]
         if inner:
-            selectors = dict.fromkeys(quote(p.entry.selector) for p in group)
-            some = listed((p.target.name for p in inner), 3)
             warnings.append(
-                f"{', '.join(selectors)}: {name} is put on {len(names)} layers of which "
-                f"{len(inner)} lie inside others ({some}), and applies again in each"
-                f"{_likelier(inner[0].entry.selector, index)}"
+                f"{', '.join(dict.fromkeys(layers.values()))}: {kind} is put on {len(layers)} "
+                f"layers of which {len(inner)} lie inside others ({listed(inner, 3)}), and applies "
+                "again in each. In a selector, ** takes the layers inside too, * only one level"
             )
     return warnings
 
 
-def _ancestors(name: str) -> set[str]:
+def _has_ancestor(name: str, layers: dict[str, str]) -> bool:
     parts = name.split(".") if name else []
-    return {".".join(parts[:cut]) for cut in range(len(parts))}
-
-
-def _likelier(selector: Selector, index: Index) -> str:
-    if not isinstance(selector, str) or not selector.endswith("**"):
-        return ""
-    likelier = selector[:-1]
-    try:
-        n = len(match(likelier, index))
-    except NoMatchError:
-        return ""
-    return f"; did you mean {quote(likelier)} ({n} layers)?"
+    return any(".".join(parts[:cut]) in layers for cut in range(len(parts)))

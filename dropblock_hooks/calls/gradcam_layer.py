@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..attachment.placement import Placement
+from ..attachment.resolve import Placement
 from ..axes.facts import ModelFacts
 from ..axes.view import NAMELESS
 from ..checkpointing import NO_TASK, graph_task

@@ -11,7 +11,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from ..attach import attachments
 from ..attachment.compiled import as_written
 from ..attachment.install import install
-from ..attachment.placement import Placement
+from ..attachment.resolve import Placement
 from ..checkpointing import NO_TASK, graph_task
 from ..observers.capture import Capture
 from ..quoting import kind_with_keys, quote

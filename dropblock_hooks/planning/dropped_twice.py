@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from ..attachment.placement import Placement
+from ..attachment.resolve import Placement
 from ..findings import Finding, Kind, Severity
 from ..quoting import listed
 from ..regularizers.droppers import unit_dropped, unit_of

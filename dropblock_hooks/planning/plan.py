@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attachment.install import site_keys
-from ..attachment.placement import Placement
-from ..attachment.resolve import checked_epochs, place, without_epochs
+from ..attachment.resolve import Placement, checked_epochs, place, without_epochs
 from ..findings import Kind
 from ..selectors.wrappers import bare_type, submodule, unwrap
 from ..spec.spec import Draft
@@ -59,7 +58,7 @@ def plan(
     """
     base = submodule(unwrap(model, spec), root)
     placements, told = place(base, Draft.of(spec), checked_epochs(epochs))
-    unsaid = without_epochs(placements)
+    unsaid = without_epochs(placements, epochs)
     planned = plan_placements(unwrap(model), base, placements, example_input)
     findings = [*(note(Kind.SPEC, line) for line in told), *planned.findings]
     return Plan(planned.rows, planned.title, [*unsaid, *planned.problems], findings)

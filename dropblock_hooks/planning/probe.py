@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..attachment.epoch_checks import windows
 from ..attachment.faults import Window, fault_of, finding, why_not_called
 from ..attachment.install import install, make_hook
-from ..attachment.placement import Placement
+from ..attachment.resolve import Placement
 from ..findings import Finding, Kind
 from ..regularizers.base import Regularizer
 from ..regularizers.droppers import unit_dropped

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from ..attachment.placement import Placement
 from ..attachment.report import is_clipped
+from ..attachment.resolve import Placement
 from ..findings import Finding, Kind, Severity
 from ..quoting import listed, quote
 from ..sites.retune import RetuneHook

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..attachment.placement import Placement
 from ..attachment.report import block_cell, is_clipped
+from ..attachment.resolve import Placement
 from ..findings import Finding
 from ..selectors.wrappers import bare_type
 from ..tables import Forms, Table, named, ranged, shown

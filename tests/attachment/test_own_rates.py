@@ -1,7 +1,5 @@
 """What Retune can't be put on: one clear error each, and nothing has changed."""
 
-import warnings
-
 import pytest
 import torch
 from torch import nn
@@ -115,38 +113,28 @@ BAD = {
         {"branches.**.norm": R, "other": Dropout(p=0.1)},
         r"on branches.0.norm, branches.1.norm: it is an nn.Identity, .* DropPath\(p=...\)",
     ),
-    "in one list": (
-        {"dropout": [R, R]},
-        "'dropout' and 'dropout': Retune and Retune both set the rate of dropout. A layer has one "
-        r"rate: leave one of them out, or call remove\(\) of the Attachment",
-    ),
+    "in one list": ({"dropout": [R, R]}, "'dropout' and 'dropout': Retune and Retune can't both "),
     "in two entries": (
         {"dropout": R, "type:Dropout": R},
-        "'dropout' and 'type:Dropout': Retune and Retune both set the rate of dropout",
+        "'dropout' and 'type:Dropout': Retune and Retune can't both be on dropout. A layer has one",
     ),
-    "by attr, too": ({"dropout": R, "attr:dropout.p": R}, "both set the rate of dropout.p"),
-    "twice by attr": (
-        {"attr:lstm.dropout": R, "attr:lstm.*": R},
-        "'attr:lstm.dropout' and 'attr:lstm.\\*': Retune and Retune both set the rate of lstm.dro",
-    ),
-    "with Dropout": (
-        {"dropout": [R, Dropout(p=0.1)]},
-        "'dropout' and 'dropout': Retune and Dropout both set the rate of dropout",
-    ),
+    "by attr, too": ({"dropout": R, "attr:dropout.p": R}, "can't both be on dropout.p"),
+    "twice by attr": ({"attr:lstm.dropout": R, "attr:lstm.*": R}, "both be on lstm.dropout"),
+    "with Dropout": ({"dropout": [R, Dropout(p=0.1)]}, "Retune and Dropout can't both be on drop"),
     "after Dropout": (
         {"type:Dropout": Dropout2d(p=0.1), "dropout": R},
-        "'type:Dropout' and 'dropout': Dropout2d and Retune both set the rate of dropout",
+        "'type:Dropout' and 'dropout': Dropout2d and Retune can't both be on dropout",
     ),
     "by attr with Dropout": (
         {"attr:dropout.p": R, "dropout": Dropout(p=0.1)},
-        "'attr:dropout.p' and 'dropout': Retune and Dropout both set the rate of dropout",
+        "'attr:dropout.p' and 'dropout': Retune and Dropout can't both be on dropout",
     ),
     "DropPath": (
         {
             "branches.1.drop_path": R,
             Select(names="branches.1.*", compose=True): DropPath(p=0.1),
         },
-        "Retune and DropPath both set the rate of branches.1.drop_path",
+        "Retune and DropPath can't both be on branches.1.drop_path",
     ),
     "always, by attr": (
         {"attr:lstm.dropout": Retune(p=0.1, active="always")},
@@ -224,38 +212,26 @@ def test_arguments(options, error, message):
 
 
 LIVE = {
-    "Retune": ({"dropout": R}, {"dropout": R}, "dropout/Retune and 'dropout': Retune and Retune"),
-    "by attr": ({"attr:dropout.p": R}, {"dropout": R}, "dropout.p/Retune and 'dropout'"),
-    "attr": ({"dropout": R}, {"attr:dropout.p": R}, "dropout/Retune and 'attr:dropout.p'"),
-    "attr twice": ({"attr:lstm.dropout": R}, {"attr:lstm.*": R}, "lstm.dropout/Retune and 'attr:"),
-    "Dropout": (
-        {"dropout": R},
-        {"dropout": Dropout(p=0.1)},
-        "dropout/Retune and 'dropout': Retune and Dropout both set the rate of dropout.* remove",
-    ),
-    "on Dropout": (
-        {"dropout": Dropout(p=0.1)},
-        {"dropout": R},
-        "dropout/Dropout and 'dropout': Dropout and Retune both set the rate of dropout",
-    ),
-    "attr on Dropout": (
-        {"dropout": Dropout(p=0.1)},
-        {"attr:dropout.p": R},
-        "dropout/Dropout and 'attr:dropout.p': Dropout and Retune both set the rate",
-    ),
+    "Retune": ({"dropout": R}, {"dropout": R}),
+    "by attr": ({"attr:dropout.p": R}, {"dropout": R}),
+    "attr": ({"dropout": R}, {"attr:dropout.p": R}),
+    "attr twice": ({"attr:lstm.dropout": R}, {"attr:lstm.*": R}),
+    "Dropout": ({"dropout": R}, {"dropout": Dropout(p=0.1)}),
+    "on Dropout": ({"dropout": Dropout(p=0.1)}, {"dropout": R}),
+    "attr on Dropout": ({"dropout": Dropout(p=0.1)}, {"attr:dropout.p": R}),
 }
 
 
 @pytest.mark.parametrize("case", LIVE)
+@pytest.mark.filterwarnings("ignore::dropblock_hooks.HookWarning")
 def test_what_is_on_already(case, hook_count):
-    first, second, message = LIVE[case]
+    first, second = LIVE[case]
     model = Net()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        attached = attach(model, first)
+    attached = attach(model, first)
     hooks = hook_count(model)
     rates = model.dropout.p, model.lstm.dropout
-    with pytest.raises(SpecError, match=f"^1 problem in the spec:\n.*{message}"):
+    message = "^1 problem in the spec:\n.*a live Attachment and .* can't both be on .*remove"
+    with pytest.raises(SpecError, match=message):
         attach(model, second)
     assert hook_count(model) == hooks
     assert (model.dropout.p, model.lstm.dropout) == rates

@@ -423,7 +423,7 @@ def test_bad_options_of_watch(options, message):
 def test_a_second_watch_is_one_problem():
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
     watch(model)
-    with pytest.raises(SpecError, match="Watchdog is already on, as ./Watchdog") as caught:
+    with pytest.raises(SpecError, match="a live Attachment") as caught:
         watch(model)
     assert len(caught.value.problems) == 1
 

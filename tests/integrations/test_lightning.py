@@ -570,7 +570,7 @@ def test_two_that_differ(pl):
 
 def test_a_model_that_has_it_already(pl):
     net = module(pl)
-    with attach(net, drop(0.1)), pytest.raises(SpecError, match="already on"):
+    with attach(net, drop(0.1)), pytest.raises(SpecError, match="a live Attachment"):
         fitted(pl, drop(0.1), net=net)
 
 
