@@ -130,7 +130,7 @@ def attachments(model: nn.Module) -> list[Attachment]:
         for run, hooks in found.values()
     ]
     for attachment in attached:
-        attachment.rehook()
+        attachment.put()
     return attached
 
 

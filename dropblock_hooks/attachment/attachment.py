@@ -9,29 +9,19 @@ from typing import Any
 
 from ..checkpointing import NO_TASK, graph_task
 from ..findings import Finding, tell
-from ..regularizers.base import Regularizer
-from ..selectors.select import Select
 from ..sites.grad_scaler import checked_scaler
 from ..sites.hooks import take_off_all
-from ..sites.parameters import ParameterHook
 from ..sites.run import LossScale
 from ..sites.updates import checked_optimizers, use_optimizers
 from ..tables import Table, counted
 from ..warn import warn
 from .compiled import tell_recompiling
 from .distributed import check_group, compare, summed, tell_equal_seeds, world_size
-from .epoch_checks import (
-    alerts_now,
-    find_faults,
-    look_at_step,
-    look_back,
-    tell_alerts,
-    windows,
-)
+from .epoch_checks import alerts_now, find_faults, look_at_step, look_back, tell_alerts
 from .logged import log
-from .rates import as_time, check_installed, look, move, values_at
+from .rates import as_time, values_at
 from .report import SiteRow, readings, scalars, site_table
-from .site_list import SiteList, find
+from .site_list import SiteList, Which, find
 from .state import load, restore, save
 from .suggest import Suggestion, suggestions
 
@@ -73,7 +63,7 @@ class Attachment(SiteList):
         Raises:
             TypeError, ValueError: for a time that is not a number >= 0, or a rate out of range.
         """
-        run, sites = self._run, self.sites
+        run = self._run
         if graph_task() != NO_TASK:
             warn(
                 "step() was called during a backward: activation checkpoints that are recomputed "
@@ -81,23 +71,27 @@ class Attachment(SiteList):
                 "backward()"
             )
         t = as_time(self.epoch + 1 if t is None else t)
-        values, epochs = values_at(sites, t), math.floor(t) - math.floor(self.epoch)
-        look, ended = epochs and run.installed, epochs == 1 and not run.fresh
-        told = look_back(self._base, run, self._hooks, ended) if look else []
+        values, epochs = values_at(self.sites, t), math.floor(t) - math.floor(self.epoch)
+        ended = epochs == 1 and not run.fresh
+        told = look_back(self._base, run, self._hooks, ended) if epochs and run.installed else []
         alerts = look_at_step(self._base, run, self._hooks, epochs != 0)
-        move(self._base, run, self._installed, t, values)
-        self.rehook()
+        self._move(t, values)
         run.stepped, run.fresh = True, False
         tell(told, run.told)
-        tell_equal_seeds(run, sites)
+        tell_equal_seeds(run, self.sites)
         tell_recompiling(run, self._hooks)
         tell_alerts(run, self._hooks, alerts)
 
-    def rehook(self) -> None:
-        """Hook parameters that have become other objects."""
-        for module, hook in self._installed if self._run.installed else ():
-            if isinstance(hook, ParameterHook):
-                hook.rehook(module)
+    def _move(self, t: float, values: list[dict[str, float]]) -> None:
+        """Put the values of a time in place; windows close where its whole part is another."""
+        for site, new in zip(self.sites, values, strict=True):
+            site.move(new)
+        self.put()
+        if math.floor(t) != math.floor(self.epoch):
+            self._look()
+            self._run.close_window(self.sites)
+            self._look()
+        self._run.epoch = t
 
     @property
     def enabled(self) -> bool:
@@ -107,7 +101,7 @@ class Attachment(SiteList):
     @enabled.setter
     def enabled(self, on: bool) -> None:
         self._run.switch(bool(on))
-        self._put()
+        self.put()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -165,24 +159,19 @@ class Attachment(SiteList):
         Wrapped optimizers are accepted (accelerate, Lightning, timm's Lookahead). The attachment
         does not keep it alive. A copy or a loaded model has none. None takes the hook off.
 
-        Example:
-            >>> model = nn.Linear(2, 1)
-            >>> attached = attach(model, {"param:weight": ClampGrad(-1, 1, when="accumulated")})
-            >>> attached.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
         Raises:
             RuntimeError: after `remove`.
             TypeError: for an object that is no optimizer.
             ValueError: for an optimizer that holds none of the parameters.
         """
-        held = [reference() for reference, _ in self._run.optimizers]
+        held = (reference() for reference, _ in self._run.optimizers)
         live = [optimizer for optimizer in held if optimizer is not None]
         return live if len(live) > 1 else next(iter(live), None)
 
     @optimizer.setter
     def optimizer(self, given: Any) -> None:
-        if given is not None and not self._run.installed:
-            raise RuntimeError("the attachment was removed, so nothing acts: attach again")
+        if given is not None:
+            self._check_installed()
         use_optimizers(self._run, self._installed, checked_optimizers(given))
 
     def report(self, *, distributed: bool = False) -> Table[SiteRow]:
@@ -197,7 +186,7 @@ class Attachment(SiteList):
         """
         if distributed:
             check_group("report(distributed=True)")
-        look(self._installed)
+        self._look()
         have = readings(self.sites, self._run)
         title = self._title()
         if distributed:
@@ -242,9 +231,7 @@ class Attachment(SiteList):
         found = find_faults(self._base, self._run, self._installed) + self.alerts
         return compare(self._run, self.sites, found) if distributed else found
 
-    def suggest(
-        self, share: float = 0.1, which: str | Select | type[Regularizer] | None = None
-    ) -> Table[Suggestion]:
+    def suggest(self, share: float = 0.1, which: Which | None = None) -> Table[Suggestion]:
         """Gradient bounds that this share of the norms exceeds, and the calls that set them.
 
         Norms are those of the last window, or of all windows where it has none, before the bounds.
@@ -255,13 +242,8 @@ class Attachment(SiteList):
             >>> attached = attach(model, {"param:0.weight": ClipGradNorm(100.0)})
             >>> for scale in range(1, 11):
             ...     model(torch.ones(1, 4)).sum().mul(scale).backward()
-            >>> print(attached.suggest(share=0.2))
-            bounds that 0.2 of the norms (of ClampGrad, of the largest magnitudes) lie beyond
-            site                   bound     now  changed  proposed  norms  over
-            ---------------------  --------  ---  -------  --------  -----  ------
-            0.weight/ClipGradNorm  max_norm  100  0        17.45     10     window
-            <BLANKLINE>
-            attached.set('0.weight/ClipGradNorm', max_norm=17.45)
+            >>> [row.call for row in attached.suggest(share=0.2)]
+            ["attached.set('0.weight/ClipGradNorm', max_norm=17.45)"]
 
         Args:
             share: in (0, 1), of the norms; for `ClampGrad`, of the largest magnitudes.
@@ -272,7 +254,7 @@ class Attachment(SiteList):
             RuntimeError: after `remove`.
             ValueError: for a share outside (0, 1), or where no site has a bound.
         """
-        check_installed(self._run, "suggest")
+        self._check_installed()
         sites = self.sites if which is None else find(which, self._base, self._hooks)
         return suggestions(sites, share)
 
@@ -290,20 +272,17 @@ class Attachment(SiteList):
         Raises:
             ValueError: for a state of another spec, with the differences; nothing is changed.
         """
-        t = as_time(load(state, self.sites, strict))
-        move(self._base, self._run, self._installed, t, values_at(self.sites, t))
-        self.rehook()
-        restore(state, self.sites, self._run)
+        t, taken = load(state, self.sites, strict)
+        self._move(t, values_at(self.sites, as_time(t)))
+        restore(state, taken, self._run)
 
     def scalars(self, prefix: str = "reg/") -> dict[str, float]:
         """Scalars by tag: rates, realized rates of active sites, and observer values.
 
         Tags are ``<prefix><site key>/<name>``: a field, ``realized_rate``, or an observer's value.
         """
-        look(self._installed)
-        window, _ = windows(self._run, self._hooks)
-        on = {key for key, each in window.sites.items() if each.active or not window.trained}
-        return scalars(self.sites, on, prefix)
+        self._look()
+        return scalars(self.sites, prefix)
 
     def log(self, writer: Any, step: int) -> None:
         """Give every scalar to a logger, and the histograms of observers if it takes them.

@@ -1,16 +1,12 @@
 """The rates of sites: their values at a time, and others in their place."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-from torch import nn
 
 from ..checks import as_number
 from ..quoting import quote
 from ..regularizers.base import Regularizer
 from ..schedules import UNSAID, length_of, same_kind, spread_rate, within
-from ..sites.hooks import SiteHook
 from ..sites.run import Run
 from ..sites.site import Site
 
@@ -29,56 +25,14 @@ def values_at(sites: Sequence[Site], t: float) -> list[dict[str, float]]:
 
 
 def _values_of(site: Site, regularizer: Regularizer, t: float) -> dict[str, float]:
+    when = ""  # the values themselves say it
     try:
         values = regularizer.values(t)
-    except (TypeError, ValueError) as error:  # which tells the time
-        raise same_kind(error, f"{site.key}: {error}") from error
-    try:
+        when = f" at t={t:g}"
         regularizer.check(values)
     except (TypeError, ValueError) as error:
-        raise same_kind(error, f"{site.key} at t={t:g}: {error}") from error
+        raise same_kind(error, f"{site.key}: {error}{when}") from error
     return values
-
-
-def move(
-    base: nn.Module,
-    run: Run,
-    installed: Sequence[tuple[nn.Module, SiteHook]],
-    t: float,
-    values: Sequence[dict[str, float]],
-) -> None:
-    """Put the values of a time in place; windows close where its whole part is another."""
-    moved = []
-    try:
-        for (module, hook), new in zip(installed, values, strict=True):
-            moved.append((module, hook, hook.site.values))
-            hook.site.move(new)
-            hook.put(module)
-    except BaseException:  # of a layer that does not take its rate: all go back
-        for _, hook, old in moved:
-            hook.site.move(old)
-        for module, hook, _ in moved[:-1]:
-            hook.put(module)
-        raise
-    if math.floor(t) != math.floor(run.epoch):
-        look(installed)
-        run.close_window(hook.site for _, hook in installed)
-        look(installed)
-    run.epoch = t
-
-
-def look(installed: Sequence[tuple[nn.Module, SiteHook]]) -> None:
-    """Let observers look at their layers, before they are read."""
-    for module, hook in installed:
-        hook.look(module)
-
-
-def check_installed(run: Run, what: str) -> None:
-    """Raise RuntimeError where there are no hooks any more, to do this."""
-    if not run.installed:
-        raise RuntimeError(
-            f"the attachment was removed, so there is nothing to {what}: attach again"
-        )
 
 
 def with_rates(sites: Sequence[Site], rates: Mapping[str, Any], run: Run) -> list[Regularizer]:
@@ -90,21 +44,21 @@ def with_rates(sites: Sequence[Site], rates: Mapping[str, Any], run: Run) -> lis
         raise ValueError("set takes at least one rate: set(which, p=0.2)")
     if run.epochs is not None:
         rates = {name: within(rate, run.epochs) for name, rate in rates.items()}
-    unsaid = [rate for rate in rates.values() if length_of(rate) is None]
-    if unsaid:
-        raise ValueError(f"{quote(unsaid[0])}: {UNSAID}")
+    for rate in rates.values():
+        if length_of(rate) is None:
+            raise ValueError(f"{quote(rate)}: {UNSAID}")
     layers: dict[str, dict[str, int]] = {}
     for site in sites:
         known = layers.setdefault(site.regularizer.label, {})
         known.setdefault(site.name, len(known))
     changed = []
     for site in sites:
-        at = layers[site.regularizer.label]
-        new = {name: spread_rate(rate, at[site.name], len(at)) for name, rate in rates.items()}
+        known = layers[site.regularizer.label]
+        at = known[site.name]
+        new = {name: spread_rate(rate, at, len(known)) for name, rate in rates.items()}
         try:
             changed.append(site.regularizer.with_rates(**new))
         except (TypeError, ValueError) as error:
             raise same_kind(error, f"{site.key}: {error}") from error
-    for site, regularizer in zip(sites, changed, strict=True):
-        _values_of(site, regularizer, run.epoch)
+        _values_of(site, changed[-1], run.epoch)
     return changed

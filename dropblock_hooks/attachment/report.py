@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -147,20 +147,18 @@ def site_row(site: Site, counted: Totals, forwards: int | None, observed: Any = 
     )
 
 
-def scalars(sites: Sequence[Site], on: Container[str], prefix: str) -> dict[str, float]:
-    """Rates, of the sites that were on the realized rates, and what was observed, by tag."""
-    found, observed = {}, results(sites, observations(sites))
+def scalars(sites: Sequence[Site], prefix: str) -> dict[str, float]:
+    """Rates, realized rates of the sites that were active, and what was observed, by tag."""
+    found: dict[str, float] = {}
+    observed = results(sites, observations(sites))
     totals = read([site.counter for site in sites])
+    trained = any(each.window.trained or each.window.active for each in totals)
     for site, counted in zip(sites, totals, strict=True):
-        for name, value in site.values.items():
-            found[f"{prefix}{site.key}/{name}"] = value
-        realized = counted.shown.share() if site.key in on else None
-        if realized is not None:
-            found[f"{prefix}{site.key}/realized_rate"] = realized
-        seen = observed.get(site.key)
-        if seen is not None:
-            numbers = seen if isinstance(seen, Mapping) else seen.scalars()
-            found |= {f"{prefix}{site.key}/{name}": n for name, n in numbers.items()}
+        numbers: dict[str, Any] = dict(site.values)
+        numbers["realized_rate"] = (counted.window if trained else counted.shown).share()
+        seen = observed.get(site.key, {})
+        numbers |= seen if isinstance(seen, Mapping) else seen.scalars()
+        found |= {f"{prefix}{site.key}/{n}": x for n, x in numbers.items() if x is not None}
     return found
 
 

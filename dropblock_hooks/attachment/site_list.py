@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 
@@ -19,7 +19,9 @@ from ..selectors.wrappers import named_modules
 from ..sites.hooks import SiteHook
 from ..sites.run import Run
 from ..sites.site import Site
-from .rates import check_installed, with_rates
+from .rates import with_rates
+
+Which: TypeAlias = str | Select | type[Regularizer]
 
 
 class SiteList:
@@ -53,7 +55,7 @@ class SiteList:
     def __hash__(self) -> int:
         return hash(id(self._run))
 
-    def __getitem__(self, which: str | Select | type[Regularizer]) -> Site | tuple[Site, ...]:
+    def __getitem__(self, which: Which) -> Site | tuple[Site, ...]:
         """One site by its key; a tuple of sites by a selector, or by a class of regularizers.
 
         Raises:
@@ -67,7 +69,7 @@ class SiteList:
         """The values now, by site key and field."""
         return {site.key: dict(site.values) for site in self.sites}
 
-    def set(self, which: str | Select | type[Regularizer], **rates: Any) -> None:
+    def set(self, which: Which, **rates: Any) -> None:
         """Give sites another rate or schedule; all or none. Their realized rates begin anew.
 
         Example:
@@ -76,7 +78,6 @@ class SiteList:
             >>> attached.set("1/Dropout2d", p=0.3)
             >>> attached.rates
             {'1/Dropout2d': {'p': 0.3}}
-            >>> attached.set(Dropout2d, p=0.2)
 
         Args:
             which: a site key, a selector, or a class of regularizers: the sites that have one.
@@ -88,18 +89,26 @@ class SiteList:
             RuntimeError: after `remove`.
             TypeError, ValueError: for a field that is no rate of theirs, or a bad value.
         """
-        check_installed(self._run, "set")
+        self._check_installed()
         sites = find(which, self._base, self._hooks)
-        changed = with_rates(sites, rates, self._run)
-        for site, regularizer in zip(sites, changed, strict=True):
+        for site, regularizer in zip(sites, with_rates(sites, rates, self._run), strict=True):
             site.set_regularizer(regularizer)
             site.counter.forget_elements()
-        self._put()
+        self.put()
 
-    def _put(self) -> None:
-        """Put the rates of layers that drop by themselves in place."""
+    def put(self) -> None:
+        """Put rates that a model holds in place, and hook parameters that are other objects now."""
         for module, hook in self._installed:
             hook.put(module)
+
+    def _look(self) -> None:
+        """Let observers look at their layers, before they are read."""
+        for module, hook in self._installed:
+            hook.look(module)
+
+    def _check_installed(self) -> None:
+        if not self._run.installed:
+            raise RuntimeError("the attachment was removed, so nothing acts: attach again")
 
     def captured(self, which: str | Select | None = None) -> dict[str, list[Call]]:
         """The calls that `Capture` has kept, oldest first, by the name of the layer.
@@ -113,28 +122,27 @@ class SiteList:
             KeyError: where no site that is meant is a `Capture`.
             RuntimeError: where all of them have kept nothing, with the cause.
         """
-        hooks = self._hooks
-        meant = find(Capture if which is None else which, self._base, hooks) if hooks else ()
+        meant = find(Capture if which is None else which, self._base, self._hooks)
         sites = [site for site in meant if isinstance(site.regularizer, Capture)]
         if not sites:
-            there = f"; {quote(which)} has {listed([s.key for s in meant], 3)}" if meant else ""
-            raise KeyError(
-                f"no Capture is attached there{there}: attach(model, {{...: Capture()}})"
-            )
+            have = listed([site.key for site in meant], 3)
+            raise KeyError(f"no Capture is attached there; {quote(which)} has {have}")
         times = Counter(site.name for site in sites)
         found = {
             (site.name or ".") if times[site.name] == 1 else site.key: site.bound.result()
             for site in sites
         }
         if not any(found.values()):
-            causes = {_nothing_kept(site): None for site in sites}
-            raise RuntimeError(f"nothing was captured at {listed(found, 3)}: {'; '.join(causes)}")
+            raise RuntimeError(
+                f"nothing was captured at {listed(found, 3)}. The causes may be: no forward since "
+                "attaching; a paused attachment; a layer in evaluation mode (active='always' "
+                "captures there); gradients alone under no_grad(); a copied, saved or loaded "
+                "model, which has no records of its own"
+            )
         return found
 
 
-def find(
-    which: str | Select | type[Regularizer], base: nn.Module, hooks: Sequence[SiteHook]
-) -> tuple[Site, ...]:
+def find(which: Which, base: nn.Module, hooks: Sequence[SiteHook]) -> tuple[Site, ...]:
     """The sites that are meant, among those of these hooks; more than one in model order.
 
     Raises:
@@ -142,55 +150,31 @@ def find(
         TypeError: for what can mean none.
     """
     if isinstance(which, type) and issubclass(which, Regularizer):
-        return _of_class(which, base, hooks)
+        order = {name: i for i, (name, _) in enumerate(named_modules(base))}
+        meant = [hook for hook in hooks if isinstance(hook.site.regularizer, which)]
+        if not meant:
+            there = listed((hook.site.regularizer.label for hook in hooks), 5)
+            raise KeyError(f"no site has a {which.__name__} (there are: {there})")
+        meant.sort(key=lambda hook: order.get(hook.owner_name, len(order)))
+        return tuple(hook.site for hook in meant)
     if not isinstance(which, str | Select):
         raise TypeError(
             "a site is found by its key or a selector, and sites by a class of "
             f"regularizers, got {quote(which)}"
         )
-    sites = [hook.site for hook in hooks]
-    meant = [site for site in sites if site.key == which]
-    if meant:
-        return tuple(meant)
+    sites = {hook.site.key: hook.site for hook in hooks}
+    if isinstance(which, str) and which in sites:
+        return (sites[which],)
     try:
         order = {target.name: i for i, target in enumerate(match(which, Index(base)))}
         reason = f"it means layers that have none: {listed(order, 3)}"
     except NoMatchError as error:
         order, reason = {}, str(error)
-    meant = [site for site in sites if site.name in order]
-    if not meant:
-        keys = [site.key for site in sites]
-        word = which if isinstance(which, str) else ""
-        hint = closest(word, dict.fromkeys([*keys, *(site.name for site in sites)]))
+    found = [site for site in sites.values() if site.name in order]
+    if not found:
+        known = dict.fromkeys([*sites, *(site.name for site in sites.values())])
+        hint = closest(which, known) if isinstance(which, str) else ""
         raise KeyError(
-            f"no site is {quote(which)}: {reason}; sites{hint or f': {listed(keys, 5)}'}"
+            f"no site is {quote(which)}: {reason}; sites{hint or f': {listed(sites, 5)}'}"
         )
-    return tuple(sorted(meant, key=lambda site: order[site.name]))
-
-
-def _of_class(
-    kind: type[Regularizer], base: nn.Module, hooks: Sequence[SiteHook]
-) -> tuple[Site, ...]:
-    order = {name: i for i, (name, _) in enumerate(named_modules(base))}
-    meant = [hook for hook in hooks if isinstance(hook.site.regularizer, kind)]
-    if not meant:
-        labels = dict.fromkeys(hook.site.regularizer.label for hook in hooks)
-        raise KeyError(f"no site has a {kind.__name__} (there are: {', '.join(labels)})")
-    meant.sort(key=lambda hook: order.get(hook.owner_name, len(order)))
-    return tuple(hook.site for hook in meant)
-
-
-def _nothing_kept(site: Site) -> str:
-    """Why a site has kept nothing."""
-    life = site.counter.snapshot()
-    if not life.calls:
-        return "no call of the layer was seen: run a forward, with active='train' in training mode"
-    if not life.active:
-        return (
-            "at all its calls the attachment was paused, or the layer was in evaluation mode: "
-            "Capture(active='always')"
-        )
-    return (
-        "records of its calls are not copied, saved or loaded, and none are made inside torch.func "
-        "or on the meta device, nor of gradients alone under no_grad(): run a forward first"
-    )
+    return tuple(sorted(found, key=lambda site: order[site.name]))

@@ -13,8 +13,8 @@ from ..sites.run import Run
 from ..sites.site import Site
 
 _VERSION = 3
-_COUNTS = ("calls", "active_calls", "affected", "total")
-_ELEMENTS = ("affected", "total", "expected")
+Taken = Mapping[Site, tuple[Snapshot, Mapping[str, Tensor]]]
+"""What sites are to take over: their counts, and the tensors of observers."""
 
 
 def save(sites: Sequence[Site], run: Run) -> dict[str, Any]:
@@ -25,22 +25,22 @@ def save(sites: Sequence[Site], run: Run) -> dict[str, Any]:
         "epoch": run.epoch,
         "stepped": run.stepped,
         "forwards": run.counter.snapshot().calls,
-        "sites": {
-            site.key: _saved(site, counted) for site, counted in zip(sites, totals, strict=True)
-        },
+        "sites": {s.key: _saved(s, counted) for s, counted in zip(sites, totals, strict=True)},
     }
 
 
 def _saved(site: Site, counted: Totals) -> dict[str, Any]:
-    life, norms = counted.life, counted.life.norms
+    life = counted.life
     state: dict[str, Any] = {
         "regularizer": repr(site.regularizer),
         "calls": life.calls,
         "active_calls": life.active,
-        **{name: getattr(life, name) for name in _ELEMENTS},
+        "affected": life.affected,
+        "total": life.total,
+        "expected": life.expected,
     }
-    if norms.bins:
-        state["norms"] = norms.saved()
+    if life.norms.bins:
+        state["norms"] = life.norms.saved()
     if site.watch is not None and (kept := site.watch.state_dict()):  # what an observer has seen
         state["buffers"] = {
             name: {
@@ -53,23 +53,27 @@ def _saved(site: Site, counted: Totals) -> dict[str, Any]:
     return state
 
 
-def load(state: Mapping[str, Any], sites: Sequence[Site], strict: bool) -> float:
-    """Check a state against the sites, and return its epoch.
+def load(state: Mapping[str, Any], sites: Sequence[Site], strict: bool) -> tuple[float, Taken]:
+    """The epoch of a state, and what these sites take over from it; nothing is changed yet.
 
     Raises:
         ValueError: for a state that is damaged or, where `strict`, of another spec.
     """
-    whole = isinstance(state, Mapping) and {"version", "epoch", "sites"} <= set(state)
-    if not whole or not isinstance(state["sites"], Mapping):
-        raise ValueError("this is not the state_dict of an Attachment")
-    if state["version"] != _VERSION:
-        raise ValueError(f"the state has version {state['version']}, this code reads {_VERSION}")
-    saved = state["sites"]
-    damaged = [key for key, site in saved.items() if not _is_whole(site)]
-    if damaged:
-        raise ValueError(f"the state of {damaged[0]} is damaged: {saved[damaged[0]]!r}")
+    try:
+        version, epoch, saved = state["version"], state["epoch"], state["sites"].items()
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError("this is not the state_dict of an Attachment") from error
+    if version != _VERSION:
+        raise ValueError(f"the state has version {version}, this code reads {_VERSION}")
     here = {site.key: repr(site.regularizer) for site in sites}
-    there = {key: site["regularizer"] for key, site in saved.items()}
+    found: dict[str, tuple[Snapshot, dict[str, Tensor]]] = {}
+    there = {}
+    for key, each in saved:
+        try:
+            there[key] = each["regularizer"]
+            found[key] = _snapshot(each), _tensors(each)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"the state of {key} is damaged: {each!r}") from error
     different = [
         f"  - {key}: the state has {there.get(key, 'none')}, the model has {here.get(key, 'none')}"
         for key in here | there
@@ -78,43 +82,37 @@ def load(state: Mapping[str, Any], sites: Sequence[Site], strict: bool) -> float
     if strict and different:
         lines = "\n".join(different)
         raise ValueError(f"the state is of another spec (strict=False takes what fits):\n{lines}")
-    return as_number("epoch", state["epoch"])
+    taken = {site: found.get(site.key) or (site.counter.read().life, {}) for site in sites}
+    return as_number("epoch", epoch), taken
 
 
-def _is_whole(site: Any) -> bool:
-    if not isinstance(site, Mapping) or not isinstance(site.get("regularizer"), str):
-        return False
-    try:
-        _cells(site)
-    except (KeyError, TypeError, ValueError):
-        return False
-    expected = isinstance(site.get("expected"), int | float)
-    return expected and all(isinstance(site.get(name), int) for name in _COUNTS)
+def _snapshot(saved: Mapping[str, Any]) -> Snapshot:
+    return Snapshot(
+        trained=int(saved["calls"]),
+        active=int(saved["active_calls"]),
+        affected=int(saved["affected"]),
+        total=int(saved["total"]),
+        expected=float(saved["expected"]),
+        cells=Norms.restored(saved["norms"]) if "norms" in saved else None,
+    )
 
 
-def _cells(saved: Mapping[str, Any]) -> list[float] | None:
-    return Norms.restored(saved["norms"]) if "norms" in saved else None
+def _tensors(saved: Mapping[str, Any]) -> dict[str, Tensor]:
+    found = {}
+    for name, each in saved.get("buffers", {}).items():
+        dtype = getattr(torch, each["dtype"])
+        tensor = torch.tensor(each["values"], dtype=dtype, device="cpu")
+        found[name] = tensor.reshape(each["shape"])
+    return found
 
 
-def restore(state: Mapping[str, Any], sites: Sequence[Site], run: Run) -> None:
-    """Take over the statistics of a checked state, and begin a new window."""
+def restore(state: Mapping[str, Any], taken: Taken, run: Run) -> None:
+    """Take over the statistics of a state that was loaded, and begin a new window."""
     run.stepped = bool(state.get("stepped", True))
     run.counter.restore(Snapshot(trained=int(state.get("forwards", 0))))
-    for site in sites:
-        saved = state["sites"].get(site.key)
-        if saved is None:
-            site.counter.restore(site.counter.read().life)
-            continue
-        counts = {name: saved[name] for name in _ELEMENTS}
-        counts |= {"trained": saved["calls"], "active": saved["active_calls"]}
-        site.counter.restore(Snapshot(**counts, cells=_cells(saved)))
-        if "buffers" in saved and site.watch is not None:
-            kept = saved["buffers"].items()
-            site.watch.load_state_dict({name: _tensor(each) for name, each in kept})
+    for site, (snapshot, tensors) in taken.items():
+        site.counter.restore(snapshot)
+        if tensors and site.watch is not None:
+            site.watch.load_state_dict(tensors)
     run.open_window()
     run.fresh = True
-
-
-def _tensor(saved: Mapping[str, Any]) -> Tensor:
-    dtype = getattr(torch, saved["dtype"])
-    return torch.tensor(saved["values"], dtype=dtype, device="cpu").reshape(saved["shape"])

@@ -98,7 +98,7 @@ class SiteHook:
         return all(hook is not self for hook in hooks_of(module))
 
     def put(self, module: nn.Module) -> None:
-        """Set the attribute that the site holds on the module, if it holds one."""
+        """Put in place what the site sets on the module: a rate, or the hook of a parameter."""
 
     def look(self, module: nn.Module) -> None:
         """Let an observer look at the layer."""

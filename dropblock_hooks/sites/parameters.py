@@ -108,6 +108,10 @@ class ParameterHook(SiteHook):
         elif site.acts(training):
             refuse_tracing(site, training)
 
+    def put(self, module: nn.Module) -> None:
+        if self.site.run.installed:
+            self.rehook(module)
+
     def rehook(self, module: nn.Module) -> None:
         """Hook the parameter, if it is another object than before.
 

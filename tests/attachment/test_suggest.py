@@ -167,7 +167,7 @@ def test_what_can_not_be_answered():
     with pytest.raises(KeyError, match="no site is 'three'"):
         attached.suggest(which="three")
     attached.remove()
-    with pytest.raises(RuntimeError, match="removed, so there is nothing to suggest"):
+    with pytest.raises(RuntimeError, match="was removed, so nothing acts"):
         attached.suggest()
 
 

@@ -510,12 +510,12 @@ def test_reading_what_was_never_kept_tells_the_cause():
 
     model, x = Idle(), torch.ones(1, 2)
     attached = attach(model, {"idle": Capture(), "used": Capture(active="train")})
-    with pytest.raises(RuntimeError, match="no call of the layer was seen: run a forward"):
+    with pytest.raises(RuntimeError, match="nothing was captured at idle, used"):
         attached.captured()
     model.eval()(x)
-    with pytest.raises(RuntimeError, match="at used: .* the layer was in evaluation mode"):
+    with pytest.raises(RuntimeError, match="captured at used.*evaluation mode"):
         attached.captured("used")
-    with pytest.raises(RuntimeError, match="at idle: no call of the layer was seen"):
+    with pytest.raises(RuntimeError, match="captured at idle"):
         attached.captured("idle")
     model.train()
     with attached.paused():
@@ -535,7 +535,7 @@ def test_reading_what_compiled_code_did_not_keep():
     attached = attach(model, {"0": Capture(active="train")})
     run = torch.compile(model.eval(), backend="eager")
     run(x)
-    with pytest.raises(RuntimeError, match="at 0: no call.* was seen: .* in training mode"):
+    with pytest.raises(RuntimeError, match="captured at 0"):
         attached.captured()
     model.train()
     run(x)
@@ -550,7 +550,7 @@ def test_a_call_without_gradients_takes_the_place_of_none(backend):
     run = model if backend is None else torch.compile(model, backend=backend, fullgraph=True)
     with torch.no_grad():
         run(x)
-    with pytest.raises(RuntimeError, match=r"of gradients alone under no_grad\(\)"):
+    with pytest.raises(RuntimeError, match=r"gradients alone under no_grad\(\)"):
         attached.captured()
     run(x).sum().backward()
     with torch.no_grad():
@@ -571,14 +571,14 @@ def test_reading_a_copy_or_after_a_pause_tells_the_cause():
     attached = attach(model, {"0": Capture()})
     with attached.paused():
         model.eval()(x)
-    with pytest.raises(RuntimeError, match="at 0: at all its calls the attachment was paused"):
+    with pytest.raises(RuntimeError, match="captured at 0.*a paused attachment"):
         attached.captured()
     model(x)
     copied = attachments(copy.deepcopy(model))[0]
     loaded = attach(nn.Sequential(nn.Linear(2, 2)), {"0": Capture()})
     loaded.load_state_dict(attached.state_dict())
     for other in (copied, loaded):
-        with pytest.raises(RuntimeError, match="not copied, saved or loaded"):
+        with pytest.raises(RuntimeError, match="a copied, saved or loaded model"):
             other.captured()
 
 
@@ -607,7 +607,7 @@ def test_the_numbers_of_calls_are_saved():
         state = json.loads(json.dumps(attached.state_dict()))
         assert numbers(attached, 2) == [0, 2, 4]
         attached.load_state_dict(state)  # as after the trial that trainers make of a validation
-        with pytest.raises(RuntimeError, match="not copied, saved or loaded"):
+        with pytest.raises(RuntimeError, match="a copied, saved or loaded model"):
             attached.captured()
         assert numbers(attached, 2) == [4]
     with attach(model, spec) as attached:
