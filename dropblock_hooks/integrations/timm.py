@@ -38,14 +38,24 @@ def keep_in_checkpoints(
             Attachment was given.
 
     Raises:
-        RuntimeError: for a saver that keeps an Attachment already.
-        TypeError: for what is no saver, or one of an older timm, whose files have no place for it.
+        TypeError: for a saver of an older timm, whose files have no place for the state.
         ValueError: for a file of another spec, with the differences; nothing is changed.
     """
-    if saver is not None:
-        _check(saver)
+    if saver is not None and not callable(getattr(saver, "state_dict", None)):
+        raise TypeError(
+            "saver must be a CheckpointSaver of a timm whose savers have a state_dict, as that of "
+            f"timm 1.0.31, got {kind_of(saver)}"
+        )
     if resume:
-        _restore(attached, os.fspath(resume))
+        checkpoint = load_checkpoint_metadata(os.fspath(resume))
+        beside = checkpoint.get("saver") or {} if isinstance(checkpoint, dict) else {}
+        if _KEY in beside:
+            attached.load_state_dict(beside[_KEY])
+        else:
+            warn(
+                f"{resume} has no state of an Attachment, because it was written without one: "
+                "counts begin anew, and rates follow attached.step(epoch)"
+            )
     if loss_scaler is not None:
         attached.grad_scaler = loss_scaler
     if saver is not None:
@@ -54,28 +64,3 @@ def keep_in_checkpoints(
             **own(*args, **kwargs),
             _KEY: attached.state_dict(),
         }
-
-
-def _check(saver: Any) -> None:
-    if not callable(getattr(saver, "state_dict", None)) or not hasattr(saver, "save_checkpoint"):
-        raise TypeError(
-            "saver must be a CheckpointSaver of a timm whose savers have a state_dict, as that of "
-            f"timm 1.0.31, got {kind_of(saver)}"
-        )
-    if "state_dict" in vars(saver):
-        raise RuntimeError(
-            "this saver keeps an Attachment already: attach once, with all of the spec"
-        )
-
-
-def _restore(attached: Attachment, path: str) -> None:
-    checkpoint = load_checkpoint_metadata(path)
-    beside = checkpoint.get("saver") if isinstance(checkpoint, dict) else None
-    state = beside.get(_KEY) if isinstance(beside, dict) else None
-    if state is None:
-        warn(
-            f"{path} has no state of an Attachment, since it was written without one: counts begin "
-            "anew, and rates follow attached.step(epoch)"
-        )
-        return
-    attached.load_state_dict(state)

@@ -178,14 +178,10 @@ def test_a_file_without_an_attachment(tmp_path, net):
         keep_in_checkpoints(attached, None, resume=tmp_path / "last.pth.tar")
 
 
-def test_bad_savers(net, tmp_path):
+def test_a_saver_of_an_older_timm(net):
     attached = attach(net, {"layer1": DropBlock2d(p=0.1)})
-    with pytest.raises(TypeError, match=r"whose savers have a state_dict.*got Linear"):
-        keep_in_checkpoints(attached, nn.Linear(1, 1))
-    saver = utils.CheckpointSaver(net, None, checkpoint_dir=str(tmp_path))
-    keep_in_checkpoints(attached, saver)
-    with pytest.raises(RuntimeError, match="keeps an Attachment already"):
-        keep_in_checkpoints(attached, saver)
+    with pytest.raises(TypeError, match=r"whose savers have a state_dict.*got object"):
+        keep_in_checkpoints(attached, object())
     keep_in_checkpoints(attached, None)  # a rank that writes nothing
 
 

@@ -18,19 +18,15 @@ from transformers import (
     BertForSequenceClassification,
     Trainer,
     TrainerCallback,
-    ViTConfig,
-    ViTForImageClassification,
 )
 
 from dropblock_hooks import (
     ClipGradNorm,
-    DropBlock2d,
     Dropout,
     HookWarning,
     LinearSchedule,
     SpecError,
     Watchdog,
-    attach,
     attachments,
     detach_all,
 )
@@ -108,8 +104,7 @@ def test_a_training(tmp_path, hook_count):
     bare = hook_count(model)
     rates = Rates()
     made = trainer(tmp_path, callback, rates, model=model)
-    assert len(callback.attached) == 2
-    assert attachments(model) == [callback.attached]
+    assert callback.attached is None
     made.train()
     assert hook_count(model) == bare
     assert attachments(model) == []
@@ -178,18 +173,13 @@ def test_accumulated_steps_resume_too(tmp_path):
 
 
 def test_evaluation_is_clean(tmp_path):
-    plain = trainer(tmp_path).predict(texts()).predictions
     callback = Regularize({"bert.encoder.layer.*.output.dense": Dropout(p=0.5)})
-    made = trainer(tmp_path, callback, eval_strategy="steps", eval_steps=1)
-    assert (made.predict(texts()).predictions == plain).all()
+    made = trainer(tmp_path, callback, eval_strategy="steps", eval_steps=1, num_train_epochs=1)
     made.train()
-    trained = made.predict(texts()).predictions
-    other = bert()
-    other.load_state_dict(made.model.state_dict())
-    assert (trainer(tmp_path, model=other).predict(texts()).predictions == trained).all()
-    callback = Regularize({"bert.encoder.layer.*.output.dense": Dropout(p=0.5)})
-    during = trainer(tmp_path, callback, model=other)  # attached
-    assert (during.predict(texts()).predictions == trained).all()
+    other = trainer(tmp_path)
+    other.model.load_state_dict(made.model.state_dict())
+    expected = other.evaluate()["eval_loss"]
+    assert made.state.log_history[-2]["eval_loss"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_model_that_is_made_in_train(tmp_path):
@@ -199,17 +189,14 @@ def test_a_model_that_is_made_in_train(tmp_path):
         made.append(bert())
         return made[-1]
 
-    callback, rates = Regularize(SPEC), Rates()
+    callback = Regularize(SPEC)
     args = trainer(tmp_path).args
-    run = Trainer(model_init=init, args=args, train_dataset=texts(), callbacks=[callback, rates])
-    first = callback.attached
-    run.train()
-    assert run.model is made[-1]
-    assert len(made) == 2
-    assert callback.attached != first
-    assert len(rates.seen) == EPOCHS * STEPS
+    run = Trainer(model_init=init, args=args, train_dataset=texts(), callbacks=[callback])
+    for _ in range(2):
+        run.train()
+        assert run.model is made[-1]
+        assert callback.attached.sites[0].calls == EPOCHS * STEPS
     assert all(attachments(model) == [] for model in made)
-    assert callback.attached.sites[0].calls == EPOCHS * STEPS
 
 
 def test_the_length_of_training(tmp_path):
@@ -224,42 +211,6 @@ def test_the_length_of_training(tmp_path):
         length = 2 if unit == "epoch" else last + 1
         value = next(iter(rates.seen[max(rates.seen)].values()))["p"]
         assert value == LinearSchedule(0.0, 0.3, epochs=length)(last), (unit, options)
-
-
-def test_a_longer_schedule_is_told_once(tmp_path):
-    spec = {"bert.encoder.layer.0": Dropout(p=LinearSchedule(0.0, 0.3, epochs=9))}
-    with pytest.warns(HookWarning, match="takes 9 epochs, and the training has 2") as told:
-        trainer(tmp_path, Regularize(spec))
-    assert len(told) == 1
-    made = trainer(tmp_path, Regularize(spec), max_steps=8)
-    with pytest.warns(HookWarning, match="takes 9 epochs, and the training has 2") as told:
-        made.train()
-    assert len(told) == 1
-
-
-def test_trained_twice(tmp_path):
-    callback, rates = Regularize(SPEC), Rates()
-    made = trainer(tmp_path, callback, rates)
-    made.train()
-    made.train()
-    assert callback.attached.sites[0].calls == EPOCHS * STEPS
-    assert attachments(made.model) == []
-
-
-class Idle(BertForSequenceClassification):
-    """A model with a layer that it never calls."""
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.idle = nn.Linear(2, 2)
-
-
-def test_a_layer_that_does_nothing_is_told_once(tmp_path):
-    model = Idle(bert().config)
-    made = trainer(tmp_path, Regularize({**SPEC, "idle": Dropout(p=0.1)}), model=model)
-    with pytest.warns(HookWarning) as told:
-        made.train()
-    assert [("idle" in str(each.message)) for each in told] == [True]
 
 
 def test_what_verify_finds_later_is_told_once(tmp_path):
@@ -283,52 +234,6 @@ def test_a_watchdog_does_what_it_was_told_at_the_end_of_an_epoch(tmp_path):
     assert alert.layer == "bert.encoder.layer.1.output.dense"
 
 
-def test_outputs_of_models_are_indexed(tmp_path):
-    """A ModelOutput is a mapping: what is put in is seen by key and as an attribute."""
-    model, ids = bert().train(), torch.randint(0, 20, (4, 6))
-    kept = []
-    model.bert.encoder.register_forward_hook(lambda *a: kept.append(a[2]))
-    spec = {"bert.encoder": Dropout(p=0.5, index="last_hidden_state")}
-    with attach(model, spec):
-        seen = []
-        model.bert.encoder.register_forward_hook(lambda *a: seen.append(a[2]))
-        model(ids)
-    before, after = kept[0], seen[0]
-    assert type(after) is type(before) is not dict
-    assert after["last_hidden_state"] is after.last_hidden_state is after[0]
-    assert (after.last_hidden_state == 0).float().mean() == pytest.approx(0.5, abs=0.1)
-    assert not (before.last_hidden_state == 0).any()  # the layer's own is as it was
-    callback = Regularize(spec)
-    made = trainer(tmp_path, callback)
-    made.train()
-    assert callback.attached.sites[0].total_realized_rate == pytest.approx(0.5, abs=0.05)
-
-
-def test_an_output_without_index_says_what_there_is(tmp_path):
-    made = trainer(tmp_path, Regularize({"bert.encoder": Dropout(p=0.5)}))
-    with pytest.raises(Exception, match="last_hidden_state.*say which element with index="):
-        made.train()
-    detach_all(made.model)
-
-
-def test_blocks_of_a_vision_transformer(tmp_path):
-    config = ViTConfig(
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=16,
-        image_size=32,
-        patch_size=4,
-        num_labels=2,
-    )
-    torch.manual_seed(0)
-    data = [{"pixel_values": torch.randn(3, 32, 32), "labels": i % 2} for i in range(16)]
-    callback = Regularize({"type:ViTLayer": DropBlock2d(p=0.2, block_size=3)})
-    trainer(tmp_path, callback, model=ViTForImageClassification(config), data=data).train()
-    assert callback.attached.sites[0].map_size == (8, 8)
-    assert callback.attached.sites[0].total_realized_rate == pytest.approx(0.2, abs=0.03)
-
-
 def test_gradients_of_a_scaled_loss(tmp_path):
     """Bounds are of the unscaled loss: the Trainer's scaler is found in its optimizer."""
     trained = []
@@ -348,12 +253,13 @@ def test_gradients_of_a_scaled_loss(tmp_path):
     assert 0 < moved <= STEPS * 1e-3
 
 
-def test_a_spec_that_matches_nothing_raises_when_the_trainer_is_made(tmp_path, hook_count):
-    for options in ({}, {"max_steps": 4}):
-        model = bert()
-        with pytest.raises(SpecError, match="bert.encoder.layr"):
-            trainer(tmp_path, Regularize({"bert.encoder.layr.0": RISING}), model=model, **options)
-        assert hook_count(model) == 0
+def test_a_spec_that_matches_nothing_fails_before_training(tmp_path, hook_count):
+    made = trainer(tmp_path, Regularize({"bert.encoder.layr.0": RISING}))
+    before = hook_count(made.model)
+    with pytest.raises(SpecError, match="bert.encoder.layr"):
+        made.train()
+    assert hook_count(made.model) == before
+    assert same(weights(made.model), weights(bert()))
 
 
 def test_bad_arguments():
@@ -365,18 +271,14 @@ def test_bad_arguments():
         Regularize(None)
 
 
-@pytest.mark.parametrize("options", [{}, {"max_steps": 4}])
-def test_twice(tmp_path, options):
-    callback = Regularize(SPEC)
-    for pair in ((Regularize(SPEC), Regularize({"bert.pooler": RISING})), (callback, callback)):
-        model = bert()
-        with pytest.raises(RuntimeError, match="has a Regularize callback already"):
-            trainer(tmp_path, *pair, model=model, **options)
-    made = trainer(tmp_path, Regularize(SPEC), **options)
-    made.add_callback(Regularize({"bert.pooler": RISING}))
+def test_two_callbacks_and_what_a_broken_training_leaves(tmp_path):
+    made = trainer(tmp_path, Regularize(SPEC), Regularize({"bert.pooler": RISING}))
     with pytest.raises(RuntimeError, match="has a Regularize callback already"):
         made.train()
+    with pytest.raises(RuntimeError, match="detach_all"):
+        trainer(tmp_path, Regularize(SPEC), model=made.model).train()
     detach_all(made.model)
+    trainer(tmp_path, Regularize(SPEC), model=made.model).train()
 
 
 def test_dataparallel_is_refused(tmp_path):
@@ -405,7 +307,7 @@ def test_a_checkpoint_without_it(tmp_path):
     trainer(tmp_path, **options).train()
     callback = Regularize(SPEC)
     made = trainer(tmp_path, callback, **options)
-    with pytest.warns(HookWarning, match="the checkpoint has nothing of Regularize"):
+    with pytest.warns(HookWarning, match="the checkpoint has no state of Regularize"):
         made.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert callback.attached.sites[0].calls == 2
     kept = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
@@ -489,19 +391,3 @@ def test_two_processes(tmp_path):
     first, second = found["whole"]
     assert first["rates"] == second["rates"]
     assert first["affected"] != second["affected"]  # each draws its own masks
-
-
-def test_gradients_that_accumulate_are_clipped_once(tmp_path):
-    seen = []
-
-    class Norms(TrainerCallback):
-        def on_optimizer_step(self, args, state, control, model=None, **given):
-            grads = [p.grad for p in model.parameters() if p.grad is not None]
-            seen.append(torch.nn.utils.get_total_norm(grads).item())
-
-    callback = Regularize({"param:**": ClipGradNorm(1e-3, group=True)})
-    options = {"gradient_accumulation_steps": 2, "max_grad_norm": 0.0}
-    trainer(tmp_path, callback, Norms(), **options).train()
-    assert seen == pytest.approx([1e-3] * (STEPS // 2 * EPOCHS), rel=1e-4)
-    on = {(site.calls, site.active_calls) for site in callback.attached}
-    assert on == {(STEPS * EPOCHS, STEPS // 2 * EPOCHS)}

@@ -1,0 +1,129 @@
+"""``TrainerDriver``: what the callbacks of all trainers share."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from ..attach import attach
+from ..attachment.attachment import Attachment
+from ..attachment.epoch_checks import tell_faults
+from ..checks import check_option
+from ..warn import warn
+
+
+class TrainerDriver:
+    """Attaches a spec for one training of a trainer, and moves its time.
+
+    A callback makes one driver and calls it in the hooks of its trainer.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        >>> driver = TrainerDriver({"1": Dropout(p=LinearSchedule(0.0, 0.1))})
+        >>> driver.begin(model, 2)
+        >>> for epoch in range(2):
+        ...     for i in range(5):
+        ...         driver.tick(epoch + i / 5, 5 * epoch + i)
+        ...         y = model(torch.ones(8, 4))
+        ...     driver.end_epoch()
+        >>> driver.end()
+        >>> driver.attached["1/Dropout"].calls
+        10
+
+    Args:
+        spec: what `attach` takes.
+        unit: of the schedules: ``"epoch"``, or ``"step"`` for steps of the optimizer.
+        root: name of the submodule where names begin.
+        strict: False takes what fits from a state of another spec.
+
+    Attributes:
+        attached: the `Attachment`, also after the training; None before.
+
+    Raises:
+        ValueError: for another unit.
+    """
+
+    def __init__(
+        self, spec: Any, unit: str = "epoch", *, root: str = "", strict: bool = True
+    ) -> None:
+        check_option("unit", unit, ("epoch", "step"))
+        self.spec, self.unit, self.root, self.strict = spec, unit, root, strict
+        self.attached: Attachment | None = None
+        self._loaded: Mapping[str, Any] | None = None
+        self._ticked = False
+
+    def begin(
+        self,
+        model: nn.Module,
+        length: float | None,
+        *,
+        scaler: Any = None,
+        optimizers: Any = None,
+        resumed: bool = False,
+    ) -> None:
+        """Attach the spec, and take over the state that was loaded.
+
+        Args:
+            model: the model that is trained, wrapped or not.
+            length: how long the training is, in `unit`; None, -1 or infinity if it is not known.
+            scaler: the GradScaler; False where the loss is not scaled.
+            optimizers: for regularizers with ``when="accumulated"``.
+            resumed: whether the training continues from a checkpoint. A checkpoint without a state
+                is then reported.
+
+        Raises:
+            SpecError: for a spec that does not fit the model.
+            ValueError: for a state of another spec. Nothing stays attached.
+        """
+        self.end()
+        known = length is not None and 0 < length < math.inf
+        epochs = math.ceil(length) if known and length is not None else None
+        self.attached = attach(model, self.spec, root=self.root, epochs=epochs, grad_scaler=scaler)
+        try:
+            if any(site.regularizer.accumulates for site in self.attached):
+                self.attached.optimizer = optimizers
+            if self._loaded is not None:
+                self.attached.load_state_dict(self._loaded, strict=self.strict)
+        except BaseException:
+            self.end()
+            raise
+        if resumed and self._loaded is None:
+            warn(
+                "the checkpoint has no state of Regularize, because it was written without it: "
+                "counts begin anew, and rates follow the time of the trainer"
+            )
+        self._loaded, self._ticked = None, False
+
+    def tick(self, epoch: float, step: int) -> None:
+        """Move the schedules, before a training step.
+
+        Args:
+            epoch: the time in epochs; fractions are allowed.
+            step: the number of optimizer steps so far.
+        """
+        if self.attached is not None:
+            self._ticked = True
+            self.attached.step(epoch if self.unit == "epoch" else step)
+
+    def end_epoch(self) -> None:
+        """Warn of what `Attachment.verify` finds, each finding once.
+
+        An epoch without a `tick` (a training that was resumed at its end) is left out.
+        """
+        if self.attached is not None and self._ticked:
+            self._ticked = False
+            tell_faults(self.attached)
+
+    def end(self) -> None:
+        """Remove the hooks. What was counted can still be read."""
+        if self.attached is not None:
+            self.attached.remove()
+
+    def state(self) -> dict[str, Any] | None:
+        """The state for a checkpoint; None before `begin`."""
+        return None if self.attached is None else self.attached.state_dict()
+
+    def load(self, state: Mapping[str, Any] | None) -> None:
+        """Keep a state for the next `begin`; None forgets it."""
+        self._loaded = state
