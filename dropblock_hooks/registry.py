@@ -108,16 +108,18 @@ def text(value: Any) -> str:
 def stated_fields(obj: Any) -> dict[str, Any]:
     """The fields of a dataclass that differ from their defaults, keywords last.
 
-    A number other than 0 is said even where it is the default: a block of 7 is worth reading. A
-    class may say them itself, by a method ``_stated``; the name "" is for a text that needs none.
+    A number other than 0 is said even where it is the default: a block of 7 is worth reading; not
+    so of a class with ``states_defaults = False``. A class may say them itself, by a method
+    ``_stated``; the name "" is for a text that needs none.
     """
     if hasattr(type(obj), "_stated"):
         own: dict[str, Any] = obj._stated()
         return own
     own_first = sorted((f for f in fields(obj) if f.init), key=lambda f: bool(f.kw_only))
     values = {f.name: (getattr(obj, f.name), f.default) for f in own_first}
+    worth = (int, float) if getattr(obj, "states_defaults", True) else ()
     return {
         name: value
         for name, (value, default) in values.items()
-        if value != default or (value and isinstance(value, int | float) and value is not True)
+        if value != default or (value and isinstance(value, worth) and value is not True)
     }

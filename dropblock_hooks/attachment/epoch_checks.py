@@ -267,7 +267,7 @@ def _looked(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> Looked | No
         watched = site.bound.open["watched"]
         watched.read()
         if module is not None:
-            sights.append(Sight(site, module, watched.kept, watched.peaks.tolist()))
+            sights.append(Sight(site, module, watched))
     return Looked(base, run, sights) if dogs else None
 
 

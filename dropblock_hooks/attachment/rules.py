@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..findings import Finding, Kind, Severity
 from ..observers.watchdog import Watchdog
-from ..observers.watched import Numbers
+from ..observers.watched import Watched
 from ..sites.grad_scaler import in_use
 from ..sites.run import Run, is_enabled
 from ..sites.site import Site
@@ -35,13 +35,11 @@ class Sight(NamedTuple):
         site: the site.
         module: its layer.
         kept: its numbers.
-        peaks: the largest magnitude of each channel.
     """
 
     site: Site
     module: nn.Module
-    kept: Numbers
-    peaks: list[float]
+    kept: Watched
 
     @property
     def dog(self) -> Watchdog:
@@ -219,10 +217,11 @@ _CURES = {
 
 def _dead(looked: Looked) -> Iterator[Finding]:
     for sight in looked.under(Kind.DEAD):
-        if sight.judged and sight.peaks:
-            share = sum(peak <= _ZERO for peak in sight.peaks) / len(sight.peaks)
+        peaks = sight.kept.peaks
+        if sight.judged and len(peaks):
+            share = (peaks <= _ZERO).float().mean().item()
             if share > sight.dog.max_dead:
-                text = f"{share:.0%} of its {len(sight.peaks)} channels were always zero"
+                text = f"{share:.0%} of its {len(peaks)} channels were always zero"
                 yield sight.finding(Kind.DEAD, text, _CURES[Kind.DEAD])
 
 

@@ -136,8 +136,8 @@ class SiteList:
             raise RuntimeError(
                 f"nothing was captured at {listed(found, 3)}. The causes may be: no forward since "
                 "attaching; a paused attachment; a layer in evaluation mode (active='always' "
-                "captures there); gradients alone under no_grad(); a copied, saved or loaded "
-                "model, which has no records of its own"
+                "captures there); an output without floating-point tensors; gradients alone under "
+                "no_grad(); a copied, saved or loaded model, which has no records of its own"
             )
         return found
 

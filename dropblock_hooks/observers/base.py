@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from ..axes.view import View
-from ..checks import check_option
 from ..functional.masks import wide_dtype
-from ..regularizers.base import Applied, Now, Regularizer
+from ..regularizers.base import Regularizer
 from ..tables import Columns
 
 State: TypeAlias = dict[str, Any]
@@ -26,7 +25,15 @@ class Observer(Regularizer):
 
     A subclass defines `start`, `update` and `compute`. They always run as ordinary Python, also
     where torch.compile has compiled the model. Specs treat observers like regularizers: the same
-    selectors, keys and switches.
+    selectors, keys and switches. A class may also set these variables:
+
+    - ``sees_gradients = True``: ``update`` also gets each gradient.
+    - ``sees_values = False``: ``update`` gets no activations.
+    - ``whole = True``: it sees all tensors of a nested output where `index` is None, if any.
+    - ``reads_given = True``: ``update`` uses ``seen.given``.
+    - ``keeps_graph = True``: the tensors are not detached from the autograd graph.
+    - ``by_epoch = False``: one state for the whole training, which the report does not show.
+    - ``needs_calls = False``: it is no fault that the layer is never called.
 
     Args:
         when: where an observer of activations stands among the regularizers of its layer.
@@ -40,22 +47,14 @@ class Observer(Regularizer):
     when: Literal["after", "before"] = field(default="after", kw_only=True)
 
     random: ClassVar[bool] = False
-    whole: ClassVar[bool] = False
-    """Whether it sees all tensors of a nested output where `index` is None."""
-    needs_tensor: ClassVar[bool] = True
-    """Whether an output without any tensor is an error."""
+    states_defaults: ClassVar[bool] = False
     sees_values: ClassVar[bool] = True
-    """Whether it sees activations."""
     sees_gradients: ClassVar[bool] = False
-    """Whether it sees gradients."""
+    whole: ClassVar[bool] = False
+    reads_given: ClassVar[bool] = False
     keeps_graph: ClassVar[bool] = False
-    """Whether the tensors that it sees are attached to the autograd graph."""
-    needs_calls: ClassVar[bool] = True
-    """Whether it is a fault that its layer is never called."""
     by_epoch: ClassVar[bool] = True
-    """Whether each epoch has a state of its own, which the report shows."""
-    by_call: ClassVar[bool] = False
-    """Whether each gradient must be matched with its call."""
+    needs_calls: ClassVar[bool] = True
 
     def start(self) -> State:
         """Return an empty state. `Watch` adds ``state["calls"]``, the number of calls."""
@@ -89,10 +88,6 @@ class Observer(Regularizer):
             parameter: the name of the parameter, for a site of a parameter.
         """
 
-    def reads_given(self, module: nn.Module) -> bool:
-        """Return whether `update` uses `Seen.given` at this layer."""
-        return False
-
     def is_empty(self, state: State) -> bool:
         """Return whether the report should show the epoch before this one."""
         return not state["calls"]
@@ -100,10 +95,6 @@ class Observer(Regularizer):
     def bind(self) -> Any:
         """Return the `Watch` of one site."""
         return Watch(self)
-
-    def apply(self, x: Tensor, now: Now) -> Applied:
-        """Return the tensor unchanged."""
-        return x, None
 
     def headings(self) -> tuple[str, Columns[Any]]:
         """Return a line above its rows in the report, and the columns of what `compute` returns.
@@ -113,18 +104,11 @@ class Observer(Regularizer):
         return self.label if self.by_epoch else "", {}
 
     def check(self, values: Mapping[str, float]) -> None:
-        check_option("when", self.when, ("after", "before"))
         if self.at == "input" and self.sees_gradients:
             raise ValueError(
                 f"{self.label} can't see gradients at at='input': observe the output of the layer "
                 "before, whose gradient is the same"
             )
-
-    def _stated(self) -> dict[str, Any]:
-        """Return the fields that differ from their defaults, keyword-only fields last."""
-        own_first = sorted(fields(self), key=lambda each: bool(each.kw_only))
-        values = {each.name: (getattr(self, each.name), each.default) for each in own_first}
-        return {name: value for name, (value, default) in values.items() if value != default}
 
     @property
     def kind(self) -> object:
@@ -140,16 +124,17 @@ class Seen(NamedTuple):
             of one of them.
         epoch: the time.
         shared: a dict that all sites of the attachment share. Each class uses its own key.
-        gradient: whether it is a gradient. The following is then the default, but for the last
-            three.
+        gradient: whether it is a gradient. Then only the last three of the following are set.
         training: whether the layer was in training mode.
         differentiable: whether a gradient may come to one of the tensors.
-        nest: puts one object for each tensor into the nested structure of the output.
+        nesting: returns the nested structure of the output: of each tensor its index in `tensors`,
+            None in other places.
         given: the floating-point tensors among the layer's arguments, where `reads_given`.
         form: how the axes of a tensor are read; None if its channels are not known.
         at: the index of the tensor whose gradient it is.
         scale: the factor of the loss (AMP).
-        ticket: the number of the call; -1 where compiled code recomputes the call.
+        ticket: the number of the call; None in a reentrant checkpoint, -1 where compiled code
+            recomputes the call.
     """
 
     tensors: Sequence[Tensor]
@@ -158,7 +143,7 @@ class Seen(NamedTuple):
     gradient: bool = False
     training: bool = True
     differentiable: bool = False
-    nest: Callable[[Sequence[Any]], Any] = lambda objects: objects[0]
+    nesting: Callable[[], Any] = lambda: 0
     given: Sequence[Tensor] = ()
     form: Callable[[Tensor], View | None] = lambda x: None
     at: int = 0
@@ -217,7 +202,8 @@ class Watch:
     def close_window(self) -> None:
         """Begin the state of a new epoch."""
         if self.observer.by_epoch:
-            self.open, self.closed = self._started(), self.open
+            kept = {name: x for name, x in self.open.items() if not isinstance(x, Unsaved)}
+            self.open, self.closed = self._started(), kept
 
     def shown(self) -> State | None:
         """Return what the report shows, on the CPU; None where nothing was seen."""
@@ -234,12 +220,10 @@ class Watch:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return tensors by name, to be saved with the attachment."""
-        states = {"open": self.open, "closed": self.closed or {}}
+        wide: dict[type, torch.dtype] = {float: torch.float64}
         return {
-            f"{which}.{name}": torch.tensor(value, dtype=torch.float64, device="cpu")
-            if isinstance(value, float)
-            else torch.as_tensor(value, device="cpu")
-            for which, state in states.items()
+            f"{which}.{name}": torch.as_tensor(value, dtype=wide.get(type(value)), device="cpu")
+            for which, state in (("open", self.open), ("closed", self.closed or {}))
             for name, value in state.items()
             if isinstance(value, (Tensor, int, float))
         }
@@ -254,6 +238,13 @@ class Watch:
             if state is not None:
                 number = isinstance(state.get(name), (int, float))
                 state[name] = tensor.item() if number else tensor.clone()
+
+
+class Unsaved(dict[Any, Any]):
+    """A dict in a state that is neither copied nor saved: a copy of it and a pickle are empty."""
+
+    def __reduce__(self) -> Any:
+        return Unsaved, ()
 
 
 def on_device(state: State, device: torch.device) -> State:

@@ -10,11 +10,6 @@ from torch import Tensor, nn
 from .base import State
 
 
-def is_batch_norm(module: nn.Module) -> bool:
-    """Return whether the layer is a BatchNorm."""
-    return isinstance(module, nn.modules.batchnorm._BatchNorm)
-
-
 def look_at_running(state: State, module: nn.Module) -> None:
     """Copy the running mean and variance of a BatchNorm that keeps them, and its eps."""
     if not isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -29,11 +24,9 @@ def add_batch(state: State, x: Tensor) -> None:
     """Add the mean and the variance by channel of one batch of shape (N, C, ...)."""
     if x.numel() <= x.shape[1]:
         return  # one value has no variance
-    wide = state["sums"].dtype
-    variance, mean = torch.var_mean(x.to(wide), [0, *range(2, x.ndim)])
-    state["batches"] = state.get("batches", 0.0) + torch.stack(
-        (mean, variance, torch.ones_like(mean))
-    )
+    variance, mean = torch.var_mean(x.to(state["sums"].dtype), [0, *range(2, x.ndim)])
+    batch = torch.stack((mean, variance, torch.ones_like(mean)))
+    state["batches"] = state.get("batches", 0.0) + batch
 
 
 def shifts(state: State) -> dict[str, Any]:
@@ -46,12 +39,7 @@ def shifts(state: State) -> dict[str, Any]:
     mean, variance, n = state["batches"].double()
     running_mean, running_variance = state["running"].double()
     kept = running_variance + state["eps"]
-    there = kept > 0
-    if not there.any():
-        return {}
     of_mean = (mean / n - running_mean).abs() / kept.sqrt()
     of_variance = ((variance / n + state["eps"]) / kept).log().abs()
-    return {
-        "mean_shift": of_mean[there].mean().item(),
-        "variance_shift": of_variance[there].mean().item(),
-    }
+    found = {"mean_shift": of_mean, "variance_shift": of_variance}
+    return {name: x[kept > 0].mean().item() for name, x in found.items() if (kept > 0).any()}

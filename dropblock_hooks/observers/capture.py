@@ -8,16 +8,15 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_map
 
 from ..axes.view import View
 from ..checks import as_count, check_option
 from ..quoting import kind_of, quote
 from ..registry import register
-from .base import Observer, Seen, State
+from .base import Observer, Seen, State, Unsaved
 
 _REDUCTIONS = ("mean", "norm", "channels")
-_PLAIN = (bool, int, float, complex, str, bytes)
 
 
 class Record(NamedTuple):
@@ -26,10 +25,10 @@ class Record(NamedTuple):
     Attributes:
         epoch: the time of the call.
         call: its number among the calls that the site has seen, from 0.
-        value: the output of the layer, with its nesting; None where activations are not kept.
-            Of objects that are neither tensors nor numbers nor text, None is kept.
-        grad: the gradient of each of its floating-point tensors, with the same nesting; None before
-            a backward, and where no gradient has come.
+        value: the floating-point tensors in the output of the layer, with its nesting, and None in
+            other places; None where activations are not kept.
+        grad: the gradients of these tensors, with the same nesting; None before a backward, and
+            where no gradient has come.
         training: whether the layer was in training mode.
     """
 
@@ -40,50 +39,31 @@ class Record(NamedTuple):
     training: bool
 
 
-class _Slot:
-    """Stands in the place of a tensor."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-
 @dataclass
 class _Call:
     """One call that is kept.
 
     Attributes:
-        leaves, nesting: the output, flattened, with a slot for each tensor that is kept apart.
+        nesting: that of the output, with the index of each tensor in its place.
         forms: how the axes of each tensor are read, where that matters.
         differentiable: whether a gradient may come.
+        values, grads: what is kept of the tensors, and of their gradients, by index.
     """
 
     epoch: float
     training: bool
-    leaves: list[Any]
     nesting: Any
-    values: list[Tensor] | None
-    grads: dict[int, Tensor]
     forms: list[View | None]
     differentiable: bool
+    values: dict[int, Tensor]
+    grads: dict[int, Tensor] = field(default_factory=dict)
 
     def record(self, number: int) -> Record:
         """Return what is shown."""
-        value = grad = None
-        if self.values is not None:
-            kept = [self.values[x.at] if isinstance(x, _Slot) else x for x in self.leaves]
-            value = tree_unflatten(kept, self.nesting)
-        if self.grads:
-            slots = [x.at if isinstance(x, _Slot) else None for x in self.leaves]
-            grads = [None if at is None else self.grads.get(at) for at in slots]
-            grad = tree_unflatten(grads, self.nesting)
+        value, grad = (
+            tree_map(kept.get, self.nesting) if kept else None for kept in (self.values, self.grads)
+        )
         return Record(self.epoch, number, value, grad, self.training)
-
-
-class _Kept(dict[Any, _Call]):
-    """The calls that are kept, by number. A copy of it and a pickle of it are empty."""
-
-    def __reduce__(self) -> Any:
-        return _Kept, ()
 
 
 @register
@@ -138,7 +118,6 @@ class Capture(Observer):
 
     whole: ClassVar[bool] = True
     by_epoch: ClassVar[bool] = False
-    by_call: ClassVar[bool] = True
 
     @property
     def sees_gradients(self) -> bool:  # type: ignore[override]  # of each object, not of the class
@@ -164,38 +143,29 @@ class Capture(Observer):
         if not (self.detach or self.activations):
             raise ValueError("detach=False is for activations, and activations=False keeps none")
         for name, plain in (("device", _device), ("dtype", _dtype)):
-            object.__setattr__(self, name, plain(getattr(self, name)))
+            if getattr(self, name) is not None:  # its name, which a file can hold
+                object.__setattr__(self, name, plain(getattr(self, name)))
 
     def start(self) -> State:
-        return {"kept": _Kept()}
+        return {"kept": Unsaved()}
 
     def update(self, state: State, seen: Seen) -> None:
+        kept: dict[int, _Call] = state["kept"]
         if seen.gradient:
-            self._add_gradient(state["kept"], seen)
+            call = _call_of(kept, seen)
+            if call is not None:
+                with torch.no_grad():
+                    call.grads[seen.at] = self._copy(seen.tensor, call.forms[seen.at])
         elif state["calls"] % self.every == 0 and (self.activations or seen.differentiable):
-            self._add_call(state["kept"], state["calls"], seen)
-
-    def _add_call(self, kept: _Kept, call: int, seen: Seen) -> None:
-        forms = [seen.form(x) if self.channelwise else None for x in seen.tensors]
-        values = None
-        if self.activations:
-            values = [self._copy(x, form) for x, form in zip(seen.tensors, forms, strict=True)]
-        leaves, nesting = tree_flatten(seen.nest([_Slot(at) for at in range(len(seen.tensors))]))
-        plain = [_plain(leaf) for leaf in leaves]
-        kept[call] = _Call(
-            seen.epoch, seen.training, plain, nesting, values, {}, forms, seen.differentiable
-        )
-        while self.keep is not None and len(kept) > self.keep:
-            del kept[next(iter(kept))]
-
-    def _add_gradient(self, kept: _Kept, seen: Seen) -> None:
-        call = kept.get(seen.ticket)
-        if seen.ticket == -1:  # recomputed by compiled code: gradients of the last call come first
-            waiting = (c for c in reversed(kept.values()) if c.differentiable)
-            call = next((c for c in waiting if seen.at not in c.grads), None)
-        if call is not None:
-            with torch.no_grad():
-                call.grads[seen.at] = self._copy(seen.tensor, call.forms[seen.at])
+            forms = [seen.form(x) if self.channelwise else None for x in seen.tensors]
+            values = {}
+            if self.activations:
+                values = {i: self._copy(x, forms[i]) for i, x in enumerate(seen.tensors)}
+            kept[state["calls"]] = _Call(
+                seen.epoch, seen.training, seen.nesting(), forms, seen.differentiable, values
+            )
+            while self.keep is not None and len(kept) > self.keep:
+                del kept[next(iter(kept))]
 
     def compute(self, state: State) -> list[Record]:
         return [call.record(number) for number, call in list(state["kept"].items())]
@@ -226,25 +196,30 @@ class Capture(Observer):
         return rows.mean(1) if self.reduce == "mean" else torch.linalg.vector_norm(rows, dim=1)
 
 
-def _device(given: Any) -> str | None:
-    """The name of a device."""
+def _call_of(kept: dict[int, _Call], seen: Seen) -> _Call | None:
+    """The call that a gradient belongs to, if it is kept."""
+    if seen.ticket is None:
+        raise ValueError(
+            "gradients can't be matched with calls in a reentrant checkpoint: use "
+            "torch.utils.checkpoint.checkpoint(..., use_reentrant=False), or keep no gradients"
+        )
+    if seen.ticket != -1:
+        return kept.get(seen.ticket)
+    # compiled code has recomputed the call: gradients of the last call come first
+    waiting = (c for c in reversed(kept.values()) if c.differentiable and seen.at not in c.grads)
+    return next(waiting, None)
+
+
+def _device(given: Any) -> str:
     try:
-        return None if given is None else str(torch.device(given))
+        return str(torch.device(given))
     except (RuntimeError, TypeError):
         raise ValueError(f"device must be one of torch's, 'cpu' say, got {quote(given)}") from None
 
 
-def _dtype(given: Any) -> str | None:
-    """The name of a type of floating-point numbers."""
+def _dtype(given: Any) -> str:
     name = str(given).removeprefix("torch.")
     found = getattr(torch, name, None)
-    if given is None or (isinstance(found, torch.dtype) and found.is_floating_point):
-        return None if given is None else name
+    if isinstance(found, torch.dtype) and found.is_floating_point:
+        return name
     raise ValueError(f"dtype must be of floating-point numbers, 'float16' say, got {quote(given)}")
-
-
-def _plain(leaf: Any) -> Any:
-    """Return what is kept of a leaf: nothing that could hold a graph."""
-    if isinstance(leaf, Tensor):
-        return leaf.detach().clone()
-    return leaf if isinstance(leaf, (_Slot, *_PLAIN)) else None

@@ -7,7 +7,8 @@ left out of the moments.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,6 +19,71 @@ from .base import State
 KEPT, COUNT, SUM, SQUARES, NORMS, ZEROS, NONFINITE, BINS = range(8)
 """The places in ``state["sums"]``: kept calls, their values, sums of these; shares; the bins."""
 _BITS = {torch.float32: (23, torch.int32), torch.float64: (52, torch.int64)}  # of the mantissa
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What was seen in an epoch. None where there is nothing to compute it from.
+
+    Attributes:
+        calls: the number of calls; of `WeightStats`, of parameters.
+        left_out: calls with a value that is not finite. They are left out of the values up to
+            `norm`.
+        values: the number of values.
+        mean, std, rms: of all values; the deviation is that of the population, and rough below
+            1e-4 of the mean.
+        largest: the largest magnitude.
+        norm: the norm of one call, its mean over the calls; of `WeightStats`, that of all values.
+        looked: the number of values in the calls of which the following was taken (``every``).
+        zeros: the share of values that are exactly zero.
+        nonfinite: the share that is NaN or infinite.
+        histogram: the number of magnitudes below the first of the observer's ``edges``, between
+            each two edges, and from the last edge on; of values that are finite and not zero.
+        channels: the number of channels; None where it is not known which axis they are on.
+        dead: channels that were exactly zero in every call.
+        saturated: channels whose values were all near the bounds of the activation in every call;
+            None where the layer has no known bounds.
+        mean_shift: of a BatchNorm, the distance of its running mean from the mean of the batches
+            that were looked at, in running standard deviations; the mean over its channels.
+        variance_shift: the logarithm of the ratio of both variances, without its sign; the mean
+            over its channels. To each variance the layer's eps is added.
+        change: of `WeightStats`, the norm divided by that at the start of the epoch, minus 1.
+        norms: of `WeightStats`, the norm of each parameter, by its name.
+        updates: of `WeightStats`, the norm of the change of each parameter since the epoch began,
+            divided by its norm then. Where that is 0, the parameter is left out.
+    """
+
+    calls: int
+    left_out: int
+    values: int
+    looked: int
+    histogram: tuple[int, ...]
+    mean: float | None = None
+    std: float | None = None
+    rms: float | None = None
+    largest: float | None = None
+    norm: float | None = None
+    zeros: float | None = None
+    nonfinite: float | None = None
+    channels: int | None = None
+    dead: int | None = None
+    saturated: int | None = None
+    mean_shift: float | None = None
+    variance_shift: float | None = None
+    change: float | None = None
+    norms: Mapping[str, float] = field(default_factory=dict)
+    updates: Mapping[str, float] = field(default_factory=dict)
+
+    def scalars(self) -> dict[str, float]:
+        """Return what is logged, by name."""
+        counted = ("left_out", "dead", "saturated")
+        found = {
+            name: value
+            for name, value in asdict(self).items()
+            if isinstance(value, float) or (name in counted and value is not None)
+        }
+        found |= {f"norm/{name}": norm for name, norm in self.norms.items()}
+        return found | {f"update/{name}": update for name, update in self.updates.items()}
 
 
 def octaves(low: float, high: float) -> tuple[float, ...]:
@@ -80,3 +146,24 @@ def add_shares(
     zeros = x.numel() - torch.count_nonzero(x)
     found = torch.stack((zeros, counts[-1])), below - zeros, counts[first:last], above
     state["sums"][ZEROS:].add_(torch.cat(found))
+
+
+def statistics(state: State) -> Statistics:
+    """Return what was summed in a state."""
+    sums, calls, looked = state["sums"].tolist(), state["calls"], state["looked"]
+    values = int(sums[COUNT])
+    mean, square = sums[SUM] / max(values, 1), sums[SQUARES] / max(values, 1)
+    return Statistics(
+        calls=calls,
+        left_out=calls - int(sums[KEPT]),
+        values=values,
+        looked=looked,
+        histogram=tuple(map(int, sums[BINS:])),
+        mean=mean if values else None,
+        std=math.sqrt(max(square - mean * mean, 0.0)) if values else None,
+        rms=math.sqrt(square) if values else None,
+        largest=state["largest"].item() if values else None,
+        norm=sums[NORMS] / sums[KEPT] if sums[KEPT] else None,
+        zeros=sums[ZEROS] / looked if looked else None,
+        nonfinite=sums[NONFINITE] / looked if looked else None,
+    )

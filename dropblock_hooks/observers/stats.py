@@ -4,127 +4,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vector_norm as norm
 
 from ..checks import as_count, as_number
 from ..quoting import shown
 from ..registry import register
 from ..selectors.wrappers import shard_refusal
 from ..tables import Columns, Forms
-from .base import Observer, Seen, State, on_device
-from .batch_norm import add_batch, is_batch_norm, look_at_running, shifts
+from .base import Observer, Seen, State, Unsaved, on_device
+from .batch_norm import add_batch, look_at_running, shifts
 from .moments import (
-    BINS,
-    COUNT,
     KEPT,
-    NONFINITE,
-    NORMS,
     SQUARES,
-    SUM,
-    ZEROS,
+    Statistics,
     add_moments,
     add_shares,
     new_moments,
     octaves,
+    statistics,
 )
 from .units import add_units, bounds_of, new_units, padded
 
 
-@dataclass(frozen=True)
-class Statistics:
-    """What was seen in an epoch. None where there is nothing to compute it from.
-
-    Attributes:
-        calls: the number of calls; of `WeightStats`, of parameters.
-        left_out: calls with a value that is not finite. They are left out of the values up to
-            `norm`.
-        values: the number of values.
-        mean, std, rms: of all values; the deviation is that of the population, and rough below
-            1e-4 of the mean.
-        largest: the largest magnitude.
-        norm: the norm of one call, its mean over the calls; of `WeightStats`, that of all values.
-        looked: the number of values in the calls of which the following was taken (``every``).
-        zeros: the share of values that are exactly zero.
-        nonfinite: the share that is NaN or infinite.
-        histogram: the number of magnitudes below the first of the observer's ``edges``, between
-            each two edges, and from the last edge on; of values that are finite and not zero.
-        channels: the number of channels; None where it is not known which axis they are on.
-        dead: channels that were exactly zero in every call.
-        saturated: channels whose values were all near the bounds of the activation in every call;
-            None where the layer has no known bounds.
-        mean_shift: of a BatchNorm, the distance of its running mean from the mean of the batches
-            that were looked at, in running standard deviations; the mean over its channels.
-        variance_shift: the logarithm of the ratio of both variances, without its sign; the mean
-            over its channels. To each variance the layer's eps is added.
-        change: of `WeightStats`, the norm divided by that at the start of the epoch, minus 1.
-    """
-
-    calls: int
-    left_out: int
-    values: int
-    looked: int
-    histogram: tuple[int, ...]
-    mean: float | None = None
-    std: float | None = None
-    rms: float | None = None
-    largest: float | None = None
-    norm: float | None = None
-    zeros: float | None = None
-    nonfinite: float | None = None
-    channels: int | None = None
-    dead: int | None = None
-    saturated: int | None = None
-    mean_shift: float | None = None
-    variance_shift: float | None = None
-    change: float | None = None
-
-    def scalars(self) -> dict[str, float]:
-        """Return what is logged, by name."""
-        counted = ("left_out", "dead", "saturated")
-        return {
-            name: value
-            for name, value in asdict(self).items()
-            if isinstance(value, float) or (name in counted and value is not None)
-        }
-
-
-class Moments(Observer):
-    """Base: the sums of a window, which are told as `Statistics`."""
-
-    @property
-    def edges(self) -> tuple[float, ...]:
-        """The edges of the bins of the histogram, rising."""
-        return octaves(1e-8, 1e4)
-
-    def start(self) -> State:
-        return new_moments(self.edges)
-
-    def compute(self, state: State) -> Statistics:
-        sums, calls, looked = state["sums"].tolist(), state["calls"], state["looked"]
-        values = int(sums[COUNT])
-        mean, square = sums[SUM] / max(values, 1), sums[SQUARES] / max(values, 1)
-        return Statistics(
-            calls=calls,
-            left_out=calls - int(sums[KEPT]),
-            values=values,
-            looked=looked,
-            histogram=tuple(map(int, sums[BINS:])),
-            mean=mean if values else None,
-            std=math.sqrt(max(square - mean * mean, 0.0)) if values else None,
-            rms=math.sqrt(square) if values else None,
-            largest=state["largest"].item() if values else None,
-            norm=sums[NORMS] / sums[KEPT] if sums[KEPT] else None,
-            zeros=sums[ZEROS] / looked if looked else None,
-            nonfinite=sums[NONFINITE] / looked if looked else None,
-        )
-
-
 @dataclass(frozen=True, repr=False)
-class Measuring(Moments):
+class Measuring(Observer):
     """Moments at every call; shares of zeros and a histogram of magnitudes at every n-th call.
 
     Args:
@@ -149,12 +57,19 @@ class Measuring(Moments):
 
     @property
     def edges(self) -> tuple[float, ...]:
+        """The edges of the bins of the histogram, rising."""
         return octaves(self.low, self.high)
+
+    def start(self) -> State:
+        return new_moments(self.edges)
 
     def update(self, state: State, seen: Seen) -> None:
         add_moments(state, seen.tensor, seen.scale)
         if state["calls"] % self.every == 0:
             add_shares(state, seen.tensor, self.edges, seen.scale)
+
+    def compute(self, state: State) -> Statistics:
+        return statistics(state)
 
     def merge(self, a: State, b: State) -> State:
         return {**super().merge(a, b), "largest": torch.maximum(a["largest"], b["largest"])}
@@ -190,12 +105,10 @@ class ActivationStats(Measuring):
     """
 
     channelwise: ClassVar[bool] = True
+    reads_given: ClassVar[bool] = True
 
     def start(self) -> State:
         return {**super().start(), **new_units(), "bounds": None}
-
-    def reads_given(self, module: nn.Module) -> bool:
-        return is_batch_norm(module)
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
         state["bounds"] = bounds_of(module) if self.at == "output" else None
@@ -206,7 +119,7 @@ class ActivationStats(Measuring):
         mapped = seen.channels_first()
         if mapped is not None:
             add_units(state, mapped, state["bounds"])
-        if seen.given and seen.training and state["calls"] % self.every == 0:
+        if "running" in state and seen.training and state["calls"] % self.every == 0:
             add_batch(state, seen.given[0])
 
     def merge(self, a: State, b: State) -> State:
@@ -219,7 +132,7 @@ class ActivationStats(Measuring):
         return {**super().merge(a, b), **kept}
 
     def compute(self, state: State) -> Statistics:
-        found = replace(super().compute(state), **shifts(state))
+        found = replace(statistics(state), **shifts(state))
         channels = len(state["alive"])
         if not channels:
             return found
@@ -263,8 +176,12 @@ class GradientStats(Measuring):
 
 
 @register
-class WeightStats(Moments):
+class WeightStats(Observer):
     """Mean, deviation, largest magnitude and norm of a layer's own parameters, all taken together.
+
+    Of each parameter, also its norm and the relative size of its updates: the norm of its change
+    since the epoch began, divided by its norm then. For this, a copy of the parameters is held on
+    their device.
 
     They are read when the epoch ends and when the report is asked for: a forward costs nothing, and
     the layer need not be called. On ``param:`` selectors, of one parameter alone. Parameters that
@@ -274,21 +191,31 @@ class WeightStats(Moments):
         >>> from torch import nn
         >>> from dropblock_hooks import WeightStats, attach
         >>> attached = attach(nn.Sequential(nn.Linear(2, 3)), {"0": WeightStats()})
-        >>> attached.report()[0].observed.values
-        9
+        >>> seen = attached.report()[0].observed
+        >>> seen.values, list(seen.norms), seen.updates
+        (9, ['weight', 'bias'], {'weight': 0.0, 'bias': 0.0})
     """
 
     acts_on: ClassVar[Literal["activation", "gradient"]] = "gradient"  # as what parameters take
     sees_values: ClassVar[bool] = False
     needs_calls: ClassVar[bool] = False
+    edges: ClassVar[tuple[float, ...]] = octaves(1e-8, 1e4)
+
+    def start(self) -> State:
+        return {**new_moments(self.edges), "began": Unsaved()}
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
         parameters = _parameters(module, parameter)
         state.update(new_moments(self.edges), calls=len(parameters))
-        for each in parameters:
-            state.update(on_device(state, each.device))
-            add_moments(state, each.detach())
-            add_shares(state, each.detach(), self.edges)
+        for name, x in parameters.items():
+            state.update(on_device(state, x.device))
+            add_moments(state, x)
+            add_shares(state, x, self.edges)
+            if name not in state["began"]:
+                state["began"][name] = x.clone()
+            began = state["began"][name].to(x.device)
+            state[f"norm/{name}"] = norm(x)
+            state[f"update/{name}"] = norm(x - began) / norm(began)
         kept, *_, square = state["sums"][: SQUARES + 1].tolist()
         state["square"] = square if kept == len(parameters) else math.nan
         state.setdefault("begun", state["square"])
@@ -299,27 +226,40 @@ class WeightStats(Moments):
     def compute(self, state: State) -> Statistics:
         square, begun = state["square"], state["begun"]
         known = begun > 0 and math.isfinite(square)
-        change = math.sqrt(square / begun) - 1 if known else None
         total = state["sums"][SQUARES].item()
-        norm = math.sqrt(total) if state["sums"][KEPT] else None
-        return replace(super().compute(state), norm=norm, change=change)
+        return replace(
+            statistics(state),
+            norm=math.sqrt(total) if state["sums"][KEPT] else None,
+            change=math.sqrt(square / begun) - 1 if known else None,
+            norms=_by_parameter(state, "norm/"),
+            updates=_by_parameter(state, "update/"),
+        )
 
     def merge(self, a: State, b: State) -> State:
         """Ranks hold the same parameters: return the state of the first one."""
         return a
 
     def headings(self) -> tuple[str, Columns[Any]]:
-        note = f"{self.label}: of now; change: of the norm in this epoch, relative"
-        return note, {**_MOMENTS, "change": lambda s: _short(s.change)}
+        note = f"{self.label}: of now; change: of the norm, updates: norm of the change, relative"
+        return note, {**_MOMENTS, "change": lambda s: _short(s.change), "updates": _updates}
 
 
-def _parameters(module: nn.Module, name: str | None) -> list[Tensor]:
+_PLAIN = (Tensor, nn.Parameter)  # other classes may hold parts, or wait for other processes
+
+
+def _parameters(module: nn.Module, name: str | None) -> dict[str, Tensor]:
     """The layer's own parameters, or the one of this name, as far as they hold numbers."""
     if shard_refusal(module) is not None:
-        return []
+        return {}
     own = module._parameters if name is None else {name: module._parameters[name]}
-    plain = [p for p in own.values() if p is not None and type(p) in (Tensor, nn.Parameter)]
-    return [p for p in plain if p.is_floating_point() and not p.is_meta]
+    plain = {name: p.detach() for name, p in own.items() if p is not None and type(p) in _PLAIN}
+    return {name: x for name, x in plain.items() if x.is_floating_point() and not x.is_meta}
+
+
+def _by_parameter(state: State, prefix: str) -> dict[str, float]:
+    """The numbers under a prefix, by the name of the parameter, without those not finite."""
+    found = {name: float(x) for name, x in state.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): x for name, x in found.items() if math.isfinite(x)}
 
 
 def _short(value: float | None) -> str | None:
@@ -333,6 +273,11 @@ def _share(count: int | None, s: Statistics) -> Any:
 
 def _running(s: Statistics) -> str:
     return "" if s.mean_shift is None else f"{s.mean_shift:.2g}, {s.variance_shift:.2g}"
+
+
+def _updates(s: Statistics) -> Forms:
+    named = [f"{name} {update:.2g}" for name, update in s.updates.items()]
+    return Forms((", ".join(named), ", ".join(each.rpartition(" ")[2] for each in named)))
 
 
 _MOMENTS: Columns[Any] = {

@@ -85,7 +85,7 @@ class Watchdog(Observer):
 
     whole: ClassVar[bool] = True
     by_epoch: ClassVar[bool] = False
-    needs_tensor: ClassVar[bool] = False
+    reads_given: ClassVar[bool] = True
     needs_calls: ClassVar[bool] = False
     sees_gradients: ClassVar[bool] = True
     refused_options: ClassVar[tuple[str, ...]] = ("at",)
@@ -134,9 +134,6 @@ class Watchdog(Observer):
     def update(self, state: State, seen: Seen) -> None:
         watched: Watched = state["watched"]
         (watched.see_gradient if seen.gradient else watched.see)(seen)
-
-    def reads_given(self, module: nn.Module) -> bool:
-        return True
 
 
 _BOUNDS = (

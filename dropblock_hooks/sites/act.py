@@ -186,9 +186,7 @@ def regularize_grad(
         if site.regularizer.reads_grad_scale and run.scale.is_unsaid:
             seek(run)
     if site.watch is not None:
-        if site.watch.observer.sees_gradients:
-            site.watch.update(Seen([grad], run.epoch, run.shared, gradient=True, scale=scale))
-        site.counter.add(None, 0, 0.0)
+        see_gradient(site, grad)
         return grad
     y, affected, inner = perform(
         site, grad, form, values, _OF_A_GRADIENT, grad_scale=scale, parameter=parameter
@@ -199,6 +197,26 @@ def regularize_grad(
 
 
 _OF_A_GRADIENT = Call(None, True)
+
+
+def see_gradient(site: Site, grad: Tensor | None, at: int = 0, ticket: int | None = None) -> None:
+    """Hand a gradient to an observer, and count it if the observer sees no values.
+
+    The gradient is None if nothing was made of the tensor. For `at` and `ticket` see `Seen`.
+    """
+    run, observer = site.run, site.bound.observer
+    if grad is None or not (has_data(grad) and run.installed and run.enabled):
+        return
+    if observer.sees_gradients:
+        scale, grads = run.scale.value(grad.device), [grad.detach()]
+        try:
+            site.bound.update(
+                Seen(grads, run.epoch, run.shared, True, at=at, scale=scale, ticket=ticket)
+            )
+        except ValueError as error:
+            raise site.error(error) from None
+    if not observer.sees_values:
+        site.counter.add(None, 0, 0.0)
 
 
 def _known(affected: Counted) -> Counted:

@@ -75,7 +75,7 @@ class Nested:
     """
 
     def __init__(self, value: Any) -> None:
-        self.leaves, self.nesting = tree_flatten(value)
+        self.leaves, self.spec = tree_flatten(value)
         floats = [isinstance(x, Tensor) and x.is_floating_point() for x in self.leaves]
         self.places = [i for i, is_float in enumerate(floats) if is_float]
         self.tensors: list[Tensor] = [self.leaves[i] for i in self.places]
@@ -84,7 +84,14 @@ class Nested:
         leaves = list(self.leaves)
         for place, x in zip(self.places, new, strict=True):
             leaves[place] = x
-        return tree_unflatten(leaves, self.nesting)
+        return tree_unflatten(leaves, self.spec)
+
+    def nesting(self) -> Any:
+        """The nested structure: the index of each tensor in its place, None in other places."""
+        numbers: list[int | None] = [None] * len(self.leaves)
+        for number, place in enumerate(self.places):
+            numbers[place] = number
+        return tree_unflatten(numbers, self.spec)
 
 
 def _has(value: Any, index: Index) -> bool:

@@ -13,36 +13,28 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from ..checkpointing import NO_TASK, graph_task
 from ..handles import define_operator, find
+from .act import see_gradient
 
 RECOMPUTED = -1
 """The number of a call that activation checkpointing recomputes, or of a site that is off."""
 
 
-class Place:
-    """Stands in the place of a tensor."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-
-def written(value: Any) -> str:
-    """Return a nested structure of places as a Python literal; what is no place becomes None."""
-    if isinstance(value, Place):
-        return str(value.at)
-    if isinstance(value, dict):
-        return "{" + "".join([f"{key!r}: {written(each)}, " for key, each in value.items()]) + "}"
-    if isinstance(value, (list, tuple)):
-        inside = "".join([f"{written(each)}, " for each in value])
-        return f"[{inside}]" if isinstance(value, list) else f"({inside})"
-    return "None"
+def written(nesting: Any) -> str:
+    """Return a nested structure of numbers and None as a Python literal."""
+    if isinstance(nesting, dict):
+        return "{" + "".join([f"{key!r}: {written(each)}, " for key, each in nesting.items()]) + "}"
+    if isinstance(nesting, (list, tuple)):
+        inside = "".join([f"{written(each)}, " for each in nesting])
+        return f"[{inside}]" if isinstance(nesting, list) else f"({inside})"
+    return str(nesting)
 
 
 @define_operator(
@@ -63,11 +55,8 @@ def observe(
     number = int(handle)
     hook, call = find(number), None
     if hook is not None and graph_task() == NO_TASK and hook.site.enter(training):
-
-        def nest(new: Sequence[Any]) -> Any:
-            return tree_map(lambda at: None if at is None else new[at], ast.literal_eval(nesting))
-
-        call = hook.see(tensors, given, nest, training, differentiable)
+        read = partial(ast.literal_eval, nesting)
+        call = hook.see(tensors, given, read, training, differentiable)
     return torch.tensor([number, RECOMPUTED if call is None else call], device="cpu")
 
 
@@ -81,7 +70,7 @@ def observe_gradient(grad: Tensor, ticket: Tensor, at: int) -> None:
     number, call = ticket.tolist()
     hook = find(number)
     if hook is not None:
-        hook.see_gradient(grad, at, call)
+        see_gradient(hook.site, grad, at, call)
 
 
 torch.fx.has_side_effect(observe_gradient)
@@ -97,17 +86,6 @@ def watch_gradient(x: Tensor, see: Callable[[Tensor | None], None]) -> Tensor:
         x = x.clone()
     x.register_hook(see)  # type: ignore[no-untyped-call]  # torch's
     return x
-
-
-def _watch(x: Tensor, ticket: Tensor, at: int) -> Tensor:
-    """Return the tensor with its gradient handed to an observer; the compiler traces the hook."""
-
-    def hand_over(grad: Tensor | None) -> None:
-        if grad is not None:  # as of a tensor that nothing was made of
-            with torch.no_grad():
-                observe_gradient(grad, ticket, at)
-
-    return watch_gradient(x, hand_over)
 
 
 # Dynamo traces one operator faster than the Python code in it, which AOTAutograd decomposes later.
@@ -132,4 +110,10 @@ def observe_and_watch(
         ticket = observe(handle, tensors, given, nesting, training, differentiable)
     if not (gradients and differentiable):
         return []
-    return [_watch(x, ticket, at) for at, x in enumerate(tensors)]
+
+    def hand_over(at: int, grad: Tensor | None) -> None:
+        if grad is not None:  # as of a tensor that nothing was made of
+            with torch.no_grad():
+                observe_gradient(grad, ticket, at)
+
+    return [watch_gradient(x, partial(hand_over, at)) for at, x in enumerate(tensors)]
