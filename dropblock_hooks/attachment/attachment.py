@@ -17,7 +17,14 @@ from ..tables import Table, counted
 from ..warn import warn
 from .compiled import tell_recompiling
 from .distributed import check_group, compare, summed, tell_equal_seeds, world_size
-from .epoch_checks import alerts_now, find_faults, look_at_step, look_back, tell_alerts
+from .epoch_checks import (
+    alerts_now,
+    find_faults,
+    look_at_step,
+    look_back,
+    look_for_alerts,
+    tell_alerts,
+)
 from .logged import log
 from .rates import as_time, values_at
 from .report import SiteRow, readings, scalars, site_table
@@ -136,8 +143,13 @@ class Attachment(SiteList):
     def __enter__(self) -> Attachment:
         return self
 
-    def __exit__(self, *raised: object) -> None:
-        self.remove()
+    def __exit__(self, kind: object, *raised: object) -> None:
+        try:
+            if kind is None:  # what a `Watchdog` has seen since its last look
+                base, run, hooks = self._base, self._run, self._hooks
+                tell_alerts(run, hooks, look_for_alerts(base, run, hooks))
+        finally:
+            self.remove()
 
     @property
     def grad_scaler(self) -> Any:

@@ -22,7 +22,7 @@ from ..sites.parameters import ParameterHook
 from ..sites.run import Run
 from ..tables import counted
 from .faults import AGAIN, Window, fault_of, needs_calls, runs_unseen
-from .rules import Looked, Sight, judge
+from .rules import Looked, Sight, first_cause, judge
 
 
 class ModelHook:
@@ -67,8 +67,11 @@ class ModelHook:
         if self.every:
             clock = Clock.of(run.shared)
             clock.forwards += 1
-            if clock.forwards >= self.every:
-                tell_alerts(run, self.hooks, look_for_alerts(model, run, self.hooks))
+            clock.waiting += 1
+            due, early = clock.waiting >= self.every, clock.forwards.bit_count() == 1
+            if due or early:  # early: at the forwards 1, 2, 4, 8, ..., for NaN and Inf
+                alerts = look_for_alerts(model, run, self.hooks, statistics=due)
+                tell_alerts(run, self.hooks, alerts)
 
 
 def windows(run: Run, hooks: Iterable[SiteHook]) -> tuple[Window, Window]:
@@ -221,13 +224,19 @@ def look_at_step(
     return look_for_alerts(base, run, hooks) if ended or 0 < every <= clock.steps else []
 
 
-def look_for_alerts(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
-    """Judge all sites, and begin anew; the findings that hold and were not there before."""
-    looked = _looked(base, run, hooks)
+def look_for_alerts(
+    base: nn.Module, run: Run, hooks: Sequence[SiteHook], statistics: bool = True
+) -> list[Finding]:
+    """Judge all sites, and begin anew; the findings that hold and were not there before.
+
+    Without `statistics`, only values that are not finite are judged.
+    """
+    looked = _looked(base, run, hooks, statistics)
     if looked is None or not run.installed:
         return []
     clock = Clock.of(run.shared)
-    clock.forwards = clock.steps = 0
+    if statistics:
+        clock.waiting = clock.steps = 0
     before, found = clock.alerts, _by_site(judge(looked))
     if not looked.has_statistics:  # what was found from statistics still holds
         found = {key: each for key, each in before.items() if key[1] != Kind.NONFINITE} | found
@@ -236,7 +245,8 @@ def look_for_alerts(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> lis
         clock.alerts = found
     for sight in looked.sights:
         sight.site.bound.open["watched"].forget(statistics=looked.has_statistics)
-    return [found[key] for key in found if key not in before and not _follows(key, before)]
+    news = [found[key] for key in found if key not in before and not _follows(key, before)]
+    return first_cause(news, looked)
 
 
 def alerts_now(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
@@ -246,7 +256,8 @@ def alerts_now(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fin
         return []
     before = Clock.of(run.shared).alerts
     found = _by_site(judge(looked)).items()
-    return list((before | {k: each for k, each in found if not _follows(k, before)}).values())
+    held = before | {k: each for k, each in found if not _follows(k, before)}
+    return first_cause(list(held.values()), looked)
 
 
 def _by_site(findings: Iterable[Finding]) -> dict[tuple[str, str], Finding]:
@@ -258,7 +269,9 @@ def _follows(key: tuple[str, str], before: dict[tuple[str, str], Finding]) -> bo
     return key[1] == Kind.NONFINITE and any(kind == Kind.NONFINITE for _, kind in before)
 
 
-def _looked(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> Looked | None:
+def _looked(
+    base: nn.Module, run: Run, hooks: Sequence[SiteHook], statistics: bool = True
+) -> Looked | None:
     """All sites, read at once, which waits for the device; None where there is no `Watchdog`."""
     dogs = _watchdogs(hooks)
     sights = []
@@ -268,7 +281,7 @@ def _looked(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> Looked | No
         watched.read()
         if module is not None:
             sights.append(Sight(site, module, watched))
-    return Looked(base, run, sights) if dogs else None
+    return Looked(base, run, sights, statistics) if dogs else None
 
 
 def tell_alerts(run: Run, hooks: Iterable[SiteHook], findings: Iterable[Finding]) -> None:

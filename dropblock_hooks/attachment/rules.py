@@ -7,7 +7,9 @@ was given finite ones. In a backward it names the first layer that a bad gradien
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 from ..findings import Finding, Kind, Severity
 from ..observers.watchdog import Watchdog
 from ..observers.watched import Watched
+from ..quoting import listed
 from ..sites.grad_scaler import in_use
 from ..sites.run import Run, is_enabled
 from ..sites.site import Site
@@ -70,11 +73,13 @@ class Looked(NamedTuple):
         base: the model.
         run: of the attachment.
         sights: every `Watchdog` site.
+        statistics: whether more is judged than values that are not finite.
     """
 
     base: nn.Module
     run: Run
     sights: list[Sight]
+    statistics: bool
 
     @property
     def has_calls(self) -> bool:
@@ -83,8 +88,8 @@ class Looked(NamedTuple):
 
     @property
     def has_statistics(self) -> bool:
-        """Whether there were enough calls to judge by."""
-        return any(s.judged for s in self.sights)
+        """Whether statistics are judged, and there were enough calls to judge by."""
+        return self.statistics and any(s.judged for s in self.sights)
 
     def under(self, rule: Kind) -> list[Sight]:
         """The sites with this rule."""
@@ -99,6 +104,33 @@ def judge(looked: Looked) -> Iterator[Finding]:
         yield from _dead(looked)
         yield from _saturated(looked)
         yield from _no_gradient(looked)
+
+
+def first_cause(findings: Sequence[Finding], looked: Looked) -> list[Finding]:
+    """The finding that came first, which tells the others as its likely effects.
+
+    NaN and Inf come before all; then what the forward shows, in the order of the layers; then what
+    the backward shows, in reverse order. Layers that were never called are apart.
+    """
+    at = {sight.site.key: sight.kept.at for sight in looked.sights}
+
+    def order(each: Finding) -> tuple[bool, int, int]:
+        time, stage = at.get(each.sites[0], 0), _STAGES.get(each.kind, 0)
+        return each.kind != Kind.NONFINITE, stage, -time if stage else time
+
+    apart = [each for each in findings if not at.get(each.sites[0])]
+    effects = sorted((each for each in findings if each not in apart), key=order)
+    if len(effects) < 2:
+        return [*effects, *apart]
+    first, layers = effects[0], defaultdict(list)
+    for each in effects[1:]:
+        layers[each.kind].append(each.layer)
+    told = "; ".join(f"{kind} at {listed(names, 5)}" for kind, names in layers.items())
+    return [replace(first, text=f"{first.text}. Likely effects of it: {told}"), *apart]
+
+
+_STAGES = {Kind.NO_GRADIENT: 1, Kind.VANISHING: 2, Kind.EXPLODING: 2}
+"""What the backward shows; the last are about the whole model."""
 
 
 def _nonfinite(looked: Looked) -> Iterator[Finding]:
@@ -148,21 +180,32 @@ def _of_forward(first: Sight, sights: Sequence[Sight]) -> Finding:
 
 
 def _cure_forward(sight: Sight, sights: Sequence[Sight], made: bool) -> str:
+    own = {id(p) for p in sight.own.values()}
     # a layer inside that is watched answers for its own parameters
-    others = {id(p) for s in sights if s.kept.calls for p in s.own.values()}
-    others -= {id(p) for p in sight.own.values()}
-    for name, p in sight.module.named_parameters():
-        if id(p) not in others and not _finite(p):
-            return (
-                f"Its parameter '{name}' is not finite: go back to a checkpoint, and lower the "
-                "learning rate or clip gradients (ClipGradNorm)"
-            )
-    if not made:
-        return "Check the inputs"
-    return (
+    others = [(p, s) for s in sights for p in s.own.values() if id(p) not in own]
+    theirs = {id(p) for p, s in others if s.kept.calls}
+    named = sight.module.named_parameters()
+    name = next((name for name, p in named if id(p) not in theirs and not _finite(p)), None)
+    # where others are bad too, a step of the optimizer may have spread it after this call
+    spread = name is not None and any(not _finite(p) for p, _ in others)
+    if name is not None and not spread:
+        return (
+            f"Its parameter '{name}' is not finite: go back to a checkpoint, and lower the "
+            "learning rate or clip gradients (ClipGradNorm)"
+        )
+    cure = (
         "Look there for a division by 0, a logarithm or root of 0, an exponential, or an overflow "
         "in half precision"
+        if made
+        else "Check the inputs"
     )
+    return f"{cure}. {_SPREAD}" if spread else cure
+
+
+_SPREAD = (
+    "Parameters of several layers are not finite now, as after a step of the optimizer with such "
+    "gradients: go back to a checkpoint"
+)
 
 
 def _cure_backward(looked: Looked, scaled: bool) -> str:
@@ -197,7 +240,9 @@ def _along_depth(looked: Looked) -> Iterator[Finding]:
         late = median(norms[-end:]) if vanishing else max(norms[-end:])
         early = max(norms[:end]) if vanishing else min(norms[:end])
         limit = layers[0].dog.max_ratio
-        if not late or (early * limit >= late if vanishing else early <= limit * late):
+        if not late or not early:  # a layer without any gradient is dead
+            continue
+        if early * limit >= late if vanishing else early <= limit * late:
             continue
         text = (
             f"gradient norms of the first {end} of {len(layers)} layers are "

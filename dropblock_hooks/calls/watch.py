@@ -35,7 +35,8 @@ def watch(
         model: any model, wrapped or not.
         rules: the name of a rule, a list of names, or ``"all"``; see `Watchdog`.
         action: ``"warn"``, ``"raise"``, or a function of a `Finding`.
-        every: check at every so many training forwards; 0 or None: only when an epoch ends.
+        every: check at every so many training forwards, and for NaN also at the forwards 1, 2, 4,
+            8, ...; 0 or None: only when an epoch or the ``with`` block ends.
         options: other fields of `Watchdog`, such as ``max_dead=0.5``, and the arguments
             ``grad_scaler`` and ``root`` of `attach`.
 

@@ -34,15 +34,17 @@ class Watchdog(Observer):
     """Warns of what goes wrong, with the layer, the epoch, the figure and the likely cure.
 
     Attach it to many layers, blocks and the layers inside them: then it names the layer that
-    computed the first NaN or Inf. It looks at its numbers when an epoch ends (``attached.step``),
-    at each n-th training forward (`every`), and at each n-th step within an epoch. Between two
-    looks it does not wait for a device. The rules:
+    computed the first NaN or Inf. It looks at its numbers when an epoch ends (``attached.step``) or
+    the ``with`` block of the attachment, at each n-th training forward (`every`), and at each n-th
+    step within an epoch; for NaN and Inf also at the forwards 1, 2, 4, 8, and so on. Between two
+    looks it does not wait for a device. Of several faults in one look it names the first as the
+    cause, and lists the others as likely effects. The rules:
 
     - ``nonfinite``: NaN or Inf. In the forward, it names the layer that computed it. In the
       backward, it names the first layer that such a gradient reaches. With a GradScaler that the
       attachment knows, gradients count only once its scale has fallen below 1.
     - ``vanishing``, ``exploding``: gradients of the first quarter of the layers are smaller, or
-      larger, by `max_ratio` than those of the last quarter.
+      larger, by `max_ratio` than those of the last quarter, and not zero.
     - ``dead``: channels of a ReLU, or a similar activation, were zero in all calls.
     - ``saturated``: values of a sigmoid, a tanh or their hard versions are within 1 % of their
       bounds.
@@ -68,8 +70,8 @@ class Watchdog(Observer):
         action: ``"warn"``; ``"raise"``, a `WatchdogError`; or a function that is called with each
             `Finding`, which cannot be written to a file.
         every: look at each n-th training forward of the model, and at each n-th step within an
-            epoch; 0 or None: only when an epoch ends. Forwards are not counted where the whole
-            model is compiled.
+            epoch; 0 or None: only when an epoch or the block ends. Forwards are not counted where
+            the whole model is compiled.
         max_ratio: the largest ratio of gradients at both ends of the model, above 1.
         max_dead, max_saturated: the largest share of a layer's channels, or of its values.
         min_calls: with fewer forwards, or gradients, only ``nonfinite`` is judged.

@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from contextlib import suppress
 from itertools import product
 
 import pytest
@@ -126,15 +127,63 @@ def test_a_rule_tells_once_for_each_layer():
     assert "100%" in found[0].text
 
 
-def test_it_looks_every_so_many_forwards_and_raises():
-    model, attached = broken(every=3, action="raise")
-    for _ in range(2):
-        model(torch.ones(2, 4))
-    assert [each.layer for each in attached.verify()] == ["1"]  # and tells nothing
-    with pytest.raises(WatchdogError, match="in 3 of 3 calls") as raised:
-        model(torch.ones(2, 4))
-    assert ids(raised.value.findings) == [("1/Watchdog", "nonfinite")]
-    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
+def test_it_looks_at_the_forwards_1_2_4_8_and_every_nth_and_raises():
+    looks = []
+    for forward in range(1, 17):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        attached = watch(model, action="raise", every=7)
+        for _ in range(forward - 1):
+            model(torch.ones(2, 4))
+        nn.init.constant_(model[1].weight, math.nan)
+        if forward in (1, 2, 4, 7, 8, 14, 16):
+            with pytest.raises(WatchdogError, match="NaN") as raised:
+                model(torch.ones(2, 4))
+            looks += ids(raised.value.findings)
+            assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
+        else:
+            model(torch.ones(2, 4))
+            assert ids(attached.verify()) == [("1/Watchdog", "nonfinite")]  # and tells nothing
+    assert looks == [("1/Watchdog", "nonfinite")] * 7
+
+
+def test_it_looks_when_its_block_ends_unless_an_error_ended_it():
+    found = []
+    for error in (None, KeyError):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        nn.init.constant_(model[1].weight, math.nan)
+        with suppress(KeyError), watch(model, action=found.append, every=None):
+            model(torch.ones(2, 4))
+            if error:
+                raise error
+        assert not attachments(model)
+    assert [each.layer for each in found] == ["1"]
+
+
+def test_the_first_cause_is_named_and_tells_its_effects():
+    model = plain_net(4, nn.ReLU)
+    nn.init.constant_(model[4].bias, -100.0)
+    nn.init.constant_(model[6].bias, -100.0)
+    model.append(nn.Linear(3, 3))  # never called
+    model.forward = model[:-1].forward
+    found = []
+    with watch(model, action=found.append):
+        trained(model, lr=0.0)
+    assert [(each.layer, each.kind) for each in found] == [("5", "dead"), ("9", "no_gradient")]
+    assert "Likely effects of it: dead at 7; no_gradient at 6, 4, 2, 0" in found[0].text
+    assert "vanishing" not in found[0].text  # gradients of exactly 0 do not vanish
+
+
+def test_the_weight_is_not_blamed_that_a_step_has_spoiled():
+    class Ratio(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) / (x - x).sum()
+
+    model, found = nn.Sequential(nn.Linear(4, 4), Ratio(4, 4), nn.Linear(4, 2)), []
+    with watch(model, "nonfinite", action=found.append, every=0):
+        trained(model, steps=2, size=(8, 4))
+    assert [each.layer for each in found] == ["1"]
+    assert "division by 0" in found[0].cure
+    assert "go back to a checkpoint" in found[0].cure
 
 
 def test_a_callback_that_raises_is_told_once_and_the_run_goes_on():
@@ -351,11 +400,9 @@ def test_it_copies_and_leaves():
     found = []
     attached = watch(model, action="raise")
     twin = copy.deepcopy(model)
-    (other,) = attachments(twin)
-    twin(torch.full((1, 4), math.nan))
-    attached.step()
     with pytest.raises(WatchdogError, match="Check the inputs"):
-        other.step()
+        twin(torch.full((1, 4), math.nan))
+    attached.step()
     attached.remove()
     assert not found
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())

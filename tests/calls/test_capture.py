@@ -186,20 +186,10 @@ def test_the_graph_is_freed_with_the_call(net, x):
     assert tensors() <= before  # what other tests have left may go
 
 
-def test_a_loss_without_gradients(net, x):
-    with pytest.raises(ValueError, match="loss is for gradients=True"):
-        capture(net, x, "conv", loss=lambda y: y.sum())
-
-
 @pytest.mark.parametrize("layers", [[], (), None, nn.ReLU, nn.ReLU()], ids=repr)
 def test_layers_that_are_no_selector(net, x, layers):
     with pytest.raises(TypeError, match="layers must be a selector or a list of names, got"):
         capture(net, x, layers)
-
-
-def test_a_message_speaks_of_capture(net, x):
-    with pytest.raises(SpecError, match="capture can't work on conv.weight"):
-        capture(net, x, "param:conv.weight")
 
 
 def test_layers_that_are_never_called_or_not_there(net, x):

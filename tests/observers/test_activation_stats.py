@@ -111,29 +111,6 @@ def test_an_epoch_of_uneven_batches_against_numpy(backend, backward):
         assert found[name].histogram == tuple(np.histogram(sizes, edges)[0])
 
 
-@pytest.mark.parametrize("backend", [None, "aot_eager"])
-def test_it_looks_at_every_nth_call(backend):
-    model = make_model()
-    attached = attach(model, {"1": ActivationStats(every=3)})
-    call = run(model, backend)
-    for x in batches():
-        call(x)
-    found = observed(attached)["1"]
-    assert found.looked == (BATCHES[0] + BATCHES[3]) * 8 * 100
-    assert found.values == sum(BATCHES) * 8 * 100
-
-
-@pytest.mark.parametrize("backend", [None, "aot_eager"])
-def test_what_is_not_finite_is_in_no_bin(backend):
-    model = nn.Sequential(nn.Identity())
-    attached = attach(model, {"0": ActivationStats(every=1)})
-    run(model, backend)(torch.tensor([[1.0, math.nan, math.inf, 0.0, 1e-9, -1e9]]))
-    found = observed(attached)["0"]
-    assert (found.nonfinite, found.zeros) == pytest.approx((2 / 6, 1 / 6))
-    assert sum(found.histogram) == 3
-    assert (found.histogram[0], found.histogram[-1]) == (1, 1)
-
-
 def gloo_epoch(rank):
     model = make_model()
     with torch.no_grad():
@@ -190,18 +167,6 @@ def test_a_checkpoint_is_not_counted_twice(reentrant):
     for x in batches():
         checkpoint(model, x.requires_grad_(), use_reentrant=reentrant).sum().backward()
     assert_is(observed(attached)["1"], wanted["1"])
-
-
-class Pair(nn.Module):
-    def forward(self, x):
-        return x, {"more": x[:, :1] * 3, "places": x.argmax(1)}
-
-
-def test_elements_of_a_tuple():
-    model = nn.Sequential(Pair())
-    attached = attach(model, {"0": [ActivationStats(index=0)]})
-    model(torch.ones(2, 3, 4, 4))
-    assert observed(attached)["0"].values == 96
 
 
 def test_integers_are_refused_by_name():
@@ -315,25 +280,6 @@ def test_a_constant_channel_does_not_hide_what_the_others_are():
     wanted = (x.var(0) + 1e-5) / (model[0].running_var + 1e-5)
     found = observed(attached)["0"]
     assert found.variance_shift == pytest.approx(float(wanted.log().abs().mean()), rel=1e-4)
-
-
-def test_a_batch_norm_that_is_called_by_keyword():
-    class Named(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm = nn.BatchNorm1d(3)
-
-        def forward(self, x):
-            return self.norm(input=x)
-
-    found = []
-    x = torch.randn(4, 3)
-    for model, name in ((Named(), "norm"), (nn.Sequential(nn.BatchNorm1d(3)), "0")):
-        attached = attach(model, {name: ActivationStats()})
-        model(x)
-        found.append(observed(attached)[name])
-    assert found[0] == found[1]
-    assert found[0].mean_shift is not None
 
 
 def test_a_window_is_an_epoch():

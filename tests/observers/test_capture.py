@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import io
 import json
 import pickle
 import weakref
@@ -17,7 +16,6 @@ from dropblock_hooks import (
     Capture,
     ClampGrad,
     Dropout,
-    GradientStats,
     Record,
     ScaleGrad,
     SiteError,
@@ -102,22 +100,16 @@ def test_nested_as_the_output_is():
 
 def test_at_the_input_and_one_element():
     model, x = model_and_input()
-    attached = attach(
-        model,
-        {
-            "often": [Capture(at="input", keep=None), Capture(at="input", index=0)],
-            "many": Capture(index="b"),
-        },
-    )
-    with pytest.raises(SiteError, match="many/Capture on Many 'many'.*list"):
+    with (
+        attach(model, {"many": Capture(index="b")}),
+        pytest.raises(SiteError, match="many/C.*list"),
+    ):
         model(x)
-    attached.remove()
     attached = attach(model, {"often": [Capture(at="input"), Capture(at="input", index=0)]})
     model(x)
-    whole, first = attached.captured("often").values()
-    (args, kwargs), value = whole[0].value, first[0].value
-    assert kwargs == {}
-    same(list(args), [value])
+    nested, first = attached.captured("often").values()
+    same([nested[0].value[0][0]], [first[0].value])
+    assert nested[0].value[1] == {}
     assert list(attached.captured()) == ["often/Capture", "often/Capture#2"]
     assert list(attached.captured("often/Capture#2")) == ["often"]
 
@@ -151,27 +143,6 @@ def test_a_reentrant_checkpoint_keeps_values_and_refuses_gradients():
     (record,) = attached.captured()["0"]
     assert record.grad is None
     same([record.value], [model[0](x).detach()])
-
-
-def test_calls_that_are_left_out_keep_no_others_gradient():
-    layer = nn.Linear(2, 2)
-    block = nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), layer)
-    attached = attach(block, {"0": Capture(gradients=True, keep=None, every=2)})
-    plain_block = nn.Sequential(*copy.deepcopy(block))
-    for hooks in (plain_block[0]._forward_hooks, plain_block[0]._forward_pre_hooks):
-        hooks.clear()
-    plain = PlainHooks(plain_block, ["0"])
-    x = torch.randn(3, 2, requires_grad=True)
-    for _ in range(3):
-        checkpoint(block, x, use_reentrant=False).square().sum().backward()
-        plain_block(x).square().sum().backward()
-    records = attached.captured()["0"]
-    assert [record.call for record in records] == [0, 2, 4, 6, 8]
-    for record in records:
-        same(
-            [record.value, record.grad],
-            plain.values["0"][record.call] + plain.grads["0"][record.call],
-        )
 
 
 def test_a_gradient_is_that_of_the_value_which_is_kept():
@@ -233,17 +204,6 @@ def test_the_mean_of_each_channel_in_any_layout(compiled):
     (record,) = attached.captured()["0"]
     torch.testing.assert_close(record.value, y.detach().mean((1, 2)))
     torch.testing.assert_close(record.grad, 2 * y.detach().mean((1, 2)))
-
-
-def test_the_mean_of_each_channel_of_features():
-    model = nn.Sequential(nn.Linear(4, 5), nn.Flatten(0, 1))
-    attached = attach(model, {"*": Capture(reduce="channels", gradients=True)})
-    y = model(torch.randn(2, 6, 4))
-    y.square().sum().backward()
-    kept = attached.captured()
-    torch.testing.assert_close(kept["0"][0].value, y.detach().view(2, 6, 5).mean(1))
-    assert torch.equal(kept["1"][0].value, y)
-    assert torch.equal(kept["1"][0].grad, 2 * y)
 
 
 def test_unknown_channels_are_refused():
@@ -337,47 +297,35 @@ def test_a_graph_is_freed_with_its_output():
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("when", rest_slow(["after", "before"]))
-def test_compiled_as_a_whole(backend, when):
-    if backend == "inductor" and when == "before":
-        pytest.skip("takes long, and is the same but for the order of hooks")
+def test_compiled_as_a_whole(backend):
     torch._dynamo.reset()
     model, x = model_and_input()
     plain = PlainHooks(twin := copy.deepcopy(model), ["often", "act", "many"])
-    attached = attach(
-        model,
-        {
-            "often": [Capture(gradients=True, keep=None, when=when), ScaleGrad(1.0)],
-            "act": Capture(gradients=True, keep=None),
-            "many": Capture(gradients=True, keep=None),
-        },
-    )
+    kept = Capture(gradients=True, keep=None)
+    attached = attach(model, {"often": [kept, ScaleGrad(1.0)], "act": kept, "many": kept})
     run = torch.compile(model, backend=backend, fullgraph=True)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for epoch in range(3):
             attached.step(epoch)
             run(x).backward()
             twin(x).backward()
-    exact = backend == "aot_eager"
+    tolerance = {"rtol": 0, "atol": 0} if backend == "aot_eager" else {}
     for name in ("often", "act", "many"):
         records = attached.captured(name)[name]
-        assert [r.epoch for r in records] == [
-            float(e) for e in range(3) for _ in range(len(records) // 3)
-        ]
+        per_epoch = len(records) // 3
+        assert [r.epoch for r in records] == [float(i // per_epoch) for i in range(len(records))]
         for record, values, grads in zip(
             records, plain.values[name], plain.grads[name], strict=True
         ):
             here = tensors_of(record.value), tensors_of(record.grad)
             there = values, [g for g in grads if g is not None]
-            tolerance = {"rtol": 0, "atol": 0} if exact else {}
             torch.testing.assert_close(here, there, **tolerance)
     value = records[0].value
     assert set(value) == {"a", "b"}
     assert isinstance(value["b"], list)
 
 
-@pytest.mark.parametrize("reentrant", [False])
-def test_compiled_with_a_checkpoint(reentrant):
+def test_compiled_with_a_checkpoint():
     torch._dynamo.reset()
     torch.manual_seed(0)
     inner = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh())
@@ -389,7 +337,7 @@ def test_compiled_with_a_checkpoint(reentrant):
 
         def forward(self, x):
             for _ in range(2):
-                x = checkpoint(self.inner, x, use_reentrant=reentrant)
+                x = checkpoint(self.inner, x, use_reentrant=False)
             return x.square().sum()
 
     model = Model()
@@ -426,19 +374,6 @@ def test_a_copy_keeps_its_own_also_compiled():
         torch.compile(other, backend="aot_eager", fullgraph=True)(x * 2).backward()
         assert theirs.captured()["often"][0].grad is not None
         assert attached.captured()["often"][0].call == 2
-
-
-def test_what_is_saved_holds_no_records():
-    model, x = model_and_input()
-    attached = attach(model, {"often": Capture(gradients=True)})
-    model(x).backward()
-    state = attached.state_dict()
-    number = {"dtype": "int64", "shape": [], "values": [3]}
-    assert state["sites"]["often/Capture"]["buffers"] == {"open.calls": number}
-    assert state["sites"]["often/Capture"]["active_calls"] == 3
-    attached.load_state_dict(state)
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
 
 
 def test_in_a_file():
@@ -498,49 +433,6 @@ def test_bad_uses():
         attached.captured("7")
 
 
-def test_reading_what_was_never_kept_tells_the_cause():
-    class Idle(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.used, self.idle = nn.Linear(2, 2), nn.Linear(2, 2)
-
-        def forward(self, x):
-            return self.used(x)
-
-    model, x = Idle(), torch.ones(1, 2)
-    attached = attach(model, {"idle": Capture(), "used": Capture(active="train")})
-    with pytest.raises(RuntimeError, match="nothing was captured at idle, used"):
-        attached.captured()
-    model.eval()(x)
-    with pytest.raises(RuntimeError, match="captured at used.*evaluation mode"):
-        attached.captured("used")
-    with pytest.raises(RuntimeError, match="captured at idle"):
-        attached.captured("idle")
-    model.train()
-    with attached.paused():
-        model(x)
-        with pytest.raises(RuntimeError, match="paused"):
-            attached.captured("used")
-    with pytest.warns(UserWarning, match="never called"):
-        model(x)
-    assert attached.captured()["idle"] == []
-    attached.remove()
-    assert len(attached.captured()["used"]) == 1
-
-
-def test_reading_what_compiled_code_did_not_keep():
-    torch._dynamo.reset()
-    model, x = nn.Sequential(nn.Linear(2, 2)), torch.ones(1, 2)
-    attached = attach(model, {"0": Capture(active="train")})
-    run = torch.compile(model.eval(), backend="eager")
-    run(x)
-    with pytest.raises(RuntimeError, match="captured at 0"):
-        attached.captured()
-    model.train()
-    run(x)
-    assert len(attached.captured()["0"]) == 1
-
-
 @pytest.mark.parametrize("backend", [None, "aot_eager"])
 def test_a_call_without_gradients_takes_the_place_of_none(backend):
     torch._dynamo.reset()
@@ -559,41 +451,31 @@ def test_a_call_without_gradients_takes_the_place_of_none(backend):
     assert record.grad.eq(1).all()
 
 
-def test_a_repr_says_what_is_not_as_usual():
-    assert repr(Capture()) == "Capture()"
-    assert repr(Capture(keep=None, at="input")) == "Capture(keep=None, at='input')"
-    assert repr(GradientStats(when="before", low=0.1)) == "GradientStats(low=0.1, when='before')"
-
-
-def test_reading_a_copy_or_after_a_pause_tells_the_cause():
-    model, x = nn.Sequential(nn.Linear(2, 2)), torch.ones(1, 2)
-    attached = attach(model, {"0": Capture()})
-    with attached.paused():
-        model.eval()(x)
-    with pytest.raises(RuntimeError, match="captured at 0.*a paused attachment"):
-        attached.captured()
-    model(x)
-    copied = attachments(copy.deepcopy(model))[0]
-    loaded = attach(nn.Sequential(nn.Linear(2, 2)), {"0": Capture()})
-    loaded.load_state_dict(attached.state_dict())
-    for other in (copied, loaded):
-        with pytest.raises(RuntimeError, match="a copied, saved or loaded model"):
-            other.captured()
-
-
-def test_an_output_that_holds_no_tensor():
+def test_reading_what_was_never_kept_tells_the_causes():
     class Numbers(nn.Module):
         def forward(self, x):
             return {"count": len(x), "mask": x > 0}
 
-    model = nn.Sequential(Numbers())
-    attached = attach(model, {"0": Capture()})
-    model(torch.ones(1, 2))
-    with pytest.raises(RuntimeError, match="at 0.*without floating-point tensors"):
+    model, x = nn.Sequential(nn.Linear(2, 2), Numbers()), torch.ones(1, 2)
+    attached = attach(model, {"0": Capture(active="train"), "1": Capture()})
+    model.eval()(x)
+    with pytest.raises(RuntimeError, match="captured at 0, 1.*evaluation.*without floating-point"):
         attached.captured()
+    model.train()
+    with attached.paused():
+        model(x)
+        with pytest.raises(RuntimeError, match="paused"):
+            attached.captured("0")
+    model(x)
+    copied = attachments(copy.deepcopy(model))[0]
+    with pytest.raises(RuntimeError, match="a copied, saved or loaded model"):
+        copied.captured()
+    assert attached.captured()["1"] == []
+    attached.remove()
+    assert len(attached.captured()["0"]) == 1
 
 
-def test_the_numbers_of_calls_are_saved():
+def test_the_numbers_of_calls_are_saved_and_no_records():
     model = nn.Sequential(nn.Linear(2, 2))
     spec = {"0": Capture(every=2, keep=None)}
 
@@ -605,11 +487,9 @@ def test_the_numbers_of_calls_are_saved():
     with attach(model, spec) as attached:
         assert numbers(attached, 3) == [0, 2]
         state = json.loads(json.dumps(attached.state_dict()))
-        assert numbers(attached, 2) == [0, 2, 4]
-        attached.load_state_dict(state)  # as after the trial that trainers make of a validation
+        number = {"dtype": "int64", "shape": [], "values": [3]}
+        assert state["sites"]["0/Capture"]["buffers"] == {"open.calls": number}
+        attached.load_state_dict(state)
         with pytest.raises(RuntimeError, match="a copied, saved or loaded model"):
             attached.captured()
-        assert numbers(attached, 2) == [4]
-    with attach(model, spec) as attached:
-        attached.load_state_dict(state)
         assert numbers(attached, 2) == [4]

@@ -1,6 +1,5 @@
 """Watchdog: the layer that made NaN or Inf is named, forward and backward."""
 
-import copy
 import gc
 import math
 
@@ -201,22 +200,6 @@ def test_in_the_backward_the_first_layer_that_it_reaches_is_named(behind, value)
     model.zero_grad()
     attached.step()
     assert [each.layer for each in found] == [str(behind)]
-
-
-@pytest.mark.parametrize("which", MODELS)
-def test_results_stay_what_they_are(which):
-    make, size = MODELS[which]
-    torch.manual_seed(0)
-    model = make()
-    twin = copy.deepcopy(model)
-    watch(model)
-    for x in (torch.randn(size) for _ in range(3)):
-        model(x).square().mean().backward()
-        twin(x).square().mean().backward()
-    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(ours.grad, theirs.grad)
-    for ours, theirs in zip(model.buffers(), twin.buffers(), strict=True):
-        assert torch.equal(ours, theirs)
 
 
 def test_nothing_grows():
