@@ -5,19 +5,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, TypeAlias, get_args, get_origin
 
 from torch import Tensor, nn
 
 from ..axes.options import AxisOptions
-from ..checks import LARGEST, check_option
+from ..checks import check_option
 from ..quoting import label, quote, shown
 from ..registry import brief, check_fields, name_of
 from ..schedules import Schedule, is_moving, same_kind, value_at
 from .rates import Range, RateLike, checked_rate, hints_of, ranges_of
 
 
-class Now:
+class Now(SimpleNamespace):
     """What ``apply`` knows of one call: the rate fields by name, as floats, and the attributes.
 
     Attributes:
@@ -34,16 +35,11 @@ class Now:
     layout: str = ""
     training: bool = True
     grad_scale: float | Tensor = 1.0
-    parameter: Tensor | None = None
+    parameter: Any = None
     norms: Tensor | None = None
 
-    def __init__(self, **values: Any) -> None:
-        vars(self).update(values)
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"now has no {name!r}; it has {', '.join(vars(self))}")
-
-
+MapSize: TypeAlias = tuple[int, ...] | None
 Applied: TypeAlias = tuple[Tensor, "Tensor | int | None"]
 """What ``apply`` returns: the new tensor, and how many elements were dropped or changed."""
 
@@ -129,13 +125,11 @@ class Regularizer:
         """
         return self.apply
 
-    def block_in_force(self, map_size: tuple[int, ...]) -> tuple[int, ...] | None:
+    def block_in_force(self, map_size: tuple[int, ...]) -> MapSize:
         """The block that is dropped on a map of this size, or None."""
         return None
 
-    def expected_share(
-        self, values: Mapping[str, float], map_size: tuple[int, ...] | None
-    ) -> float | None:
+    def expected_share(self, values: Mapping[str, float], map_size: MapSize) -> float | None:
         """The expected dropped share at these rates on this map; None if unknown."""
         return None
 
@@ -149,23 +143,20 @@ class Regularizer:
         check_fields(type(self))
         if isinstance(self.index, bool) or not isinstance(self.index, int | str | None):
             raise TypeError(f"index must be an integer or a key, got {quote(self.index)}")
-        if isinstance(self.index, int) and abs(self.index) > LARGEST:
-            raise ValueError(f"index must be an integer or a key, got {quote(self.index)}")
         self.axes.check(self.spatial, self.label)
         cls: Any = type(self)  # mypy takes no class as hashable
         hints, ranges = hints_of(cls), ranges_of(cls)
-        reserved = sorted(ranges.keys() & Now.__annotations__)
-        if reserved:
-            raise TypeError(f"{cls.__name__}: a rate can't be named {reserved[0]!r}, which Now has")
+        if reserved := ranges.keys() & Now.__annotations__:
+            raise TypeError(f"{cls.__name__}: a rate can't be named {min(reserved)!r}: Now has it")
         for f in fields(self):
             value, name = getattr(self, f.name), f.name
             if name in ranges:
                 if value is not None or type(None) not in get_args(hints[name]):
-                    object.__setattr__(self, name, checked_rate(name, value, ranges[name]))
+                    vars(self)[name] = checked_rate(name, value, ranges[name])
             elif get_origin(hints.get(name)) is Literal:
                 check_option(name, value, get_args(hints[name]))
             elif isinstance(value, list):
-                object.__setattr__(self, name, tuple(value))
+                vars(self)[name] = tuple(value)
             elif isinstance(value, Schedule):
                 raise TypeError(f"{name} takes no schedule; of a class of yours, annotate it Rate")
             elif hints.get(name) is bool and not isinstance(value, bool):
@@ -227,8 +218,7 @@ class Regularizer:
                 known = ", ".join(self.ranges()) or "none"
                 raise ValueError(f"{self.label} has no rate {label(name)!r}; its rates: {known}")
         changed = copy.copy(self)
-        for name, rate in rates.items():
-            object.__setattr__(changed, name, rate)
+        vars(changed).update(rates)
         changed.__post_init__()
         return changed
 

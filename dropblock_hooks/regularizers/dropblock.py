@@ -10,7 +10,7 @@ from ..functional.disout import distort_blocks
 from ..functional.dropblock import Normalize, drop_blocks
 from ..functional.gamma import Calibration, check_block_size, clipped_block, expected_share
 from ..registry import register
-from .base import Applied, Now, Regularizer
+from .base import Applied, MapSize, Now, Regularizer
 from .dropout import DropsShare
 from .rates import NonNegative, Probability
 
@@ -25,7 +25,7 @@ class _Blocks(DropsShare):
 
     def check(self, values: Mapping[str, float]) -> None:
         edges = check_block_size(self.block_size, self.spatial)
-        object.__setattr__(self, "block_size", edges if len(set(edges)) > 1 else edges[0])
+        vars(self).update(block_size=edges if len(set(edges)) > 1 else edges[0])
 
     @property
     def edges(self) -> tuple[int, ...]:
@@ -57,9 +57,7 @@ class _DropBlocks(_Blocks):
             share_channels=self.share_channels,
         )
 
-    def expected_share(
-        self, values: Mapping[str, float], map_size: tuple[int, ...] | None
-    ) -> float | None:
+    def expected_share(self, values: Mapping[str, float], map_size: MapSize) -> float | None:
         return expected_share(values["p"], map_size, self.edges, self.calibration)
 
 
@@ -131,7 +129,5 @@ class Disout(_Blocks, Regularizer):
     def apply(self, x: Tensor, now: Now) -> Applied:
         return distort_blocks(x, now.p, self.edges, now.alpha, share_channels=self.share_channels)
 
-    def expected_share(
-        self, values: Mapping[str, float], map_size: tuple[int, ...] | None
-    ) -> float | None:
+    def expected_share(self, values: Mapping[str, float], map_size: MapSize) -> float | None:
         return values["p"] if values["alpha"] else 0.0

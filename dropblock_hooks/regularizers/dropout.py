@@ -8,16 +8,14 @@ from torch import Tensor
 
 from ..functional.dropout import Mode, drop_channels, drop_residual, drop_samples, drop_shape
 from ..registry import register
-from .base import Applied, Now, Regularizer
+from .base import Applied, MapSize, Now, Regularizer
 from .rates import Probability
 
 
 class DropsShare:
     """Mix-in of what drops the share p on average."""
 
-    def expected_share(
-        self, values: Mapping[str, float], map_size: tuple[int, ...] | None
-    ) -> float | None:
+    def expected_share(self, values: Mapping[str, float], map_size: MapSize) -> float | None:
         return values["p"]
 
 
@@ -131,11 +129,8 @@ class StochasticDepth(DropsShare, Regularizer):
     mode: Mode = "row"
     needs_input: ClassVar[bool] = True
 
-    @property
-    def samplewise(self) -> bool:  # type: ignore[override]  # a constant elsewhere
-        return self.mode == "row"
-
     def check(self, values: Mapping[str, float]) -> None:
+        vars(self).update(samplewise=self.mode == "row")
         if self.at != "output":
             raise ValueError("StochasticDepth works on the output of a block: at='output'")
 

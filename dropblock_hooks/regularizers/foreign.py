@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..quoting import described, kind_of, label, quote
+from ..quoting import kind_of, label, quote
 from ..schedules import Schedule
 from .base import Applied, Now, Regularizer
 from .rates import Range, RateLike
@@ -44,10 +44,16 @@ class Foreign(Regularizer):
     kwargs: tuple[tuple[str, Any], ...]
 
     def __init__(self, target: Callable[..., Any], /, **kwargs: Any) -> None:
-        for name, default in _DEFAULTS.items():
-            object.__setattr__(self, name, kwargs.pop(name, default))
-        object.__setattr__(self, "target", target)
-        object.__setattr__(self, "kwargs", tuple(kwargs.items()))
+        options = {name: kwargs.pop(name, default) for name, default in _DEFAULTS.items()}
+        grid = options["grid"]
+        vars(self).update(
+            **options,
+            target=target,
+            kwargs=tuple(kwargs.items()),
+            spatial=None if grid is None else len(grid),
+            samplewise=_name(target) in ("DropPath", "StochasticDepth"),
+            follows_host=isinstance(target, nn.Module) or inspect.isclass(target),
+        )
         self.__post_init__()
 
     def check(self, values: Mapping[str, float]) -> None:
@@ -57,11 +63,8 @@ class Foreign(Regularizer):
             raise TypeError(f"Foreign takes {takes}, got {quote(target)}")
         if self.kwargs and not is_class:
             raise TypeError(f"{self.label} takes no arguments: it is not a class")
-        module = self._module()
-        if module is None:
-            return
-        names = [name for name, _ in module.named_parameters()]
-        if names:
+        module = self._module() or nn.Identity()
+        if names := [name for name, _ in module.named_parameters()]:
             raise ValueError(
                 f"{self.label} has parameters ({', '.join(names[:3])}): a regularizer put on by "
                 "hooks must have none, since the model's state_dict and optimizer would miss them"
@@ -70,18 +73,13 @@ class Foreign(Regularizer):
             if isinstance(rate, Schedule) and not hasattr(module, name):
                 raise ValueError(f"{self.label} has no attribute {name!r} for a schedule to set")
 
-    def _module(self) -> nn.Module | None:
+    def _module(self) -> Any:
         """A new module; None for a function."""
         if isinstance(self.target, nn.Module):
             return copy.deepcopy(self.target)
-        if not inspect.isclass(self.target):
-            return None
-        try:
-            build: Any = self.target
-            module: nn.Module = build(**{**dict(self.kwargs), **self.values(0.0)})
-        except Exception as error:  # somebody's constructor may raise anything
-            raise ValueError(f"{self.label} can't be built: {described(error)}") from error
-        return module
+        if inspect.isclass(self.target):
+            return self.target(**{**dict(self.kwargs), **self.values(0.0)})
+        return None
 
     def bind(self) -> Callable[[Tensor, Now], Applied]:
         module = self._module()
@@ -92,24 +90,12 @@ class Foreign(Regularizer):
         return _counted(self.target, "function", x, now)
 
     @property
-    def spatial(self) -> int | None:  # type: ignore[override]  # a constant elsewhere
-        return None if self.grid is None else len(self.grid)
-
-    @property
-    def samplewise(self) -> bool:  # type: ignore[override]  # a constant elsewhere
-        return self.label in ("Foreign(DropPath)", "Foreign(StochasticDepth)")
-
-    @property
-    def follows_host(self) -> bool:  # type: ignore[override]  # a constant elsewhere
-        return isinstance(self.target, nn.Module) or inspect.isclass(self.target)
-
-    @property
     def kind(self) -> object:
         return type(self.target) if isinstance(self.target, nn.Module) else self.target
 
     @property
     def label(self) -> str:
-        return f"Foreign({label(getattr(self.target, '__name__', kind_of(self.target)))})"
+        return f"Foreign({_name(self.target)})"
 
     @property
     def rates(self) -> dict[str, RateLike]:
@@ -122,10 +108,9 @@ class Foreign(Regularizer):
         kwargs = dict(self.kwargs)
         for name in rates:
             if name not in kwargs:
-                raise ValueError(
-                    f"{self.label} has no argument {name!r}; it has {quote(list(kwargs))}"
-                )
-        return Foreign(self.target, **{**kwargs, **rates}, **self._options())
+                known = quote(list(kwargs))
+                raise ValueError(f"{self.label} has no argument {name!r}; it has {known}")
+        return Foreign(self.target, **kwargs | rates | self._options())
 
     def _options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _DEFAULTS}
@@ -134,7 +119,7 @@ class Foreign(Regularizer):
         """The parts of the repr: the target, its arguments, and the options that are set."""
         options = self._options().items()
         changed = {name: value for name, value in options if value != _DEFAULTS[name]}
-        return {"": self.label[len("Foreign(") : -1], **dict(self.kwargs), **changed}
+        return {"": _name(self.target), **dict(self.kwargs), **changed}
 
 
 class _Hosted:
@@ -152,16 +137,8 @@ class _Hosted:
             if getattr(module, name, None) != getattr(now, name):
                 setattr(module, name, getattr(now, name))
         if any(buffer.device != x.device for buffer in module.buffers()):
-            if x.is_meta:  # there, buffers lose their values
-                module = copy.deepcopy(module)
             module.to(x.device)
         return _counted(module, "module", x, now)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.module.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.module.load_state_dict(state, strict=False)
 
 
 def _counted(function: Callable[[Tensor], Tensor], kind: str, x: Tensor, now: Now) -> Applied:
@@ -174,6 +151,10 @@ def _counted(function: Callable[[Tensor], Tensor], kind: str, x: Tensor, now: No
         return y, None
     share = ((y.detach() == 0) & nonzero).sum() / nonzero.sum().clamp_min(1)
     return y, (share * y.numel()).round().long()
+
+
+def _name(target: object) -> str:
+    return label(getattr(target, "__name__", kind_of(target)))
 
 
 def is_foreign(value: Any) -> bool:

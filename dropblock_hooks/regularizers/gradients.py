@@ -88,10 +88,8 @@ class ClampGrad(OnGradients, Regularizer):
         check_bounds(values.get("min"), values.get("max"))
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        low, high = (
-            None if getattr(self, name) is None else getattr(now, name) * now.grad_scale
-            for name in ("min", "max")
-        )
+        bounds = (vars(now).get("min"), vars(now).get("max"))  # without those that are None
+        low, high = (None if bound is None else bound * now.grad_scale for bound in bounds)
         largest = largest_magnitude(x, low is not None, high is not None)
         now.norms = unscaled(largest, now.grad_scale)
         return clamp_counted(x, low, high)
@@ -122,17 +120,11 @@ class ClipGradNorm(OnGradients, Regularizer):
     bounds: ClassVar[Mapping[str, int]] = {"max_norm": 1}
 
     def check(self, values: Mapping[str, float]) -> None:
-        object.__setattr__(self, "norm_type", check_norm(self.norm_type, self.per))
+        norm_type = check_norm(self.norm_type, self.per)
+        channels, samples = self.per == "channel", self.per == "sample"
+        vars(self).update(norm_type=norm_type, channelwise=channels, samplewise=samples)
         if self.group and self.per != "tensor":
             raise ValueError(f"with group=True, per must be 'tensor', got {self.per!r}")
-
-    @property
-    def channelwise(self) -> bool:  # type: ignore[override]  # a constant elsewhere
-        return self.per == "channel"
-
-    @property
-    def samplewise(self) -> bool:  # type: ignore[override]  # a constant elsewhere
-        return self.per == "sample"
 
     @property
     def accumulates(self) -> bool:
@@ -202,9 +194,7 @@ class GradNoise(OnGradients, Regularizer):
     reads_grad_scale: ClassVar[bool] = True
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        if now.std == 0.0:
-            return x, None
-        return add_noise(x, now.std * now.grad_scale), None
+        return (add_noise(x, now.std * now.grad_scale) if now.std else x), None
 
 
 @register
@@ -265,12 +255,10 @@ class AdaptiveClipGrad(_OfParameters, Regularizer):
     bounds: ClassVar[Mapping[str, int]] = {"clip_factor": 1}
 
     def check(self, values: Mapping[str, float]) -> None:
-        object.__setattr__(self, "eps", as_positive("eps", self.eps))
-        object.__setattr__(self, "norm_type", check_norm(self.norm_type, "tensor"))
+        norm_type = check_norm(self.norm_type, "tensor")
+        vars(self).update(eps=as_positive("eps", self.eps), norm_type=norm_type)
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        if now.parameter is None:
-            raise ValueError("needs the parameter whose gradient this is: now has none")
         y, changed, now.norms = clip_adaptive_counted(
             x, now.parameter, now.clip_factor, self.eps, self.norm_type, now.grad_scale
         )

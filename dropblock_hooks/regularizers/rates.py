@@ -1,13 +1,10 @@
 """Rates: the fields that take a number or a schedule, and the values that they may take."""
 
-import contextlib
 import functools
 import inspect
 import math
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from types import MappingProxyType, SimpleNamespace
 from typing import Annotated, Any, TypeAlias, get_args, get_type_hints
 
 from ..checks import as_number
@@ -69,33 +66,18 @@ def checked_rate(name: str, rate: Any, allowed: Range) -> Any:
 
 
 @functools.cache
+def hints_of(cls: Any) -> Mapping[str, Any]:
+    """The annotations of the fields of a class."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {f.name: hints[f.name] for f in fields(cls)}
+
+
+@functools.cache
 def ranges_of(cls: Any) -> Mapping[str, Range]:
     """The rate fields of a class, and the values they may take."""
     found: dict[str, Range] = {}
     for name, hint in hints_of(cls).items():
-        for part in (hint, *get_args(hint)):
+        for part in (hint, *get_args(hint)):  # of ``Rate | None`` the first
             metadata = getattr(part, "__metadata__", ())
             found.update((name, each) for each in metadata if isinstance(each, Range))
-    return MappingProxyType(found)
-
-
-@functools.cache
-def hints_of(cls: Any) -> Mapping[str, Any]:
-    """The annotations of the fields. One that can't be evaluated is left out: it is no rate."""
-    found: dict[str, Any] = {}
-    for f in fields(cls):
-        owner = next(base for base in cls.__mro__ if f.name in inspect.get_annotations(base))
-        scope = _ALIASES | getattr(sys.modules.get(owner.__module__), "__dict__", {})
-        alone = SimpleNamespace(__annotations__={f.name: f.type})
-        with contextlib.suppress(NameError, TypeError, SyntaxError):
-            found.update(get_type_hints(alone, scope, include_extras=True))
-    return MappingProxyType(found)
-
-
-# for classes that import these names inside a function, or for type checkers only
-_ALIASES: dict[str, Any] = {
-    "Rate": Rate,
-    "Probability": Probability,
-    "NonNegative": NonNegative,
-    "Positive": Positive,
-}
+    return found

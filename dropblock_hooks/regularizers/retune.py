@@ -41,6 +41,7 @@ class Retune(DropsShare, Regularizer):
     p: Probability
     ours: Regularizer | None = field(default=None, init=False, repr=False, compare=False)
 
+    random: ClassVar[bool] = False  # unless a hook of this package drops
     linear: ClassVar[bool] = True
     idle_at_zero: ClassVar[bool] = True
 
@@ -51,13 +52,8 @@ class Retune(DropsShare, Regularizer):
     def acting_as(self, ours: Regularizer | None) -> "Retune":
         """A copy that drops as this regularizer does; None for a layer that drops by itself."""
         changed = copy.copy(self)
-        object.__setattr__(changed, "ours", ours)
+        vars(changed).update(ours=ours, random=ours is not None)
         return changed
-
-    @property
-    def random(self) -> bool:  # type: ignore[override]  # a constant elsewhere
-        """Whether a hook of this package draws the random numbers."""
-        return self.ours is not None
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         if self.ours is None:

@@ -99,8 +99,7 @@ def test_buffers_follow_the_device_and_numbers_can_be_set():
     assert (model(X) == 2).all()
     with pytest.raises(ValueError, match="no argument 'by'"):
         attached.set("0", by=3.0)
-    with torch.device("meta"):
-        assert model(torch.ones(2)).device.type == "meta"
+    assert model(torch.ones(2, device="meta")).device.type == "meta"
 
 
 def test_copies_have_their_own():
@@ -121,8 +120,8 @@ def test_copies_have_their_own():
             "parameters.*weight",
         ),
         (lambda: Foreign(nn.BatchNorm2d(3)), ValueError, "parameters"),
-        (lambda: Foreign(nn.Dropout, q=0.1), ValueError, "can't be built.*'q'"),
-        (lambda: Foreign(nn.Dropout, p=1.5), ValueError, "can't be built.*1.5"),
+        (lambda: Foreign(nn.Dropout, q=0.1), TypeError, "argument 'q'"),
+        (lambda: Foreign(nn.Dropout, p=1.5), ValueError, "1.5"),
         (lambda: Foreign(dict), TypeError, "nn.Module"),
         (lambda: Foreign(3), TypeError, "got 3"),
         (lambda: Foreign(nn.Dropout(0.1), p=0.2), TypeError, "no arguments"),
@@ -218,11 +217,6 @@ def by_deepcopy(model, attached):
     return copy.deepcopy(model)
 
 
-def by_set(model, attached):
-    attached.set("0", momentum=0.2)
-    return model
-
-
 STATISTICS = {
     "0": [
         Foreign(nn.BatchNorm2d, num_features=4, momentum=0.1, affine=False),
@@ -232,11 +226,10 @@ STATISTICS = {
 }
 
 
-@pytest.mark.parametrize("how", [by_pickle, by_torch_save, by_deepcopy, by_set])
+@pytest.mark.parametrize("how", [by_pickle, by_torch_save, by_deepcopy])
 def test_statistics_that_a_module_gathers_are_kept(how):
-    spec = {"0": STATISTICS["0"]} if how is by_set else STATISTICS
     model = nn.Sequential(nn.Identity())
-    attached = attach(model, spec)
+    attached = attach(model, STATISTICS)
     x = torch.randn(8, 4, 3, 3) * 2 + 3
     fresh = model.eval()(x)
     for _ in range(3):
