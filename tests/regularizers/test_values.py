@@ -1,0 +1,381 @@
+"""Regularizers as values: compared, hashed, copied, shown; their rates, and what is refused."""
+
+import copy
+import math
+import pickle
+from dataclasses import FrozenInstanceError, dataclass, fields
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dropblock_hooks
+from dropblock_hooks import (
+    AdaptiveClipGrad,
+    ByDepth,
+    CentralizeGrad,
+    ClampGrad,
+    ClipGradNorm,
+    ConstantSchedule,
+    CosineSchedule,
+    Disout,
+    DropBlock1d,
+    DropBlock2d,
+    DropBlock3d,
+    DropGrad2d,
+    Dropout,
+    Dropout1d,
+    Dropout2d,
+    Dropout3d,
+    DropPath,
+    GaussianDropout,
+    GaussianNoise,
+    GradNoise,
+    LinearSchedule,
+    Now,
+    Probability,
+    Regularizer,
+    ScaleGrad,
+    StepSchedule,
+    StochasticDepth,
+    WindowSchedule,
+    ZeroGrad,
+)
+
+pytestmark = pytest.mark.pairwise
+
+IN_BLOCKS = [DropBlock1d, DropBlock2d, DropBlock3d, Disout]
+WITH_P = [
+    *(*IN_BLOCKS, Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath, StochasticDepth),
+    *(GaussianDropout, DropGrad2d),
+]
+RATES = {  # the first rate of each class, and its others
+    **{cls: ("p", {}) for cls in WITH_P},
+    Disout: ("p", {"alpha": 1.0}),
+    GaussianNoise: ("std", {}),
+    GradNoise: ("std", {}),
+    ClampGrad: ("min", {}),
+    ClipGradNorm: ("max_norm", {}),
+    ScaleGrad: ("scale", {}),
+    AdaptiveClipGrad: ("clip_factor", {}),
+}
+each_class = pytest.mark.parametrize("cls", RATES)
+
+INSTANCES = [
+    DropBlock1d(),
+    DropBlock2d(p=0.1, block_size=7),
+    DropBlock2d(p=0.1, block_size=5),
+    DropBlock2d(p=0.2, block_size=(3, 5), normalize="sample", share_channels=True),
+    DropBlock2d(p=LinearSchedule(0.0, 0.1, epochs=90), calibration="paper", normalize=None),
+    DropBlock3d(p=StepSchedule({0: 0.0, 3: 0.2})),
+    Disout(),
+    Disout(0.2, (3, 5), alpha=LinearSchedule(0.0, 2.0, epochs=9), share_channels=True),
+    Dropout(),
+    Dropout(0.2, active="always"),
+    Dropout1d(0.2, layout="NLC"),
+    Dropout2d(p=ByDepth(0.0, CosineSchedule(0.0, 0.1, 5)), at="input", index="x"),
+    Dropout3d(0.2, index=1),
+    DropPath(WindowSchedule(0.1, 0, 5), scale_by_keep=False),
+    StochasticDepth(0.1, mode="batch"),
+    GaussianNoise(ConstantSchedule(3.0)),
+    GaussianDropout(0.9),
+    ClampGrad(-1.0, 1.0),
+    ClampGrad(max=1.0),
+    ClampGrad(min=LinearSchedule(-1.0, -0.1, 5), max=1.0),
+    ClipGradNorm(1.0),
+    ClipGradNorm(CosineSchedule(10.0, 1.0, 5), norm_type=math.inf, per="sample"),
+    ClipGradNorm(1.0, norm_type=1, index=0, at="input"),
+    ScaleGrad(-0.1),
+    ScaleGrad(StepSchedule({0: 0.0, 5: -1.0}), active="always"),
+    ZeroGrad(),
+    ZeroGrad(at="input"),
+    AdaptiveClipGrad(),
+    AdaptiveClipGrad(LinearSchedule(0.1, 0.01, 5), eps=0.1, norm_type=math.inf),
+    CentralizeGrad(),
+    CentralizeGrad(when="accumulated"),
+]
+
+
+@pytest.mark.parametrize("regularizer", INSTANCES, ids=repr)
+def test_copies_are_equal_others_are_not_and_all_are_frozen(regularizer):
+    shown, names = repr(regularizer), vars(dropblock_hooks) | {"inf": math.inf}
+    assert shown.startswith(type(regularizer).__name__ + "(")
+    assert "\n" not in shown
+    for other in (
+        copy.deepcopy(regularizer),
+        pickle.loads(pickle.dumps(regularizer)),
+        eval(shown, names),
+    ):
+        assert other == regularizer
+        assert hash(other) == hash(regularizer)
+        assert repr(other) == shown
+    assert [regularizer == other for other in INSTANCES].count(True) == 1
+    for name in (*(field.name for field in fields(regularizer)), "something_new"):
+        with pytest.raises(FrozenInstanceError):
+            setattr(regularizer, name, 0.5)
+    assert repr(regularizer) == shown
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (DropBlock2d(0.1, (7, 7)), DropBlock2d(0.1, 7)),
+        (DropBlock2d(0.1, [3, 5]), DropBlock2d(0.1, (3, 5))),
+        (DropBlock1d(0.1, (3,)), DropBlock1d(0.1, 3)),
+        (DropBlock2d(0.1, np.int64(3)), DropBlock2d(0.1, 3)),
+        (Disout(0.1, [3, 3], 1), Disout(0.1, 3, 1.0)),
+        (Dropout(np.float64(0.25)), Dropout(0.25)),
+        (Dropout(1), Dropout(1.0)),
+    ],
+    ids=repr,
+)
+def test_the_same_in_other_words_is_equal(one, other):
+    assert (one, hash(one), repr(one)) == (other, hash(other), repr(other))
+
+
+# Rates --------------------------------------------------------------------------------------------
+
+
+@each_class
+def test_rates(cls):
+    name, others = RATES[cls]
+    schedule, one = LinearSchedule(0.1, 0.5, 6), cls(0.1, active="always")
+    assert cls(0.1).rates == {name: 0.1, **others}
+    assert cls(schedule).rates == {name: schedule, **others}
+    assert [cls(schedule).values(t)[name] for t in (0, 5)] == [0.1, 0.5]
+    assert not cls(0.1).moving
+    assert not cls(ConstantSchedule(0.1)).moving
+    assert cls(schedule).moving
+    assert cls(lambda t: 0.1).moving
+    assert one.with_rates(**{name: 0.4}) == cls(0.4, active="always")
+    assert one == cls(0.1, active="always")
+    with pytest.raises(ValueError, match="has no rate 'q'; its rates: " + name):
+        one.with_rates(q=0.4)
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        one.with_rates(**{name: math.nan})
+
+
+def test_rates_that_may_be_left_out():
+    schedule = LinearSchedule(-1.0, -0.1, 10)
+    assert ClampGrad(min=schedule, max=1).values(9) == {"min": -0.1, "max": 1.0}
+    assert ClampGrad(max=1.0).rates == {"max": 1.0}
+    assert ClampGrad(max=1.0).with_rates(min=-1.0) == ClampGrad(-1.0, 1.0)
+    assert ZeroGrad().rates == {}
+    with pytest.raises(ValueError, match="ZeroGrad has no rate 'scale'; its rates: none"):
+        ZeroGrad().with_rates(scale=1.0)
+    low, high = LinearSchedule(-1.0, 2.0, 5), LinearSchedule(0.0, 3.0, 5)
+    assert ClampGrad(low, high).values(4) == {"min": 2.0, "max": 3.0}
+
+
+NO_RATES = [
+    pytest.param(math.nan, ValueError, "must be .*got nan", id="nan"),
+    pytest.param(math.inf, ValueError, "must be .*got inf", id="inf"),
+    pytest.param("0.1", TypeError, "must be a number.*'0.1'.*write 0.1", id="text"),
+    pytest.param(True, TypeError, "must be a number.*True", id="bool"),
+    pytest.param(torch.tensor(0.1), TypeError, "must be a number.*tensor", id="tensor"),
+    pytest.param([0.1], TypeError, r"must be a number.*\[0.1\]", id="list"),
+    pytest.param(LinearSchedule, TypeError, r"the class LinearSchedule: write", id="class"),
+]
+
+
+@each_class
+@pytest.mark.parametrize(("rate", "error", "message"), NO_RATES)
+def test_rates_are_checked(rate, error, message, cls):
+    with pytest.raises(error, match=f"^{RATES[cls][0]} .*{message}"):
+        cls(rate)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        *((lambda v=v: Disout(alpha=v), e, f"alpha .*{m}") for v, e, m in
+          [(-0.1, ValueError, "got -0.1"), (math.nan, ValueError, "nan"), ("1", TypeError, "'1'")]),
+        *((lambda c=c: c(None), TypeError, "must be a number.*None")
+          for c in (Dropout, GaussianNoise, ClipGradNorm, ScaleGrad)),
+        *((lambda c=c: c(), TypeError, "missing 1 required positional argument")
+          for c in (DropPath, StochasticDepth, GaussianNoise, GaussianDropout, ClipGradNorm)),
+        (ClampGrad, ValueError, "min or max must be given"),
+        (lambda: ClampGrad(1.0, -1.0), ValueError, "min must be <= max, got min=1, max=-1"),
+        (lambda: GaussianDropout(1.0), ValueError, r"p must be in \[0, 1\), got 1"),
+        (lambda: AdaptiveClipGrad(eps=0.0), ValueError, "eps must be > 0, got 0.0"),
+        (lambda: AdaptiveClipGrad(eps="small"), TypeError, "eps"),
+        (lambda: AdaptiveClipGrad(norm_type=0), ValueError, "norm_type must be > 0 or inf, got 0"),
+        *((lambda n=n: ClipGradNorm(1.0, n), e, "norm_type must be")
+          for n, e in [(0, ValueError), (-math.inf, ValueError), ("2", TypeError)]),
+        *((lambda p=p: ClipGradNorm(1.0, per=p), ValueError, "per must be .*'sample'.*got")
+          for p in ("sampel", None, 0)),
+        *((lambda m=m: StochasticDepth(0.1, m), ValueError, "mode must be one of 'row', 'batch'")
+          for m in ("rwo", None, 0)),
+        (lambda: StochasticDepth(0.1, at="input"), ValueError, "output of a block: at='output'"),
+        (lambda: Dropout(0.1, "input"), TypeError, "positional"),
+        *((lambda v=v: DropBlock2d(0.1, share_channels=v), TypeError, "share_channels must be")
+          for v in ("false", None, 2)),
+        (lambda: DropPath(0.1, scale_by_keep="no"), TypeError, "scale_by_keep must be"),
+        (lambda: DropBlock2d(normalize="bacth"), ValueError, "normalize must be .*'bacth'"),
+        (lambda: DropBlock1d(normalize=True), ValueError, "normalize must be .*got True"),
+        (lambda: DropBlock3d(calibration="exakt"), ValueError, "calibration must be .*'exact'"),
+        *((lambda v=v: ClipGradNorm(v), ValueError, "max_norm must be > 0, got") for v in
+          (0, -1.0, LinearSchedule(1.0, 0.0, 5), ConstantSchedule(-1.0), ByDepth(-1.0, 1.0))),
+    ],
+)  # fmt: skip
+def test_arguments_are_checked(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+@pytest.mark.parametrize("cls", WITH_P)
+@pytest.mark.parametrize(
+    ("rate", "message"),
+    [
+        (1.3, "got 1.3"),
+        (2, "got 2"),
+        (-0.1, "got -0.1"),
+        (LinearSchedule(0.0, 1.5, 5), "which reaches 1.5"),
+        (CosineSchedule(-0.1, 0.5, 5), "which reaches -0.1"),
+        (StepSchedule({0: 0.1, 9: 2.0}), "which reaches 2"),
+        (WindowSchedule(0.1, 0, 5, outside=-1), "which reaches -1"),
+        (ByDepth(0.1, LinearSchedule(0.1, 1.5, 5)), "which reaches 1.5"),
+    ],
+    ids=repr,
+)
+def test_p_outside_of_the_unit_interval_is_refused(rate, message, cls):
+    with pytest.raises(ValueError, match=r"^p must be in \[0, 1.*" + message) as caught:
+        cls(rate)
+    assert repr(rate) in str(caught.value)
+
+
+@pytest.mark.parametrize("cls", WITH_P)
+def test_a_plain_function_is_checked_when_it_is_called(cls):
+    regularizer = cls(lambda t: t / 10)
+    assert regularizer.values(5) == {"p": 0.5, **RATES[cls][1]}
+    with pytest.raises(ValueError, match=r"p must be in \[0, 1[])], got 1.1 at t=11"):
+        regularizer.values(11)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [
+        (LinearSchedule(-1.0, 2.0, 5), 1.0),
+        (-1.0, StepSchedule({0: 1.0, 4: -2.0})),
+        (LinearSchedule(-1.0, 2.0, 5), LinearSchedule(1.0, -2.0, 5)),
+    ],
+    ids=repr,
+)
+def test_bounds_that_cross_later_are_refused_then(low, high):
+    """``step`` checks the values of each time before it moves."""
+    regularizer = ClampGrad(low, high)
+    regularizer.check(regularizer.values(0))
+    with pytest.raises(ValueError, match="min must be <= max"):
+        regularizer.check(regularizer.values(4))
+
+
+@pytest.mark.parametrize("cls", IN_BLOCKS)
+@pytest.mark.parametrize(
+    "block_size",
+    [0, -1, 2.5, 7.0, "7", None, True, math.nan, (), (0, 3), (3, 2.5), (3, "3"), (3,) * 4],
+    ids=str,
+)
+def test_block_size_is_checked(block_size, cls):
+    with pytest.raises(ValueError, match="block_size must be an integer"):
+        cls(0.1, block_size)
+
+
+@pytest.mark.parametrize("regularizer", INSTANCES, ids=repr)
+def test_blocks_in_force_are_clipped_and_others_have_none(regularizer):
+    if type(regularizer) not in IN_BLOCKS:
+        assert regularizer.block_in_force((14, 14)) is None
+    for size, block, clipped in [
+        ((14, 14), 7, (7, 7)),
+        ((4, 14), 7, (4, 7)),
+        ((4, 4), (3, 5), (3, 4)),
+        ((1, 9), 50, (1, 9)),
+    ]:
+        if type(regularizer) in (DropBlock2d, Disout):
+            assert type(regularizer)(0.1, block).block_in_force(size) == clipped
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 1.0])
+def test_disout_expects_to_distort_p_unless_its_noise_is_0(p):
+    regularizer = Disout(p, alpha=LinearSchedule(0.0, 2.0, epochs=3))
+    shares = [regularizer.expected_share(regularizer.values(t), (9, 9)) for t in range(3)]
+    assert shares == [0.0, p, p]
+
+
+def test_clipping_per_sample_refuses_parameters():
+    parameter = nn.Parameter(torch.ones(3))
+    refusal = ClipGradNorm(1.0, per="sample").refusal(nn.Linear(2, 3), parameter)
+    assert "a parameter has no samples" in refusal
+    assert ClipGradNorm(1.0, per="sample").refusal(nn.Linear(2, 3), None) is None
+    assert ClipGradNorm(1.0, per="channel").refusal(nn.Linear(2, 3), parameter) is None
+
+
+# Options that all share ---------------------------------------------------------------------------
+
+
+@each_class
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"at": "ouput"}, ValueError, "at"),
+        ({"at": None}, ValueError, "at"),
+        ({"active": "trian"}, ValueError, r"active must be .*got 'trian' \(closest: train\)"),
+        ({"active": True}, ValueError, "active must be one of .*got True"),
+        ({"layout": "aoto"}, ValueError, r"layout must be .*got 'aoto' \(closest: auto\)"),
+        ({"layout": 4}, ValueError, "layout must be one of .*got 4"),
+        ({"index": True}, TypeError, "index must be an integer or a key, got"),
+        ({"index": (0,)}, TypeError, "index must be an integer or a key, got"),
+        ({"probability": 0.1}, TypeError, "probability"),
+    ],
+    ids=str,
+)
+def test_shared_options_are_checked(options, error, message, cls):
+    with pytest.raises(error, match=message):
+        cls(0.1, **options)
+
+
+@pytest.mark.parametrize(
+    ("cls", "taken", "refused", "closest"),
+    [
+        (DropBlock1d, ["NCL", "NLC"], "NCHW", "NCL"),
+        (DropBlock2d, ["NCHW", "NHWC"], "NHCW", "NHWC"),
+        (Dropout2d, ["NCHW", "NHWC"], "NWC", "NHWC"),
+        (Dropout3d, ["NCDHW", "NDHWC"], "NDHW", "NDHWC"),
+        (Dropout, ["NCL", "NLC", "NCHW", "NHWC", "NCDHW", "NDHWC"], "NHCW", "NHWC"),
+    ],
+)
+def test_layouts_are_those_of_its_rank(cls, taken, refused, closest):
+    assert [cls(0.1, layout=layout).layout for layout in ("auto", *taken)] == ["auto", *taken]
+    with pytest.raises(ValueError, match=rf"layout must be one of .*got '{refused}'.*{closest}"):
+        cls(0.1, layout=refused)
+
+
+# Classes of one's own -----------------------------------------------------------------------------
+
+
+def test_words_and_numbers_of_a_class_of_ones_own_are_checked():
+    @dataclass(frozen=True, repr=False)
+    class Rounded(Regularizer):
+        to: Literal["up", "down", None] = None
+        digits: Literal[1, 2] = 1
+
+    assert (Rounded().to, Rounded("up", 2).digits) == (None, 2)
+    with pytest.raises(ValueError, match="to must be one of 'up', 'down', None, got 'dwn'.*: down"):
+        Rounded("dwn")
+    with pytest.raises(ValueError, match="digits must be one of 1, 2, got 3"):
+        Rounded(digits=3)
+
+
+def test_a_regularizer_must_define_apply():
+    with pytest.raises(NotImplementedError, match="Regularizer must define apply"):
+        Regularizer().apply(torch.ones(3), Now())
+
+
+def test_rate_fields_can_not_have_a_name_that_now_has():
+    @dropblock_hooks.register(name="RateNamedInput")
+    class Wrong(Regularizer):
+        input: Probability = 0.1
+
+    with pytest.raises(TypeError, match="a rate can't be named 'input'"):
+        Wrong()
