@@ -50,40 +50,37 @@ from .planning.layers import layers
 from .planning.plan import plan
 from .planning.table import Plan
 from .registry import register
-from .regularizers import (
-    AdaptiveClipGrad,
-    CentralizeGrad,
-    ClampGrad,
-    ClipGradNorm,
-    Disout,
-    DropBlock1d,
-    DropBlock2d,
-    DropBlock3d,
-    DropGrad2d,
+from .regularizers.base import Applied, Now, Regularizer
+from .regularizers.dropblock import Disout, DropBlock1d, DropBlock2d, DropBlock3d
+from .regularizers.dropout import (
     Dropout,
     Dropout1d,
     Dropout2d,
     Dropout3d,
     DropPath,
-    Foreign,
-    GaussianDropout,
-    GaussianNoise,
-    GradNoise,
-    Regularizer,
-    Retune,
-    ScaleGrad,
     StochasticDepth,
+)
+from .regularizers.foreign import Foreign
+from .regularizers.gradients import (
+    AdaptiveClipGrad,
+    CentralizeGrad,
+    ClampGrad,
+    ClipGradNorm,
+    DropGrad2d,
+    GradNoise,
+    OnGradients,
+    ScaleGrad,
     ZeroGrad,
 )
-from .regularizers.base import Applied, Now
-from .regularizers.gradients import OnGradients
+from .regularizers.noise import GaussianDropout, GaussianNoise
 from .regularizers.rates import NonNegative, Positive, Probability, Range, Rate
-from .schedules import (
-    ByDepth,
+from .regularizers.retune import Retune
+from .schedules.base import Schedule
+from .schedules.by_depth import ByDepth
+from .schedules.curves import (
     ConstantSchedule,
     CosineSchedule,
     LinearSchedule,
-    Schedule,
     StepSchedule,
     WindowSchedule,
 )

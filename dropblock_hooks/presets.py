@@ -10,10 +10,13 @@ from .checks import as_number
 from .planning.plan import own_input
 from .planning.recording import LayerCalls, record_forward
 from .quoting import shown
-from .regularizers import DropBlock2d, DropPath, StochasticDepth
 from .regularizers.base import Regularizer
+from .regularizers.dropblock import DropBlock2d
+from .regularizers.dropout import DropPath, StochasticDepth
 from .regularizers.rates import RateLike
-from .schedules import ByDepth, Schedule, StepSchedule
+from .schedules.base import Schedule
+from .schedules.by_depth import ByDepth
+from .schedules.curves import StepSchedule
 from .selectors.index import Index, NoMatchError
 from .selectors.select import Select, match
 from .selectors.wrappers import unwrap

@@ -38,7 +38,6 @@ INTERNAL = [
     "tests/observers/test_moments.py",
     "tests/observers/test_operators.py",
     "tests/regularizers/test_gradients.py",
-    "tests/regularizers/test_strides.py",
     "tests/selectors/test_select.py",
     "tests/selectors/test_stages.py",
     "tests/sites/test_indexing.py",

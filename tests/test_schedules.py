@@ -23,7 +23,7 @@ from dropblock_hooks import (
     WindowSchedule,
 )
 from dropblock_hooks.checks import as_count, as_number
-from dropblock_hooks.schedules import is_moving, span_of, value_at
+from dropblock_hooks.schedules.base import is_moving, span_of, value_at
 
 properties = settings(derandomize=True, deadline=None, max_examples=100)
 values = st.floats(-1e6, 1e6)

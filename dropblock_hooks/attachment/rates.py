@@ -6,7 +6,8 @@ from typing import Any
 from ..checks import as_number
 from ..quoting import quote
 from ..regularizers.base import Regularizer
-from ..schedules import UNSAID, length_of, same_kind, spread_rate, within
+from ..schedules.base import UNSAID, length_of, same_kind, within
+from ..schedules.by_depth import spread_rate
 from ..sites.run import Run
 from ..sites.site import Site
 

@@ -12,7 +12,7 @@ from ..observers.base import Observer
 from ..registry import name_of, text
 from ..regularizers.base import Regularizer
 from ..regularizers.rates import RateLike
-from ..schedules import Schedule, span_of
+from ..schedules.base import Schedule, span_of
 from ..sites.counter import Totals, read
 from ..sites.run import Run
 from ..sites.site import Site

@@ -15,7 +15,8 @@ from ..quoting import label, listed, quote, shorten
 from ..regularizers.base import Regularizer
 from ..regularizers.droppers import RATES, in_place_of, is_read, rate_attribute, unit_dropped
 from ..regularizers.retune import Retune
-from ..schedules import UNSAID, length_of, spread_rate, within
+from ..schedules.base import UNSAID, length_of, within
+from ..schedules.by_depth import spread_rate
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.select import match
 from ..selectors.wrappers import bare_type, shard_refusal

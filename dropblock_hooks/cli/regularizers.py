@@ -10,7 +10,7 @@ from ..checks import closest
 from ..observers.base import Observer
 from ..quoting import quote
 from ..registry import registered
-from ..schedules import Schedule
+from ..schedules.base import Schedule
 from ..tables import Table
 from .result import CommandError, Result, of_table
 

@@ -32,27 +32,23 @@ def drop_blocks(
     normalize: Normalize = "batch",
     share_channels: bool = False,
     generator: torch.Generator | None = None,
-    counted: bool = True,
 ) -> tuple[Tensor, Tensor | int]:
     """DropBlock on a tensor (N, C, ...), and the number of dropped elements.
 
-    `edges` holds one edge of the block per spatial axis. The arguments were checked. Without
-    `counted` the number may be 0, which saves time.
+    `edges` holds one edge of the block per spatial axis. The arguments were checked.
     """
     if p == 0.0 or x.numel() == 0:
         return x, 0
     places, drawn = draw_blocks(x, p, edges, calibration, share_channels, generator)
+    dropped = places.count(drawn)
     scale: Any = None if normalize is None else keep_scale(p)
-    dropped: Tensor | int = 0
-    if normalize == "sample":
+    if normalize == "batch":
+        scale = count_ratio(x.numel(), x.numel() - dropped, eps)
+    elif normalize == "sample":
         places, drawn = Mask(x.numel()), places.mask(drawn)
         per_sample, total = drawn.flatten(1).sum(1) * (x.shape[1] // drawn.shape[1]), x[0].numel()
         scale = count_ratio(total, total - per_sample, eps)
-        scale, dropped = scale.view(-1, *[1] * (x.ndim - 1)), per_sample.sum()
-    elif counted or normalize == "batch":
-        dropped = places.count(drawn)
-    if normalize == "batch":
-        scale = count_ratio(x.numel(), x.numel() - dropped, eps)
+        scale = scale.view(-1, *[1] * (x.ndim - 1))
     y = drop_drawn(x, scale, places, drawn)
     return x.copy_(y) if inplace else y, dropped
 
@@ -92,7 +88,7 @@ def _public(
     edges = check_block_size(block_size, spatial)
     check_option("calibration", options["calibration"], get_args(Calibration))
     check_option("normalize", options["normalize"], get_args(Normalize))
-    return drop_blocks(input, p, edges, counted=False, **options)[0]
+    return drop_blocks(input, p, edges, **options)[0]
 
 
 def drop_block2d(

@@ -190,16 +190,17 @@ def drop_shape(
     if p == 0.0 or x.numel() == 0:
         return x, 0
     scale = keep_scale(p) if rescale else None
-    places: Units | Blocks | Mask
+    places: Blocks | Mask
     edges = [whole // part for whole, part in zip(x.shape, shape, strict=True)]
-    area = math.prod(edges)
-    whole = area >= _LARGE
-    if takes(x, "units" if whole else "blocks") and (whole or not summand):
-        fresh = Units(x, shape, summand) if whole else Blocks(x, edges)
-        places, drawn = once(lambda: (fresh, fresh.draw(p, generator)))
+    fill, whole = -0.0 if summand else 0.0, math.prod(edges) >= _LARGE
+    if whole and takes(x, "units"):
+        units = places = Units(x.numel(), fill)
+        drawn = once(lambda: units.draw(shape, p, generator))
+    elif not whole and not summand and takes(x, "blocks"):
+        blocks = Blocks(x, edges)
+        places, drawn = once(lambda: (blocks, blocks.draw(p, generator)))
     else:
-        places = Mask(x.numel(), -0.0 if summand else 0.0)
-        drawn = bernoulli(shape, p, x.device, generator)
+        places, drawn = Mask(x.numel(), fill), bernoulli(shape, p, x.device, generator)
     y = drop_drawn(x, scale, places, drawn)
     return x.copy_(y) if inplace else y, places.count(drawn)
 

@@ -72,7 +72,7 @@ def scaled(x: Tensor, scale: float | Tensor | None) -> Tensor:
 class Mask:
     """What a boolean mask drops: `drawn` is the mask, which broadcasts to the shape of the tensor.
 
-    `sparse.Blocks` and `units.Units` have the same methods.
+    `sparse.Blocks` has the same methods.
 
     Args:
         numel: the number of elements of the tensor.

@@ -263,7 +263,7 @@ class _Drop(torch.autograd.Function):
 
 def drop_drawn(x: Tensor, scale: float | Tensor | None, places: Any, drawn: Tensor) -> Tensor:
     """``x * scale`` without what was drawn of `Blocks`, `Units` or a `Mask`."""
-    if isinstance(places, Mask):
+    if type(places) is Mask:
         return places.drop(x, scale, drawn)
     y: Tensor = _Drop.apply(x, scale, places, drawn)
     return y

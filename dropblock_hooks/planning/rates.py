@@ -5,7 +5,8 @@ from typing import Any
 
 from ..regularizers.base import Regularizer
 from ..regularizers.droppers import RATES
-from ..schedules import ByDepth, span_of
+from ..schedules.base import span_of
+from ..schedules.by_depth import ByDepth
 
 Range = tuple[float, float]
 

@@ -14,7 +14,7 @@ from ..axes.options import AxisOptions
 from ..checks import check_option
 from ..quoting import label, quote, shown
 from ..registry import brief, check_fields, name_of
-from ..schedules import Schedule, is_moving, same_kind, value_at
+from ..schedules.base import Schedule, is_moving, same_kind, value_at
 from .rates import Range, RateLike, checked_rate, hints_of, ranges_of
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..quoting import kind_of, label, quote
-from ..schedules import Schedule
+from ..schedules.base import Schedule
 from .base import Applied, Now, Regularizer
 from .rates import Range, RateLike
 

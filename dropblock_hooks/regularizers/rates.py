@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeAlias, get_args, get_type_hints
 
 from ..checks import as_number
 from ..quoting import quote, shorten
-from ..schedules import Schedule, span_of
+from ..schedules.base import Schedule, span_of
 
 
 @dataclass(frozen=True)

@@ -8,31 +8,3 @@ A schedule holds no state; time is the Attachment's ``epoch``, so a resume is ``
 unit of `t` is whatever the schedule was given in (epochs, usually; fractions are allowed). Any
 plain function of one number is a schedule too; it can only not be written to a file.
 """
-
-from .base import UNSAID, Schedule, is_moving, length_of, same_kind, span_of, value_at, within
-from .by_depth import ByDepth, spread_rate
-from .curves import (
-    ConstantSchedule,
-    CosineSchedule,
-    LinearSchedule,
-    StepSchedule,
-    WindowSchedule,
-)
-
-__all__ = [
-    "UNSAID",
-    "ByDepth",
-    "ConstantSchedule",
-    "CosineSchedule",
-    "LinearSchedule",
-    "Schedule",
-    "StepSchedule",
-    "WindowSchedule",
-    "is_moving",
-    "length_of",
-    "same_kind",
-    "span_of",
-    "spread_rate",
-    "value_at",
-    "within",
-]

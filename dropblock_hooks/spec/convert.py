@@ -20,7 +20,7 @@ from ..registry import name_of, registered, stated_fields
 from ..regularizers.base import Regularizer
 from ..regularizers.foreign import Foreign, is_foreign
 from ..regularizers.rates import hints_of
-from ..schedules import Schedule
+from ..schedules.base import Schedule
 from .files import Keys
 
 _T = TypeVar("_T", Regularizer, Schedule)

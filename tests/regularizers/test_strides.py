@@ -3,9 +3,8 @@
 import pytest
 import torch
 
+import dropblock_hooks as r
 from dropblock_hooks import functional as f
-from dropblock_hooks import regularizers as r
-from dropblock_hooks.regularizers.base import Now
 
 FORMATS = {
     "contiguous": lambda x: x,
@@ -39,7 +38,7 @@ FUNCTIONS = {
 
 
 def applied(regularizer, x):
-    now = Now(
+    now = r.Now(
         input=x.detach().contiguous(),
         layout="NCHW",
         training=True,
