@@ -1,24 +1,26 @@
 """``gradcam``: the positions of an image that a class score depends on, by Grad-CAM."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from ..axes.facts import ModelFacts
+from ..axes.grids import Grids
+from ..axes.options import AxisOptions
+from ..axes.reader import Reader
 from ..checks import check_option
 from ..planning.dry_run import arguments_of
+from ..planning.recording import recorded
 from ..quoting import kind_of, listed, quote, shown
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.select import Select, Selector, match
 from ..selectors.wrappers import unwrap
-from ..sites.site import SiteError
 from ..warn import warn
-from .gradcam_layer import Features, MapOnce, default_layers, features_of
+from .gradcam_layer import FeatureHook, Features, default_layers
 from .once import undisturbed
-from .scores import Scores, Wanted
+from .scores import Wanted, scores_of
 
 METHODS = ("gradcam", "gradcam++", "layercam")
 _TRIES = 12  # layers that are tried if none is named
@@ -97,32 +99,47 @@ def gradcam(
         (https://ieeexplore.ieee.org/document/9462463).
     """
     check_option("method", method, METHODS)
-    axes: dict[str, Any] = {"layout": layout, "grid": grid, "prefix_tokens": prefix_tokens}
-    maps = MapOnce(gradients=True, index=index, **axes)
+    options = AxisOptions(layout, grid, prefix_tokens)
+    options.check(2, "gradcam")
     names = Index(unwrap(model))
     layers = [] if layer is None else [_named(layer, names)]
     args, kwargs = arguments_of(x)
     n, *size = _images([*args, *kwargs.values()])
-    scores = Scores(target, n)
+    facts, grids = ModelFacts(names), Grids()
     with undisturbed(names.model):
         args = tuple(map(_copied, args))
         kwargs = {key: _copied(value) for key, value in kwargs.items()}
-
-        def run() -> Any:
-            return names.model(*args, **kwargs)
-
         if layer is None:
-            layers = [names.modules[name] for name in default_layers(names, run)][:_TRIES]
-        found, seen = _first_fit(layers, partial(features_of, names, maps, run, scores))
+            with recorded(names.model) as calls, torch.no_grad():
+                output = names.model(*args, **kwargs)
+            layers = default_layers(names, calls, output)[:_TRIES]
+        hooks = [
+            FeatureHook(each, Reader(options, facts.of(each, "output"), grids, spatial=2), index)
+            for each in layers
+        ]
+        handles = [each.layer.module.register_forward_hook(each) for each in hooks]
+        grids.watch(names.model)
+        try:
+            scores, classes = scores_of(names.model(*args, **kwargs), target, n)
+            reached = {hook.edge: hook for hook in hooks if hook.edge is not None}
+            edges = list(reached)
+            found = torch.autograd.grad(scores.sum(), edges, allow_unused=True) if edges else ()
+        finally:
+            grids.unwatch(names.model)
+            for handle in handles:
+                handle.remove()
+        for hook, gradient in zip(reached.values(), found, strict=True):
+            hook.gradient = gradient
+        name, seen = _first_fit(hooks, n)
         raw = weighted(seen, method).clamp(min=0)
     empty = [str(i) for i, map_ in enumerate(raw) if not bool(map_.any())]
     if empty:
         warn(
-            f"no place at layer {quote(found.name)} speaks for the target in image "
+            f"no place at layer {quote(name)} speaks for the target in image "
             f"{listed(empty, 5)}: the weighted sum is nowhere positive, and the map is all zeros"
         )
-    cam = CAM(_scaled(raw, size), raw, scores.classes)
-    cam.layer = found.name
+    cam = CAM(_scaled(raw, size), raw, classes)
+    cam.layer = name
     return cam
 
 
@@ -134,9 +151,9 @@ def weighted(seen: Features, method: str) -> Tensor:
     if method == "gradcam":
         weights = gradient.mean((2, 3), keepdim=True)
     else:
-        square = gradient.square()
         total = features.sum((2, 3), keepdim=True)
-        alpha = square / (2 * square + total * square * gradient + 1e-6)
+        # the paper's alpha, divided by the squared gradient
+        alpha = 1 / (2 + total * gradient + torch.finfo(features.dtype).eps)
         weights = (gradient.clamp(min=0) * alpha).sum((2, 3), keepdim=True)
     return (weights * features).sum(1)
 
@@ -179,15 +196,13 @@ def _copied(value: Any) -> Any:
     return copied.requires_grad_().clone() if copied.is_floating_point() else copied
 
 
-def _first_fit(
-    layers: Sequence[Target], features: Callable[[Target], Features]
-) -> tuple[Target, Features]:
-    """The first layer that Grad-CAM can use, and its features."""
-    errors: list[SiteError] = []
-    for layer in layers:
+def _first_fit(hooks: list[FeatureHook], images: int) -> tuple[str, Features]:
+    """The name of the first layer that Grad-CAM can use, and its features."""
+    errors = []
+    for hook in hooks:
         try:
-            return layer, features(layer)
-        except SiteError as error:
+            return hook.layer.name, hook.features(images)
+        except ValueError as error:
             errors.append(error)
     if not errors:
         raise ValueError("no layer of the model gives a map: Grad-CAM needs one")

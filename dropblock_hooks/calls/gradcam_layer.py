@@ -1,25 +1,24 @@
 """The layer that Grad-CAM looks at: its activations, the gradient there, and the default layer."""
 
 import re
-from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils._pytree import tree_leaves
 
-from ..attachment.resolve import Placement
-from ..axes.facts import ModelFacts
+from ..axes.reader import Reader
 from ..axes.view import NAMELESS
 from ..checkpointing import NO_TASK, graph_task
+from ..planning.recording import LayerCalls
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.select import match
-from ..spec.spec import Entry
-from ..tables import shown
-from .once import EdgeHook, Once, call_once
-from .scores import Scores
+from ..selectors.wrappers import bare_type
+from ..sites import indexing
 
 _NO_FEATURES = re.compile("Norm|Pool|Permute|Transpose|Flatten|Drop|Identity")
-_MAP, _TOKENS, _POINT = "map", "tokens", "point"
 
 
 class Features(NamedTuple):
@@ -29,95 +28,121 @@ class Features(NamedTuple):
     gradient: Tensor
 
 
-class MapOnce(Once):
-    """Keeps one tensor of a layer that holds maps, or tokens of maps."""
+class FeatureHook:
+    """Forward hook of a layer: keeps the output of its last call, and where its gradient comes.
 
-    spatial: ClassVar[int | None] = 2
-    whole: ClassVar[bool] = False
-
-    @property
-    def label(self) -> str:
-        return "gradcam"
-
-
-class _MapHook(EdgeHook):
-    """Reads the axes, and gives a copy to the layers behind, which they may change in place."""
-
-    def watched(self, x: Tensor, at: int, ticket: Any) -> Tensor:
-        if graph_task() == NO_TASK:
-            self.site.form_of(x)
-        return super().watched(x.clone(), at, ticket)
-
-
-def features_of(
-    names: Index, maps: MapOnce, run: Callable[[], Any], scores: Scores, layer: Target
-) -> Features:
-    """The activations of a layer in its last call, and the gradient of the summed scores there.
-
-    `run` returns the output of the model, and `maps` says how that of the layer is read.
-
-    Raises:
-        SiteError: if the layer has no map, is not called, or gets no gradient.
+    Attributes:
+        layer: the layer.
+        edge: the place in the autograd graph; None if the output can't get a gradient.
+        gradient: what came there; None if the scores do not depend on the output.
     """
-    facts = ModelFacts(names).of(layer, "output")
-    placement = Placement(Entry(layer.name, (maps,)), (0, 0), layer, maps, facts)
-    (site,) = call_once(
-        names.model, [placement], run, lambda output: scores(output).sum(), _MapHook
-    )
-    records = site.bound.result()
-    if not records:
-        raise site.error("it is never called in this forward")
-    value, gradient = records[-1].value, records[-1].grad
-    if gradient is None:
-        raise site.error(
-            "its output does not reach the scores: it is not used, or cut off by detach() or "
-            "no_grad()"
-        )
-    view = site.reader.last or NAMELESS
-    wide = torch.promote_types(value.dtype, torch.float32)
-    x, grad = view.take(value).to(wide), view.take(gradient).to(wide)
-    size = tuple(x.shape[2:])
-    if size == (1, 1):
-        raise site.error("its map is 1x1, which has no positions to compare")
-    if len(x) != scores.images:
-        raise site.error(f"its maps are {len(x)}, of {scores.images} images: parts of them")
-    if not (x.isfinite().all() and grad.isfinite().all()):
-        raise site.error("its output, or the gradient there, holds NaN or Inf")
-    if not grad.any():
-        raise site.error(
-            f"the gradient is 0 at all its tokens but the first {view.prefix}: the layers behind "
-            "read no token of the map"
-            if gradient.any()
-            else f"the gradient is 0 at all places of its {shown(size)} map: the scores do not "
-            "depend on it (a head with weights of 0? dead or saturated units behind it?)"
-        )
-    return Features(x, grad)
+
+    def __init__(self, layer: Target, reader: Reader, index: int | str | None) -> None:
+        self.layer, self._reader, self._index = layer, reader, index
+        self.edge: GradientEdge | None = None
+        self.gradient: Tensor | None = None
+        self._value = torch.empty(0)
+        self._why = "it is never called in this forward"
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
+        if graph_task() != NO_TASK:
+            return None  # a checkpoint recomputes the layer
+        self.edge = None
+        self._why = "its output does not reach the scores: it is not used, or cut off by detach()"
+        try:
+            x = indexing.get(output, self._index)
+        except ValueError as error:
+            self._why = f"the output {error}"
+            return None
+        if not torch.is_grad_enabled():
+            return None
+        try:
+            self._reader.view(x)
+        except ValueError as error:
+            self._why = str(error)
+            return None
+        self._value = x.detach().clone()
+        # the layers behind may change the copy in place
+        copied = (x if x.requires_grad else x.detach().requires_grad_()).clone()
+        self.edge = get_gradient_edge(copied)
+        return indexing.put(output, self._index, copied)
+
+    def features(self, images: int) -> Features:
+        """The activations in the last call, with the gradient there.
+
+        Raises:
+            ValueError: if the layer has no map, is not called, or gets no gradient.
+        """
+        if self.gradient is None:
+            raise self._error(self._why)
+        view = self._reader.last or NAMELESS
+        wide = torch.promote_types(self._value.dtype, torch.float32)
+        x, grad = view.take(self._value).to(wide), view.take(self.gradient).to(wide)
+        if x.shape[2:] == (1, 1):
+            raise self._error("its map is 1x1, which has no positions to compare")
+        if len(x) != images:
+            raise self._error(f"its maps are {len(x)}, of {images} images: parts of them")
+        if not (x.isfinite().all() and grad.isfinite().all()):
+            raise self._error("its output, or the gradient there, holds NaN or Inf")
+        if not grad.any():
+            raise self._error(
+                "the gradient is 0 at all places of its map: the scores do not depend on it (a "
+                "head that reads the class token only, or with weights of 0? saturated units?)"
+            )
+        return Features(x, grad)
+
+    def _error(self, cause: str) -> ValueError:
+        kind, name = bare_type(self.layer.module).__name__, self.layer.name or "."
+        return ValueError(f"gradcam on {kind} '{name}': {cause}")
 
 
-def default_layers(names: Index, run: Callable[[], Any]) -> list[str]:
-    """The layers that Grad-CAM may use if none is named, the best first; `run` is one forward.
+def default_layers(names: Index, calls: Mapping[str, LayerCalls], output: Any) -> list[Target]:
+    """The layers that Grad-CAM may use if none is named, the best first.
 
     The last feature stage comes first, then the layers that were called last. Where a layer
     returns tokens, the first norm of its last block comes before it: behind that norm, a head may
-    read the class token only.
+    read the class token only. Maps with the channels of an output map come last: they are what a
+    segmentation model returns, before it is resized.
+
+    Args:
+        names: of the model.
+        calls: of its layers in one forward.
+        output: of that forward.
     """
-    modules, kinds = names.modules, _kinds(names, run)
+    modules = names.modules
+    called = sorted((each.order, name) for name, each in calls.items() if each.calls)
+    shapes = {name: calls[name].shape for _, name in called if _has_places(calls[name].shape)}
+    shapes = {name: shape for name, shape in shapes.items() if name == modules[name].name}
+    norms = [name for name, shape in shapes.items() if len(shape) == 3 and _is_norm(modules, name)]
     try:
         stage = [target.name for target in match("stage:-1", names)]
     except NoMatchError:  # the model declares no stages
         stage = []
-    trunk = [name for name in reversed(kinds) if name and _has_features(modules[name].module)]
-    norms = [name for name, kind in kinds.items() if kind == _TOKENS and _is_norm(modules, name)]
     found: list[str] = []
-    for name in (*stage, *trunk):
-        if kinds.get(name) != _MAP:
-            found += _of_last_block([norm for norm in norms if norm.startswith(f"{name}.")])
-        if kinds.get(name) in (_MAP, _TOKENS):
-            found.append(name)
-    return list(dict.fromkeys(found))
+    for name in (*stage, *reversed(shapes)):
+        if name in stage or (name and _has_features(modules[name].module)):
+            if len(shapes.get(name, ())) != 4:
+                found += _of_last_block([norm for norm in norms if norm.startswith(f"{name}.")])
+            found += [name] if name in shapes else []
+    maps = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.ndim == 4]
+    returned = {tuple(x.shape[:2]) for x in maps}
+    found.sort(key=lambda name: shapes[name][:2] in returned)
+    return [modules[name] for name in dict.fromkeys(found)]
 
 
-def _is_norm(modules: dict[str, Target], name: str) -> bool:
+def _has_places(shape: Any) -> bool:
+    """Whether a tensor of this shape may be a map of several positions, or tokens."""
+    if not isinstance(shape, tuple) or len(shape) not in (3, 4):
+        return False
+    return (1, 1) not in (shape[2:], shape[1:3]) and (len(shape) == 4 or shape[1] > 1)
+
+
+def _has_features(module: nn.Module) -> bool:
+    """Whether a layer is more than a norm, a pooling or a reshape."""
+    return bool(module._modules) or not _NO_FEATURES.search(type(module).__name__)
+
+
+def _is_norm(modules: Mapping[str, Target], name: str) -> bool:
     """Whether a layer is a norm of a block, which is a member of a container."""
     container = name.rpartition(".")[0].rpartition(".")[0]
     is_norm = "Norm" in type(modules[name].module).__name__
@@ -129,39 +154,3 @@ def _of_last_block(norms: list[str]) -> list[str]:
     depth = min((norm.count(".") for norm in norms), default=0)
     blocks = [norm.rpartition(".")[0] for norm in norms if norm.count(".") == depth]
     return [norm for norm in norms if norm.rpartition(".")[0] in blocks[-1:]]
-
-
-def _kinds(names: Index, run: Callable[[], Any]) -> dict[str, str]:
-    """What the layers return, by name, in the order in which their last calls end."""
-    kinds: dict[str, str] = {}
-    handles = []
-
-    def hook_of(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            kinds.pop(name, None)
-            kinds[name] = _kind(tuple(getattr(output, "shape", ())))
-
-        return hook
-
-    try:
-        for name, target in names.modules.items():
-            if name == target.name:
-                handles.append(target.module.register_forward_hook(hook_of(name)))
-        with torch.no_grad():
-            run()
-    finally:
-        for handle in handles:
-            handle.remove()
-    return kinds
-
-
-def _kind(shape: tuple[int, ...]) -> str:
-    """What a tensor of this shape holds: a map, a map of one position, or tokens."""
-    if len(shape) == 4:
-        return _POINT if (1, 1) in (shape[2:], shape[1:3]) else _MAP
-    return _TOKENS if len(shape) == 3 and shape[1] > 1 else ""
-
-
-def _has_features(module: nn.Module) -> bool:
-    """Whether a layer is more than a norm, a pooling or a reshape."""
-    return bool(module._modules) or not _NO_FEATURES.search(type(module).__name__)

@@ -54,7 +54,6 @@ def call_once(
     placements: list[Placement],
     call: Callable[[], Any],
     loss: Callable[[Any], Tensor] | None,
-    hook: type[EdgeHook] = EdgeHook,
 ) -> list[Site]:
     """Call a model once, run the backward to its observers, and return their sites.
 
@@ -64,7 +63,7 @@ def call_once(
     run = Run()
     run.looked = True  # the caller reports layers that were not called
     edges: list[GradientEdge] = []
-    attached = install(base, placements, run, lambda site, _: hook(site, edges))
+    attached = install(base, placements, run, lambda site, _: EdgeHook(site, edges))
     try:
         with as_written():
             output = call()

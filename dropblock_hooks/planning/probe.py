@@ -26,7 +26,7 @@ from ..sites.hooks import SiteHook
 from ..sites.run import Run
 from ..sites.site import Site, SiteError
 from .dry_run import DryRun, shape_of
-from .recording import LayerCalls, record
+from .recording import LayerCalls, recorded
 from .residual import passes_around, without_gradient
 
 
@@ -113,12 +113,11 @@ def probe(base: nn.Module, placements: list[Placement], run: DryRun) -> Probed:
     copied, shared = run.copy_of(base), Run()
     shared.looked = True  # the plan reports what a first forward would warn of
     drops_samples = any(_drops_samples(p.regularizer) for p in placements)
-    recorded = record(copied, residual=drops_samples)
-    sites = _install(run, copied, placements, shared)
-    sources = _ask_for_gradients(run) if drops_samples else []
-    with torch.enable_grad():
+    with recorded(copied, residual=drops_samples) as layers, torch.enable_grad():
+        sites = _install(run, copied, placements, shared)
+        sources = _ask_for_gradients(run) if drops_samples else []
         outputs = [x for x in tree_leaves(run.run()) if isinstance(x, Tensor)]
-    calls = {name: layer.calls for name, layer in recorded.items()}
+    calls = {name: layer.calls for name, layer in layers.items()}
     window = replace(
         windows(shared, [met.hook for met in sites])[0],
         layers=calls,
@@ -130,7 +129,7 @@ def probe(base: nn.Module, placements: list[Placement], run: DryRun) -> Probed:
         if p.target.parameter is not None:
             _look_at_parameter(run.copy_of(p.target.module), copied, met, outputs, window)
         else:
-            met.finish(outputs, sources, recorded[met.hook.owner_name])
+            met.finish(outputs, sources, layers[met.hook.owner_name])
             met.fault = None if met.error else fault_of(copied, met.hook, window)
     return Probed(sites, calls, run.left_out)
 

@@ -1,6 +1,9 @@
-"""Runs one forward of a copy of a model, and records what each layer did in it."""
+"""Records what each layer of a model does in one forward."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -16,39 +19,49 @@ class LayerCalls:
     """The calls of one layer in a forward.
 
     Attributes:
-        residual: whether to look for residual blocks; this needs the graph of autograd.
         calls: the number of calls.
+        order: the place of its last call among the ends of all calls.
         shape: the shape of the last output, see `shape_of`.
         adds: whether each call is one of a residual block: it adds something to its input and
-            keeps the shape.
+            keeps the shape. False where nobody looked.
     """
 
-    residual: bool = False
     calls: int = 0
+    order: int = 0
     shape: Any = None
     adds: bool = False
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """The forward hook of the layer."""
-        self.calls += 1
-        self.shape = shape_of(output)
-        x = args[0] if args else None
-        if self.residual and isinstance(x, Tensor) and isinstance(output, Tensor):
-            adds = x.shape == output.shape and carries_stream(output.grad_fn, x.grad_fn)
-            self.adds = adds and (self.adds or self.calls == 1)
 
+@contextmanager
+def recorded(model: nn.Module, *, residual: bool = False) -> Iterator[dict[str, LayerCalls]]:
+    """Record the forward within a ``with`` block; the dict has all names of each layer.
 
-def record(model: nn.Module, *, residual: bool = False) -> dict[str, LayerCalls]:
-    """Record the next forward of a copy; the dict has all names of each layer."""
+    `residual` looks for residual blocks; this needs the graph of autograd.
+    """
+    ends = count()
     layers: dict[nn.Module, LayerCalls] = {}
-    recorded = {}
+    names: dict[str, LayerCalls] = {}
+    handles = []
+
+    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        layer = layers[module]
+        layer.calls, layer.order, layer.shape = layer.calls + 1, next(ends), shape_of(output)
+        x = args[0] if args else None
+        if residual and isinstance(x, Tensor) and isinstance(output, Tensor):
+            adds = x.shape == output.shape and carries_stream(output.grad_fn, x.grad_fn)
+            layer.adds = adds and (layer.adds or layer.calls == 1)
+
     for name, module in named_modules(model):
         if module not in layers:
-            layers[module] = LayerCalls(residual)
+            layers[module] = LayerCalls()
             if not isinstance(module, torch.jit.ScriptModule):  # it takes no hooks
-                module.register_forward_hook(layers[module].__call__)
-        recorded[name] = layers[module]
-    return recorded
+                handles.append(module.register_forward_hook(hook))
+        names[name] = layers[module]
+    try:
+        yield names
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def record_forward(
@@ -66,12 +79,12 @@ def record_forward(
     """
 
     def look(run: DryRun) -> dict[str, LayerCalls]:
-        recorded = record(run.model.eval(), residual=residual)
+        run.model.eval()
         if residual:
             run.model.requires_grad_()
-        with torch.set_grad_enabled(residual):
+        with recorded(run.model, residual=residual) as layers, torch.set_grad_enabled(residual):
             run.run()
-        return recorded
+        return layers
 
     try:
         return dry_run(model, example, look)
