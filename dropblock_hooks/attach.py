@@ -8,7 +8,7 @@ from .attachment.attachment import Attachment
 from .attachment.compiled import forget_compiled
 from .attachment.install import install, site_keys
 from .attachment.resolve import checked_epochs, place, without_epochs
-from .findings import Finding, Kind, Severity
+from .findings import Finding, Kind, Severity, tell
 from .planning.dropped_twice import find_doubled
 from .planning.plan import plan_placements
 from .selectors.wrappers import find_module, submodule, unwrap
@@ -17,7 +17,6 @@ from .sites.hooks import SiteHook, hooks_on
 from .sites.run import Run
 from .sites.updates import checked_optimizers
 from .spec.spec import Draft, SpecError
-from .warn import warn
 
 
 def attach(
@@ -94,9 +93,7 @@ def attach(
         for site in attachment.sites:
             site.reader.remember(layouts.get(site.key) or "")
         forget_compiled()
-        for each in findings:
-            run.told |= each.ids
-            warn(each.text, [each])
+        tell(findings, run.told)
     except BaseException:  # a filter may make errors of warnings
         attachment.remove()
         raise

@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from .quoting import described
+from .quoting import described, listed
 from .registry import text as text_of
 from .warn import warn
+
+_MOST = 8  # sites that a text names
 
 
 class Kind(StrEnum):
@@ -22,9 +24,6 @@ class Kind(StrEnum):
     DROPPED_TWICE = "dropped_twice"  # the same values are dropped by two droppers
     LOSES_SAMPLES = "loses_samples"  # whole samples are dropped and no shortcut keeps them
     NO_PASS = "no_pass"  # the dry run of the forward failed
-    LEFT = "left"  # the dry run left a fake tensor outside of the model
-    LEFT_OUT = "left_out"  # the dry run skipped hooks of the user
-    READ = "read"  # another module reads the rate of a retuned layer
 
     # sites
     NEVER_CALLED = "never_called"  # the layer was not called in this window
@@ -34,7 +33,6 @@ class Kind(StrEnum):
     SHARDED = "sharded"  # FSDP keeps the parameter in a form that a hook cannot use
     CLIPPED = "clipped"  # the block is larger than the map, or a bound changes nearly all gradients
     IN_PARTS = "in_parts"  # a bound got the gradient of a parameter in parts
-    RECOMPILES = "recompiles"  # compiled code holds a moving rate as a constant
 
     # the training loop
     REMOVED = "removed"  # the attachment was removed
@@ -96,7 +94,7 @@ class Finding:
         return {(site, self.kind) for site in self.sites or (".",)}
 
     def __str__(self) -> str:
-        where = f"{', '.join(self.sites)}: " if self.sites else ""
+        where = f"{listed(self.sites, _MOST)}: " if self.sites else ""
         return f"{where}{self.text}. {self.cure}." if self.cure else f"{where}{self.text}"
 
 
@@ -119,14 +117,19 @@ class WatchdogError(RuntimeError):
         return type(self), (self.findings,)
 
 
-def grouped(findings: Iterable[Finding]) -> list[str]:
-    """A line for each cause; the sites of findings that say the same share a line."""
+def merged(findings: Iterable[Finding]) -> list[Finding]:
+    """One finding for each cause, with the sites of all that say the same."""
     groups: dict[tuple[str, str, str], Finding] = {}
     for each in findings:
         same = each.kind, each.text, each.cure
         sites = groups[same].sites if same in groups else ()
         groups[same] = replace(each, sites=(*sites, *each.sites))
-    return [str(each) for each in groups.values()]
+    return list(groups.values())
+
+
+def grouped(findings: Iterable[Finding]) -> list[str]:
+    """A line for each cause; the sites of findings that say the same share a line."""
+    return list(map(str, merged(findings)))
 
 
 def tell(

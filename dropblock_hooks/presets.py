@@ -7,8 +7,7 @@ from typing import Any
 from torch import nn
 
 from .checks import as_number
-from .planning.plan import own_input
-from .planning.recording import LayerCalls, record_forward
+from .planning.recording import record_forward
 from .quoting import shown
 from .regularizers.base import Regularizer
 from .regularizers.dropblock import DropBlock2d
@@ -148,20 +147,21 @@ def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) ->
         ValueError: for a model without them, or one that drops paths already.
     """
     _check("drop_path", model, p)
-    bare = unwrap(model)
-    found = [t for t in _matches("**.drop_path*", Index(bare)) if not t.module._modules]
+    index = Index(unwrap(model))
+    kind = type(index.model).__name__
+    found = [t for t in _matches("**.drop_path*", index) if not t.module._modules]
     active = [t.name for t in found if getattr(t.module, "drop_prob", 0.0)]
     if active:
         raise ValueError(
-            f"{type(bare).__name__} drops paths itself, at {len(active)} layers "
-            f"({', '.join(active[:3])}): make it without drop_path_rate"
+            f"{kind} drops paths itself, at {len(active)} layers ({', '.join(active[:3])}): make "
+            "it without drop_path_rate"
         )
-    recorded = _recorded(bare, example_input)
-    names = tuple(target.name for target in found if recorded[target.name].calls)
+    layers = record_forward(index.model, example_input)
+    names = tuple(target.name for target in found if layers[target.name].calls)
     if not names:
         raise ValueError(
-            f"{type(bare).__name__} has no layer drop_path on its branches: use stochastic_depth, "
-            "or name the layers"
+            f"{kind} has no layer drop_path on its branches: use stochastic_depth, or name the "
+            "layers"
         )
     return Spec([(Select(names=names), DropPath(ByDepth(0.0, p)))])
 
@@ -178,21 +178,10 @@ def _check(preset: str, model: object, p: object) -> None:
 
 def residual_blocks(model: nn.Module, example_input: Any = None) -> tuple[str, ...]:
     """The innermost layers that add something to their input and keep its shape, in model order."""
-    bare = unwrap(model)
-    recorded = _recorded(bare, example_input)
-    names = [
-        name
-        for name, target in Index(bare).modules.items()
-        if name and name == target.name and recorded[name].adds
-    ]
+    index = Index(unwrap(model))
+    layers = record_forward(index.model, example_input, residual=True)
+    names = [n for n, target in index.modules.items() if n == target.name and layers[n].adds and n]
     return tuple(n for n in names if not any(other.startswith(n + ".") for other in names))
-
-
-def _recorded(model: nn.Module, example_input: Any) -> dict[str, LayerCalls]:
-    example = own_input(model) if example_input is None else example_input
-    if example is None:
-        raise ValueError("the model does not tell the size of its input: give example_input=")
-    return record_forward(model, example, residual=True)
 
 
 def scaled(rate: RateLike, factor: float) -> RateLike:

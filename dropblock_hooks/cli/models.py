@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import closest
-from ..planning.plan import own_input
+from ..planning.dry_run import own_input
 from ..quoting import described, quote, shown
 from .result import CommandError
 

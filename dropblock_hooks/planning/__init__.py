@@ -2,8 +2,7 @@
 
 plan           `plan`: all that can be said, from a forward of a copy where an input is given
 table          the table of a plan
-problems       what can't work, what is likely not meant, what is good to know
-probe          the hooks of a spec on a copy for one forward
+probe          the hooks of a spec on a copy for one forward: what each site meets
 recording      what the layers did in one forward of a copy
 dry_run        a forward of a deep copy, on fake tensors where that works
 fake_tensors   fake tensors that a forward left in caches, removed

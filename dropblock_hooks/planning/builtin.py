@@ -122,7 +122,9 @@ def rates_of(index: Index) -> list[BuiltinRow]:
     """The rates of the dropout layers and modules of a model, in the order of its modules."""
     held = defaultdict(list)
     for target in index.attributes.values():
-        if _is_dropout(target):
+        local = str(target.attribute)
+        skips_layers = local == "layerdrop"
+        if "drop" in local and not skips_layers and isinstance(vars(target.module)[local], float):
             held[target.owner].append(target)
     rows = []
     for name, target in index.modules.items():
@@ -134,32 +136,22 @@ def rates_of(index: Index) -> list[BuiltinRow]:
 
 def _own_attribute(module: nn.Module) -> str | None:
     """The attribute that holds the rate of a dropout layer; other layers may mean more by ``p``."""
-    if unit_of(bare_type(module).__name__) is None or module._modules:
-        return None
-    return rate_attribute(module)
-
-
-def _is_dropout(target: Target) -> bool:
-    """Whether an attribute is a dropout rate: a float, and its name says so."""
-    local = str(target.attribute)
-    layers = local == "layerdrop"  # skips whole layers
-    return "drop" in local and not layers and isinstance(getattr(target.module, local), float)
+    drops = unit_of(bare_type(module).__name__) is not None and not module._modules
+    return rate_attribute(module) if drops else None
 
 
 def _row(target: Target, attribute: str) -> BuiltinRow:
-    module = target.module
+    module, name = target.module, target.name or "."
     hooks = (hook for hook in hooks_on(module) if isinstance(hook, RetuneHook))
-    held = (hook.site for hook in hooks if hook.attribute == attribute)
-    site = next(held, None)
-    own = site.rate or 0.0 if site and site.run.enabled else getattr(module, attribute)
-    rate = float(own)
+    site = next((hook.site for hook in hooks if hook.attribute == attribute), None)
+    rate = site.rate or 0.0 if site and site.run.enabled else float(getattr(module, attribute))
     return BuiltinRow(
-        name=target.name or ".",
+        name=name,
         type=bare_type(module).__name__,
         attribute=attribute,
         rate=rate,
         on=rate > 0 and module.training,
-        selector=f"attr:{target.name}" if target.attribute else target.name or ".",
+        selector=f"attr:{name}" if target.attribute else name,
         retuned=None if site is None else site.key,
         aliases=target.aliases,
     )

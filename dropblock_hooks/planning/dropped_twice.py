@@ -7,21 +7,18 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 from torch import nn
 
 from ..attachment.resolve import Placement
 from ..findings import Finding, Kind, Severity
-from ..quoting import listed
 from ..regularizers.droppers import unit_dropped, unit_of
 from ..regularizers.retune import Retune
 from ..selectors.index import Index
+from ..tables import ranged
 from .builtin import BuiltinRow, rates_of
-from .rates import highest_rate
-
-_SHORTCUTS = ("downsample", "shortcut", "skip")
+from .rates import highest_rate, range_of
 
 
 def find_doubled(
@@ -30,7 +27,7 @@ def find_doubled(
     keys: Sequence[str],
     calls: Mapping[str, int] | None = None,
 ) -> list[Finding]:
-    """One finding for each reason and spec entry.
+    """One finding for each reason.
 
     Args:
         base: the model.
@@ -44,30 +41,34 @@ def find_doubled(
         if unit_dropped(r) and highest_rate(r) and not p.target.form:
             alike[p.position[0], p.target.name, r.kind, r.at, r.index].append((p, key))
     droppers = _droppers(base, placements, calls) if alike else {}
-    groups: dict[Any, list[tuple[str, float, str, list[str]]]] = defaultdict(list)
-    for (entry, name, kind, *_), same in alike.items():
+    found: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    for same in alike.values():
         p, label = same[0][0], same[0][0].regularizer.label
         rates = [highest_rate(each.regularizer) for each, _ in same]
-        found = []
         if len(same) > 1 and not getattr(p.entry.selector, "compose", False):
-            cure = "Write one of them, with the rate that you mean"
-            found.append((f"{label} stands {len(same)} times in one list", cure, rates))
+            reason = f"{label} stands {len(same)} times in one list", "Write one of them"
+            found[reason] |= {key: _together(rates) for _, key in same}
         own = _own_dropper(p, droppers)
         if own is not None:
-            cure = f'Use "{own.selector}": Retune(p={rates[0]:.3g}) instead, or one of the two'
-            why = f"{label} drops where the model's own {own.type} drops"
-            found.append((why, cure, [*rates, own.rate]))
-        for why, cure, each in found:
-            share = 1 - math.prod(1 - rate for rate in each)
-            groups[entry, kind, why].append((name, share, cure, [key for _, key in same]))
-    return [_finding(why, group) for (*_, why), group in groups.items()]
+            reason = (
+                f"{label} drops where the model's own {own.type} drops",
+                "Put Retune on that layer instead, or leave one of the two out",
+            )
+            found[reason] |= {key: _together([*rates, own.rate]) for _, key in same}
+    return [
+        Finding(
+            Kind.DROPPED_TWICE,
+            Severity.WARNING,
+            tuple(shares),
+            f"{why}, {ranged(range_of(shares.values()))} in all",
+            cure,
+        )
+        for (why, cure), shares in found.items()
+    ]
 
 
-def _finding(why: str, group: list[tuple[str, float, str, list[str]]]) -> Finding:
-    names, shares, cures, keys = zip(*group, strict=True)
-    ends = dict.fromkeys(f"{share:.3g}" for share in (min(shares), max(shares)))
-    text = f"{why}: {' to '.join(ends)} in all. {cures[0]}: {listed(names, 3)}"
-    return Finding(Kind.DROPPED_TWICE, Severity.WARNING, tuple(chain(*keys)), text)
+def _together(rates: Sequence[float]) -> float:
+    return 1 - math.prod(1 - rate for rate in rates)
 
 
 def _droppers(
@@ -91,7 +92,7 @@ def _droppers(
 
 
 def _own_dropper(p: Placement, droppers: Mapping[str, BuiltinRow]) -> BuiltinRow | None:
-    """A layer of the model that drops the same values: this layer, or one of its block.
+    """A layer of the model that drops the same values: this layer, or one of a block around it.
 
     Models keep the layers that drop samples or blocks as children of the block. The rate of whole
     samples and the rate of parts of a sample do not add up.
@@ -102,11 +103,10 @@ def _own_dropper(p: Placement, droppers: Mapping[str, BuiltinRow]) -> BuiltinRow
             units = {unit, unit_of(droppers[name].type)}
             if "samples" not in units or len(units) == 1:
                 return droppers[name]
-        block: str | None = name if unit in ("samples", "blocks") else None
-        while block is not None:
+        if unit in ("samples", "blocks"):
             for other, row in droppers.items():
-                if other and other.rpartition(".")[0] == block and unit_of(row.type) == unit:
+                block = other.rpartition(".")[0]
+                around = other and (not block or f"{name}.".startswith(f"{block}."))
+                if around and unit_of(row.type) == unit:
                     return row
-            above, _, local = block.rpartition(".")
-            block = above if block and local not in _SHORTCUTS else None
     return None

@@ -18,10 +18,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.utils._pytree import tree_map
 
 from ..attachment.compiled import as_written
-from ..selectors.wrappers import named_modules
-from . import fake_tensors
+from ..quoting import quote
+from .fake_tensors import take_out
 
 _T = TypeVar("_T")
 
@@ -29,8 +30,8 @@ _T = TypeVar("_T")
 class DryRunError(ValueError):
     """No forward of a copy ran with this input; `reason` says why."""
 
-    def __init__(self, example: Any, reason: str) -> None:
-        super().__init__(f"no forward of a copy ran with {_shown(example)}: {reason}")
+    def __init__(self, reason: str, given: str = "") -> None:
+        super().__init__(f"no forward of a copy ran{given}: {reason}")
         self.reason = reason
 
 
@@ -42,62 +43,20 @@ class DryRun:
         model: the copy.
         args: its arguments.
         kwargs: its keyword arguments.
-        left_out: layers whose hooks of the user's were left out.
+        copies: by `id`, the copy of each module of the model.
+        mode: of fake tensors; None for real ones.
     """
 
     model: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    left_out: tuple[str, ...]
-    memo: dict[int, Any]
+    copies: Mapping[int, Any]
     mode: FakeTensorMode | None
-
-    def copy_of(self, module: nn.Module) -> nn.Module:
-        """The copy of a module of the model."""
-        copied: nn.Module = self.memo[id(module)]
-        return copied
 
     def run(self) -> Any:
         """The output of one forward."""
         with self.mode or nullcontext():
             return self.model(*self.args, **self.kwargs)
-
-
-def _dry_run(model: nn.Module, example: Any, look: Callable[[DryRun], _T], *, fake: bool) -> _T:
-    """What `look` returns for a copy of a model and of its arguments, on fake tensors or on real.
-
-    The states of random numbers are restored at the end.
-    """
-    _refuse_replaced_forward(model)
-    with ExitStack() as stack:
-        _keep_random_numbers(stack)
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # a real forward will give these warnings
-        logger = logging.getLogger("torch._subclasses.fake_tensor")  # the error says it
-        stack.callback(setattr, logger, "disabled", logger.disabled)
-        logger.disabled = True
-        stack.enter_context(as_written())  # also a part that is compiled
-        memo: dict[int, Any] = {}
-        mode = DryRunMode(_device_of(model)) if fake else None
-        with FakeCopyMode(mode) if mode else nullcontext():
-            copied, inputs = copy.deepcopy(model, memo), copy.deepcopy(example, memo)
-        args, kwargs = arguments_of(inputs)
-        return look(DryRun(copied, args, kwargs, _leave_out_hooks(copied), memo, mode))
-
-
-def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments and keyword arguments that an example stands for."""
-    if isinstance(example, Mapping):
-        return (), dict(example)
-    return (example if isinstance(example, tuple) else (example,)), {}
-
-
-def clear_away() -> list[str]:
-    """Remove what dry runs have left in caches outside of their copies; what still holds some.
-
-    Nothing may hold a tensor of a dry run when this is called.
-    """
-    return fake_tensors.take_out(DryRunMode)
 
 
 def dry_run(model: nn.Module, example: Any, look: Callable[[DryRun], _T]) -> _T:
@@ -107,30 +66,67 @@ def dry_run(model: nn.Module, example: Any, look: Callable[[DryRun], _T]) -> _T:
 
     Args:
         model: any model.
-        example: a tensor, a tuple of arguments, or a mapping of keywords.
+        example: a tensor, a tuple of arguments, or a mapping of keywords; None for `own_input`.
         look: runs the copy once. What it returns must not hold tensors of the copy.
 
     Raises:
         DryRunError: if no forward runs.
     """
+    example = own_input(model) if example is None else example
+    if example is None:
+        raise DryRunError("the model does not tell the size of its input: give example_input=")
     on_meta = any(p.is_meta for p in model.parameters())
     reason = ""
-    for fake in (True,) if on_meta else (True, False):
-        try:
-            return _dry_run(model, example, look, fake=fake)
-        except Exception as error:  # a model may fail in any way
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            reason = ": ".join([type(error).__name__, *lines[:1]])
-    raise DryRunError(example, reason)
+    try:
+        for fake in (True,) if on_meta else (True, False):
+            try:
+                return _dry_run(model, example, look, fake=fake)
+            except Exception as error:  # a model may fail in any way
+                lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+                reason = ": ".join([type(error).__name__, *lines[:1]])
+        raise DryRunError(reason, f" with example_input of {quote(tree_map(shape_of, example))}")
+    finally:
+        take_out(DryRunMode)
 
 
-def _shown(example: Any) -> str:
-    """What a model is called with, for messages."""
+def _dry_run(model: nn.Module, example: Any, look: Callable[[DryRun], _T], *, fake: bool) -> _T:
+    _refuse_replaced_forward(model)
+    with ExitStack() as stack:
+        _keep_random_numbers(stack)
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # a real forward will give these warnings
+        logger = logging.getLogger("torch._subclasses.fake_tensor")  # the error says it
+        stack.callback(setattr, logger, "disabled", logger.disabled)
+        logger.disabled = True
+        stack.enter_context(as_written())  # also a part that is compiled
+        copies: dict[int, Any] = {}
+        mode = DryRunMode(_device_of(model)) if fake else None
+        with FakeCopyMode(mode) if mode else nullcontext():
+            copied, inputs = copy.deepcopy(model, copies), copy.deepcopy(example, copies)
+        _leave_out_hooks(copied)
+        return look(DryRun(copied, *arguments_of(inputs), copies, mode))
+
+
+def own_input(model: nn.Module) -> Tensor | None:
+    """Two empty images of the size in the configuration of a timm model; None without one."""
+    config: Any = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
+    told = config if isinstance(config, Mapping) else vars(config) if config else {}
+    if not told.get("input_size"):
+        return None
+    channels, *edges = told["input_size"]
+    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    built = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    edges = built if isinstance(built, tuple | list) else edges
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    size = (first.in_channels if first else channels, *edges)
+    return torch.zeros(2, *size, dtype=like.dtype, device=like.device)
+
+
+def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments and keyword arguments that an example stands for."""
     if isinstance(example, Mapping):
-        return f"example_input { {name: shape_of(value) for name, value in example.items()} }"
-    given = example if isinstance(example, tuple | list) else (example,)
-    hint = "" if any(isinstance(x, Tensor) for x in given) else " (give a tensor, not a shape)"
-    return f"example_input of {', '.join(str(shape_of(x)) for x in given)}{hint}"
+        return (), dict(example)
+    return (example if isinstance(example, tuple) else (example,)), {}
 
 
 def shape_of(output: Any) -> Any:
@@ -200,23 +196,16 @@ def _refuse_replaced_forward(model: nn.Module) -> None:
             )
 
 
-_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-def _leave_out_hooks(model: nn.Module) -> tuple[str, ...]:
-    """Take off all hooks but torch's own (pruning, spectral norm); layers that lost a user's.
+def _leave_out_hooks(model: nn.Module) -> None:
+    """Take off all hooks but torch's own, such as those of pruning.
 
     A user's hook may change objects outside of the copy.
     """
-    left_out: dict[str, None] = {}
-    for name, module in named_modules(model):
-        for table in _TABLES:
-            hooks: dict[int, Any] = getattr(module, table, {})
+    for module in model.modules():
+        module._backward_hooks.clear()
+        module._backward_pre_hooks.clear()
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
             for key, hook in list(hooks.items()):
                 source = type(getattr(hook, "__self__", hook)).__module__
-                if source.startswith("torch.nn.utils"):
-                    continue
-                del hooks[key]
-                if "backward" not in table and not source.startswith("dropblock_hooks."):
-                    left_out[name or "."] = None
-    return tuple(left_out)
+                if not source.startswith("torch.nn.utils"):
+                    del hooks[key]

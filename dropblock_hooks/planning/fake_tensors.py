@@ -6,7 +6,6 @@ attention, for the next forward of any model. A fake one would break it.
 
 import functools
 import gc
-import sys
 import types
 from typing import Any
 
@@ -16,18 +15,15 @@ _DEEPEST = 4  # containers between a tensor and the cache that holds it
 _LRU: type = type(functools.lru_cache(lambda: None))
 
 
-def take_out(kind: type) -> list[str]:
-    """Remove the fake tensors of a kind of mode from all caches; what still holds some.
+def take_out(kind: type) -> None:
+    """Remove the fake tensors of a kind of mode from all caches.
 
     Nothing else may hold them when this is called.
     """
-    if not _alive(kind):
-        return []
-    gc.collect()
-    for tensor in _alive(kind):
-        _release(tensor, 0)
-    left = _alive(kind)
-    return sorted({where for tensor in left for where in _holders(tensor, left)})
+    if _alive(kind):
+        gc.collect()
+        for tensor in _alive(kind):
+            _release(tensor, 0)
 
 
 def _alive(kind: type) -> list[FakeTensor]:
@@ -54,13 +50,3 @@ def _is_namespace(holder: dict[Any, Any]) -> bool:
     return "__name__" in holder or any(
         getattr(owner, "__dict__", None) is holder for owner in gc.get_referrers(holder)
     )
-
-
-def _holders(tensor: FakeTensor, left: list[FakeTensor]) -> list[str]:
-    here = sys._getframe()
-    found = []
-    for holder in gc.get_referrers(tensor):
-        if holder is not left and not isinstance(holder, types.FrameType) and holder is not here:
-            name = holder.get("__name__") if isinstance(holder, dict) else None
-            found.append(f"the module {name}" if name else f"a {type(holder).__name__}")
-    return found

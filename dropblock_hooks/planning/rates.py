@@ -1,6 +1,7 @@
 """The main rate of a regularizer over its whole schedule."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from ..regularizers.base import Regularizer
@@ -30,6 +31,14 @@ def highest_rate(regularizer: Regularizer) -> float:
         return rates[1]
     held = (getattr(getattr(regularizer, "target", None), name, None) for name in RATES)
     return next((float(rate) for rate in held if isinstance(rate, int | float)), 0.0)
+
+
+def range_of(values: Iterable[float | None]) -> float | Range | None:
+    """The lowest and the highest value, or one number if they are equal."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return known[0] if min(known) == max(known) else (min(known), max(known))
 
 
 def _range(rate: Any) -> Range:

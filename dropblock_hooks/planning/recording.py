@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..selectors.wrappers import named_modules
-from .dry_run import DryRun, clear_away, dry_run, shape_of
+from .dry_run import DryRun, dry_run, shape_of
 from .residual import carries_stream
 
 
@@ -71,7 +71,8 @@ def record_forward(
 
     Args:
         model: any model.
-        example: a tensor, a tuple of arguments, or a mapping of keywords.
+        example: a tensor, a tuple of arguments, or a mapping of keywords; None for the size that
+            the model tells.
         residual: whether to look for residual blocks.
 
     Raises:
@@ -86,7 +87,4 @@ def record_forward(
             run.run()
         return layers
 
-    try:
-        return dry_run(model, example, look)
-    finally:
-        clear_away()
+    return dry_run(model, example, look)

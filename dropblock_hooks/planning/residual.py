@@ -23,9 +23,8 @@ def passes_around(outputs: Iterable[Tensor], sources: Iterable[Node], node: Node
 
     Outputs that do not depend on the node are ignored.
     """
-    wanted = set(sources) - {node}
     return all(
-        _made_from(output.grad_fn, lambda each: each is node) & wanted
+        _made_from(output.grad_fn, lambda each: each is node) & set(sources)
         or node not in _made_from(output.grad_fn)
         for output in outputs
     )

@@ -1,6 +1,6 @@
 """The table of a plan: a row for each site to be."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,9 +8,9 @@ from ..attachment.report import block_cell, is_clipped
 from ..attachment.resolve import Placement
 from ..findings import Finding
 from ..selectors.wrappers import bare_type
+from ..sites.site import Site
 from ..tables import Forms, Table, named, ranged, shown
-from .probe import SiteMet
-from .rates import Range, rate_range
+from .rates import Range, range_of, rate_range
 
 Size = tuple[int, ...]
 
@@ -60,7 +60,7 @@ class Plan(Table[PlanRow]):
     Attributes:
         problems: what can't work; ``attach(..., example_input=...)`` raises an error for it.
         warnings: a line for what is likely not meant, or good to know.
-        findings: the warnings as `Finding` objects.
+        findings: the warnings as `Finding` objects, those of one cause together.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class Plan(Table[PlanRow]):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The texts of the findings."""
-        return tuple(each.text for each in self.findings)
+        """The findings as text."""
+        return tuple(map(str, self.findings))
 
 
 _COLUMNS: dict[str, Any] = {
@@ -89,27 +89,30 @@ _COLUMNS: dict[str, Any] = {
 }
 
 
-def plan_row(key: str, p: Placement, met: SiteMet | None) -> PlanRow:
+def plan_row(
+    key: str, p: Placement, site: Site | None = None, shape: Any = None, problem: str | None = None
+) -> PlanRow:
+    """The row of a placement; without a forward there is no site that has met anything."""
     regularizer = p.regularizer
-    site = met.site if met else None
-    block = site.block_size if site else None
-    map_size, calls = (site.map_size, site.calls) if site else (None, None)
+    block, map_size, calls = None, None, None
+    if site is not None:
+        block, map_size, calls = site.block_size, site.map_size, site.calls
     return PlanRow(
         site=key,
         selector=str(p.entry.selector),
         regularizer=repr(regularizer),
         type=bare_type(p.target.module).__name__,
         at={"param": "parameter", "attr": "attribute"}.get(p.target.form, regularizer.at),
-        shape=met.shape if met else None,
-        layout=site.layout or None if site and site.calls else None,
+        shape=shape,
+        layout=site.layout or None if site and calls else None,
         calls=calls,
         aliases=p.target.aliases,
         map_size=map_size,
         block_size=block,
         clipped=is_clipped(block, regularizer),
-        rate=_range(rate_range(regularizer) or ()),
+        rate=range_of(rate_range(regularizer) or ()),
         expected_share=_expected(p, map_size, calls),
-        problem=met.error if met else None,
+        problem=problem,
     )
 
 
@@ -118,15 +121,7 @@ def _expected(p: Placement, map_size: Size | None, calls: int | None) -> float |
     if calls == 0 and p.attribute is None:  # else the rate may be read without a call
         return 0.0
     name = next(iter(p.regularizer.rates), "")
-    return _range(
+    return range_of(
         p.regularizer.expected_share({**p.regularizer.values(0.0), name: rate}, map_size or None)
         for rate in rate_range(p.regularizer) or ()
     )
-
-
-def _range(values: Iterable[float | None]) -> float | Range | None:
-    """The lowest and the highest value, or one number if they are equal."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    return known[0] if min(known) == max(known) else (min(known), max(known))

@@ -173,10 +173,10 @@ def test_plan_tells_what_is_wrong(capsys):
     write("fc: DropBlock2d(p=0.1)")
     code, out, err = run(capsys, "plan", "resnet18", "spec.yaml")
     assert (code, err) == (1, "dropblock-hooks: 1 problem\n")
-    assert "DropBlock2d can't work on fc" in out
+    assert "fc/DropBlock2d: needs a 4-D tensor" in out
     code, out, _ = run(capsys, "--json", "plan", "resnet18", "spec.yaml")
     assert code == 1
-    assert "DropBlock2d can't work on fc" in json.loads(out)["problems"][0]
+    assert "fc/DropBlock2d: needs a 4-D tensor" in json.loads(out)["problems"][0]
     write("layr4: Dropout\nlayr3: Dropout")
     code, out, err = run(capsys, "plan", "resnet18", "spec.yaml")
     assert (code, out) == (1, "")

@@ -117,15 +117,15 @@ DOUBLED = {
 
 def told_by_plan(model, spec, shape):
     planned = plan(model, spec, torch.randn(shape))
-    return [c for c in planned.findings if c.kind == "dropped_twice"]
+    return [each for each in planned.findings if each.kind == "dropped_twice"]
 
 
 def told_by_attach(model, spec, **options):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         attach(model, spec, **options).remove()
-    texts = [str(w.message) for w in caught if w.category is HookWarning]
-    return [text for text in texts if " in all. " in text]
+    found = [each for w in caught if w.category is HookWarning for each in w.message.findings]
+    return [each for each in found if each.kind == "dropped_twice"]
 
 
 @pytest.mark.parametrize(
@@ -133,19 +133,11 @@ def told_by_attach(model, spec, **options):
 )
 def test_it_is_told_with_the_rate_that_results(build, name, regularizer, shape, rate):
     model, spec = build(), {name: regularizer}
-    (own,) = [c for c in told_by_plan(model, spec, shape) if "the model's own" in c.text]
-    assert f': {rate} in all. Use "' in own.text
-    assert own.text.endswith(f"instead, or one of the two: {name}")
+    (own,) = [each for each in told_by_plan(model, spec, shape) if "the model's own" in each.text]
+    assert own.text.endswith(f", {rate} in all")
     assert own.sites[0].startswith(f"{name}/")
-    assert own.text in told_by_attach(model.eval(), spec)
-    assert own.text in told_by_attach(model, spec, example_input=torch.randn(shape))
-
-
-@pytest.mark.parametrize("kind", [Mlp, NormsLast])
-def test_what_is_inside_of_a_layer_is_not_told(kind):
-    """Whether a layer returns what a dropout inside it gives, is not looked at."""
-    model, spec = nn.Sequential(kind(0.5)), {"0": Dropout(0.2)}
-    assert told_by_attach(model, spec) == told_by_plan(model, spec, ROW) == []
+    assert own in told_by_attach(model.eval(), spec)
+    assert own in told_by_attach(model, spec, example_input=torch.randn(shape))
 
 
 LISTS = {
@@ -161,10 +153,9 @@ LISTS = {
 def test_one_class_twice_in_a_list(regularizers, rate):
     model, spec = nn.Sequential(nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)), {"*": regularizers}
     (told,) = told_by_plan(model, spec, IMAGE)
-    assert f"times in one list: {rate} in all" in told.text
-    assert told.text.endswith("mean: 0, 1")
+    assert told.text.endswith(f"times in one list, {rate} in all")
     assert len(told.sites) == 2 * sum(type(r) is type(regularizers[0]) for r in regularizers)
-    assert told_by_attach(model, spec) == [told.text]
+    assert told_by_attach(model, spec) == [told]
 
 
 HEALTHY = {
@@ -177,7 +168,7 @@ HEALTHY = {
     "an identity": (lambda: sequence(0.5, nn.Identity), "2", Dropout(0.2), ROW),
     "noise": (sequence, "2", [GaussianNoise(0.1), GaussianDropout(0.1)], ROW),
     "gradients": (sequence, "2", ClipGradNorm(1.0), ROW),
-    "a norm behind it": (lambda: nn.Sequential(NormsLast(0.5)), "0", Dropout(0.2), ROW),
+    "inside a layer": (lambda: nn.Sequential(NormsLast(0.5)), "0", Dropout(0.2), ROW),
     "another branch": (
         lambda: nn.Sequential(nn.Conv2d(4, 4, 1), Branch(DropPaths(0.0)), Branch(DropPaths(0.5))),
         "1.norm",
@@ -205,8 +196,7 @@ def test_what_does_not_run_drops_nothing():
             return self.fc2(self.act(self.fc1(x)))
 
     model = Unused(0.5)
-    with pytest.warns(HookWarning, match="0.6 in all"):
-        attach(model, {"drop": Dropout(0.2)}).remove()
+    assert len(told_by_attach(model, {"drop": Dropout(0.2)})) == 1
     assert told_by_plan(model, {"drop": Dropout(0.2)}, ROW) == []
     frozen = sequence()
     frozen[2].eval()
@@ -226,13 +216,7 @@ def test_layers_of_one_kind_are_told_in_one_line():
     model = timm.create_model("vit_tiny_patch16_224", depth=4, img_size=32, drop_path_rate=0.3)
     x = (2, 3, 32, 32)
     (told,) = told_by_plan(model, {"**.drop_path*": DropPath(0.5)}, x)
-    assert (
-        "DropPath drops where the model's own DropPath drops: 0.55 to 0.65 in all. "
-        'Use "blocks.1.drop_path1": Retune(p=0.5) instead' in told.text
-    )
-    assert told.text.endswith(
-        "blocks.1.drop_path1, blocks.1.drop_path2, blocks.2.drop_path1 and 3 more"
-    )
+    assert told.text == "DropPath drops where the model's own DropPath drops, 0.55 to 0.65 in all"
     assert len(told.sites) == 6
     for layer in model.modules():
         if isinstance(layer, timm.layers.DropPath):
@@ -248,11 +232,11 @@ def test_torchvision_s():
     )
     for spec in ({"1.norm": DropPath(0.2)}, {"1": DropBlock2d(0.2, 3)}, {"1.last": Dropout2d(0.2)}):
         (told,) = told_by_plan(model, spec, IMAGE)
-        assert "drops: 0.6 in all" in told.text
-        assert told_by_attach(model, spec) == [told.text]
+        assert told.text.endswith("drops, 0.6 in all")
+        assert told_by_attach(model, spec) == [told]
     with torch.device("meta"):
         vgg = torchvision.models.vgg11(num_classes=2)
-    assert "0.6 in all" in told_by_attach(vgg, {"classifier.2": Dropout(0.2)})[0]
+    assert len(told_by_attach(vgg, {"classifier.2": Dropout(0.2)})) == 1
     assert told_by_attach(vgg, {"features.*": Dropout(0.2), "classifier.0": Dropout(0.2)}) == []
 
 
@@ -302,14 +286,6 @@ def _drop(module, args):
     return (nn.functional.dropout(args[0], 0.1), *args[1:])
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:")
-def test_what_is_scripted_is_no_trouble():
-    scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
-    model = nn.Sequential(nn.Dropout(0.1), scripted, nn.Linear(2, 2))
-    attach(model, {"2": Dropout(0.1)})  # without a warning
-    assert model(torch.ones(1, 2)).shape == (1, 2)
-
-
 # Beside Retune -------------------------------------------------------------------------------
 
 
@@ -335,8 +311,8 @@ SETTINGS = [
 @pytest.mark.parametrize("selector", ["drop_path", "attr:drop_path.drop_prob"])
 def test_the_rate_is_the_one_that_retune_sets(selector, p, both):
     model, spec = Behind(), {"mlp": DropPath(p=0.1), selector: Retune(p=p)}
-    assert f": {both} in all" in told_by_plan(model, spec, (2, 6))[0].text
-    assert f": {both} in all" in told_by_attach(model, spec)[0]
+    assert told_by_plan(model, spec, (2, 6))[0].text.endswith(f", {both} in all")
+    assert told_by_attach(model, spec)[0].text.endswith(f", {both} in all")
     assert model.drop_path.drop_prob == 0.2
 
 
@@ -345,9 +321,9 @@ def test_the_rate_is_the_one_of_a_live_retune(selector):
     model = Behind()
     attached = attach(model, {selector: Retune(p=0.4)})
     model(torch.ones(2, 6))
-    assert ": 0.46 in all" in told_by_attach(model, {"mlp": DropPath(p=0.1)})[0]
+    assert told_by_attach(model, {"mlp": DropPath(p=0.1)})[0].text.endswith(", 0.46 in all")
     attached.remove()
-    assert ": 0.28 in all" in told_by_attach(model, {"mlp": DropPath(p=0.1)})[0]
+    assert told_by_attach(model, {"mlp": DropPath(p=0.1)})[0].text.endswith(", 0.28 in all")
 
 
 @pytest.mark.parametrize("selector", ["drop_path", "attr:drop_path.drop_prob"])
@@ -359,13 +335,12 @@ def test_a_layer_that_is_set_to_0_drops_nothing(selector):
 def test_inside_the_drop_blocks_of_timm():
     timm = pytest.importorskip("timm", reason="its models")
     model = timm.create_model("resnet18", drop_block_rate=0.1)
-    (text,) = told_by_attach(model, {"layer4.*": DropBlock2d(p=0.2, block_size=7)})
-    assert "drops: 0.28 in all" in text
-    assert '"layer4.0.drop_block": Retune(p=0.2) instead' in text
+    (told,) = told_by_attach(model, {"layer4.*": DropBlock2d(p=0.2, block_size=7)})
+    assert told.text.endswith("drops, 0.28 in all")
     assert told_by_attach(model, {"layer3.1.conv1": DropBlock2d(p=0.2, block_size=7)}) != []
     assert told_by_attach(model, {"layer3.1.conv1": Dropout(0.2)}) == []
     spec = {
         "layer4.*": DropBlock2d(p=0.2, block_size=7),
         "layer4.*.drop_block": Retune(p=0.5),
     }
-    assert "drops: 0.6 in all" in told_by_attach(model, spec)[0]
+    assert told_by_attach(model, spec)[0].text.endswith("drops, 0.6 in all")

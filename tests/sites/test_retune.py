@@ -685,11 +685,8 @@ def test_a_plan_changes_nothing():
     spec = {"type:Dropout": Retune(p=LinearSchedule(0.1, 0.3, epochs=3))}
     x = torch.ones(3, 4)
     drops = [model[1].attn_drop, model[2], model[3]]
-    told = plan(model, spec, example_input=x)
+    plan(model, spec, example_input=x)
     assert [(d.p, d.inplace) for d in drops] == [(0.5, False), (0.5, True), (0.5, True)]
-    by_kind = {caution.kind: caution for caution in told.findings}
-    assert by_kind["read"].sites == ("1.attn_drop/Retune",)
-    assert set(by_kind["recompiles"].sites) == {"1.attn_drop/Retune", "3/Retune"}
     attached = attach(model, spec, example_input=x)
     assert [d.p for d in drops] == [0.1, 0.0, 0.1]
     assert [site.calls for site in attached.sites] == [0] * 3
