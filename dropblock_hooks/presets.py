@@ -47,7 +47,6 @@ def drop_block_resnet(
     Reference:
         Ghiasi, Lin and Le, 2018, section 4.1 (https://arxiv.org/abs/1810.12890).
     """
-    _check("drop_block_resnet", model, p)
     index = Index(unwrap(model))
     entries: list[tuple[str, Regularizer]] = []
     for group, factor in (("layer3", 0.25), ("layer4", 1.0)):
@@ -83,17 +82,16 @@ def by_stage(
     """
     if not isinstance(regularizer, Regularizer):
         raise TypeError(
-            "by_stage takes a regularizer first and no model, as in "
-            f"by_stage(DropBlock2d(p=0.1), stages=(-2, -1)): got {shown(regularizer)}"
+            "by_stage takes a regularizer first and no model, as in by_stage(DropBlock2d(p=0.1)): "
+            f"got {shown(regularizer)}"
         )
-    if not isinstance(stages, list | tuple | range):
-        raise TypeError(f"stages must be numbers of stages, as (-2, -1), got {shown(stages)}")
     first = as_number("first", first)
     if not regularizer.rates:
         raise ValueError(f"{regularizer!r} has no rate that could rise with depth")
     name, rate = next(iter(regularizer.rates.items()))
     spread = regularizer.with_rates(**{name: ByDepth(scaled(rate, first), rate)})
-    return Spec([(Select(stages=tuple(stages)), spread)])
+    chosen = stages if isinstance(stages, int) else tuple(stages)
+    return Spec([(Select(stages=chosen), spread)])
 
 
 def stochastic_depth(
@@ -118,14 +116,14 @@ def stochastic_depth(
     Reference:
         Huang et al., 2016, the linear decay rule (https://arxiv.org/abs/1603.09382).
     """
-    _check("stochastic_depth", model, p)
+    regularizer = StochasticDepth(ByDepth(0.0, p), **options)
     names = residual_blocks(model, example_input)
     if not names:
         raise ValueError(
             f"{type(unwrap(model)).__name__} has no residual block that keeps its shape: use "
             "drop_path, or name the layers"
         )
-    return Spec([(Select(names=names), StochasticDepth(ByDepth(0.0, p), **options))])
+    return Spec([(Select(names=names), regularizer)])
 
 
 def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) -> Spec:
@@ -146,8 +144,7 @@ def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) ->
     Raises:
         ValueError: for a model without them, or one that drops paths already.
     """
-    _check("drop_path", model, p)
-    index = Index(unwrap(model))
+    index, regularizer = Index(unwrap(model)), DropPath(ByDepth(0.0, p))
     kind = type(index.model).__name__
     found = [t for t in _matches("**.drop_path*", index) if not t.module._modules]
     active = [t.name for t in found if getattr(t.module, "drop_prob", 0.0)]
@@ -163,17 +160,7 @@ def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) ->
             f"{kind} has no layer drop_path on its branches: use stochastic_depth, or name the "
             "layers"
         )
-    return Spec([(Select(names=names), DropPath(ByDepth(0.0, p)))])
-
-
-def _check(preset: str, model: object, p: object) -> None:
-    """Raise TypeError unless a preset was given a model and a rate, in this order."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"{preset} takes the model first, as in {preset}(model, p=0.1): got {shown(model)}"
-        )
-    if not callable(p) or isinstance(p, nn.Module | type):
-        as_number("p", p, "a number or a schedule")
+    return Spec([(Select(names=names), regularizer)])
 
 
 def residual_blocks(model: nn.Module, example_input: Any = None) -> tuple[str, ...]:
@@ -199,7 +186,7 @@ def scaled(rate: RateLike, factor: float) -> RateLike:
             return replace(rate, **own)  # type: ignore[type-var]  # a schedule with fields is a dataclass
     if callable(rate):
         raise TypeError(f"{rate!r} can't be scaled: give a number or one of our schedules")
-    return rate * factor
+    return as_number("p", rate, "a number or a schedule") * factor
 
 
 def _matches(selector: str, index: Index) -> list[Any]:

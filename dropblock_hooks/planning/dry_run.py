@@ -142,7 +142,6 @@ class DryRunMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch's is
     """The mode of our fake tensors, none of which is on the meta device."""
 
     def __init__(self, device: torch.device) -> None:
-        _start_autograd()
         # functions of the model may hold tensors as constants
         super().__init__(allow_non_fake_inputs=True)
         self.device = device
@@ -162,17 +161,6 @@ def _device_of(model: nn.Module) -> torch.device:
     """The device for tensors on the meta device: that of the others, or the CPU."""
     devices = (tensor.device for tensor in (*model.parameters(), *model.buffers()))
     return next((d for d in devices if d.type != "meta"), torch.device("cpu"))
-
-
-def _start_autograd() -> None:
-    """Run one backward before there are fake tensors, if there is no GPU.
-
-    Fake tensors make torch register a GPU. A first backward after that starts a thread for it, and
-    then no process forked from this one can run a backward.
-    """
-    if not torch.cuda.is_available():
-        with torch.inference_mode(False), torch.enable_grad():
-            torch.autograd.backward(torch.ones((), device="cpu", requires_grad=True))
 
 
 def _keep_random_numbers(stack: ExitStack) -> None:

@@ -26,7 +26,7 @@ from ..sites.run import Run
 from ..sites.site import Site, SiteError
 from .dry_run import DryRun, shape_of
 from .recording import recorded
-from .residual import passes_around, without_gradient
+from .residual import passes_around
 from .table import PlanRow, plan_row
 
 
@@ -47,8 +47,8 @@ class SiteProbe:
         shape: of the tensor of the last call; of a structure its type and size.
     """
 
-    def __init__(self, hook: SiteHook, module: nn.Module) -> None:
-        self.hook, self.site, self._module = hook, hook.site, module
+    def __init__(self, hook: SiteHook) -> None:
+        self.hook, self.site = hook, hook.site
         self.error: str | None = None
         self.shape: Any = None
         self._nodes: list[Node] = []  # of the layer's outputs, where whole samples are dropped
@@ -91,13 +91,6 @@ class SiteProbe:
         self, base: nn.Module, window: Window, outputs: list[Tensor], sources: list[Node]
     ) -> Iterator[Finding]:
         """What is likely not meant, after the forward."""
-        if self.hook.parameter is not None:
-            parameter = self._module.get_parameter(self.hook.parameter)
-            self.shape = tuple(parameter.shape)
-            if without_gradient(outputs, parameter):
-                text = "it gets no gradient: the output does not depend on the parameter"
-                yield self._finding(Kind.NEVER_ACTIVE, text)
-            return
         fault = None if self.error else fault_of(base, self.hook, window)
         if fault is not None:
             yield self._finding(fault.kind, fault.text, fault.cure)
@@ -128,7 +121,7 @@ def probe(base: nn.Module, placements: list[Placement], run: DryRun) -> Probed:
 
     def make(site: Site, p: Placement) -> SiteHook:
         site.idle = False  # a schedule that starts at 0 must not hide the layout and the map
-        probes.append(SiteProbe(make_hook(site, p), p.target.module))
+        probes.append(SiteProbe(make_hook(site, p)))
         return probes[-1].hook
 
     moved = [

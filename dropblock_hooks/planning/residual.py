@@ -49,18 +49,6 @@ def carries_stream(output: Node | None, source: Node | None) -> bool:
     )
 
 
-def without_gradient(outputs: Iterable[Tensor], parameter: Tensor) -> bool:
-    """Whether the graph of the outputs shows that a parameter gets no gradient.
-
-    False if there is no graph, or if a reentrant checkpoint hides a part of it.
-    """
-    nodes = set().union(*(_made_from(output.grad_fn) for output in outputs))
-    return bool(nodes) and not any(
-        getattr(node, "variable", None) is parameter or "Checkpoint" in node.name()
-        for node in nodes
-    )
-
-
 def _made_from(start: Node | None, ends: Callable[[Node], bool] = lambda node: False) -> set[Node]:
     """The node and all nodes behind it, up to those where `ends` is true."""
     seen: set[Node] = set()

@@ -97,6 +97,8 @@ def plan_row(
     block, map_size, calls = None, None, None
     if site is not None:
         block, map_size, calls = site.block_size, site.map_size, site.calls
+        if p.target.parameter is not None:
+            shape = tuple(p.target.module.get_parameter(p.target.parameter).shape)
     return PlanRow(
         site=key,
         selector=str(p.entry.selector),

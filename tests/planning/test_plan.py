@@ -1,10 +1,7 @@
 """The dry run: what it tells, what it refuses, and that it touches nothing."""
 
 import functools
-import os
 import random
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -394,30 +391,6 @@ _SEEN: list = []
 
 def _shifts(module, args, output):
     return output + 1
-
-
-FORKS = """
-import os
-import torch
-from torch import nn
-from dropblock_hooks import plan
-
-net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
-with torch.inference_mode():
-    plan(net, {"0": "Dropout2d(p=0.1)"}, torch.ones(2, 3, 8, 8))
-torch.ones(2, requires_grad=True).sum().backward()
-child = os.fork()
-torch.ones(2, requires_grad=True).sum().backward()
-if child:
-    assert os.waitpid(child, 0)[1] == 0
-"""
-
-
-@pytest.mark.skipif(os.name != "posix", reason="forks")
-@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, torch itself forbids it")
-def test_a_process_forked_after_a_plan_can_go_backward():
-    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=90)
-    assert done.returncode == 0, done.stderr
 
 
 def test_hooks_of_the_user():
