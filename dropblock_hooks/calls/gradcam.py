@@ -14,7 +14,7 @@ from ..checks import check_option
 from ..planning.dry_run import arguments_of
 from ..planning.recording import recorded
 from ..quoting import kind_of, listed, quote, shown
-from ..selectors.index import Index, NoMatchError, Target
+from ..selectors.index import Index, Target
 from ..selectors.select import Select, Selector, match
 from ..selectors.wrappers import unwrap
 from ..warn import warn
@@ -169,10 +169,7 @@ def _named(layer: Any, names: Index) -> Target:
     """The only layer that a selector matches."""
     if not isinstance(layer, str | Select):
         raise TypeError(f"layer must be a name or a selector of one layer, got {shown(layer)}")
-    try:
-        found = match(layer, names)
-    except NoMatchError as error:
-        raise ValueError(f"layer={quote(layer)}: {error}") from None
+    found = match(layer, names)
     if len(found) != 1 or found[0].form:
         matched = listed((target.name for target in found), 5)
         raise ValueError(f"layer={quote(layer)} must match one layer, and matches {matched}")

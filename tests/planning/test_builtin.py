@@ -62,9 +62,6 @@ ROWS = [
 
 def test_rows():
     assert rows_of(Net()) == ROWS
-
-
-def test_text():
     text = str(builtin(Net()))
     assert text.startswith("7 rates in Net\n")
     assert '"attr:attention.dropout": Retune(p=0.3)' in text
@@ -114,10 +111,9 @@ def test_a_model_without_any():
         found.spec()
 
 
-@pytest.mark.parametrize("bad", [None, "resnet18", {}, nn.Linear])
-def test_no_model(bad):
+def test_no_model():
     with pytest.raises(TypeError, match="model must be a torch.nn.Module"):
-        builtin(bad)
+        builtin("resnet18")
 
 
 def test_what_is_retuned_shows_the_rate_that_holds():
@@ -188,15 +184,6 @@ def test_a_spec_is_written_and_read(p, tmp_path):
     spec.save(tmp_path / "spec.yaml")
     assert Spec.load(tmp_path / "spec.yaml") == spec
     attach(Net(), tmp_path / "spec.yaml")
-
-
-@pytest.mark.parametrize(
-    ("p", "error", "message"),
-    [(2, ValueError, "got 2"), ([0.1], TypeError, r"got \[0.1\]"), ("a", TypeError, "got 'a'")],
-)
-def test_no_rates(p, error, message):
-    with pytest.raises(error, match=f"p must be .*{message}"):
-        builtin(Net()).spec(p=p)
 
 
 def test_names_that_a_pattern_would_not_mean_alone():

@@ -72,9 +72,9 @@ def test_a_plan_is_what_then_happens(net):
     assert "2x8x8x8" in str(planned)
 
 
-@pytest.mark.parametrize("size", [5, 14])
-@pytest.mark.parametrize("block", [2, 3, 7])
-@pytest.mark.parametrize("p", [0.1, 0.6])
+@pytest.mark.parametrize(
+    ("size", "block", "p"), [(5, 2, 0.6), (5, 7, 0.1), (14, 3, 0.1), (14, 7, 0.6)]
+)
 def test_the_expected_share_of_the_papers_gamma(size, block, p):
     model, x = nn.Sequential(nn.Identity()), torch.ones(40, 60, size, size)
     spec = {"0": DropBlock2d(p, block, calibration="paper", normalize=None)}
@@ -213,14 +213,11 @@ def test_without_an_example(net):
     assert [row.site for row in planned] == ["layer1.0/Dropout2d", "layer1.1/Dropout2d"]
     assert planned[0].shape is planned[0].calls is None
     assert kinds(planned) == ["no_pass"]
+    for example in (IMAGE, (IMAGE,), {"x": IMAGE}):
+        assert plan(net, {"layer1.*": Dropout2d(0.1)}, example)[0].shape == (2, 8, 8, 8)
     net.pretrained_cfg = {"input_size": (3, 32, 32)}
     planned = plan(net, {"layer1.*": Dropout2d(0.1)})
     assert planned[0].shape == (2, 8, 16, 16)
-
-
-@pytest.mark.parametrize("example", [IMAGE, (IMAGE,), {"x": IMAGE}], ids=["tensor", "args", "keys"])
-def test_examples(net, example):
-    assert plan(net, {"fc": Dropout(0.1)}, example)[0].shape == (2, 5)
 
 
 def test_a_root_of_a_model_that_takes_the_example(net):
@@ -228,8 +225,6 @@ def test_a_root_of_a_model_that_takes_the_example(net):
     planned = plan(model, {"layer1.*": Dropout2d(0.1)}, IMAGE, root="1")
     assert planned[0].shape == (2, 8, 16, 16)
 
-
-def test_a_model_without_a_forward_is_not_planned(net):
     host = nn.ModuleDict({"model": net})  # as a LightningModule without a forward of its own
     planned = plan(host, {"layer1.*": Dropout2d(0.1)}, IMAGE, root="model")
     assert planned[0].shape is None
@@ -277,24 +272,19 @@ X23 = torch.ones(2, 3)
 
 
 @pytest.mark.parametrize(
-    ("example", "said"),
+    ("model", "example", "said"),
     [
-        (X23, "of (2, 3): RuntimeError"),
-        ((X23, 4), "of ((2, 3), 'int'): TypeError"),
-        ({"y": X23}, "of {'y': (2, 3)}: TypeError"),
-        ((2, 6), "of ('int', 'int'): TypeError"),
+        (nn.Linear(6, 6), X23, "of (2, 3): RuntimeError"),
+        (nn.Linear(6, 6), (X23, 4), "of ((2, 3), 'int'): TypeError"),
+        (nn.Linear(6, 6), {"y": X23}, "of {'y': (2, 3)}: TypeError"),
+        (nn.Linear(6, 6), (2, 6), "of ('int', 'int'): TypeError"),
+        (Reads("item"), torch.ones(2, 4), "of (2, 4): RuntimeError"),  # not why fake tensors fail
     ],
-    ids=["another width", "in a tuple", "a name that is none", "a shape"],
+    ids=["another width", "in a tuple", "a name that is none", "a shape", "with numbers alone"],
 )
-def test_what_the_model_does_not_take_is_said_once(example, said):
-    text = line(plan(nn.Linear(6, 6), {".": Dropout(0.1)}, example), "no_pass")
+def test_what_the_model_does_not_take_is_said_once(model, example, said):
+    text = line(plan(model, {".": Dropout(0.1)}, example), "no_pass")
     assert f"no forward of a copy ran with example_input {said}" in text
-    assert text.count("Error") == 1
-
-
-def test_what_the_model_does_not_take_with_numbers_alone():
-    text = line(plan(Reads("item"), {"fc": Dropout(0.1)}, torch.ones(2, 4)), "no_pass")
-    assert "of (2, 4): RuntimeError: " in text  # not why fake tensors fail
     assert text.count("Error") == 1
 
 
