@@ -121,8 +121,9 @@ def test_notebooks_get_everything_whole_and_escaped():
 
 
 def test_a_plan_s_problems_are_wrapped_and_whole_words_stay():
-    model = nn.Sequential(nn.Linear(2, 2))
-    planned = plan(model, {"0": DropBlock2d(0.1)}, torch.ones(2, 2))
+    model = nn.Sequential()
+    model.add_module("a_layer_with_a_long_name", nn.Linear(2, 2))
+    planned = plan(model, {"*": DropBlock2d(0.1)}, torch.ones(2, 2))
     (problem,) = planned.problems
     assert len(problem) > WIDTH
     assert too_wide(str(planned)) == []
