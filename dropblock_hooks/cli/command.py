@@ -8,44 +8,32 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from .. import __version__
 from ..quoting import quote
-from ..selectors.index import NoMatchError
 from ..spec.spec import SpecError
 from ..tables import UNLIMITED, WIDTH
 from . import builtin, check, layers, plan, preset, regularizers
-from .models import import_module
+from .models import import_module, look_in_current_folder
 from .result import CommandError, Result
 
-_COMMANDS = {
-    "layers": layers,
-    "builtin": builtin,
-    "plan": plan,
-    "check": check,
-    "regularizers": regularizers,
-    "preset": preset,
-}
+_COMMANDS = (layers, builtin, plan, check, regularizers, preset)
 _NARROWEST = 80
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    shared = _shared_options()
     defaults = argparse.Namespace(modules=[], json=False, wide=False)
-    options, rest = shared.parse_known_args(arguments, defaults)
-    options = _parser(shared).parse_args(rest, options)
+    options = _parser().parse_args(arguments, defaults)
+    look_in_current_folder()
     try:
         with contextlib.redirect_stdout(sys.stderr):  # stdout holds only the result
             for name in options.modules:
                 import_module(name)
             result: Result = options.run(options)
     except SpecError as error:
-        heading, problems = str(error).partition("\n")[0], list(error.problems)
-        failure = "\n  - ".join([heading, *problems])
-        result = Result(lambda width: "", {"problems": problems}, failure)
-    except (CommandError, NoMatchError) as error:
+        result = Result(lambda width: "", {"problems": error.problems}, str(error))
+    except (CommandError, TypeError, ValueError) as error:
         print(f"dropblock-hooks: {error}", file=sys.stderr)
         return 1
     try:
@@ -69,14 +57,9 @@ def _print(result: Result, options: argparse.Namespace) -> None:
         print(text, flush=True)
 
 
-def _shared_options() -> argparse.ArgumentParser:
-    """The options that all commands take, before or after the command."""
-    shared = argparse.ArgumentParser(
-        prog="dropblock-hooks",
-        add_help=False,
-        allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
-    )
+def _parser() -> argparse.ArgumentParser:
+    """The parser of all commands; the help of a command is the docstring of its `run`."""
+    shared = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     shared.add_argument(
         "--import",
         dest="modules",
@@ -86,12 +69,8 @@ def _shared_options() -> argparse.ArgumentParser:
     )
     shared.add_argument("--json", action="store_true", help="print JSON")
     shared.add_argument("--wide", action="store_true", help="shorten nothing")
-    return shared
-
-
-def _parser(shared: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=shared.prog,
+        prog="dropblock-hooks",
         description="Regularizers on the layers of PyTorch models: what a model has, and what a "
         "spec does.",
         epilog="MODEL is a name of timm or torchvision (resnet50, timm:resnet50, "
@@ -101,16 +80,14 @@ def _parser(shared: argparse.ArgumentParser) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
-    for name, module in _COMMANDS.items():
-        _add(commands, name, module, shared)
+    for module in _COMMANDS:
+        text = inspect.getdoc(module.run) or ""
+        command = commands.add_parser(
+            module.__name__.rpartition(".")[2],
+            parents=[shared],
+            help=text.partition("\n")[0],
+            description=text,
+        )
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
     return parser
-
-
-def _add(commands: Any, name: str, module: Any, shared: argparse.ArgumentParser) -> None:
-    """Add a command; its help is the docstring of its function `run`."""
-    text = inspect.getdoc(module.run) or ""
-    command = commands.add_parser(
-        name, parents=[shared], help=text.partition("\n")[0], description=text
-    )
-    module.add_arguments(command)
-    command.set_defaults(run=module.run)

@@ -4,10 +4,10 @@ Nothing is downloaded. A model is built on the meta device where that works, and
 """
 
 import argparse
-import functools
 import importlib
 import inspect
 import os
+import pkgutil
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +29,7 @@ def add_model(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--input-size",
         nargs="+",
-        type=count,
+        type=int,
         metavar="N",
         help="shape of one sample; put it last: 3 224 224",
     )
@@ -37,7 +37,8 @@ def add_model(command: argparse.ArgumentParser) -> None:
 
 def model_of(name: str) -> nn.Module:
     """Build the model with this name, without pretrained weights."""
-    make = _factory(name)
+    place, _, what = name.rpartition(":")
+    make = _library_model(what, place) if place in ("", "timm", "torchvision") else _own(name)
     try:
         with torch.device("meta"):
             model = make()
@@ -51,72 +52,55 @@ def model_of(name: str) -> nn.Module:
     return model
 
 
-def input_size(model: nn.Module, options: argparse.Namespace) -> tuple[int, ...]:
-    """The shape of one sample: as given, else from the model, else 3×224×224."""
+def samples(model: nn.Module, options: argparse.Namespace) -> Tensor:
+    """Two samples of zeros on the device of the model.
+
+    The size is the given one, else that of the model's configuration, else 3×224×224.
+    """
     own = own_input(model)
-    return tuple(options.input_size or ((3, 224, 224) if own is None else own.shape[1:]))
-
-
-def samples(model: nn.Module, options: argparse.Namespace, n: int = 2) -> Tensor:
-    """A batch of zeros on the device of the model."""
+    if own is not None and not options.input_size:
+        return own
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    size = input_size(model, options)
-    return torch.zeros(n, *size, dtype=like.dtype, device=like.device)
+    size = options.input_size or (3, 224, 224)
+    return torch.zeros(2, *size, dtype=like.dtype, device=like.device)
 
 
-def _factory(name: str) -> Callable[[], Any]:
-    """The function that makes the model."""
-    place, colon, what = name.partition(":")
-    if not colon:
-        return _library_model(name, ("timm", "torchvision"))
-    if place in ("timm", "torchvision"):
-        return _library_model(what, (place,))
-    found: Any = import_module(place)
-    for part in what.split("."):
-        if not hasattr(found, part):
-            raise CommandError(f"{place} has no {quote(what)}{closest(part, dir(found))}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise CommandError(f"{name} must be a function or a class, got {shown(found)}")
-    make: Callable[[], Any] = found
-    return make
-
-
-def _library_model(name: str, libraries: tuple[str, ...]) -> Callable[[], Any]:
-    """A model of the first of these libraries that knows the name."""
+def _library_model(name: str, library: str) -> Callable[[], Any]:
+    """A model of timm or torchvision; without a library, of the first that knows the name."""
     try:
         import timm
-        import torchvision
+        from torchvision import models
     except ImportError as error:
         raise CommandError(
             f"models come from timm: pip install 'dropblock-hooks[timm]' ({described(error)})"
         ) from error
-    known = {"timm": timm.list_models(), "torchvision": torchvision.models.list_models()}
-    if "timm" in libraries and timm.is_model(name):
-        return functools.partial(timm.create_model, name, pretrained=False)
-    if "torchvision" in libraries and name in known["torchvision"]:
-        builder = torchvision.models.get_model_builder(name)
-        takes = inspect.signature(builder).parameters
+    if library != "torchvision" and timm.is_model(name):
+        return lambda: timm.create_model(name, pretrained=False)
+    if library != "timm" and name in models.list_models():
+        takes = inspect.signature(models.get_model_builder(name)).parameters
         weights = {key: None for key in ("weights", "weights_backbone") if key in takes}
-        return functools.partial(builder, **weights)
-    hint = closest(name, [each for library in libraries for each in known[library]])
-    if not hint and "." in name:
-        hint = ": your own model is written package.module:factory, with a colon"
-    raise CommandError(f"unknown model {quote(name)}{hint}")
+        return lambda: models.get_model(name, **weights)
+    hint = closest(name, [*timm.list_models(), *models.list_models()])
+    raise CommandError(f"unknown model {quote(name)}{hint}; yours is package.module:factory")
 
 
-def import_module(name: str) -> Any:
-    """Import a module of the user's, also from the current folder."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+def _own(name: str) -> Callable[[], Any]:
     try:
-        return importlib.import_module(name)
+        make: Callable[[], Any] = pkgutil.resolve_name(name)
+    except Exception as error:  # the user's module may raise anything
+        raise CommandError(f"can't import {quote(name)}: {described(error)}") from error
+    return make
+
+
+def import_module(name: str) -> None:
+    """Import a module of the user's, also from the current folder."""
+    try:
+        importlib.import_module(name)
     except Exception as error:
         raise CommandError(f"can't import {quote(name)}: {described(error)}") from error
 
 
-def count(text: str) -> int:
-    """The type of an option that takes an integer above 0."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {text!r}")
-    return int(text)
+def look_in_current_folder() -> None:
+    """Let modules in the current folder be imported."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())

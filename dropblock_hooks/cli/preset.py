@@ -12,7 +12,7 @@ from ..spec.files import read_yaml
 from .models import add_model, model_of, samples
 from .result import CommandError, Result
 
-_PRESETS = {
+_PRESETS: dict[str, Any] = {
     each.__name__: each for each in (drop_block_resnet, by_stage, stochastic_depth, drop_path)
 }
 
@@ -23,7 +23,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "arguments",
         nargs="*",
-        type=_pair,
         metavar="ARGUMENT=VALUE",
         help="an argument of the preset, or an option of its regularizer, as YAML: p=0.2, "
         "'p=LinearSchedule(0.0, 0.2)', 'stages=[-2, -1]', layout=NHWC",
@@ -35,34 +34,25 @@ def run(options: argparse.Namespace) -> Result:
 
     dropblock-hooks preset drop_block_resnet resnet50 p=0.2 > spec.yaml
     """
-    preset: Any = _PRESETS[options.name]
-    model = model_of(options.model)
+    preset, model = _PRESETS[options.name], model_of(options.model)
     takes = inspect.signature(preset).parameters
     own = {"model": model, "example_input": samples(model, options)}
     given = {name: value for name, value in own.items() if name in takes}
-    try:
-        given |= {name: _value(name, text) for name, text in options.arguments}
-        spec = preset(**given)
-    except (TypeError, ValueError) as error:
-        raise CommandError(str(error)) from error
+    spec = preset(**given, **dict(map(_argument, options.arguments)))
     index = Index(model)
     for entry in spec:
         match(entry.selector, index)  # by_stage takes no model, and does not check the stages
     return Result(lambda width: spec.to_yaml().rstrip(), spec.to_plain())
 
 
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name.isidentifier():
-        raise argparse.ArgumentTypeError(f"must be ARGUMENT=VALUE, got {text!r}")
-    return name, value
-
-
-def _value(name: str, text: str) -> Any:
-    """The value of an argument: a regularizer, a schedule, or what YAML reads."""
-    value, _ = read_yaml(text, name)
+def _argument(text: str) -> tuple[str, Any]:
+    """Name and value of an argument: a regularizer, a schedule, or what YAML reads."""
+    name, equals, written = text.partition("=")
+    if not equals:
+        raise CommandError(f"an argument of a preset is ARGUMENT=VALUE, got {text!r}")
+    value, _ = read_yaml(written)
     if name == "regularizer":
-        return regularizer_from(value, (name,))
+        return name, regularizer_from(value, (name,))
     if name == "p" and isinstance(value, str | dict):
-        return schedule_from(value, (name,))
-    return value
+        return name, schedule_from(value, (name,))
+    return name, value

@@ -24,44 +24,40 @@ def run(options: argparse.Namespace) -> Result:
 
     With a name, print its signature and docstring. --import adds the classes of your module.
     """
-    known = registered(object)
-    rows = {name: _row(name, cls) for name, cls in known.items()}
+    rows = {name: _row(name, cls) for name, cls in registered(object).items()}
     if not options.name:
         return of_table(Table(list(rows.values()), _COLUMNS))
-    if options.name not in known:
-        hint = closest(options.name, known)
-        raise CommandError(f"unknown regularizer or schedule {quote(options.name)}{hint}")
+    if options.name not in rows:
+        raise CommandError(f"unknown class {quote(options.name)}{closest(options.name, rows)}")
     row = rows[options.name]
     return Result(lambda width: f"{fill(row.signature, width)}\n\n{row.doc}", asdict(row))
 
 
 @dataclass(frozen=True)
 class KindRow:
-    """One registered class; `kind` is ``"regularizer"``, ``"observer"`` or ``"schedule"``."""
+    """One registered class.
+
+    `kind` is ``"activation"`` or ``"gradient"``, what a regularizer acts on; ``"observer"`` or
+    ``"schedule"``.
+    """
 
     name: str
     kind: str
-    acts_on: str | None
     signature: str
     doc: str
 
 
 def _row(name: str, cls: Any) -> KindRow:
     bases = {"schedule": Schedule, "observer": Observer}
-    kind = next((kind for kind, base in bases.items() if issubclass(cls, base)), "regularizer")
+    kind = next((kind for kind, base in bases.items() if issubclass(cls, base)), None)
     takes = inspect.signature(cls)
     bare = [p.replace(annotation=p.empty) for p in takes.parameters.values()]
-    return KindRow(
-        name=name,
-        kind=kind,
-        acts_on=cls.acts_on if kind == "regularizer" else None,
-        signature=f"{name}{takes.replace(parameters=bare, return_annotation=takes.empty)}",
-        doc=inspect.getdoc(cls) or "",
-    )
+    signature = takes.replace(parameters=bare, return_annotation=takes.empty)
+    return KindRow(name, kind or cls.acts_on, f"{name}{signature}", inspect.getdoc(cls) or "")
 
 
 _COLUMNS: dict[str, Any] = {
     "name": lambda row: row.name,
-    "kind": lambda row: row.acts_on or row.kind,
-    "summary": lambda row: row.doc.partition("\n")[0].partition("; see")[0].rstrip("."),
+    "kind": lambda row: row.kind,
+    "summary": lambda row: row.doc.partition("\n")[0].rstrip("."),
 }

@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar, get_args
 
-from torch import nn
-
 from ..checks import closest
 from ..quoting import quote, shown
 from ..registry import name_of, registered, stated_fields
@@ -29,9 +27,9 @@ _T = TypeVar("_T", Regularizer, Schedule)
 class PlainError(ValueError):
     """Plain data with faults: each a path of keys and what is wrong there."""
 
-    def __init__(self, path: Keys, message: str, *more: tuple[Keys, str]) -> None:
-        super().__init__(message)
-        self.faults = [(path, message), *more]
+    def __init__(self, *faults: tuple[Keys, str]) -> None:
+        super().__init__(faults[0][1])
+        self.faults = faults
 
 
 def is_list(value: Any) -> bool:
@@ -48,18 +46,12 @@ def regularizer_from(value: Any, path: Keys = ()) -> Regularizer:
     """A regularizer from an object of ours or somebody else's, or from plain data."""
     if isinstance(value, Regularizer):
         return value
-    if isinstance(value, Schedule):
-        raise PlainError(path, f"{quote(value)} is a schedule, not a regularizer")
-    if isinstance(value, type):
-        name = value.__name__
-        call = f"Foreign({name}, ...)" if issubclass(value, nn.Module) else f"{name}(...)"
-        raise PlainError(path, f"got the class {name}: write {call}")
-    if not is_foreign(value):
+    if not is_foreign(value) or isinstance(value, Schedule):
         return _build(Regularizer, value, path)
     try:
         return Foreign(value)
     except (TypeError, ValueError) as error:
-        raise PlainError(path, str(error)) from error
+        raise PlainError((path, str(error))) from error
 
 
 def schedule_from(value: Any, path: Keys = ()) -> Schedule:
@@ -76,29 +68,16 @@ def _build(base: type[_T], value: Any, path: Keys) -> _T:
         name, given = next(iter(value.items()))
         path = (*path, key_text(name))
     else:
-        raise PlainError(path, f"a {kind} is {{Name: {{field: value}}}}, got {shown(value)}")
+        expected = f"expected a {kind} object or {{Name: {{field: value}}}}"
+        raise PlainError((path, f"{expected}, got {shown(value)}"))
     known = registered(base)
     if name not in known:
-        raise PlainError(path, _unknown(kind, key_text(name), known))
+        hint = closest(key_text(name), known) or f" (known: {', '.join(known)})"
+        raise PlainError((path, f"unknown {kind} {quote(name)}{hint}"))
     if given is not None and not isinstance(given, Mapping):
-        example = f"{{{name}: {{{next(iter(_positional(known[name])), 'field')}: ...}}}}"
-        raise PlainError(path, f"write {example}: got {shown(given)} in place of the fields")
+        raise PlainError((path, f"write {{{name}: {{field: value}}}}, got {shown(given)}"))
     built: _T = construct(known[name], given or {}, path)
     return built
-
-
-def _unknown(kind: str, name: str, known: Mapping[str, type]) -> str:
-    if name == "Foreign":
-        return "Foreign holds code, which a file can't: attach it from Python"
-    if name in registered(object):
-        actual = "regularizer" if kind == "schedule" else "schedule"
-        return f"{name} is a {actual}, not a {kind}"
-    hint = closest(name, known) or f" (known: {', '.join(known)})"
-    return f"unknown {kind} {quote(name)}{hint}"
-
-
-def _positional(cls: Any) -> list[str]:
-    return [f.name for f in fields(cls) if f.init and not f.kw_only]
 
 
 def construct(cls: Any, given: Mapping[Any, Any], path: Keys) -> Any:
@@ -128,7 +107,7 @@ def construct(cls: Any, given: Mapping[Any, Any], path: Keys) -> Any:
             first = message.split(" ", 1)[0]  # messages begin with the name of the field
             faults.append(((*path, first) if first in given else path, message))
     if faults:
-        raise PlainError(*faults[0], *faults[1:])
+        raise PlainError(*faults)
     return built
 
 
@@ -139,7 +118,7 @@ def _takes_schedule(hint: Any) -> bool:
 def _field(value: Any, path: Keys, may_be_schedule: bool) -> Any:
     is_call = isinstance(value, str) and ("(" in value or value in registered(Schedule))
     if may_be_schedule and (is_call or isinstance(value, Mapping)):
-        return _build(Schedule, value, path)
+        return schedule_from(value, path)
     if isinstance(value, Mapping):
         with contextlib.suppress(TypeError, ValueError, OverflowError):  # JSON's keys are text
             return [(float(key), item) for key, item in value.items()]  # "0" and "0.0" are a fault
@@ -155,22 +134,20 @@ def _parse_call(text: str, path: Keys) -> tuple[str, dict[str, Any]]:
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         hint = "; inside { } it needs quotes" if text.count("(") > text.count(")") else ""
         problem = f"can't read {shown(text)}: expected Name(field=value, ...){hint}"
-        raise PlainError(path, problem) from None
+        raise PlainError((path, problem)) from None
 
 
 def _call(node: ast.AST) -> tuple[str, dict[str, Any]]:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         raise ValueError
-    name = node.func.id
-    cls = registered(object).get(name)
-    names = _positional(cls) if cls else [str(i) for i in range(len(node.args))]
-    if len(node.args) > len(names):
+    name: str = node.func.id
+    cls: Any = registered(object).get(name)
+    names = [f.name for f in fields(cls) if f.init and not f.kw_only] if cls else []
+    pairs = list(zip(names, node.args, strict=False))
+    pairs += [(each.arg or "**", each.value) for each in node.keywords]
+    given = {key: _literal(value) for key, value in pairs}
+    if cls and len(given) < len(node.args) + len(node.keywords):  # too many, or one twice
         raise ValueError
-    given = dict(zip(names, map(_literal, node.args), strict=False))
-    for keyword in node.keywords:
-        if keyword.arg is None or keyword.arg in given:
-            raise ValueError
-        given[keyword.arg] = _literal(keyword.value)
     return name, given
 
 
@@ -198,21 +175,20 @@ def to_plain(obj: Any) -> Any:
 
 def plain_fields(obj: Any) -> dict[str, Any]:
     """The fields of a dataclass that differ from their defaults, as plain data."""
-    return {name: _plain(value, name, obj) for name, value in stated_fields(obj).items()}
+    return {name: _plain(value) for name, value in stated_fields(obj).items()}
 
 
-def _plain(value: Any, name: str, owner: Any) -> Any:
+def _plain(value: Any) -> Any:
     if isinstance(value, Schedule):
         return to_plain(value)
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value):
-            return {key: _plain(item, name, owner) for key, item in value.items()}
-        return [[key, item] for key, item in value.items()]
+            return {key: _plain(item) for key, item in value.items()}
+        return [[key, _plain(item)] for key, item in value.items()]  # JSON's keys are text
     if is_list(value):
-        return [_plain(item, name, owner) for item in value]
+        return [_plain(item) for item in value]
     if isinstance(value, type):
         return value.__name__
     if callable(value):
-        problem = f"{name} of {quote(owner)} is a function, which can't be written to a file"
-        raise ValueError(problem)
+        raise ValueError(f"{quote(value)} is a function, which can't be written to a file")
     return value

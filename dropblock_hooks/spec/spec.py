@@ -17,7 +17,6 @@ from ..quoting import label, quote, shorten, shown
 from ..regularizers.base import Regularizer
 from ..selectors.select import Select, Selector
 from ..tables import counted
-from . import files
 from .convert import (
     PlainError,
     construct,
@@ -27,25 +26,18 @@ from .convert import (
     regularizer_from,
     to_plain,
 )
-from .files import Keys
-
-_SHOWN = 10  # problems in the text of an error
-_LONGEST_PROBLEM = 1_000
+from .files import MOST_BYTES, Keys, Lines, read_json, read_yaml
 
 
 class SpecError(ValueError):
-    """What is wrong with a spec: the first problems in the message, all of them in `problems`."""
+    """What is wrong with a spec: all problems, in the message and in `problems`."""
 
     def __init__(self, problems: Iterable[str], source: str = "") -> None:
-        self.problems = tuple(shorten(problem, _LONGEST_PROBLEM) for problem in problems)
+        self.problems = tuple(shorten(problem, 1_000) for problem in problems)
         self._source = source
-        n = len(self.problems)
         where = f" in {label(source, 200)}" if source else ""
-        lines = [f"{counted(n, 'problem')} in the spec{where}:"]
-        lines += [f"  - {problem}" for problem in self.problems[:_SHOWN]]
-        if n > _SHOWN:
-            lines.append(f"  and {n - _SHOWN} more, in the problems of this error")
-        super().__init__("\n".join(lines))
+        heading = f"{counted(len(self.problems), 'problem')} in the spec{where}:"
+        super().__init__("\n  - ".join([heading, *self.problems]))
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -107,12 +99,12 @@ class Spec:
             >>> Spec.from_yaml("layer4.*: DropBlock2d(p=0.1, block_size=3)")
             Spec({'layer4.*': DropBlock2d(p=0.1, block_size=3)})
         """
-        return cls(Draft.read(files.read_yaml, text, source).checked())
+        return cls(Draft.of_text(text, source).checked())
 
     @classmethod
     def from_json(cls, text: str, source: str = "<json>") -> Spec:
         """Read JSON; `source` is its name in errors."""
-        return cls(Draft.read(files.read_json, text, source).checked())
+        return cls(Draft.of_text(text, source, is_json=True).checked())
 
     def to_plain(self) -> Any:
         """The spec as plain data: a mapping, or a list of ``{select, apply}`` where it must be."""
@@ -163,20 +155,25 @@ class Draft:
     """A spec that may have faults: the entries that could be read, and the problems.
 
     ``attach`` resolves these entries on the model, so that all faults come in one error.
+
+    Attributes:
+        entries: what could be read.
+        problems: what could not.
+        source: the name of the file, or nothing.
+        cause: the exception that a user's function raised.
     """
 
-    def __init__(self, data: Any, source: files.Source | None = None) -> None:
+    def __init__(self, data: Any, source: str = "", lines: Lines | None = None) -> None:
+        self.source, self._lines = source, lines or {}
         self.problems: list[str] = []
         self.entries: list[Entry] = []
         self.cause: BaseException | None = None
-        """The exception that a user's function raised."""
-        self._source = source or files.Source()
         if isinstance(data, Mapping):
             for selector, value in data.items():
                 self._read((key_text(selector),), selector, value)
         elif is_list(data):
             for i, item in enumerate(data):
-                with self._noting((str(i),)):
+                with self._noting():
                     self._read(*_pair(str(i), item))
         else:
             problem = f"a spec is a mapping from selectors to regularizers, got {shown(data)}"
@@ -184,38 +181,30 @@ class Draft:
         if not self.entries and not self.problems:
             self.problems.append("it is empty")
 
-    @property
-    def source(self) -> str:
-        """The name of the file, or nothing."""
-        return self._source.name
-
     @classmethod
     def of(cls, spec: Any) -> Draft:
         """From all that ``attach`` takes."""
-        if isinstance(spec, str | os.PathLike):
-            return cls._of_file(os.fsdecode(spec))
-        return cls(spec.entries if isinstance(spec, Spec) else spec)
-
-    @classmethod
-    def _of_file(cls, name: str) -> Draft:
+        if not isinstance(spec, str | os.PathLike):
+            return cls(spec.entries if isinstance(spec, Spec) else spec)
+        name = os.fsdecode(spec)
         try:
             with open(name, "rb") as file:
-                data = file.read(files.MOST_BYTES + 1)
+                data = file.read(MOST_BYTES + 1)
         except FileNotFoundError:
             problem = f"there is no file {quote(name)}; a spec is a mapping or the path of a file"
             raise SpecError([problem]) from None
         except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
             raise SpecError([f"can't read it: {error}"], name) from error
-        return cls.read(files.read_json if _is_json(name) else files.read_yaml, data, name)
+        return cls.of_text(data, name, _is_json(name))
 
     @classmethod
-    def read(cls, read: files.Reader, text: str | bytes, source: str) -> Draft:
-        """From text."""
+    def of_text(cls, text: str | bytes, source: str, is_json: bool = False) -> Draft:
+        """From the text of a file."""
         try:
-            data = read(text, source)
+            data, lines = (read_json if is_json else read_yaml)(text)
         except ValueError as error:
             raise SpecError([str(error)], source) from None
-        return cls(*data)
+        return cls(data, source, lines)
 
     def checked(self) -> tuple[Entry, ...]:
         """The entries, or a SpecError with all faults."""
@@ -230,20 +219,24 @@ class Draft:
         return error
 
     @contextlib.contextmanager
-    def _noting(self, path: Keys) -> Iterator[None]:
-        """Collect the faults of what is read within."""
+    def _noting(self) -> Iterator[None]:
+        """Collect the faults of what is read within, each after its line and its keys."""
         try:
             yield
         except PlainError as error:
-            self.problems += [self._source.located(*fault) for fault in error.faults]
-        except RecursionError:
-            self.problems.append(self._source.located(path, "is nested too deeply"))
+            for path, message in error.faults:
+                known = path
+                while known and known not in self._lines:
+                    known = known[:-1]
+                line = f"line {self._lines[known]}: " if known else ""
+                keys = shorten(" → ".join(map(label, path)))
+                self.problems.append(f"{line}{keys}: {message}")
 
     def _read(self, path: Keys, selector: Any, value: Any) -> None:
         regularizers: tuple[Regularizer, ...] | None = ()
-        with self._noting(path):
+        with self._noting():
             regularizers = self._regularizers(value, path)
-        with self._noting(path):
+        with self._noting():
             self.entries.append(Entry(_selector(selector, path), regularizers))
 
     def _regularizers(self, value: Any, path: Keys) -> tuple[Regularizer, ...] | None:
@@ -256,10 +249,10 @@ class Draft:
             items = [((*path, str(i)), item) for i, item in enumerate(value)]
         if not items:
             problem = "has no regularizer: write None (null) to remove earlier entries"
-            raise PlainError(path, problem)
+            raise PlainError((path, problem))
         found = []
         for where, item in items:
-            with self._noting(where):
+            with self._noting():
                 found.append(regularizer_from(item, where))
         return tuple(found)
 
@@ -272,11 +265,8 @@ def _pair(i: str, item: Any) -> tuple[Keys, Any, Any]:
         return (i, "apply"), item["select"], item["apply"]
     if is_list(item) and len(item) == 2:
         return (i, "1"), item[0], item[1]
-    raise PlainError(
-        (i,),
-        "an entry of a list is a pair (selector, regularizers) or {select: ..., apply: ...}, "
-        f"got {shown(item)}",
-    )
+    problem = "an entry of a list is (selector, regularizers) or {select: ..., apply: ...}, got "
+    raise PlainError(((i,), problem + shown(item)))
 
 
 def _selector(value: Any, path: Keys) -> Selector:
@@ -285,7 +275,7 @@ def _selector(value: Any, path: Keys) -> Selector:
     if isinstance(value, Mapping):
         select: Select = construct(Select, value, (*path[:-1], "select"))
         return select
-    raise PlainError(path, f"a selector is text or a Select, got {shown(value)}: quote it")
+    raise PlainError((path, f"a selector is text or a Select, got {shown(value)}: quote it"))
 
 
 def _is_json(name: str) -> bool:

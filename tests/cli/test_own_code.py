@@ -112,13 +112,6 @@ def test_its_json(command):
     assert [site["rate"] for site in sites] == [0.2, 0.1]
 
 
-def test_a_plan_without_shapes_names_the_option(command):
-    done = command("--import", "mymodule", "plan", "mymodule:make_model", "spec.yaml")
-    assert done.returncode == 0
-    assert "no shapes" in done.stdout
-    assert "tried samples of (3, 224, 224), see --input-size" in done.stderr
-
-
 def test_without_the_import_it_is_unknown(command):
     done = command("check", "spec.yaml")
     assert (done.returncode, done.stdout) == (1, "")
