@@ -9,13 +9,11 @@ from torch import Tensor, nn
 from ..attach import attachments
 from ..checks import as_count
 from ..planning.dry_run import arguments_of
-from ..quoting import kind_of, listed, shown
-from ..selectors.wrappers import bare_type, unwrap
+from ..quoting import kind_of, listed
+from ..selectors.wrappers import unwrap
 from ..sites.site import Site
 from ..warn import warn
 from .once import evaluation, no_tensor
-
-_CURE = "sample within `with attached.always():`, or attach with active='always'"
 
 
 class Sampled(NamedTuple):
@@ -68,8 +66,6 @@ def sample(
         Uncertainty in Deep Learning" (https://arxiv.org/abs/1506.02142).
     """
     bare, n = unwrap(model), as_count("n", n, 2)
-    if transform is not None and not callable(transform):
-        raise TypeError(f"transform must be a function of the output, got {shown(transform)}")
     sites = _acting(bare)
     args, kwargs = arguments_of(x)
     before = sum(site.calls for site in sites)
@@ -88,33 +84,18 @@ def sample(
 
 
 def _acting(model: nn.Module) -> list[Site]:
-    """The sites that draw random numbers in evaluation.
-
-    Raises:
-        RuntimeError: if there are none, with the cause and its cure.
-    """
-    sites = [site for attached in attachments(model) for site in attached]
-    random = [site for site in sites if site.draws]
-    enabled = [site for site in random if site.run.enabled]
-    on = [site for site in enabled if site.is_on(False)]
-    acting = [s for s in on if not s.idle and (any(s.values.values()) or not s.values)]
-    if acting:
-        return acting
-    keys = listed([site.key for site in on or random], 3)
-    if not sites:
-        why = f"nothing is attached to this {bare_type(model).__name__}: attach a spec, and {_CURE}"
-    elif not random:
-        why = (
-            "what is attached draws no random numbers for activations: attach a Dropout, for "
-            "example (a layer that drops by itself under Retune does so in training mode only)"
+    """The sites that draw random numbers in evaluation; RuntimeError if there are none."""
+    sites = [site for attached in attachments(model) for site in attached if site.draws]
+    on = [site for site in sites if site.run.enabled and site.is_on(False) and not site.idle]
+    acting = [site for site in on if any(site.values.values()) or not site.values]
+    if not acting:
+        keys = listed([site.key for site in sites], 3) or "what is attached"
+        raise RuntimeError(
+            f"all samples would be equal: {keys} draws no random numbers in evaluation. Sample "
+            "within `with attached.always():`, or attach with active='always'. A rate of 0 and a "
+            "paused attachment draw none"
         )
-    elif not enabled:
-        why = f"{keys}: switched off, by `paused()` or `enabled = False`: switch it on"
-    elif not on:
-        why = f"{keys}: off in evaluation: {_CURE}"
-    else:
-        why = f"{keys}: at a rate of 0 now: move it with attached.step(epoch), or set another rate"
-    raise RuntimeError(f"all samples would be equal. {why}")
+    return acting
 
 
 def _tensor(output: Any, transform: Callable[[Any], Any] | None) -> Tensor:

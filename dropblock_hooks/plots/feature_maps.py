@@ -4,10 +4,8 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..checks import as_count
-from ..quoting import listed
 from .figure import as_values, figure_of
 
 
@@ -38,7 +36,11 @@ def plot_feature_maps(
     Raises:
         ValueError: if the values have another shape, or no drawn value is finite.
     """
-    maps = _maps(values)
+    maps = as_values("values", values)
+    maps = maps[0] if maps.ndim == 4 and len(maps) == 1 else maps
+    if maps.ndim != 3 or not maps.numel():
+        shape = tuple(maps.shape)
+        raise ValueError(f"values must be (C, H, W) or (1, C, H, W), got shape {shape}")
     label = "activation"
     if own_scale:
         label = "activation / largest of its channel"
@@ -48,7 +50,7 @@ def plot_feature_maps(
     channels = [round(i * (len(maps) - 1) / max(count - 1, 1)) for i in range(count)]
     seen = maps[channels]
     if not seen.isfinite().any():
-        raise ValueError(f"values has no finite number in channel {listed(map(str, channels), 5)}")
+        raise ValueError("the channels to draw hold no finite number")
     columns = math.ceil(math.sqrt(len(channels)))
     rows = math.ceil(len(channels) / columns)
     height, width = maps.shape[1:]
@@ -74,14 +76,3 @@ def plot_feature_maps(
     ax.set_axis_off()
     figure.colorbar(drawn, ax=ax, label=label, fraction=0.05, shrink=0.8)
     return figure
-
-
-def _maps(given: Any) -> Tensor:
-    """The maps of one sample, in float32 on the CPU."""
-    maps = as_values("values", given)
-    shape = tuple(maps.shape)
-    maps = maps[0] if maps.ndim == 4 and len(maps) == 1 else maps
-    if maps.ndim != 3 or not maps.numel():
-        more = ": of a batch take one sample, as in values[:1]" if len(shape) == 4 else ""
-        raise ValueError(f"values must be (C, H, W) or (1, C, H, W), got shape {shape}{more}")
-    return maps

@@ -11,7 +11,7 @@ from torch.nn.functional import interpolate
 from ..attach import attachments
 from ..checks import as_count
 from ..planning.dry_run import arguments_of
-from ..quoting import kind_of, listed, quote
+from ..quoting import listed
 from ..selectors.select import Select
 from ..selectors.wrappers import unwrap
 from ..sites import indexing
@@ -46,7 +46,7 @@ def plot_masks(
         channels: the number of channels for each layer, at least 1.
 
     Raises:
-        RuntimeError: if nothing attached drops parts of maps, with the cause.
+        RuntimeError: if nothing attached drops parts of maps.
         KeyError: if `which` means no site.
     """
     channels = as_count("channels", channels)
@@ -101,21 +101,17 @@ def _masks(
                 probes[site.name, site.at] = site, _probe(site, module)
                 if not site.run.grids.hooks:  # tokens are drawn as maps
                     site.run.grids.watch(copied)
-    cause = "nothing is attached: call attach(model, {...: DropBlock2d(p=0.1)})"
     if probes:
         with torch.random.fork_rng(), torch.enable_grad():
             copied.train()(*args, **kwargs)
-        found = [(site, kept[0]) for site, kept in probes.values() if kept]
-        if found:
-            return found[: None if which is not None else _MOST]
-        cause = (
-            f"{listed([site.key for site, _ in probes.values()], 3)} dropped no parts of maps in a "
-            "training forward: at a rate of 0 now (move it with attached.step), switched off, "
-            "never called, or no map"
+    found = [(site, kept[0]) for site, kept in probes.values() if kept]
+    if not found:
+        tried = listed([site.key for site, _ in probes.values()], 3) or "what is attached"
+        raise RuntimeError(
+            f"there is nothing to draw: {tried} dropped no part of a map in a training forward. "
+            "Attach a dropout to a layer with maps; if its rate is 0 now, call attached.step"
         )
-    elif attachments(model):
-        cause = "what is meant drops no activations"
-    raise RuntimeError(f"there is nothing to draw: {cause}")
+    return found[: None if which is not None else _MOST]
 
 
 def _probe(site: Site, module: nn.Module) -> list[Tensor]:
@@ -154,7 +150,4 @@ def _image(given: Sequence[Any]) -> Tensor:
     for x in given:
         if isinstance(x, Tensor) and x.ndim == 4 and len(x) and x.shape[1] in (1, 3):
             return x[0]
-    what = [tuple(x.shape) if isinstance(x, Tensor) else kind_of(x) for x in given]
-    raise ValueError(
-        f"x must hold an image, a tensor (N, C, H, W) with 1 or 3 channels, got {quote(what)}"
-    )
+    raise ValueError("x must hold an image, a tensor (N, C, H, W) with 1 or 3 channels")

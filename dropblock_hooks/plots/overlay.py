@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .figure import as_values, figure_of, pixels_of
+from .figure import as_finite, figure_of, pixels_of
 
 
 def overlay(cam_map: Any, image: Any, ax: Any = None, *, title: str = "Grad-CAM") -> Any:
@@ -24,12 +24,10 @@ def overlay(cam_map: Any, image: Any, ax: Any = None, *, title: str = "Grad-CAM"
     Raises:
         ValueError: if the map or the image has another shape or values that are not finite.
     """
-    values = as_values("cam_map", cam_map, finite=True)
+    values = as_finite("cam_map", cam_map)
     if values.ndim != 2:
-        raise ValueError(
-            f"cam_map must be the map of one image, (h, w), got shape {tuple(values.shape)}: "
-            "of a batch take one, as in cam.maps[0]"
-        )
+        shape = tuple(values.shape)
+        raise ValueError(f"cam_map must be one map, (h, w), as cam.maps[0], got shape {shape}")
     pixels = pixels_of(image)
     figure, ax = figure_of(ax, figsize=(4.2, 3.6))
     height, width = pixels.shape[:2]

@@ -104,6 +104,16 @@ def test_other_bins():
 
 
 @pytest.mark.parametrize("plot", [plot_gradient_flow, plot_activations])
-def test_what_is_no_attachment(plot):
-    with pytest.raises(TypeError, match="attached must be what attach has returned, got Linear"):
-        plot(nn.Linear(2, 2))
+def test_layers_with_nan_are_marked_and_long_names_are_told_apart(plot):
+    model = nn.Sequential()
+    model.add_module("encoder_of_the_first_stage", nn.Sequential(*(nn.Linear(2, 2) for _ in "ab")))
+    with torch.no_grad():
+        model[0][1].bias.fill_(torch.nan)
+    attached = attach(model, {"**.*": [GradientStats(), ActivationStats()]}, root="")
+    model(torch.ones(1, 2)).square().sum().backward()
+    figure = plot(attached)
+    figure.draw_without_rendering()
+    (ax, *_) = figure.axes
+    (mark,) = [each for each in ax.get_lines() if each.get_label() == "NaN or Inf"]
+    assert 2 in mark.get_xdata()
+    assert len(set(names(ax))) == 3

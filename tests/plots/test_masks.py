@@ -80,19 +80,20 @@ def test_what_is_dark_is_what_is_dropped():
 
 
 @pytest.mark.parametrize(
-    ("spec", "cause"),
+    "spec",
     [
-        ({}, "nothing is attached"),
-        ({"0": ClampGrad(-1, 1)}, "drops no activations"),
-        ({"0": DropBlock2d(LinearSchedule(0.0, 0.1, 5), 3)}, "at a rate of 0 now"),
-        ({"4": Dropout(0.5)}, "or no map"),
+        {},
+        {"0": ClampGrad(-1, 1)},
+        {"0": DropBlock2d(LinearSchedule(0.0, 0.1, 5), 3)},
+        {"4": Dropout(0.5)},
     ],
+    ids=["nothing attached", "gradients", "a rate of 0", "no map"],
 )
-def test_where_there_is_nothing_to_draw(spec, cause):
+def test_where_there_is_nothing_to_draw(spec):
     model = nn.Sequential(*net(), nn.Flatten(), nn.Linear(6 * 16 * 16, 2))
     if spec:
         attach(model, spec)
-    with pytest.raises(RuntimeError, match=f"nothing to draw.*{cause}"):
+    with pytest.raises(RuntimeError, match="nothing to draw"):
         plot_masks(model, torch.rand(1, 3, 32, 32))
 
 
@@ -100,5 +101,5 @@ def test_an_image_is_needed():
     model = nn.Sequential(nn.Identity())
     attach(model, {"0": Dropout(0.5)})
     for x in (torch.rand(4, 3), torch.rand(0, 3, 8, 8), torch.rand(1, 2, 8, 8)):
-        with pytest.raises(ValueError, match=rf"x must hold an image.*\[\({x.shape[0]}, "):
+        with pytest.raises(ValueError, match="x must hold an image"):
             plot_masks(model, (x,))

@@ -53,24 +53,21 @@ def test_on_axes_that_are_there(matplotlib):
     assert overlay(MAP, IMAGE, right) is figure
     assert not left.get_images()
     assert len(right.get_images()) == 2
-    with pytest.raises(TypeError, match="ax must be one matplotlib Axes, got ndarray"):
-        overlay(MAP, IMAGE, figure.subplots(1, 2))
 
 
 @pytest.mark.parametrize(
     ("cam_map", "image", "message"),
     [
-        (MAP[None], IMAGE, r"cam_map must be the map of one .* \(1, 2, 2\): .* cam.maps\[0\]"),
-        (MAP, IMAGE[None], r"image must be .C, H, W.*got shape \(1, 3, 8, 12\)"),
-        (MAP, torch.rand(4, 8, 8), "image must be .*1 or 3 channels"),
-        ("cam", IMAGE, "cam_map must be a tensor or an array, got str"),
+        (MAP[None], IMAGE, r"cam_map must be one map, .* as cam.maps\[0\], got shape \(1, 2, 2\)"),
+        (MAP, IMAGE[None], r"image must be one image, .* got shape \(1, 3, 8, 12\)"),
+        (MAP, torch.rand(4, 8, 8), "image must be one image, .* 1 or 3 channels"),
         (MAP, None, "image must be a tensor or an array, got NoneType"),
-        (MAP, IMAGE[None], r"of a batch take one, as in x\[0\]$"),
-        (CAM(MAP[None], MAP[None], None), IMAGE, r"got CAM: .* as in cam.maps\[0"),
-        (MAP, IMAGE + 0j, "image must hold real numbers, got torch.complex64"),
-        (MAP.to("meta"), IMAGE, "cam_map must hold real numbers, got a tensor on the meta device"),
+        (CAM(MAP[None], MAP[None], None), IMAGE, "cam_map must be a tensor or an array, got CAM"),
+        (torch.full((3, 4), torch.nan), IMAGE, "cam_map must hold finite numbers alone, got NaN"),
+        (MAP, torch.rand(0, 4), "image must hold finite numbers alone, got shape"),
     ],
-)  # fmt: skip
+    ids=["maps", "images", "channels", "none", "CAM", "NaN", "empty"],
+)
 def test_bad_input(cam_map, image, message):
     with pytest.raises(ValueError, match=message):
         overlay(cam_map, image)
@@ -84,9 +81,9 @@ def test_without_matplotlib(monkeypatch):
 
 
 @pytest.mark.usefixtures("matplotlib")
-def test_an_image_of_pil_and_a_sparse_map():
+def test_an_image_of_pil():
     image = pytest.importorskip("PIL.Image").new("RGB", (12, 8), "red")
-    overlay(MAP.to_sparse(), image).draw_without_rendering()
+    overlay(MAP, image).draw_without_rendering()
 
 
 def test_the_figure_of_a_part_of_it(matplotlib):
@@ -95,11 +92,3 @@ def test_the_figure_of_a_part_of_it(matplotlib):
     figure = Figure()
     assert overlay(MAP, IMAGE, figure.subfigures(1, 2)[1].subplots()) is figure
     figure.draw_without_rendering()
-
-
-@pytest.mark.parametrize("bad", [torch.full((3, 4), torch.nan), torch.rand(0, 4)], ids=str)
-def test_what_cannot_be_drawn(bad):
-    with pytest.raises(ValueError, match="cam_map must hold finite numbers alone, got"):
-        overlay(bad, torch.rand(3, 8, 8))
-    with pytest.raises(ValueError, match="image must hold finite numbers alone, got"):
-        overlay(torch.rand(2, 2), bad)
