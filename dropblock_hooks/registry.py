@@ -58,15 +58,15 @@ def _register(cls: type[_T], name: str) -> type[_T]:
     elif not vars(cls)["__dataclass_params__"].frozen:
         raise TypeError(f"{cls.__name__} must be a frozen dataclass: @dataclass(frozen=True)")
     other = _CLASSES.get(name)
-    if other is not None and _origin(other) != _origin(cls):
-        raise ValueError(f"the name {name!r} is taken by {'.'.join(_origin(other))}")
+    if other is not None and _place(other) != _place(cls):
+        raise ValueError(f"the name {name!r} is taken by {_place(other)}")
     _CLASSES[name] = cls
     _NAMES[cls] = name
     return cls
 
 
-def _origin(cls: type) -> tuple[str, str]:
-    return cls.__module__, cls.__qualname__
+def _place(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def check_fields(cls: Any) -> None:

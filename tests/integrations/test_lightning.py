@@ -353,13 +353,6 @@ def test_hooks_go_when_training_fails(pl):
     assert callback.attached[KEY].calls == 2
 
 
-def test_it_can_fit_again(pl):
-    callback, net = Regularize(drop()), module(pl)
-    for _ in range(2):
-        trainer(pl, callback).fit(net, Batches())
-        assert callback.attached[KEY].calls == 8
-
-
 def logged(folder, tag):
     """Steps and values that were written."""
     with open(next(folder.rglob("metrics.csv"))) as file:

@@ -11,7 +11,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from dropblock_hooks import (
     ClipGradNorm,
     DropBlock2d,
-    Dropout,
     LinearSchedule,
     attach,
     attachments,
@@ -31,9 +30,9 @@ def batches():
     return [(torch.randn(4, 3, 16, 16, generator=generator), torch.arange(4)) for _ in range(STEPS)]
 
 
-def fit(model, batches, path, *, stop=None, resume=False, spec=SPEC):
+def fit(model, batches, path, *, stop=None, resume=False):
     """Train up to a step of all, writing a checkpoint there, or on from there."""
-    attached = attach(model, spec, epochs=EPOCHS)
+    attached = attach(model, SPEC, epochs=EPOCHS)
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=3)
@@ -93,13 +92,6 @@ def test_evaluation_is_clean(tmp_path, net, batches):
     )
 
 
-def test_a_checkpoint_of_another_spec(tmp_path, net, batches):
-    fit(net, batches, tmp_path / "checkpoint.pt", stop=2)
-    other = {"layer2.*": Dropout(p=0.1)}
-    with pytest.raises(ValueError, match="state is of another spec"):
-        fit(type(net)(), batches, tmp_path / "checkpoint.pt", resume=True, spec=other)
-
-
 @pytest.fixture
 def group(tmp_path):
     store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
@@ -139,8 +131,3 @@ def test_orders_of_wrapping(net, batches, group, order):
     assert [site.active_calls for site in attached.sites] == [1, 1]
     assert attached.verify() == []
     assert attachments(net) == [attached]
-
-
-def test_dataparallel_is_told(net):
-    with pytest.raises(RuntimeError, match="nn.DataParallel"):
-        attach(nn.DataParallel(net), SPEC, epochs=1)

@@ -144,18 +144,6 @@ def test_files_stay_files_of_timm(tmp_path):
     assert saver.best_epoch == 0
 
 
-def test_evaluation_is_clean(tmp_path):
-    model, ema, attached, _ = main(args_of(tmp_path, stop=2))
-    x = batches()[0][0]
-    for each in (model, ema.module):
-        plain = timm.create_model(
-            "resnet10t", num_classes=4, stem_width=8, channels=(8, 8, 16, 16)
-        ).eval()
-        plain.load_state_dict(each.state_dict())
-        assert torch.equal(each.eval()(x), plain(x))
-    attached.remove()
-
-
 @pytest.mark.parametrize("wrap", rest_slow(["compile first", "compile last"]))
 def test_compiled_models(tmp_path, wrap):
     spec = {"layer4.0": DropBlock2d(p=LinearSchedule(0.1, 0.2), block_size=2)}
@@ -183,17 +171,3 @@ def test_a_saver_of_an_older_timm(net):
     with pytest.raises(TypeError, match=r"whose savers have a state_dict.*got object"):
         keep_in_checkpoints(attached, object())
     keep_in_checkpoints(attached, None)  # a rank that writes nothing
-
-
-def test_gradients_that_accumulate_meet_the_scaler_and_lookahead(net):
-    optimizer = create_optimizer_v2(net, opt="lookahead_sgd", lr=0.1)
-    attached = attach(net, {"param:**": ClipGradNorm(1e-3, group=True)}, optimizer=optimizer)
-    scaler = utils.NativeScaler(device="cpu")
-    for i in range(4):
-        loss = net(torch.randn(2, 3, 16, 16)).square().sum()
-        scaler(loss, optimizer, parameters=net.parameters(), need_update=i % 2 == 1)
-        if i % 2:
-            norm = torch.nn.utils.get_total_norm([p.grad for p in net.parameters()])
-            assert norm.item() == pytest.approx(1e-3, rel=1e-4)
-            optimizer.zero_grad()
-    assert {(site.calls, site.active_calls) for site in attached} == {(4, 2)}
