@@ -50,22 +50,17 @@ def test_layers(capsys):
     code, out, _ = run(capsys, "layers", "resnet18", "layer4.*", "--input-size", "3", "64", "64")
     assert [line.split()[0] for line in out.splitlines()[2:]] == ["layer4.0", "layer4.1"]
     assert "1x512x2x2" in out
-    code, out, _ = run(capsys, "layers", "vgg11", "type:Linear")
-    assert code == 0
     code, out, _ = run(capsys, "layers", "shufflenet_v2_x0_5", "fc")  # torchvision's
     assert (code, "1x1000" in out) == (0, True)
 
 
 def test_models_by_library(capsys):
-    sizes = {
-        name: data_of(capsys, "layers", name, ".")[0]["type"]
-        for name in ("timm:vgg11", "torchvision:vgg11", "vgg11")
+    names = {
+        model: {row["name"] for row in data_of(capsys, "layers", model)}
+        for model in ("timm:vgg11", "torchvision:vgg11", "vgg11")
     }
-    assert sizes == {"timm:vgg11": "VGG", "torchvision:vgg11": "VGG", "vgg11": "VGG"}
-    ours = data_of(capsys, "layers", "timm:vgg11")
-    assert [row["name"] for row in data_of(capsys, "layers", "vgg11")] == [r["name"] for r in ours]
-    theirs = data_of(capsys, "layers", "torchvision:vgg11")
-    assert {"classifier.0"} <= {r["name"] for r in theirs} - {r["name"] for r in ours}
+    assert names["vgg11"] == names["timm:vgg11"]
+    assert "classifier.0" in names["torchvision:vgg11"] - names["vgg11"]
 
 
 FAILS = {
@@ -181,11 +176,6 @@ def test_check(capsys):
     code, out, err = run(capsys, "check", "spec.yaml")
     assert (code, err) == (0, "")
     assert Spec.from_yaml(out) == Spec.load("spec.yaml")
-    assert [line.split(":")[0] for line in out.splitlines() if line[0] != " "] == [
-        "layer4.*",
-        "param",
-        "layer4.1",
-    ]
     data = data_of(capsys, "check", "spec.yaml")
     assert data["problems"] == []
     assert Spec(data["entries"]) == Spec.load("spec.yaml")
@@ -195,10 +185,7 @@ def test_check_shows_all_faults(capsys):
     write("".join(f"layer{i}: Dropout(p={i})\n" for i in range(2, 16)))
     code, out, err = run(capsys, "check", "spec.yaml")
     assert (code, out) == (1, "")
-    lines = err.splitlines()
-    assert lines[0] == "dropblock-hooks: 14 problems in the spec in spec.yaml:"
-    assert len(lines) == 15
-    assert all("p must be in [0, 1]" in line for line in lines[1:])
+    assert err.count("p must be in [0, 1]") == 14
     code, out, _ = run(capsys, "check", "spec.yaml", "--json")
     assert (code, len(json.loads(out)["problems"])) == (1, 14)
     code, out, err = run(capsys, "check", "no.yaml")
