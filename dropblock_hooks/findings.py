@@ -32,7 +32,6 @@ class Kind(StrEnum):
     LOST = "lost"  # the hook is no longer there, or the parameter gets no gradient any more
     SHARDED = "sharded"  # FSDP keeps the parameter in a form that a hook cannot use
     CLIPPED = "clipped"  # the block is larger than the map, or a bound changes nearly all gradients
-    IN_PARTS = "in_parts"  # a bound got the gradient of a parameter in parts
 
     # the training loop
     REMOVED = "removed"  # the attachment was removed

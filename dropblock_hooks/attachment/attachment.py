@@ -9,9 +9,8 @@ from typing import Any
 
 from ..checkpointing import NO_TASK, graph_task
 from ..findings import Finding, tell
-from ..sites.grad_scaler import checked_scaler
+from ..sites.grad_scaler import LossScale, checked_scaler
 from ..sites.hooks import take_off_all
-from ..sites.run import LossScale
 from ..sites.updates import checked_optimizers, use_optimizers
 from ..tables import Table, counted
 from ..warn import warn
@@ -133,6 +132,7 @@ class Attachment(SiteList):
         """
         base, run = self._base, self._run
         run.installed = False
+        run.scale = LossScale()
         run.drop_optimizers()
         for module, hook in self._installed:
             hook.remove(module)

@@ -16,7 +16,6 @@ from ..observers.watchdog import Watchdog
 from ..observers.watched import Clock
 from ..selectors.wrappers import bare_type, find_module
 from ..sites.counter import read
-from ..sites.grad_scaler import missing_scaler
 from ..sites.hooks import SiteHook
 from ..sites.parameters import ParameterHook
 from ..sites.run import Run
@@ -104,11 +103,7 @@ def find_faults(
     if not run.installed:
         return [error(Kind.REMOVED, "the attachment was removed", AGAIN)]
     hooks = [hook for _, hook in installed]
-    if run.scale.lost and run.scale.scaler is None:
-        text = "gradient bounds do not follow a GradScaler, because a loaded model has none"
-        found = [error(Kind.GRAD_SCALER, text, "Set attached.grad_scaler again")]
-    else:
-        found = list(missing_scaler(run))
+    found = run.scale.findings(run.epoch)
     now, before = windows(run, hooks)
     window = before if before.ran and not now.trained else now
     if not window.ran and not runs_unseen(base, hooks):

@@ -20,8 +20,8 @@ from ..findings import Finding, Kind, Severity
 from ..observers.watchdog import Watchdog
 from ..observers.watched import Watched
 from ..quoting import listed
-from ..sites.grad_scaler import in_use
-from ..sites.run import Run, is_enabled
+from ..sites.grad_scaler import in_use, is_enabled
+from ..sites.run import Run
 from ..sites.site import Site
 
 _SMALLEST_SCALE = 1.0

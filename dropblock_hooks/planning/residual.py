@@ -13,7 +13,7 @@ from torch.autograd.graph import Node
 # operations that keep the residual stream: sums, views, and activations behind the sum
 _CARRIES = re.compile(
     r"Add(Backward|$|_)|Relu|Gelu|Silu|Hardswish|Clone|View|Reshape|Permute|Transpose|Slice|Select|"
-    "Expand|Squeeze|Unsqueeze|Flatten|Unflatten|Contiguous|ToCopy|Alias|AsStrided|Roll|GradIdentity"
+    "Expand|Squeeze|Unsqueeze|Flatten|Unflatten|Contiguous|ToCopy|Alias|AsStrided|Roll"
 )
 _SUM = re.compile(r"Add(Backward|$|_)")
 

@@ -20,22 +20,6 @@ from .norms import Norms, add_norms
 _MOST_NORMS = 64  # tensors of norms that wait to be counted together
 
 
-class Clipped(NamedTuple):
-    """What a bound has done to a gradient; neither tensor is read before someone asks.
-
-    Attributes:
-        changed: the number of values that it has changed.
-        norms: the norms before it has changed any; some may not be finite.
-    """
-
-    changed: Tensor
-    norms: Tensor
-
-
-Counted = Clipped | Tensor | int | None
-"""The number of affected elements; of a gradient with a bound, the norms before the bound too."""
-
-
 class Snapshot(NamedTuple):
     """The totals of a counter at one moment, or what was counted between two moments.
 
@@ -145,7 +129,12 @@ class Counter:
         self._begun = self._before = Snapshot()
 
     def add(
-        self, affected: Counted, total: int, rate: float, size: tuple[int, ...] | None = None
+        self,
+        affected: Tensor | int | None,
+        total: int,
+        rate: float,
+        size: tuple[int, ...] | None = None,
+        norms: Tensor | None = None,
     ) -> None:
         """Add one active call.
 
@@ -154,6 +143,7 @@ class Counter:
             total: the number of all elements.
             rate: the nominal rate.
             size: the spatial size of the tensor, where it is a map.
+            norms: of a gradient, before it was bounded; some may not be finite.
         """
         self.active += 1
         if size is not None and self.map_size != size:
@@ -161,12 +151,10 @@ class Counter:
             self.map_size = tuple(size)
         if affected is None:
             return
-        if isinstance(affected, Clipped):
-            if type(affected.norms) is Tensor:  # others cannot be put together with these
-                self._norms.append(affected.norms.detach())
+        if type(norms) is Tensor:  # others cannot be put together with these
+            self._norms.append(norms.detach())
             if len(self._norms) >= _MOST_NORMS:
                 self._add_norms()
-            affected = affected.changed
         if isinstance(affected, Tensor):
             affected = affected.detach()
             if isinstance(self.affected, Tensor) and self.affected.device != affected.device:

@@ -1,14 +1,16 @@
-"""The GradScaler that multiplies the loss: unwrapped, and reported where it is missing."""
+"""The GradScaler that multiplies the loss: unwrapped, read, and reported where it is missing."""
 
 from __future__ import annotations
 
 import gc
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from ..findings import Finding, Kind, Severity, tell
-from .run import Run, is_enabled
+from ..findings import Finding, Kind, Severity
+from ..functional.masks import wide_dtype
 
 _WRAPPED = ("_scaler", "scaler", "grad_scaler", "_precision", "precision_plugin", "accelerator")
 """Where timm's NativeScaler, Lightning's precision plugins and trainers, accelerate's Accelerator
@@ -25,50 +27,85 @@ def checked_scaler(given: Any) -> Any:
     """
     if given is False:
         return False
-    found, scaler = _unwrapped(given, depth=3)
-    if not found:
-        raise TypeError(
-            f"grad_scaler must have get_scale(), got {type(given).__name__}: give the "
-            "torch.amp.GradScaler itself, or what holds it as .scaler or ._scaler; or False, "
-            "where the loss is not scaled"
-        )
-    return scaler
+    level = [given]
+    for _ in range(4):
+        scalers = [x for x in level if x is None or callable(getattr(x, "get_scale", None))]
+        if scalers:
+            return next((each for each in scalers if each is not None), None)
+        level = [getattr(x, name) for x in level for name in _WRAPPED if hasattr(x, name)]
+    raise TypeError(
+        f"grad_scaler must have get_scale(), got {type(given).__name__}: give the "
+        "torch.amp.GradScaler itself, or what holds it as .scaler or ._scaler; or False, "
+        "where the loss is not scaled"
+    )
 
 
-def _unwrapped(given: Any, depth: int) -> tuple[bool, Any]:
-    """Whether a scaler, or a place for one, was found, and that scaler."""
-    if given is None or callable(getattr(given, "get_scale", None)):
-        return True, given
-    for name in _WRAPPED if depth else ():
-        if hasattr(given, name):
-            found, scaler = _unwrapped(getattr(given, name), depth - 1)
-            if found:
-                return True, scaler
-    return False, None
+class LossScale:
+    """What is known of the GradScaler of an attachment.
 
-
-def seek(run: Run) -> None:
-    """Look for a GradScaler in use that the attachment was not given, and warn of it.
-
-    This searches Python's objects once, when a bound has met its first gradient.
+    Attributes:
+        scaler: the GradScaler; False where the loss is not scaled; None where nobody has said.
+        lost: whether there was a scaler before the model was saved.
+        unknown: whether a GradScaler is in use that nobody gave; None before anybody has looked.
     """
-    run.scale.unknown = in_use()
-    tell(missing_scaler(run), run.told)
+
+    def __init__(self, scaler: Any = None) -> None:
+        self.scaler = scaler
+        self.lost = False
+        self.unknown: bool | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LossScale:
+        copied = LossScale()
+        vars(copied).update(vars(self))  # the scaler stays the one of the training loop
+        return copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A GradScaler is not saved, because it belongs to the training loop."""
+        said = self.scaler is None or self.scaler is False
+        scaler = self.scaler if said else None
+        return {"scaler": scaler, "lost": self.lost or not said, "unknown": None}
+
+    def value(self, device: torch.device) -> float | Tensor:
+        """Return the number that the loss is multiplied by, without waiting for the device."""
+        scaler = self.scaler
+        if scaler is None or scaler is False or not is_enabled(scaler):
+            return 1.0
+        scale = getattr(scaler, "_scale", None)
+        if isinstance(scale, Tensor):
+            # wide, so that bound * scale fits; a copy, since the scaler changes its own in place
+            return scale.to(device, wide_dtype(device), copy=True, non_blocking=True)
+        initial = getattr(scaler, "_init_scale", None)  # torch's has no scale before its first use
+        return float(scaler.get_scale() if initial is None else initial)
+
+    def seek(self) -> bool:
+        """Whether a GradScaler is in use that nobody gave; searches when called first."""
+        if self.scaler is None and self.unknown is None:
+            self.unknown = in_use()
+            return self.unknown
+        return False
+
+    def findings(self, epoch: float) -> list[Finding]:
+        """The finding that the scaler of this training loop is not known, or nothing."""
+        if self.scaler is not None or not (self.lost or self.unknown):
+            return []
+        text = (
+            "a GradScaler is in use in this process, and the attachment does not know it; gradient "
+            "bounds are in units of the unscaled loss"
+        )
+        cure = (
+            "If it scales this model's loss, pass it, attach(..., grad_scaler=scaler), or set "
+            "attached.grad_scaler = scaler; otherwise pass grad_scaler=False"
+        )
+        if self.lost:
+            text = "gradient bounds do not follow a GradScaler, because a loaded model has none"
+        severity = Severity.ERROR if self.lost else Severity.WARNING
+        return [Finding(Kind.GRAD_SCALER, severity, (), text, cure, epoch)]
 
 
-def missing_scaler(run: Run) -> list[Finding]:
-    """The finding that a GradScaler is in use which the attachment was not given; or nothing."""
-    if run.scale.scaler is not None or not run.scale.unknown:
-        return []
-    text = (
-        "a GradScaler is in use in this process, and the attachment does not know it; gradient "
-        "bounds are in units of the unscaled loss"
-    )
-    cure = (
-        "If it scales this model's loss, pass it, attach(..., grad_scaler=scaler), or set "
-        "attached.grad_scaler = scaler; otherwise pass grad_scaler=False"
-    )
-    return [Finding(Kind.GRAD_SCALER, Severity.WARNING, (), text, cure, run.epoch)]
+def is_enabled(scaler: Any) -> bool:
+    """Whether a GradScaler is switched on."""
+    enabled = getattr(scaler, "_enabled", None)
+    return bool(getattr(scaler, "is_enabled", lambda: True)() if enabled is None else enabled)
 
 
 def in_use() -> bool:
@@ -81,7 +118,7 @@ def in_use() -> bool:
 
 def _is_in_memory() -> bool:
     things = gc.get_objects()
-    given = {id(r.scale.scaler) for r in things if type(r) is Run and r.installed}
+    given = {id(thing.scaler) for thing in things if type(thing) is LossScale}
     # type() instead of isinstance(), which would ask proxies for their class
     scalers = [thing for thing in things if issubclass(type(thing), GradScaler)]
     used = [each for each in scalers if getattr(each, "_scale", None) is not None]

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any
 
+import torch
 from torch import Tensor, compiler, nn
 from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.compiler import is_compiling, is_dynamo_compiling
@@ -15,22 +16,20 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from ..handles import check_version, is_exporting
 from ..selectors.wrappers import find_module
 from . import indexing, operator
-from .act import Call, act, is_transformed, may_get_gradient, perform, refuse_tracing
+from .act import act, may_get_gradient, perform, refuse_tracing
 from .run import Run
-from .site import Site, SiteError
+from .site import Site
 
 
-def act_traced(site: Site, x: Tensor, call: Call) -> Tensor:
-    """The activation after the regularizer, in code that torch.compile or torch.export traces."""
-    refuse_tracing(site, call.training)
+def act_traced(site: Site, x: Tensor, given: Any, training: bool) -> Tensor:
+    """The same as `act`, in code that torch.compile or torch.export traces."""
+    refuse_tracing(site, training)
     if is_exporting():  # the program keeps the present rates as constants
-        return perform(site, x, site.form_of(x), site.values, call)[0]
-    if site.regularizer.acts_on == "activation":
-        return operator.regularize(site, x, call)
-    if may_get_gradient(x):
-        return operator.watch_gradient(site, x, call)
-    operator.tell_call(site, call.training)  # the first pass of a reentrant checkpoint, say
-    return x
+        return perform(site, x, site.form_of(x), site.values, given, training)
+    if site.regularizer.acts_on == "gradient" and not may_get_gradient(x):
+        operator.note_call(site, training)  # the first pass of a reentrant checkpoint, say
+        return x
+    return operator.regularize(site, x, given, training)
 
 
 class Turn(IntEnum):
@@ -83,7 +82,8 @@ class SiteHook:
     @property
     def owner_name(self) -> str:
         """The name of the module that it is on."""
-        return self.site.name.rpartition(".")[0] if self.parameter else self.site.name
+        name = self.site.name
+        return name.rpartition(".")[0] if self.site.at in ("parameter", "attribute") else name
 
     def install(self, module: nn.Module) -> None:
         """Put it on the module."""
@@ -122,7 +122,7 @@ class SiteHook:
         if site.may_act(module.training):
             return self._act(module, *given)
         if site.moves:
-            operator.tell_call(site, module.training)
+            operator.note_call(site, module.training)
         return None
 
 
@@ -152,77 +152,47 @@ def _is_later(there: object, turn: Turn) -> bool:
 class LayerHook(SiteHook):
     """Forward hook, or forward pre-hook at an input: regularizes a tensor, or its gradient."""
 
-    version: int | None = None  # of the first input, which in-place operations raise
-
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         self.at_input = site.regularizer.at == "input"
 
     def install(self, module: nn.Module) -> None:
-        if self.site.regularizer.needs_input and not self.at_input:
-            module.register_forward_pre_hook(self.note_version)
         put_on(module, self, self.at_input)
-
-    def note_version(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Forward pre-hook: note the version of the first input."""
-        if not is_compiling():
-            self.version = _version(args[0]) if args else None
 
     def _act(self, module: nn.Module, args: tuple[Any, ...], last: Any = None) -> Any:
         """Run the regularizer; `last` is the output, or at an input the keyword arguments."""
-        site, regularizer = self.site, self.site.regularizer
-        index, value, moved = regularizer.index, last, False
+        site, index, value = self.site, self.site.regularizer.index, last
         if self.at_input:
-            moved = last is None  # torch.ao.quantization moves hooks without with_kwargs=True
             index = 0 if index is None else index
             value = (last or {}) if isinstance(index, str) else args
         try:
             x = indexing.get(value, index)
         except ValueError as error:
-            raise self._not_found(error, args, last) from None
-        given = args[0] if args else None
-        if self.at_input:
-            given = x
-        elif regularizer.needs_input and args and self._is_changed(module, given, x):
+            what = "what the layer is given" if self.at_input else "the output"
+            raise site.error(f"{what} {error}") from None
+        given = x if self.at_input else args[0] if args else None
+        needs_input = site.regularizer.needs_input and not self.at_input
+        if needs_input and _gives_back(module, given, x):
             raise site.error(
-                f"the layer gives its input back, changed in place, and {regularizer.label} "
-                "needs it as it was: work out of place there (x = x + y for x += y)"
+                "the layer gives its input back, which it may have changed in place, and "
+                f"{site.regularizer.label} needs it as it was: work out of place there "
+                "(x = x + y for x += y)"
             )
-        y = (act_traced if is_compiling() else act)(site, x, Call(given, module.training))
+        y = (act_traced if is_compiling() else act)(site, x, given, module.training)
         if y is x:
             return None
         changed = y if index is None else indexing.put(value, index, y)
-        if not self.at_input or moved:
+        if not self.at_input or last is None:  # quantization moves hooks without with_kwargs=True
             return changed
         return (args, changed) if isinstance(index, str) else (changed, last)
 
-    def _not_found(self, error: ValueError, args: tuple[Any, ...], last: Any) -> SiteError:
-        if not self.at_input:
-            return self.site.error(f"the output {error}")
-        given = f"(arguments: {len(args)}, keywords: {list(last or {})})"
-        return self.site.error(f"what the layer is given {error} {given}")
 
-    def _is_changed(self, module: nn.Module, given: Any, output: Tensor) -> bool:
-        """Whether the layer returns its input, changed in place.
-
-        Compiled code and inference tensors have no versions. There, an input that is returned
-        counts as changed, except by ``nn.Identity``.
-        """
-        if not isinstance(given, Tensor) or isinstance(module, nn.Identity):
-            return False
-        now = None if is_compiling() else _version(given)
-        if now is None or self.version is None:
-            return output is given
-        if now == self.version:
-            return False
-        if is_transformed(output) or is_transformed(given):
-            return output is given  # what is transformed has no memory of its own
-        return bool(output.untyped_storage()._cdata == given.untyped_storage()._cdata)
-
-
-def _version(x: Any) -> int | None:
-    """How often a tensor was changed in place; None for what does not count it."""
-    return x._version if isinstance(x, Tensor) and not x.is_inference() else None
+def _gives_back(module: nn.Module, given: Any, output: Tensor) -> bool:
+    """Whether a layer returns the memory of its input; an ``nn.Identity`` may."""
+    if isinstance(module, nn.Identity) or not isinstance(given, Tensor):
+        return False
+    alias = torch._C._is_alias_of  # type: ignore[attr-defined]  # torch's
+    return output is given or (not is_compiling() and bool(alias(output, given)))
 
 
 def ours(hook: Any) -> Any:

@@ -2,13 +2,15 @@
 
 import copy
 import dataclasses
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ..quoting import kind_of
 
 Index = int | str | None
 
@@ -21,25 +23,20 @@ def get(value: Any, index: Index) -> Tensor:
     """
     found = value
     if index is not None:
-        if not _has(value, index):
+        if index not in (_indices(value) or ()):
             raise ValueError(f"is {_shown(value)}: it has no element {index!r}")
-        found = getattr(value, str(index)) if _is_record(value) else value[index]
-    if isinstance(found, Tensor) and found.is_floating_point():
-        if found.is_nested or found.layout is not torch.strided:
-            raise ValueError(f"must be a dense tensor, got {_not_dense(found)}")
-        return found
-    if index is None and (isinstance(value, (tuple, list, Mapping)) or _is_record(value)):
-        raise ValueError(f"is {_shown(value)}: say which element with index=")
-    raise ValueError(f"must be a floating-point tensor, got {_shown(found)}")
-
-
-def _not_dense(x: Tensor) -> str:
-    if not x.is_nested:
-        return f"one of the layout {x.layout}: call to_dense() before this layer"
-    return (
-        "a nested tensor: build nn.TransformerEncoder with enable_nested_tensor=False, or call "
-        "to_padded_tensor() before this layer"
-    )
+        found = value[index] if _has_items(value) else getattr(value, str(index))
+    if not isinstance(found, Tensor) or not found.is_floating_point():
+        if index is None and _indices(value) is not None:
+            raise ValueError(f"is {_shown(value)}: say which element with index=")
+        raise ValueError(f"must be a floating-point tensor, got {_shown(found)}")
+    if found.is_nested or found.layout is not torch.strided:
+        raise ValueError(
+            f"must be a dense tensor, got {'a nested' if found.is_nested else 'a sparse'} tensor: "
+            "call to_padded_tensor() or to_dense() before this layer, and build "
+            "nn.TransformerEncoder with enable_nested_tensor=False"
+        )
+    return found
 
 
 def put(value: Any, index: Index, new: Tensor) -> Any:
@@ -60,10 +57,10 @@ def put(value: Any, index: Index, new: Tensor) -> Any:
         changed = type(value)(value)
     else:
         changed = copy.copy(value)
-    if _is_record(value):
-        object.__setattr__(changed, str(index), new)  # also where it is frozen
-    else:
+    if _has_items(value):
         changed[index] = new
+    else:
+        object.__setattr__(changed, str(index), new)  # also where it is frozen
     return changed
 
 
@@ -94,32 +91,32 @@ class Nested:
         return tree_unflatten(numbers, self.spec)
 
 
-def _has(value: Any, index: Index) -> bool:
-    if isinstance(value, MutableMapping):
-        return index in value
+def _has_items(value: Any) -> bool:
+    return isinstance(value, (tuple, list, Mapping))
+
+
+def _indices(value: Any) -> Collection[Any] | None:
+    """What may be `index` of a tuple, list, mapping or dataclass; None for other values."""
+    if isinstance(value, Mapping):
+        return list(value)
     if isinstance(value, (tuple, list)):
-        return isinstance(index, int) and -len(value) <= index < len(value)
-    return _is_record(value) and index in {f.name for f in dataclasses.fields(value)}
-
-
-def _is_record(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, (Mapping, type))
+        return range(-len(value), len(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [f.name for f in dataclasses.fields(value)]
+    return None
 
 
 def _shown(value: Any) -> str:
-    name = type(value).__name__
+    if isinstance(value, Tensor):
+        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
+    name, indices = kind_of(value), _indices(value)
     if name == "Proxy":
         return (
             "a torch.fx.Proxy (symbolic tracing can't follow an active regularizer: call "
             "model.eval() before tracing, or attach to the traced model)"
         )
-    if isinstance(value, Tensor):
-        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
-    if isinstance(value, Mapping):
-        keys = ", ".join(map(repr, value))
-        return f"a {name} with {f'the keys {keys}' if keys else 'no keys'}"
-    if _is_record(value):
-        return f"a {name} with the fields {', '.join(f.name for f in dataclasses.fields(value))}"
-    if isinstance(value, (tuple, list)):
+    if isinstance(indices, range):
         return f"a {name} of {len(value)} elements"
-    return f"a {name}"
+    if indices is None:
+        return f"a {name}"
+    return f"a {name} with the keys {', '.join(map(repr, indices)) or '(none)'}"

@@ -9,11 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
-from torch.utils.hooks import RemovableHandle
 
-from ..checkpointing import NO_TASK, graph_task
-from ..findings import Finding, Kind, Severity, tell
-from ..handles import check_version, is_exporting
 from ..observers.base import Observer
 from ..selectors.wrappers import find_module, shard_refusal
 from . import operator
@@ -31,20 +27,22 @@ class ParameterHook(SiteHook):
 
     The mode of the owner when the gradient comes decides whether it is regularized, because a
     gradient does not tell which forward it comes from.
+
+    Attributes:
+        owner: a weak reference to the module that holds the parameter.
     """
 
     parameter: str
+    owner: weakref.ref[nn.Module] | None = None
 
     def __init__(self, site: Site, parameter: str) -> None:
         super().__init__(site)
         self.parameter = parameter
         if isinstance(site.regularizer, Observer):
             self.turn = Turn.BEFORE if site.regularizer.when == "before" else Turn.LAST
-        self._handles: list[RemovableHandle] = []
-        self.backward = NO_TASK  # in which the last forward ran, as recomputations do
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_handles": []}
+        return {**self.__dict__, "owner": None}
 
     def install(self, module: nn.Module) -> None:
         module.register_forward_pre_hook(self.__call__)
@@ -52,9 +50,15 @@ class ParameterHook(SiteHook):
 
     def remove(self, module: nn.Module) -> None:
         super().remove(module)
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        for parameter in module._parameters.values():
+            hook = grad_hook(parameter)
+            if parameter is None or hook is None or self not in hook.sites:
+                continue
+            hook.sites.remove(self)
+            if not hook.sites:
+                table: dict[int, Any] = parameter._backward_hooks or {}
+                for key in [key for key, there in table.items() if there is hook]:
+                    del table[key]
 
     def follows(self, module: nn.Module) -> bool:
         """Whether the gradient of the parameter that this module holds now will be met.
@@ -63,50 +67,20 @@ class ParameterHook(SiteHook):
         """
         if self.site.regularizer.accumulates:
             return not self.lost(module)
-        parameter = module._parameters.get(self.parameter)
-        if parameter is None:  # torch.nn.utils.prune keeps it under another name
-            return any(self._is_on(p, module) for p in module._parameters.values())
-        return self._is_on(parameter, module)
-
-    def _is_on(self, parameter: Tensor | None, module: nn.Module) -> bool:
-        """Whether this parameter has our hook, for this module."""
-        hook = self.hook_of(parameter)
-        if hook is None or parameter is None:
+        if self.owner is None or self.owner() is not module:
             return False
-        if hook.impl != parameter._cdata:
-            # torch.utils.swap_tensors gave the parameter another C++ tensor, without the hooks;
-            # assigning them registers them anew
-            hook.impl, parameter._backward_hooks = parameter._cdata, parameter._backward_hooks
-        return hook.module() is module
+        parameter = module._parameters.get(self.parameter)
+        # torch.nn.utils.prune keeps it under another name
+        held = module._parameters.values() if parameter is None else (parameter,)
+        return any((hook := grad_hook(each)) and self in hook.sites for each in held)
 
-    def hook_of(self, parameter: Tensor | None) -> GradHook | None:
-        """Our hook on this parameter, if there is one."""
-        hooks: dict[int, Any] = getattr(parameter, "_backward_hooks", None) or {}
-        for hook in hooks.values():  # at every forward, so no generator
-            if isinstance(hook, GradHook) and hook.site is self.site:
-                return hook
-        return None
-
-    def __call__(self, module: nn.Module, *args: Any) -> None:
+    def _act(self, module: nn.Module, *given: Any) -> None:
+        if is_compiling() or torch._C._are_functorch_transforms_active():
+            refuse_tracing(self.site, module.training)
         if is_compiling():
-            return self._compile(module)
-        self.site.enter(module.training)
-        self.backward = graph_task()
-        if torch.is_grad_enabled():
-            if torch._C._are_functorch_transforms_active():
-                refuse_tracing(self.site, module.training)
+            operator.note_call(self.site, module.training)
+        elif torch.is_grad_enabled():
             self.rehook(module)
-        return None
-
-    def _compile(self, module: nn.Module, *given: Any) -> None:
-        site, training = self.site, module.training
-        check_version()
-        if not is_exporting():
-            refuse_tracing(site, training)
-            if site.may_act(training) or site.moves:
-                operator.tell_call(site, training)
-        elif site.acts(training):
-            refuse_tracing(site, training)
 
     def put(self, module: nn.Module) -> None:
         if self.site.run.installed:
@@ -118,7 +92,7 @@ class ParameterHook(SiteHook):
         The old one stays hooked: another may stand in its place for one call only, as in
         ``torch.func.functional_call``.
         """
-        if self.follows(module):
+        if self.site.regularizer.accumulates or self.follows(module):
             return
         refusal = shard_refusal(module)
         if refusal is not None:
@@ -126,27 +100,17 @@ class ParameterHook(SiteHook):
         parameter = module._parameters.get(self.parameter)
         if parameter is None or not parameter.requires_grad:
             return
-        for hook in hooks_of(module):  # in the order in which they were installed
+        found = grad_hook(parameter)
+        if found is None:
+            found = GradHook(parameter)
+            parameter.register_hook(found)  # type: ignore[no-untyped-call]  # torch's
+        # those on the module stand in written order; a module that was replaced has none
+        for hook in (*hooks_of(module), self):
             if isinstance(hook, ParameterHook) and hook.parameter == self.parameter:
-                hook.hook_tensor(module, parameter)
-        self.hook_tensor(module, parameter)  # if the layer was replaced, it has no hook of ours
-
-    def hook_tensor(self, module: nn.Module, parameter: Tensor) -> None:
-        """Hook this tensor, where its turn is."""
-        if self.follows(module):
-            return
-        hook = self.hook_of(parameter)
-        if hook is not None:
-            hook.module = weakref.ref(module)  # the parameter is in another module now
-            return
-        hook = GradHook(self, module, parameter)
-        handle = parameter.register_hook(hook)  # type: ignore[no-untyped-call]  # torch's
-        alive = (handle for handle in self._handles if handle.hooks_dict_ref() is not None)
-        self._handles = [*alive, handle]
-        hooks: dict[int, Any] = parameter._backward_hooks or {}
-        later = [k for k, h in hooks.items() if isinstance(h, GradHook) and h.turn > self.turn]
-        for key in later:
-            hooks[key] = hooks.pop(key)
+                hook.owner = weakref.ref(module)
+                if hook not in found.sites and not hook.site.regularizer.accumulates:
+                    found.sites.append(hook)
+        found.sites.sort(key=lambda hook: hook.turn)
 
 
 class KeeperHook:
@@ -156,55 +120,53 @@ class KeeperHook:
     """
 
     def __init__(self, run: Run, hooks: Iterable[ParameterHook]) -> None:
-        self.run = run
-        self.hooks = tuple(hooks)
+        self.run, self.hooks = run, tuple(hooks)
 
     def __call__(self, model: nn.Module, *args: Any) -> None:
         if is_compiling() or not torch.is_grad_enabled():
             return
         for hook in self.hooks:
-            if not hook.site.calls:
-                owner = find_module(model, hook.owner_name)
-                if owner is not None:
-                    hook.rehook(owner)
+            owner = None if hook.site.calls else find_module(model, hook.owner_name)
+            if owner is not None:
+                hook.rehook(owner)
 
 
 class GradHook:
-    """Tensor hook of a parameter: regularizes its gradient, with the rates of the backward."""
+    """Tensor hook of a parameter: regularizes its gradient, with the rates of the backward.
+
+    Attributes:
+        sites: the hooks of the sites on this parameter, in the order in which they act.
+    """
 
     __torch_unserializable__ = True  # a ParameterHook puts it back after loading
 
-    def __init__(self, owner: ParameterHook, module: nn.Module, parameter: Tensor) -> None:
-        self.owner, self.site, self.turn = owner, owner.site, owner.turn
-        self.form = self.site.form_of(parameter)
-        self.part_of = NO_TASK  # the last backward that brought this gradient in parts
-        self.module = weakref.ref(module)
+    def __init__(self, parameter: Tensor) -> None:
+        self.sites: list[ParameterHook] = []
         self.impl = parameter._cdata
         # A leaf holds this hook, and is found in the module. Others may be gone by the backward.
         found = parameter.is_leaf and not torch._C._are_functorch_transforms_active()
         self.value = None if found else parameter.detach()
 
     def __call__(self, grad: Tensor | None) -> Tensor | None:
-        module = self.module()
-        if grad is None or module is None or not self.site.is_on(module.training):
-            return None
-        outer = self.owner.backward
-        if outer not in (NO_TASK, graph_task()) and self.site.regularizer.reads_grad_scale:
-            if outer == self.part_of:  # a reentrant checkpoint has a backward of its own
-                self._tell_parts()
-            self.part_of = outer
-        value = self._leaf(module) if self.value is None else self.value
-        return regularize_grad(self.site, self.form, self.site.values, grad, value)
+        for hook in self.sites:
+            site, module = hook.site, None if hook.owner is None else hook.owner()
+            if grad is None or module is None or not site.is_on(module.training):
+                continue
+            value = self.value
+            if value is None:
+                value = next((p for p in module._parameters.values() if grad_hook(p) is self), None)
+            grad = regularize_grad(site, site.form_of(grad), site.values, grad, value)
+        return grad
 
-    def _leaf(self, module: nn.Module) -> Tensor | None:
-        held = module._parameters.values()
-        return next((p for p in held if self.owner.hook_of(p) is self), None)
 
-    def _tell_parts(self) -> None:
-        text = (
-            "its bound acts on parts of the gradient, because the parameter is used in several "
-            "reentrant checkpoints"
-        )
-        cure = 'Use checkpoint(..., use_reentrant=False), or when="accumulated"'
-        run, keys = self.site.run, (self.site.key,)
-        tell([Finding(Kind.IN_PARTS, Severity.WARNING, keys, text, cure, run.epoch)], run.told)
+def grad_hook(parameter: Tensor | None) -> GradHook | None:
+    """Our hook on a parameter, if there is one."""
+    hooks: dict[int, Any] = getattr(parameter, "_backward_hooks", None) or {}
+    for hook in hooks.values():  # at every forward, so no generator
+        if isinstance(hook, GradHook) and parameter is not None:
+            if hook.impl != parameter._cdata:
+                # torch.utils.swap_tensors gave the parameter another C++ tensor, without the
+                # hooks; assigning them registers them anew
+                hook.impl, parameter._backward_hooks = parameter._cdata, hooks
+            return hook
+    return None

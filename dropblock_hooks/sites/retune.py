@@ -32,11 +32,6 @@ class RetuneHook(LayerHook):
         """Whether this hook drops; otherwise the module does, at the rate in its attribute."""
         return getattr(self.site.regularizer, "ours", None) is not None
 
-    @property
-    def owner_name(self) -> str:
-        name = self.site.name
-        return name.rpartition(".")[0] if self.site.at == "attribute" else name
-
     def install(self, module: nn.Module) -> None:
         self.before = getattr(module, self.attribute)
         # before all other hooks: they see what the layer itself would return
@@ -63,7 +58,7 @@ class RetuneHook(LayerHook):
         # the call is counted; how much the module has dropped is not known
         if is_compiling():
             if not is_exporting():
-                operator.tell_call(self.site, module.training)
+                operator.note_call(self.site, module.training)
         elif graph_task() == NO_TASK:
             self.site.counter.add(None, 0, 0.0)
         return None

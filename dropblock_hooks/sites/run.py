@@ -8,63 +8,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from ..axes.grids import Grids
-from ..functional.masks import wide_dtype
 from .counter import Counter
-
-
-class LossScale:
-    """The GradScaler that multiplies the loss.
-
-    Attributes:
-        scaler: the GradScaler; False where the loss is not scaled; None where nobody has said.
-        lost: whether there was a scaler before the model was saved.
-        unknown: whether a GradScaler is in use that nobody gave; None before anybody has looked.
-    """
-
-    def __init__(self, scaler: Any = None) -> None:
-        self.scaler = scaler
-        self.lost = False
-        self.unknown: bool | None = None
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> LossScale:
-        copied = LossScale(self.scaler)  # it stays the one of the training loop
-        copied.lost, copied.unknown = self.lost, self.unknown
-        return copied
-
-    def __getstate__(self) -> dict[str, Any]:
-        """A GradScaler is not saved, because it belongs to the training loop."""
-        if self.scaler is None or self.scaler is False:
-            return {"scaler": self.scaler, "lost": self.lost, "unknown": None}
-        return {"scaler": None, "lost": True, "unknown": None}
-
-    @property
-    def is_unsaid(self) -> bool:
-        """Whether nobody has said whether the loss is scaled, nor looked for a GradScaler."""
-        return self.scaler is None and self.unknown is None
-
-    def value(self, device: torch.device) -> float | Tensor:
-        """Return the number that the loss is multiplied by, without waiting for the device."""
-        scaler = self.scaler
-        if scaler is None or scaler is False or not is_enabled(scaler):
-            return 1.0
-        # torch.compile refuses the methods of torch's scaler, and a number would be compiled in
-        scale = getattr(scaler, "_scale", None)
-        if isinstance(scale, Tensor):
-            # wide, so that bound * scale fits; a copy, since the scaler changes its own in place
-            return scale.to(device, wide_dtype(device), copy=True, non_blocking=True)
-        initial = getattr(scaler, "_init_scale", None)
-        return float(scaler.get_scale() if initial is None else initial)
-
-
-def is_enabled(scaler: Any) -> bool:
-    """Whether a GradScaler is switched on."""
-    enabled = getattr(scaler, "_enabled", None)
-    return bool(getattr(scaler, "is_enabled", lambda: True)() if enabled is None else enabled)
+from .grad_scaler import LossScale
 
 
 class Run:

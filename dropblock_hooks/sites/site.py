@@ -178,13 +178,15 @@ class Site:
         size = self.counter.map_size
         return None if size is None else self.regularizer.block_in_force(size)
 
-    def enter(self, training: bool) -> bool:
+    def enter(self, training: bool, compiled: bool = False) -> bool:
         """Count a forward call in this mode; return whether the regularizer is to run.
 
-        The forward that a checkpoint recomputes is not counted.
+        The forward that a checkpoint recomputes is not counted. `compiled` says whether compiled
+        code has called.
         """
         run = self.run
         if graph_task() == NO_TASK:
+            self.counter.compiled += compiled
             if training:
                 self.counter.trained += 1
             else:
@@ -203,15 +205,8 @@ class Site:
             return
         if not self.may_act(training):
             self._watch_time(training)
-        elif self.enter_compiled(training) and self.regularizer.acts_on == "activation":
+        elif self.enter(training, compiled=True) and self.regularizer.acts_on == "activation":
             self.counter.add(None, 0, 0.0)
-
-    def enter_compiled(self, training: bool) -> bool:
-        """The same as `enter`, for a call by compiled code."""
-        before = self.calls
-        active = self.enter(training)
-        self.counter.compiled += self.calls - before
-        return active
 
     def may_act(self, training: bool) -> bool:
         """Whether it acts in this mode unless it is switched off: what compiled code asks."""

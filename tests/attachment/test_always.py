@@ -108,7 +108,6 @@ def test_gradients_are_left_alone(cls):
             y = model(x)
             y.square().sum().backward()
         gradients.append(x.grad)
-        assert not y.grad_fn.name().startswith("GradIdentity")
     assert torch.equal(*gradients)
     assert attached.sites[0].active_calls == 0
 

@@ -27,7 +27,7 @@ from dropblock_hooks import (
     register,
 )
 from tests.cases import rest_slow
-from tests.stacks import Net, Stack, make_net, put_on, regularizers, train
+from tests.stacks import Stack, make_net, regularizers, train
 
 
 def save_convolutions(ctx, op, *args, **kwargs):
@@ -95,26 +95,6 @@ class _Private:
 def test_a_private_generator_fails_the_same_check(kind):
     wrong = [differences(PrivateGenerator(), kind, seed)[0] > 1e-5 for seed in range(5)]
     assert all(wrong)
-
-
-@pytest.mark.parametrize("kind", ["reentrant", "not reentrant"])
-def test_gradients_accumulate_over_checkpoints(kind):
-    net = make_net(Dropout2d(0.4))
-    attached = put_on(net, [Dropout2d(0.4), ClipGradNorm(0.01)])
-
-    def gradients(parts):
-        torch.manual_seed(1)
-        net.zero_grad()
-        for part in parts:
-            net(part).square().sum().backward()
-        return [p.grad.clone() for p in net.parameters()]
-
-    parts = net.example().chunk(2)
-    plain = gradients(parts)
-    net.checkpointing = KINDS[kind]
-    for a, b in zip(plain, gradients(parts), strict=True):
-        assert torch.allclose(a, b, rtol=1e-5, atol=1e-8)
-    assert [(s.calls, s.active_calls) for s in attached.sites] == [(4, 4), (4, 4)]
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -202,57 +182,6 @@ def test_wrappers_of_layers_keep_the_names(wrapping, when, kind):
     assert all(torch.equal(a, b) for a, b in zip(bare[1], wrapped[1], strict=True))
 
 
-def test_a_parameter_below_a_later_wrapper_is_followed(wrapping):
-    """Its owner is never called: the model's own hook has to find it by name."""
-
-    class Attends(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attention = nn.MultiheadAttention(8, 2)
-
-        def forward(self, x):
-            return self.attention(x, x, x, need_weights=False)[0]
-
-    model = nn.Sequential(Attends())
-    attach(model, {"param:0.attention.out_proj.weight": ClipGradNorm(1e-3)})
-    model[0] = wrapping.checkpoint_wrapper(model[0])
-    inner = model[0]._checkpoint_wrapped_module.attention.out_proj
-    inner.weight = nn.Parameter(inner.weight.detach().clone())
-    model(torch.randn(3, 2, 8)).square().sum().backward()
-    assert inner.weight.grad.norm() <= 1e-3 * (1 + 1e-5)
-
-
-@pytest.mark.parametrize("name", ["resnet18", "vit_tiny_patch16_224", "convnext_atto"])
-def test_grad_checkpointing_of_timm(name):
-    timm = pytest.importorskip("timm", reason="the models are timm's")
-    options = {"img_size": 32} if name.startswith("vit") else {}
-    model = timm.create_model(name, num_classes=3, **options)
-    spec = {"stage:-1": [Dropout(0.3), ClipGradNorm(1.0)], "stage:-2": Dropout(0.2)}
-    attached = attach(model, spec)
-    x = torch.randn(2, 3, 32, 32)
-
-    def gradients():
-        torch.manual_seed(4)
-        model.zero_grad()
-        model(x).square().sum().backward()
-        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-
-    gradients()  # the batch norms' statistics move; gradients in training don't depend on them
-    plain = gradients()
-    model.set_grad_checkpointing(True)
-    again = gradients()
-    assert torch.allclose(plain, again, rtol=1e-4, atol=1e-6 * plain.abs().max())
-    assert {(s.calls, s.active_calls) for s in attached.sites} == {(3, 3)}
-
-
-def test_a_net_without_gradients_is_not_taken_for_a_recomputation():
-    net = Net()
-    attached = attach(net, {"body.*": Dropout2d(0.5)})
-    with torch.no_grad():
-        net(net.example())
-    assert [s.active_calls for s in attached.sites] == [1, 1]
-
-
 def test_a_step_during_a_backward_is_told():
     model = nn.Sequential(nn.Linear(3, 3))
     attached = attach(model, {"0": Dropout(LinearSchedule(0.0, 0.5, epochs=2))})
@@ -274,32 +203,6 @@ def test_what_draws_in_the_backward_needs_no_random_state_of_the_forward():
     x = torch.ones(2, 3, requires_grad=True)
     checkpoint(model, x, use_reentrant=False, preserve_rng_state=False).sum().backward()
     assert x.grad is not None
-
-
-class Checkpointed(nn.Module):
-    """Hands its input on, in a checkpoint."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Identity()
-
-    def forward(self, x):
-        return checkpoint(self.layer, x * 1.0, use_reentrant=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("drawn_as_in_eager", [True, False])
-@pytest.mark.parametrize("name", ["DropBlock2d", "Dropout", "Dropout2d", "DropPath"])
-def test_inductor_repeats_the_mask_of_the_forward(name, drawn_as_in_eager):
-    model = Checkpointed()
-    attach(model, {"layer": regularizers()[name]})
-    x = (torch.rand(8, 4, 9, 9) + 0.5).requires_grad_()
-    torch._dynamo.reset()
-    with torch._inductor.config.patch(fallback_random=drawn_as_in_eager):
-        y = torch.compile(model, fullgraph=True)(x)
-        y.sum().backward()
-    assert 0 < (y == 0).sum() < y.numel()
-    assert torch.allclose(x.grad, y.detach() / x.detach())
 
 
 def test_calls_of_a_compiled_block_in_a_reentrant_checkpoint():

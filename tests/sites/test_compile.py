@@ -24,7 +24,6 @@ from dropblock_hooks import (
     Dropout2d,
     Dropout3d,
     DropPath,
-    Foreign,
     GaussianDropout,
     GaussianNoise,
     GradNoise,
@@ -221,42 +220,6 @@ def test_no_compilation_after_the_first(case):
     assert graphs() == 2
 
 
-def test_four_kinds_of_sites_call_the_backend_once():
-    model, calls = nn.Sequential(Small(), nn.Identity()), []
-
-    def backend(graph, inputs):
-        calls.append(graph)
-        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
-
-    attached = attach(
-        model,
-        {
-            "0.stem": DropBlock2d(ramp(0, 0.9), 3),
-            "0.block": Dropout2d(0.1),
-            "0.head": ClipGradNorm(ramp(1e-4, 1e-2), norm_type=3.0),
-            "1": ClampGrad(-1e-3, ramp(1e-5, 1e-3)),
-        },
-    )
-    call, x = compiled(model, backend), images()
-    for epoch in (1, 150):
-        attached.step(epoch)
-        train(call, x)
-    assert len(calls) == 1
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("case", ["DropBlock2d", "Dropout", "ClampGrad", "ClipGradNorm"])
-def test_inductor_on_a_gpu(case):
-    model = Small().cuda()
-    attached = attach(model, {"block": CASES[case]})
-    call, x = compiled(model, "inductor"), images().cuda()
-    for epoch in range(0, EPOCHS, 10):
-        attached.step(epoch)
-        assert train(call, x).isfinite().all()
-    assert graphs() == 1
-    assert attached.sites[0].active_calls == EPOCHS / 10
-
-
 @pytest.mark.parametrize(
     ("case", "p"),
     rest_slow(
@@ -284,32 +247,6 @@ def test_realized_rate(case, p):
     assert attached.sites[0].expected_rate == pytest.approx(p)
 
 
-@pytest.mark.every(6)
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [*DROPS, "GaussianNoise"])
-def test_rate_0_changes_nothing(case):
-    field = "std" if case == "GaussianNoise" else "p"
-    regularizer = CASES[case].with_rates(**{field: 0.0})
-    spatial = regularizer.spatial or 2
-    model, bare = Small(spatial), Small(spatial)
-    bare.load_state_dict(model.state_dict())
-    attach(model, {"block": regularizer})
-    x = images(spatial)
-    assert torch.equal(compiled(model)(x), compiled(bare)(x))
-
-
-@pytest.mark.every(4)
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["Dropout2d", "DropBlock2d", "Disout-shared", "DropPath"])
-def test_rate_1_drops_all(case):
-    model = Small()
-    attached = attach(model, {"block": CASES[case].with_rates(p=1.0)})
-    call, x = compiled(model), images()
-    y = train(call, x)
-    assert attached.sites[0].realized_rate == 1.0
-    assert y.isfinite().all()
-
-
 @pytest.mark.every(2)
 @pytest.mark.parametrize(
     "case",
@@ -335,33 +272,12 @@ def test_gradients_equal_those_of_eager_mode(case):
     assert rates[1] == rates[3]
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_gradient_before_an_in_place_layer(backend):
-    model, x = Small(), images()
-    attach(model, {"block.0": ScaleGrad(-3.0)})
-    gradients = []
-    for call in (model, compiled(model, backend)):
-        model.zero_grad()
-        train(call, x)
-        gradients.append(model.block[0].weight.grad.clone())
-    torch.testing.assert_close(*gradients)
-
-
 def test_evaluation_is_that_of_the_bare_model():
     model = Small().eval()
     bare = copy.deepcopy(model)
     attach(model, {"block": [Dropout(0.5), DropBlock2d(0.5, 3), ClampGrad(-1, 1)]})
     x = images()
     assert torch.equal(compiled(model)(x), compiled(bare)(x))
-
-
-def test_always_active_is_active_in_evaluation():
-    model = Small().eval()
-    attached = attach(model, {"block": Dropout(0.5, active="always")})
-    call, x = compiled(model), images()
-    assert not torch.equal(call(x), call(x))
-    assert attached.sites[0].active_calls == 2
-    assert graphs() == 1
 
 
 @pytest.mark.slow
@@ -463,48 +379,6 @@ def test_several_forwards_before_their_backward():
 
 
 @pytest.mark.slow
-def test_a_scaler_that_comes_late():
-    model = Small()
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=3)
-    attached = attach(model, {"block": ClampGrad(-1e-4, 1e-4)}, grad_scaler=scaler)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    call, x = compiled(model), images()
-    for _ in range(10):
-        optimizer.zero_grad()
-        scaler.scale(call(x).square().mean()).backward()
-        scaled = scaler.get_scale()
-        scaler.step(optimizer)
-        scaler.update()
-    assert graphs() <= 2
-    assert scaled > 2.0**8
-    in_graph = model.stem.weight.grad.clone()
-    eager = Small()
-    eager.load_state_dict(model.state_dict())
-    attach(eager, {"block": ClampGrad(-1e-4, 1e-4)})
-    train(eager, x)
-    assert attached.sites[0].realized_rate > 0.01
-    torch.testing.assert_close(in_graph, eager.stem.weight.grad)
-
-
-@pytest.mark.slow
-def test_whole_and_regional_compile_in_place(net):
-    for part in (net, net.layer1[0]):
-        torch._dynamo.reset()
-        counters.clear()
-        fresh = copy.deepcopy(net)
-        where = fresh if part is net else fresh.layer1[0]
-        attached = attach(fresh, {"layer1.*": DropBlock2d(0.3, 3), "layer2.*": ClampGrad(-1, 1)})
-        where.compile(backend="aot_eager", fullgraph=True)
-        for epoch in range(20):
-            attached.step(epoch)
-            train(fresh, torch.randn(4, 3, 16, 16))
-            if epoch == 0:
-                first = graphs()
-        assert graphs() == first == (1 if part is net else 2)  # a region's own hook is a frame
-        assert [site.active_calls for site in attached.sites] == [20] * 4
-
-
-@pytest.mark.slow
 def test_twelve_regions_share_their_graphs():
     model = nn.Sequential(*[Residual(4) for _ in range(12)])
     attached = attach(model, {"*": DropBlock2d(ByDepth(0, 0.3), 3), "*.conv": ClampGrad(-1, 1)})
@@ -532,18 +406,6 @@ def test_parameters_are_hooked_by_autograd_itself():
     assert attached.sites[0].active_calls == 5
 
 
-def test_parameters_of_a_copy_are_hooked_by_step():
-    model = Small()
-    attach(model, {"param:head.weight": ClampGrad(-1e-6, 1e-6)})
-    other = copy.deepcopy(model)
-    (attached,) = attachments(other)
-    other.eval()
-    attached.step(1)  # the mode at this moment must not matter
-    other.train()
-    train(compiled(other), images())
-    assert other.head.weight.grad.abs().max() <= 1e-6
-
-
 @register
 class Shrink(Regularizer):
     """A user's regularizer."""
@@ -565,18 +427,6 @@ def test_a_users_regularizer_gets_floats():
     assert graphs() == 1
     attached.step(EPOCHS)
     torch.testing.assert_close(train(call, x), model.head(model.stem(x).mean((2, 3))).detach())
-
-
-@pytest.mark.slow
-def test_foreign_modules_run_in_one_graph():
-    model = Small()
-    attached = attach(model, {"block": Foreign(nn.Dropout2d, p=ramp(0, 0.9))})
-    call, x = compiled(model), images()
-    for epoch in range(20):
-        attached.step(epoch)
-        train(call, x)
-    assert graphs() == 1
-    assert attached.sites[0].active_calls == 20
 
 
 class Pair(nn.Module):
@@ -617,26 +467,6 @@ def test_elements_and_keywords_in_the_graph():
     assert [site.active_calls for site in attached.sites] == [1, 1, 1]
 
 
-class Checkpointed(Small):
-    def forward(self, x):
-        x = self.stem(x)
-        x = x + torch.utils.checkpoint.checkpoint(self.block, x, use_reentrant=False)
-        return self.head(x.flatten(2).mean(2))
-
-
-@pytest.mark.slow
-def test_checkpointing_in_the_graph_counts_once():
-    model = Checkpointed()
-    attached = attach(
-        model, {"block.0": [DropBlock2d(0.5, 3), ClampGrad(-1e-6, 1e-6)], "block.1": Dropout(0.5)}
-    )
-    call, x = compiled(model), images()
-    for _ in range(3):
-        train(call, x)
-    assert [site.active_calls for site in attached.sites] == [3, 3, 3]
-    assert graphs() == 1
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_300_rates_in_a_checkpoint(backend):
@@ -662,13 +492,8 @@ def test_300_rates_in_a_checkpoint(backend):
     rest_slow(
         [
             (DropBlock2d(0.5), "needs a 4-D tensor"),
-            (Dropout(0.5, index=1), "the output is .* no element 1"),
-            (
-                Dropout(0.5, at="input", index="mask"),
-                "given is a dict with no keys: .* no element 'mask'",
-            ),
+            (Dropout(0.5, at="input", index="mask"), "given is a dict .* no element 'mask'"),
             (ClampGrad(-1, 1, index="mask"), "the output is .* no element 'mask'"),
-            (StochasticDepth(0.5), "shape"),
         ]
     ),
     ids=lambda value: getattr(value, "label", ""),
@@ -706,14 +531,6 @@ def test_where_dynamo_gives_the_frame_up_hooks_run_all_the_same(net, regularizer
     assert [site.active_calls for site in attached] == [3] * 4
 
 
-class Trainer:
-    def __init__(self, model):
-        self.model = model
-
-    def step(self, x):
-        return self.model(x)
-
-
 def module(net, compiler):
     return compiler(net)
 
@@ -722,17 +539,9 @@ def function(net, compiler):
     return compiler(lambda x: net(x))
 
 
-def method(net, compiler):
-    return compiler(Trainer(net).step)
-
-
 def argument(net, compiler):
     call = compiler(lambda model, x: model(x))
     return lambda x: call(net, x)
-
-
-def outer(net, compiler):
-    return compiler(nn.Sequential(net))
 
 
 def in_place(net, compiler):
@@ -740,25 +549,10 @@ def in_place(net, compiler):
     return net
 
 
-def own_forward(net, compiler):
-    net.forward = compiler(net.forward)
-    return net
-
-
 def regions(net, compiler):
     for block in net.layer1:
         block.compile(**compiler.keywords)
     return net
-
-
-def wrapped_regions(net, compiler):
-    for i, block in enumerate(net.layer1):
-        net.layer1[i] = compiler(block)
-    return net
-
-
-def ddp_outside(net, compiler):
-    return nn.parallel.DistributedDataParallel(compiler(net))
 
 
 def ddp_inside(net, compiler):
@@ -773,26 +567,11 @@ def one_process(tmp_path):
     torch.distributed.destroy_process_group()
 
 
-WAYS = [
-    *(module, function, method, argument, outer),
-    *(in_place, own_forward, regions, wrapped_regions, ddp_outside, ddp_inside),
-]
-OFTEN = (module,)
+WAYS = [module, function, argument, in_place, regions, ddp_inside]
 
 
-@pytest.mark.parametrize(
-    ("make", "backend"),
-    [
-        pytest.param(
-            make,
-            backend,
-            marks=[] if make in OFTEN and backend == "eager" else pytest.mark.slow,
-            id=f"{make.__name__}-{backend}",
-        )
-        for make in WAYS
-        for backend in ("eager", "aot_eager", "inductor")
-    ],
-)
+@pytest.mark.parametrize("backend", rest_slow(["eager", "inductor"]))
+@pytest.mark.parametrize("make", rest_slow(WAYS))
 def test_what_is_compiled_sees_later_hooks(net, make, backend, one_process):
     torch._dynamo.reset()
     bare, eager = copy.deepcopy(net), copy.deepcopy(net)
@@ -847,46 +626,3 @@ def test_attaching_leaves_a_pending_backward_and_other_models_as_they_are(net):
         train(call, x)
     assert graphs() == 2
     assert attached.sites[0].active_calls == 4
-
-
-@pytest.mark.slow
-def test_another_model_of_the_class_may_be_attached_to(net):
-    torch._dynamo.reset()
-    other = copy.deepcopy(net)
-    call = torch.compile(other, backend="eager")
-    call(torch.randn(2, 3, 16, 16))
-    attached = attach(net, {"layer1.*": Dropout(0.5)})
-    torch.compile(net, backend="eager")(torch.randn(2, 3, 16, 16))
-    assert [site.calls for site in attached.sites] == [1, 1]
-
-
-def test_compiled_code_that_nobody_holds_is_forgotten(net):
-    torch._dynamo.reset()
-    x = torch.randn(2, 3, 16, 16)
-    torch.compile(net, backend="eager")(x)
-    attached = attach(net, {"layer1.*": Dropout(0.5)})
-    torch.compile(net, backend="eager")(x)
-    assert [site.calls for site in attached.sites] == [1, 1]
-
-
-@pytest.mark.slow
-def test_state_and_report_know_what_was_compiled():
-    model = Small()
-    attached = attach(model, {"block": DropBlock2d(0.5, 3)})
-    call, x = compiled(model), images()
-    train(model, x)
-    for _ in range(2):
-        train(call, x)
-    state = attached.state_dict()
-    assert state["sites"]["block/DropBlock2d"]["calls"] == 3
-    other = attach(Small(), {"block": DropBlock2d(0.5, 3)})
-    other.load_state_dict(state)
-    assert other.sites[0].total_realized_rate == attached.sites[0].total_realized_rate
-    attached.load_state_dict(state)
-    train(call, x)
-    assert attached.sites[0].calls == 4
-    assert attached.report()[0].map_size == (9, 9)
-    copied = copy.deepcopy(model)
-    assert copied.block._forward_hooks  # the copy counts for itself
-    train(compiled(copied), x)
-    assert attached.sites[0].calls == 4

@@ -21,7 +21,6 @@ from dropblock_hooks import (
 )
 from tests.cases import not_in_dynamo_of_2_9, rest_slow
 from tests.stacks import ACTIVATIONS, make_net, put_on, regularizers
-from tests.told import ids
 
 # torch's own use of what it has deprecated
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:", "ignore::FutureWarning")
@@ -131,17 +130,6 @@ def test_what_acts_is_not_traced(export, text, spec, training):
         export(net)
 
 
-def test_a_rate_of_0_is_not_traced_either():
-    """Also after forwards of this shape, which the hook need not run again."""
-    net = make_net(Dropout2d())
-    (site,) = put_on(net, Dropout2d(0.0))
-    for _ in range(3):
-        net(net.example())
-    assert site.active_calls == 3
-    with pytest.raises(SiteError, match=r"jit.trace.*eval\(\)"):
-        jit_trace(net)
-
-
 @pytest.mark.every(3, plain=9)
 @pytest.mark.parametrize("strictly", rest_slow([False, True]))
 @pytest.mark.parametrize("training", [True, False])
@@ -176,9 +164,9 @@ def test_an_exported_program_keeps_what_acts(name, training, strictly):
 def test_gradients_are_not_exported(selector):
     net = make_net(Dropout2d())
     attach(net, {selector: ClipGradNorm(0.1)})
-    with pytest.raises(SiteError, match=r"torch.export records the forward only.*eval\(\)"):
+    with pytest.raises(SiteError, match=r"gradients in torch.export.*eval\(\)"):
         exported(net, strict=False)
-    with pytest.raises(Exception, match=r"Observed exception|torch.export keeps a forward"):
+    with pytest.raises(Exception, match=r"Observed exception|torch.export"):
         exported(net, strict=True)
 
 
@@ -202,30 +190,3 @@ def test_a_traced_model_can_be_attached_to():
     late = attach(traced, {"stem": Dropout2d(1.0)})
     traced(x).sum().backward()
     assert late.sites[0].active_calls == 1
-
-
-def test_mode_and_padding_of_a_transformer_layer():
-    """Torch's fused path in evaluation is off where hooks are: the last digits differ."""
-    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
-    x, padding = torch.randn(2, 5, 16), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
-    with torch.no_grad():
-        bare, padded = layer(x), layer(x, src_key_padding_mask=padding)
-        with attach(layer, {"linear1": Dropout(0.1)}):
-            assert torch.allclose(layer(x), bare, atol=2e-6)
-            there = layer(x, src_key_padding_mask=padding)
-        kept = ~padding
-        assert torch.allclose(there[kept], padded[kept], atol=2e-6)
-        assert torch.equal(layer(x), bare)
-
-
-@pytest.mark.parametrize("spec", [{"body.*": Dropout2d(0.5)}, {"body.1": ClipGradNorm(1.0)}])
-def test_sites_of_containers_that_a_trace_wrote_out_are_told(spec):
-    net = make_net(Dropout2d()).eval()
-    attached = attach(net, {**spec, "body.0.conv": Dropout(0.1)})
-    traced = torch.fx.symbolic_trace(net).train()
-    traced(net.example()).sum().backward()
-    (found,) = attachments(traced)
-    gone = [site for site, kind in ids(found.verify()) if kind == "replaced"]
-    assert gone == [s.key for s in attached if "conv" not in s.name]
-    net.train()(net.example()).sum().backward()
-    assert attached.verify() == []

@@ -1,34 +1,22 @@
 """Exports in training whose sizes are symbols: they run with others, and drop as much there."""
 
-import dataclasses
 import warnings
 
 import pytest
 import torch
 from torch import nn
 
-from dropblock_hooks import Disout, DropBlock1d, DropBlock2d, DropBlock3d, Foreign, Retune, attach
+from dropblock_hooks import Foreign, Retune, attach
 from tests.cases import rest_slow
 from tests.stacks import ACTIVATIONS, CONVOLUTIONS
 
 P = 0.4
-VARIANTS = {
-    "DropBlock2d, by sample": DropBlock2d(P, 3, normalize="sample"),
-    "DropBlock2d, shared": DropBlock2d(P, 3, normalize="expected", share_channels=True),
-    "DropBlock3d, not rescaled": DropBlock3d(P, (1, 2, 3), normalize=None),
-    "DropBlock1d, paper": DropBlock1d(P, 3, calibration="paper"),
-    "Disout, shared": Disout(P, 3, share_channels=True),
-    "StochasticDepth, batch": dataclasses.replace(ACTIVATIONS["StochasticDepth"], mode="batch"),
-    "DropPath, not rescaled": dataclasses.replace(ACTIVATIONS["DropPath"], scale_by_keep=False),
-    "DropBlock2d, larger than the map": DropBlock2d(P, 50),
-}
 CASES = [
     (name, regularizer, rank)
-    for name, regularizer in (ACTIVATIONS | VARIANTS).items()
+    for name, regularizer in ACTIVATIONS.items()
     for rank in (1, 2, 3)
     if regularizer.spatial in (None, rank) and (rank == 2 or not isinstance(regularizer, Foreign))
 ]
-USUAL = {("Dropout", 2), ("Dropout3d", 3), ("StochasticDepth", 2)}
 
 
 class Shifted(nn.Module):
@@ -72,7 +60,7 @@ def _forget_graphs():
 @pytest.mark.parametrize("spatial", [True, False])
 @pytest.mark.parametrize(
     ("name", "regularizer", "rank"),
-    rest_slow(CASES, [case for case in CASES if (case[0], case[2]) in USUAL]),
+    rest_slow(CASES, [case for case in CASES if case[0] in ("Dropout", "StochasticDepth")]),
     ids=lambda value: str(value) if isinstance(value, str | int) else "",
 )
 def test_it_runs_with_other_sizes_and_drops_as_much(name, regularizer, rank, spatial, strict):
@@ -88,7 +76,7 @@ def test_it_runs_with_other_sizes_and_drops_as_much(name, regularizer, rank, spa
         assert y.shape == x.shape
         assert not torch.equal(y, bare) or batch == 2
         found = share(y, bare, x, name)
-        if found is None or batch == 2 or name == "StochasticDepth, batch":
+        if found is None or batch == 2:
             continue
         expected = (
             P

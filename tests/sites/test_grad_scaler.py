@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import itertools
 import pickle
 import warnings
 
@@ -21,10 +20,8 @@ from dropblock_hooks import (
     ScaleGrad,
     attach,
     attachments,
-    detach_all,
     register,
 )
-from tests.cases import rest_slow
 from tests.told import ids
 
 X = torch.randn(4, 6)
@@ -81,13 +78,6 @@ def test_one_that_was_not_given_is_told_once(kind, regularizer, selector):
     assert warnings_of(attached.report) == []
 
 
-def test_one_for_each_attachment():
-    scaler = GradScaler("cpu")
-    for _ in range(2):
-        model, _ = make({"0": ClampGrad(-1, 1), "2": ClipGradNorm(1.0)})
-        assert len(warnings_of(lambda model=model: backward(model, scaler))) == 1
-
-
 @register
 class HalfGrad(Regularizer):
     """One that asks for no scale."""
@@ -132,70 +122,22 @@ def test_silent_where_all_is_well(case):
     assert "grad_scaler" not in [finding.kind for finding in attached.verify()]
 
 
-RULED_OUT = {
-    "by attach": lambda: make({"2": ClampGrad(-1, 1)}, grad_scaler=False),
-    "set": lambda: _ruled_out(make({"2": ClampGrad(-1, 1)})),
-    "set after one": lambda: _ruled_out(make({"2": ClampGrad(-1, 1)}, grad_scaler=SCALER)),
-    "copied": lambda: _again(copy.deepcopy, make({"2": ClampGrad(-1, 1)}, grad_scaler=False)[0]),
-    "pickled": lambda: _again(
-        lambda model: pickle.loads(pickle.dumps(model)),
-        make({"2": ClampGrad(-1, 1)}, grad_scaler=False)[0],
-    ),
-}
-SCALER = GradScaler("cpu")
-
-
-def _ruled_out(made):
-    made[1].grad_scaler = False
-    return made
-
-
-def _again(copying, model):
-    copied = copying(model)
-    return copied, attachments(copied)[0]
-
-
 @pytest.mark.parametrize(
-    ("case", "compiled"),
-    rest_slow(
-        itertools.product(RULED_OUT, [False, True]),
-        [*((case, False) for case in RULED_OUT), ("copied", True)],
-    ),
+    "copied",
+    [lambda model: model, copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))],
+    ids=["itself", "deepcopy", "pickle"],
 )
-def test_silent_where_it_was_ruled_out(case, compiled):
-    torch._dynamo.reset()
+def test_silent_where_it_was_ruled_out(copied):
     scaler = GradScaler("cpu")
     backward(nn.Linear(6, 3), scaler)  # another model's
-    model, attached = RULED_OUT[case]()
-    call = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
-
-    def train():
-        for step in range(2):
-            backward(call)
-            attached.step(step + 1)
-        attached.report()
-
-    assert warnings_of(train) == []
+    model = copied(make({"2": ClampGrad(-1, 1)}, grad_scaler=False)[0])
+    (attached,) = attachments(model)
+    assert warnings_of(lambda: backward(model)) == []
     assert attached.grad_scaler is False
     assert attached.verify() == []
     attached.grad_scaler = None  # nothing is said
-    assert len(warnings_of(lambda: backward(call))) == 1
+    assert len(warnings_of(lambda: backward(model))) == 1
     assert [finding.kind for finding in attached.verify()] == ["grad_scaler"]
-
-
-def test_a_bound_without_a_scale_is_the_same_where_one_was_ruled_out():
-    model, _ = make({"param:0.weight": ClampGrad(-1e-3, 1e-3)}, grad_scaler=False)
-    backward(model)
-    assert model[0].weight.grad.abs().max() == pytest.approx(1e-3)
-
-
-def test_a_loaded_model_is_told_again():
-    scaler = GradScaler("cpu")
-    model, _ = make({"2": ClampGrad(-1, 1)}, grad_scaler=scaler)
-    backward(model, scaler)
-    loaded = pickle.loads(pickle.dumps(model))
-    detach_all(model)
-    assert len(warnings_of(lambda: backward(loaded, scaler))) == 1
 
 
 def test_compiled_code_tells_it_as_eager_code_does():
@@ -242,28 +184,6 @@ def test_what_wraps_one_is_looked_through(wrap):
     assert copied.grad_scaler is scaler
 
 
-def test_timm_s_own():
-    timm = pytest.importorskip("timm", reason="the scaler is timm's")
-    model, attached = make({"param:0.weight": ClipGradNorm(1e-3)})
-    native = timm.utils.NativeScaler("cpu")
-    attached.grad_scaler = native
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    native(model(X).square().sum(), optimizer)  # backward, step and update
-    assert model[0].weight.grad.norm() == pytest.approx(1e-3)
-    assert attached.verify() == []
-
-
-@pytest.mark.slow
-def test_lightning_s_own():
-    plugins = pytest.importorskip("lightning.pytorch.plugins", reason="the plugin is Lightning's")
-    _, attached = make({"2": ClampGrad(-1, 1)})
-    scaler = GradScaler("cpu")
-    attached.grad_scaler = plugins.MixedPrecision("16-mixed", "cpu", scaler)
-    assert attached.grad_scaler is scaler
-    attached.grad_scaler = plugins.MixedPrecision("bf16-mixed", "cpu")
-    assert attached.grad_scaler is None
-
-
 @pytest.mark.parametrize(
     "given", [object(), 65536.0, True, 0, Holder(scaler=3), Holder(scaling=1), "x"]
 )
@@ -273,21 +193,6 @@ def test_what_holds_none_is_refused(given):
         attached.grad_scaler = given
     with pytest.raises(TypeError, match="get_scale"):
         attach(nn.Linear(2, 2), {".": ClampGrad(-1, 1)}, grad_scaler=given)
-
-
-def test_a_wrapper_that_holds_itself():
-    wrapper = Holder()
-    wrapper.scaler = wrapper
-    _, attached = make({"2": ClampGrad(-1, 1)})
-    with pytest.raises(TypeError, match="get_scale"):
-        attached.grad_scaler = wrapper
-
-
-def test_a_scaler_that_was_never_made_is_none_in_use():
-    unmade = GradScaler.__new__(GradScaler)
-    model, _ = make({"0": ClampGrad(-1, 1)})
-    assert warnings_of(lambda: backward(model)) == []
-    del unmade
 
 
 def test_a_scaler_that_nobody_holds_is_none_in_use():

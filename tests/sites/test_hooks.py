@@ -1,14 +1,14 @@
 """What the hooks do in a forward and a backward: modes, elements, gradients, AMP, checkpointing."""
 
 import contextlib
+import copy
 import dataclasses
+import pickle
 from collections import OrderedDict, namedtuple
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import (
     Applied,
@@ -33,9 +33,9 @@ from dropblock_hooks import (
     StochasticDepth,
     ZeroGrad,
     attach,
+    attachments,
     register,
 )
-from tests.cases import not_in_dynamo_of_2_9, rest_slow
 
 
 class Returns(nn.Module):
@@ -47,12 +47,6 @@ class Returns(nn.Module):
 
     def forward(self, *args, **kwargs):
         return self.make(*args, **kwargs)
-
-
-def gradient_through(model, x):
-    x = x.clone().requires_grad_(True)
-    model(x).sum().backward()
-    return x.grad
 
 
 @pytest.mark.parametrize("layer_training", [True, False])
@@ -71,6 +65,12 @@ def test_the_mode_of_the_layer_counts(layer_training, active):
 
 
 Pair = namedtuple("Pair", ["a", "b"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Couple:
+    hidden: torch.Tensor
+    other: torch.Tensor
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,8 @@ class Unsure(dict):
         (lambda x: (x, x), None, "tuple of 2 elements.*index="),
         (lambda x: {"out": x}, None, "dict with the keys 'out'.*index="),
         (lambda x: Unsure(out=x), None, "Unsure with the keys 'out'.*index="),
-        (lambda x: {}, None, "dict with no keys.*index="),
+        (lambda x: Couple(x, x), None, "Couple with the keys 'hidden', 'other'.*index="),
+        (lambda x: Couple(x, x), 0, "no element 0"),
         (lambda x: (x, x), 2, "no element 2"),
         (lambda x: {"out": x}, "aux", "no element 'aux'"),
         (lambda x: x, "aux", "no element 'aux'"),
@@ -144,46 +145,9 @@ def test_inputs():
         assert (inner(torch.ones(3), torch.ones(3)) == 1).all()
     with attach(model, {"0": Dropout(1.0, at="input", index="y")}):
         assert (inner(torch.ones(3), y=torch.ones(3)) == 1).all()
-        with pytest.raises(
-            SiteError, match=r"0/Dropout.*no element 'y'.*arguments: 2, keywords: \[\]"
-        ):
+        with pytest.raises(SiteError, match=r"0/Dropout.*is given is a dict.*no element 'y'"):
             inner(torch.ones(3), torch.ones(3))
         inner.eval()(torch.ones(3), y=torch.ones(3))
-
-
-def test_gradient_of_an_input_is_that_of_this_use_only():
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.act = nn.ReLU(inplace=True)
-
-        def forward(self, x):
-            h = x * 1
-            return h * 2 + self.act(h * 1 + 0 * h)
-
-    model = Twice()
-    x = torch.ones(3)
-    assert (gradient_through(model, x) == 3).all()
-    with attach(model, {"act": ZeroGrad(at="input")}):
-        assert (gradient_through(model, x) == 2).all()
-    with attach(model, {"act": ZeroGrad()}):
-        assert (gradient_through(model, x) == 2).all()
-
-
-@pytest.mark.parametrize("at", ["input", "output"])
-def test_an_identity_layer_leaves_the_shortcut_alone(at):
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.drop = nn.Identity()
-
-        def forward(self, x):
-            h = x * 1
-            return h + self.drop(h)
-
-    model = Block()
-    with attach(model, {"drop": ZeroGrad(at=at)}):
-        assert (gradient_through(model, torch.ones(3)) == 1).all()
 
 
 def test_a_leaf_is_not_hooked_for_good():
@@ -195,15 +159,6 @@ def test_a_leaf_is_not_hooked_for_good():
             model(x).sum().backward()
             assert (x.grad == 2).all()
     assert not x._backward_hooks
-
-
-@pytest.mark.parametrize("at", ["input", "output"])
-def test_before_an_in_place_relu(at):
-    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU(inplace=True))
-    x = torch.randn(2, 1, 4, 4)
-    with attach(model, {("0" if at == "output" else "1"): ScaleGrad(3.0, at=at)}):
-        scaled = gradient_through(model, x)
-    assert torch.allclose(scaled, 3 * gradient_through(model, x))
 
 
 def test_gradients_are_bounded_scaled_and_counted():
@@ -230,25 +185,6 @@ def test_double_backward_through_a_gradient_hook():
     assert x.grad.abs().sum() > 0
 
 
-def test_forward_without_gradients():
-    model = nn.Sequential(nn.Linear(3, 3))
-    attached = attach(model, {"0": ClampGrad(-1, 1)})
-    with torch.no_grad():
-        model(torch.ones(1, 3))
-    with torch.inference_mode():
-        model(torch.ones(1, 3))
-    assert (attached.sites[0].calls, attached.sites[0].active_calls) == (2, 0)
-
-
-def test_inference_mode_and_training_count_together():
-    model = nn.Sequential(nn.Identity())
-    attached = attach(model, {"0": Dropout(1.0, active="always")})
-    with torch.inference_mode():
-        model(torch.ones(2))
-    model(torch.ones(2))
-    assert attached.sites[0].realized_rate == 1.0
-
-
 def test_parameters():
     model = nn.Sequential(nn.Linear(3, 3))
     attached = attach(
@@ -270,30 +206,32 @@ def test_parameters():
     assert model[0].weight.grad.norm() > 0.1, "off while the owner is in evaluation"
 
 
-def test_a_parameter_whose_owner_is_never_called():
-    class Owner(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Linear(2, 2)
+class Attends(nn.Module):
+    """Uses the weight of a layer that is never called, and a parameter list."""
 
-        def forward(self, x):
-            return nn.functional.linear(x, self.inner.weight)
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2)
+        self.scales = nn.ParameterList([nn.Parameter(torch.ones(8))])
 
-    model = Owner()
-    attached = attach(model, {"param:inner.weight": ZeroGrad()})
-    model(torch.ones(1, 2)).sum().backward()
-    assert (model.inner.weight.grad == 0).all()
-    assert attached.verify() == []
+    def forward(self, x):
+        return self.attention(x, x, x)[0] * self.scales[0]
 
 
-def test_a_parameter_frozen_and_thawed():
-    model = nn.Sequential(nn.Linear(2, 2))
-    attach(model, {"param:0.weight": ZeroGrad()})
-    model[0].weight = nn.Parameter(torch.ones(2, 2), requires_grad=False)
-    model(torch.ones(1, 2))
-    model[0].weight.requires_grad_(True)
-    model(torch.ones(1, 2)).sum().backward()
-    assert (model[0].weight.grad == 0).all()
+def test_parameters_of_owners_that_are_never_called():
+    model = Attends()
+    spec = {"param:attention.out_proj.weight": ClipGradNorm(1e-3), "param:scales.0": ZeroGrad()}
+    attached = attach(model, spec)
+    for each in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        each(torch.randn(3, 2, 8)).square().sum().backward()
+        assert each.attention.out_proj.weight.grad.norm() < 1.01e-3
+        assert (each.scales[0].grad == 0).all()
+        assert attachments(each)[0].verify() == []
+        each.zero_grad()
+    model.eval()(torch.randn(3, 2, 8)).square().sum().backward()
+    assert model.scales[0].grad.abs().sum() > 0, "off in evaluation"
+    attached.remove()
+    assert not model._forward_pre_hooks
 
 
 def test_two_calls_in_one_forward_are_counted_apart():
@@ -333,36 +271,7 @@ def test_bounds_are_those_of_the_unscaled_loss(scale, regularizer):
     assert not torch.allclose(gradients(65536.0), plain, rtol=0.5)
 
 
-def test_a_real_scaler():
-    model = nn.Sequential(nn.Linear(3, 3))
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    attach(model, {"param:0.weight": ClampGrad(-1e-3, 1e-3)}, grad_scaler=scaler)
-    for factor in (1.0, float("inf")):
-        loss = model(torch.randn(4, 3)).sum() * factor
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        biggest = model[0].weight.grad.abs().max()
-        assert (biggest <= 1e-3 + 1e-9) if factor == 1 else not torch.isfinite(biggest)
-        scaler.step(optimizer)
-        scaler.update()
-        model.zero_grad()
-    assert scaler.get_scale() == 512.0, "the overflow was seen"
-
-
-def test_a_disabled_scaler_scales_nothing():
-    model = nn.Sequential(nn.Linear(3, 3))
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    attach(model, {"param:0.weight": ClampGrad(-1e-3, 1e-3)}, grad_scaler=scaler)
-    scaler.scale(model(torch.randn(4, 3)).sum()).backward()
-    assert model[0].weight.grad.abs().max() <= 1e-3
-
-
 def test_a_loaded_model_asks_for_its_scaler():
-    import pickle
-
-    from dropblock_hooks import attachments
-
     model = nn.Sequential(nn.Linear(3, 3))
     attach(model, {"0": ClampGrad(-1, 1)}, grad_scaler=Scaler(2.0))
     (attached,) = attachments(pickle.loads(pickle.dumps(model)))
@@ -370,28 +279,6 @@ def test_a_loaded_model_asks_for_its_scaler():
     attached.grad_scaler = Scaler(2.0)
     assert attached.verify()[0].kind == "not_run"
     assert attached.grad_scaler.get_scale() == 2.0
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_activation_checkpointing(reentrant):
-    model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 3, padding=1))
-    spec = {"1": [DropBlock2d(0.4, 3), Dropout2d(0.3)], "2": ClipGradNorm(0.5)}
-    x = torch.randn(4, 2, 8, 8)
-
-    def gradients(call):
-        model.zero_grad()
-        torch.manual_seed(5)
-        with attach(model, spec) as attached:
-            leaf = x.clone().requires_grad_(True)
-            call(leaf).square().sum().backward()
-        counts = [(s.calls, s.active_calls, s.realized_rate) for s in attached.sites]
-        return leaf.grad, model[0].weight.grad.clone(), counts
-
-    plain = gradients(model)
-    again = gradients(lambda leaf: checkpoint(model, leaf, use_reentrant=reentrant))
-    assert torch.equal(plain[0], again[0])
-    assert torch.equal(plain[1], again[1])
-    assert plain[2] == again[2]
 
 
 @pytest.mark.parametrize(
@@ -429,15 +316,6 @@ def test_every_activation_regularizer_on_a_layer(regularizer, shape):
     assert torch.equal(model(x), x * 2)
 
 
-def test_channels_last_layouts_drop_channels():
-    model = nn.Sequential(nn.Identity())
-    attach(model, {"0": Dropout2d(0.5, layout="NHWC")})
-    y = model(torch.ones(8, 5, 5, 16))
-    planes = y.permute(0, 3, 1, 2).flatten(2)
-    assert set(planes.mean(2).flatten().tolist()) == {0.0, 2.0}
-    assert y.is_contiguous()
-
-
 def test_rate_zero_gives_the_very_same_tensor():
     model = nn.Sequential(Returns(lambda x: x))
     x = torch.ones(2, 3, 4, 4)
@@ -473,59 +351,6 @@ def test_calls_at_rate_zero_count_as_if_it_ran(regularizer, monkeypatch):
 
     assert type(regularizer).idle_at_zero
     assert counts(True) == counts(False)
-
-
-def test_a_subclass_that_acts_at_zero_runs_every_time():
-    class Shift(Dropout):
-        def apply(self, x, now):
-            return x + 1, None
-
-    model = nn.Sequential(nn.Identity())
-    with attach(model, {"0": Shift(0.0)}):
-        for _ in range(3):
-            assert torch.equal(model(torch.zeros(3)), torch.ones(3))
-
-
-def test_at_rate_zero_a_block_must_keep_its_shape():
-    model = nn.Sequential(Returns(lambda x: x[..., :4]))
-    with attach(model, {"0": StochasticDepth(0.0)}):
-        model(torch.zeros(2, 4))
-        with pytest.raises(SiteError, match="keeps its shape"):
-            model(torch.zeros(2, 8))
-
-
-def test_at_rate_zero_what_is_no_tensor_is_still_an_error():
-    model = nn.Sequential(Returns(lambda x: x if len(x) == 2 else {"y": x}))
-    (site,) = attach(model, {"0": Dropout(0.0)}).sites
-    for _ in range(2):
-        model(torch.ones(2, 3))
-    model[0].make = lambda x: {"y": x}
-    with pytest.raises(SiteError, match="dict with the keys 'y'"):
-        model(torch.ones(2, 3))
-    assert site.active_calls == 2
-
-
-def test_at_rate_zero_a_class_of_ones_own_runs():
-    @register
-    class AddsOne(Regularizer):
-        p: Probability = 0.0
-
-        def apply(self, x, now):
-            return x + 1, None
-
-    model = nn.Sequential(nn.Identity())
-    attach(model, {"0": AddsOne()})
-    for _ in range(3):
-        assert model(torch.zeros(2)).sum() == 2
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace")  # whose category differs by version
-def test_at_rate_zero_a_trace_is_refused():
-    model = nn.Sequential(nn.Identity())
-    attach(model, {"0": Dropout(0.0)})
-    model(torch.ones(2, 2))
-    with pytest.raises(SiteError, match=r"jit\.trace"):
-        torch.jit.trace(model, torch.ones(2, 2))
 
 
 def test_stochastic_depth_needs_the_input():
@@ -574,94 +399,6 @@ def test_a_regularizer_of_ones_own_sees_now():
     assert attached.sites[0].realized_rate == 1.0
 
 
-@pytest.mark.parametrize("backend", rest_slow(["eager", "aot_eager"], 0))
-def test_under_compile_it_acts_and_does_not_recompile(backend):
-    from dropblock_hooks import LinearSchedule
-
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 3))
-    spec = {"1": [DropBlock2d(LinearSchedule(0.0, 0.5, epochs=20), 3), ClipGradNorm(1e-3)]}
-    attached = attach(model, spec)
-    compiled = torch.compile(model, backend=backend)
-    torch._dynamo.utils.counters.clear()
-    x = torch.randn(4, 1, 12, 12)
-    frames = []
-    for epoch in range(20):
-        attached.step(epoch)
-        compiled(x).sum().backward()
-        frames.append(torch._dynamo.utils.counters["frames"]["total"])
-    assert frames[1] == frames[-1]
-    assert attached.sites[0].active_calls == attached.sites[1].active_calls == 20
-    assert attached.sites[0].rate == 0.5
-    model.eval()
-    on = compiled(x)
-    attached.remove()
-    assert torch.equal(on, model(x))
-    torch._dynamo.reset()
-
-
-def clipped_norm(model, x, between):
-    """Norm of a parameter's gradient when something runs between forward and backward."""
-    model.zero_grad()
-    loss = model(x).sum() * 100
-    between(model)
-    loss.backward()
-    return model[0].weight.grad.norm().item()
-
-
-@pytest.mark.parametrize("selector", ["param:0.weight", "1"])
-def test_other_forwards_between_forward_and_backward(selector):
-    model = nn.Sequential(nn.Linear(4, 4), nn.Identity())
-    attached = attach(model, {selector: ClipGradNorm(1e-3)})
-    x = torch.ones(2, 4)
-    alone = clipped_norm(model, x, lambda model: None)
-
-    def evaluate(model):
-        with torch.no_grad():
-            model.eval()(x)
-        model.train()
-
-    def pause(model):
-        with attached.paused(), torch.no_grad():
-            model(x)
-
-    assert alone < 1e-2
-    assert clipped_norm(model, x, evaluate) == alone
-    assert clipped_norm(model, x, pause) == alone
-
-
-class Attends(nn.Module):
-    """Uses the weight of a layer that is never called, and a parameter list."""
-
-    def __init__(self):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(8, 2)
-        self.scales = nn.ParameterList([nn.Parameter(torch.ones(8))])
-
-    def forward(self, x):
-        return self.attention(x, x, x)[0] * self.scales[0]
-
-
-def test_parameters_of_owners_that_are_never_called_survive_copies_and_files():
-    import copy
-    import io
-
-    model = Attends()
-    spec = {"param:attention.out_proj.weight": ClipGradNorm(1e-3), "param:scales.0": ZeroGrad()}
-    attached = attach(model, spec)
-    buffer = io.BytesIO()
-    torch.save(model, buffer)
-    buffer.seek(0)
-    for each in (model, copy.deepcopy(model), torch.load(buffer, weights_only=False)):
-        each(torch.randn(3, 2, 8)).square().sum().backward()
-        assert each.attention.out_proj.weight.grad.norm() < 1.01e-3
-        assert (each.scales[0].grad == 0).all()
-        each.zero_grad()
-    model.eval()(torch.randn(3, 2, 8)).square().sum().backward()
-    assert model.scales[0].grad.abs().sum() > 0, "off in evaluation"
-    attached.remove()
-    assert not model._forward_pre_hooks
-
-
 def test_verify_tells_of_dead_parameter_sites():
     def findings(change):
         model = nn.Sequential(nn.Linear(4, 4))
@@ -684,25 +421,6 @@ def test_verify_tells_of_dead_parameter_sites():
     assert "frozen" in message
 
 
-@pytest.mark.parametrize("call", [lambda i, b: i(b), lambda i, b: i(input=b)])
-def test_what_a_layer_passes_through_keeps_its_other_gradients(call):
-    layer = nn.Identity()
-    attach(layer, {".": ZeroGrad()})
-    w = torch.ones(3, requires_grad=True)
-    b = w * 1
-    (call(layer, b).sum() + 5 * b.sum()).backward()
-    assert (w.grad == 5).all()
-
-
-def test_a_second_argument_that_is_passed_through():
-    layer = Returns(lambda a, b: b)
-    attach(layer, {".": ZeroGrad()})
-    w = torch.ones(3, requires_grad=True)
-    b = w * 1
-    (layer(1, b).sum() + 5 * b.sum()).backward()
-    assert (w.grad == 5).all()
-
-
 def test_bounds_that_overflow_with_the_loss_scale():
     model = nn.Sequential(nn.Linear(3, 3), nn.Identity())
     spec = {"1": ClipGradNorm(1e35), "param:0.weight": [ClipGradNorm(1e35), ClampGrad(-1e36, 1e36)]}
@@ -711,153 +429,11 @@ def test_bounds_that_overflow_with_the_loss_scale():
     assert torch.isfinite(model[0].weight.grad).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_bounds_that_do_not_fit_the_type(dtype):
-    model = nn.Sequential(nn.Linear(4, 4)).to(dtype)
-    attach(model, {"0": ClampGrad(-1e39, 1e39)})
-    model(torch.ones(2, 4, dtype=dtype)).sum().backward()
-    assert torch.isfinite(model[0].weight.grad).all()
-
-
-@pytest.mark.parametrize("per", ["tensor", "channel"])
-def test_a_parameter_without_axes(per):
-    class Scale(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.s = nn.Parameter(torch.tensor(3.0))
-
-        def forward(self, x):
-            return x * self.s
-
-    model = Scale()
-    attach(model, {"param:s": ClipGradNorm(1.0, per=per)})
-    model(torch.ones(9)).sum().backward()
-    assert model.s.grad == 1.0
-
-
 def test_an_output_without_axes():
     model = nn.Sequential(Returns(lambda x: x.sum()))
     attach(model, {"0": DropPath(0.5)})
     with pytest.raises(SiteError, match="0/DropPath.*0-D"):
         model(torch.ones(3))
-
-
-def test_an_index_of_a_tensor_or_of_a_record():
-    import dataclasses
-
-    @dataclasses.dataclass
-    class Record:
-        out: torch.Tensor
-        aux: int = 3
-
-    model = nn.Sequential(nn.Linear(4, 4))
-    with (
-        attach(model, {"0": Dropout(0.5, index=0)}),
-        pytest.raises(SiteError, match="no element 0"),
-    ):
-        model(torch.ones(3, 4))
-    record = Returns(lambda x: Record(x))
-    with attach(record, {".": Dropout(1.0, index="out")}):
-        got = record(torch.ones(3))
-    assert (got.out == 0).all()
-    assert got.aux == 3
-    with (
-        attach(record, {".": Dropout(1.0)}),
-        pytest.raises(SiteError, match="fields out, aux.*index="),
-    ):
-        record(torch.ones(3))
-    keyed = Returns(lambda x: OrderedDict(out=x))
-    with (
-        attach(keyed, {".": Dropout(1.0, index=0)}),
-        pytest.raises(SiteError, match="no element 0"),
-    ):
-        keyed(torch.ones(3))
-
-
-def test_a_count_with_a_gradient_keeps_no_graph():
-    class Sums(Regularizer):
-        def apply(self, x, now):
-            return x * 2, x.sum()
-
-    model = nn.Sequential(Returns(lambda x: x * 1))
-    attached = attach(model, {"0": Sums()})
-    model(torch.ones(3, requires_grad=True))
-    assert not attached.sites[0].counter.snapshot().affected.requires_grad
-
-
-@not_in_dynamo_of_2_9("hooks of the whole model in a strict export")
-def test_an_export_in_evaluation_is_that_of_the_bare_model():
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()).eval()
-    x = torch.ones(1, 1, 8, 8)
-    bare = str(torch.export.export(model, (x,), strict=True).graph)
-    attach(model, {"1": [DropBlock2d(0.3), ClampGrad(-1, 1)], "0": Dropout(0.1, at="input")})
-    assert str(torch.export.export(model, (x,), strict=True).graph) == bare
-    torch._dynamo.reset()
-
-
-@dataclasses.dataclass
-class Plain:
-    hidden: torch.Tensor
-    scores: torch.Tensor = dataclasses.field(init=False, default=None)
-    steps: list = dataclasses.field(init=False, default_factory=list)
-
-
-@dataclasses.dataclass
-class Derived:
-    hidden: torch.Tensor
-    made: int = dataclasses.field(init=False, default=0)
-
-    def __post_init__(self):
-        self.made += 1
-        self.steps = []
-        self.scores = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Frozen:
-    hidden: torch.Tensor
-    scores: torch.Tensor = dataclasses.field(init=False, default=None)
-    steps: list = dataclasses.field(init=False, default_factory=list)
-
-
-@dataclasses.dataclass(slots=True)
-class Slotted:
-    hidden: torch.Tensor
-    scores: torch.Tensor = dataclasses.field(init=False, default=None)
-    steps: list = dataclasses.field(init=False, default_factory=list)
-
-
-class Records(nn.Module):
-    def __init__(self, kind):
-        super().__init__()
-        self.kind = kind
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x):
-        y = self.linear(x)
-        record = self.kind(y)
-        object.__setattr__(record, "scores", y * 2)
-        object.__setattr__(record, "steps", [1, 2])
-        return record
-
-
-@pytest.mark.parametrize("regularizer", [Dropout(1.0), ZeroGrad()], ids=str)
-@pytest.mark.parametrize("kind", [Plain, Derived, Frozen, Slotted])
-def test_a_dataclass_keeps_what_its_constructor_does_not_take(kind, regularizer):
-    model = nn.Sequential(Records(kind))
-    attach(model, {"0": dataclasses.replace(regularizer, index="hidden")})
-    found = model(torch.ones(2, 4))
-    assert type(found) is kind
-    assert found.steps == [1, 2]
-    assert torch.equal(found.scores, model[0].linear(torch.ones(2, 4)) * 2)
-    assert getattr(found, "made", 1) == 1
-    assert (found.hidden == 0).all() == (regularizer == Dropout(1.0))
-
-
-@dataclasses.dataclass(frozen=True)
-class Couple:
-    hidden: torch.Tensor
-    other: torch.Tensor
 
 
 def test_dataclasses_in_compiled_code():
@@ -868,10 +444,6 @@ def test_dataclasses_in_compiled_code():
     assert type(found) is Couple
     assert (found.hidden == 0).all()
     assert (found.other == 3).all()
-    model = nn.Sequential(Returns(Plain))
-    attach(model, {"0": Dropout(1.0, index="hidden")})
-    with pytest.raises(Exception, match=r"init=False|Observed exception"):
-        torch.compile(model, backend="eager", fullgraph=True)(torch.ones(2))
     torch._dynamo.reset()
 
 
@@ -898,15 +470,13 @@ class WorksInPlaceInside(AddsInPlace):
 @pytest.mark.parametrize(
     ("block", "mode"),
     [
-        *((AddsInPlace, mode) for mode in ("train", "always", "inference", "compiled")),
-        *((HandsOnAView, mode) for mode in ("train", "always")),  # nothing counts elsewhere
+        *((AddsInPlace, mode) for mode in ("train", "inference", "compiled")),
+        *((HandsOnAView, mode) for mode in ("train", "inference")),
     ],
 )
 def test_a_block_that_gives_its_input_back_changed_is_refused(block, mode):
     model = nn.Sequential(nn.Conv2d(3, 4, 3), block())
-    options = {"active": "always"} if mode in ("always", "inference") else {}
-    attached = attach(model, {"1": StochasticDepth(0.5, **options)})
-    model.train("active" not in options)
+    attached = attach(model, {"1": StochasticDepth(0.5, active="always")})
     call = torch.compile(model, backend="eager", fullgraph=True) if mode == "compiled" else model
     x = torch.randn(2, 3, 8, 8)
     refused = pytest.raises(Exception, match=r"changed in place|Observed exception")
@@ -915,7 +485,6 @@ def test_a_block_that_gives_its_input_back_changed_is_refused(block, mode):
     torch._dynamo.reset()
     attached.remove()
     assert not model[1]._forward_hooks
-    assert not model[1]._forward_pre_hooks
 
 
 @pytest.mark.parametrize("block", [WorksInPlaceInside, nn.Identity])
@@ -926,11 +495,3 @@ def test_a_block_that_gives_another_tensor_is_not_refused(block):
     y = model(x)
     attached.remove()
     assert torch.equal(y, model[:2](x))
-
-
-def test_a_mode_that_is_a_bool_of_numpy():
-    model = nn.Sequential(nn.Identity())
-    (site,) = attach(model, {"0": Dropout(0.5)}).sites
-    model[0].training = np.bool_(True)
-    model(torch.ones(3))
-    assert (site.calls, site.active_calls) == (1, 1)

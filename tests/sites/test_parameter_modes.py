@@ -70,15 +70,6 @@ def test_always_active():
     assert gradient(model, model, [EVAL], EVAL) == 10.0
 
 
-def test_two_backwards_of_one_forward():
-    model = model_with()
-    loss = model(torch.ones(1, 1)).sum()
-    for _ in range(2):
-        model.zero_grad()
-        loss.backward(retain_graph=True)
-        assert model.layer.weight.grad == 10.0
-
-
 @pytest.mark.parametrize("checkpointing", rest_slow([None, "not reentrant"]))
 def test_compiled(checkpointing):
     """One graph for each mode, also where the owner is inside a checkpoint in the graph."""
@@ -93,31 +84,6 @@ def test_compiled(checkpointing):
         assert gradient(model, call, forwards, EVAL) == 1.0
     assert counters["stats"]["unique_graphs"] == 2
     torch._dynamo.reset()
-
-
-def test_a_function_without_a_gradient_for_the_parameter():
-    class Nothing(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, w):
-            return w.clone()
-
-        @staticmethod
-        def backward(ctx, g):
-            return None
-
-    class Uses(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = nn.Parameter(torch.ones(2))
-
-        def forward(self, x):
-            return Nothing.apply(self.w) * x
-
-    model = Uses()
-    attached = attach(model, {"param:w": ScaleGrad(10.0)})
-    model(torch.ones(2, requires_grad=True)).sum().backward()
-    assert attached.sites[0].active_calls == 0
-    assert model.w.grad is None or not model.w.grad.any()
 
 
 def test_vmap_is_refused_where_the_site_is_active():

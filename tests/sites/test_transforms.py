@@ -13,7 +13,6 @@ from dropblock_hooks import (
     ClampGrad,
     Dropout,
     GradientStats,
-    ScaleGrad,
     SiteError,
     Watchdog,
     attach,
@@ -67,20 +66,11 @@ def test_vmap_and_jvp_are_refused_in_training(transform, name):
     net = make_net(regularizer)
     attached = put_on(net, regularizer)
     x = net.example()
-    with pytest.raises(SiteError, match=rf"{name}.*vmap.*jvp.*not supported.*evaluation mode"):
+    with pytest.raises(SiteError, match=rf"{name}.*vmap.*jvp.*eval\(\)"):
         transform(net, x)
     with attached.paused():
         transform(net, x)
     transform(net.eval(), x)
-
-
-def test_a_frozen_function_of_hooked_parameters():
-    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    attach(model, {"param:0.weight": [ClampGrad(-1e-3, 1e-3), ScaleGrad(2.0)], "1": Dropout(0.0)})
-    found = grad(loss_of(model))(detached(model), torch.randn(4, 3))
-    assert found["0.weight"].abs().max() == pytest.approx(2e-3)
-    model(torch.randn(4, 3)).square().sum().backward()
-    assert model[0].weight.grad.abs().max() == pytest.approx(2e-3)
 
 
 def test_parameters_that_stand_in_for_one_call_do_not_take_the_hook_along():
