@@ -114,8 +114,10 @@ class Regularizer:
 
     def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
         """Why it can't work on this layer or parameter, or None."""
-        no_map = parameter is not None and self.spatial is not None
-        return f"a parameter has no map, which {self.label} needs" if no_map else None
+        missing = "map" if self.spatial is not None else "samples" if self.samplewise else None
+        if parameter is None or missing is None:
+            return None
+        return f"a parameter has no {missing}, which {self.label} needs"
 
     def bind(self) -> Callable[[Tensor, Now], Applied]:
         """Return the callable of one site: ``apply``, or an object with a state of its own.

@@ -130,11 +130,6 @@ class ClipGradNorm(OnGradients, Regularizer):
     def accumulates(self) -> bool:
         return self.group or super().accumulates
 
-    def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
-        if parameter is not None and self.per == "sample":
-            return "a parameter has no samples: per must be 'tensor' or 'channel'"
-        return None
-
     def apply(self, x: Tensor, now: Now) -> Applied:
         if self.group:  # of all gradients of the entry, measured before
             norm = now.common_norm.to(x.device)

@@ -53,15 +53,9 @@ class Schedule:
         return brief(self)
 
 
-def put(schedule: Any, name: str, value: Any) -> None:
-    """Set a field of a frozen dataclass, in its ``__post_init__``."""
-    object.__setattr__(schedule, name, value)
-
-
 def put_numbers(schedule: Any, *names: str) -> None:
     """Check that these fields are finite numbers, and make them floats."""
-    for name in names:
-        put(schedule, name, as_number(name, getattr(schedule, name)))
+    vars(schedule).update((name, as_number(name, getattr(schedule, name))) for name in names)
 
 
 def between(start: float, stop: float, share: float) -> float:

@@ -8,17 +8,7 @@ from typing import Any
 
 from ..checks import as_number
 from ..registry import register
-from .base import (
-    Schedule,
-    between,
-    is_moving,
-    length_of,
-    put,
-    put_numbers,
-    span_of,
-    value_at,
-    within,
-)
+from .base import Schedule, between, is_moving, length_of, put_numbers, span_of, value_at, within
 
 
 @register
@@ -43,8 +33,8 @@ class ByDepth(Schedule):
             end = getattr(self, name)
             if isinstance(end, ByDepth):
                 raise TypeError(f"{name} of ByDepth can't itself be a ByDepth")
-            is_schedule = callable(end) and not isinstance(end, type)
-            put(self, name, end if is_schedule else as_number(name, end, "a number or a schedule"))
+            if not callable(end) or isinstance(end, type):
+                vars(self)[name] = as_number(name, end, "a number or a schedule")
         put_numbers(self, "share")
         if not 0 <= self.share <= 1:
             raise ValueError(f"share must be in [0, 1], got {self.share}")

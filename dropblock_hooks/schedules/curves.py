@@ -10,7 +10,7 @@ from typing import Any
 from ..checks import as_count, as_number
 from ..quoting import quote
 from ..registry import register
-from .base import UNSAID, Schedule, between, put, put_numbers
+from .base import UNSAID, Schedule, between, put_numbers
 
 
 @register
@@ -46,7 +46,7 @@ class _Ramp:
     def __post_init__(self) -> None:
         put_numbers(self, "start", "stop", "delay")
         if self.epochs is not None:
-            put(self, "epochs", as_count("epochs", self.epochs))
+            vars(self)["epochs"] = as_count("epochs", self.epochs)
         if self.delay < 0:
             raise ValueError(f"delay must be >= 0, got {self.delay}")
 
@@ -55,8 +55,8 @@ class _Ramp:
             if t <= self.delay:
                 return self.start
             raise ValueError(UNSAID)
-        begun = float(t >= self.delay)
-        share = (t - self.delay) / (self.epochs - 1) if self.epochs > 1 else begun
+        past, last = t - self.delay, self.epochs - 1
+        share = past / last if last else float(past >= 0)
         return between(self.start, self.stop, self._way(min(max(share, 0.0), 1.0)))
 
     @property
@@ -148,7 +148,7 @@ class StepSchedule(Schedule):
             raise ValueError(f"StepSchedule must begin with the value at time 0, got times {got}")
         if len(set(times)) < len(times):
             raise ValueError(f"StepSchedule has a time twice: {quote(times)}")
-        put(self, "values", tuple(steps))  # schedules are hashable
+        vars(self)["values"] = tuple(steps)  # schedules are hashable
 
     def __call__(self, t: float) -> float:
         steps = dict(self.values)

@@ -26,20 +26,9 @@ pytestmark = pytest.mark.pairwise
 SHAPES = {1: (6, 5, 12), 2: (6, 5, 8, 9), 3: (6, 5, 4, 6, 5)}
 DROP_BLOCKS = [DropBlock1d, DropBlock2d, DropBlock3d]
 EACH = [
-    *DROP_BLOCKS,
-    Disout,
-    Dropout,
-    Dropout1d,
-    Dropout2d,
-    Dropout3d,
-    DropPath,
-    StochasticDepth,
-    GaussianNoise,
-    GaussianDropout,
+    *(*DROP_BLOCKS, Disout, Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath, StochasticDepth),
+    *(GaussianNoise, GaussianDropout),
 ]
-WITH_P = [cls for cls in EACH if cls is not GaussianNoise]
-RATE = {cls: "std" if cls is GaussianNoise else "p" for cls in EACH}
-OTHERS = {cls: {"alpha": 1.0} if cls is Disout else {} for cls in EACH}
 each_class = pytest.mark.parametrize("cls", EACH)
 
 
@@ -137,12 +126,9 @@ def test_stochastic_depth_is_the_functions(mode):
         assert dropped == (y == shortcut).sum()
 
 
-def test_stochastic_depth_without_an_input_says_what_is_missing():
+def test_stochastic_depth_without_an_input_of_the_same_shape_is_refused():
     with pytest.raises(ValueError, match=r"needs the block's input .* got NoneType"):
         run(StochasticDepth(0.4), torch.ones(2, 3), None)
-
-
-def test_stochastic_depth_of_a_block_that_changes_shape_is_refused():
     with pytest.raises(ValueError, match=r"input \(2, 4\) and output \(2, 3\).*use DropPath"):
         run(StochasticDepth(0.4), torch.ones(2, 3), torch.ones(2, 4))
 
@@ -166,33 +152,10 @@ def test_the_rate_in_force_is_the_one_of_now(cls):
     results = []
     for regularizer in (cls(schedule), cls(0.2)):
         torch.manual_seed(1)
-        rates = regularizer.values(2.0)
-        assert rates == {RATE[cls]: 0.2, **OTHERS[cls]}
-        results.append(regularizer.apply(x, now(shortcut, **rates))[0])
+        results.append(regularizer.apply(x, now(shortcut, **regularizer.values(2.0)))[0])
     assert torch.equal(*results)
     assert not torch.equal(results[0], x)
-
-
-@each_class
-def test_gradients_flow(cls):
-    x = torch.randn(SHAPES[cls.spatial or 2], requires_grad=True)
-    y, _ = run(cls(0.3), x, torch.zeros(x.shape))
-    y.sum().backward()
-    assert x.grad.isfinite().all()
-    if cls not in (GaussianNoise, Disout):
-        assert not torch.equal(x.grad, torch.ones_like(x))
-
-
-@pytest.mark.parametrize("cls", [cls for cls in WITH_P if cls is not GaussianDropout])
-def test_zero_size_batches(cls):
-    x = torch.empty(0, *SHAPES[cls.spatial or 2][1:])
-    y, dropped = run(cls(0.5), x, x.clone())
-    assert y.shape == x.shape
-    assert dropped == 0
-
-
-def test_the_strength_in_force_is_the_one_of_now():
-    x, moving = torch.randn(SHAPES[2]), Disout(0.5, 3, alpha=LinearSchedule(0.0, 2.0, epochs=3))
-    torch.manual_seed(3)
-    y, _ = moving.apply(x, now(**moving.values(1.0)))
-    assert torch.equal(y, run(Disout(0.5, 3, alpha=1.0), x)[0])
+    if cls is Disout:
+        moving = Disout(0.2, alpha=LinearSchedule(0.0, 2.0, epochs=3))
+        torch.manual_seed(1)
+        assert torch.equal(moving.apply(x, now(**moving.values(1.0)))[0], results[0])

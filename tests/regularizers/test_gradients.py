@@ -92,10 +92,6 @@ def test_scale_grad_multiplies(scale, dtype):
     expected = grad.to(wide).numpy() * np.array(scale, dtype=str(wide).removeprefix("torch."))
     assert torch.equal(scaled, torch.from_numpy(expected).to(dtype))
     assert changed is None
-
-
-def test_a_scale_of_one_returns_the_same_object():
-    grad = torch.randn(4, 3)
     assert run(ScaleGrad(1.0), grad)[0] is grad
 
 
@@ -116,14 +112,8 @@ def test_the_gradient_given_is_left_alone(regularizer):
     before = grad.clone()
     assert not torch.equal(run(regularizer, grad)[0], grad)
     assert torch.equal(grad, before)
-
-
-@pytest.mark.parametrize(
-    "regularizer", [ClampGrad(-0.1, 0.1), ClipGradNorm(0.1), ScaleGrad(2.0), ZeroGrad()], ids=repr
-)
-@pytest.mark.parametrize("shape", [(0, 3, 5, 6), (2, 0, 5, 6)], ids=str)
-def test_zero_size_batches(shape, regularizer):
-    assert run(regularizer, torch.empty(shape))[0].shape == shape
+    for shape in ((0, 3, 5, 6), (2, 0, 5, 6)):
+        assert run(regularizer, torch.empty(shape))[0].shape == shape
 
 
 # Loss scales (AMP) ------------------------------------------------------------------------------
