@@ -7,10 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from ..checks import closest
 from .wrappers import bare_type, named_modules
-
-_HINTS = 10  # as many problems as an error shows
 
 
 class NoMatchError(ValueError):
@@ -48,7 +45,6 @@ class Index:
         self.model = model
         self.modules: dict[str, Target] = {}
         self.parameters: dict[str, Target] = {}
-        self._hints = _HINTS
         names: dict[int, list[str]] = {}
         modules = list(named_modules(model))
         for name, module in modules:
@@ -93,11 +89,6 @@ class Index:
     def types(self) -> frozenset[str]:
         """The names of the layers' classes."""
         return frozenset(bare_type(target.module).__name__ for target in self.modules.values())
-
-    def closest(self, word: str, known: Iterable[str]) -> str:
-        """The names that resemble a word; only for the first problems, because it takes long."""
-        self._hints -= 1
-        return closest(word, known) if self._hints >= 0 else ""
 
 
 def is_share(value: Any) -> bool:

@@ -2,22 +2,25 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from ..checks import as_count
+from ..checks import as_count, closest
 from ..quoting import described, kind_of, label, listed, quote
 from ..registry import brief
-from .globs import matching
 from .index import Index, NoMatchError, Target
+from .patterns import ROOT, matching
 from .stages import stage_module, stage_target
 from .wrappers import bare_type
 
-ROOT = "."
 FORMS = ("param", "attr", "re", "type", "stage", "stride")
+_RATE = (
+    ": a rate is a number in [0, 1] that the module itself holds, under the name p or a name with "
+    "drop or prob"
+)
 
 
 @dataclass(frozen=True)
@@ -90,10 +93,10 @@ def match(selector: Selector, index: Index) -> list[Target]:
 
 
 def _match_text(text: str, index: Index) -> list[Target]:
-    kind, rest = _form(text)
-    if kind in ("stage", "stride"):
-        return [stage_target(index, kind, rest)]
-    found = _named(kind, rest, index)
+    form, rest = _form(text)
+    if form in ("stage", "stride"):
+        return [stage_target(index, form, rest)]
+    found = _named(form, rest, index)
     called = [target for target in found if target.form or _has_forward(target.module)]
     if not called:
         raise NoMatchError(
@@ -104,63 +107,43 @@ def _match_text(text: str, index: Index) -> list[Target]:
 
 
 def _form(text: str) -> tuple[str, str]:
-    """The form of a selector (empty for a name or a glob), and the text after it."""
-    kind, colon, rest = text.partition(":")
-    if not colon or kind not in FORMS:
-        kind, rest = "", text
-    if not rest.strip():
+    """The form of a selector (empty for names and patterns of layers), and the text after it."""
+    form, colon, rest = text.partition(":")
+    if not (rest if colon else text).strip():
         raise NoMatchError(f"the selector {quote(text)} is empty")
-    return kind, rest
+    return (form, rest) if colon and form in FORMS and form != "re" else ("", text)
 
 
-def _named(kind: str, text: str, index: Index) -> list[Target]:
-    """What a type, name, glob or regular expression matches, also modules without a forward."""
-    if kind == "type":
-        return _match_types((text,), index)
-    is_regex = kind == "re"
-    if kind in ("param", "attr") and text.startswith("re:"):
-        is_regex, text = True, text[3:]
-    found = _match_names(text, is_regex, index.table(kind))
-    if not found:
-        raise NoMatchError(_no_match(kind, text, is_regex, index))
-    return found
-
-
-def _match_names(text: str, is_regex: bool, table: dict[str, Target]) -> list[Target]:
-    if text == ROOT and not is_regex:
-        return [table[""]] if "" in table else []
-    if text in table and not is_regex:
-        return [table[text]]
+def _named(form: str, text: str, index: Index) -> list[Target]:
+    """What a name, a pattern or a class matches, also modules without a forward."""
+    if form == "type":
+        return _match_type(text, index)
+    table = index.table(form)
     try:
-        if is_regex:
-            pattern = re.compile(text)
-            return [target for name, target in table.items() if name and pattern.fullmatch(name)]
-        return [table[name] for name in matching(text, table)]
+        found = [table[name] for name in matching(text, table)]
     except (re.error, OverflowError, RecursionError) as error:
-        kind = "regular expression" if is_regex else "glob"
-        raise NoMatchError(f"{quote(text)} is not a {kind}: {error}") from None
-
-
-def _match_types(types: Iterable[Any], index: Index) -> list[Target]:
-    found = []
-    for wanted in types:
-        targets = index.modules.values()
-        some = [t for t in targets if _is_a(t.module, wanted) and _has_forward(t.module)]
-        if not some:
-            name = wanted if isinstance(wanted, str) else wanted.__name__
-            hint = index.closest(name, index.types)
-            raise NoMatchError(f"no layer is a {label(name, 200)}{hint}")
-        found += some
+        raise NoMatchError(f"{quote(text)} is not a pattern: {error}") from None
+    if not found:
+        raise NoMatchError(_no_match(form, text, index))
     return found
 
 
-def _is_a(module: nn.Module, wanted: Any) -> bool:
+def _match_type(wanted: str | type, index: Index) -> list[Target]:
+    """The layers of a class, or of one that inherits from it."""
+    targets = [target for target in index.modules.values() if _has_forward(target.module)]
     if isinstance(wanted, type):
-        return isinstance(module, wanted)
-    return any(
-        wanted in (cls.__name__, f"{cls.__module__}.{cls.__qualname__}")
-        for cls in type(module).__mro__
-    )
+        found = [target for target in targets if isinstance(target.module, wanted)]
+        wanted = wanted.__name__
+    else:
+        found = [target for target in targets if wanted in _class_names(target.module)]
+    if not found:
+        raise NoMatchError(f"no layer is a {label(wanted, 200)}{closest(wanted, index.types)}")
+    return found
+
+
+def _class_names(module: nn.Module) -> set[str]:
+    classes = type(module).__mro__
+    return {name for c in classes for name in (c.__name__, f"{c.__module__}.{c.__qualname__}")}
 
 
 def _has_forward(module: nn.Module) -> bool:
@@ -168,48 +151,31 @@ def _has_forward(module: nn.Module) -> bool:
     return not inherited or "forward" in vars(module)
 
 
-def _no_match(kind: str, text: str, is_regex: bool, index: Index) -> str:
-    """Why a name, glob or regular expression matches nothing, and what was probably meant."""
-    form, colon, _ = text.partition(":")
-    if colon:
-        hint = index.closest(form, FORMS)
-        return f"unknown form of selector {label(form)}:{hint}; forms: {', '.join(FORMS)}"
-    if kind == "attr":
-        return _no_attribute(text, index)
-    if kind == "param" and text in index.modules:
-        inside = f"{text}.*" if index.modules[text].module._parameters else f"{text}.**"
-        meant = quote(f"param:{inside}")
-        return f"{quote(text)} is a layer: did you mean its parameters, {meant}?"
-    for other, known in (
-        ("attr", index.attributes),
-        ("param", index.parameters),
-        ("type", index.types),
-    ):
+def _no_match(form: str, text: str, index: Index) -> str:
+    """Why a name or a pattern matches nothing, and what was probably meant."""
+    word, colon, _ = text.partition(":")
+    if colon and word != "re":
+        hint = closest(word, FORMS)
+        return f"unknown form of selector {label(word)}:{hint}; forms: {', '.join(FORMS)}"
+    kinds = {
+        f"param:{text}.**" if form == "param" else text: index.modules,
+        f"param:{text}": index.parameters,
+        f"attr:{text}": index.attributes,
+        f"type:{text}": index.types,
+    }
+    table = index.table(form)
+    for meant, known in kinds.items():
         if text in known:
-            return f"{quote(text)} is no layer: did you mean {quote(f'{other}:{text}')}?"
-    table = index.table(kind)
-    if not is_regex and (below := matching(f"**.{text}", table)):
-        meant = quote(f"param:**.{text}" if kind else f"**.{text}")
+            noun = {"param": "parameter", "attr": "rate"}.get(form, "layer")
+            return f"{quote(text)} is no {noun}: did you mean {quote(meant)}?"
+    if word != "re" and (below := matching(f"**.{text}", table)):
+        meant = f"{form}:**.{text}" if form else f"**.{text}"
         return (
-            f"{quote(text)} matches nothing: did you mean {meant} ({listed(below, 3)})? "
+            f"{quote(text)} matches nothing: did you mean {quote(meant)} ({listed(below, 3)})? "
             "Or give root=, the submodule where names begin"
         )
-    return f"{quote(text)} matches nothing{index.closest(text, filter(None, table))}"
-
-
-def _no_attribute(text: str, index: Index) -> str:
-    if text in index.modules:
-        return f"{quote(text)} is a layer: select it by its name alone, {quote(text)}"
-    owner, _, local = text.rpartition(".")
-    target = index.modules.get(owner)
-    if target is None or not hasattr(target.module, local):
-        hint = index.closest(text, index.attributes)
-        return f"{quote(text)} matches no attribute with a rate{hint}"
-    return (
-        f"{quote(text)} is no rate: a rate is a number in [0, 1] that the module itself holds, "
-        "not its class, under the name p or a name with drop or prob; got "
-        f"{quote(getattr(target.module, local), 60)}"
-    )
+    why = _RATE if form == "attr" else ""
+    return f"{quote(text)} matches nothing{why}{closest(text, filter(None, table))}"
 
 
 def _match_select(select: Select, index: Index) -> list[Target]:
@@ -231,40 +197,22 @@ def _match_select(select: Select, index: Index) -> list[Target]:
     return kept
 
 
-def _left_out(text: str, found: list[Target], index: Index) -> list[Target]:
+def _left_out(text: str, found: list[Target], index: Index) -> set[Target]:
     """What of `found` an exclude leaves out: what it matches, and everything inside that."""
+    form, rest = _form(text)
     try:
-        roots = _roots(text, index)
-        problem = "leaves out nothing of what is selected"
+        if form in ("stage", "stride"):
+            roots = [stage_module(index, form, rest)]
+        else:
+            roots = [target.name for target in _named(form, rest, index)]
     except NoMatchError as error:
-        roots, problem = [], f"leaves out nothing: {error}"
-    if not (out := _inside(roots, found, index)):
-        raise NoMatchError(f"exclude={quote(text)} {problem}{_meant(text, roots, found, index)}")
-    return out
-
-
-def _meant(text: str, roots: list[str], found: list[Target], index: Index) -> str:
-    """The exclude that was probably meant by one that leaves out nothing."""
-    around = [t.name for t in found if any(root.startswith(f"{t.name}.") for root in roots)]
-    if around:
-        return f"; did you mean {quote(around[0])}, which holds {quote(roots[0])}?"
-    return index.closest(text, (target.name for target in found)) if roots else ""
-
-
-def _roots(text: str, index: Index) -> list[str]:
-    """The names of what a selector matches; of a stage, the module that holds it."""
-    kind, rest = _form(text)
-    if kind in ("stage", "stride"):
-        return [stage_module(index, kind, rest)]
-    return [target.name for target in _named(kind, rest, index)]
-
-
-def _inside(roots: list[str], found: list[Target], index: Index) -> list[Target]:
-    """What of `found` has one of these names, or is in a module of this name."""
+        raise NoMatchError(f"exclude={quote(text)} leaves out nothing: {error}") from None
     starts = tuple(f"{root}." if root else "" for root in roots)
-    tables = [index.table(form) for form in {target.form for target in found}]
+    tables = [index.table(kind) for kind in {target.form for target in found}]
     inside = {t for table in tables for name, t in table.items() if f"{name}.".startswith(starts)}
-    return [target for target in found if target in inside]
+    if not inside.intersection(found):
+        raise NoMatchError(f"exclude={quote(text)} leaves out nothing of what is selected")
+    return inside
 
 
 def _satisfies(where: Callable[[str, nn.Module], bool], target: Target) -> bool:
@@ -283,9 +231,8 @@ def _candidates(select: Select, index: Index) -> list[Target]:
         return ends or [t for t in index.modules.values() if _has_forward(t.module)]
     found = [target for name in names for target in _match_text(name, index)]
     if types:
-        typed = _match_types(types, index)
-        shared = {target.name for target in typed}
-        found = [target for target in found if target.name in shared] if names else typed
+        typed = {target: None for wanted in types for target in _match_type(wanted, index)}
+        found = [target for target in found if target in typed] if names else [*typed]
     if stages:
         roots = tuple(f"{stage_module(index, 'stage', str(stage))}." for stage in stages)
         found = [target for target in found if f"{target.name}.".startswith(roots)]

@@ -1,5 +1,6 @@
 """Feature stages, as timm's ``feature_info`` lists them."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -37,11 +38,10 @@ def stage_target(index: Index, kind: str, text: str) -> Target:
 
 def stage_module(index: Index, kind: str, text: str) -> str:
     """The name of the module that holds a stage."""
-    try:
-        number = int(text)
-    except ValueError:
-        raise NoMatchError(f"{kind}: takes an integer, got {quote(text)}") from None
     stages = stages_of(index)
+    if not re.fullmatch(r"-?\d{1,9}", text):
+        raise NoMatchError(f"{kind}: takes an integer, got {quote(text)}")
+    number = int(text)
     if number < 0:  # features_only removes the stages that no output needs
         while len(stages) > 1 and stages[-1].name is None:
             stages.pop()
@@ -53,50 +53,37 @@ def stage_module(index: Index, kind: str, text: str) -> str:
         known = [f"{i}: {each.stated}, stride {each.stride}" for i, each in enumerate(stages)]
         hint = shorten("; ".join(known))
         raise NoMatchError(f"{kind}:{number} is no stage of the model ({hint})")
-    stage = found[-1]
-    if stage.name is None:
+    if found[-1].name is None:
+        stated = quote(found[-1].stated)
         raise NoMatchError(
-            f"feature_info names {quote(stage.stated)}, which the model does not have; "
-            f"name a layer (it has {_layers(index.modules[_host(index)].module)})"
+            f"feature_info names {stated}, which the model does not have: name a layer instead"
         )
-    return stage.name
+    return found[-1].name
 
 
 def stage_channels(index: Index) -> dict[str, int]:
     """The channels of every stage, by the names of the layers that end it."""
-    channels: dict[str, int] = {}
-    for stage in _known_stages(index):
-        if stage.name is not None and stage.channels is not None:
-            ends = [index.modules[end].name for end in _ends(index, stage.name)]
-            channels.update(dict.fromkeys(ends, stage.channels))
-    return channels
+    return {
+        index.modules[end].name: stage.channels
+        for stage in known_stages(index)
+        if stage.name is not None and stage.channels is not None
+        for end in _ends(index, stage.name)
+    }
 
 
-def stage_ratios(index: Index) -> tuple[int, ...]:
-    """By how much the map of each stage is smaller than that of the first."""
-    strides = [stage.stride for stage in _known_stages(index) if stage.stride]
-    first = min(strides, default=1)
-    return tuple(stride // first for stride in strides if stride % first == 0)
-
-
-def _known_stages(index: Index) -> list[Stage]:
+def known_stages(index: Index) -> list[Stage]:
+    """The stages of the model; none where it does not list them."""
     try:
         return stages_of(index)
     except NoMatchError:
         return []
 
 
-def _ends(index: Index, name: str) -> Iterator[str]:
-    """A stage and the last layers inside plain containers; the last of these is always called.
-
-    A container may not be called: with checkpointing, models loop over its children.
-    """
-    yield name
-    module = index.modules[name].module
-    while bare_type(module) in (nn.Sequential, nn.ModuleList) and module._modules:
-        name = f"{name}.{list(module._modules)[-1]}"
-        module = index.modules[name].module
-        yield name
+def stage_ratios(index: Index) -> tuple[int, ...]:
+    """By how much the map of each stage is smaller than that of the first."""
+    strides = [stage.stride for stage in known_stages(index) if stage.stride]
+    first = min(strides, default=1)
+    return tuple(stride // first for stride in strides if stride % first == 0)
 
 
 def stages_of(index: Index) -> list[Stage]:
@@ -110,7 +97,9 @@ def stages_of(index: Index) -> list[Stage]:
     names = [e["module"] or "(no layer)" for e in entries]
     prefix = f"{host}." if host else ""
     return [
-        Stage(prefix + name, _find(index, host, names, name), e.get("reduction"), e.get("num_chs"))
+        Stage(
+            prefix + name, _find(index, prefix, names, name), e.get("reduction"), e.get("num_chs")
+        )
         for name, e in zip(names, entries, strict=True)
     ]
 
@@ -124,11 +113,11 @@ def _host(index: Index) -> str:
             outer.append(name)
     if len(outer) == 1:
         return outer[0]
-    several = f"several submodules have it: {shorten(', '.join(outer))}"
-    found = several if outer else "no module has it"
+    found = f"several submodules have it: {listed(outer, 12)}" if outer else "no module has it"
+    layers = listed((name for name, _ in index.model.named_children()), 12)
     raise NoMatchError(
-        f"stages come from timm's feature_info, and {found}; name the layers "
-        f"({_layers(index.model)}), or give root="
+        f"stages come from timm's feature_info, and {found}; name the layers ({layers}), or give "
+        "root="
     )
 
 
@@ -139,7 +128,7 @@ def _entries(module: nn.Module) -> list[dict[str, Any]] | None:
     return info if isinstance(info, list) else None
 
 
-def _find(index: Index, host: str, names: list[str], local: str) -> str | None:
+def _find(index: Index, prefix: str, names: list[str], local: str) -> str | None:
     """The module of an entry, by the first of these rules that finds one.
 
     1. The module of this name; in ``features_only`` models ``stages.3`` is ``stages_3``.
@@ -147,28 +136,32 @@ def _find(index: Index, host: str, names: list[str], local: str) -> str | None:
     3. For ``block.3``: child 3 of ``blocks``, or of another container of stages, which has as many
        children as there are such entries.
     """
-    prefix = f"{host}." if host else ""
     if prefix + local in index.modules:
         return prefix + local
-    flat = (prefix + local).replace(".", "_")
-    same = [n for n in index.modules if n.replace(".", "_") == flat]
-    ends = f".{local}", f".{local.replace('.', '_')}"
-    inside = [n for n in index.modules if n.startswith(prefix) and f".{n}".endswith(ends)]
-    for found in (same, inside):
+    spelled = "[._]".join(map(re.escape, re.split("[._]", local)))
+    for inside in ("", r".*\."):
+        pattern = re.compile(re.escape(prefix) + inside + spelled)
+        found = [name for name in index.modules if pattern.fullmatch(name)]
         if len(found) == 1:
             return found[0]
     parent, _, number = local.rpartition(".")
-    if not parent or not number.isdigit():
-        return None
-    children = list(index.modules[host].module._modules)
-    inner = f"{prefix}{children[0]}." if len(children) == 1 else prefix  # it wraps another model
     n = sum(name.rpartition(".")[0] == parent for name in names)
-    for container in (f"{parent}s", *_CONTAINERS):
-        target = index.modules.get(inner + container)
-        if target is not None and len(list(target.module.children())) == n:
-            return f"{inner}{container}.{number}"
+    containers = "|".join((re.escape(f"{parent}s"), *_CONTAINERS))
+    pattern = re.compile(rf"{re.escape(prefix)}(\w+\.)?(?:{containers})")
+    for name, target in index.modules.items() if parent and number.isdigit() else ():
+        if pattern.fullmatch(name) and len(target.module._modules) == n:
+            return f"{name}.{number}"
     return None
 
 
-def _layers(model: nn.Module) -> str:
-    return shorten(listed((name for name, _ in model.named_children()), 12))
+def _ends(index: Index, name: str) -> Iterator[str]:
+    """A stage and the last layers inside plain containers; the last of these is always called.
+
+    A container may not be called: with checkpointing, models loop over its children.
+    """
+    yield name
+    module = index.modules[name].module
+    while bare_type(module) in (nn.Sequential, nn.ModuleList) and module._modules:
+        name = f"{name}.{list(module._modules)[-1]}"
+        module = index.modules[name].module
+        yield name

@@ -6,49 +6,32 @@ around one, and an attribute into every name below. The names here are those of 
 
 import sys
 from collections.abc import Iterator
-from weakref import WeakKeyDictionary
 
 from torch import nn
 
 from ..checks import closest
 from ..quoting import kind_of, quote
 
-_CHECKPOINTS = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
-
-# the module of the class, its name, the attribute that holds the wrapped module
-_WRAPPERS = (
-    ("torch.nn.parallel.distributed", "DistributedDataParallel", "module"),
-    ("torch._dynamo.eval_frame", "OptimizedModule", "_orig_mod"),
-    ("torch.distributed.fsdp", "FullyShardedDataParallel", "_fsdp_wrapped_module"),
-    (_CHECKPOINTS, "ActivationWrapper", "_checkpoint_wrapped_module"),
-    ("torch.optim.swa_utils", "AveragedModel", "module"),
-    ("lightning.fabric.wrappers", "_FabricModule", "_forward_module"),
-    ("lightning_fabric.wrappers", "_FabricModule", "_forward_module"),
-    ("timm.utils.model_ema", "ModelEmaV2", "module"),
-    ("timm.utils.model_ema", "ModelEmaV3", "module"),
-)
-
-
-_ATTRIBUTES: WeakKeyDictionary[type[nn.Module], str | None] = WeakKeyDictionary()
-"""What `_attribute` has found, because every module of a model is asked."""
-
-
-def _attribute(kind: type[nn.Module]) -> str | None:
-    """The attribute in which a class of wrappers holds a module; None for other classes."""
-    if kind not in _ATTRIBUTES:
-        found = (
-            attribute
-            for place, name, attribute in _WRAPPERS  # a class that was not imported wraps nothing
-            if getattr(sys.modules.get(place), name, None) in kind.__mro__
-        )
-        _ATTRIBUTES[kind] = next(found, None)
-    return _ATTRIBUTES[kind]
+# the attribute that holds the wrapped module, by the name of the class
+_WRAPPERS = {
+    "DistributedDataParallel": "module",
+    "OptimizedModule": "_orig_mod",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "ActivationWrapper": "_checkpoint_wrapped_module",
+    "AveragedModel": "module",
+    "_FabricModule": "_forward_module",
+    "ModelEmaV2": "module",
+    "ModelEmaV3": "module",
+}
+_LIBRARIES = ("torch.", "lightning", "timm.")
 
 
 def _innermost(module: nn.Module) -> nn.Module:
     """The module inside its wrappers."""
-    while attribute := _attribute(type(module)):
-        module = getattr(module, attribute)
+    for kind in type(module).__mro__:
+        attribute = _WRAPPERS.get(kind.__name__)
+        if attribute and kind.__module__.startswith(_LIBRARIES):
+            return _innermost(getattr(module, attribute))
     return module
 
 
@@ -121,12 +104,10 @@ def submodule(model: nn.Module, root: str) -> nn.Module:
     """The submodule where names begin.
 
     Raises:
-        TypeError, ValueError: for a root that is no name of a submodule, with the closest names.
+        ValueError: for a root that is no name of a submodule, with the closest names.
     """
-    if not isinstance(root, str):
-        raise TypeError(f"root must be the name of a submodule, got {quote(root)}")
     modules = dict(named_modules(model))
     if root not in modules:
-        hint = closest(root, modules)
+        hint = closest(str(root), modules)
         raise ValueError(f"root={quote(root)} is not a submodule of the model{hint}")
     return modules[root]

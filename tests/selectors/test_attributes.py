@@ -27,12 +27,8 @@ class Holder(nn.Module):
         self.lstm = nn.LSTM(3, 3, 2, dropout=0.5)
         self.drop_rate, self.prob_mask, self.p, self.threshold = 0.125, 0.0, 0.5, 0.75
         self.drop_tensor, self.drop_text, self.drop_bool = torch.tensor(0.5), "0.5", True
-        self.drop_none, self.drop_large, self.drop_negative, self.drop_nan = (
-            None,
-            2.0,
-            -0.1,
-            float("nan"),
-        )
+        self.drop_none, self.drop_large, self.drop_negative = None, 2.0, -0.1
+        self.drop_nan = float("nan")
         self.register_buffer("drop_buffer", torch.tensor(0.5))
 
     of_class_dropout = 0.5
@@ -78,30 +74,17 @@ def test_matches(selector):
     assert [site.at for site in attached] == ["attribute"] * len(expected)
 
 
+NO_RATES = [
+    "zzz*", "re:zzz", ".", "nowhere.p", "drop_tensor", "drop_buffer", "drop_text", "drop_bool",
+    "drop_none", "drop_large", "drop_negative", "drop_nan", "threshold", "drop_property",
+    "of_class_dropout", "layers.0.fc.in_features", "layers.0.training",
+]  # fmt: skip
 NOTHING = {
-    "attr:drop_rato": r"'drop_rato' matches no attribute with a rate \(closest: drop_rate\)",
-    "attr:lstm.dropuot": r"matches no attribute with a rate \(closest: lstm.dropout",
-    "attr:zzz*": "'zzz\\*' matches no attribute with a rate",
-    "attr:re:zzz": "'zzz' matches no attribute with a rate",
-    "attr:re:(": "'\\(' is not a regular expression",
+    **{f"attr:{name}": r"matches nothing: a rate is a number in \[0, 1\]" for name in NO_RATES},
+    "attr:drop_rato": r"'drop_rato' matches nothing.* \(closest: drop_rate\)",
+    "attr:re:(": "'re:\\(' is not a pattern",
     "attr:": "is empty",
-    "attr:.": "'.' matches no attribute with a rate",
-    "attr:nowhere.p": "'nowhere.p' matches no attribute with a rate",
-    "attr:lstm": "'lstm' is a layer: select it by its name alone, 'lstm'",
-    "attr:layers.0.drop": "is a layer: select it by its name alone, 'layers.0.drop'",
-    "attr:drop_tensor": r"is no rate: a rate is a number in \[0, 1\].*; got tensor\(0.5000\)",
-    "attr:drop_buffer": r"is no rate: a rate is a number in \[0, 1\].*; got tensor\(0.5000\)",
-    "attr:drop_text": r"is no rate: a rate is a number in \[0, 1\].*; got '0.5'",
-    "attr:drop_bool": r"is no rate: a rate is a number in \[0, 1\].*; got True",
-    "attr:drop_none": r"is no rate: a rate is a number in \[0, 1\].*; got None",
-    "attr:drop_large": r"is no rate: a rate is a number in \[0, 1\].*; got 2.0",
-    "attr:drop_negative": r"is no rate: a rate is a number in \[0, 1\].*; got -0.1",
-    "attr:threshold": "'threshold' is no rate: .* p or a name with drop or prob; got 0.75",
-    "attr:drop_nan": r"is no rate: a rate is a number in \[0, 1\].*; got nan",
-    "attr:layers.0.fc.in_features": r"is no rate: a rate is a number in \[0, 1\].*; got 3",
-    "attr:layers.0.training": r"is no rate: a rate is a number in \[0, 1\].*; got True",
-    "attr:drop_property": "'drop_property' is no rate: .* the module itself holds, not its class",
-    "attr:of_class_dropout": "'of_class_dropout' is no rate: .* the module itself holds, not",
+    "attr:lstm": "'lstm' is no rate: did you mean 'lstm'",
     "atr:dropout": r"unknown form of selector atr: \(closest: attr\)",
     Select(names="attr:drop_*", expect=7): "expected 7 layers, got 1: drop_rate",
 }
@@ -109,9 +92,8 @@ NOTHING = {
 
 @pytest.mark.parametrize("selector", NOTHING, ids=str)
 def test_what_matches_nothing(selector):
-    model = Holder()
     with pytest.raises(SpecError, match=f"^1 problem in the spec:\n.*{NOTHING[selector]}"):
-        attach(model, {selector: Retune(p=0.25)})
+        attach(Holder(), {selector: Retune(p=0.25)})
 
 
 @pytest.mark.parametrize("other", [Dropout(p=0.2), ClipGradNorm(max_norm=1.0)], ids=repr)
