@@ -38,9 +38,9 @@ def stage_target(index: Index, kind: str, text: str) -> Target:
 
 def stage_module(index: Index, kind: str, text: str) -> str:
     """The name of the module that holds a stage."""
-    stages = stages_of(index)
     if not re.fullmatch(r"-?\d{1,9}", text):
         raise NoMatchError(f"{kind}: takes an integer, got {quote(text)}")
+    stages = stages_of(index)
     number = int(text)
     if number < 0:  # features_only removes the stages that no output needs
         while len(stages) > 1 and stages[-1].name is None:
@@ -145,12 +145,15 @@ def _find(index: Index, prefix: str, names: list[str], local: str) -> str | None
         if len(found) == 1:
             return found[0]
     parent, _, number = local.rpartition(".")
+    if not parent or not number.isdigit():
+        return None
+    children = list(index.modules[prefix[:-1]].module._modules)
+    inner = f"{prefix}{children[0]}." if len(children) == 1 else prefix  # it wraps another model
     n = sum(name.rpartition(".")[0] == parent for name in names)
-    containers = "|".join((re.escape(f"{parent}s"), *_CONTAINERS))
-    pattern = re.compile(rf"{re.escape(prefix)}(\w+\.)?(?:{containers})")
-    for name, target in index.modules.items() if parent and number.isdigit() else ():
-        if pattern.fullmatch(name) and len(target.module._modules) == n:
-            return f"{name}.{number}"
+    for container in (f"{parent}s", *_CONTAINERS):
+        target = index.modules.get(inner + container)
+        if target is not None and len(target.module._modules) == n:
+            return f"{inner}{container}.{number}"
     return None
 
 

@@ -494,10 +494,10 @@ def test_a_schedule_that_is_an_object_can_be_resumed(net):
 @pytest.mark.parametrize(
     ("which", "part"),
     [
-        ("re:layer[", "not a regular expression"),
+        ("re:layer[", "not a pattern"),
         ("stage:1", "stage"),
         ("type:Conv2", "no layer is a Conv2 (closest: Conv2d)"),
-        ("param:layer1", "'layer1' is a layer: did you mean its parameters"),
+        ("param:layer1", "'layer1' is no parameter: did you mean 'param:layer1.**'?"),
         ("fc.weight", "'fc.weight' is no layer: did you mean 'param:fc.weight'?"),
         ("Layer1.0", "closest: layer1.0"),
         ("layer1.0/Dropot2d", "closest: layer1.0/Dropout2d"),
