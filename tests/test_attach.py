@@ -408,11 +408,10 @@ class FabricModule(nn.Module):
 
 
 @pytest.mark.parametrize("package", ["lightning.fabric", "lightning_fabric"])
-def test_names_below_fabric(net, monkeypatch, package):
-    monkeypatch.setattr(FabricModule, "__module__", f"{package}.wrappers")
-    monkeypatch.setattr(FabricModule, "__name__", "_FabricModule")
+def test_names_below_fabric(net, package):
+    kind = type("_FabricModule", (FabricModule,), {"__module__": f"{package}.wrappers"})
     bare = [row.name for row in layers(net)]
-    wrapped = FabricModule(net)
+    wrapped = kind(net)
     assert [row.name for row in layers(wrapped)] == bare
     attached = attach(wrapped, {"layer1.*": Dropout2d(0.5)})
     assert [site.key for site in attached] == ["layer1.0/Dropout2d", "layer1.1/Dropout2d"]
