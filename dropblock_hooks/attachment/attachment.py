@@ -10,7 +10,7 @@ from typing import Any
 from ..checkpointing import NO_TASK, graph_task
 from ..findings import Finding, tell
 from ..sites.grad_scaler import LossScale, checked_scaler
-from ..sites.hooks import take_off_all
+from ..sites.hooks import take_off
 from ..sites.updates import checked_optimizers, use_optimizers
 from ..tables import Table, counted
 from ..warn import warn
@@ -137,7 +137,7 @@ class Attachment(SiteList):
         for module, hook in self._installed:
             hook.remove(module)
         for module in base.modules():  # to which others may have moved hooks
-            take_off_all(run, module)
+            take_off(run, module)
         run.grids.unwatch(base)
 
     def __enter__(self) -> Attachment:

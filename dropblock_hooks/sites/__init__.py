@@ -6,7 +6,7 @@ retune            hooks of layers that drop by themselves, and of rates that mod
 observe           the hook of an observer
 observe_operator  the operators through which compiled code runs an observer
 hooks             the hooks that a site puts on its layer
-operator          the operators through which compiled code runs a regularizer
+operator          the operator through which compiled code runs a regularizer
 act               runs a regularizer on one activation or gradient, and counts
 site              `Site`: the state of one regularizer on one layer
 counter           `Counter`: totals that only grow; a window is the difference of two snapshots

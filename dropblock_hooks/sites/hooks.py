@@ -90,8 +90,8 @@ class SiteHook:
         raise NotImplementedError
 
     def remove(self, module: nn.Module) -> None:
-        """Take it off the module, if it is there."""
-        take_off(self, module)
+        """Take the hooks of its attachment off the module."""
+        take_off(self.run, module)
 
     def lost(self, module: nn.Module) -> bool:
         """Whether it is no longer on the module."""
@@ -207,23 +207,19 @@ def hooks_of(module: nn.Module) -> Iterator[Any]:
     yield from map(ours, module._forward_hooks.values())
 
 
-def take_off(hook: object, module: nn.Module) -> None:
-    """Take a hook off a module, if it is there."""
+def take_off(run: Run, module: nn.Module) -> None:
+    """Take all hooks of an attachment off a module."""
     forward = module._forward_hooks_with_kwargs, module._forward_hooks_always_called
-    for hooks, extras in (
-        (module._forward_hooks, forward),
-        (module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)),
-    ):
-        for key in [key for key, there in hooks.items() if ours(there) is hook]:
-            for table in (hooks, *extras):
+    tables: tuple[tuple[Any, ...], ...] = (
+        (module._forward_hooks, *forward),
+        (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
+    )
+    for each in tables:
+        for key in [
+            key for key, hook in each[0].items() if getattr(ours(hook), "run", None) is run
+        ]:
+            for table in each:
                 table.pop(key, None)
-
-
-def take_off_all(run: Run, module: nn.Module) -> None:
-    """Take off all hooks of an attachment that are on a module."""
-    for hook in list(hooks_of(module)):
-        if getattr(hook, "run", None) is run:
-            take_off(hook, module)
 
 
 def holder(hook: SiteHook, model: nn.Module, name: str) -> nn.Module | None:
