@@ -136,30 +136,10 @@ def test_a_cell_that_is_run_again_registers_again():
 def test_a_reserved_name():
     @register
     class Bad(Regularizer):
-        layout_: Rate = 0.1
         training: Rate = 0.1
 
     with pytest.raises(TypeError, match="'training'"):
         Bad()
-
-
-def test_an_apply_that_is_missing():
-    @register
-    class Nothing(Regularizer):
-        pass
-
-    model = nn.Sequential(nn.Identity())
-    attach(model, {"0": Nothing()})
-    with pytest.raises(NotImplementedError, match="Nothing must define apply"):
-        model(torch.ones(1))
-
-
-def test_a_schedule_without_a_call():
-    class Empty(Schedule):
-        pass
-
-    with pytest.raises(NotImplementedError, match="Empty must define"):
-        Empty()(0)
 
 
 Half = Annotated[float | Schedule, Range(0, 0.5)]

@@ -1,7 +1,6 @@
 """`sample`: Monte-Carlo dropout."""
 
 import math
-from collections import UserDict
 from dataclasses import dataclass
 
 import numpy as np
@@ -187,17 +186,6 @@ def test_votes(kind):
     torch.testing.assert_close(std, samples.float().std(0))
 
 
-def test_arguments_and_keywords():
-    model, attached = prepared()
-    given = [(images(), 2.0), {"x": images(), "scale": 2.0}, UserDict(x=images(), scale=2.0)]
-    with attached.always():
-        torch.manual_seed(1)
-        first = sample(model, images(), n=2).samples * 2.0
-        for x in given:
-            torch.manual_seed(1)
-            assert torch.equal(sample(model, x, n=2).samples, first)
-
-
 @dataclass
 class Output:
     logits: torch.Tensor
@@ -320,27 +308,6 @@ def test_a_compiled_model(backend):
     model.eval()
     with torch.no_grad():
         assert torch.equal(call(images()), plain)
-
-
-def test_a_compiled_model_that_never_calls_the_layer():
-    torch._dynamo.reset()
-    model, attached = prepared({"branch": Dropout(0.5)})
-    call = torch.compile(model, backend="eager")
-    with attached.always(), pytest.warns(HookWarning, match="called no layer of branch/Dropout"):
-        sample(call, images(), n=2)
-
-
-def test_a_model_in_ddp():
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        model, attached = prepared()
-        ddp = nn.parallel.DistributedDataParallel(model)
-        with attached.always():
-            assert sample(ddp, images(), n=3).std.min() > 0
-        assert all(modes(ddp))
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def test_half_precision():

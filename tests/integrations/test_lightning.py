@@ -383,15 +383,6 @@ def test_the_logger_gets_the_rates(pl, tmp_path, every, expected):
     assert "reg/model.1/DropBlock2d/realized_rate" in runner.logged_metrics
 
 
-def test_barebones(pl):
-    options = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar"])
-    callback = Regularize(drop())
-    pl.Trainer(barebones=True, accelerator="cpu", max_epochs=1, callbacks=callback, **options).fit(
-        module(pl), Batches()
-    )
-    assert callback.attached[KEY].calls == 4
-
-
 def test_the_scaler_of_the_precision_plugin(pl):
     callback, _, _ = fitted(pl, {"model.4": ClampGrad(1.0)})
     assert callback.attached.grad_scaler is False

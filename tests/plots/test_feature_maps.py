@@ -20,7 +20,7 @@ def drawn(figure):
 
 @pytest.mark.parametrize("batched", [False, True])
 def test_the_channels_are_spread_and_each_is_where_its_number_is(batched):
-    maps = torch.arange(1.0, 12.0)[:, None, None].expand(11, 6, 8)
+    maps = torch.arange(1.0, 12.0).bfloat16()[:, None, None].expand(11, 6, 8).requires_grad_()
     figure = plot_feature_maps(maps[None] if batched else maps, n=4, title="conv")
     assert isinstance(figure, Figure)
     image, numbers = drawn(figure)
@@ -51,14 +51,6 @@ def test_each_channel_on_its_own_scale():
     assert figure.axes[1].get_ylabel() == "activation / largest of its channel"
 
 
-def test_it_draws_on_given_axes_and_takes_arrays_and_gradients():
-    figure = Figure()
-    ax = figure.add_subplot()
-    values = torch.ones(1, 1, 1, requires_grad=True, dtype=torch.bfloat16)
-    assert plot_feature_maps(values, ax=ax) is figure
-    plot_feature_maps(numpy.ones((3, 5, 5)), n=1)
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -81,11 +73,3 @@ def test_wide_and_high_maps(size):
     figure = plot_feature_maps(maps)
     sheet = figure.axes[0].images[0].get_array()
     assert sorted(sheet.compressed()) == sorted(maps.flatten().tolist())
-
-
-def test_no_finite_number_in_what_is_drawn():
-    maps = torch.rand(4, 3, 3)
-    maps[0] = math.nan
-    with pytest.raises(ValueError, match="no finite number"):
-        plot_feature_maps(maps, n=1)
-    plot_feature_maps(maps, n=2)

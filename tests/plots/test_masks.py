@@ -53,21 +53,6 @@ def test_maps_of_any_layout(name, layer, size):
     assert size in figure.axes[0].texts[0].get_text()
 
 
-def test_a_block_that_permutes_is_drawn_before_any_training():
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv, self.norm = nn.Conv2d(3, 6, 1), nn.LayerNorm(6)
-
-        def forward(self, x):
-            return self.norm(self.conv(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-    model = Block()
-    attach(model, {".": Dropout2d(0.5)})
-    figure = plot_masks(model, torch.rand(1, 3, 6, 6), channels=2)
-    assert "6x6" in figure.axes[0].texts[0].get_text()
-
-
 def test_what_is_dark_is_what_is_dropped():
     model, x = nn.Sequential(nn.Identity()), torch.ones(1, 3, 20, 20)
     attach(model, {"0": DropBlock2d(0.4, 5)})

@@ -84,11 +84,3 @@ def test_without_matplotlib(monkeypatch):
 def test_an_image_of_pil():
     image = pytest.importorskip("PIL.Image").new("RGB", (12, 8), "red")
     overlay(MAP, image).draw_without_rendering()
-
-
-def test_the_figure_of_a_part_of_it(matplotlib):
-    from matplotlib.figure import Figure
-
-    figure = Figure()
-    assert overlay(MAP, IMAGE, figure.subfigures(1, 2)[1].subplots()) is figure
-    figure.draw_without_rendering()
