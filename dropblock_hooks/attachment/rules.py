@@ -26,7 +26,6 @@ from ..sites.site import Site
 
 _SMALLEST_SCALE = 1.0
 """A GradScaler whose scale is below this is not recovering from its overflows."""
-_ZERO = 1e-12
 _FEW = 4
 """Fewer layers have no depth."""
 
@@ -262,11 +261,11 @@ _CURES = {
 
 def _dead(looked: Looked) -> Iterator[Finding]:
     for sight in looked.under(Kind.DEAD):
-        peaks = sight.kept.peaks
-        if sight.judged and len(peaks):
-            share = (peaks <= _ZERO).float().mean().item()
+        alive = sight.kept.units["alive"]
+        if sight.judged and len(alive):
+            share = 1.0 - alive.float().mean().item()
             if share > sight.dog.max_dead:
-                text = f"{share:.0%} of its {len(peaks)} channels were always zero"
+                text = f"{share:.0%} of its {len(alive)} channels were always zero"
                 yield sight.finding(Kind.DEAD, text, _CURES[Kind.DEAD])
 
 

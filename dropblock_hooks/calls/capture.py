@@ -81,8 +81,6 @@ def capture(
         )
     if loss is not None and not gradients:
         raise ValueError(f"loss is for gradients=True, got gradients={shown(gradients)}")
-    if loss is not None and not callable(loss):
-        raise TypeError(f"loss must be a function of the output, got {shown(loss)}")
     if isinstance(layers, list | tuple) and layers:
         layers = Select(names=tuple(layers))
     if not isinstance(layers, str | Select):
@@ -122,10 +120,9 @@ def _scalar(loss: Callable[[Any], Tensor] | None, output: Any) -> Tensor:
     if loss is None and not isinstance(output, Tensor):
         raise no_tensor(output, "loss", ".sum()")
     scalar: Any = output.sum() if loss is None else loss(output)
-    if not isinstance(scalar, Tensor):
-        raise TypeError(f"loss must return a tensor, got {kind_of(scalar)}")
-    if scalar.numel() != 1:
-        raise ValueError(f"loss must return one number, got shape {tuple(scalar.shape)}")
+    if not isinstance(scalar, Tensor) or scalar.numel() != 1:
+        got = f"shape {tuple(scalar.shape)}" if isinstance(scalar, Tensor) else kind_of(scalar)
+        raise ValueError(f"loss must return a tensor with one number, got {got}")
     return scalar
 
 

@@ -36,18 +36,19 @@ def new_units() -> State:
     return {"alive": torch.zeros(0, dtype=torch.bool), "moved": torch.zeros(0, dtype=torch.bool)}
 
 
-def add_units(state: State, x: Tensor, bounds: tuple[float, float] | None) -> None:
-    """Add one call of shape (N, C, ...)."""
+def add_units(
+    state: State, x: Tensor, bounds: tuple[float, float] | None, zero: float = 0.0
+) -> None:
+    """Add one call of shape (N, C, ...); magnitudes up to `zero` count as 0."""
     if not x.numel():
         return
     channels = x.shape[1]
     for name in ("alive", "moved"):
-        state[name] = padded(state[name], channels)
+        state[name] = padded(state[name].to(x.device), channels)
     alive, moved = state["alive"][:channels], state["moved"][:channels]
     if x.device.type == "cpu" and bool(alive.all()) and (bounds is None or bool(moved.all())):
         return  # nothing more to note in this window
-    high, low = _by_channel(torch.amax, x), _by_channel(torch.amin, x)
-    alive.logical_or_((high != 0) | (low != 0))  # a NaN is not zero either
+    alive.logical_or_(~(_by_channel(torch.amax, x.abs()) <= zero))  # true for NaN
     if bounds is not None:
         lower, upper = bounds
         nearest = _by_channel(torch.amin, (x - (lower + upper) / 2).abs_())

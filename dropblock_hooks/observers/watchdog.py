@@ -5,14 +5,13 @@ Its sites keep numbers. ``attachment.rules`` judges the numbers of all sites tog
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, ClassVar
 
 from torch import nn
 
-from ..checks import as_count, as_number, check_option, closest
+from ..checks import as_count, as_number, check_option
 from ..quoting import quote, shown
 from ..registry import register
 from .base import Observer, Seen, State
@@ -26,7 +25,6 @@ RULES = (
     "saturated",
     "no_gradient",
 )
-_INF = math.inf
 
 
 @register
@@ -108,9 +106,7 @@ class Watchdog(Observer):
         if not isinstance(self.rules, Sequence) or not self.rules:
             raise TypeError(f"rules must be names of rules, got {shown(self.rules)}")
         for rule in self.names:
-            if rule not in RULES:
-                hint = closest(rule, RULES) if isinstance(rule, str) else ""
-                raise ValueError(f"rules must be of {', '.join(RULES)}, got {quote(rule)}{hint}")
+            check_option("rules", rule, RULES)
         if self.action not in ("warn", "raise") and not callable(self.action):
             raise ValueError(
                 "action must be 'warn', 'raise' or a function of a Finding, "
@@ -119,11 +115,11 @@ class Watchdog(Observer):
         if self.every is not None:
             as_count("every", self.every, 0)
         as_count("min_calls", self.min_calls)
-        for name, low, high in _BOUNDS:
-            value = as_number(name, getattr(self, name))
-            if not low < value < high:
-                allowed = f"in ({low:g}, {high:g})" if high < _INF else f"above {low:g}"
-                raise ValueError(f"{name} must be {allowed}, got {value:g}")
+        if as_number("max_ratio", self.max_ratio) <= 1:
+            raise ValueError(f"max_ratio must be above 1, got {self.max_ratio:g}")
+        for name in ("max_dead", "max_saturated"):
+            if not 0 < as_number(name, getattr(self, name)) < 1:
+                raise ValueError(f"{name} must be in (0, 1), got {getattr(self, name):g}")
 
     def start(self) -> State:
         return {"watched": Watched()}
@@ -136,10 +132,3 @@ class Watchdog(Observer):
     def update(self, state: State, seen: Seen) -> None:
         watched: Watched = state["watched"]
         (watched.see_gradient if seen.gradient else watched.see)(seen)
-
-
-_BOUNDS = (
-    ("max_ratio", 1.0, _INF),
-    ("max_dead", 0.0, 1.0),
-    ("max_saturated", 0.0, 1.0),
-)

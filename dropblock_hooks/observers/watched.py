@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from ..functional.masks import wide_dtype
 from .base import Seen
-from .units import NEAR, bounds_of, padded
+from .units import NEAR, add_units, bounds_of, new_units
 
 _MOST_UNREAD = 4096
 _INF = math.inf
+_ZERO = 1e-12  # the largest magnitude of a channel that counts as zero
 _HUGE = 1e30  # a norm beyond it counts as this: its squares may not fit
 _CAN_DIE = {"relu", "relu6", "threshold", "hardswish", "gelu", "silu", "swish", "mish"}
 
@@ -68,7 +69,7 @@ class Watched:
         grads: gradients that have come.
         norm: the sum of their norms, of the unscaled loss; without those that are not finite.
         near: the sum over calls of the share of values at the bounds of the activation.
-        peaks: the largest magnitude of each channel, where it can die.
+        units: which channels were alive, where they can die.
     """
 
     def __init__(self) -> None:
@@ -84,7 +85,8 @@ class Watched:
         if statistics:
             self.calls = self.bad_calls = self.differentiable = self.grads = 0
             self.norm = self.near = 0.0
-            self.peaks = torch.zeros(0, device="cpu")
+            with torch.device("cpu"):
+                self.units = new_units()
 
     def see(self, seen: Seen) -> None:
         """Add one call of the layer."""
@@ -101,25 +103,14 @@ class Watched:
         self._add(self._add_output, time, worst, *([] if given is None else [given]))
         x = seen.tensor
         if self.can_die and x.ndim > 1 and x.numel():
-            self._see_channels(seen, x)
+            mapped = seen.channels_first()
+            mapped = x.movedim(-1 if x.ndim != 4 else 1, 1) if mapped is None else mapped
+            add_units(self.units, mapped, None, _ZERO)
         if self.bounds is not None and x.numel():
             lower, upper = self.bounds
             edge = NEAR * (upper - lower)
             at_bounds = (x < lower + edge) | (x > upper - edge)
             self._add(self._add_share, time, at_bounds.mean(dtype=torch.float32))
-
-    def _see_channels(self, seen: Seen, x: Tensor) -> None:
-        """Raise the peaks of the channels."""
-        mapped = seen.channels_first()
-        if mapped is None:
-            mapped = x.movedim(-1 if x.ndim != 4 else 1, 1)
-        channels = mapped.shape[1]
-        if x.device.type == "cpu" and len(self.peaks) >= channels and bool(self.peaks.all()):
-            return  # none can be dead any more
-        self.peaks = padded(self.peaks.to(x.device), channels)
-        peaks = self.peaks[:channels]
-        others = [axis for axis in range(mapped.ndim) if axis != 1]
-        torch.maximum(peaks, mapped.abs().amax(others).to(peaks), out=peaks)
 
     def see_gradient(self, seen: Seen) -> None:
         """Add one gradient."""

@@ -4,7 +4,7 @@ Compiled code runs the same functions, inside the operators of `operator`.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -152,6 +152,36 @@ def regularize_grad(
     return perform(site, grad, form, values, grad_scale=scale, parameter=parameter, counts=True)
 
 
+def see(
+    site: Site,
+    tensors: Sequence[Tensor],
+    given: Sequence[Tensor],
+    nesting: Callable[[], Any],
+    training: bool,
+    differentiable: bool,
+) -> int | None:
+    """Count one call of the layer and hand its tensors to the observer; return its ticket.
+
+    For the arguments see `Seen`.
+    """
+    run, observer = site.run, site.bound.observer
+    if observer.sees_values or not observer.sees_gradients:
+        site.counter.add(None, 0, 0.0)
+    if not tensors or not observer.sees_values:
+        return None
+    seen = Seen(
+        tensors if observer.keeps_graph else [x.detach() for x in tensors],
+        run.epoch,
+        run.shared,
+        training=training,
+        differentiable=differentiable,
+        nesting=nesting,
+        given=[x.detach() for x in given],
+        form=partial(_form_or_none, site),
+    )
+    return _update(site, seen)
+
+
 def see_gradient(site: Site, grad: Tensor | None, at: int = 0, ticket: int | None = None) -> None:
     """Hand a gradient to an observer, and count it if the observer sees no values.
 
@@ -162,14 +192,26 @@ def see_gradient(site: Site, grad: Tensor | None, at: int = 0, ticket: int | Non
         return
     if observer.sees_gradients:
         scale, grads = run.scale.value(grad.device), [grad.detach()]
-        try:
-            site.bound.update(
-                Seen(grads, run.epoch, run.shared, True, at=at, scale=scale, ticket=ticket)
-            )
-        except ValueError as error:
-            raise site.error(error) from None
+        seen = Seen(grads, run.epoch, run.shared, True, at=at, scale=scale, ticket=ticket)
+        _update(site, seen)
     if not observer.sees_values:
         site.counter.add(None, 0, 0.0)
+
+
+def _update(site: Site, seen: Seen) -> int:
+    try:
+        ticket: int = site.bound.update(seen)
+        return ticket
+    except (TypeError, ValueError) as error:
+        raise site.error(error) from error
+
+
+def _form_or_none(site: Site, x: Tensor) -> View | None:
+    """How the axes of a tensor are read; None if its channels are not known."""
+    try:
+        return site.reader.view(x) if x.ndim > 1 else None
+    except ValueError:
+        return None  # the report says so
 
 
 def has_data(x: Any) -> bool:

@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..axes.view import View
 from ..checkpointing import NO_TASK, graph_task
-from ..handles import check_version, is_exporting, new_handle
-from ..observers.base import Observer, Seen
+from ..handles import check_version, is_exporting
+from ..observers.base import Observer
 from . import indexing
-from .act import has_data, may_get_gradient, see_gradient
+from .act import has_data, may_get_gradient, see, see_gradient
 from .hooks import SiteHook, Turn, put_on
 from .observe_operator import observe_and_watch, watch_gradient, written
 from .site import Site
@@ -27,11 +26,7 @@ _Put = Callable[[Sequence[Any]], Any]
 
 
 class ObserveHook(SiteHook):
-    """Forward hook, or forward pre-hook at an input, that observes and changes nothing.
-
-    Attributes:
-        handle: names the hook in compiled code.
-    """
+    """Forward hook, or forward pre-hook at an input, that observes and changes nothing."""
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
@@ -40,14 +35,6 @@ class ObserveHook(SiteHook):
         self.turn = Turn.BEFORE if observer.when == "before" else Turn.AFTER
         if observer.when == "before" and not observer.sees_values:
             self.turn = Turn.LAST  # the first that a gradient meets
-        self.handle = new_handle(self)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "handle"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.handle = new_handle(self)  # a copy is another hook
 
     def install(self, module: nn.Module) -> None:
         put_on(module, self, at_input=self.site.at == "input", with_kwargs=True)
@@ -61,7 +48,8 @@ class ObserveHook(SiteHook):
         ticket = None
         if graph_task() == NO_TASK:
             differentiable = any(map(may_get_gradient, tensors))
-            ticket = self.see(tensors, self._given(given), nesting, module.training, differentiable)
+            taken, training = self._given(given), module.training
+            ticket = see(self.site, tensors, taken, nesting, training, differentiable)
         if not self.observer.sees_gradients:
             return None
         new = [self.watched(x, at, ticket) for at, x in enumerate(tensors)]
@@ -81,45 +69,8 @@ class ObserveHook(SiteHook):
         tensors, put, nesting = self._found(given)
         taken, literal = self._given(given), written(nesting())
         gradients = observer.sees_gradients
-        new = observe_and_watch(self.handle, tensors, taken, literal, training, gradients)
+        new = observe_and_watch(self.site.handle, tensors, taken, literal, training, gradients)
         return put(new) if new else None
-
-    def see(
-        self,
-        tensors: Sequence[Tensor],
-        given: Sequence[Tensor],
-        nesting: Callable[[], Any],
-        training: bool,
-        differentiable: bool,
-    ) -> int | None:
-        """Count one call of the layer and add it to the watch; return its ticket."""
-        site, observer = self.site, self.observer
-        if observer.sees_values or not observer.sees_gradients:
-            site.counter.add(None, 0, 0.0)
-        if not tensors or not observer.sees_values:
-            return None
-        seen = Seen(
-            tensors if observer.keeps_graph else [x.detach() for x in tensors],
-            site.run.epoch,
-            site.run.shared,
-            training=training,
-            differentiable=differentiable,
-            nesting=nesting,
-            given=[x.detach() for x in given],
-            form=self._form,
-        )
-        try:
-            ticket: int = site.bound.update(seen)
-            return ticket
-        except (TypeError, ValueError) as error:
-            raise site.error(error) from error
-
-    def _form(self, x: Tensor) -> View | None:
-        """How the axes of a tensor are read; None if its channels are not known."""
-        try:
-            return self.site.reader.view(x) if x.ndim > 1 else None
-        except ValueError:
-            return None  # the report says so
 
     def _found(self, given: tuple[Any, ...]) -> tuple[list[Tensor], _Put, Callable[[], Any]]:
         """Return the observed tensors, what puts others in their place, and their `Seen.nesting`.

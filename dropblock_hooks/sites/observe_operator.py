@@ -1,7 +1,7 @@
 """The way from compiled code to an observer: operators that run the eager code.
 
 torch.compile does not trace into these operators. When compiled code runs, ``observe`` finds the
-hook by its handle and hands it the tensors of one call, and ``observe_gradient`` hands it a
+site by its handle and hands it the tensors of one call, and ``observe_gradient`` hands it a
 gradient. So an observer is switched on and off without a new compilation.
 
 ``observe`` says that it changes the handle, so that the compiler neither leaves it out nor changes
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..checkpointing import NO_TASK, graph_task
 from ..handles import define_operator, find
-from .act import see_gradient
+from .act import see, see_gradient
 
 RECOMPUTED = -1
 """The number of a call that activation checkpointing recomputes, or of a site that is off."""
@@ -53,10 +53,10 @@ def observe(
 ) -> Tensor:
     """Hand the tensors of one call to an observer; return the numbers of handle and call."""
     number = int(handle)
-    hook, call = find(number), None
-    if hook is not None and graph_task() == NO_TASK and hook.site.enter(training):
+    site, call = find(number), None
+    if site is not None and graph_task() == NO_TASK and site.enter(training):
         read = partial(ast.literal_eval, nesting)
-        call = hook.see(tensors, given, read, training, differentiable)
+        call = see(site, tensors, given, read, training, differentiable)
     return torch.tensor([number, RECOMPUTED if call is None else call], device="cpu")
 
 
@@ -66,11 +66,11 @@ def observe(
     fake=lambda grad, ticket, at: None,
 )
 def observe_gradient(grad: Tensor, ticket: Tensor, at: int) -> None:
-    """Hand the gradient of one tensor of a call to the hook of an observer."""
+    """Hand the gradient of one tensor of a call to an observer."""
     number, call = ticket.tolist()
-    hook = find(number)
-    if hook is not None:
-        see_gradient(hook.site, grad, at, call)
+    site = find(number)
+    if site is not None:
+        see_gradient(site, grad, at, call)
 
 
 torch.fx.has_side_effect(observe_gradient)

@@ -411,7 +411,10 @@ def test_it_copies_and_leaves():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"rules": "nonfinit"}, r"rules must be of nonfinite.*got 'nonfinit' \(closest: nonfinite"),
+        (
+            {"rules": "nonfinit"},
+            r"rules must be one of .*got 'nonfinit' \(closest: nonfinite",
+        ),
         ({"rules": ()}, "rules must be names of rules"),
         ({"action": "stop"}, "action must be 'warn', 'raise' or a function of a Finding"),
         ({"max_dead": 1.5}, r"max_dead must be in \(0, 1\), got 1.5"),

@@ -401,17 +401,12 @@ def test_in_a_file():
     ("options", "message"),
     [
         ({"every": 0}, "every must be an integer >= 1, got 0"),
-        ({"keep": 0}, "keep must be an integer >= 1, got 0"),
         ({"keep": 1.5}, "keep must be an integer >= 1, got 1.5"),
-        ({"reduce": "men"}, r"reduce must be one of 'None|reduce must be one of None, 'mean'"),
+        ({"reduce": "men"}, "reduce must be one of None, 'mean'"),
         ({"activations": False}, "activations=False keeps nothing without gradients=True"),
-        (
-            {"activations": False, "gradients": True, "detach": False},
-            "detach=False is for activations",
-        ),
+        ({"activations": False, "gradients": True, "detach": False}, "detach=False is for"),
         ({"device": "gpu"}, "device must be one of torch's, 'cpu' say, got 'gpu'"),
         ({"dtype": "int64"}, "dtype must be of floating-point numbers, 'float16' say, got 'int64'"),
-        ({"dtype": 3}, "dtype must be of floating-point numbers"),
         ({"when": "later"}, "when must be one of 'after', 'before', got 'later'"),
     ],
 )

@@ -144,14 +144,6 @@ def test_any_shape(shape):
     assert (found.calls, found.left_out, found.values) == (1, 0, x.numel())
 
 
-def test_shares_are_of_every_nth_call_the_first_included():
-    calls = [torch.tensor([0.0, float(n % 2)]) for n in range(7)]
-    found = seen(*calls, every=3)  # calls 0, 3, 6
-    assert found.looked == 6
-    assert found.zeros == 5 / 6
-    assert found.values == 14
-
-
 @pytest.mark.parametrize("scale", [1024.0, torch.tensor(1024.0, dtype=torch.float64)])
 def test_what_was_scaled_is_told_in_its_own_unit(scale):
     torch.manual_seed(0)

@@ -95,6 +95,41 @@ def test_the_norm_moves_within_an_epoch():
     assert "WeightStats: of now" in str(again)
 
 
+def test_norms_and_updates_of_weight_and_bias_since_the_epoch_began():
+    model = make()
+    attached = attach(model, {"0": WeightStats(), "param:0.bias": WeightStats()})
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for epoch in range(2):
+        attached.step(epoch)
+        began = {name: values(p) for name, p in model[0].named_parameters()}
+        for _ in range(2):
+            model(torch.randn(2, 3, 6, 6)).square().sum().backward()
+            optimizer.step()
+        whole, bias = of(attached)
+        for name, p in model[0].named_parameters():
+            norm = np.linalg.norm
+            update = norm(values(p) - began[name]) / norm(began[name])
+            assert whole.norms[name] == pytest.approx(norm(values(p)), rel=1e-6)
+            assert whole.updates[name] == pytest.approx(update, rel=1e-4)
+        assert bias.updates == {"bias": whole.updates["bias"]}
+    assert attached.scalars()["reg/0/WeightStats/update/weight"] == whole.updates["weight"]
+    assert f"weight {whole.updates['weight']:.2g}" in attached.report().to_text(width=200)
+    attached.step(2)
+    assert of(attached)[0].updates == whole.updates  # nothing yet: of the epoch before
+    (site,) = attached["0"]
+    assert "began" in site.watch.open
+    assert "began" not in site.watch.closed  # one copy is held
+
+
+def test_what_began_at_zero_has_no_relative_update():
+    layer = nn.LayerNorm(3)
+    attached = attach(layer, {".": WeightStats()})
+    nn.init.ones_(layer.bias)
+    (found,) = of(attached)
+    assert found.updates == {"weight": 0.0}
+    assert found.norms == pytest.approx({"weight": 3**0.5, "bias": 3**0.5})
+
+
 def test_a_layer_without_parameters_has_none():
     model = make()
     attached = attach(model, {"2": WeightStats()})
@@ -102,19 +137,6 @@ def test_a_layer_without_parameters_has_none():
     assert of(attached) == [None]
     assert attached.sites[0].calls == 1
     assert attached.verify() == []
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_forward_stays_what_it_is(compiled):
-    model = make()
-    wanted = model(torch.ones(2, 3, 6, 6))
-    attached = attach(model, {"*": WeightStats(), "param:0.*": WeightStats()})
-    call = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
-    found = call(torch.ones(2, 3, 6, 6))
-    assert torch.equal(found, wanted)
-    found.sum().backward()
-    assert attached.verify() == []
-    assert all(len(line) <= 100 for line in str(attached).splitlines())
 
 
 def test_the_layer_need_not_be_called():
