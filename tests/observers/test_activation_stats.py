@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from torch import distributed, nn
-from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import (
@@ -20,7 +19,6 @@ from dropblock_hooks import (
     WeightStats,
     attach,
 )
-from tests.cases import rest_slow
 from tests.pair import run_pair
 
 NAMES = ("mean", "std", "rms", "largest", "norm", "zeros")
@@ -81,26 +79,15 @@ def assert_is(found, calls):
     assert found.dead == zero.all(0).sum()
 
 
-def run(model, backend):
-    torch._dynamo.reset()
-    counters.clear()
-    return torch.compile(model, backend=backend, fullgraph=True) if backend else model
-
-
-@pytest.mark.parametrize("backend", rest_slow([None, "aot_eager", "inductor"]))
-@pytest.mark.parametrize("backward", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_an_epoch_of_uneven_batches_against_numpy(backend, backward):
+@pytest.mark.parametrize("backward", [True, False], ids=["training", "forward"])
+def test_an_epoch_of_uneven_batches_against_numpy(backward):
     model = make_model()
     wanted = collected(copy.deepcopy(model), ("0", "1", "3"), batches())
     attached = attach(model, {name: ActivationStats(every=1) for name in wanted})
-    call = run(model, backend)
     for x in batches():
-        y = call(x)
+        y = model(x)
         if backward:
             y.sum().backward()
-    if backend:
-        assert counters["stats"]["unique_graphs"] <= 2
-        assert not counters["graph_break"]
     found = observed(attached)
     for name, calls in wanted.items():
         assert_is(found[name], calls)
@@ -239,18 +226,16 @@ def test_where_bounds_or_channels_are_not_known_none_is_saturated():
         assert (found.values, found.channels, found.dead, found.saturated) == (24, *[None] * 3)
 
 
-@pytest.mark.parametrize("backend", rest_slow([None, "aot_eager"]))
 @pytest.mark.parametrize("spatial", [0, 2])
-def test_running_statistics_against_those_of_the_batches(backend, spatial):
+def test_running_statistics_against_those_of_the_batches(spatial):
     torch.manual_seed(0)
     layer = nn.BatchNorm1d(6) if spatial == 0 else nn.BatchNorm2d(6)
     model = nn.Sequential(layer)
     attached = attach(model, {"0": ActivationStats(every=1)})
-    call = run(model, backend)
     means, variances = [], []
     for n in (8, 8, 5):
         x = torch.randn(n, 6, *[7] * spatial) * torch.arange(1, 7).view(6, *[1] * spatial) + 50
-        call(x)
+        model(x)
         y = x.double().movedim(1, 0).flatten(1).numpy()
         means.append(y.mean(1))
         variances.append(y.var(1, ddof=1))

@@ -5,11 +5,10 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.utils import counters
 
 from dropblock_hooks import ClampGrad, GradientStats, attach
 from tests.cases import rest_slow
-from tests.observers.test_activation_stats import batches, make_model, reference, run
+from tests.observers.test_activation_stats import batches, make_model, reference
 
 FIELDS = ("mean", "std", "rms", "largest", "norm", "zeros")
 
@@ -41,18 +40,14 @@ def only(attached, distributed=False):
     return row.observed
 
 
-@pytest.mark.parametrize("backend", rest_slow([None, "aot_eager"]))
 @pytest.mark.parametrize("name", ["0", "2"])
-def test_of_a_layer_against_numpy(backend, name):
+def test_of_a_layer_against_numpy(name):
     model = make_model()
     calls = gradients(copy.deepcopy(model), name, batches())
     attached = attach(model, {name: GradientStats(every=1)})
-    call = run(model, backend)
     for x in batches():
-        call(x).square().sum().backward()
+        model(x).square().sum().backward()
     assert_is(only(attached), calls)
-    if backend:
-        assert counters["stats"]["unique_graphs"] <= 2
 
 
 def test_after_the_bounds_or_as_it_arrived():
@@ -73,7 +68,7 @@ def test_in_the_unit_of_the_unscaled_loss(backend):
     attached = attach(
         model, {"2": GradientStats(every=1), "param:2.weight": GradientStats()}, grad_scaler=scaler
     )
-    call = run(model, backend)
+    call = torch.compile(model, backend=backend, fullgraph=True) if backend else model
     largest = 0.0
     for x in batches():
         model.zero_grad()
