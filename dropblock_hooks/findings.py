@@ -28,8 +28,8 @@ class Kind(StrEnum):
     # sites
     NEVER_CALLED = "never_called"  # the layer was not called in this window
     NEVER_ACTIVE = "never_active"  # the layer was called, and the regularizer never acted
-    REPLACED = "replaced"  # another module, or none, has the name of the layer
-    LOST = "lost"  # the hook is no longer there, or the parameter gets no gradient any more
+    REPLACED = "replaced"  # the layer was replaced or removed, or the hook was taken off
+    LOST = "lost"  # the parameter is another tensor now, or gets no gradient any more
     SHARDED = "sharded"  # FSDP keeps the parameter in a form that a hook cannot use
     CLIPPED = "clipped"  # the block is larger than the map, or a bound changes nearly all gradients
 

@@ -1,7 +1,7 @@
 """Values, names and exceptions as messages quote them: in one line, and not too long."""
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from .registry import text
@@ -50,11 +50,6 @@ def listed(names: Iterable[str], most: int) -> str:
 def kind_of(value: Any) -> str:
     """The name of the class of a value."""
     return type(value).__name__
-
-
-def kind_with_keys(value: Any) -> str:
-    """The same, and the keys of a mapping."""
-    return f"{kind_of(value)}{f' with {quote(list(value))}' if isinstance(value, Mapping) else ''}"
 
 
 def described(error: BaseException) -> str:

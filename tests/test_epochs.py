@@ -13,13 +13,11 @@ from dropblock_hooks import (
     ByDepth,
     CosineSchedule,
     Dropout2d,
-    Foreign,
     HookWarning,
     LinearSchedule,
     Spec,
     SpecError,
     StepSchedule,
-    WindowSchedule,
     attach,
     plan,
 )
@@ -87,9 +85,7 @@ def test_what_is_no_length(net, epochs):
     ("rate", "length"),
     [
         (LinearSchedule(0.0, 0.2, epochs=120), 120),
-        (LinearSchedule(0.0, 0.2, epochs=60, delay=40), 100),
         (StepSchedule({0: 0.0, 95: 0.1}), 96),
-        (WindowSchedule(0.1, begin=20, end=100), 100),
         (ByDepth(0.0, CosineSchedule(0.0, 0.2, epochs=91)), 91),
     ],
 )
@@ -117,13 +113,6 @@ def test_set_follows_the_training_too(net):
     with pytest.raises(ValueError, match="does not say its epochs"):
         unsaid.set("layer1.*", p=LinearSchedule(0.0, 0.4))
     assert {site.rate for site in unsaid.sites} == {0.1}
-
-
-def test_a_peers_layer_follows_it(net):
-    spec = {"layer1.0": Foreign(torch.nn.Dropout2d, p=LinearSchedule(0.0, 0.5))}
-    attached = attach(net, spec, epochs=2)
-    attached.step(1)
-    assert attached.sites[0].rate == 0.5
 
 
 def test_files_hold_them():

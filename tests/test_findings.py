@@ -29,15 +29,12 @@ def test_the_text_names_sites_and_cure():
         "a/Dropout, b/Dropout: it was never called. Call it."
     )
     assert str(make(cure="")) == "it was never called"
-    assert [make("a.0/Dropout").layer, make("./Dropout").layer, make().layer] == ["a.0", "", ""]
-
-
-def test_sites_in_the_same_situation_share_a_line():
     found = [make("a/X"), make("b/X", text="it was replaced"), make("c/X")]
     assert grouped(found) == [
         "a/X, c/X: it was never called. Call it.",
         "b/X: it was replaced. Call it.",
     ]
+    assert [make("a.0/Dropout").layer, make("./Dropout").layer, make().layer] == ["a.0", "", ""]
 
 
 def test_each_is_told_once_until_it_has_cleared():

@@ -14,17 +14,10 @@ from ..sites.hooks import take_off
 from ..sites.updates import checked_optimizers, use_optimizers
 from ..tables import Table, counted
 from ..warn import warn
-from .compiled import tell_recompiling
 from .distributed import check_group, compare, summed, tell_equal_seeds, world_size
-from .epoch_checks import (
-    alerts_now,
-    find_faults,
-    look_at_step,
-    look_back,
-    look_for_alerts,
-    tell_alerts,
-)
+from .epoch_checks import find_faults, look_back
 from .logged import log
+from .looks import alerts_now, look_at_step, look_for_alerts, tell_alerts
 from .rates import as_time, values_at
 from .report import SiteRow, readings, scalars, site_table
 from .site_list import SiteList, Which, find
@@ -85,7 +78,6 @@ class Attachment(SiteList):
         run.stepped, run.fresh = True, False
         tell(told, run.told)
         tell_equal_seeds(run, self.sites)
-        tell_recompiling(run, self._hooks)
         tell_alerts(run, self._hooks, alerts)
 
     def _move(self, t: float, values: list[dict[str, float]]) -> None:
@@ -240,7 +232,7 @@ class Attachment(SiteList):
         """
         if distributed:
             check_group("verify(distributed=True)")
-        found = find_faults(self._base, self._run, self._installed) + self.alerts
+        found = find_faults(self._base, self._run, self._hooks) + self.alerts
         return compare(self._run, self.sites, found) if distributed else found
 
     def suggest(self, share: float = 0.1, which: Which | None = None) -> Table[Suggestion]:

@@ -2,21 +2,9 @@
 
 import sys
 import types
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-
-from ..quoting import listed
-from ..sites.hooks import SiteHook
-from ..sites.retune import RetuneHook
-from ..sites.run import Run
-from ..warn import warn
-
-
-def has_compiled() -> bool:
-    """Whether torch holds compiled code at all."""
-    return bool(_compiled_codes())
 
 
 def forget_compiled() -> None:
@@ -26,12 +14,8 @@ def forget_compiled() -> None:
     built for a pending backward stays, and so does what ``torch.compiler.reset()`` would end
     besides: CUDA graphs, callbacks, compiled autograd.
     """
-    codes = _compiled_codes()
-    if codes:
-        from torch._C._dynamo.eval_frame import reset_code
-
-        for code in codes:
-            reset_code(code)
+    for code in _compiled_codes():
+        torch._C._dynamo.eval_frame.reset_code(code)
 
 
 def as_written() -> AbstractContextManager[object]:
@@ -51,17 +35,3 @@ def _compiled_codes() -> list[types.CodeType]:
 
     codes = [reference() for reference in list(input_codes.seen)]
     return [code for code in codes if code is not None and _debug_get_cache_entry_list(code)]
-
-
-def tell_recompiling(run: Run, hooks: Iterable[SiteHook]) -> None:
-    """Warn, once, of rates that compiled code reads as constants, and that will change."""
-    retuned = [h for h in hooks if isinstance(h, RetuneHook) and not h.ours]
-    held = [h.site.key for h in retuned if h.site.regularizer.moving]
-    if not held or not has_compiled() or not run.tell_once("recompiles"):
-        return
-    warn(
-        f"{listed(held, 3)}: torch.compile reads these rates as constants "
-        "and compiles again for each new value. After torch._dynamo.config.recompile_limit "
-        f"({torch._dynamo.config.recompile_limit}) values it no longer compiles. Use a schedule "
-        "of few values, as StepSchedule"
-    )

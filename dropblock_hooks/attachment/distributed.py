@@ -62,23 +62,19 @@ def summed(mine: Readings, sites: Sequence[Site]) -> Readings:
 def compare(run: Run, sites: Sequence[Site], local: Sequence[Finding]) -> list[Finding]:
     """The findings of all ranks, and what differs between them; the same list on every rank."""
     mine = {site.key: repr(site.regularizer) for site in sites}
-    mine |= {"the epoch": f"{run.epoch:g}", "enabled": str(run.enabled)}
+    mine[""] = f"epoch {run.epoch:g}{'' if run.enabled else ', paused'}"
     ranks = _gathered((list(local), mine, torch.initial_seed()))
-    seen: dict[Finding, list[int]] = {}
-    for rank, (findings, _, _) in enumerate(ranks):
-        for each in findings:
-            seen.setdefault(each, []).append(rank)
     found = []
-    for each, on in seen.items():
-        where = "" if len(on) == len(ranks) else f" (on rank {', '.join(map(str, on))})"
+    for each in dict.fromkeys(each for findings, *_ in ranks for each in findings):
+        on = [str(rank) for rank, (findings, *_) in enumerate(ranks) if each in findings]
+        where = "" if len(on) == len(ranks) else f" (on rank {', '.join(on)})"
         found.append(replace(each, text=f"{each.text}{where}"))
-    for name in dict.fromkeys(name for _, stated, _ in ranks for name in stated):
-        values = [stated.get(name, "nothing") for _, stated, _ in ranks]
+    for key in dict.fromkeys(key for _, stated, _ in ranks for key in stated):
+        values = [stated.get(key, "nothing") for _, stated, _ in ranks]
         if len(set(values)) > 1:
             shown = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
-            site = () if name in ("the epoch", "enabled") else (name,)
-            text = f"{'the regularizer' if site else name} differs between the ranks: {shown}"
-            found.append(Finding(Kind.DIFFERS, Severity.ERROR, site, text))
+            text = f"the ranks differ: {shown}"
+            found.append(Finding(Kind.DIFFERS, Severity.ERROR, (key,) if key else (), text))
     seeds = [seed for _, _, seed in ranks]
     if any(each.draws for each in sites) and len(set(seeds)) < len(seeds):
         found.append(_EQUAL_SEEDS)

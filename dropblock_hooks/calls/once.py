@@ -14,7 +14,7 @@ from ..attachment.install import install
 from ..attachment.resolve import Placement
 from ..checkpointing import NO_TASK, graph_task
 from ..observers.capture import Capture
-from ..quoting import kind_with_keys, quote
+from ..quoting import kind_of, quote
 from ..sites.observe import ObserveHook
 from ..sites.run import Run
 from ..sites.site import Site
@@ -78,9 +78,11 @@ def call_once(
 
 def no_tensor(output: Any, argument: str, then: str = "") -> TypeError:
     """The error for an output that is no tensor: an argument must be a function that picks one."""
-    first = quote(next(iter(output), 0)) if isinstance(output, Mapping) else "0"
+    first, kind = "0", kind_of(output)
+    if isinstance(output, Mapping):
+        first, kind = quote(next(iter(output), 0)), f"{kind} with {quote(list(output))}"
     return TypeError(
-        f"the output is no tensor but {kind_with_keys(output)}: pick one, as in "
+        f"the output is no tensor but {kind}: pick one, as in "
         f"{argument}=lambda output: output[{first}]{then}"
     )
 

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..attachment.epoch_checks import windows
-from ..attachment.faults import Window, fault_of
+from ..attachment.faults import Window, fault_of, windows
 from ..attachment.install import install, make_hook
 from ..attachment.resolve import Placement
 from ..findings import Finding, Kind, Severity
@@ -138,7 +137,6 @@ def probe(base: nn.Module, placements: list[Placement], run: DryRun) -> Probed:
         windows(shared, [each.hook for each in probes])[0],
         layers=calls,
         model=Snapshot(trained=1),
-        compiled=False,
         backward=False,
     )
     findings = [f for each in probes for f in each.findings(copied, window, outputs, sources)]

@@ -2,19 +2,17 @@
 
 import copy
 import pickle
-import warnings
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import (
     ClipGradNorm,
     Dropout,
     Dropout2d,
-    Foreign,
     HookWarning,
     attach,
     attachments,
@@ -40,15 +38,6 @@ class Attention(nn.Module):
         return self.proj(self.attn_drop((q @ k.mT).softmax(-1)) @ v)
 
 
-class TakesWeight(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.qkv = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return linear(x, self.qkv.weight)
-
-
 class CallsForward(nn.Module):
     def __init__(self):
         super().__init__()
@@ -59,10 +48,9 @@ class CallsForward(nn.Module):
 
 
 class Loops(nn.Module):
-    def __init__(self, checkpointed=False):
+    def __init__(self):
         super().__init__()
         self.blocks = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-        self.grad_checkpointing = checkpointed
 
     def forward(self, x):
         for block in self.blocks:
@@ -91,19 +79,13 @@ class Heads(nn.Module):
 @pytest.mark.parametrize(
     ("model", "layer", "cause"),
     [
-        (Attention, "attn_drop", "fused attention: scaled_dot"),
-        (Heads, "attention.out_proj", "fused attention: nn.MultiheadAttention"),
-        (TakesWeight, "qkv", "uses the layer without calling it .*weight"),
+        (Attention, "attn_drop", "fused attention"),
+        (Heads, "attention.out_proj", "fused attention"),
         (CallsForward, "inner", r"without calling it .*forward\(\) directly"),
-        (Loops, "blocks", "a container that the model loops over. Name the layers"),
-        (
-            lambda: Loops(True),
-            "blocks",
-            "a container that the model loops over, as gradient",
-        ),
+        (Loops, "blocks", "a container that the model loops over.*Name the layers"),
         (Branch, "never.0", "a branch not taken"),
     ],
-    ids=["fused", "multihead", "weight", "forward", "container", "checkpointing", "branch"],
+    ids=["fused", "multihead", "forward", "container", "branch"],
 )
 def test_the_likely_cause(model, layer, cause):
     model = model()
@@ -132,11 +114,9 @@ def test_verify_tells_the_cause_too():
 
 def test_what_is_called_is_not_told():
     model = Attention(fused=False)
-    attach(model, {"attn_drop": Dropout(0.1), "proj": ClipGradNorm(1.0), "param:qkv.bias": GRAD})
+    clip = ClipGradNorm(1.0)
+    attach(model, {"attn_drop": Dropout(0.1), "proj": clip, "param:qkv.bias": clip})
     model(torch.ones(2, 3, 4))
-
-
-GRAD = ClipGradNorm(1.0)
 
 
 def test_frozen_layers_are_told():
@@ -147,16 +127,6 @@ def test_frozen_layers_are_told():
     with pytest.warns(HookWarning, match="evaluation mode inside a training model") as caught:
         model(IMAGE)
     assert told(caught) == [("1/Dropout2d", "never_active")]
-
-
-def test_sites_in_the_same_situation_share_a_line():
-    model = nn.Sequential(*[Attention() for _ in range(12)])
-    attach(model, {"*.attn_drop": Dropout(0.1), "0.proj": Dropout(0.1)})
-    with pytest.warns(HookWarning) as caught:
-        model(torch.ones(2, 3, 4))
-    (line,) = str(caught[0].message).splitlines()
-    assert all(f"{i}.attn_drop/Dropout" in line for i in range(12))
-    assert [kind for _, kind in told(caught)] == ["never_called"] * 12
 
 
 def test_a_replaced_layer_is_told(net):
@@ -191,10 +161,8 @@ def test_forwards_and_calls(net):
         net(IMAGE).sum().backward()
     rows = {row.site: row for row in attached.report()}
     assert rows["layer1.0/Dropout2d"].calls_per_forward == 1
-    assert (rows["layer1.0.act/Dropout"].calls, rows["layer1.0.act/Dropout"].calls_per_forward) == (
-        6,
-        2,
-    )
+    shared = rows["layer1.0.act/Dropout"]
+    assert (shared.calls, shared.calls_per_forward) == (6, 2)
     assert "6 (2 per forward)" in str(attached)
     state = attached.state_dict()
     attached.remove()
@@ -227,25 +195,6 @@ def test_copies_are_proved_on_their_own_and_removal_leaves_nothing(net, hook_cou
         assert found.report()[1].calls_per_forward == 1
         found.remove()
         assert hook_count(each) == 0
-
-
-def test_a_warning_made_an_error_is_told_once(net):
-    model = Attention()
-    attach(model, {"attn_drop": Dropout(0.1)})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(HookWarning):
-            model(torch.ones(2, 3, 4))
-        model(torch.ones(2, 3, 4))
-
-
-def test_a_foreign_module_in_a_frozen_layer_is_told():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Identity())
-    attach(model, {"0": Foreign(nn.Dropout, p=0.1)})
-    model[0].eval()
-    with pytest.warns(HookWarning) as caught:
-        model(torch.ones(2, 4))
-    assert told(caught) == [("0/Foreign(Dropout)", "never_active")]
 
 
 def test_compiled_training_is_proved_at_the_next_step():
@@ -282,16 +231,6 @@ def test_a_model_that_is_trained_by_its_part():
     assert told(caught) == [("unused/Dropout", "never_called")]
     whole.model(torch.ones(2, 2)).sum().backward()
     attached.step()  # once
-
-
-def test_verify_says_why_where_no_site_was_called():
-    whole = Whole()
-    whole.forward = whole.model.forward
-    attached = attach(whole, {"unused": Dropout(0.5)})
-    with pytest.warns(HookWarning, match="never called"):
-        whole(torch.ones(2, 2))
-    (finding,) = attached.verify()
-    assert finding.kind == "never_called"
 
 
 def test_compiled_training_without_any_site_is_told_after_an_epoch():

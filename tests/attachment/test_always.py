@@ -61,11 +61,6 @@ def images():
     return torch.rand(8, 6, 7, 7, generator=torch.Generator().manual_seed(0)) + 0.5
 
 
-def test_there_are_both_kinds():
-    assert len(ON_ACTIVATIONS) >= 12
-    assert len(OTHERS) >= 4
-
-
 @pytest.mark.parametrize(
     ("cls", "at"),
     [
@@ -128,30 +123,21 @@ def test_what_is_not_random_is_left_alone():
     assert attached.sites[0].active_calls == 0
 
 
-def test_nested_blocks_and_an_exception():
-    model, attached = host(Dropout(0.5))
+def test_nested_blocks_pauses_and_an_exception():
+    model, attached = host(Dropout(0.5), Foreign(nn.Dropout2d, p=0.5))
     x = images()
     with attached.always():
         with attached.always():
             assert varies(model, x)
+        with attached.paused():
+            assert not varies(model, x)
         assert varies(model, x)
         with pytest.raises(KeyError), attached.always():
             raise KeyError
         assert varies(model, x)
-    assert not varies(model, x)
-    with pytest.raises(KeyError), attached.always():
-        raise KeyError
-    assert not varies(model, x)
-
-
-def test_paused_inside_pauses():
-    model, attached = host(Dropout(0.5), Foreign(nn.Dropout2d, p=0.5))
-    with attached.always():
-        with attached.paused():
-            assert not varies(model, images())
-        assert varies(model, images())
     with attached.paused(), attached.always():
-        assert not varies(model, images())
+        assert not varies(model, x)
+    assert not varies(model, x)
     assert attached.enabled
 
 
@@ -174,23 +160,10 @@ def test_a_foreign_layer_is_in_training_mode(target):
     torch.manual_seed(0)
     model, attached = host(Foreign(target))
     x = images()
-    with attached.always():
-        assert varies(model, x)
     assert not varies(model, x)
     with attached.always():
         shares = [(model(x) == 0).float().mean() for _ in range(4)]
     assert sum(shares) / 4 == pytest.approx(0.5, abs=0.021)  # of 4 * 2352 elements: 4 sigma
-
-
-def test_training_is_as_before():
-    model, attached = host(Dropout(0.5))
-    x, outputs = images(), []
-    model.train()
-    for block in (attached.always, nullcontext):
-        torch.manual_seed(3)
-        with block():
-            outputs.append(model(x))
-    assert torch.equal(*outputs)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])

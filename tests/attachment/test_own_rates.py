@@ -99,16 +99,13 @@ BAD = {
         r"'fc': Retune\(p=0.25\) can't work on fc: a Linear has no p or drop_prob or prob or "
         r"drop_rate or drop_p that is a number in \[0, 1\] and can be set. builtin\(model\) lists",
     ),
-    "holds one itself": ({"lstm": R}, "on lstm: a LSTM has no p "),
     "the model": ({".": R}, "a Net has no p "),
-    "misspelt": ({"dropuot": R}, r"'dropuot' matches nothing \(closest: dropout\)"),
     "a parameter": ({"param:fc.weight": R}, "param: takes regularizers of gradients"),
     "an Identity": (
         {"branches.0.drop_path": R},
         r"on branches.0.drop_path: it is an nn.Identity, .* Put DropPath\(p=...\) on it, .* use "
         r"presets.drop_path\(model, p\), .* Select\(names=..., types='DropPath'\)$",
     ),
-    "an Identity besides": ({"branches.*.drop_path": R}, "on branches.0.drop_path: it is an nn.Id"),
     "Identities": (
         {"branches.**.norm": R, "other": Dropout(p=0.1)},
         r"on branches.0.norm, branches.1.norm: it is an nn.Identity, .* DropPath\(p=...\)",
@@ -159,10 +156,8 @@ NO_RATES = {
     "tensor": (lambda: dropout(torch.tensor(0.5)), "a Dropout has no p "),
     "buffer": (buffered, "a Dropout has no p "),
     "text": (lambda: dropout("0.5"), "a Dropout has no p "),
-    "None": (lambda: dropout(None), "a Dropout has no p "),
     "bool": (lambda: dropout(True), "a Dropout has no p "),
     "large": (lambda: dropout(2.0), "a Dropout has no p "),
-    "negative": (lambda: dropout(-0.1), "a Dropout has no p "),
     "nan": (lambda: dropout(float("nan")), "a Dropout has no p "),
     "property": (Property, "a Property has no p "),
     "scripted, and no rate": (lambda: torch.jit.script(nn.Linear(3, 3)), "it is a ScriptModule"),
@@ -194,14 +189,10 @@ def test_a_layer_of_its_own_can_t_be_always_on(hook_count):
     [
         ({}, TypeError, "'p'"),
         ({"p": 1.5}, ValueError, r"p must be in \[0, 1\], got 1.5"),
-        ({"p": -0.1}, ValueError, r"p must be in \[0, 1\], got -0.1"),
         ({"p": float("nan")}, ValueError, r"p must be in \[0, 1\], got nan"),
         ({"p": "0.1"}, TypeError, "p must be a number or a schedule, got '0.1'"),
-        ({"p": None}, TypeError, "p must be a number or a schedule, got None"),
-        ({"p": True}, TypeError, "p must be a number or a schedule, got True"),
         ({"p": torch.tensor(0.1)}, TypeError, "p must be a number or a schedule, got tensor"),
         ({"p": 0.1, "at": "input"}, ValueError, "it takes no at, index or layout"),
-        ({"p": 0.1, "index": 0}, ValueError, "it takes no at, index or layout"),
         ({"p": 0.1, "layout": "NHWC"}, ValueError, "it takes no at, index or layout"),
         ({"p": 0.1, "function": len}, TypeError, "unexpected keyword argument 'function'"),
     ],
@@ -211,14 +202,15 @@ def test_arguments(options, error, message):
         Retune(**options)
 
 
+OWN, BY_NAME = {"dropout": R}, {"attr:dropout.p": R}
 LIVE = {
-    "Retune": ({"dropout": R}, {"dropout": R}),
-    "by attr": ({"attr:dropout.p": R}, {"dropout": R}),
-    "attr": ({"dropout": R}, {"attr:dropout.p": R}),
+    "Retune": (OWN, OWN),
+    "by attr": (BY_NAME, OWN),
+    "attr": (OWN, BY_NAME),
     "attr twice": ({"attr:lstm.dropout": R}, {"attr:lstm.*": R}),
-    "Dropout": ({"dropout": R}, {"dropout": Dropout(p=0.1)}),
-    "on Dropout": ({"dropout": Dropout(p=0.1)}, {"dropout": R}),
-    "attr on Dropout": ({"dropout": Dropout(p=0.1)}, {"attr:dropout.p": R}),
+    "Dropout": (OWN, {"dropout": Dropout(p=0.1)}),
+    "on Dropout": ({"dropout": Dropout(p=0.1)}, OWN),
+    "attr on Dropout": ({"dropout": Dropout(p=0.1)}, BY_NAME),
 }
 
 
@@ -251,10 +243,13 @@ def test_what_does_not_drop_goes_beside_it(other):
     assert model[1].p == 0.5
 
 
-def test_all_problems_are_told_at_once():
-    spec = {"fc": R, "branches.0.drop_path": R, "dropout": [R, Dropout(p=0.1)], "dropuot": R}
-    with pytest.raises(SpecError, match="^4 problems"):
-        attach(Net(), spec)
+@pytest.mark.parametrize("name", ["drop_prob", "drop_rate"])
+def test_names_of_rates(name):
+    layer = Masks(0.5)
+    del layer.prob
+    setattr(layer, name, 0.5)
+    attach(nn.Sequential(layer), {"0": R})
+    assert getattr(layer, name) == 0.25
 
 
 def test_a_property_with_a_setter_is_a_rate():
@@ -263,12 +258,3 @@ def test_a_property_with_a_setter_is_a_rate():
     assert model[0].share == 25
     attached.remove()
     assert model[0].share == 50
-
-
-@pytest.mark.parametrize("name", ["p", "drop_prob", "prob", "drop_rate", "drop_p"])
-def test_names_of_rates(name):
-    layer = Masks(0.5)
-    del layer.prob
-    setattr(layer, name, 0.5)
-    attach(nn.Sequential(layer), {"0": R})
-    assert getattr(layer, name) == 0.25

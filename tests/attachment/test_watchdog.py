@@ -481,7 +481,7 @@ def test_files():
     spec = Spec.from_yaml("'**': {Watchdog: {rules: [nonfinite, dead], every: 7, action: raise}}")
     assert spec == Spec({"**": Watchdog(("nonfinite", "dead"), every=7, action="raise")})
     assert Spec.from_yaml(spec.to_yaml()) == spec
-    with pytest.raises(ValueError, match="action of .*Watchdog.* is a function"):
+    with pytest.raises(ValueError, match="is a function"):
         Spec({"**": Watchdog(action=print)}).to_yaml()
 
 

@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import math
 import pickle
-import warnings
 
 import pytest
 import torch
@@ -515,29 +514,24 @@ def test_compiled(name, backend):
     attached = attach(model, {"drop": Retune(p=StepSchedule({0: 0.3, 2: 0.6}))})
     compiled = torch.compile(model, backend=backend, fullgraph=True)
     torch.manual_seed(6)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*as constants", category=HookWarning)
-        for epoch, p in enumerate((0.3, 0.3, 0.6, 0.6)):
-            attached.step(epoch)
-            y = compiled(x)
-            site = attached.sites[0]
-            if kind.decided is not None and kind.decided > 0:
-                units = dropped_by(kind, x, y.detach(), p)
-                units = units.reshape(math.prod(x.shape[: kind.decided]), -1)[:, 0]
-                n = len(units)
-                assert abs(units.sum() - n * p) <= 4 * math.sqrt(n * p * (1 - p))
-            if kind.ours:
-                share = dropped_by(kind, x, y.detach(), p).float().mean().item()
-                assert site.realized_rate == pytest.approx(share, abs=1e-6)
-            model.eval()
-            expected = Model(kind.make(0.4)).eval()(x)
-            assert torch.equal(compiled(x), expected)
-            model.train()
+    for epoch, p in enumerate((0.3, 0.3, 0.6, 0.6)):
+        attached.step(epoch)
+        y = compiled(x)
+        site = attached.sites[0]
+        if kind.decided is not None and kind.decided > 0:
+            units = dropped_by(kind, x, y.detach(), p)
+            units = units.reshape(math.prod(x.shape[: kind.decided]), -1)[:, 0]
+            n = len(units)
+            assert abs(units.sum() - n * p) <= 4 * math.sqrt(n * p * (1 - p))
+        if kind.ours:
+            share = dropped_by(kind, x, y.detach(), p).float().mean().item()
+            assert site.realized_rate == pytest.approx(share, abs=1e-6)
+        model.eval()
+        expected = Model(kind.make(0.4)).eval()(x)
+        assert torch.equal(compiled(x), expected)
+        model.train()
     attached.remove()
     assert kind.rate(model.drop) == 0.4
-
-
-# What compiled code holds --------------------------------------------------------------------
 
 
 # Layers that drop by themselves --------------------------------------------------------------
