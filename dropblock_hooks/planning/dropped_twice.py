@@ -35,40 +35,31 @@ def find_doubled(
         keys: the key of each placement.
         calls: the calls of each layer in one forward; layers that are not called drop nothing.
     """
-    alike: dict[Any, list[tuple[Placement, str]]] = defaultdict(list)
+    alike: dict[Any, dict[str, Placement]] = defaultdict(dict)
     for p, key in zip(placements, keys, strict=True):
         r = p.regularizer
         if unit_dropped(r) and highest_rate(r) and not p.target.form:
-            alike[p.position[0], p.target.name, r.kind, r.at, r.index].append((p, key))
+            alike[p.position[0], p.target.name, r.kind, r.at, r.index][key] = p
     droppers = _droppers(base, placements, calls) if alike else {}
-    found: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    shares: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     for same in alike.values():
-        p, label = same[0][0], same[0][0].regularizer.label
-        rates = [highest_rate(each.regularizer) for each, _ in same]
-        if len(same) > 1 and not getattr(p.entry.selector, "compose", False):
+        p, *others = same.values()
+        label, kept = p.regularizer.label, [1 - highest_rate(x.regularizer) for x in same.values()]
+        if others and not getattr(p.entry.selector, "compose", False):
             reason = f"{label} stands {len(same)} times in one list", "Write one of them"
-            found[reason] |= {key: _together(rates) for _, key in same}
+            shares[reason] |= dict.fromkeys(same, 1 - math.prod(kept))
         own = _own_dropper(p, droppers)
         if own is not None:
             reason = (
                 f"{label} drops where the model's own {own.type} drops",
                 "Put Retune on that layer instead, or leave one of the two out",
             )
-            found[reason] |= {key: _together([*rates, own.rate]) for _, key in same}
-    return [
-        Finding(
-            Kind.DROPPED_TWICE,
-            Severity.WARNING,
-            tuple(shares),
-            f"{why}, {ranged(range_of(shares.values()))} in all",
-            cure,
-        )
-        for (why, cure), shares in found.items()
-    ]
-
-
-def _together(rates: Sequence[float]) -> float:
-    return 1 - math.prod(1 - rate for rate in rates)
+            shares[reason] |= dict.fromkeys(same, 1 - math.prod([*kept, 1 - own.rate]))
+    found = []
+    for (why, cure), each in shares.items():
+        text = f"{why}, {ranged(range_of(each.values()))} in all"
+        found.append(Finding(Kind.DROPPED_TWICE, Severity.WARNING, tuple(each), text, cure))
+    return found
 
 
 def _droppers(
