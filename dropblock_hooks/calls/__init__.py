@@ -4,7 +4,6 @@ sample         `sample`: Monte-Carlo dropout, mean and spread of many forwards i
 capture        `capture`: activations and gradients of layers in one call
 gradcam        `gradcam`: the positions of an image that a class score depends on
 gradcam_layer  the layer that it looks at: activations, gradient, and the default layer
-scores         what it explains: one score for each image
 watch          `watch`: a `Watchdog` on the layers of a model, in one line
 once           what these share: one call with observers, and runs that leave no trace
 """

@@ -1,5 +1,6 @@
 """``gradcam``: the positions of an image that a class score depends on, by Grad-CAM."""
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,9 +20,9 @@ from ..selectors.select import Select, Selector, match
 from ..selectors.wrappers import unwrap
 from ..warn import warn
 from .gradcam_layer import FeatureHook, Features, default_layers
-from .once import undisturbed
-from .scores import Wanted, scores_of
+from .once import no_tensor, undisturbed
 
+Wanted = int | Sequence[int] | Tensor | Callable[[Any], Tensor] | None
 METHODS = ("gradcam", "gradcam++", "layercam")
 _TRIES = 12  # layers that are tried if none is named
 
@@ -120,7 +121,7 @@ def gradcam(
         handles = [each.layer.module.register_forward_hook(each) for each in hooks]
         grids.watch(names.model)
         try:
-            scores, classes = scores_of(names.model(*args, **kwargs), target, n)
+            scores, classes = _scores(names.model(*args, **kwargs), target, n)
             reached = {hook.edge: hook for hook in hooks if hook.edge is not None}
             edges = list(reached)
             found = torch.autograd.grad(scores.sum(), edges, allow_unused=True) if edges else ()
@@ -141,6 +142,42 @@ def gradcam(
     cam = CAM(_scaled(raw, size), raw, classes)
     cam.layer = name
     return cam
+
+
+def _scores(output: Any, target: Any, images: int) -> tuple[Tensor, Tensor | None]:
+    """A score for each image, and its class; no classes where `target` is a function."""
+    if callable(target) and not isinstance(target, Tensor):
+        scores = target(output)
+        if not (isinstance(scores, Tensor) and scores.shape == (images,) and scores.requires_grad):
+            raise TypeError(
+                f"target must return one score for each of {images} images, a tensor of shape "
+                f"({images},) with a gradient, got {shown(scores)}"
+            )
+        return scores, None
+    if not isinstance(output, Tensor):
+        raise no_tensor(output, "target", ".amax(1)")
+    if output.ndim != 2 or len(output) != images:
+        pick = "output" if output.ndim < 2 else "output[:, 3].flatten(1).mean(1)"
+        raise ValueError(
+            "the output must be (images, classes) for a target of classes, got shape "
+            f"{tuple(output.shape)} for {images} images: give a function as target that makes one "
+            f"score for each image, as in target=lambda output: {pick}"
+        )
+    k = output.shape[1]
+    try:
+        classes = output.argmax(1) if target is None else torch.as_tensor(target)
+        integers = not classes.is_floating_point() and classes.dtype is not torch.bool
+        shaped = classes.shape in ((), (images,))
+        fits = integers and shaped and bool(((classes >= 0) & (classes < k)).all())
+    except (TypeError, ValueError, RuntimeError):  # no numbers
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"target must be a class in 0..{k - 1}, one for each of {images} images, or a function "
+            f"of the output, got {shown(target)}"
+        )
+    classes = classes.long().expand(images).to(output.device)
+    return output.gather(1, classes[:, None])[:, 0], classes
 
 
 def weighted(seen: Features, method: str) -> Tensor:

@@ -17,6 +17,7 @@ from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.select import match
 from ..selectors.wrappers import bare_type
 from ..sites import indexing
+from ..tables import shown
 
 _NO_FEATURES = re.compile("Norm|Pool|Permute|Transpose|Flatten|Drop|Identity")
 
@@ -78,10 +79,11 @@ class FeatureHook:
         view = self._reader.last or NAMELESS
         wide = torch.promote_types(self._value.dtype, torch.float32)
         x, grad = view.take(self._value).to(wide), view.take(self.gradient).to(wide)
-        if x.shape[2:] == (1, 1):
-            raise self._error("its map is 1x1, which has no positions to compare")
-        if len(x) != images:
-            raise self._error(f"its maps are {len(x)}, of {images} images: parts of them")
+        if x.shape[2:] == (1, 1) or len(x) != images:
+            raise self._error(
+                f"it must give a map of several positions for each of {images} images, got "
+                f"{len(x)} of {shown(tuple(x.shape[2:]))}"
+            )
         if not (x.isfinite().all() and grad.isfinite().all()):
             raise self._error("its output, or the gradient there, holds NaN or Inf")
         if not grad.any():

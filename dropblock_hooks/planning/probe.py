@@ -50,7 +50,7 @@ class SiteProbe:
         self.hook, self.site = hook, hook.site
         self.error: str | None = None
         self.shape: Any = None
-        self._nodes: list[Node] = []  # of the layer's outputs, where whole samples are dropped
+        self._nodes: list[Any] = []  # of the layer's outputs, where whole samples are dropped
         regularizer = self.site.regularizer
         at_output = regularizer.at == "output" and not regularizer.needs_input
         self.drops_samples = at_output and unit_dropped(regularizer) == "samples"
@@ -58,7 +58,21 @@ class SiteProbe:
             hook.__call__ = MethodType(self._called, hook)  # type: ignore[method-assign]
 
     def _called(self, hook: SiteHook, module: nn.Module, *given: Any) -> Any:
-        output = self._look(*given)
+        """Note the tensor that the site works on, and run the hook."""
+        regularizer, output = self.site.regularizer, given[-1]
+        index, value = regularizer.index, output
+        if regularizer.at == "input":
+            value = given[1] if isinstance(index, str) else given[0]
+            index = 0 if index is None else index
+        try:
+            x = indexing.get(value, index)
+            self.shape = tuple(x.shape)
+            if self.drops_samples and x.grad_fn is not None:
+                x = x.clone()  # by a node of the graph that is this site's alone
+                self._nodes.append(x.grad_fn)
+                output = indexing.put(value, index, x)
+        except ValueError:  # no tensor, which the site itself tells if it is active
+            self.shape = shape_of(value)
         try:
             changed = type(hook).__call__(hook, module, *given[:-1], output)
         except SiteError as error:
@@ -66,42 +80,19 @@ class SiteProbe:
             return None
         return output if changed is None and output is not given[-1] else changed
 
-    def _look(self, args: Any, *rest: Any) -> Any:
-        """Note the tensor that the site works on; return the output, which is last in `rest`."""
-        regularizer, value = self.site.regularizer, rest[-1]
-        index = regularizer.index
-        if regularizer.at == "input":
-            value = rest[0] if isinstance(index, str) else args
-            index = 0 if index is None else index
-        try:
-            x = indexing.get(value, index)
-        except ValueError:  # no tensor, which the site itself tells if it is active
-            self.shape = shape_of(value)
-            return rest[-1]
-        self.shape = tuple(x.shape)
-        if not self.drops_samples or x.grad_fn is None:
-            return rest[-1]
-        x = x.clone()  # by a node of the graph that is this site's alone
-        assert x.grad_fn is not None
-        self._nodes.append(x.grad_fn)
-        return indexing.put(value, index, x)
-
     def findings(
         self, base: nn.Module, window: Window, outputs: list[Tensor], sources: list[Node]
     ) -> Iterator[Finding]:
         """What is likely not meant, after the forward."""
         fault = None if self.error else fault_of(base, self.hook, window)
         if fault is not None:
-            yield self._finding(fault.kind, fault.text, fault.cure)
+            wrong = fault.kind in (Kind.NEVER_CALLED, Kind.NEVER_ACTIVE)
+            yield replace(fault, severity=Severity.WARNING if wrong else Severity.NOTE)
         if any(not passes_around(outputs, sources, node) for node in self._nodes):
             text = "it loses the whole sample, since no shortcut runs around the layer"
             cure = "Use StochasticDepth on a block, or DropPath on its branch"
-            yield self._finding(Kind.LOSES_SAMPLES, text, cure)
-
-    def _finding(self, kind: Kind, text: str, cure: str = "") -> Finding:
-        wrong = kind in (Kind.NEVER_CALLED, Kind.NEVER_ACTIVE, Kind.LOSES_SAMPLES)
-        severity = Severity.WARNING if wrong else Severity.NOTE
-        return Finding(kind, severity, (self.site.key,), text, cure)
+            key = (self.site.key,)
+            yield Finding(Kind.LOSES_SAMPLES, Severity.WARNING, key, text, cure)
 
 
 def probe(base: nn.Module, placements: list[Placement], run: DryRun) -> Probed:
