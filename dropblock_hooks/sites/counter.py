@@ -53,7 +53,7 @@ class Snapshot(NamedTuple):
     @property
     def norms(self) -> Norms:
         """The norms before a bound."""
-        return Norms.of(self.cells)
+        return Norms(self.cells)
 
     def plus(self, other: Snapshot, sign: int = 1) -> Snapshot:
         """The sum, for example over ranks, or with ``sign=-1`` what was counted since `other`."""

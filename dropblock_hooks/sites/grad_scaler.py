@@ -74,8 +74,7 @@ class LossScale:
         if isinstance(scale, Tensor):
             # wide, so that bound * scale fits; a copy, since the scaler changes its own in place
             return scale.to(device, wide_dtype(device), copy=True, non_blocking=True)
-        initial = getattr(scaler, "_init_scale", None)  # torch's has no scale before its first use
-        return float(scaler.get_scale() if initial is None else initial)
+        return float(scaler.get_scale())
 
     def seek(self) -> bool:
         """Whether a GradScaler is in use that nobody gave; searches when called first."""
@@ -104,8 +103,7 @@ class LossScale:
 
 def is_enabled(scaler: Any) -> bool:
     """Whether a GradScaler is switched on."""
-    enabled = getattr(scaler, "_enabled", None)
-    return bool(getattr(scaler, "is_enabled", lambda: True)() if enabled is None else enabled)
+    return bool(getattr(scaler, "is_enabled", lambda: True)())
 
 
 def in_use() -> bool:

@@ -5,10 +5,7 @@ bin covers a quarter of an octave (a factor of two), from 2**-64 to 2**64. A qua
 from the bins has a relative error of at most 9.1 %. Smaller norms count as 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -40,7 +37,6 @@ def add_norms(cells: Tensor | None, norms: Tensor) -> Tensor | None:
     return counted
 
 
-@dataclass(frozen=True, repr=False)
 class Norms:
     """How large gradient norms were before a bound, in units of the unscaled loss.
 
@@ -55,19 +51,17 @@ class Norms:
         >>> attached.sites[0].norms.count
         4
 
+    Args:
+        cells: of a histogram; None holds no norms.
+
     Attributes:
         total: the sum of the norms.
         bins: the number of norms in each bin that is not empty.
     """
 
-    total: float
-    bins: Mapping[int, float]
-
-    @classmethod
-    def of(cls, cells: Sequence[float] | None) -> Norms:
-        """Return the norms in these cells; none for None."""
-        total, *counts = cells or (0.0,)
-        return cls(total, {at: n for at, n in enumerate(counts) if n})
+    def __init__(self, cells: Sequence[float] | None) -> None:
+        self.total, *counts = cells or (0.0,)
+        self.bins = {at: n for at, n in enumerate(counts) if n}
 
     def saved(self) -> dict[str, Any]:
         """Return plain numbers."""

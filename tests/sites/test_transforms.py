@@ -11,7 +11,6 @@ from dropblock_hooks import (
     ActivationStats,
     Capture,
     ClampGrad,
-    Dropout,
     GradientStats,
     SiteError,
     Watchdog,
@@ -106,15 +105,3 @@ def test_observers_stand_aside_where_a_part_is_differentiated(function):
         bias = fixed.pop("2.bias")
         found.append(function(lambda b, n=net, f=fixed: loss_of(n)({**f, "2.bias": b}, x))(bias))
     torch.testing.assert_close(*found, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("regularizer", [Watchdog(every=1), ActivationStats(), Dropout(0.1)])
-def test_no_look_within_a_transform(regularizer):
-    """Where numbers can't be read; also of a layer that is never called."""
-    _, watched = watched_and_plain()
-    watched.spare = nn.Linear(2, 2)
-    watched.forward = lambda x: watched[2](watched[1](watched[0](x)))
-    attached = attach(watched, {"spare": regularizer, "0": ActivationStats()})
-    found = vmap(grad(loss_of(watched)), (None, 0))(detached(watched), torch.randn(5, 1, 3))
-    assert found["0.weight"].shape == (5, 4, 3)
-    assert attached.report()[-1].calls == 1

@@ -85,26 +85,6 @@ def test_what_can_not_be_counted_leaves_no_trace(name, run, before):
     assert attached.sites[0].active_calls >= 1
 
 
-@pytest.mark.every(7)
-@pytest.mark.parametrize("run", [on_meta, fake])
-@pytest.mark.parametrize("name", ["DropBlock2d", "StochasticDepth"])
-def test_the_counts_are_those_of_the_other_forwards(name, run):
-    def counts(between):
-        torch.manual_seed(0)
-        net = make_net(regularizers()[name])
-        attached = put_on(net, regularizers()[name])
-        net(net.example())
-        if between:
-            run(net, net.example())
-        torch.manual_seed(1)
-        net(net.example())
-        site = attached.sites[0]
-        return site.realized_rate, site.total_realized_rate, site.counter.read().life.total
-
-    assert counts(True)[2] == counts(False)[2]
-    assert counts(True) == counts(False)
-
-
 def test_attached_where_no_tensor_has_data():
     """To a model that is built on meta, and to one whose default device is meta."""
     with torch.device("meta"):
