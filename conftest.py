@@ -13,6 +13,7 @@ from torch import nn
 import dropblock_hooks
 from tests.cases import covering_pairs
 
+os.environ["COLUMNS"] = "100"  # printed tables are as wide as the terminal
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes for one kernel
 torch.set_num_threads(1)  # the tensors are tiny, and a worker per core would only fight for cores
 # Before any fake tensor: after one, torch starts the threads of devices that are not there in the

@@ -1,57 +1,68 @@
-"""Rows that print as a table of at most 100 columns, and convert to HTML, dicts and pandas."""
+"""Rows that print as a table, and convert to HTML, dicts and pandas."""
 
-import itertools
+import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
+from itertools import takewhile
 from textwrap import TextWrapper
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar
 
 Row = TypeVar("Row")
 Columns = dict[str, Callable[[Row], Any]]
+"""For each heading, a function from the row to the cell; a heading may have two lines."""
 WIDTH = 100
-"""The default width of printed tables, in characters."""
-UNLIMITED = sys.maxsize
-"""A width at which nothing is shortened."""
-_GAP = 2
-_NARROW = 8  # other columns are narrowed before one becomes narrower than this
-_NARROWEST = 3
+"""The width of printed tables, in characters, where the terminal does not say its own."""
+_NARROWEST = 80
+_PREFIX = 10  # a longer prefix of all names is printed only once
 
 
 @dataclass(frozen=True)
-class Forms:
-    """One cell in several lengths, the longest first: a table takes the longest that fits.
+class Short:
+    """A cell with a short text, and with the whole text for ``wide=True`` and notebooks."""
 
-    A column whose cells are all empty is left out.
-    """
+    text: str
+    whole: str
 
-    texts: tuple[str, ...]
 
-    def __str__(self) -> str:
-        return self.texts[0]
+@dataclass(frozen=True)
+class Varying:
+    """A cell that may differ between rows that print as one line, such as a measured number."""
+
+    value: Any
 
 
 @dataclass(frozen=True)
 class Section(Generic[Row]):
-    """Rows under one line of headings, with a note above them."""
+    """Rows under one heading.
+
+    Attributes:
+        rows: the rows.
+        columns: the columns; the first one has the names, which are never shortened.
+        note: a line above the heading.
+        entry: the entry of a spec that a row belongs to, for tables of sites. Equal rows of one
+            entry print as one line, and what all names begin with prints once.
+    """
 
     rows: Sequence[Row]
     columns: Columns[Row]
     note: str = ""
+    entry: Callable[[Row], str | None] | None = None
 
 
 class Table(Sequence[Row], Generic[Row]):
-    """A sequence of dataclass rows with a heading.
+    """A sequence of dataclass rows with a title.
 
-    The text is at most as wide as `to_text` is told, for up to 20 columns; longer cells are
-    shortened in the middle. Rows, `to_dict`, `to_pandas` and the HTML of notebooks are complete.
+    It prints as text for the terminal: equal rows are one line, and long texts are shortened.
+    Rows, `to_dict`, `to_pandas` and the HTML of notebooks are complete.
 
     Args:
         rows: the rows.
         columns: for each heading, a function from the row to the cell.
         title: a line above the table.
-        sections: the rows as they are printed, if under several lines of headings.
+        sections: the rows as they are printed, if under several headings.
         notes: lists below the table, by heading; lines without a heading are never wrapped.
     """
 
@@ -70,11 +81,7 @@ class Table(Sequence[Row], Generic[Row]):
         self._sections = [each for each in sections if each.rows] or [Section(self.rows, columns)]
         self._notes = {heading: lines for heading, lines in (notes or {}).items() if lines}
 
-    @overload
-    def __getitem__(self, i: int) -> Row: ...
-    @overload
-    def __getitem__(self, i: slice) -> Sequence[Row]: ...
-    def __getitem__(self, i: int | slice) -> Row | Sequence[Row]:
+    def __getitem__(self, i: Any) -> Any:
         return self.rows[i]
 
     def __len__(self) -> int:
@@ -90,120 +97,137 @@ class Table(Sequence[Row], Generic[Row]):
 
         return pandas.DataFrame(self.to_dict())
 
-    def to_text(self, width: int = WIDTH) -> str:
-        """The table as text of this width; `UNLIMITED` shortens nothing."""
-        parts = ["\n".join(_lines(section, width)) for section in self._sections]
-        item = TextWrapper(
-            width, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False
-        )
+    def to_text(self, width: int = WIDTH, wide: bool = False) -> str:
+        """The table as text.
+
+        Equal sites of one entry of a spec print as one line, and a long prefix of all names prints
+        once, above the table. Names are never shortened.
+
+        Args:
+            width: the width to which other texts are shortened, in characters.
+            wide: print a line for each row, and shorten nothing.
+        """
+        width = sys.maxsize if wide else width
+        parts = ["\n".join(_lines(section, width, wide)) for section in self._sections]
+        wrapper = TextWrapper(width, subsequent_indent="    ", break_on_hyphens=False)
         for heading, lines in self._notes.items():
-            items = [f"{heading}:", *map(item.fill, lines)] if heading else lines
-            parts.append("\n".join(items))
-        title = [elide(_one_line(self.title), width)] if self.title else []
-        return "\n".join([*title, "\n\n".join(parts)])
+            items = [f"{heading}:", *(wrapper.fill(f"  - {line}") for line in lines)]
+            parts.append("\n".join(items if heading else lines))
+        return "\n".join([*filter(None, [shown(self.title)]), "\n\n".join(parts)])
 
     def __str__(self) -> str:
-        return self.to_text()
+        return self.to_text(terminal_width())
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """One table of all rows with the columns of all sections, for notebooks."""
-        sections = self._sections
-        heads = list(dict.fromkeys(head for section in sections for head in section.columns))
-        cells: dict[int, dict[str, str]] = {id(row): {} for row in self.rows}
-        for section in sections:
-            for row, found in zip(section.rows, _cells(section), strict=True):
-                cells[id(row)].update(zip(section.columns, map(shown, found), strict=True))
-        lines = [[row.get(head, "") for head in heads] for row in cells.values()]
-        title = f"<p>{escape(self.title)}</p>\n" if self.title else ""
-        head = f"<thead>{_html_row(heads, 'th')}</thead>"
-        body = "\n".join(_html_row(line, "td") for line in lines)
-        table = f"{title}<table>\n{head}\n<tbody>\n{body}\n</tbody>\n</table>"
-        return "\n".join([table, *map(_html_list, self._notes, self._notes.values())])
+        """All rows, a table for each section, for notebooks."""
+        parts = [_html("p", [self.title])]
+        for section in self._sections:
+            cells = (
+                [shown(find(row)) for find in section.columns.values()] for row in section.rows
+            )
+            lines = [_html("th", map(shown, section.columns)), *(_html("td", c) for c in cells)]
+            parts += [
+                _html("p", [section.note]),
+                f"<table><tr>{'</tr><tr>'.join(lines)}</tr></table>",
+            ]
+        for heading, items in self._notes.items():
+            parts += [_html("p", [heading]), f"<ul>{_html('li', items)}</ul>"]
+        return "\n".join(parts)
 
 
-def _html_row(texts: Sequence[str], tag: str) -> str:
-    return f"<tr>{''.join(f'<{tag}>{escape(text)}</{tag}>' for text in texts)}</tr>"
+def _html(tag: str, texts: Iterable[str]) -> str:
+    return "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts)
 
 
-def _html_list(heading: str, lines: Sequence[str]) -> str:
-    items = "\n".join(f"<li>{escape(line)}</li>" for line in lines)
-    return f"{f'<p>{escape(heading)}:</p>' if heading else ''}\n<ul>\n{items}\n</ul>"
+def terminal_width() -> int:
+    """The width of the terminal, or of the environment variable ``COLUMNS``."""
+    return max(_NARROWEST, shutil.get_terminal_size((WIDTH, 24)).columns)
 
 
-def _cells(section: Section[Row]) -> list[list[Any]]:
-    return [[find(row) for find in section.columns.values()] for row in section.rows]
+def _lines(section: Section[Row], width: int, wide: bool) -> list[str]:
+    """Notes, the lines of the heading, a rule and the rows."""
+    cells = [[find(row) for find in section.columns.values()] for row in section.rows]
+    notes = [section.note] if section.note else []
+    if section.entry is not None and not wide:
+        prefix = _shared([str(line[0]) for line in cells])
+        cells = _merged([section.entry(row) for row in section.rows], cells)
+        if len(prefix) > _PREFIX and any(type(line[0]) is str for line in cells):
+            notes.append(f"names begin with {prefix}")
+            for line in cells:
+                line[0] = shown(line[0]).removeprefix(prefix)
+    height = 1 + max(head.count("\n") for head in section.columns)
+    columns, widths, spare = [], [], []
+    for i, head in enumerate(section.columns):
+        texts = [shown(line[i], wide) for line in cells]
+        if any(texts) or not cells:
+            columns.append([*head.split("\n"), *[""] * height][:height] + texts)
+            widths.append(max(map(len, columns[-1])))
+            whole = i == 0 or any(isinstance(line[i], Varying) for line in cells)
+            spare.append(0 if whole else widths[-1] - max(4, *map(len, columns[-1][:height])))
+    while sum(widths) + 2 * (len(widths) - 1) > width and max(spare) > 0:
+        widest = max((i for i, n in enumerate(spare) if n > 0), key=widths.__getitem__)
+        widths[widest] -= 1
+        spare[widest] -= 1
+    for column, n in zip(columns, widths, strict=True):
+        column.insert(height, "-" * n)
+        column[:] = [elide(text, n).ljust(n) for text in column]
+    return [*notes, *("  ".join(line).rstrip() for line in zip(*columns, strict=True))]
 
 
-def _lines(section: Section[Row], width: int) -> list[str]:
-    """Note, headings, a rule and the rows, with the longest forms of the cells that fit."""
-    cells = _cells(section)
-    deepest = max((len(c.texts) for row in cells for c in row if isinstance(c, Forms)), default=1)
-    for level in range(deepest):
-        texts = [[_one_line(_form(cell, level)) for cell in row] for row in cells]
-        kept = [any(column) for column in zip(*texts, strict=True)] or [True] * len(section.columns)
-        lines = [list(itertools.compress(line, kept)) for line in (section.columns, *texts)]
-        natural = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        widths = fit(natural, list(map(len, lines[0])), width)
-        if widths == natural:
-            break
-    columns = zip(zip(*lines, strict=True), widths, strict=True)
-    narrow = [[text.ljust(n) for text in apart(c, n)] for c, n in columns]
-    text = ["  ".join(line).rstrip() for line in zip(*narrow, strict=True)]
-    rule = "  ".join("-" * n for n in widths)
-    note = [elide(section.note, width)] if section.note else []
-    return [*note, text[0], rule, *text[1:]]
+def _shared(names: Sequence[str]) -> str:
+    """The components with which all names begin."""
+    components = zip(*(name.split(".")[:-1] for name in names), strict=False)
+    return "".join(f"{each[0]}." for each in takewhile(lambda e: len(set(e)) == 1, components))
 
 
-def fit(natural: Sequence[int], heads: Sequence[int], width: int = WIDTH) -> list[int]:
-    """The widths of columns side by side: the widest is narrowed until all have room.
+def _merged(entries: Sequence[str | None], cells: list[list[Any]]) -> list[list[Any]]:
+    """The cells, with the largest group of equal lines of each entry put together.
 
-    Args:
-        natural: the width that each column needs.
-        heads: the width of its heading.
-        width: the room for all.
+    It stands at the place of its first line. All others stay, so that each line names its rows.
     """
-    room = width - _GAP * (len(natural) - 1)
-    widths = list(natural)
-    for lowest in ([max(_NARROW, head) for head in heads], [_NARROWEST] * len(heads)):
-        while sum(widths) > room and (can := [i for i, w in enumerate(widths) if w > lowest[i]]):
-            i = max(can, key=lambda i: (widths[i], i))
-            widths[i] = max(lowest[i], min(widths[i] - 1, room))
-    return widths
+    alike: dict[Hashable, list[int]] = defaultdict(list)
+    largest: dict[str, list[int]] = {}
+    for i, (entry, line) in enumerate(zip(entries, cells, strict=True)):
+        if entry is not None:
+            group = alike[entry, *map(_kept, line[1:])]
+            group.append(i)
+            largest[entry] = max(largest.get(entry, group), group, key=len)
+    sizes, found = Counter(entries), list(cells)
+    for entry, group in largest.items():
+        if len(group) > 1:
+            of = "" if len(group) == sizes[entry] else f" of {sizes[entry]}"
+            columns = zip(*(cells[i][1:] for i in group), strict=True)
+            found[group[0]] = [Varying(f"{len(group)}{of} sites {entry}"), *map(_together, columns)]
+    left = {i for group in largest.values() for i in group[1:]}
+    return [line for i, line in enumerate(found) if i not in left]
 
 
-def elide(text: str, width: int = WIDTH) -> str:
+def _kept(cell: Any) -> Any:
+    """What must be equal in rows that print as one line."""
+    return cell.value is None if isinstance(cell, Varying) else shown(cell)
+
+
+def _together(cells: Sequence[Any]) -> Any:
+    """One cell for several rows: the mean of numbers, and the lowest and highest of all values."""
+    if not isinstance(cells[0], Varying) or len({shown(cell) for cell in cells}) == 1:
+        return cells[0]
+    values = [cell.value for cell in cells]
+    low, high = min(values), max(values)
+    if not isinstance(low, float):
+        return Varying(ranged((low, high)))
+    digits = ".3f" if 0.01 <= high <= 1 else ".3g"
+    mean, low, high = (f"{x:{digits}}" for x in (sum(values) / len(values), low, high))
+    text = f"{mean}, {low} to {high}" if low != high else mean
+    return Varying(text.replace("0.", ".") if digits == ".3f" else text)
+
+
+def elide(text: str, width: int) -> str:
     """The text, without its middle where it is wider: ``layer…conv2``."""
     if len(text) <= width:
         return text
     return f"{text[: width // 2]}…{text[len(text) - (width - 1) // 2 :]}"
-
-
-def apart(texts: Sequence[str], width: int) -> list[str]:
-    """The texts elided to a width; where that makes different texts equal, their ends are kept.
-
-    Example:
-        >>> apart(["encoder.blocks.0.attention", "encoder.blocks.1.attention"], 16)
-        ['…0.attention', '…1.attention']
-    """
-    short = [elide(text, width) for text in texts]
-    if len(set(short)) == len(set(texts)):
-        return short
-    wide = [text for text in texts if len(text) > width]
-    pairs = zip(min(wide), max(wide), strict=False)  # all share what these two share
-    shared = next((i for i, (a, b) in enumerate(pairs) if a != b), 0)
-    kept = [f"…{text[shared:]}" if len(text) > width else text for text in texts]
-    kept = [text if len(text) <= width else f"{text[: width - 1]}…" for text in kept]
-    return kept if len(set(kept)) > len(set(short)) else short
-
-
-def _form(cell: Any, level: int) -> str:
-    return cell.texts[min(level, len(cell.texts) - 1)] if isinstance(cell, Forms) else shown(cell)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split()) if any(c.isspace() and c != " " for c in text) else text
 
 
 def counted(n: int, noun: str) -> str:
@@ -211,15 +235,19 @@ def counted(n: int, noun: str) -> str:
     return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
-def shown(value: Any) -> str:
-    """A cell: ``-`` for None, four digits of a float, ``14x14`` for a size."""
+def shown(value: Any, whole: bool = True) -> str:
+    """A cell in one line: ``-`` for None, four digits of a float, ``14x14`` for a size."""
+    if isinstance(value, Short):
+        value = value.whole if whole else value.text
+    if isinstance(value, Varying):
+        value = value.value
     if value is None:
         return "-"
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, tuple):
         return "x".join(map(str, value))
-    return str(value)
+    return " ".join(str(value).split())
 
 
 def named(name: str, aliases: Sequence[str]) -> str:
@@ -227,6 +255,6 @@ def named(name: str, aliases: Sequence[str]) -> str:
     return f"{name} (= {', '.join(aliases)})" if aliases else name
 
 
-def ranged(value: float | tuple[float, float] | None) -> str:
+def ranged(value: float | tuple[Any, Any] | None) -> str:
     """A cell with one number, or with a range: ``0 to 0.1``."""
     return " to ".join(map(shown, value)) if isinstance(value, tuple) else shown(value)

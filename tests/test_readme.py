@@ -16,8 +16,8 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 
 def words(text):
     """The words and numbers of an output, without the rules of tables."""
-    found = re.findall(r"\d+\.\d+|\w+|[^\s\w]", re.sub(r"-{3,}", "", text))
-    return [float(word) if re.fullmatch(r"\d+\.\d+", word) else word for word in found]
+    found = re.findall(r"\d*\.\d+|\w+|[^\s\w]", re.sub(r"-{3,}", "", text))
+    return [float(word) if re.fullmatch(r"\d*\.\d+", word) else word for word in found]
 
 
 def same(printed, shown):

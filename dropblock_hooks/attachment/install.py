@@ -44,6 +44,7 @@ def install(
         name, kind = p.target.name, bare_type(p.target.module).__name__
         site = Site(key, name, kind, p.regularizer, run, p.target.aliases, p.facts)
         site.order, site.position = order, p.position
+        site.selector = str(p.entry.selector)
         hooks.append(make(site, p))
     installed = [(p.target.module, hook) for p, hook in zip(placements, hooks, strict=True)]
     run.keys = tuple(hook.site.key for hook in hooks)

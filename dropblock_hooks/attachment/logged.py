@@ -1,10 +1,8 @@
 """``attached.log``: scalars for any logger, and histograms where it takes them."""
 
-import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from types import ModuleType
 from typing import Any
 
 from ..quoting import kind_of
@@ -23,24 +21,15 @@ def log(writer: Any, scalars: Mapping[str, float], sites: Sequence[Site], step: 
     """
     if hasattr(writer, "add_scalar"):
         _to_tensorboard(writer, scalars, sites, step)
-    elif _takes_all(getattr(writer, "log", None)):
-        writer.log({**scalars, **_of_library(writer, sites)}, step=step)
     elif hasattr(writer, "log_metrics"):
         writer.log_metrics(dict(scalars), step=step)
+    elif hasattr(writer, "log"):
+        writer.log({**scalars, **_of_wandb(writer, sites)}, step=step)
     else:
         raise TypeError(
             "log takes a writer with add_scalar (TensorBoard's), log (a run of wandb) or "
-            f"log_metrics, got {kind_of(writer)}: what has log_dict takes attached.scalars()"
+            f"log_metrics, got {kind_of(writer)}: others take attached.scalars()"
         )
-
-
-def _takes_all(log: Any) -> bool:
-    """Whether it takes a mapping of scalars and the step; that of a LightningModule does not."""
-    try:
-        inspect.signature(log).bind({}, step=0)
-    except (TypeError, ValueError):  # of what is written in C nothing is known
-        return False
-    return True
 
 
 def _to_tensorboard(
@@ -64,15 +53,13 @@ def _to_tensorboard(
             )
 
 
-def _of_library(writer: Any, sites: Sequence[Site]) -> dict[str, Any]:
-    """Histograms as the class of the writer's library (``wandb.Histogram``), where it has one."""
-    modules = [kind.__module__ for kind in type(writer).__mro__]
-    names = [writer.__name__] if isinstance(writer, ModuleType) else modules
-    libraries = [sys.modules.get(name.partition(".")[0]) for name in names]
-    library = next((each for each in libraries if hasattr(each, "Histogram")), None)
-    if library is None:
+def _of_wandb(writer: Any, sites: Sequence[Site]) -> dict[str, Any]:
+    """Histograms for a run of wandb, or for its module."""
+    libraries = {kind.__module__.partition(".")[0] for kind in type(writer).__mro__}
+    if "wandb" not in libraries | {getattr(writer, "__name__", "")}:
         return {}
-    return {tag: library.Histogram(np_histogram=bins) for tag, bins in _histograms(sites)}
+    make = sys.modules["wandb"].Histogram
+    return {tag: make(np_histogram=bins) for tag, bins in _histograms(sites)}
 
 
 def _histograms(sites: Sequence[Site]) -> Iterator[tuple[str, Bins]]:

@@ -1,6 +1,5 @@
 """The report: what has happened at each site."""
 
-import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,14 +8,12 @@ from typing import Any, NamedTuple
 
 from ..findings import Finding, Kind, Severity
 from ..observers.base import Observer
-from ..registry import name_of, text
+from ..registry import stated_fields, text
 from ..regularizers.base import Regularizer
-from ..regularizers.rates import RateLike
-from ..schedules.base import Schedule, span_of
 from ..sites.counter import Totals, read
 from ..sites.run import Run
 from ..sites.site import Site
-from ..tables import Columns, Forms, Section, Table, named, ranged
+from ..tables import Columns, Section, Short, Table, Varying, named
 from ..tables import shown as cell
 
 Size = tuple[int, ...] | None
@@ -36,13 +33,10 @@ class SiteRow:
         realized_rate: share of the elements that were dropped in the last window; for gradients,
             share of the values that were changed by the bound.
         total_realized_rate: the same since attaching.
-        mean_norm: mean norm of the gradients of the last window before the bound, for the unscaled
-            loss. For ``per="sample"`` and ``"channel"`` of these parts, for `ClampGrad` the
-            largest magnitude, for `AdaptiveClipGrad` divided by the norm of the weights.
-        median_norm: their median. Quantiles have an error of up to 9 %.
-        p90_norm: their 90 % quantile.
-        p99_norm: their 99 % quantile.
-        largest_norm: the largest of them.
+        mean_norm, median_norm, p90_norm, p99_norm, largest_norm: of the gradients of the last
+            window before the bound, for the unscaled loss. For ``per="sample"`` and ``"channel"``
+            of these parts, for `ClampGrad` the largest magnitude, for `AdaptiveClipGrad` divided by
+            the norm of the weights. Quantiles have an error of up to 9 %.
         calls: forward calls of the layer.
         active_calls: calls in which the regularizer acted; for gradients, the gradients it saw.
         calls_per_forward: calls of the layer in one forward of the model.
@@ -171,11 +165,6 @@ def is_clipped(block: Size, regularizer: Regularizer) -> bool:
     return any(b < edge for b, edge in zip(block, edges, strict=True) if isinstance(edge, int))
 
 
-def block_cell(row: Any) -> str:
-    """The block of a row of a report or plan."""
-    return cell(row.block_size) + (" (clipped)" if row.clipped else "")
-
-
 class Report(Table[SiteRow]):
     """What happened at each site: regularizers of activations, of gradients, then observers.
 
@@ -183,9 +172,9 @@ class Report(Table[SiteRow]):
         findings: blocks that are larger than the map, and bounds that change nearly all gradients.
     """
 
-    def __init__(self, sections: Sequence[Section[SiteRow]], rows: Sequence[SiteRow], title: str):
-        filled = next((each for each in sections if each.rows), sections[0])
-        super().__init__(rows, filled.columns, title, sections=sections)
+    def __init__(self, rows: Sequence[SiteRow], sections: Sequence[Section[SiteRow]], title: str):
+        columns = sections[0].columns if sections else {}
+        super().__init__(rows, columns, title, sections=sections)
         self.findings = tuple(finding for row in rows for finding in _clipped(row))
 
 
@@ -196,79 +185,96 @@ def _clipped(row: SiteRow) -> Iterator[Finding]:
         yield Finding(Kind.CLIPPED, note, site, text, "Ask for a smaller block_size")
     share = row.realized_rate or 0.0
     if row.mean_norm is not None and share > _NEARLY_ALL and row.active_calls >= _FEW:
-        text = f"the bound changed {share:.0%} of the gradients; their mean norm was "
-        text += f"{row.mean_norm:.3g}"
+        text = f"the bound changed {share:.0%} of the gradients, of mean norm {row.mean_norm:.3g}"
         cure = "Raise the bound or lower the learning rate: the bound sets the length of each step"
         yield Finding(Kind.CLIPPED, note, site, text, cure)
 
 
 _NEARLY_ALL, _FEW = 0.9, 10
 
-_OF_GRADIENTS = "gradients (changed: share of their values that was changed)"
-_OF_NORMS = "norms before the bound (ClampGrad: largest magnitudes; AdaptiveClipGrad: over weights)"
-
 
 def site_table(sites: Sequence[Site], have: Readings, title: str) -> Report:
     """The rows of all sites with what they have counted, which print as a table."""
-    forms = {site.key: shortened(site.regularizer) for site in sites}
-    shared: Columns[SiteRow] = {
-        "site": lambda row: named(row.site, row.aliases),
-        "regularizer": lambda row: forms[row.site],
-    }
-    calls: Columns[SiteRow] = {
-        "calls": _calls,
-        "active": lambda row: row.active_calls,
-    }
-    columns: Columns[SiteRow] = {
-        **shared,
-        "rate now": lambda row: row.rate,
-        "realized": lambda row: row.realized_rate,
-        **calls,
-        "map": lambda row: cell(row.map_size) + (" (varies)" if row.map_varies else ""),
-        "block": block_cell,
-    }
-    gradients: Columns[SiteRow] = {
-        **shared,
-        "bound now": _bound,
-        "changed": lambda row: row.realized_rate,
-        **calls,
-    }
-    norms: Columns[SiteRow] = {
-        "site": shared["site"],
-        "mean": lambda row: row.mean_norm,
-        "p50": partial(_quantile, "median_norm"),
-        "p90": partial(_quantile, "p90_norm"),
-        "p99": partial(_quantile, "p99_norm"),
-        "largest": lambda row: row.largest_norm,
-    }
     observed = results(sites, have.observed)
     rows = {
         site.key: site_row(site, have.sites[site.key], have.forwards, observed.get(site.key))
         for site in sites
     }
-    watching = [site for site in sites if isinstance(site.regularizer, Observer)]
-    acting = [rows[site.key] for site in sites if site not in watching]
+    groups: dict[Any, list[Site]] = {"activation": [], "gradient": []}
+    for site in sites:
+        item = site.regularizer
+        group = type(item) if isinstance(item, Observer) else item.acts_on
+        groups.setdefault(group, []).append(site)
     sections = [
-        Section([row for row in acting if row.acts_on != "gradient"], columns),
-        Section([row for row in acting if row.acts_on == "gradient"], gradients, _OF_GRADIENTS),
-        Section([row for row in acting if row.mean_norm is not None], norms, _OF_NORMS),
-        *_observed(watching, rows, {**shared, "calls": calls["calls"]}),
+        section
+        for members in groups.values()
+        if members
+        for section in _sections(members, [rows[site.key] for site in members], have)
     ]
-    return Report(sections, list(rows.values()), title)
+    return Report(list(rows.values()), sections, title)
 
 
-def _observed(
-    sites: Sequence[Site], rows: Mapping[str, SiteRow], plain: Columns[SiteRow]
+def _sections(
+    sites: Sequence[Site], rows: list[SiteRow], have: Readings
 ) -> Iterator[Section[SiteRow]]:
-    """What observers have seen: the sites of each class under its headings."""
-    for kind in dict.fromkeys(type(site.regularizer) for site in sites):
-        group = [site for site in sites if type(site.regularizer) is kind]
-        note, columns = group[0].regularizer.headings()  # type: ignore[attr-defined]  # an Observer
-        if not columns:
-            seen = [rows[site.key].observed for site in group]
-            columns = {name: operator.itemgetter(name) for name in next(filter(None, seen), {})}
-        shown = {name: partial(_of_observed, find) for name, find in columns.items()}
-        yield Section([rows[site.key] for site in group], {**plain, **shown}, note)
+    """The section of sites of one kind, and that of the norms before their bounds."""
+    known = {site.key: site for site in sites}
+    windows = {site.key: _window(site, have.sites[site.key]) for site in sites}
+    window = "last epoch" if set(windows.values()) == {"last epoch"} else "this epoch"
+
+    def entry(row: SiteRow) -> str | None:
+        site = known[row.site]
+        return None if row.aliases else site.selector + row.site[len(site.name or ".") :]
+
+    def share(row: SiteRow) -> Varying:
+        return Varying(row.realized_rate if windows[row.site] == window else None)
+
+    first = sites[0].regularizer
+    name: Columns[SiteRow] = {"site": lambda row: named(row.site, row.aliases)}
+    options: Columns[SiteRow] = {"options": lambda row: _options(known[row.site].regularizer)}
+    calls: Columns[SiteRow] = {"calls\ntotal": _calls}
+    active: Columns[SiteRow] = {"active\ntotal": lambda row: row.active_calls}
+    if isinstance(first, Observer):
+        note, columns = first.headings()
+        seen: Any = next((row.observed for row in rows if row.observed is not None), {})
+        columns = columns or {name: operator.itemgetter(name) for name in seen}
+        found = {head: partial(_of_observed, find) for head, find in columns.items()}
+        note = note.replace(first.label, f"{first.label}, {window}", 1)
+        yield Section(rows, {**name, **options, **calls, **found}, note, entry)
+    elif first.acts_on == "gradient":
+        bounds: Columns[SiteRow] = {
+            "bounds\nnow": lambda row: ", ".join(f"{n}={cell(x)}" for n, x in row.values.items()),
+            f"changed\n{window}": share,
+        }
+        note = "gradients (changed: share of their values)"
+        yield Section(rows, {**name, **options, **bounds, **calls, **active}, note, entry)
+        norms: Columns[SiteRow] = {
+            "mean": lambda row: Varying(row.mean_norm),
+            "p99": lambda row: Varying(row.p99_norm),
+            "largest": lambda row: Varying(row.largest_norm),
+        }
+        note = f"norms before the bound, {window} (ClampGrad: largest magnitudes; "
+        note += "AdaptiveClipGrad: over weights)"
+        yield Section([r for r in rows if r.mean_norm is not None], {**name, **norms}, note, entry)
+    else:
+        rates: Columns[SiteRow] = {
+            "rate\nnow": lambda row: row.rate,
+            f"realized\n{window}": share,
+        }
+        maps: Columns[SiteRow] = {
+            "map\nlast": _map_cell,
+            "block\nlast": lambda row: block_cell(row) if row.clipped else "",
+        }
+        yield Section(rows, {**name, **options, **rates, **calls, **active, **maps}, "", entry)
+
+
+def _window(site: Site, counted: Totals) -> str:
+    """Which window a row shows."""
+    if site.watch is not None:
+        last = site.watch.closed is not None and site.watch.observer.is_empty(site.watch.open)
+    else:
+        last = bool(counted.closed.total) and not counted.window.total
+    return "last epoch" if last else "this epoch"
 
 
 def _of_observed(find: Callable[[Any], Any], row: SiteRow) -> Any:
@@ -281,42 +287,19 @@ def _calls(row: SiteRow) -> str:
     return cell(row.calls) + (f" ({each:.4g} per forward)" if each not in (None, 0, 1) else "")
 
 
-def _quantile(name: str, row: SiteRow) -> str | None:
-    """A quantile with the two digits that are known."""
-    norm = getattr(row, name)
-    return None if norm is None else f"{norm:.2g}"
+def _map_cell(row: SiteRow) -> Any:
+    if row.map_size is None:
+        return ""
+    return f"{cell(row.map_size)} (varies)" if row.map_varies else Varying(row.map_size)
 
 
-def _bound(row: SiteRow) -> str | None:
-    """Both bounds, or one with its direction; of a factor that it is one."""
-    low, high = row.values.get("min"), row.values.get("max")
-    if low is not None and high is not None:
-        return ranged((low, high))
-    if low is not None or high is not None:
-        return f"<= {cell(high)}" if low is None else f">= {cell(low)}"
-    if "scale" in row.values:
-        return f"x {cell(row.values['scale'])}"
-    return cell(row.rate)
+def block_cell(row: Any) -> str:
+    """The block of a row of a report or plan."""
+    return cell(row.block_size) + (" (clipped)" if row.clipped else "")
 
 
-def shortened(regularizer: Regularizer) -> Forms:
-    """A regularizer as written; with schedules as ranges; and without its name, which a key has."""
-    whole = short = repr(regularizer)
-    for name, rate in regularizer.rates.items():
-        if callable(rate):
-            short = short.replace(f"{name}={text(rate)}", f"{name}={_span(rate)}", 1)
-    label = regularizer.label  # of a Foreign it ends in a bracket, and its repr goes on inside
-    head = f"{label[:-1]}, " if label.endswith(")") else f"{label}("
-    options = short[len(head) : -1] if short.startswith(head) else ""
-    untold = (
-        "" if isinstance(regularizer, Observer) else short
-    )  # the note tells an observer's class
-    return Forms((whole, short, options or untold))
-
-
-def _span(rate: RateLike) -> str:
-    """The lowest and the highest value of a schedule, where they are known."""
-    low, high = span_of(rate)
-    if math.isfinite(high - low):
-        return ranged(low if low == high else (low, high))
-    return f"{name_of(type(rate))}(…)" if isinstance(rate, Schedule) else text(rate)
+def _options(regularizer: Regularizer) -> Short:
+    """What a regularizer states besides its rates; its repr as a whole."""
+    stated = stated_fields(regularizer).items()
+    own = [f"{n}={text(x)}" for n, x in stated if n and n not in regularizer.rates]
+    return Short(", ".join(own), repr(regularizer))

@@ -14,4 +14,4 @@ def run(options: argparse.Namespace) -> Result:
     """Check a spec file without a model: print its entries as YAML, or all its problems."""
     spec = Spec.load(options.spec)
     data = {"entries": spec.to_plain(), "problems": []}
-    return Result(lambda width: spec.to_yaml().rstrip(), data)
+    return Result(lambda width, wide: spec.to_yaml().rstrip(), data)

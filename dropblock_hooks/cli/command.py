@@ -5,20 +5,18 @@ import contextlib
 import inspect
 import json
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 
 from .. import __version__
 from ..quoting import quote
 from ..spec.spec import SpecError
-from ..tables import UNLIMITED, WIDTH
+from ..tables import terminal_width
 from . import builtin, check, layers, plan, preset, regularizers
 from .models import import_module, look_in_current_folder
 from .result import CommandError, Result
 
 _COMMANDS = (layers, builtin, plan, check, regularizers, preset)
-_NARROWEST = 80
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 import_module(name)
             result: Result = options.run(options)
     except SpecError as error:
-        result = Result(lambda width: "", {"problems": error.problems}, str(error))
+        result = Result(lambda width, wide: "", {"problems": error.problems}, str(error))
     except (CommandError, TypeError, ValueError) as error:
         print(f"dropblock-hooks: {error}", file=sys.stderr)
         return 1
@@ -50,9 +48,7 @@ def _print(result: Result, options: argparse.Namespace) -> None:
     if options.json:
         text = json.dumps(result.data, indent=2, allow_nan=False, default=quote)
     else:
-        columns = shutil.get_terminal_size((WIDTH, 24)).columns
-        width = UNLIMITED if options.wide else max(_NARROWEST, min(WIDTH, columns))
-        text = result.text(width)
+        text = result.text(terminal_width(), options.wide)
     if text:
         print(text, flush=True)
 

@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> Result:
     index = Index(model)
     for entry in spec:
         match(entry.selector, index)  # by_stage takes no model, and does not check the stages
-    return Result(lambda width: spec.to_yaml().rstrip(), spec.to_plain())
+    return Result(lambda width, wide: spec.to_yaml().rstrip(), spec.to_plain())
 
 
 def _argument(text: str) -> tuple[str, Any]:

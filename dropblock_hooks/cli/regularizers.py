@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> Result:
     if options.name not in rows:
         raise CommandError(f"unknown class {quote(options.name)}{closest(options.name, rows)}")
     row = rows[options.name]
-    return Result(lambda width: f"{fill(row.signature, width)}\n\n{row.doc}", asdict(row))
+    return Result(lambda width, wide: f"{fill(row.signature, width)}\n\n{row.doc}", asdict(row))
 
 
 @dataclass(frozen=True)

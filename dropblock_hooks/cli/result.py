@@ -16,12 +16,13 @@ class Result:
     """What a command returns.
 
     Attributes:
-        text: a function from the width of the terminal to the printed text.
+        text: a function from the width of the terminal, and whether ``--wide`` was given, to the
+            printed text.
         data: the same for ``--json``.
         failure: why the exit code is 1; empty for exit code 0.
     """
 
-    text: Callable[[int], str]
+    text: Callable[[int, bool], str]
     data: Any
     failure: str = ""
 

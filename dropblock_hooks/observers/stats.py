@@ -15,7 +15,7 @@ from ..checks import as_count, as_number
 from ..quoting import shown
 from ..registry import register
 from ..selectors.wrappers import shard_refusal
-from ..tables import Columns, Forms
+from ..tables import Columns
 from .base import Observer, Seen, State, Unsaved, on_device
 from .batch_norm import add_batch, look_at_running, shifts
 from .moments import (
@@ -75,7 +75,7 @@ class Measuring(Observer):
         return {**super().merge(a, b), "largest": torch.maximum(a["largest"], b["largest"])}
 
     def headings(self) -> tuple[str, Columns[Any]]:
-        return f"{self.label}: this epoch; zeros, nan/inf: 1 call in {self.every}", dict(_MOMENTS)
+        return f"{self.label}: zeros, nan/inf: 1 call in {self.every}", dict(_MOMENTS)
 
 
 @register
@@ -240,7 +240,7 @@ class WeightStats(Observer):
         return a
 
     def headings(self) -> tuple[str, Columns[Any]]:
-        note = f"{self.label}: of now; change: of the norm, updates: norm of the change, relative"
+        note = f"{self.label}: the last values; change: of the norm, updates: norm of the change, relative"
         return note, {**_MOMENTS, "change": lambda s: _short(s.change), "updates": _updates}
 
 
@@ -267,8 +267,8 @@ def _short(value: float | None) -> str | None:
     return None if value is None else f"{value:.3g}"
 
 
-def _share(count: int | None, s: Statistics) -> Any:
-    return None if count is None else Forms((f"{count} of {s.channels}", str(count)))
+def _share(count: int | None, s: Statistics) -> str | None:
+    return None if count is None else f"{count} of {s.channels}"
 
 
 def _running(s: Statistics) -> str:

@@ -9,7 +9,7 @@ from ..attachment.resolve import Placement
 from ..findings import Finding
 from ..selectors.wrappers import bare_type
 from ..sites.site import Site
-from ..tables import Forms, Table, named, ranged, shown
+from ..tables import Table, named, ranged
 from .rates import Range, range_of, rate_range
 
 Size = tuple[int, ...]
@@ -79,11 +79,11 @@ class Plan(Table[PlanRow]):
 
 _COLUMNS: dict[str, Any] = {
     "site": lambda row: named(row.site, row.aliases),
-    "type": lambda row: Forms((row.type, row.type, "")),
+    "type": lambda row: row.type,
     "shape": lambda row: row.shape,
     "layout": lambda row: row.layout,
     "calls": lambda row: row.calls,
-    "block": lambda row: Forms((block_cell(row), shown(row.block_size))),
+    "block": block_cell,
     "rate": lambda row: ranged(row.rate),
     "expected": lambda row: ranged(row.expected_share),
 }

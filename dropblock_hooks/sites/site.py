@@ -68,6 +68,7 @@ class Site:
             index=regularizer.index,
         )
         self.order, self.position = 0, (0, 0)  # in the spec: of its entry, and in that
+        self.selector = key  # of its entry
         self.counter = Counter()
         self.handle = new_handle(self)
         self.kept_draws: dict[int, list[Any]] = {}  # of compiled forwards, by seed

@@ -222,19 +222,11 @@ def test_report(net):
     assert report.to_dict()[0]["rate"] == 0.2
     lines = str(attached).splitlines()
     assert lines[0] == "3 sites on Net, epoch 2"
-    assert lines[1].split() == [
-        "site",
-        "regularizer",
-        "rate",
-        "now",
-        "realized",
-        "calls",
-        "active",
-        "map",
-        "block",
-    ]
-    assert "0.2" in lines[3]
-    assert "8x8" in lines[3]
+    assert lines[1].split() == ["site", "options", "rate", "realized", "calls", "active", "map"]
+    assert lines[2].split() == ["now", "this", "epoch", "total", "total", "last"]
+    assert lines[4].startswith("2 sites layer1.*/DropBlock2d")
+    assert " 0.2 " in lines[4]
+    assert lines[4].endswith("8x8")
     attached.remove()
     assert "removed" in repr(attached)
     assert report[:2] == report.rows[:2]

@@ -40,5 +40,7 @@ def test_all_that_prints_a_table_is_one_in_notebooks():
         assert "<i>" not in page
         assert "<script" not in page
     page = attached._repr_html_()
-    assert page.count("<table>") == 1
-    assert page.count("<th>realized</th>") == page.count("<th>changed</th>") == 1
+    assert page.count("<table>") == 2
+    assert (
+        page.count("<th>realized this epoch</th>") == page.count("<th>changed this epoch</th>") == 1
+    )

@@ -288,7 +288,7 @@ def test_it_is_logged_and_listed():
     (row,) = attached.report().to_dict()
     assert row["observed"]["values"] == 4
     assert all(len(line) <= 100 for line in str(attached).splitlines())
-    assert "ActivationStats: this epoch; zeros, nan/inf: 1 call in 10" in str(attached)
+    assert "ActivationStats, this epoch: zeros, nan/inf: 1 call in 10" in str(attached)
 
 
 def test_a_resumed_run_is_one_that_was_never_interrupted():

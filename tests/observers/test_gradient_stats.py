@@ -88,7 +88,7 @@ def test_what_overflowed_is_left_out_and_told():
     assert (found.calls, found.left_out, found.mean) == (3, 1, 2.0)
     assert found.channels is found.dead is None
     lines = str(attached).splitlines()
-    assert "GradientStats: this epoch" in lines[1]
+    assert "GradientStats, this epoch" in lines[1]
     assert "dead" not in lines[2]
 
 
