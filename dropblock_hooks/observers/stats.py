@@ -15,7 +15,7 @@ from ..checks import as_count, as_number
 from ..quoting import shown
 from ..registry import register
 from ..selectors.wrappers import shard_refusal
-from ..tables import Columns
+from ..tables import Columns, Short
 from .base import Observer, Seen, State, Unsaved, on_device
 from .batch_norm import add_batch, look_at_running, shifts
 from .moments import (
@@ -240,7 +240,7 @@ class WeightStats(Observer):
         return a
 
     def headings(self) -> tuple[str, Columns[Any]]:
-        note = f"{self.label}: the last values; change: of the norm, updates: norm of the change, relative"
+        note = f"{self.label}: change: of the norm, updates: norm of the change, relative"
         return note, {**_MOMENTS, "change": lambda s: _short(s.change), "updates": _updates}
 
 
@@ -275,9 +275,9 @@ def _running(s: Statistics) -> str:
     return "" if s.mean_shift is None else f"{s.mean_shift:.2g}, {s.variance_shift:.2g}"
 
 
-def _updates(s: Statistics) -> Forms:
+def _updates(s: Statistics) -> Short:
     named = [f"{name} {update:.2g}" for name, update in s.updates.items()]
-    return Forms((", ".join(named), ", ".join(each.rpartition(" ")[2] for each in named)))
+    return Short(", ".join(each.rpartition(" ")[2] for each in named), ", ".join(named))
 
 
 _MOMENTS: Columns[Any] = {
