@@ -21,10 +21,10 @@ _PREFIX = 10  # a longer prefix of all names is printed only once
 
 @dataclass(frozen=True)
 class Short:
-    """A cell with a short text, and with the whole text for ``wide=True`` and notebooks."""
+    """A text that may be cut in the middle; `whole` is shown by ``wide=True`` and in notebooks."""
 
     text: str
-    whole: str
+    whole: str = ""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Section(Generic[Row]):
 
     Attributes:
         rows: the rows.
-        columns: the columns; the first one has the names, which are never shortened.
+        columns: the columns; the first one has the names.
         note: a line above the heading.
         entry: the entry of a spec that a row belongs to, for tables of sites. Equal rows of one
             entry print as one line, and what all names begin with prints once.
@@ -101,7 +101,7 @@ class Table(Sequence[Row], Generic[Row]):
         """The table as text.
 
         Equal sites of one entry of a spec print as one line, and a long prefix of all names prints
-        once, above the table. Names are never shortened.
+        once, above the table. Names and numbers are never shortened.
 
         Args:
             width: the width to which other texts are shortened, in characters.
@@ -164,8 +164,8 @@ def _lines(section: Section[Row], width: int, wide: bool) -> list[str]:
         if any(texts) or not cells:
             columns.append([*head.split("\n"), *[""] * height][:height] + texts)
             widths.append(max(map(len, columns[-1])))
-            whole = i == 0 or any(isinstance(line[i], Varying) for line in cells)
-            spare.append(0 if whole else widths[-1] - max(4, *map(len, columns[-1][:height])))
+            short = any(isinstance(line[i], Short) for line in cells)
+            spare.append(widths[-1] - max(4, *map(len, columns[-1][:height])) if short else 0)
     while sum(widths) + 2 * (len(widths) - 1) > width and max(spare) > 0:
         widest = max((i for i, n in enumerate(spare) if n > 0), key=widths.__getitem__)
         widths[widest] -= 1
@@ -238,7 +238,7 @@ def counted(n: int, noun: str) -> str:
 def shown(value: Any, whole: bool = True) -> str:
     """A cell in one line: ``-`` for None, four digits of a float, ``14x14`` for a size."""
     if isinstance(value, Short):
-        value = value.whole if whole else value.text
+        value = value.whole if whole and value.whole else value.text
     if isinstance(value, Varying):
         value = value.value
     if value is None:

@@ -73,17 +73,11 @@ class SiteRow:
 
 
 class Readings(NamedTuple):
-    """What all sites have counted.
-
-    Attributes:
-        sites: by key.
-        forwards: of the model so far; None where compiled ones could not be counted.
-        observed: the states of observers, by key; None where nothing was seen.
-    """
+    """What all sites have counted, and the states of observers, by key."""
 
     sites: dict[str, Totals]
-    forwards: int | None
-    observed: dict[str, Any]
+    forwards: int | None  # of the model; None where compiled ones could not be counted
+    observed: dict[str, Any]  # None where nothing was seen
 
 
 def readings(sites: Sequence[Site], run: Run) -> Readings:
@@ -103,18 +97,14 @@ def observations(sites: Sequence[Site]) -> dict[str, Any]:
 def results(sites: Sequence[Site], states: Mapping[str, Any]) -> dict[str, Any]:
     """What observers compute from their states, by key; without those that have seen nothing."""
     watches = {site.key: site.watch for site in sites if site.watch is not None}
-    return {
-        key: watch.observer.compute(states[key])
-        for key, watch in watches.items()
-        if states[key] is not None
-    }
+    seen = {key: state for key, state in states.items() if state is not None}
+    return {key: watches[key].observer.compute(state) for key, state in seen.items()}
 
 
-def site_row(site: Site, counted: Totals, forwards: int | None, observed: Any = None) -> SiteRow:
+def site_row(site: Site, counted: Totals, forwards: int | None, observed: Any) -> SiteRow:
     """The row of a site; `forwards` are those of the model, for the calls in each."""
-    size, life, shown = counted.map_size, counted.life, counted.shown
+    size, life, norms = counted.map_size, counted.life, counted.shown.norms
     block = None if size is None else site.regularizer.block_in_force(size)
-    norms = shown.norms
     return SiteRow(
         site=site.key,
         regularizer=repr(site.regularizer),
@@ -122,7 +112,7 @@ def site_row(site: Site, counted: Totals, forwards: int | None, observed: Any = 
         at=site.at,
         rate=site.rate,
         values=dict(site.values),
-        realized_rate=shown.share(),
+        realized_rate=counted.shown.share(),
         total_realized_rate=life.share(),
         mean_norm=norms.mean,
         median_norm=norms.quantile(0.5),
@@ -158,11 +148,7 @@ def scalars(sites: Sequence[Site], prefix: str) -> dict[str, float]:
 
 def is_clipped(block: Size, regularizer: Regularizer) -> bool:
     """Whether a block in force is smaller than the one asked for."""
-    if block is None:
-        return False
-    asked = getattr(regularizer, "block_size", None)
-    edges = asked if isinstance(asked, tuple) else (asked,) * len(block)
-    return any(b < edge for b, edge in zip(block, edges, strict=True) if isinstance(edge, int))
+    return block is not None and block != getattr(regularizer, "edges", block)
 
 
 class Report(Table[SiteRow]):
@@ -172,25 +158,21 @@ class Report(Table[SiteRow]):
         findings: blocks that are larger than the map, and bounds that change nearly all gradients.
     """
 
-    def __init__(self, rows: Sequence[SiteRow], sections: Sequence[Section[SiteRow]], title: str):
-        columns = sections[0].columns if sections else {}
-        super().__init__(rows, columns, title, sections=sections)
-        self.findings = tuple(finding for row in rows for finding in _clipped(row))
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return tuple(finding for row in self.rows for finding in _clipped(row))
 
 
 def _clipped(row: SiteRow) -> Iterator[Finding]:
-    site, note = (row.site,), Severity.NOTE
     if row.clipped:
         text = f"the blocks are clipped to the map: {cell(row.block_size)} of {cell(row.map_size)}"
-        yield Finding(Kind.CLIPPED, note, site, text, "Ask for a smaller block_size")
-    share = row.realized_rate or 0.0
-    if row.mean_norm is not None and share > _NEARLY_ALL and row.active_calls >= _FEW:
-        text = f"the bound changed {share:.0%} of the gradients, of mean norm {row.mean_norm:.3g}"
+        cure = "Ask for a smaller block_size"
+        yield Finding(Kind.CLIPPED, Severity.NOTE, (row.site,), text, cure)
+    share, norm = row.realized_rate or 0.0, row.mean_norm
+    if norm is not None and share > 0.9 and row.active_calls >= 10:
+        text = f"the bound changed {share:.0%} of the gradients, of mean norm {norm:.3g}"
         cure = "Raise the bound or lower the learning rate: the bound sets the length of each step"
-        yield Finding(Kind.CLIPPED, note, site, text, cure)
-
-
-_NEARLY_ALL, _FEW = 0.9, 10
+        yield Finding(Kind.CLIPPED, Severity.NOTE, (row.site,), text, cure)
 
 
 def site_table(sites: Sequence[Site], have: Readings, title: str) -> Report:
@@ -205,13 +187,10 @@ def site_table(sites: Sequence[Site], have: Readings, title: str) -> Report:
         item = site.regularizer
         group = type(item) if isinstance(item, Observer) else item.acts_on
         groups.setdefault(group, []).append(site)
-    sections = [
-        section
-        for members in groups.values()
-        if members
-        for section in _sections(members, [rows[site.key] for site in members], have)
-    ]
-    return Report(list(rows.values()), sections, title)
+    sections: list[Section[SiteRow]] = []
+    for members in filter(None, groups.values()):
+        sections += _sections(members, [rows[site.key] for site in members], have)
+    return Report(list(rows.values()), {}, title, sections=sections)
 
 
 def _sections(
@@ -219,62 +198,56 @@ def _sections(
 ) -> Iterator[Section[SiteRow]]:
     """The section of sites of one kind, and that of the norms before their bounds."""
     known = {site.key: site for site in sites}
-    windows = {site.key: _window(site, have.sites[site.key]) for site in sites}
-    window = "last epoch" if set(windows.values()) == {"last epoch"} else "this epoch"
+    open_ = {site.key for site in sites if _is_open(site, have.sites[site.key])}
+    window = "this epoch" if open_ else "last epoch"
 
     def entry(row: SiteRow) -> str | None:
-        site = known[row.site]
-        return None if row.aliases else site.selector + row.site[len(site.name or ".") :]
+        return entry_of(known[row.site].selector, row)
 
     def share(row: SiteRow) -> Varying:
-        return Varying(row.realized_rate if windows[row.site] == window else None)
+        return Varying(row.realized_rate if row.site in open_ or not open_ else None)
 
-    first = sites[0].regularizer
+    first, note = sites[0].regularizer, ""
     name: Columns[SiteRow] = {"site": lambda row: named(row.site, row.aliases)}
-    options: Columns[SiteRow] = {"options": lambda row: _options(known[row.site].regularizer)}
+    columns: Columns[SiteRow] = {
+        **name,
+        "options": lambda row: _options(known[row.site].regularizer),
+    }
     calls: Columns[SiteRow] = {"calls\ntotal": _calls}
-    active: Columns[SiteRow] = {"active\ntotal": lambda row: row.active_calls}
+    active: Columns[SiteRow] = {**calls, "active\ntotal": lambda row: row.active_calls}
     if isinstance(first, Observer):
-        note, columns = first.headings()
-        seen: Any = next((row.observed for row in rows if row.observed is not None), {})
-        columns = columns or {name: operator.itemgetter(name) for name in seen}
-        found = {head: partial(_of_observed, find) for head, find in columns.items()}
+        note, found = first.headings()
         note = note.replace(first.label, f"{first.label}, {window}", 1)
-        yield Section(rows, {**name, **options, **calls, **found}, note, entry)
+        seen: Any = next((row.observed for row in rows if row.observed is not None), {})
+        found = found or {head: operator.itemgetter(head) for head in seen}
+        columns |= calls | {head: partial(_of_observed, find) for head, find in found.items()}
     elif first.acts_on == "gradient":
-        bounds: Columns[SiteRow] = {
-            "bounds\nnow": lambda row: ", ".join(f"{n}={cell(x)}" for n, x in row.values.items()),
-            f"changed\n{window}": share,
-        }
         note = "gradients (changed: share of their values)"
-        yield Section(rows, {**name, **options, **bounds, **calls, **active}, note, entry)
-        norms: Columns[SiteRow] = {
-            "mean": lambda row: Varying(row.mean_norm),
-            "p99": lambda row: Varying(row.p99_norm),
-            "largest": lambda row: Varying(row.largest_norm),
-        }
-        note = f"norms before the bound, {window} (ClampGrad: largest magnitudes; "
-        note += "AdaptiveClipGrad: over weights)"
-        yield Section([r for r in rows if r.mean_norm is not None], {**name, **norms}, note, entry)
+        columns["bounds\nnow"] = lambda row: ", ".join(
+            f"{field}={cell(value)}" for field, value in row.values.items()
+        )
+        columns |= {f"changed\n{window}": share, **active}
     else:
-        rates: Columns[SiteRow] = {
-            "rate\nnow": lambda row: row.rate,
-            f"realized\n{window}": share,
-        }
-        maps: Columns[SiteRow] = {
-            "map\nlast": _map_cell,
-            "block\nlast": lambda row: block_cell(row) if row.clipped else "",
-        }
-        yield Section(rows, {**name, **options, **rates, **calls, **active, **maps}, "", entry)
+        columns |= {"rate\nnow": lambda row: row.rate, f"realized\n{window}": share, **active}
+        columns["map\nlast"] = _map_cell
+        columns["block\nlast"] = lambda row: block_cell(row) if row.clipped else ""
+    yield Section(rows, columns, note, entry)
+    norms: Columns[SiteRow] = {
+        "mean": lambda row: Varying(row.mean_norm),
+        "p99": lambda row: Varying(row.p99_norm),
+        "largest": lambda row: Varying(row.largest_norm),
+    }
+    note = f"norms before the bound, {window} (ClampGrad: largest magnitudes; AdaptiveClipGrad: "
+    note += "over weights)"
+    yield Section([r for r in rows if r.mean_norm is not None], name | norms, note, entry)
 
 
-def _window(site: Site, counted: Totals) -> str:
-    """Which window a row shows."""
-    if site.watch is not None:
-        last = site.watch.closed is not None and site.watch.observer.is_empty(site.watch.open)
-    else:
-        last = bool(counted.closed.total) and not counted.window.total
-    return "last epoch" if last else "this epoch"
+def _is_open(site: Site, counted: Totals) -> bool:
+    """Whether its row shows this epoch, and not the one before."""
+    watch = site.watch
+    if watch is not None:
+        return watch.closed is None or not watch.observer.is_empty(watch.open)
+    return bool(counted.window.total) or not counted.closed.total
 
 
 def _of_observed(find: Callable[[Any], Any], row: SiteRow) -> Any:
@@ -291,6 +264,11 @@ def _map_cell(row: SiteRow) -> Any:
     if row.map_size is None:
         return ""
     return f"{cell(row.map_size)} (varies)" if row.map_varies else Varying(row.map_size)
+
+
+def entry_of(selector: str, row: Any) -> str | None:
+    """What equal rows of a report or plan share: the entry of the spec and the class."""
+    return None if row.aliases else f"{selector}/{row.site.rpartition('/')[2]}"
 
 
 def block_cell(row: Any) -> str:

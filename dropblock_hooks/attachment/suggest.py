@@ -59,9 +59,6 @@ def suggestions(sites: Sequence[Site], share: float) -> Table[Suggestion]:
 
 
 def _rows(site: Site, share: float) -> Iterator[Suggestion]:
-    bounds = {n: sign for n, sign in site.regularizer.bounds.items() if n in site.values}
-    if not bounds:
-        return
     counted = site.counter.read()
     norms, over = counted.shown.norms, "window"
     if not norms.bins:
@@ -72,7 +69,8 @@ def _rows(site: Site, share: float) -> Iterator[Suggestion]:
     elif not 0.0 < bound < float("inf"):
         reason = f"no bound has this share beyond it: {1 - share:.4g} of the norms are 0"
     rounded = float(f"{bound or 0.0:.4g}")
-    wanted = {name: sign * rounded for name, sign in bounds.items()}
+    bounds = site.regularizer.bounds.items()
+    wanted = {name: sign * rounded for name, sign in bounds if name in site.values}
     given = ", ".join(f"{name}={value!r}" for name, value in wanted.items())
     call = "" if reason else f"attached.set({site.key!r}, {given})"
     for name, value in wanted.items():

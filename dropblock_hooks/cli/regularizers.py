@@ -11,7 +11,7 @@ from ..observers.base import Observer
 from ..quoting import quote
 from ..registry import registered
 from ..schedules.base import Schedule
-from ..tables import Table
+from ..tables import Short, Table
 from .result import CommandError, Result, of_table
 
 
@@ -59,5 +59,5 @@ def _row(name: str, cls: Any) -> KindRow:
 _COLUMNS: dict[str, Any] = {
     "name": lambda row: row.name,
     "kind": lambda row: row.kind,
-    "summary": lambda row: row.doc.partition("\n")[0].rstrip("."),
+    "summary": lambda row: Short(row.doc.partition("\n")[0].rstrip(".")),
 }

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..attachment.report import block_cell, is_clipped
+from ..attachment.report import block_cell, entry_of, is_clipped
 from ..attachment.resolve import Placement
 from ..findings import Finding
 from ..selectors.wrappers import bare_type
 from ..sites.site import Site
-from ..tables import Table, named, ranged
+from ..tables import Section, Short, Table, named, ranged
 from .rates import Range, range_of, rate_range
 
 Size = tuple[int, ...]
@@ -69,7 +69,8 @@ class Plan(Table[PlanRow]):
         self.problems = tuple(problems)
         self.findings = tuple(findings)
         notes = {"problems": self.problems, "warnings": self.warnings}
-        super().__init__(rows, _COLUMNS, title, notes=notes)
+        section = Section(rows, _COLUMNS, entry=lambda row: entry_of(row.selector, row))
+        super().__init__(rows, _COLUMNS, title, sections=[section], notes=notes)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -79,7 +80,7 @@ class Plan(Table[PlanRow]):
 
 _COLUMNS: dict[str, Any] = {
     "site": lambda row: named(row.site, row.aliases),
-    "type": lambda row: row.type,
+    "type": lambda row: Short(row.type),
     "shape": lambda row: row.shape,
     "layout": lambda row: row.layout,
     "calls": lambda row: row.calls,

@@ -92,7 +92,7 @@ def test_the_norm_moves_within_an_epoch():
     again.load_state_dict(state)
     assert of(again)[0].change == pytest.approx(0.5)
     assert again.scalars()["reg/./WeightStats/change"] == pytest.approx(0.5)
-    assert "WeightStats: of now" in str(again)
+    assert "WeightStats, this epoch: change: of the norm" in str(again)
 
 
 def test_norms_and_updates_of_weight_and_bias_since_the_epoch_began():
