@@ -4,8 +4,7 @@ options  what the user says: layout, grid, prefix_tokens
 view     the answer for one tensor: its maps with the channels first, and back
 graph    follows axes through the autograd graph of this forward
 grids    the sizes of maps in this forward, before they became tokens
-tokens   which map tokens form, and what a model tells about it; or they are refused
 facts    what a model tells about one layer, as plain data
-rules    four rules decide the layout of a tensor, or it is refused
+rules    four rules decide the layout of a tensor, and the grid of tokens, or it is refused
 reader   reads the tensors of one layer, and remembers the answers by shape
 """

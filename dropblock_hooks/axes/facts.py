@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
 from ..selectors.index import Index, Target
-from ..selectors.stages import stage_channels, stage_ratios
-from .tokens import TokenFacts, token_facts
+from ..selectors.stages import stage_channels
 from .view import FIRST, LAST, MIXED
 
 _MAPS = re.compile(r"(?:Conv|Norm|Pool)\w*([123])d")
 _NORM_LAST = re.compile(r"(Layer|RMS|Rms)Norm")
 _REORDER = re.compile(r"Permute|Transpose|Rearrange")
 _ATTENTION = re.compile(r"Att(entio)?n")
-_SEQUENCES = (
-    nn.RNNBase,
-    nn.MultiheadAttention,
-    nn.Transformer,
-    nn.TransformerEncoder,
-    nn.TransformerDecoder,
-    nn.TransformerEncoderLayer,
-    nn.TransformerDecoderLayer,
+_SEQUENCES = re.compile(r"RNN|LSTM|GRU|MultiheadAttention|Transformer\w*")
+_PREFIX = re.compile(r"(cls|class|dist|distillation|reg|register)_token")
+_WIDTHS = (
+    *("in_channels", "in_features", "out_channels", "out_features"),
+    *("num_features", "num_channels", "embedding_dim"),
 )
-_SAME_WIDTH = ("num_features", "num_channels", "embedding_dim")
 
 
 @dataclass(frozen=True)
@@ -39,27 +34,25 @@ class Facts:
         own: `FIRST` or `LAST`, where the layer's own type says where the channels are.
         inside: `FIRST`, `LAST` or `MIXED`: the types of the layers in it, or in the nearest
             ancestor that has some; "" where the whole model has none.
-        ranks: numbers of spatial axes of the channels-first layers among them.
         widths: numbers of channels of the layers among them.
         stage: channels of the feature stage that it ends.
         heads: number of heads of the attention that it is, or belongs to.
-        batched: how many axes a batch has, where the layer's type tells; else 0.
+        batched: how many axes a batch has, where the layer also takes a single sample; else 0.
         norms_last: whether the model has norms of channels that are last.
         samples_second: class name of a layer of the model with ``batch_first=False``.
-        tokens: what the model tells about its tokens.
+        prefixes: how many class and register tokens may come before those of the map.
     """
 
     type_name: str = ""
     own: str = ""
     inside: str = ""
-    ranks: tuple[int, ...] = ()
     widths: tuple[int, ...] = ()
     stage: int | None = None
     heads: int | None = None
     batched: int = 0
     norms_last: bool = False
     samples_second: str = ""
-    tokens: TokenFacts = field(default_factory=TokenFacts)
+    prefixes: tuple[int, ...] = (0,)
 
 
 class ModelFacts:
@@ -71,10 +64,11 @@ class ModelFacts:
         self._inner: dict[nn.Module, Facts] = {}  # an ancestor is one of many layers
         modules = list(index.model.modules())
         second = (type(m).__name__ for m in modules if getattr(m, "batch_first", None) is False)
+        norms = [m for m in modules if _NORM_LAST.search(type(m).__name__)]
         self._of_model = Facts(
-            norms_last=any(map(_is_norm_last, modules)),
+            norms_last=any(kind_of(norm) != FIRST for norm in norms),
             samples_second=next(second, ""),
-            tokens=token_facts(modules, stage_ratios(index)),
+            prefixes=tuple(sorted({0, *map(_prefix, modules)})),
         )
 
     def of(self, target: Target, at: str) -> Facts:
@@ -88,7 +82,7 @@ class ModelFacts:
             own="" if at == "input" and isinstance(module, nn.Embedding) else kind_of(module),
             stage=self._stages.get(target.name) if at == "output" else None,
             heads=_heads(lineage),
-            batched=_batched(lineage),
+            batched=_batched(module),
         )
 
     def _inside(self, module: nn.Module) -> Facts:
@@ -108,18 +102,16 @@ class ModelFacts:
 def _with_types(facts: Facts, modules: Iterable[nn.Module]) -> Facts:
     """The facts with what the types of some layers tell."""
     sides: set[str] = set()
-    ranks: set[int] = set()
     widths: set[int] = set()
     for module in modules:
         side = kind_of(module)
         if side:
             sides.add(side)
-            ranks.update(_rank(module))
             widths.update(_widths(module))
         if _REORDER.search(type(module).__name__):
             sides.add(MIXED)
     inside = "".join(sides) if len(sides) < 2 else MIXED
-    return replace(facts, inside=inside, ranks=tuple(sorted(ranks)), widths=tuple(sorted(widths)))
+    return replace(facts, inside=inside, widths=tuple(sorted(widths)))
 
 
 def kind_of(module: nn.Module) -> str:
@@ -134,31 +126,24 @@ def kind_of(module: nn.Module) -> str:
     return FIRST if getattr(module, "data_format", "") == "channels_first" else LAST
 
 
-def _rank(module: nn.Module) -> tuple[int, ...]:
-    """The number of spatial axes of a convolution, pool or norm of maps, by the name of its type.
+def _rank(module: nn.Module) -> int:
+    """The number of spatial axes of a convolution, pool or norm of maps; 0 for other layers.
 
     A module that only holds others, such as a ConvNormAct2d, does not count.
     """
     if module._modules and not module._parameters:
-        return ()
-    found = (_MAPS.search(c.__name__) for c in type(module).__mro__)
-    return tuple(int(match.group(1)) for match in found if match)[:1]
+        return 0
+    found = (_MAPS.search(kind.__name__) for kind in type(module).__mro__)
+    return next((int(match.group(1)) for match in found if match), 0)
 
 
-def _is_norm_last(module: nn.Module) -> bool:
-    return bool(_NORM_LAST.search(type(module).__name__)) and kind_of(module) != FIRST
-
-
-def _widths(module: Any) -> Iterator[int]:
+def _widths(module: Any) -> set[int]:
     """The numbers of channels that a layer takes and gives, where it says so."""
-    for names in (("in_channels", "in_features"), ("out_channels", "out_features")):
-        found = [getattr(module, name, None) for name in (*names, *_SAME_WIDTH)]
-        width = next((width for width in found if isinstance(width, int)), 0)
-        if width:  # lazy layers have 0
-            yield width
-    shape = getattr(module, "normalized_shape", None)
-    if shape and len(shape) == 1:
-        yield shape[0]
+    found = [getattr(module, name, None) for name in _WIDTHS]
+    normalized = getattr(module, "normalized_shape", None) or ()
+    if len(normalized) == 1:
+        found += normalized
+    return {width for width in found if isinstance(width, int) and width}  # lazy layers have 0
 
 
 def _heads(lineage: list[nn.Module]) -> int | None:
@@ -171,11 +156,22 @@ def _heads(lineage: list[nn.Module]) -> int | None:
     return None
 
 
-def _batched(lineage: list[nn.Module]) -> int:
+def _batched(module: nn.Module) -> int:
     """The axes of a batch of a layer of torch that takes a single sample, too; else 0."""
-    layers = [m for m in lineage if m is lineage[0] or type(m).__module__.startswith("torch.nn.")]
-    if any(isinstance(module, _SEQUENCES) for module in layers):
-        return 3
-    name, rank = type(lineage[0]).__name__, _rank(lineage[0])
-    single = type(lineage[0]).__module__.startswith("torch.nn.") and "BatchNorm" not in name
-    return rank[0] + 2 if rank and single else 0
+    name, rank = type(module).__name__, _rank(module)
+    if not type(module).__module__.startswith("torch.nn.") or "BatchNorm" in name:
+        return 0
+    return 3 if _SEQUENCES.fullmatch(name) else rank + 2 if rank else 0
+
+
+def _prefix(module: nn.Module) -> int:
+    """How many class and register tokens a module has; there may be one for each branch."""
+    stated = getattr(module, "num_prefix_tokens", None)
+    if isinstance(stated, int):
+        return stated
+    counts: dict[str, int] = {}
+    for name, parameter in module._parameters.items():
+        match = _PREFIX.match(name)
+        if match and parameter is not None:
+            counts[match.group()] = parameter.shape[-2] if parameter.ndim > 1 else 1
+    return sum(counts.values())

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .view import FIRST, LAST, MIXED
 
-UNTOLD, LOST = "untold", "lost"
+UNTOLD = "untold"
 
 _PACKAGE = __name__.partition(".")[0] + "."
 _MOST = 600  # nodes; the residual stream of a deep model is long
@@ -36,8 +36,7 @@ _Shape = tuple[int, ...]
 def channels_of(x: Tensor) -> str:
     """Whether the channels of a tensor are the "first" axis after the samples, or the "last" one.
 
-    "" where there is no graph, "untold" where it does not tell, "lost" where it does not tell since
-    a view was changed in place, and "mixed" where it tells both.
+    "mixed" where the graph tells both, "untold" where it does not tell, and "" where there is none.
 
     Example:
         >>> x = torch.nn.Conv2d(3, 4, 1)(torch.ones(2, 3, 4, 4))
@@ -45,7 +44,6 @@ def channels_of(x: Tensor) -> str:
         ('first', 'last')
     """
     found: set[str] = set()
-    lost = False
     queue: deque[tuple[Any, int, _Axes]] = deque()
     if x.grad_fn is not None:
         queue.append((x.grad_fn, x.output_nr, tuple(range(x.ndim))))
@@ -56,14 +54,13 @@ def channels_of(x: Tensor) -> str:
             continue
         seen.add((node, axes))
         shape = _shape(node, number)
-        lost = lost or node.name() == "AsStridedBackward0"
         verdict = _verdict(_source(node, shape), axes)
         if verdict:
             found.add(verdict)
         else:
             queue.extend(_behind(node, shape, axes))
     if not found:
-        return LOST if lost else UNTOLD if seen else ""
+        return UNTOLD if seen else ""
     return MIXED if len(found) > 1 else "".join(found)
 
 

@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
+from ..checkpointing import NO_TASK, graph_task
+
 Grid = tuple[int, ...]
 
 _MAP = re.compile(r"(Conv|Pool)\w*[23]d")
-
-
-def recomputing() -> bool:
-    """Whether a backward is running, in which activation checkpointing repeats forwards."""
-    return torch._C._current_graph_task_id() != -1
+_RATIOS = (1, 2, 4, 8)
+"""By what the maps of later stages are smaller than the embedded image."""
 
 
 class Grids:
@@ -36,29 +35,32 @@ class Grids:
         self.hooks: tuple[GridHook, ...] = ()
         self.inside = False
 
-    def of(self, spatial: int, samples: int | None = None, embedded: bool = False) -> list[Grid]:
-        """The sizes of the maps in this forward.
+    def of(self, spatial: int, samples: int | None = None) -> tuple[list[Grid], list[Grid]]:
+        """The sizes of the maps in this forward, and of all stages behind a patch embedding.
 
         Args:
             spatial: number of axes of a map.
             samples: only those of a batch of this length.
-            embedded: only those that a patch embedding made.
         """
-        return [
-            size
-            for hook in self.hooks
-            for n, size in hook.met
-            if len(size) == spatial and samples in (None, n) and (hook.embeds or not embedded)
-        ]
+        met, stages = [], []
+        for hook in self.hooks:
+            for n, size in hook.met:
+                if len(size) == spatial and samples in (None, n):
+                    met.append(size)
+                    stages += [_smaller(size, ratio) for ratio in _RATIOS if hook.embeds]
+        return met, [size for size in stages if size]
 
     def watch(self, model: nn.Module) -> None:
         """Put hooks on the layers of a model that show the sizes of its maps, if there are some."""
-        cut = [m for m in model.modules() if m is not model and _cuts_patches(m)]
+        modules = list(model.modules())
+        if any(type(module).__name__ == "Unroll" for module in modules):
+            return  # it moves the tokens of Hiera out of the order of rows: they form no map
+        cut = [m for m in modules if m is not model and _cuts_patches(m)]
         inner = [m for m in cut if not any(n is not m and n in cut for n in m.modules())]
         embedding = {leaf for module in inner for leaf in module.modules()}
         hooks = []
-        for module in model.modules():
-            maps = _gives_maps(module)
+        for module in modules:
+            maps = not module._modules and _MAP.search(type(module).__name__) is not None
             if module in inner or (maps and (module in embedding or _is_strided(module))):
                 hooks.append(GridHook(self, maps=maps, embeds=module in embedding))
                 module.register_forward_hook(hooks[-1])
@@ -93,13 +95,10 @@ class GridHook:
         self.grids, self.maps, self.embeds, self.begins = grids, maps, embeds, begins
         self.met: tuple[tuple[int, Grid], ...] = ()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "met": ()}
-
     def __call__(self, module: nn.Module, args: Any, output: Any = None) -> None:
         compiling = is_compiling()
-        if not compiling and recomputing():
-            return
+        if not compiling and graph_task() != NO_TASK:
+            return  # a recomputation
         if self.begins is not None:
             if not compiling:
                 self.grids.inside = self.begins
@@ -133,13 +132,16 @@ def _is_size(value: Any) -> bool:
     return all(isinstance(edge, (int, torch.SymInt)) for edge in value)
 
 
+def _smaller(size: Grid, ratio: int) -> Grid:
+    """The size divided by a ratio; () where it can't be."""
+    if any(edge % ratio for edge in size):
+        return ()
+    return tuple(edge // ratio for edge in size)
+
+
 def _cuts_patches(module: nn.Module) -> bool:
     patch = getattr(module, "patch_size", None)
     return isinstance(patch, (int, tuple, list)) and not isinstance(patch, bool)
-
-
-def _gives_maps(module: nn.Module) -> bool:
-    return not module._modules and _MAP.search(type(module).__name__) is not None
 
 
 def _is_strided(module: nn.Module) -> bool:

@@ -1,29 +1,19 @@
 """Reads the tensors of one layer: asks the rules about each new shape, and remembers answers."""
 
-from typing import Any
+from collections import Counter
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from ..checkpointing import NO_TASK, graph_task
 from ..tables import shown
 from .facts import Facts
-from .graph import LOST, UNTOLD, channels_of
-from .grids import Grids, recomputing
+from .graph import UNTOLD, channels_of
+from .grids import Grids
 from .options import AxisOptions
-from .rules import check_samples, view_of
-from .tokens import with_grid
-from .view import (
-    CHANNELS_FIRST,
-    FIRST,
-    LAYOUTS,
-    NAMELESS,
-    PARAMETER,
-    View,
-    is_tokens,
-    layout_with,
-    side_of,
-)
+from .rules import check_samples, view_of, with_grid
+from .view import LAYOUTS, NAMELESS, PARAMETER, View, is_tokens, layout_with, side_of
 
 _MOST_SHAPES = 256
 _ASKED = 3  # calls with one shape, in which the autograd graph is followed
@@ -62,19 +52,10 @@ class Reader:
         self._samples = (samples or self._channels) and options.auto
         self.last: View | None = None if facts else PARAMETER
         self._sides: dict[int, str] = {}  # where the channels are, by the number of axes
-        own = facts is not None and options.auto and facts.own == FIRST and (spatial or 0) > 1
-        self._own = View(CHANNELS_FIRST[spatial or 0]) if own else None
-        self._forget()
-
-    def _forget(self) -> None:
-        self._views: dict[torch.Size, View] = {}
-        self._tokens: dict[torch.Size, View] = {}  # without their grids
-        self._asked: dict[torch.Size, int] = {}
-        self._maps: dict[torch.Size, list[View]] = {}  # of forwards since the last recomputation
+        self._views: dict[torch.Size, View] = {}  # of tokens, without their grids
+        self._asked: Counter[torch.Size] = Counter()
+        self._maps: dict[torch.Size, set[View]] = {}  # of forwards since the last recomputation
         self._repeated = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_views": {}, "_tokens": {}, "_asked": {}, "_maps": {}}
 
     @property
     def needs_grids(self) -> bool:
@@ -92,25 +73,17 @@ class Reader:
         if facts is None:
             return PARAMETER
         if is_compiling():  # no side effects, and no hash of a traced size
-            if self._own is not None and x.ndim == len(self._own.layout):
-                return self._own  # as the rules would say, which take longer to trace
-            view = self._decided(facts, x.shape, self._sides.get(x.ndim, ""))
+            view = self._decided(facts, x, self._sides.get(x.ndim, ""))
             tokens = is_tokens(view.layout, self._spatial)
-            return self._with_grid(facts, x.shape, view) if tokens else view
-        known = self._views.get(x.shape)
-        if known is not None:
-            view = known
-        else:
-            view = self._tokens.get(x.shape) or self._read(facts, x)
-            if is_tokens(view.layout, self._spatial):
-                view = self._map_of_this_image(facts, x.shape, view)
+            return self._with_grid(facts, x, view) if tokens else view
+        view = self._views.get(x.shape) or self._read(facts, x)
+        if self._spatial and is_tokens(view.layout, self._spatial):
+            view = self._map_of_this_image(facts, x, view)
         self.last = view
         return view
 
     def map_of(self, x: Tensor) -> Tensor | None:
         """A tensor as (N, C, h, w), whatever is needed otherwise; None where it holds no map."""
-        if self.facts is None:
-            return None
         reader = Reader(self.options, self.facts, self.grids, spatial=2, index=self._index)
         reader._sides.update(self._sides)
         try:
@@ -123,20 +96,20 @@ class Reader:
         if self.options.auto and layout in LAYOUTS:
             self._sides.setdefault(len(layout), side_of(layout))
 
-    def _decided(self, facts: Facts, shape: torch.Size, seen: str) -> View:
+    def _decided(self, facts: Facts, x: Tensor, seen: str) -> View:
         if self._samples:
-            check_samples(facts, shape, self._index)
+            check_samples(facts, x.shape, self._index)
         if not self._channels:
             return NAMELESS if self.options.auto else View(self.options.layout)
-        return view_of(self.options, self._spatial, facts, shape, seen, self.grids)
+        return view_of(self.options, self._spatial, facts, x.shape, seen, self.grids)
 
     def _read(self, facts: Facts, x: Tensor) -> View:
         """Ask the rules about a tensor, and compare with its other calls."""
         follow = self._channels and self.options.auto and not facts.own
         seen = channels_of(x) if follow else ""
-        if seen in ("", UNTOLD, LOST):
+        if seen in ("", UNTOLD):
             seen = self._sides.get(x.ndim, seen)
-        view = self._decided(facts, x.shape, seen)
+        view = self._decided(facts, x, seen)
         if self.options.auto and view.layout:
             before = self._sides.setdefault(x.ndim, side_of(view.layout))
             if before != side_of(view.layout):
@@ -146,35 +119,31 @@ class Reader:
                     "layer of its own at each place, or say layout= for all"
                 )
         if len(self._asked) >= _MOST_SHAPES:
-            self._forget()
-        asked = self._asked[x.shape] = self._asked.get(x.shape, 0) + 1
-        if asked >= _ASKED or not follow:
-            known = self._tokens if is_tokens(view.layout, self._spatial) else self._views
-            known[x.shape] = view
+            self._views, self._asked, self._maps = {}, Counter(), {}
+        self._asked[x.shape] += 1
+        if self._asked[x.shape] >= _ASKED or not follow:
+            self._views[x.shape] = view
         return view
 
-    def _with_grid(self, facts: Facts, shape: torch.Size, view: View) -> View:
-        spatial = self._spatial or 0
-        return with_grid(view, self.options, spatial, facts.tokens, shape, self.grids)
+    def _with_grid(self, facts: Facts, x: Tensor, view: View) -> View:
+        return with_grid(view, self.options, self._spatial or 0, facts, x.shape, self.grids)
 
-    def _map_of_this_image(self, facts: Facts, shape: torch.Size, view: View) -> View:
+    def _map_of_this_image(self, facts: Facts, x: Tensor, view: View) -> View:
         """The map of tokens; in a recomputation, that of the forward which it repeats."""
-        if recomputing():
+        recomputing = graph_task() != NO_TASK
+        maps = self._maps.setdefault(x.shape, set())
+        if recomputing and len(maps) > 1:
+            raise ValueError(
+                f"shape {tuple(x.shape)}: forwards of different images came before this "
+                "recomputation, so its tokens can be "
+                f"{' or '.join(shown(each.grid or ()) for each in maps)}; run each backward before "
+                "the next forward, or say grid="
+            )
+        if recomputing and maps:
             self._repeated = True
-            maps = self._maps.get(shape, [])
-            if len(maps) > 1:
-                sizes = " or ".join(shown(each.grid or ()) for each in maps)
-                raise ValueError(
-                    f"shape {tuple(shape)}: forwards of different images came before this "
-                    f"recomputation, so its tokens can be {sizes}; run each backward before the "
-                    "next forward, or say grid="
-                )
-            if maps:
-                return maps[0]
-        elif self._repeated:
+            return next(iter(maps))
+        if self._repeated:
             self._maps, self._repeated = {}, False
-        view = self._with_grid(facts, shape, view)
-        maps = self._maps.setdefault(shape, [])
-        if view not in maps:
-            maps.append(view)
-        return view
+        found = self._with_grid(facts, x, view)
+        self._maps.setdefault(x.shape, set()).add(found)
+        return found

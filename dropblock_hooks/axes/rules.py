@@ -1,29 +1,21 @@
-"""Where the channels of a tensor are: four rules are asked in turn, and the first answer counts.
+"""How a tensor of some shape is read: where its channels are, and which map its tokens form.
 
-The layer's own type (a convolution, a Linear, a norm), the autograd graph of this forward, the
-number of channels of the feature stage that the layer ends, and the types of the layers inside.
-Where no rule has an answer, or the tensor seems to hold something else than maps, it is refused.
+Four rules are asked for the channels in turn, and the first answer counts: the layer's own type (a
+convolution, a Linear, a norm), the autograd graph of this forward, the number of channels of the
+feature stage that the layer ends, and the types of the layers inside. Where none has an answer, or
+the tensor seems to hold something else than maps, it is refused.
 All is decided by comparisons of integers, so that torch.compile can trace it.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 from ..tables import shown
 from .facts import Facts
-from .graph import LOST, UNTOLD
-from .grids import Grids
+from .graph import UNTOLD
+from .grids import Grid, Grids
 from .options import AxisOptions
-from .view import (
-    CHANNELS_FIRST,
-    FIRST,
-    LAST,
-    MIXED,
-    NAMELESS,
-    View,
-    is_tokens,
-    layout_with,
-    side_of,
-)
+from .view import CHANNELS_FIRST, FIRST, LAST, NAMELESS, View, is_tokens, layout_with, side_of
 
 Shape = Sequence[int]
 
@@ -67,27 +59,27 @@ def view_of(
         )
     if is_tokens(layout, spatial):
         return View(layout)
-    return View(layout, None, _sequence_prefix(options, shape, layout))
+    prefix = options.prefix_tokens or 0
+    length = shape[1 if side_of(layout) == LAST else 2]
+    if options.grid is not None or (prefix and (rank > 1 or prefix >= length)):
+        raise ValueError(
+            f"grid= and prefix_tokens= are for tokens, and do not fit {layout} of shape "
+            f"{tuple(shape)}"
+        )
+    return View(layout, None, prefix)
 
 
 def _side(facts: Facts, shape: Shape, seen: str) -> str:
     """Whether the channels are `FIRST` or `LAST`, by the first of the four rules that answers."""
-    told = "" if seen in (UNTOLD, LOST) else seen
+    told = "" if seen == UNTOLD else seen
     side = facts.own or told or _stage(facts, shape) or _inside(facts, shape, seen)
     if side in (FIRST, LAST):
         return side
-    why = "neither the autograd graph nor the layers inside tell"
-    if told == MIXED:
-        why = "the autograd graph of this forward tells both"
-    elif not seen:
-        why = (
-            "there is no autograd graph to read, and the layers inside do not tell: a training "
-            "forward without torch.compile, or attach(..., example_input=), would show it"
-        )
     front, back = (layout_with(each, len(shape) - 2) for each in (FIRST, LAST))
     raise ValueError(
-        f"can't tell the channels of shape {tuple(shape)}: {front} or {back} ({why}); say which "
-        "with layout="
+        f"can't tell the channels of shape {tuple(shape)}: {front} or {back} (neither the autograd "
+        "graph of this forward nor the layers inside tell); say which with layout=. Without a "
+        "graph, as under torch.compile, attach(..., example_input=) may help"
     )
 
 
@@ -100,34 +92,32 @@ def _stage(facts: Facts, shape: Shape) -> str:
 def _inside(facts: Facts, shape: Shape, seen: str) -> str:
     """The types of the layers inside: all have their channels last, or all have them first.
 
-    Code around these layers may permute axes, so their widths are compared with the shape. A model
-    with norms of last channels permutes often: there, the width must fit the first axis alone.
+    Code around these layers may permute axes, so the axis must be as long as one of them is wide,
+    and the other one must not. It may be where nothing speaks of permutations: neither norms of
+    last channels, nor an autograd graph that does not tell.
     """
     if not facts.inside:
         return FIRST  # torch's own order, if no layer of the model has another
     front, back = (_has(facts.widths, edge) for edge in (shape[1], shape[-1]))
-    if facts.inside == LAST:
-        return LAST if back and not front else ""
-    other_rank = facts.ranks and len(shape) - 2 not in facts.ranks  # maps became a sequence
-    permutes = facts.norms_last or seen == LOST
-    fits = front and not back if permutes else front or not back
-    return FIRST if facts.inside == FIRST and fits and not other_rank else ""
+    permutes = facts.norms_last or seen == UNTOLD
+    if facts.inside == FIRST and front and not (back and permutes):
+        return FIRST
+    return LAST if facts.inside == LAST and back and not front else ""
 
 
 def check_samples(facts: Facts, shape: Shape, index: int | str | None) -> None:
     """Raise ValueError if axis 0 of this element of an output may be no axis of samples."""
     why = ""
     if facts.batched > len(shape):
-        why = f"it has no axis of samples: a batch of this layer has {facts.batched} axes"
+        why = f"no axis of samples, since a batch of this layer has {facts.batched} axes"
     elif len(shape) == 3 and facts.samples_second and facts.own != FIRST:
-        why = f"the model has a {facts.samples_second} with batch_first=False, whose samples are "
-        why += "axis 1"
+        why = f"the model has a {facts.samples_second} with batch_first=False"
     elif len(shape) == 3 and facts.type_name in ("RNN", "LSTM", "GRU") and index in (1, -1):
-        why = "the state of a recurrent layer has its layers on axis 0, and the samples on axis 1"
+        why = "the state of a recurrent layer has its layers on axis 0"
     if why:
         raise ValueError(
-            f"shape {tuple(shape)} can't be read: {why}; say layout= if axis 0 is that of the "
-            "samples"
+            f"axis 0 of shape {tuple(shape)} may not be that of the samples: {why}; say layout= if "
+            "it is"
         )
 
 
@@ -137,14 +127,12 @@ def _check_axes(facts: Facts, shape: Shape, layout: str, grids: Grids) -> None:
     if facts.own and not last:
         return
     axes = tuple(shape[1:-1] if last else shape[2:])
-    beside = tuple(shape[1:3]) if last else (shape[1],)
-    met, embedded = grids.of(len(axes)), grids.of(len(axes), embedded=True)
-    maps = [*dict.fromkeys((*met, *facts.tokens.maps(embedded)))] if embedded else []
+    met, stages = grids.of(len(axes))
     why = ""
-    if facts.heads is not None and _has(beside, facts.heads):
+    if facts.heads is not None and _has(shape[1:3] if last else shape[1:2], facts.heads):
         why = f"an axis is as long as the attention around it has heads ({facts.heads})"
-    elif last and maps and axes not in maps:  # windows, or blocks of a map
-        why = f"the model's maps are {', '.join(map(shown, maps))}"
+    elif last and stages and axes not in met and axes not in stages:  # windows, or blocks of a map
+        why = f"the model's maps are {_listed((*met, *stages))}"
     if why:
         raise ValueError(
             f"shape {tuple(shape)} seems to be {layout}, but {shown(axes)} may be no map: "
@@ -152,16 +140,49 @@ def _check_axes(facts: Facts, shape: Shape, layout: str, grids: Grids) -> None:
         )
 
 
-def _sequence_prefix(options: AxisOptions, shape: Shape, layout: str) -> int:
-    prefix = options.prefix_tokens or 0
-    if options.grid is not None or (prefix and len(shape) != 3):
-        raise ValueError(
-            f"grid= and prefix_tokens= are for tokens, but the layer gives {layout}, "
-            f"shape {tuple(shape)}"
-        )
-    if prefix and prefix >= shape[1 if side_of(layout) == LAST else 2]:
-        raise ValueError(f"prefix_tokens={prefix} leaves none of shape {tuple(shape)}")
-    return prefix
+def with_grid(
+    view: View, options: AxisOptions, spatial: int, facts: Facts, shape: Shape, grids: Grids
+) -> View:
+    """The view of tokens, with the grid that they form and the prefix before them.
+
+    Raises:
+        ValueError: if no grid is known, or several are, or they contradict the options.
+    """
+    length = shape[1 if side_of(view.layout) == LAST else 2]
+    prefixes = facts.prefixes if options.prefix_tokens is None else (options.prefix_tokens,)
+    met, stages = grids.of(spatial, shape[0])
+    known = _fitting(met, length, prefixes) or _fitting(stages, length, prefixes)
+    given = known
+    if options.grid is not None:
+        given = _fitting([options.grid], length, prefixes)
+        given = [each for each in given if not known or each in known]
+    if len(given) == 1:
+        return View(view.layout, *given[0])
+    ways = " or ".join(f"{shown(grid)} with {n} in front" for grid, n in known)
+    if not ways:
+        ways = f"maps of {_listed(met)}" if met else "no known grid"
+    said = "" if options.grid is None else f", not {shown(options.grid)}"
+    raise ValueError(
+        f"shape {tuple(shape)}: its {length} tokens (L), {' or '.join(map(str, prefixes))} of them "
+        f"before the map, must form one of the maps of this forward: {ways}{said}; say grid=, "
+        f"{'(height, width)' if spatial == 2 else '(depth, height, width)'}, and prefix_tokens="
+    )
+
+
+def _fitting(
+    grids: Iterable[Grid], length: int, prefixes: tuple[int, ...]
+) -> list[tuple[Grid, int]]:
+    """The different grids, and prefixes, that make this number of tokens."""
+    found: list[tuple[Grid, int]] = []
+    for grid in grids:
+        for prefix in prefixes:
+            if math.prod(grid) + prefix == length and (grid, prefix) not in found:
+                found.append((grid, prefix))
+    return found
+
+
+def _listed(grids: Iterable[Grid]) -> str:
+    return ", ".join(dict.fromkeys(map(shown, grids)))
 
 
 def _has(numbers: Sequence[int], n: int) -> bool:
