@@ -1,49 +1,181 @@
-"""How every command begins and ends: signals, errors and bad input become exit statuses.
-
-0: all went well; 1: something that was asked for failed; 2: bad input, told in one line; 130:
-Ctrl-C; 75: another signal that asks to stop.
-
-Nothing here takes long to import: the commands begin with it.
-"""
+"""What the commands in `scripts` share: options, progress, and the report of a study."""
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from experiments.files import reason
-from experiments.running.signals import end_on_signals, leave
+import yaml
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
 
-__all__ = ["begin", "called", "leave", "status"]
+from experiments.checkpoint import write_whole
+from experiments.engine import default_jobs, launch, launch_on_ray, write_work
+from experiments.report import write_report
+from experiments.runs import RunFolder
+from experiments.stats import epochs_of, frame_of
+from experiments.study import Study
 
-
-def begin() -> None:
-    """Be ready for signals, before imports that take seconds; set what the libraries read."""
-    os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # threads that spin starve when a core is busy
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler, which counts memory, talks much
-    end_on_signals()
-
-
-def called(function: Callable[..., int], description: str | None) -> int:
-    """Call a function with the options of the command line; its exit status."""
-    from jsonargparse import auto_cli
-
-    return status(lambda: auto_cli(function, description=description, allow_abbrev=False))
+if TYPE_CHECKING:
+    from experiments.search import Found
 
 
-def status(work: Callable[[], int]) -> int:
-    """The exit status of work: what it returns, or what its error means; that is told in a line.
+def changes_of(texts: Sequence[str]) -> dict[str, Any]:
+    """Fields and values of `--set FIELD=VALUE`; values are YAML.
 
     Example:
-        >>> status(lambda: 1), status(lambda: int("one"))
-        (1, 2)
+        >>> changes_of(["epochs=90", "data_args.root=/data"])
+        {'epochs': 90, 'data_args.root': '/data'}
+
+    Raises:
+        ValueError: if a text has no `=`.
     """
+    for text in texts:
+        if "=" not in text:
+            raise ValueError(f"--set takes FIELD=VALUE, such as epochs=90, got {text!r}")
+    pairs = (text.partition("=") for text in texts)
+    return {name: yaml.safe_load(value) for name, _, value in pairs}
+
+
+def seeds_of(text: str | None) -> list[int] | None:
+    """Seeds of `--seeds`.
+
+    Example:
+        >>> seeds_of("1-3,7")
+        [1, 2, 3, 7]
+
+    Raises:
+        ValueError: if the text is not of this form.
+    """
+    if text is None:
+        return None
+    seeds: list[int] = []
     try:
-        return work()
-    except KeyboardInterrupt:
-        print("interrupted; start the same command again", file=sys.stderr)
-        return 130
-    except (ValueError, OSError) as error:
-        print(f"error: {reason(error)}", file=sys.stderr)
-        return 2
+        for part in text.split(","):
+            low, dash, high = part.partition("-")
+            seeds += range(int(low), int(high if dash else low) + 1)
+    except ValueError:
+        raise ValueError(f"--seeds takes seeds such as 1-6 or 1,4, got {text!r}") from None
+    return seeds
+
+
+class Progress:
+    """Shows how far a study is: a bar in a terminal, otherwise a line for each run that ended.
+
+    Args:
+        names: of the conditions of the runs.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names, self.ended = names, set[int]()
+        self.console = Console(stderr=True)
+        columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        text = TextColumn("{task.description}")
+        self.bar = Bar(text, *columns, console=self.console, disable=not self.console.is_terminal)
+        self.task = self.bar.add_task("runs", total=len(names))
+
+    def __call__(self, folders: Sequence[RunFolder]) -> None:
+        """Show what has ended since the last call."""
+        self.bar.start()
+        for index, folder in enumerate(folders):
+            if index in self.ended or (status := folder.status) == "open":
+                continue
+            self.ended.add(index)
+            self.bar.update(self.task, completed=len(self.ended))
+            if not self.console.is_terminal or status != "finished":
+                done = f"{len(self.ended)} of {len(folders)}"
+                line = f"{done}: {self.names[index]}, seed {folder.run.seed}: {status}"
+                self.console.print(f"{line}{_detail(folder)}", highlight=False, soft_wrap=True)
+        if len(self.ended) == len(folders):
+            self.bar.stop()
+
+
+def _detail(folder: RunFolder) -> str:
+    result = folder.result()
+    scores = result.scores if result else {}
+    shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
+    return f": {shown or folder.error()}" if shown or folder.error() else ""
+
+
+def run_all_with(options: argparse.Namespace, study: Study) -> Callable[..., None]:
+    """A function that trains runs until all are settled, as the options say.
+
+    Failed runs are tried again, once for each start of the command.
+    """
+    if options.jobs is not None and options.jobs < 1:
+        raise ValueError(f"--jobs must be at least 1, got {options.jobs}")
+
+    def run_all(folders: Sequence[RunFolder], progress: Progress | None = None) -> None:
+        if not folders:
+            return
+        for folder in folders:
+            if folder.status in ("failed", "open"):
+                folder.forget_failure()
+        shown = progress or Progress(["search"] * len(folders))
+        work = {"workers": options.workers, "log": options.log, "tests": not options.search}
+        try:
+            if options.ray:
+                launch_on_ray(
+                    folders, options.ray, options.jobs, study.folder, lambda: shown(folders), **work
+                )
+                return
+            path = options.out / study.name / f"work.{os.getpid()}.json"
+            command = write_work(path, folders, study.folder, **work)
+            jobs = min(options.jobs or default_jobs(folders[0].run.threads), len(folders))
+            try:
+                launch(folders, command, jobs, lambda: shown(folders))
+            finally:
+                path.unlink(missing_ok=True)
+        finally:
+            shown.bar.stop()
+
+    return run_all
+
+
+def report(study: Study, folder: Path, pool: Path) -> int:
+    """Write and print the report; return 0, or 3 where runs are missing."""
+    frame, epochs = frame_of(study, pool), epochs_of(study, pool)
+    path = write_report(folder, study, frame, epochs, mixed_versions(study, pool))
+    show(path)
+    return 0 if (frame["status"] == "finished").all() else 3
+
+
+def show(path: Path) -> None:
+    """Print a report up to its settings, and where it is."""
+    text = path.read_text(encoding="utf-8").partition("## Settings")[0]
+    lines = [line for line in text.splitlines() if not line.startswith("![")]
+    console = Console()
+    width = None if console.is_terminal else 150
+    Console(width=width).print(Markdown("\n".join(lines)))
+    print(path)
+
+
+def mixed_versions(study: Study, pool: Path) -> str:
+    """A warning where runs were made with different versions, otherwise nothing."""
+    seen: dict[str, set[str]] = {}
+    for _, run in study.runs():
+        for attempt in RunFolder(pool, run).attempts()[-1:]:
+            for name, value in attempt.items():
+                if name not in ("epochs", "began", "host"):
+                    seen.setdefault(name, set()).add(value)
+    mixed = [f"{name} {', '.join(sorted(found))}" for name, found in seen.items() if len(found) > 1]
+    return f"**Runs were made with different versions:** {'; '.join(mixed)}." if mixed else ""
+
+
+def searched(study: Study, found: Sequence[Found], path: Path) -> str:
+    """Write the choices of a search beside the study; return what to print."""
+    chosen: Mapping[str, Any] = {each.condition: each.best for each in found if each.best}
+    lines = [f"# What a search chose, by the validation set. `{path.name}` reads this file."]
+    lines += [f"# {each.condition}: {each.runs} runs; {each.sentence}" for each in found]
+    text = "\n".join(lines) + "\n" + yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True)
+    target = path.with_name(f"{path.stem}.chosen.yaml")
+    write_whole(target, text.encode())
+    tables = [
+        f"{each.condition}: {each.sentence}\n{each.table.to_string(index=False)}" for each in found
+    ]
+    return "\n\n".join([*tables, f"{target}"])

@@ -1,19 +1,22 @@
-"""The model of a config, and what is attached to it."""
+"""The model of a run, with its spec attached."""
 
 from __future__ import annotations
 
 import copy
+import difflib
 from typing import Any
 
 import timm
 import torch
 import torchvision
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
 from dropblock_hooks import Attachment, attach
-from experiments.config import Config
+from experiments.config import Run
 from experiments.data import Data
-from experiments.loaders import share_sizes
+from experiments.factories import FactoryError, call
+from experiments.loading import Seeded
 from experiments.seeds import derive_seed
 
 
@@ -25,52 +28,82 @@ class ThreeChannels(nn.Module):
         self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.model(x.expand(-1, 3, -1, -1))
+        return self.model(x.expand(-1, 3, -1, -1))  # type: ignore[no-any-return]
 
 
-def prepare(
-    config: Config, data: Data, grad_scaler: Any = None
+def make_model(
+    run: Run, data: Data, grad_scaler: Any = None
 ) -> tuple[nn.Module, Attachment | None]:
-    """The initialized model, and what the spec attaches to it; torch's generator stays as it is.
+    """The initialized model, and what the spec attaches to it. Torch's generator stays as it is.
 
     Raises:
-        ValueError: if the model does not take `model_args` or the images, or the spec does not
-            fit the model.
+        FactoryError: if the model can't be made, or does not take the data or the loss.
+        ValueError: if the spec does not fit the model.
     """
     with torch.random.fork_rng(devices=[]):
-        # torch.manual_seed would seed the GPUs' generators too, which draw the masks
-        torch.default_generator.manual_seed(derive_seed(config.seed, "weights", config.replica))
-        try:
-            model = _build(config, data)
-        except Exception as error:  # whatever a constructor raises
-            raise ValueError(f"model_args do not fit {config.model}: {error!r}") from error
-        _try(model, config, data)
-    if not config.spec:
+        # torch.manual_seed would also seed the GPUs, which draw the masks
+        torch.default_generator.manual_seed(derive_seed(run.seed, "weights", run.replica))
+        model = _build(run, data)
+        _try(model, run, data)
+    if not run.spec:
         return model, None
     root = "model" if isinstance(model, ThreeChannels) else ""
-    return model, attach(model, config.spec, root=root, grad_scaler=grad_scaler)
+    return model, attach(model, run.spec, root=root, epochs=run.epochs, grad_scaler=grad_scaler)
 
 
-def _build(config: Config, data: Data) -> nn.Module:
-    source, _, name = config.model.rpartition(":")
-    if source == "torchvision":
-        model = torchvision.models.get_model(name, num_classes=data.classes, **config.model_args)
-        return ThreeChannels(model) if data.channels == 1 else model
-    return timm.create_model(
-        name, in_chans=data.channels, num_classes=data.classes, **config.model_args
-    )
+def _build(run: Run, data: Data) -> nn.Module:
+    channels = _channels(data)
+    source, colon, name = run.model.partition(":")
+    try:
+        if colon and source != "torchvision":
+            made = call(run.model, run.model_args, num_classes=data.classes, in_chans=channels)
+            if not isinstance(made, nn.Module):
+                raise FactoryError(f"{run.model!r} must return a Module, got {type(made).__name__}")
+            return made
+        if colon:
+            model = torchvision.models.get_model(name, num_classes=data.classes, **run.model_args)
+            return ThreeChannels(model) if channels == 1 else model
+        if not timm.is_model(run.model):
+            close = difflib.get_close_matches(run.model, timm.list_models(), 3)
+            hint = f" (closest: {', '.join(close)})" if close else ""
+            raise FactoryError(
+                f"{run.model!r} is no model of timm{hint}: write torchvision:NAME for one of "
+                "torchvision, or package.module:factory for your own"
+            )
+        return timm.create_model(
+            run.model, in_chans=channels, num_classes=data.classes, **run.model_args
+        )
+    except FactoryError:
+        raise
+    except Exception as error:  # whatever a constructor raises
+        raise FactoryError(f"model_args do not fit {run.model}: {error!r}") from error
+
+
+def _channels(data: Data) -> int | None:
+    first = data.train[0][0]
+    return first.shape[0] if isinstance(first, Tensor) and first.ndim == 3 else None
 
 
 @torch.no_grad()
-def _try(model: nn.Module, config: Config, data: Data) -> None:
-    """Two images, or one if a batch has no more, through a copy: what does not fit is told here."""
-    side, images = data.image_size, len(data.train)
-    count = min(2, *share_sizes(config, images))
+def _try(model: nn.Module, run: Run, data: Data) -> None:
+    """Run a copy on two items, or on one if a batch has no more: what does not fit is told here."""
+    items = len(data.train)  # type: ignore[arg-type]
+    count = min(2, run.batch_size, items % run.batch_size or run.batch_size)
+    first = Seeded(data.train, run.seed, 0)
+    inputs, targets = default_collate([first[index] for index in range(min(count, items))])
+    alone = f" alone in a batch ({items} items in batches of {run.batch_size})" if count < 2 else ""
+    shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else type(inputs).__name__
     try:
-        scores = copy.deepcopy(model)(torch.zeros(count, data.channels, side, side))
+        outputs = copy.deepcopy(model)(inputs)
     except Exception as error:  # whatever a model raises
-        alone = f" that is alone in a batch ({config.batch_size} of {images} images)"
-        where = f"a {side}x{side} image{alone if count == 1 else ''}"
-        raise ValueError(f"{config.model} fails on {where}: {error!r}") from error
-    if not isinstance(scores, Tensor) or scores.shape != (count, data.classes):
-        raise ValueError(f"{config.model} gives no scores alone while it trains")
+        raise FactoryError(
+            f"{run.model} fails on an item of shape {shape}{alone}: {error!r}"
+        ) from error
+    try:
+        loss = call(run.loss, run.loss_args)(outputs, targets)
+    except FactoryError:
+        raise
+    except Exception as error:  # whatever a loss raises
+        raise FactoryError(f"{run.loss} fails on the outputs of {run.model}: {error!r}") from error
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise FactoryError(f"{run.loss} must return one number as a tensor, got {loss!r:.100}")

@@ -1,254 +1,221 @@
-"""The report of a study, from its run directories: Markdown, CSV files, and pictures.
+"""The report of a study: a function of `runs.csv` and `study.yaml`.
 
-write_report(Path("runs/quick"))    # runs/quick/report/report.md, and what it shows
+`write_report(folder, study, frame, epochs)` writes
+
+| file | content |
+| --- | --- |
+| report.md | the answer, one table, two pictures, means, settings |
+| runs.csv | one row for each run |
+| comparisons.csv | all comparisons, with n, standard deviation, p and Holm's p |
+| epochs.csv | means for each condition and epoch |
+| study.yaml | the study, with all placeholders filled |
+| forest.png, learning.png | the pictures |
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from experiments.files import draft_folder
-from experiments.reporting.best import at_best, best_section
-from experiments.reporting.cost import cost
-from experiments.reporting.epochs import epochs_factor, epochs_section
-from experiments.reporting.findings import answer, counted, escape, listed
-from experiments.reporting.plots import draw
-from experiments.reporting.reported import read_reported, sections
-from experiments.reporting.score_tables import (
-    chance_tables,
-    contrast_tables,
-    reading,
-    robustness,
-    score_table,
-    table_note,
-    tested,
-)
-from experiments.reporting.setting import setting
-from experiments.reporting.summary import Row, compared, contrasted, summarize
-from experiments.reporting.tables import (
-    markdown,
-    table,
-    write_runs,
-    write_summary,
-)
-from experiments.running.records import Run, StudyRecord, read_runs
-from experiments.study import Study
+import pandas as pd
+import yaml
 
-__all__ = ["make_report", "rewrite_report", "summarize", "table", "write_report"]
-
-CAPTIONS = {
-    "scores": "Each seed is a point. On the left are the accuracies; on the right, the paired "
-    "differences.",
-    "factors": "Means; the points are the seeds. The dashed line is the baseline; other conditions "
-    "that are not in the grid are left out. Differences are paired by seed, which is not shown "
-    "here: see the tables.",
-    "chance": "Means over the seeds, a replica minus an earlier one. Intervals have 95 %, p is not "
-    "corrected; filled where it is below .05.",
-    "epochs": "Means; the points are the seeds.",
-    "robustness": "Differences to the baseline on the changed test images; marks as above.",
-    "learning": "Means over the seeds, while training: with the regularizers on, and on the labels "
-    "trained with.",
-    "validation": "After every epoch, in evaluation mode: lines are means over the seeds, bands "
-    "reach from the lowest seed to the highest. Validation images count with the labels that are "
-    "trained with.",
-    "rates": "Means over the seeds and those sites that have both a nominal and a realized rate.",
-}
-OVER_EPOCHS = ("learning", "validation", "rates")
-INTERVALS = {
-    "scores": " Intervals have 95 %: on the left those of the means, on the right those of the "
-    "differences, which are what is tested.",
-    "factors": " Intervals are those of the means, 95 %, not what is tested.",
-    "epochs": " Intervals are those of the means, 95 %, not what is tested.",
-}
+from experiments.checkpoint import write_whole
+from experiments.plots import forest, learning, save
+from experiments.stats import LEVEL, compare, scale_of, tests_in
+from experiments.study import Study, read_study
 
 
-def write_report(directory: Path, out: Path | None = None) -> Path:
-    """Write the report of a study's directory; its `report.md` is returned.
-
-    Args:
-        directory: of a study, with `study.json`.
-        out: a folder for the report, made if need be; `directory/report` by default.
+def read_report(folder: Path) -> tuple[Study, pd.DataFrame, pd.DataFrame]:
+    """The study, the runs and the epochs of a report's folder.
 
     Raises:
-        ValueError: if the directory is not a study's.
-        OSError: if it can't be written; a report that was there is then left as it was.
+        OSError: if a file is missing.
     """
-    record, runs = read_runs(directory)
-    rows = summarize(record, runs)
-    out = directory / "report" if out is None else out
-    out.mkdir(parents=True, exist_ok=True)
-    with _replacing(out) as new:
-        pictures = draw(rows, new, best=at_best(record, rows), study=record.name)
-        (new / "report.md").write_text(make_report(record, rows, pictures), encoding="utf-8")
-        write_runs(rows, new / "runs.csv")
-        write_summary(rows, new / "summary.csv")
-    _remove_pictures(out, CAPTIONS.keys() - pictures.keys())
-    return out / "report.md"
+    study = replace(read_study(folder / "study.yaml"), name=folder.resolve().name)
+    frame = pd.read_csv(folder / "runs.csv", dtype={"error": str}).fillna({"error": ""})
+    path = folder / "epochs.csv"
+    return study, frame, pd.read_csv(path) if path.exists() else pd.DataFrame()
 
 
-def rewrite_report(folder: Path, study: Study) -> Path:
-    """Make a report again from its own `runs.csv`, where the runs themselves are gone.
-
-    Tables, sentences, `summary.csv` and the pictures of scores are new. What was run, what it cost
-    and the pictures over the epochs are not in `runs.csv`: they stay as they were.
+def write_report(
+    folder: Path, study: Study, frame: pd.DataFrame, epochs: pd.DataFrame, notes: str = ""
+) -> Path:
+    """Write the report and its data; return the path of report.md.
 
     Args:
-        folder: of the report.
-        study: that it reports; it may ask for other contrasts than before.
-
-    Raises:
-        ValueError: if the runs are not those of the study.
-        OSError: if a file can't be read or written.
+        folder: of the report, made if need be.
+        study: that was run.
+        frame: one row for each run.
+        epochs: means for each condition and epoch.
+        notes: warnings about the runs, such as mixed versions.
     """
-    old = (folder / "report.md").read_text(encoding="utf-8")
-    record, runs = read_reported(folder / "runs.csv", study)
-    rows = summarize(record, runs)
-    with _replacing(folder) as new:
-        best, of_scores = at_best(record, rows), CAPTIONS.keys() - {*OVER_EPOCHS}
-        pictures = {*draw(rows, new, of_scores, best, record.name)}
-        gone = of_scores - pictures
-        pictures |= {name for name in OVER_EPOCHS if (folder / f"{name}.png").is_file()}
-        text = make_report(record, rows, pictures, sections(old))
-        (new / "report.md").write_text(text, encoding="utf-8")
-        write_summary(rows, new / "summary.csv")
-    _remove_pictures(folder, gone)
+    folder.mkdir(parents=True, exist_ok=True)
+    compared = compare(frame, study) if tests_in(frame) else pd.DataFrame()
+    pictures = []
+    if len(compared) and compared["low"].notna().any():
+        save(forest(compared, _unit(frame)), folder / "forest.png")
+        pictures.append("forest.png")
+    if len(epochs):
+        save(learning(epochs), folder / "learning.png")
+        pictures.append("learning.png")
+    files = {
+        "study.yaml": yaml.safe_dump(study.plain(), sort_keys=False, allow_unicode=True, width=100),
+        "runs.csv": frame.to_csv(index=False),
+        "comparisons.csv": compared.to_csv(index=False),
+        **({"epochs.csv": epochs.to_csv(index=False)} if len(epochs) else {}),
+        "report.md": make_report(study, frame, compared, pictures, notes),
+    }
+    for name, text in files.items():
+        write_whole(folder / name, text.encode())
     return folder / "report.md"
 
 
-def _remove_pictures(folder: Path, names: Iterable[str]) -> None:
-    """Of an earlier state of the study, which the report no longer shows."""
-    for name in names:
-        (folder / f"{name}.png").unlink(missing_ok=True)
-
-
-@contextmanager
-def _replacing(folder: Path) -> Iterator[Path]:
-    """A folder whose files take the place of those of another one, if nothing fails."""
-    with draft_folder(folder) as draft:
-        yield draft
-        for path in sorted(draft.iterdir()):
-            os.replace(path, folder / path.name)
-
-
 def make_report(
-    record: StudyRecord,
-    rows: Sequence[Row],
-    pictures: Iterable[str] = (),
-    kept: Mapping[str, str] | None = None,
+    study: Study,
+    frame: pd.DataFrame,
+    compared: pd.DataFrame,
+    pictures: list[str] | tuple[str, ...] = (),
+    notes: str = "",
 ) -> str:
-    """The report as Markdown.
-
-    Args:
-        record: of the study.
-        rows: its summary.
-        pictures: names of those that lie beside it.
-        kept: title -> text of sections of an earlier report: what runs.csv does not tell.
-    """
-    pictures = list(pictures)
-    splits = list(rows[0].scores) if rows else []
-    best = at_best(record, rows)
-    parts = [f"# {escape(record.name)}", f"**Question.** {' '.join(record.question.split())}"]
-    parts += [_extent(record, rows)]
-    if splits:
-        contrasts = contrasted(record, rows)
-        parts += ["## Answer", *answer(rows, contrasts), _equal_epochs(rows, bool(best))]
-        parts += ["## Clean accuracy", score_table(rows, "clean")]
-        parts += [*table_note(rows, "clean"), reading(rows, contrasts)]
-        for name in ("scores", "factors"):
-            parts += _picture(name, pictures, INTERVALS[name] if tested(rows, "clean") else "")
-        parts += [*contrast_tables(contrasts), *chance_tables(rows)]
-        parts += _picture("chance", pictures)
-        if best:
-            parts += [*best_section(record, best), *_picture("validation", pictures)]
-        if epochs_factor(compared(rows)) is not None:
-            parts += epochs_section(rows, best)
-            parts += _picture("epochs", pictures, INTERVALS["epochs"])
-    others = [split for split in splits if split != "clean"]
-    if others:
-        parts += ["## Robustness", *robustness(rows, others, contrasts)]
-        parts += _picture("robustness", pictures)
-    if "learning" in pictures:
-        parts += ["## Training", *_picture("learning", pictures)]
-        parts += [] if best else _picture("validation", pictures)
-    if any(row.nominal is not None for row in rows):
-        parts += ["## Rates", _rate_table(rows), *_picture("rates", pictures)]
-    parts += _absent(rows)
-    last: dict[str, Callable[[], list[str]]] = {"What was run": lambda: setting(record, rows)}
-    if splits:
-        last["Cost"] = lambda: cost(rows)
-    for title, make in last.items():
-        parts += [f"## {title}", *([kept[title]] if kept and title in kept else make())]
+    """The report as Markdown."""
+    parts = [f"# {study.name}"]
+    parts += [f"**Question.** {' '.join(study.file.question.split())}"] * bool(study.file.question)
+    parts += [*warnings(study, frame), *([notes] if notes else [])]
+    if len(compared):
+        parts += ["## Answer", *answer(compared, frame), difference_table(compared, frame)]
+    if "forest.png" in pictures:
+        parts += [
+            "![differences](forest.png)",
+            "Gray bands are the margins. White dots: not primary.",
+        ]
+    parts += ["## Means", mean_table(study, frame)]
+    if "learning.png" in pictures:
+        parts += ["![training](learning.png)"]
+    settings = yaml.safe_dump(study.plain(), sort_keys=False, allow_unicode=True, width=100)
+    parts += ["## Settings", f"```yaml\n{settings}```"]
     return "\n\n".join(parts) + "\n"
 
 
-def _extent(record: StudyRecord, rows: Sequence[Row]) -> str:
-    runs = [run for row in rows for run in row.runs]
-    finished = sum(row.n for row in rows)
-    text = f"{counted(len(rows), 'condition')}, {counted(len(record.seeds), 'seed')}: "
-    if finished == len(runs):
-        return f"{text}{counted(finished, 'run')}, all finished."
-    return (
-        f"{text}**{finished} of {counted(len(runs), 'run')} finished**; the others, named "
-        "[below](#runs-that-do-not-count), do not count, so n is smaller where they are missing."
-    )
-
-
-def _equal_epochs(rows: Sequence[Row], has_best: bool) -> str:
-    """After how many epochs the conditions are compared, and that this was not chosen."""
-    base = rows[0].config.epochs
-    unlike = [f"{row.condition} ({row.config.epochs})" for row in rows if row.config.epochs != base]
-    text = f"All are tested after their last epoch, {base}; no epoch was chosen by its score."
-    if has_best:
-        text = (
-            f"Here, all are tested after their last epoch, {base}; no epoch was chosen by its "
-            "score. The [best epochs by validation](#best-epoch-by-validation) are a second "
-            "reading; none was chosen by a test score."
-        )
-    if not unlike:
-        return text
-    return text.replace(f", {base};", f", {base} but for {listed(unlike)};")
-
-
-def _rate_table(rows: Sequence[Row]) -> str:
-    lines = [
-        (escape(row.condition), f"{row.nominal:.4f}", f"{row.realized:.4f}")
-        for row in rows
-        if row.nominal is not None
-    ]
-    note = (
-        "Means over seeds, epochs and sites: the rate asked for, and the share dropped or changed."
-    )
-    return f"{note}\n\n{markdown(('condition', 'nominal', 'realized'), lines)}"
-
-
-def _absent(rows: Sequence[Row]) -> list[str]:
-    """Runs without a score, by name, with their reasons."""
-    lines = []
-    for row in rows:
-        gone = [run for run in row.runs if run.status != "finished"]
-        if gone:
+def warnings(study: Study, frame: pd.DataFrame) -> list[str]:
+    """What a reader must know first: unfinished, failed or diverged runs, and chance level."""
+    runs, finished = len(frame), int((frame["status"] == "finished").sum())
+    if runs == finished:
+        lines = [f"{len(study.conditions)} conditions, {len(study.seeds)} seeds: {runs} runs."]
+    else:
+        lines = [
+            f"**Unfinished: {finished} of {runs} runs are finished.** Comparisons use these alone."
+        ]
+        for row in frame[frame["status"].isin(["failed", "diverged"])].itertuples():
+            why = f": {row.error}" if isinstance(row.error, str) and row.error else ""
+            lines.append(f"- {row.condition}, seed {row.seed}: {row.status}{why}")
+    tests = tests_in(frame)
+    chance = frame["chance"].mean() if "chance" in frame else float("nan")
+    if tests and chance == chance:
+        best = frame.groupby("condition")[tests[0]].mean().max()
+        if best < chance + 0.02:
             lines.append(
-                f"- **{escape(row.condition)}**: n is {row.n} of {len(row.runs)}\n"
-                + "\n".join(f"  - seed {run.seed}: {_reason(run)}" for run in gone)
+                f"**All conditions are at chance level** on {tests[0]} ({best:.1%}; the most "
+                f"frequent class alone gives {chance:.1%}). Nothing can be compared."
             )
-    if not lines:
-        return []
-    note = "A condition of which runs are absent is judged by those that are left."
-    return ["## Runs that do not count", "\n".join(lines), note]
+    return ["\n".join(lines)]
 
 
-def _reason(run: Run) -> str:
-    if run.status == "diverged" and run.result is None:
-        return "diverged (the loss was no longer finite)"
-    if run.status == "diverged":
-        after = len(run.result.epochs) if run.result else 0
-        return f"diverged after {counted(after, 'whole epoch')} (the loss was no longer finite)"
-    error = " ".join((run.error or "").split())
-    return f"failed: {escape(error)}" if run.status == "failed" else "not run, or not to the end"
+def answer(compared: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
+    """One sentence for each primary comparison."""
+    rows = compared[compared["primary"]]
+    sentences = [f"- {sentence(row, frame)}" for _, row in rows.iterrows()]
+    count = len(rows)
+    note = (
+        f"Intervals of the {count} primary comparison{'s' * (count != 1)} hold together with "
+        f"{LEVEL:.0%}. They are paired by seed."
+    )
+    return ["\n".join(sentences), note]
 
 
-def _picture(name: str, pictures: Sequence[str], more: str = "") -> list[str]:
-    return [f"![{name}]({name}.png)", CAPTIONS[name] + more] if name in pictures else []
+def sentence(row: pd.Series, frame: pd.DataFrame) -> str:
+    """A comparison in one sentence."""
+    where, margin = f"on {row['test']}", f"{row['margin']:g} {_unit(frame)}"
+    margin = margin.removesuffix("s") if row["margin"] == 1 else margin
+    words = {
+        "better": f"{row['a']} is better than {row['b']} {where}",
+        "worse": f"{row['a']} is worse than {row['b']} {where}",
+        "same": f"{row['a']} is the same as {row['b']} within {margin} {where}",
+        "open": f"Open: {row['a']} against {row['b']} {where}",
+    }
+    return f"{words[row['word']]}: {cell(row)} {_unit(frame)}, n = {row['n']}."
+
+
+def cell(row: pd.Series) -> str:
+    """A difference with its interval, such as `+0.28 [-0.12, +0.69]`."""
+    if row["low"] != row["low"]:
+        return "no interval" if row["n"] == 0 else f"{row['difference']:+.2f} (no interval)"
+    return f"{row['difference']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]"
+
+
+def difference_table(compared: pd.DataFrame, frame: pd.DataFrame) -> str:
+    """The comparisons as rows and the tests as columns; bold intervals leave out 0."""
+    tests = list(dict.fromkeys(compared["test"]))
+    primary = set(compared.loc[compared["primary"], "test"])
+    heads = [f"{test}{'' if test in primary else ' (not primary)'}" for test in tests]
+    lines = [f"| {_unit(frame)} | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(tests)}"]
+    for (a, b), rows in compared.groupby(["a", "b"], sort=False):
+        cells = []
+        for test in tests:
+            row = rows[rows["test"] == test].iloc[0]
+            text = cell(row)
+            bold = row["low"] > 0 or row["high"] < 0
+            cells.append(f"{f'**{text}**' if bold else text} {row['word']}")
+        lines.append(f"| {_escaped(a)} − {_escaped(b)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def mean_table(study: Study, frame: pd.DataFrame) -> str:
+    """Means and standard deviations of each condition, its rates and the time of an epoch."""
+    tests, scale = tests_in(frame), scale_of(frame) if tests_in(frame) else 1.0
+    heads = ["condition", "n", *tests, "nominal rate", "realized rate", "s per epoch"]
+    lines = [f"| {' | '.join(heads)} |", f"| --- |{' ---: |' * (len(heads) - 1)}"]
+    first = None
+    for name in study.conditions:
+        rows = frame[(frame["condition"] == name) & (frame["status"] == "finished")]
+        cells = [f"{scale * rows[t].mean():.2f} ± {scale * rows[t].std():.2f}" for t in tests]
+        cells = [text.replace(" ± nan", "") if len(rows) else "" for text in cells]
+        rates = [_number(rows, column, ".4f") for column in ("nominal", "realized")]
+        seconds = rows["seconds"].median() if "seconds" in rows and len(rows) else float("nan")
+        first = seconds if first is None else first
+        time = "" if seconds != seconds else f"{seconds:.2f} ({seconds / first:.2f} ×)"
+        lines.append(f"| {' | '.join([_escaped(name), str(len(rows)), *cells, *rates, time])} |")
+    return "\n".join(lines)
+
+
+def _number(rows: pd.DataFrame, column: str, style: str) -> str:
+    value = rows[column].mean() if column in rows and len(rows) else float("nan")
+    return "" if value != value else f"{value:{style}}"
+
+
+def _unit(frame: pd.DataFrame) -> str:
+    return "points" if scale_of(frame) == 100.0 else "units"
+
+
+def _escaped(text: object) -> str:
+    return str(text).replace("|", "\\|")
+
+
+def insert(page: str, blocks: Mapping[str, str]) -> str:
+    """A page with the text between `<!-- name -->` and `<!-- end -->` replaced by a block.
+
+    Example:
+        >>> insert("a <!-- x -->old<!-- end --> b", {"x": "new"})
+        'a <!-- x -->new<!-- end --> b'
+
+    Raises:
+        ValueError: if the page has no place for a block.
+    """
+    for name, text in blocks.items():
+        pattern = re.compile(rf"(<!-- {re.escape(name)} -->).*?(<!-- end -->)", re.DOTALL)
+        if not pattern.search(page):
+            raise ValueError(f"the page has no place for {name!r}: <!-- {name} --> <!-- end -->")
+        page = pattern.sub(lambda found, text=text: f"{found[1]}{text}{found[2]}", page, count=1)
+    return page

@@ -1,245 +1,239 @@
-"""A search: what each arm of a comparison takes, chosen on validation images alone.
+"""The search of a study: the same number of runs for each condition, ranked over seeds.
 
-A search file is YAML:
+Optuna proposes the candidates. All of them run with two seeds, the best third with three more, and
+the best two with five more (as far as `seeds` allows). Only the validation set is scored. The run
+folders are the only store: after an interruption the same candidates are asked for again, and
+finished runs are read.
 
-    question: Which learning rate, decay, length and rate does each arm take?
-    base: {data: canvas, validation: 0.25}     # fields of Config that all arms share
-    space:                                     # what is drawn for every arm, the same for all
-      lr: [0.05, 0.1, 0.2]
-      epochs: [10, 20, 40]
-    arms:                                      # name -> what it draws besides, and its fields
-      none: {}
-      DropBlock2d:
-        space: {rate: [0.1, 0.3]}
-        fields: {spec: {layer4.0: {DropBlock2d: {p: "${rate}"}}}}
-    draws: 12                                  # of each arm: the same budget for all
-    seeds: [101, 102]                          # each draw is trained with each
-
-Every draw of every arm is a condition of a `Study`, so it is run, resumed and shared as studies
-are. Its test images are not looked at. The draw whose validation accuracy after the last epoch is
-best, as the mean over the seeds, is the arm's.
+A list in the space is a choice. `{low: 0.01, high: 1, log: true}` is a range, of whole numbers if
+both ends are. A name is a parameter of the condition (`${name}`) or a field of a run, such as `lr`.
+A condition without a parameter is searched over the fields alone.
 """
 
 from __future__ import annotations
 
-import csv
-import io
+import itertools
 import math
-import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-from scipy.stats import qmc
+import numpy as np
+import optuna
+import pandas as pd
 
-from experiments.config import Config, Runtime
-from experiments.grid import fill_numbers, name_problems, texts, unknown
-from experiments.protocol import seed_problems
-from experiments.running.records import Run
+from experiments.config import Run
+from experiments.runs import RunFolder
 from experiments.seeds import derive_seed
-from experiments.study import Study, StudyError, make_study, read_plain
+from experiments.stats import interval
+from experiments.study import Study, StudyError, params_of, with_values
 
-_FIELDS = ["question", "base", "space", "arms", "draws", "seeds"]
-Drawn = dict[str, float]
+FIRST_SEED = 1001  # so that no seed of a search is one of a study
+ROUNDS = (2, 5)  # seeds of a candidate after the first and the second round
+BATCH = 4  # candidates that Optuna is asked for at a time
 
-
-@dataclass(frozen=True)
-class Search:
-    """A study of draws.
-
-    Args:
-        study: whose conditions are the draws.
-        draws: condition -> its arm, and the numbers drawn.
-    """
-
-    study: Study
-    draws: dict[str, tuple[str, Drawn]]
+Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Tried:
-    """What came of one draw.
+class Found:
+    """What a search found for one condition.
 
-    Args:
-        arm: whose it is.
-        condition: its name in the study.
-        drawn: name -> number.
-        validation: seed -> validation accuracy after the last epoch; of a run that diverged 0.
+    Attributes:
+        condition: its name.
+        table: one row for each candidate: its values, n, mean and sd of the validation metric.
+        best: the values of the best candidate.
+        sentence: how far it leads.
+        runs: how many runs were made.
     """
 
-    arm: str
     condition: str
-    drawn: Drawn
-    validation: dict[int, float]
-
-    @property
-    def mean(self) -> float:
-        """Of the validation accuracies."""
-        return statistics.fmean(self.validation.values())
+    table: pd.DataFrame
+    best: Values
+    sentence: str
+    runs: int
 
 
-def read_search(path: str | Path, runtime: Runtime | None = None) -> Search:
-    """Read and check a search file; each draw's spec is tried on its model.
+def search(study: Study, pool: Path, run_all: Callable[[Sequence[RunFolder]], None]) -> list[Found]:
+    """Search each condition, and return what was found.
+
+    Args:
+        study: with `search`.
+        pool: folder of the runs.
+        run_all: trains runs, until all are settled.
 
     Raises:
-        StudyError: listing all that is wrong.
-        OSError: if the file cannot be read.
+        StudyError: if the study has no search, a space is wrong, or there is no validation set.
     """
-    plain = read_plain(path)
-    problems = _problems(plain)
-    if not problems:
-        problems = seed_problems(Path(path), plain["seeds"], searching=True)
+    check(study)
+    return [_search_one(study, name, pool, run_all) for name in study.conditions]
+
+
+def check(study: Study) -> None:
+    """Refuse a search that can't be made.
+
+    Raises:
+        StudyError: with everything that is wrong.
+    """
+    from experiments.data import load_data
+
+    asked = study.file.search
+    if asked is None:
+        raise StudyError(study.name, ["it has no search: add search: {space: {lr: [0.05, 0.1]}}"])
+    problems = [p for name, one in asked.space.items() if (p := _space_problem(name, one))]
+    known = {name for condition in study.conditions for name in params_of(study, condition)}
+    for name in asked.space:
+        field = name.partition(".")[0]
+        if name not in known and field not in Run.model_fields:
+            problems.append(
+                f"search.space.{name}: no condition has params: {{{name}: ...}}, and a run has no "
+                f"field {field!r}"
+            )
+    taken = sorted(set(study.seeds) & set(range(FIRST_SEED, FIRST_SEED + asked.seeds)))
+    if taken:
+        problems.append(f"seeds: {taken} are those of searches: use others")
+    for name, run in study.conditions.items():
+        if load_data(run).validation is None:
+            problems.append(
+                f"conditions.{name}: {run.data} has no validation set to choose by: for the data "
+                "sets here, add data_args: {validation: 0.2}"
+            )
+            break
     if problems:
-        raise StudyError(path, problems)
-    conditions, draws = _conditions(plain)
-    strays = sorted({text for each in conditions.values() for text in texts(each) if "${" in text})
-    if strays:
-        raise StudyError(path, [f"arms: {text!r} names nothing that is drawn" for text in strays])
-    study = make_study(
-        path,
-        {
-            "question": plain.get("question", ""),
-            "base": {**(plain.get("base") or {}), "test": False},
-            "conditions": conditions,
-            "baseline": next(iter(conditions)),
-            "seeds": plain["seeds"],
-        },
-        runtime,
-    )
-    blind = [name for name, config in study.conditions.items() if not config.validation]
-    if blind:
-        raise StudyError(path, ["base: validation must be above 0: a search chooses by it"])
-    return Search(study, draws)
+        raise StudyError(study.name, problems)
 
 
-def draw(levels: Mapping[str, Sequence[float]], count: int, purpose: str) -> list[dict[str, float]]:
-    """Draws from a space in which each level stands equally often, up to one (a Latin hypercube).
+def _space_problem(name: str, one: Any) -> str | None:
+    where = f"search.space.{name}"
+    if isinstance(one, list):
+        return None if one else f"{where}: the list is empty"
+    if set(one) - {"low", "high", "log"} or not {"low", "high"} <= set(one):
+        return f"{where} must be a list or {{low, high, log}}, got {one}"
+    low, high = one["low"], one["high"]
+    if not all(isinstance(end, int | float) for end in (low, high)) or not low < high:
+        return f"{where}: low must be a number below high, got {low!r} and {high!r}"
+    if one.get("log") and low <= 0:
+        return f"{where}: a log range must begin above 0, got {low}"
+    return None
 
-    Example:
-        >>> drawn = draw({"lr": [0.1, 0.2], "epochs": [10, 20, 40]}, 6, "an example")
-        >>> sorted(each["epochs"] for each in drawn)
-        [10, 10, 20, 20, 40, 40]
-    """
-    if not levels:
-        return [{} for _ in range(count)]
-    points = qmc.LatinHypercube(len(levels), rng=derive_seed(0, f"search/{purpose}")).random(count)
-    return [
-        {
-            name: values[math.floor(place * len(values))]
-            for place, (name, values) in zip(point, levels.items(), strict=True)
+
+def _search_one(
+    study: Study, condition: str, pool: Path, run_all: Callable[[Sequence[RunFolder]], None]
+) -> Found:
+    asked = study.file.search
+    assert asked is not None
+    params = {*params_of(study, condition)}
+    others = {name for each in study.conditions for name in params_of(study, each)} - params
+    space = {name: one for name, one in asked.space.items() if name not in others}
+    if not space:
+        return Found(condition, pd.DataFrame(), {}, "there is nothing to search", 0)
+    scores: dict[int, dict[int, float]] = {}
+    candidates: list[Values] = []
+
+    def score(numbers: Sequence[int], upto: Callable[[int], int]) -> None:
+        """Run candidates with further seeds, and read their scores."""
+        folders = {
+            (number, seed): RunFolder(pool, with_values(study, condition, candidates[number], seed))
+            for number in numbers
+            for seed in range(FIRST_SEED, FIRST_SEED + min(upto(number), asked.seeds))
         }
-        for point in points.tolist()
-    ]
+        run_all([*folders.values()])
+        for (number, seed), folder in folders.items():
+            result = folder.result()
+            value = result.scores.get("validation", math.nan) if result else math.nan
+            scores.setdefault(number, {})[seed] = value
+
+    sign = 1 if study.file.higher_is_better else -1
+
+    def mean(number: int) -> float:
+        values = [value for value in scores[number].values() if value == value]
+        whole = len(values) == len(scores[number])  # a run that diverged or failed loses
+        return sign * float(np.mean(values)) if whole else -math.inf
+
+    first = _propose(space, asked.candidates, condition, candidates, score, mean)
+    kept = sorted(range(len(candidates)), key=mean, reverse=True)
+    kept = kept[: max(2, math.ceil(len(kept) / 3))]
+    score(kept, lambda number: max(ROUNDS[1], first(number)))
+    kept = sorted(kept, key=mean, reverse=True)[:2]
+    score(kept, lambda number: asked.seeds)
+    kept = sorted(kept, key=mean, reverse=True)
+    table = pd.DataFrame(
+        {
+            **values,
+            "n": len(scores[number]),
+            "mean": sign * mean(number),
+            "sd": float(np.std([*scores[number].values()], ddof=1))
+            if len(scores[number]) > 1
+            else None,
+        }
+        for number, values in enumerate(candidates)
+    ).sort_values(["n", "mean"], ascending=[False, sign < 0], kind="stable")
+    runs = sum(len(each) for each in scores.values())
+    return Found(condition, table, candidates[kept[0]], _lead(kept, scores, sign), runs)
 
 
-def tried(search: Search, runs: Sequence[Run]) -> list[Tried]:
-    """What came of each draw, arm by arm, of the runs that ended.
+def _propose(
+    space: Mapping[str, Any],
+    count: int,
+    condition: str,
+    candidates: list[Values],
+    score: Callable[[Sequence[int], Callable[[int], int]], None],
+    mean: Callable[[int], float],
+) -> Callable[[int], int]:
+    """Fill the list of candidates, and score each with its first seeds.
 
-    Raises:
-        ValueError: if runs are missing, or failed.
+    All combinations of short lists are candidates. There are then fewer than `count`, and each has
+    more seeds, so that the number of runs is the same for all conditions.
     """
-    lacking = [run for run in runs if run.result is None]
-    if lacking:
-        first = lacking[0]
-        raise ValueError(
-            f"{len(lacking)} of {len(runs)} runs of the search are missing or failed, such as "
-            f"{first.condition}, seed {first.seed}: nothing is chosen before all have ended"
-        )
-    scores: dict[str, dict[int, float]] = {name: {} for name in search.draws}
-    for run in runs:
-        ended = run.status == "finished" and run.result is not None
-        last = run.result.epochs[-1].validation if ended and run.result else 0.0
-        scores[run.condition][run.seed] = last or 0.0
-    return [Tried(arm, name, drawn, scores[name]) for name, (arm, drawn) in search.draws.items()]
+    lists = [one for one in space.values() if isinstance(one, list)]
+    combinations = math.prod(map(len, lists)) if len(lists) == len(space) else math.inf
+    if combinations <= count:
+        candidates += [
+            dict(zip(space, values, strict=True)) for values in itertools.product(*lists)
+        ]
+        each, more = divmod(ROUNDS[0] * count, len(candidates))
+
+        def seeds(number: int) -> int:
+            return each + (number < more)
+
+        score(range(len(candidates)), seeds)
+        return seeds
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sampler = optuna.samplers.TPESampler(seed=derive_seed(0, f"search/{condition}") % 2**32)
+    trials = optuna.create_study(direction="maximize", sampler=sampler)
+    while len(candidates) < count:
+        asked = [trials.ask() for _ in range(min(BATCH, count - len(candidates)))]
+        begin = len(candidates)
+        candidates += [
+            {name: _suggest(trial, name, one) for name, one in space.items()} for trial in asked
+        ]
+        score(range(begin, len(candidates)), lambda number: ROUNDS[0])
+        for number, trial in enumerate(asked, begin):
+            failed = mean(number) == -math.inf
+            state = optuna.trial.TrialState.FAIL if failed else None
+            trials.tell(trial, None if failed else mean(number), state=state)
+    return lambda number: ROUNDS[0]
 
 
-def best(all_tried: Sequence[Tried]) -> dict[str, Tried]:
-    """The draw of each arm whose mean is highest; of equal ones the first."""
-    arms = dict.fromkeys(each.arm for each in all_tried)
-    return {
-        arm: max((each for each in all_tried if each.arm == arm), key=lambda each: each.mean)
-        for arm in arms
-    }
+def _suggest(trial: optuna.Trial, name: str, one: Any) -> Any:
+    if isinstance(one, list):
+        return one[trial.suggest_categorical(name, list(range(len(one))))]
+    low, high, log = one["low"], one["high"], bool(one.get("log"))
+    if isinstance(low, int) and isinstance(high, int):
+        return trial.suggest_int(name, low, high, log=log)
+    return trial.suggest_float(name, low, high, log=log)
 
 
-def chosen_text(chosen: Mapping[str, Tried]) -> str:
-    """What `chosen:` of a study file reads: arm -> what was drawn for it."""
-    plain = {arm: each.drawn for arm, each in chosen.items()}
-    return str(yaml.safe_dump(plain, sort_keys=False))
-
-
-def table_text(all_tried: Sequence[Tried]) -> str:
-    """A CSV with one line for each draw and seed."""
-    names = list(dict.fromkeys(name for each in all_tried for name in each.drawn))
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["arm", "draw", *names, "seed", "validation"])
-    for each in all_tried:
-        numbers = [each.drawn.get(name, "") for name in names]
-        for seed, score in each.validation.items():
-            writer.writerow([each.arm, each.condition, *numbers, seed, score])
-    return file.getvalue()
-
-
-def _conditions(plain: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[str, Drawn]]]:
-    """The fields of each draw, and what was drawn."""
-    count, known = plain["draws"], {each.name for each in fields(Config)}
-    base = {n: v for n, v in (plain.get("base") or {}).items() if type(v) in (int, float)}
-    shared = draw(plain.get("space") or {}, count, "shared")
-    conditions: dict[str, Any] = {}
-    draws: dict[str, tuple[str, Drawn]] = {}
-    for arm, given in plain["arms"].items():
-        parts = given or {}
-        own = draw(parts.get("space") or {}, count, arm)
-        for number, both in enumerate(zip(shared, own, strict=True), 1):
-            drawn = {**both[0], **both[1]}
-            filled = fill_numbers(parts.get("fields") or {}, {**base, **drawn})
-            set_by_draw = {name: value for name, value in drawn.items() if name in known}
-            conditions[f"{arm} {number}"] = {**set_by_draw, **filled}
-            draws[f"{arm} {number}"] = (arm, drawn)
-    return conditions, draws
-
-
-def _problems(plain: object) -> list[str]:
-    if not isinstance(plain, dict):
-        return [f"it must be a mapping of arms, space, draws and seeds, got {plain!r}"]
-    problems = unknown(plain, _FIELDS, "field")
-    count, arms, base = plain.get("draws"), plain.get("arms"), plain.get("base") or {}
-    if type(count) is not int or count < 1:
-        problems.append(f"draws must be a whole number, at least 1, got {count!r}")
-    if not isinstance(base, dict) or "test" in base:
-        problems.append(f"base must map fields of Config to values, without test, got {base!r}")
-    seeds = plain.get("seeds")
-    if not isinstance(seeds, list) or not seeds or any(type(seed) is not int for seed in seeds):
-        problems.append(f"seeds must be a list of whole numbers, got {seeds!r}")
-    problems += _space_problems(plain.get("space"), "space")
-    if not isinstance(arms, dict) or not arms:
-        return [*problems, f"arms must name at least one, got {arms!r}"]
-    for arm, given in arms.items():
-        problems += name_problems(arm, "arms: a name")
-        if not isinstance(given, dict | None):
-            problems.append(f"arms.{arm} must have space and fields, or neither, got {given!r}")
-            continue
-        parts = given or {}
-        problems += unknown(parts, ["space", "fields"], f"arms.{arm}: field")
-        problems += _space_problems(parts.get("space"), f"arms.{arm}.space")
-        own = parts.get("fields") or {}
-        if not isinstance(own, dict) or "test" in own:
-            problems.append(f"arms.{arm}.fields must map fields of Config, but test, got {own!r}")
-    return problems
-
-
-def _space_problems(space: object, where: str) -> list[str]:
-    if space is None:
-        return []
-    if not isinstance(space, dict):
-        return [f"{where} must map names to lists of numbers, got {space!r}"]
-    return [
-        f"{where}.{name} must be a list of numbers, at least one, got {levels!r}"
-        for name, levels in space.items()
-        if not isinstance(levels, list)
-        or not levels
-        or any(type(level) not in (int, float) for level in levels)
-    ]
+def _lead(kept: Sequence[int], scores: Mapping[int, Mapping[int, float]], sign: int) -> str:
+    """How far the winner leads the runner-up, in units of the metric, paired by seed."""
+    if len(kept) < 2:
+        return "there was one candidate"
+    first, second = (scores[number] for number in kept[:2])
+    both = [sign * (first[seed] - second[seed]) for seed in first if seed in second]
+    differences = np.array([each for each in both if each == each])
+    low, high = interval(differences, 0.95)
+    if len(differences) < 2:
+        return "the best two can't be compared"
+    text = f"the best leads the second by {differences.mean():.4f} [{low:.4f}, {high:.4f}]"
+    return text if low > 0 else f"{text}: they are not ranked, the interval holds 0"

@@ -1,332 +1,358 @@
-"""A study: conditions that differ in a few fields of a `Config`, each run with the same seeds.
+"""A study: a YAML file as conditions and seeds, or everything that is wrong with the file.
 
-A study file is YAML; its header comment says the question, the command and the time:
+The file has these fields; all but `conditions` are optional:
 
-    question: Does DropBlock2d help, and how much of it?
-    chosen: results/search/chosen.yaml     # of a search: ${ARM.lr} is what it chose (see `search`)
-    base: {epochs: 40, label_noise: 0.4}   # fields of Config that all conditions share
-    grid:                                  # crossed factors (see `grid`), or
-      factors: {rate: [0.1, 0.3]}
-      fields: {spec: {layer4.0: {DropBlock2d: {p: "${rate}"}}}}
-    conditions:                            # name -> the fields that make it different, or both
-      none: {}
-    baseline: none                         # what the others are compared to
-    contrasts: {rates: [{pairs: rate}]}    # families of further comparisons (see `contrasts`)
-    seeds: [1, 2, 3]
+| field | content |
+| --- | --- |
+| question | what the study asks |
+| base | fields of a run (see `experiments.config.Run`) that all conditions share |
+| conditions | name -> fields that differ from the base. The first is the baseline |
+| grid | field -> values, or field -> {name: value}: every combination is a condition |
+| compare | pairs of conditions to compare, besides each one with the first |
+| primary | test -> margin in points: what the question is judged by |
+| seeds | a number n, for 1 to n, or a list |
+| higher_is_better | false for a metric such as an error |
+| search | {space, candidates, seeds}: see `experiments.search` |
+
+A condition may have `params: {rate: 0.2}`. `${rate}` stands for this number in its fields and in
+its spec. A search replaces it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.config import Config, Runtime, make_config, resolve, run_hash
-from experiments.contrasts import (
-    Asked,
-    plain_contrasts,
-    read_contrasts,
-    replica_problems,
-    split_problems,
-)
-from experiments.data import Data, check_validation, make_data
-from experiments.datasets.sources import fingerprint, load_source, scored_splits
-from experiments.files import record_digest
-from experiments.grid import Cell, expand, fill_numbers, unknown
-from experiments.models import prepare
-from experiments.optimization import LearningRate, Targets, make_optimizer
-from experiments.protocol import seed_problems, with_chosen
-from experiments.study_file import data_problems, is_recursive, overrides_problems, shape_problems
-from experiments.yaml_text import read_yaml
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from experiments.config import Count, Run, Whole, problems_of, unpacked
+
+_PLACEHOLDER = re.compile(r"\$\{(\w+)\}")
+DEFAULT_SEEDS = 5
 
 
 class StudyError(ValueError):
     """Everything that is wrong with a study, in one message."""
 
-    def __init__(self, source: object, problems: Iterable[str]) -> None:
+    def __init__(self, source: object, problems: Sequence[str]) -> None:
+        self.problems = list(problems)
         lines = [problem.replace("\n", "\n    ") for problem in problems]
-        super().__init__("\n  - ".join([f"{source} is not a study that can be run:", *lines]))
+        count = f"{len(lines)} problem{'s' * (len(lines) != 1)}"
+        super().__init__(
+            "\n  - ".join([f"{source} is not a study that can be run, {count}:", *lines])
+        )
 
 
-@dataclass(frozen=True)
-class Planned:
-    """One run that the study asks for; `hash` names its directory."""
+class Search(BaseModel):
+    """How a search goes: its space, and the number of candidates and of seeds."""
 
-    condition: str
-    config: Config
-    hash: str
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    space: dict[str, list[Any] | dict[str, Any]] = Field(min_length=1)
+    candidates: Count = 8
+    seeds: Count = 10
+
+
+class StudyFile(BaseModel):
+    """The fields of a study file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    question: str = ""
+    base: dict[str, Any] = {}
+    conditions: dict[str, dict[str, Any] | None] = {}
+    grid: dict[str, list[Any] | dict[str, Any]] = {}
+    compare: list[tuple[str, str]] = []
+    primary: dict[str, float] = {}
+    seeds: Count | list[Whole] = DEFAULT_SEEDS
+    higher_is_better: bool = True
+    search: Search | None = None
 
 
 @dataclass(frozen=True)
 class Study:
     """What is run and compared.
 
-    Args:
+    Attributes:
         name: of the file, without its suffix.
-        question: that the study asks.
-        conditions: name -> resolved config; its seed is replaced by each of `seeds` in turn.
-        factors: name of a condition -> factor -> name of its level.
-        baseline: the condition that the others are compared to.
+        file: its fields, as they were read.
+        folder: of the file, where its own factories are.
+        conditions: name -> run. Its seed is replaced by each of the seeds.
         seeds: run with every condition.
-        fingerprints: name of a condition -> fingerprint of its data.
-        contrasts: families of what is compared besides.
+        chosen: name of a condition -> what a search has chosen for it.
     """
 
     name: str
-    question: str
-    conditions: dict[str, Config]
-    factors: dict[str, dict[str, str]]
-    baseline: str
+    file: StudyFile
+    folder: Path
+    conditions: dict[str, Run]
     seeds: tuple[int, ...]
-    fingerprints: dict[str, str] = field(repr=False)
-    contrasts: tuple[Asked, ...] = ()
+    chosen: Mapping[str, Mapping[str, Any]]
 
-    def runs(self) -> list[Planned]:
-        """All runs in order, seed by seed: an interrupted study has whole comparisons."""
-        configs = [
-            (name, replace(config, seed=seed))
-            for seed in self.seeds
-            for name, config in self.conditions.items()
-        ]
-        return [
-            Planned(name, config, run_hash(config, self.fingerprints[name]))
-            for name, config in configs
-        ]
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """The comparisons: each condition with the first, and those of `compare`."""
+        first, *others = self.conditions
+        pairs = [*((name, first) for name in others), *self.file.compare]
+        return list(dict.fromkeys(pairs))
 
-    def record(self, command: str) -> dict[str, Any]:
-        """What `study.json` holds."""
-        hashes: dict[str, dict[str, str]] = {name: {} for name in self.conditions}
-        for run in self.runs():
-            hashes[run.condition][str(run.config.seed)] = run.hash
-        record = {
-            "name": self.name,
-            "question": self.question,
-            "command": command,
-            "baseline": self.baseline,
-            "contrasts": plain_contrasts(self.contrasts),
-            "seeds": list(self.seeds),
-            "conditions": {
-                name: {
-                    "factors": self.factors[name],
-                    "config": asdict(config),
-                    "runs": hashes[name],
-                }
-                for name, config in self.conditions.items()
-            },
+    def runs(self) -> Iterator[tuple[str, Run]]:
+        """All runs with the names of their conditions, seed by seed."""
+        for seed in self.seeds:
+            for name, run in self.conditions.items():
+                yield name, run.model_copy(update={"seed": seed})
+
+    def plain(self) -> dict[str, Any]:
+        """The study as plain data, with all placeholders filled."""
+        default = Run()
+        kept = {
+            name: {
+                key: value
+                for key, value in run.model_dump().items()
+                if value != getattr(default, key)
+            }
+            for name, run in self.conditions.items()
         }
-        return {**record, "sha256": record_digest(record)}
+        rest = self.file.model_dump(include={"question", "primary", "higher_is_better"})
+        pairs = [list(pair) for pair in self.file.compare]
+        return {**rest, "compare": pairs, "conditions": kept, "seeds": list(self.seeds)}
 
 
 def read_study(
-    path: str | Path,
-    data: str | None = None,
-    base: Mapping[str, Any] | None = None,
-    runtime: Runtime | None = None,
+    path: Path, changes: Mapping[str, Any] | None = None, seeds: Sequence[int] | None = None
 ) -> Study:
-    """Read and check a study file; each condition's spec is tried on its model.
+    """Read a study file, and the choices of a search beside it (STUDY.chosen.yaml).
 
     Args:
         path: of the file.
-        data: takes the place of the base's data, and becomes part of the study's name; refused
-            where conditions, or the grid's fields, have data of their own.
-        base: further fields of Config, over those of the file's base; they, too, become part
-            of the name.
-        runtime: says where the data are.
+        changes: fields of the base to replace; `data_args.root` names a field inside a mapping.
+        seeds: to run instead of those of the file.
 
     Raises:
-        StudyError: listing all that is wrong.
-        OSError: if the file cannot be read.
+        StudyError: with all that is wrong in the file. `fit` then tries the models.
+        OSError: if the file can't be read.
     """
-    study = make_study(path, read_plain(path), runtime, data, base)
-    if problems := seed_problems(Path(path), study.seeds, searching=False):
-        raise StudyError(path, problems)
-    return study
-
-
-def read_plain(path: str | Path) -> Any:
-    """The plain data of a study file, or of a search file.
-
-    Raises:
-        StudyError: if it is not YAML, or refers to itself.
-        OSError: if it cannot be read.
-    """
+    plain = _read_yaml(path)
+    chosen_path = path.with_name(f"{path.stem}.chosen.yaml")
+    chosen = _read_yaml(chosen_path) if chosen_path.exists() else {}
     try:
-        plain = read_yaml(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise StudyError(path, [str(error)]) from error
-    if is_recursive(plain):
-        raise StudyError(path, ["an alias stands within what it names, or data are too deep"])
-    return plain
+        file = StudyFile.model_validate(plain)
+        problems: list[str] = []
+    except ValidationError as error:
+        problems = [
+            each.replace(
+                f"; known: {', '.join(Run.model_fields)}",
+                f"; known: {', '.join(StudyFile.model_fields)}",
+            )
+            for each in problems_of(error, "")
+        ]
+        file = StudyFile.model_construct(**_valid_fields(plain, error))
+    base = _changed(unpacked(dict(file.base)), changes or {})
+    conditions: dict[str, Run] = {}
+    for name, fields in _conditions(file, problems).items():
+        try:
+            merged = _merged(base, unpacked(fields), chosen.get(name, {}))
+            conditions[name] = Run.model_validate(read_spec(_filled(merged), path.parent))
+        except (ValidationError, ValueError, OSError) as error:
+            problems += problems_of(error, f"conditions.{name}")
+    known = [*_conditions(file, [])]
+    problems += [
+        f"compare: there is no condition {name!r}; known: {', '.join(known)}"
+        for name in dict.fromkeys(itertools.chain(*file.compare))
+        if name not in known
+    ]
+    given = seeds if seeds is not None else file.seeds
+    all_seeds = tuple(range(1, given + 1)) if isinstance(given, int) else tuple(given)
+    if not all_seeds or len(set(all_seeds)) < len(all_seeds):
+        problems.append(f"seeds must be different numbers, at least one, got {list(all_seeds)}")
+    if problems:
+        raise StudyError(path, [*problems, *_fits(conditions, all_seeds[:1] or (1,), file)])
+    return Study(path.stem, file, path.parent.resolve(), conditions, all_seeds, chosen)
 
 
-def make_study(
-    path: str | Path,
-    plain: object,
-    runtime: Runtime | None = None,
-    data: str | None = None,
-    base: Mapping[str, Any] | None = None,
-) -> Study:
-    """A study from the plain data of its file; the arguments are those of `read_study`.
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise StudyError(path, [f"it is no YAML: {error}"]) from error
+    except RecursionError:
+        raise StudyError(path, ["it is nested too deep"]) from None
+    if not isinstance(found, dict):
+        raise StudyError(path, [f"it must be a mapping with conditions, got {found!r:.100}"])
+    return found
+
+
+def _valid_fields(plain: Mapping[str, Any], error: ValidationError) -> dict[str, Any]:
+    """The fields without a fault, and the defaults of the others, to find further faults."""
+    wrong = {each["loc"][0] for each in error.errors() if each["loc"]}
+    good = {k: v for k, v in plain.items() if k not in wrong and k in StudyFile.model_fields}
+    conditions = plain.get("conditions")
+    if "conditions" in wrong and isinstance(conditions, dict):
+        good["conditions"] = {n: c for n, c in conditions.items() if isinstance(c, dict | None)}
+    return good
+
+
+def _conditions(file: StudyFile, problems: list[str]) -> dict[str, dict[str, Any]]:
+    """The conditions that are written out, and those of the grid."""
+    found = {name: dict(fields or {}) for name, fields in file.conditions.items()}
+    levels = [
+        [
+            (str(k), field, v)
+            for k, v in (
+                values.items() if isinstance(values, dict) else zip(values, values, strict=True)
+            )
+        ]
+        for field, values in file.grid.items()
+    ]
+    for cell in itertools.product(*levels) if levels else ():
+        name = ", ".join(level for level, _, _ in cell)
+        if name in found:
+            problems.append(f"grid: there is a condition {name!r} already")
+        fields: dict[str, Any] = {}
+        for _, field, value in cell:
+            fields = _changed(fields, {field: value})
+        found[name] = fields
+    if not found:
+        problems.append("conditions: there must be at least one")
+    return found
+
+
+def _changed(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy with other values; `a.b` is the key b of the mapping a."""
+    copy = dict(fields)
+    for path, value in changes.items():
+        first, dot, rest = path.partition(".")
+        inner = copy.get(first)
+        if first == "optimizer" and rest in ("lr", "momentum", "weight_decay"):
+            copy[rest] = value
+        else:
+            inner = inner if isinstance(inner, dict) else {}
+            copy[first] = _changed(inner, {rest: value}) if dot else value
+    return copy
+
+
+def _merged(
+    base: Mapping[str, Any], fields: Mapping[str, Any], chosen: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The fields of a condition; of `params`, chosen ones win over its own and over the base's."""
+    params = {**base.get("params", {}), **fields.get("params", {})}
+    own = {name: value for name, value in chosen.items() if name in params}
+    merged = _changed({**base, **fields}, {n: v for n, v in chosen.items() if n not in own})
+    return {**merged, "params": {**params, **own}}
+
+
+def _filled(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields with each `${name}` replaced by the parameter of that name."""
+    params = fields.get("params", {})
+
+    def value(match: re.Match[str]) -> Any:
+        if match[1] not in params:
+            raise ValueError(f"${{{match[1]}}} has no value: add params: {{{match[1]}: ...}}")
+        return params[match[1]]
+
+    def fill(data: Any) -> Any:
+        if isinstance(data, dict):
+            return {fill(key): fill(item) for key, item in data.items()}
+        if isinstance(data, list):
+            return [fill(item) for item in data]
+        if not isinstance(data, str):
+            return data
+        whole = _PLACEHOLDER.fullmatch(data)
+        return value(whole) if whole else _PLACEHOLDER.sub(lambda found: str(value(found)), data)
+
+    return {name: fill(item) for name, item in fields.items() if name != "params"}
+
+
+def read_spec(fields: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The fields with their spec as plain data, so that the hash of a run has its content."""
+    from dropblock_hooks import Spec
+
+    spec = fields.get("spec")
+    if not spec:
+        return {**fields, "spec": None}
+    try:
+        read = Spec.load(str(folder / spec)) if isinstance(spec, str) else Spec(spec)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"spec: {error}") from error
+    return {**fields, "spec": read.to_plain()}
+
+
+def fit(study: Study) -> None:
+    """Try each condition on its data: the model, the spec, the loss, the metric and the optimizer.
 
     Raises:
-        StudyError: listing all that is wrong.
+        StudyError: with everything that does not fit.
     """
-    problems = overrides_problems(base, "--base")
-    filled = False
-    if isinstance(plain, dict):
+    if problems := _fits(study.conditions, study.seeds[:1], study.file):
+        raise StudyError(study.name, problems)
+
+
+def _fits(conditions: Mapping[str, Run], seeds: Sequence[int], file: StudyFile) -> list[str]:
+    """What does not fit, and which conditions or tests of `primary` are not there."""
+    from experiments.data import Data, load_data
+    from experiments.models import make_model
+    from experiments.runs import run_hash
+    from experiments.train import make_optimizer
+
+    problems: list[str] = []
+    loaded: dict[str, Data | str] = {}
+    names: dict[str, str] = {}
+    for name, run in conditions.items():
+        run = run.model_copy(update={"seed": seeds[0]})
+        key = repr((run.data, run.data_args, run.loss))
         try:
-            plain = with_chosen(Path(path), plain)
-            parts = (plain.get("base"), base, None if data is None else {"data": data})
-            shared = {name: value for part in parts for name, value in _mapping(part).items()}
-            plain, filled = _filled(plain, shared), True
+            if key not in loaded:
+                loaded[key] = load_data(run)
+            data = loaded[key]
+            if isinstance(data, str):
+                continue  # told of another condition
+            model, _ = make_model(run, data)
+            make_optimizer(run, model)
+            missing = [test for test in file.primary if test not in data.tests]
+            problems += [
+                f"primary: {run.data} has no test {test!r}; it has {', '.join(data.tests)}"
+                for test in missing
+                if not any(f"no test {test!r}" in each for each in problems)
+            ]
+            other = names.setdefault(run_hash(run), name)
+            if other != name:
+                problems.append(f"conditions {other!r} and {name!r} are the same")
         except ValueError as error:
-            problems.append(str(error))
-    problems += shape_problems(plain, filled)
-    if not problems:
-        problems += data_problems(plain, data)
-        cells = _cells(plain, problems)
-    if problems:
-        raise StudyError(path, problems)
-    factors = {cell.name: cell.factors for cell in cells}
-    contrasts, problems = read_contrasts(plain.get("contrasts"), factors, plain["baseline"])
-    configs = _configs(cells, shared, problems)
-    fingerprints = _fit(configs, plain["seeds"], runtime or Runtime(), problems)
-    problems += _equal_conditions(configs, fingerprints)
-    problems += replica_problems(contrasts, _repeats(configs, plain["baseline"]))
-    of_data = {name: (one.data, scored_splits(one.data)) for name, one in configs.items()}
-    problems += split_problems(contrasts, of_data)
-    if problems:
-        raise StudyError(path, problems)
-    return Study(
-        name="-".join([Path(path).stem, *_other(data and next(iter(fingerprints.values())), base)]),
-        question=plain.get("question") or "",
-        conditions=configs,
-        factors=factors,
-        baseline=plain["baseline"],
-        seeds=tuple(plain["seeds"]),
-        fingerprints=fingerprints,
-        contrasts=contrasts,
-    )
-
-
-def _mapping(part: object) -> dict[Any, Any]:
-    return part if isinstance(part, dict) else {}
-
-
-def _filled(plain: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
-    """The file with the numbers of its base, such as ``${epochs}``, put in their places.
-
-    For a number that the base has wrong, and that is told elsewhere, the default stands in.
-    """
-    default = asdict(Config())
-    known = default | {
-        name: value
-        for name, value in base.items()
-        if type(value) in (int, float) or type(default.get(name)) not in (int, float)
-    }
-    grid = plain.get("grid")
-    factors = (grid.get("factors") if isinstance(grid, dict) else None) or {}
-    numbers = {
-        name: number
-        for name, number in known.items()
-        if isinstance(name, str) and type(number) in (int, float) and name not in factors
-    }
-    parts = {part: plain[part] for part in ("grid", "conditions") if part in plain}
-    return {**plain, **fill_numbers(parts, numbers)}
-
-
-def _other(mark: str | None, base: Mapping[str, Any] | None) -> list[str]:
-    """What the study's name says of data (their fingerprint) and base that are not the file's."""
-    named = [mark] if mark else []
-    text = json.dumps(base, sort_keys=True, default=str)
-    return [*named, hashlib.sha256(text.encode()).hexdigest()[:6]] if base else named
-
-
-def _cells(plain: Mapping[str, Any], problems: list[str]) -> list[Cell]:
-    cells: list[Cell] = []
-    if "grid" in plain:
-        cells, found = expand(plain["grid"])
-        problems += found
-    conditions = plain.get("conditions") or {}
-    taken = {cell.name for cell in cells}
-    problems += [
-        f"conditions.{name}: the grid has a condition of that name"
-        for name in conditions
-        if name in taken
-    ]
-    cells += [Cell(name, {}, overrides or {}) for name, overrides in conditions.items()]
-    if not problems:
-        names = [cell.name for cell in cells]
-        problems += unknown([plain["baseline"]], names, "baseline: condition")
-    return cells
-
-
-def _configs(cells: list[Cell], base: Mapping[str, Any], problems: list[str]) -> dict[str, Config]:
-    configs = {}
-    for cell in cells:
-        try:
-            config = resolve(make_config({**base, **cell.fields}))
-            if config.processes > 1:
-                raise ValueError(
-                    f"a run of a study is one process, got devices {config.devices} and num_nodes "
-                    f"{config.num_nodes}: launch scripts/train.py for several"
-                )
-            configs[cell.name] = config
-        except ValueError as error:
-            problems.append(f"conditions.{cell.name}: {error}")
-    return configs
-
-
-def _fit(
-    configs: Mapping[str, Config], seeds: Sequence[int], runtime: Runtime, problems: list[str]
-) -> dict[str, str]:
-    """Try what each condition is made of on its data; the fingerprints of the data."""
-    fingerprints: dict[str, str] = {}
-    loaded: tuple[str, Any] = ("", None)
-    for name, config in sorted(configs.items(), key=lambda item: _data_key(item[1])):
-        try:
-            fingerprints[name] = fingerprint(config, runtime.data_dir)
-            if _data_key(config) != loaded[0]:
-                loaded = (_data_key(config), _load(config, seeds, runtime))
-            model, _ = prepare(config, loaded[1])
-            LearningRate(config, make_optimizer(config, model), batches=1)
-            Targets(config, loaded[1].classes, len(loaded[1].train))
-        except ValueError as error:
+            loaded.setdefault(key, "")
             problems.append(f"conditions.{name}: {error}")
-    return fingerprints
-
-
-def _load(config: Config, seeds: Sequence[int], runtime: Runtime) -> Data:
-    """The data of the first seed; the shares of validation are tried with all."""
-    first = replace(config, seed=seeds[0])
-    source = load_source(first, runtime.data_dir)
-    check_validation(source, config, seeds)
-    return make_data(source, first)
-
-
-def _repeats(configs: Mapping[str, Config], baseline: str) -> dict[str, str]:
-    """Name of a condition -> that of the first one that is the same but for its `replica`."""
-    first: dict[str, str] = {}
-    names = sorted(configs, key=lambda name: name != baseline)
-    found = {
-        name: first.setdefault(repr(replace(configs[name], replica=0)), name) for name in names
-    }
-    return {name: other for name, other in found.items() if other != name}
-
-
-def _data_key(config: Config) -> str:
-    names = ("data", "image_size", "train_images", "validation", "label_noise", "augmentation")
-    return repr([getattr(config, name) for name in names])
-
-
-def _equal_conditions(configs: Mapping[str, Config], fingerprints: Mapping[str, str]) -> list[str]:
-    first: dict[str, str] = {}
-    problems = []
-    for name in (name for name in configs if name in fingerprints):
-        other = first.setdefault(run_hash(configs[name], fingerprints[name]), name)
-        if other != name:
-            problems.append(f"conditions {other!r} and {name!r} are the same")
     return problems
+
+
+def with_values(study: Study, condition: str, values: Mapping[str, Any], seed: int) -> Run:
+    """The run of a condition with other parameters or fields, as a search tries them."""
+    file = study.file
+    base = unpacked(dict(file.base))
+    fields = unpacked(_conditions(file, [])[condition])
+    merged = _merged(base, fields, values)
+    return Run.model_validate({**read_spec(_filled(merged), study.folder), "seed": seed})
+
+
+def params_of(study: Study, condition: str) -> dict[str, Any]:
+    """The parameters of a condition, with those of the base."""
+    fields = _conditions(study.file, [])[condition]
+    return {**study.file.base.get("params", {}), **fields.get("params", {})}
+
+
+def only(study: Study, names: Sequence[str]) -> Study:
+    """The study with some of its conditions.
+
+    Raises:
+        StudyError: if there is no such condition.
+    """
+    unknown = [name for name in names if name not in study.conditions]
+    if unknown:
+        known = ", ".join(study.conditions)
+        raise StudyError(
+            study.name, [f"there is no condition {n!r}; known: {known}" for n in unknown]
+        )
+    return replace(study, conditions={n: study.conditions[n] for n in names}) if names else study

@@ -1,325 +1,300 @@
-"""One training run: `train(Config(...)) -> Result`, on one device or many, stopped and resumed.
+"""One training run, readable from top to bottom: `train(run) -> Result`.
 
-Two runs of one seed share the split, the label noise, the initial weights, the order of the
-batches and the augmentation, whatever is attached to the model: each has a generator of its own,
-and only the masks are drawn from torch's global one.
+Two runs of one seed share the split, the weights, the order of the batches and the augmentation,
+whatever is attached to the model. Each of these has a generator of its own, and only the masks are
+drawn from torch's global generator.
 
-    >>> from experiments.config import Config
+Example:
+    >>> from experiments.config import Run
     >>> small = {"layers": [1, 1, 1, 1], "channels": [8, 8, 8, 8]}
     >>> spec = {"layer4.0": {"Dropout2d": {"p": 0.5}}}
-    >>> result = train(Config(spec, model_args=small, data="fake", epochs=1, train_images=50))
-    >>> result.epochs[0].nominal
-    {'layer4.0/Dropout2d': 0.5}
+    >>> run = Run(spec=spec, model_args=small, data_args={"train_images": 50}, epochs=1)
+    >>> train(run).epochs[0]["nominal"]
+    0.5
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from time import monotonic, perf_counter
-from typing import Any, Literal
+from time import perf_counter
+from typing import Any
 
 import torch
-from lightning.fabric import Fabric
-from timm.utils import ModelEmaV3
+from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR
+from torch.utils._pytree import tree_map
 
+from dropblock_hooks import Attachment, Foreign
 from experiments import checkpoint
-from experiments.config import Config, Runtime, resolve
+from experiments.config import Run
 from experiments.data import Data, load_data
-from experiments.loaders import train_loader
-from experiments.log import Log
-from experiments.memory import PeakMemory
-from experiments.models import prepare
-from experiments.optimization import LearningRate, Targets, make_optimizer
-from experiments.processes import gather, make_fabric, own_masks
-from experiments.results import Best, Epoch, Result
-from experiments.scoring import Kept, Scorer, is_better
+from experiments.factories import FactoryError, call
+from experiments.loading import batches, in_order
+from experiments.models import make_model
 from experiments.seeds import derive_seed
-from experiments.totals import Totals, site_counts
 
 
-class Stopped(Exception):
-    """The run was asked to stop; its checkpoint is written."""
+@dataclass(frozen=True)
+class Result:
+    """What came of a run.
+
+    Attributes:
+        status: finished, or diverged: the loss was no longer finite.
+        scores: test -> metric after the last epoch; "validation" too, if there is such a set.
+        epochs: for each epoch the training loss, the learning rate, the seconds, and the mean
+            nominal and realized rate of the sites.
+        chance: accuracy on the first test of a model that always says the most frequent class.
+    """
+
+    status: str
+    scores: dict[str, float] = field(default_factory=dict)
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    chance: float | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Plain data, for a file."""
+        return asdict(self)
+
+
+def accuracy() -> Callable[[Tensor, Tensor], float]:
+    """The metric that is used by default: the share of items whose largest output is right."""
+    return lambda outputs, targets: (outputs.argmax(dim=1) == targets).double().mean().item()
 
 
 def train(
-    config: Config,
-    runtime: Runtime | None = None,
-    out: Path | None = None,
-    *,
-    stop: Callable[[], bool] | None = None,
-    on_epoch: Callable[[Epoch], None] | None = None,
+    run: Run,
+    folder: Path | None = None,
+    on_epoch: Callable[[dict[str, Any], Attachment | None], None] | None = None,
+    workers: int = 0,
+    tests: bool = True,
 ) -> Result:
-    """Train a fresh model, and test it.
+    """Train a fresh model, or go on at the end of the last epoch, and test it.
 
     Args:
-        config: what to do.
-        runtime: where and how; the defaults if None.
-        out: folder of `metrics.jsonl` and `checkpoint.pt`, made if need be; the run goes on from
-            the checkpoint that is there. None keeps nothing.
-        stop: asked after every batch; True writes the checkpoint and raises `Stopped`.
-        on_epoch: called when an epoch is over.
+        run: what to do.
+        folder: of the checkpoint that is written after each epoch. None writes none.
+        on_epoch: called after each epoch with its numbers and the attachment.
+        workers: processes that load items.
+        tests: whether the tests are scored. A search scores the validation set alone.
 
     Raises:
-        ValueError: if the config fits neither model nor data, or `out` holds another run.
-        CheckpointDamaged: if the checkpoint can't be read.
-        OSError: if `out` can't be written.
-        Stopped: when `stop` said so.
+        FactoryError: if a factory fails, or its parts do not fit each other.
+        ValueError: if the spec does not fit the model.
     """
-    runtime = runtime or Runtime()
-    if runtime.loggers and out is None:
-        raise ValueError(f"log={runtime.log!r} needs a folder (out), by which a log is continued")
-    config = resolve(config)
-    torch.set_num_threads(config.threads)
-    fabric = make_fabric(config, runtime)
-    fabric.launch()
-    data = load_data(config, runtime.data_dir)
-    with own_masks(config, fabric):
-        training = Training(config, runtime, fabric, data, out)
-        with training.log:
-            status = training.run(stop or (lambda: False), on_epoch or (lambda epoch: None))
-            return training.result(status)
+    torch.set_num_threads(run.threads)
+    device = device_of(run)
+    data = load_data(run)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(derive_seed(run.seed, "masks/0", run.replica))
+        training = _Training(run, data, device, workers)
+        if folder is not None:
+            training.load(checkpoint.load(folder))
+        while training.epoch < run.epochs:
+            if not training.train_epoch():
+                return Result("diverged", {}, training.epochs)
+            if folder is not None:
+                checkpoint.save(folder, training.state())
+            if on_epoch is not None:
+                on_epoch(training.epochs[-1], training.attached)
+        return Result("finished", training.scores(tests), training.epochs, training.chance)
 
 
-def make_average(config: Config, model: nn.Module) -> ModelEmaV3 | None:
-    """The average of the weights, if one is asked for; of 16-bit weights it has 32 bits."""
-    if config.ema is None:
-        return None
-    dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
-    return ModelEmaV3(model, decay=config.ema, dtype=dtype)
+class _Training:
+    """All that changes in a run."""
+
+    def __init__(self, run: Run, data: Data, device: torch.device, workers: int) -> None:
+        self.run, self.data, self.device, self.workers = run, data, device, workers
+        scales = run.precision == "16-mixed"
+        self.scaler = torch.amp.GradScaler(device.type, enabled=scales)
+        self.bare, self.attached = make_model(run, data, self.scaler if scales else None)
+        self.bare.to(device)
+        self.optimizer = make_optimizer(run, self.bare)
+        steps = math.ceil(len(data.train) / run.batch_size)  # type: ignore[arg-type]
+        self.schedule = make_schedule(run, self.optimizer, steps)
+        if run.compile:
+            torch.compiler.reset()  # so that earlier runs of this process change nothing
+        self.model = torch.compile(self.bare, dynamic=False) if run.compile else self.bare
+        self.loss = call(run.loss, run.loss_args)
+        if isinstance(self.loss, nn.Module):
+            self.loss.to(device)
+        self.epoch = 0
+        self.chance: float | None = None
+        self.epochs: list[dict[str, Any]] = []
+
+    def train_epoch(self) -> bool:
+        """Train one epoch; return whether the loss stayed finite."""
+        self.model.train()
+        if self.attached:
+            self.attached.step(self.epoch)
+        began, total, count = perf_counter(), torch.zeros((), dtype=torch.float64), 0
+        lr = 0.0
+        for batch in batches(self.data.train, self.run, self.epoch, self.workers):
+            inputs, targets = moved(batch, self.device)
+            loss = self.loss(self._outputs(self.model, inputs), targets)
+            self.scaler.scale(loss).backward()
+            if self.run.clip_grad_norm is not None:
+                self.scaler.unscale_(self.optimizer)
+                clip_grad_norm_(self.bare.parameters(), self.run.clip_grad_norm)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad()
+            lr = self.optimizer.param_groups[0]["lr"]
+            self.schedule.step()
+            total, count = total + loss.detach().double().cpu(), count + 1
+        mean = (total / count).item()
+        rates = mean_rates(self.attached)
+        seconds = perf_counter() - began
+        row = {"epoch": self.epoch, "loss": mean, "lr": lr, "seconds": seconds, **rates}
+        if not math.isfinite(mean):
+            return False
+        self.epochs.append(row)
+        self.epoch += 1
+        return True
+
+    def _outputs(self, model: nn.Module, inputs: Any) -> Any:
+        dtype = torch.float16 if self.run.precision == "16-mixed" else torch.bfloat16
+        with torch.autocast(self.device.type, dtype, enabled=self.run.precision != "32-true"):
+            outputs = model(inputs)
+        return outputs.float() if isinstance(outputs, Tensor) else outputs
+
+    def scores(self, tests: bool) -> dict[str, float]:
+        """The metric of every test, and of the validation set."""
+        sets = {**(self.data.tests if tests else {}), "validation": self.data.validation}
+        return {name: self._score(name, one) for name, one in sets.items() if one is not None}
+
+    @torch.no_grad()
+    def _score(self, name: str, dataset: Any) -> float:
+        """The metric of one data set. What is active in evaluation draws from its own seed."""
+        run, device = self.run, self.device
+        metric = call(run.metric, run.metric_args)
+        by_batch = all(hasattr(metric, each) for each in ("update", "compute"))
+        self.bare.eval()
+        found: list[tuple[Tensor, Tensor]] = []
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(derive_seed(run.seed, f"test/{name}/0", run.replica))
+            for batch in in_order(dataset, run, self.workers):
+                inputs, targets = moved(batch, device)
+                pair = moved((self._outputs(self.bare, inputs), targets), torch.device("cpu"))
+                metric.update(*pair) if by_batch else found.append(pair)
+        try:
+            if by_batch:
+                value = float(metric.compute())
+            else:
+                value = float(metric(*(torch.cat(parts) for parts in zip(*found, strict=True))))
+        except Exception as error:  # whatever the user's metric raises
+            raise FactoryError(f"{run.metric!r} failed on {name!r}: {error!r}") from error
+        if run.metric == "accuracy" and self.chance is None:
+            targets = torch.cat([each for _, each in found])
+            self.chance = (targets == targets.mode().values).double().mean().item()
+        if not math.isfinite(value):
+            raise FactoryError(
+                f"{run.metric!r} must return a finite number, got {value} on {name!r}"
+            )
+        return value
+
+    def state(self) -> dict[str, Any]:
+        """All that a checkpoint holds at the end of an epoch."""
+        cuda = self.device.type == "cuda"
+        return {
+            "epochs": self.epochs,
+            "model": self.bare.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "attached": self.attached.state_dict() if self.attached else None,
+            "torch": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state(self.device) if cuda else None,
+        }
+
+    def load(self, state: Mapping[str, Any] | None) -> None:
+        """Go on where a checkpoint was written."""
+        if state is None:
+            return
+        self.epochs, self.epoch = state["epochs"], len(state["epochs"])
+        self.bare.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.scaler.load_state_dict(state["scaler"])
+        if self.attached:
+            self.attached.load_state_dict(state["attached"])
+        torch.set_rng_state(state["torch"])
+        if state["cuda"] is not None:
+            torch.cuda.set_rng_state(state["cuda"], self.device)
 
 
-class Training:
-    """All that changes in a run, from the first batch to the last.
+def device_of(run: Run) -> torch.device:
+    """The device of a run; `auto` takes a GPU where there is one.
+
+    Raises:
+        FactoryError: if the device is not there.
+    """
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if run.accelerator == "auto":
+        return torch.device("cuda" if there["cuda"] else "cpu")
+    if not there.get(run.accelerator, True):
+        raise FactoryError(f"accelerator: there is no {run.accelerator} device here")
+    return torch.device(run.accelerator)
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """A value with all its tensors on a device."""
+    return tree_map(lambda item: item.to(device) if isinstance(item, Tensor) else item, value)
+
+
+def make_optimizer(run: Run, model: nn.Module) -> torch.optim.Optimizer:
+    """An optimizer of timm. Biases and norms have no weight decay; `sgd` is SGD with Nesterov.
+
+    Raises:
+        FactoryError: if timm has no such optimizer, or it does not take `optimizer_args`.
+    """
+    try:
+        return create_optimizer_v2(
+            model,
+            opt=run.optimizer,
+            lr=run.lr,
+            weight_decay=run.weight_decay,
+            momentum=run.momentum,
+            **run.optimizer_args,
+        )
+    except Exception as error:  # timm raises many kinds
+        raise FactoryError(f"optimizer {run.optimizer!r} can't be made: {error}") from error
+
+
+def make_schedule(run: Run, optimizer: torch.optim.Optimizer, steps: int) -> LRScheduler:
+    """The schedule of the learning rate over all steps of the training.
 
     Args:
-        config: a resolved config.
-        runtime: where and how.
-        fabric: launched.
-        data: of the config.
-        out: folder of metrics and checkpoint; None for none.
+        run: of the schedule and the epochs.
+        optimizer: whose learning rate moves.
+        steps: of one epoch.
     """
+    total = run.epochs * steps
+    if run.schedule == "onecycle":
+        return OneCycleLR(optimizer, run.lr, total)
+    if run.schedule == "cosine":
+        return CosineAnnealingLR(optimizer, total)
+    return LambdaLR(optimizer, _constant)
 
-    def __init__(
-        self, config: Config, runtime: Runtime, fabric: Fabric, data: Data, out: Path | None
-    ) -> None:
-        self.config, self.runtime, self.fabric = config, runtime, fabric
-        self.data, self.out = data, out
-        self._began, self._saved = perf_counter(), monotonic()
-        self._memory = PeakMemory(fabric.device)
-        rank, processes = fabric.global_rank, fabric.world_size
-        self.loader = train_loader(data, config, runtime, rank, processes)
-        self.targets = Targets(config, data.classes, len(data.train), rank)
-        scaler = getattr(fabric.strategy.precision, "scaler", None)
-        self.bare, self.attached = prepare(config, data, scaler)
-        optimizer = make_optimizer(config, self.bare)
-        self.rate = LearningRate(config, optimizer, len(self.loader))
-        self.bare.to(fabric.device)
-        self.model, self.optimizer = fabric.setup(self._maybe_compiled(), optimizer)
-        self.average = make_average(config, self.bare)
-        self.epoch = self.batch = 0
-        self.totals = Totals()
-        self.epochs: list[Epoch] = []
-        self.kept: Kept | None = None
-        self.scorer = Scorer(config, runtime, fabric)
-        self.seconds, self.memory = 0.0, 0
-        if out is not None:
-            checkpoint.restore(self, out / "checkpoint.pt")
-        first = out if fabric.is_global_zero else None
-        self.log = Log(first, runtime.loggers, config, self.epochs)
 
-    def modules(self) -> dict[str, Any]:
-        """What a checkpoint restores in place."""
-        average = {} if self.average is None else {"average": self.average.module}
-        return {"model": self.model, "optimizer": self.optimizer, **average}
+def _constant(step: int) -> float:
+    return 1.0
 
-    def state_dict(self) -> dict[str, Any]:
-        """All else that a checkpoint holds; each process has to ask."""
-        device = self.fabric.device
-        own = {
-            "torch": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state(device).cpu() if device.type == "cuda" else None,
-            "targets": self.targets.state_dict(),
-            "attached": self.attached.state_dict() if self.attached else None,
-            "totals": asdict(self.totals),
-        }
-        return {
-            "epoch": self.epoch,
-            "batch": self.batch,
-            "epochs": [asdict(epoch) for epoch in self.epochs],
-            "best": None if self.kept is None else {**vars(self.kept)},
-            "rate": self.rate.state_dict(),
-            "precision": self.fabric.strategy.precision.state_dict(),
-            "seconds": self.seconds,
-            "memory": self.memory,
-            "processes": gather(self.fabric, own),
-        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave, be it of another number of processes."""
-        fabric, processes = self.fabric, state["processes"]
-        self.epoch, self.batch = state["epoch"], state["batch"]
-        self.epochs = [Epoch(**epoch) for epoch in state["epochs"]]
-        best = state.get("best")  # older ones have none
-        self.kept = None if best is None else Kept(**best)
-        self.rate.load_state_dict(state["rate"])
-        fabric.strategy.precision.load_state_dict(state["precision"])
-        self.seconds, self.memory = state["seconds"], state["memory"]
-        same = len(processes) == fabric.world_size
-        own = processes[fabric.global_rank if same else 0]
-        self.totals = Totals(**own["totals"])
-        if self.attached:
-            self.attached.load_state_dict(own["attached"])
-        if not same:  # other processes can't draw the same masks: they begin anew from here
-            place = f"masks/{fabric.global_rank}/{self.epoch}/{self.batch}"
-            torch.manual_seed(derive_seed(self.config.seed, place, self.config.replica))
-            return
-        self.targets.load_state_dict(own["targets"])
-        torch.set_rng_state(own["torch"])
-        if own["cuda"] is not None:
-            torch.cuda.set_rng_state(own["cuda"], fabric.device)
-
-    def _maybe_compiled(self) -> nn.Module:
-        """The model, compiled if that is asked for, to code that only its sizes decide."""
-        if not self.config.compile:
-            return self.bare
-        torch.compiler.reset()  # what was compiled in this process before would leave its traces
-        return torch.compile(self.bare, dynamic=False)
-
-    def run(
-        self, stop: Callable[[], bool], on_epoch: Callable[[Epoch], None]
-    ) -> Literal["finished", "diverged"]:
-        """Train to the end, or until the loss is no longer finite."""
-        while self.epoch < self.config.epochs:
-            if self.batch == 0:
-                if self.attached:
-                    self.attached.step(self.epoch)
-                self.totals = Totals(site_counts(self.attached))
-            self._train_epoch(stop)
-            lr, mixed = self.rate.last, self.targets.mixes
-            epoch = self.totals.epoch(self.fabric, self.attached, self.epoch, lr, mixed)
-            if not math.isfinite(epoch.loss):
-                return "diverged"
-            epoch = self._scored(epoch)
-            self.epochs.append(epoch)
-            self.epoch, self.batch = self.epoch + 1, 0
-            self.log.epoch(epoch, self.attached)
-            if self.fabric.is_global_zero:
-                on_epoch(epoch)
-            self._pause(stop)
-        return "finished"
-
-    def _train_epoch(self, stop: Callable[[], bool]) -> None:
-        self.model.train()
-        self.loader.begin(self.epoch, self.batch)
-        start = perf_counter()
-        for images, labels in self.loader:
-            self._step(*self.fabric.to_device((images, labels)))
-            self.batch += 1
-            now = perf_counter()
-            self.totals.seconds += now - start
-            start = now
-            if self.batch < len(self.loader):
-                self._pause(stop)
-
-    def _step(self, images: Tensor, labels: Tensor) -> None:
-        images, targets = self.targets.mix(images, labels)
-        scores = self.model(images)
-        loss = self.targets.loss(scores.float(), targets)
-        self.fabric.backward(loss)
-        limit = self.config.clip_grad_norm or math.inf
-        norm = self.fabric.clip_gradients(
-            self.model, self.optimizer, max_norm=limit, error_if_nonfinite=False
-        )
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.rate.step(done := self.epoch * len(self.loader) + self.batch + 1)
-        if self.average is not None:
-            self.average.update(self.bare, done)
-        right = (scores.argmax(dim=1) == labels).sum()
-        self.totals.add(len(labels), loss, right, norm, norm.clamp(max=limit))
-
-    def result(self, status: Literal["finished", "diverged"]) -> Result:
-        """Test the model, or its average, and close the run."""
-        scores: dict[str, float] = {}
-        losses: dict[str, float] = {}
-        if status == "finished":
-            if self.average is not None:
-                convert = self.fabric.strategy.precision.convert_module
-                self.average.module = convert(self.average.module)
-            tested = self._tested_model
-            for name, images in self.data.tests.items():
-                scores[name], losses[name] = self.scorer.score(tested, images, name)
-        if not math.isfinite(losses.get("clean", 0.0)):  # the last step was one too far
-            status, scores, losses = "diverged", {}, {}
-        self.pass_time()
-        if self.out is not None and status == "finished":
-            checkpoint.save(self, self.out / "checkpoint.pt")
-        best = self._best(scores) if status == "finished" else None
-        self.pass_time()
-        self.log.test(self.config.epochs, scores, best)
-        loss = losses.get("clean")
-        return Result(status, scores, loss, self.epochs, self.seconds, self.memory, best)
-
-    @property
-    def _tested_model(self) -> nn.Module:
-        """What scores are those of: the average, if there is one."""
-        whole = self.model if self.scorer.is_sharded else self.bare
-        return whole if self.average is None else self.average.module
-
-    def _scored(self, epoch: Epoch) -> Epoch:
-        """The epoch with its scores in evaluation; of the best one so far, the weights are kept."""
-        images = self.data.validation
-        if images is None and not self.config.test_epochs:
-            return epoch
-        model = self.scorer.copied(self._tested_model)
-        if self.config.test_epochs:
-            test, _ = self.scorer.score(model, self.data.tests["clean"], "clean")
-            epoch = replace(epoch, test=test)
-        if images is None:
-            return epoch
-        accuracy, loss = self.scorer.score(model, images, "validation")
-        if is_better(accuracy, loss, self.kept):
-            self.kept = Kept(epoch.epoch, accuracy, self.scorer.weights(model))
-        known = loss if math.isfinite(loss) else None
-        return replace(epoch, validation=accuracy, validation_loss=known)
-
-    def _best(self, last: dict[str, float]) -> Best | None:
-        """The best epoch, tested; a sharded model has its weights then, and no longer its own.
-
-        Args:
-            last: scores of the last epoch.
-        """
-        kept = self.kept
-        if kept is None:
-            return None
-        scores = last
-        if kept.epoch < self.config.epochs - 1:
-            model = self.scorer.copied(self._tested_model)
-            self.scorer.load(model, kept.weights)
-            tests = self.data.tests.items()
-            scores = {name: self.scorer.score(model, images, name)[0] for name, images in tests}
-        return Best(kept.epoch, kept.validation, scores)
-
-    def _pause(self, stop: Callable[[], bool]) -> None:
-        """Write a checkpoint if it is time for one; leave if any process is asked to."""
-        due, asked = monotonic() - self._saved >= self.runtime.checkpoint_seconds, stop()
-        if self.fabric.world_size > 1:
-            both = torch.tensor([due, asked], device=self.fabric.device).int()
-            due, asked = map(bool, self.fabric.all_reduce(both, reduce_op="sum").tolist())
-        if self.out is not None and (due or asked):
-            self.pass_time()
-            checkpoint.save(self, self.out / "checkpoint.pt")
-            self._saved = monotonic()
-        if asked:
-            raise Stopped(f"stopped in epoch {self.epoch}, after {self.batch} batches of it")
-
-    def pass_time(self) -> None:
-        """Bring seconds and memory up to date."""
-        now = perf_counter()
-        self.seconds += now - self._began
-        self._began = now
-        self.memory = max(self.memory, self._memory.read())
+def mean_rates(attached: Attachment | None) -> dict[str, float | None]:
+    """The mean rate of the sites that drop, and the mean share that they dropped in this epoch."""
+    dropping = [
+        site
+        for site in attached or ()
+        if isinstance(site.regularizer, Foreign) or hasattr(site.regularizer, "p")
+    ]
+    realized = [site.realized_rate for site in dropping if site.realized_rate is not None]
+    nominal = [site.rate for site in dropping if site.rate is not None]
+    return {
+        "nominal": sum(nominal) / len(nominal) if nominal else None,
+        "realized": sum(realized) / len(realized) if realized else None,
+    }

@@ -1,120 +1,80 @@
 """Run a study, or go on with it, and report what came of it.
 
-Example: scripts/ablate.py experiments/configs/quick.yaml
+Example: python scripts/ablate.py experiments/configs/quick.yaml
 """
 
+import argparse
+import os
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from experiments.commands import begin, called, leave
-
-if __name__ == "__main__":
-    begin()
-
-import shlex
-from typing import Any, Literal
 
 
-def ablate(
-    study: Path,
-    out: Path = Path("runs"),
-    data: str | None = None,
-    base: dict[str, Any] | None = None,
-    backend: Literal["loky", "sequential", "ray"] = "loky",
-    address: str | None = None,
-    jobs: int | None = None,
-    shard: str | None = None,
-    claim: Literal["lock", "lease"] | None = None,
-    csv: Path | None = None,
-    data_dir: Path = Path("data"),
-    loader_workers: int = 0,
-    checkpoint_seconds: float = 20.0,
-    log: str | None = None,
-) -> int:
-    """Run a study, or go on with it, and report what came of it.
-
-    Args:
-        study: a study file, such as experiments/configs/quick.yaml.
-        out: where the study's folder is made, or found: OUT/STUDY.
-        data: data set to use instead of the study's, such as cifar10 or imagefolder:PATH.
-        base: further fields of the base config, as YAML: '{train_images: null, epochs: 90}'.
-        backend: loky (processes on this machine), sequential (this process) or ray (a cluster).
-        address: of the Ray cluster: HOST:PORT, ray://HOST:PORT, or auto for that of this host;
-            without it, one is started on this machine. The token of a cluster that asks for one
-            is read from ~/.ray/auth_token or RAY_AUTH_TOKEN.
-        jobs: runs at once; as many as the cores allow by default.
-        shard: i/n runs every n-th of the runs only, from the i-th (from 0); auto takes i and n
-            from SLURM's job array.
-        claim: how runs are claimed: lock (the operating system's) or lease (for shared
-            directories whose locks don't hold); by default, what the directory can.
-        csv: where to write one line per run; an existing file is replaced at the end.
-        data_dir: folder of the CIFAR files.
-        loader_workers: processes that load images, of each run.
-        checkpoint_seconds: least time between two checkpoints of a run.
-        log: where the numbers of each epoch are also written, joined by commas: tensorboard,
-            wandb, mlflow.
-    """
-    from experiments.config import Runtime, check_paths
-    from experiments.running.shards import parse_shard
-
-    if jobs is not None and jobs < 1:
-        raise ValueError(f"jobs must be at least 1, got {jobs}")
-    part = None if shard is None else parse_shard(shard)
-    study.open().close()
-    check_paths(data=data, data_dir=data_dir)
-    from experiments.running.launch import begin_study, launch
-    from experiments.study import read_study
-
-    runtime = Runtime(data_dir, loader_workers, checkpoint_seconds, log)
-    plan = read_study(study, data, base, runtime)
-    if csv is not None:
-        csv.open("a").close()  # an unwritable path is told now, not after the last run
-    directory = out / plan.name
-    begin_study(plan, directory, shlex.join(["python", "scripts/ablate.py", *sys.argv[1:]]))
-    ended = launch(
-        plan,
-        directory,
-        runtime,
-        backend=backend,
-        address=address,
-        jobs=jobs,
-        shard=part,
-        claim=claim,
+def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The options of the command line; `--help` answers before anything large is imported."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    if ended.exit_code is not None:
-        print(f"stopped; the same command goes on: {directory}", file=sys.stderr)
-        return ended.exit_code
-    for label in ended.elsewhere:
-        print(f"{label}: under way in another launch", file=sys.stderr)
-    show(directory, csv)
-    return 1 if ended.failed else 0
+    add = parser.add_argument
+    add("study", type=Path, help="a study file")
+    add("--out", type=Path, default=Path("runs"), help="folder of runs and reports (runs)")
+    add("--search", action="store_true", help="search first; writes STUDY.chosen.yaml beside it")
+    add("--jobs", type=int, help="runs at a time (one for each CPU or GPU)")
+    add("--ray", metavar="ADDRESS", help="HOST:PORT of a Ray cluster; local starts one here")
+    add("--seeds", metavar="1-6", help="only these seeds, such as 1-6 or 1,4")
+    add("--only", action="append", default=[], metavar="NAME", help="only this condition")
+    add("--set", action="append", default=[], metavar="FIELD=VALUE", help="change the base")
+    add("--workers", type=int, default=0, help="processes that load items of each run (0)")
+    add("--log", action="append", default=[], help="tensorboard, wandb or mlflow")
+    return parser.parse_args(arguments)
 
 
-def show(directory: Path, csv: Path | None) -> None:
-    """Print the table, and write the report when all runs are there."""
-    from rich.console import Console
+def main(arguments: list[str] | None = None) -> int:
+    """Run the study; return the exit status: 0, or 3 for an unfinished study."""
+    options = read_options(arguments)
+    sys.path.insert(0, str(options.study.resolve().parent))  # for the study's own factories
+    from experiments.commands import Progress, changes_of, run_all_with, seeds_of
+    from experiments.log import check_loggers
+    from experiments.runs import RunFolder
+    from experiments.study import fit, only, read_study
 
-    from experiments.report import summarize, table, write_report
-    from experiments.reporting.tables import write_runs
-    from experiments.running.records import read_runs
+    check_loggers(options.log)
+    study = read_study(options.study, changes_of(options.set), seeds_of(options.seeds))
+    study = only(study, options.only)
+    fit(study)
+    pool = options.out / "runs"
+    run_all = run_all_with(options, study)
+    if options.search:
+        from experiments.commands import searched
+        from experiments.search import search
 
-    record, runs = read_runs(directory)
-    rows = summarize(record, runs)
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(table(rows))
-    if csv is not None:
-        write_runs(rows, csv)
-    missing = sum(run.status == "missing" for run in runs)
-    if missing:
-        console.print(f"{missing} of {len(runs)} runs are still to come, and then the report")
-    else:
-        console.print(f"report: {write_report(directory)}", soft_wrap=True, highlight=False)
+        found = search(study, pool, run_all)
+        print(searched(study, found, options.study))
+        return 0
+    folders = [RunFolder(pool, run) for _, run in study.runs()]
+    run_all(folders, Progress([name for name, _ in study.runs()]))
+    from experiments.commands import report
+
+    return report(study, options.out / study.name, pool)
 
 
-def main() -> int:
-    return called(ablate, __doc__)
+def called(work: object) -> int:
+    """The exit status of a command; errors of users are one message without a traceback."""
+    try:
+        return work()  # type: ignore[operator, no-any-return]
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on", file=sys.stderr)
+        return 130
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":
-    leave(main())
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    began = time.perf_counter()
+    status = called(main)
+    print(f"{time.perf_counter() - began:.0f} s", file=sys.stderr)
+    sys.exit(status)

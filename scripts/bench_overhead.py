@@ -1,123 +1,105 @@
 """Time what regularizers cost, side by side with floors, peers and models without them.
 
-Example: scripts/bench_overhead.py --model resnet50 --spec '{"layer4.*": "DropBlock2d(p=0.1)"}'
+Examples:
+    python scripts/bench_overhead.py --set kernels
+    python scripts/bench_overhead.py --model resnet50 --spec spec.yaml
+    python scripts/bench_overhead.py --model mine:make_net --spec '{"layer4": "Dropout2d(0.1)"}'
 """
 
+import argparse
+import csv
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from experiments.commands import begin, called, leave
 
-if __name__ == "__main__":
-    begin()
-
-from collections.abc import Iterable, Iterator
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from experiments.overhead import Row
-
-Set = Literal[
-    "kernels", "formats", "others", "observers", "sites", "models", "sweep", "attach", "compiled",
-    "all",
-]  # fmt: skip
+SETS = ("kernels", "formats", "others", "observers", "sites", "compiled", "models")
 
 
-def bench(
-    set: Set = "kernels",
-    out: Path = Path("runs/overhead"),
-    device: Literal["cpu", "cuda"] = "cpu",
-    threads: int = 2,
-    rounds: int = 15,
-    shape: str | None = None,
-    model: str | None = None,
-    spec: str | None = None,
-    batch_size: int = 8,
-    image_size: int = 224,
-    images: int = 1_281_167,
-) -> int:
-    """Time a set of works, print the table, write rows.csv and pictures.
+def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The options of the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--set", choices=[*SETS, "all"], default="kernels", help="what is timed")
+    add("--model", help="your own case: a timm model, or package.module:factory; with --spec")
+    add("--spec", help="a spec file, or YAML")
+    add("--size", default="8x3x224x224", help="of a batch, with --model (8x3x224x224)")
+    add("--backend", default="inductor", help="of torch.compile, with --model (inductor)")
+    add("--rounds", type=int, default=15, help="paired timings (15)")
+    add("--threads", type=int, default=2, help="of torch on the CPU (2)")
+    add("--device", choices=["cpu", "cuda"], default="cpu")
+    add("--out", type=Path, default=Path("runs/overhead"), help="folder of rows.csv")
+    return parser.parse_args(arguments)
 
-    Args:
-        set: what is timed; not read with --model.
-        out: a folder for the results, made if it is not there.
-        device: where.
-        threads: of torch, on the CPU.
-        rounds: paired timings per row, at least 2; works that take long have fewer.
-        shape: of the activations, such as 32x256x28x28, in place of those of the set.
-        model: a timm model to time with and without --spec.
-        spec: a file, or YAML as it stands.
-        batch_size: of the models.
-        image_size: of the models, in pixels.
-        images: of an epoch, with --model.
-    """
-    if (model is None) != (spec is None):
+
+def main(arguments: list[str] | None = None) -> int:
+    """Time, print the table, and write rows.csv; return the exit status."""
+    options = read_options(arguments)
+    if (options.model is None) != (options.spec is None):
         raise ValueError("--model and --spec go together")
+    sys.path.insert(0, str(Path.cwd()))  # for your own factories
     import torch
-    from rich.progress import track
+    from rich.console import Console
+    from rich.table import Table
 
-    from experiments.overhead import kernels, measure, models
-    from experiments.overhead.report import epochs, machine, write_csv
+    from experiments.overhead import layers, models
+    from experiments.overhead.timing import measure
 
-    torch.set_num_threads(threads)
-    fed = models.Images(batch_size, image_size, torch.device(device))
-    place = kernels.Place.of(fed.device, shape)
-    out.mkdir(parents=True, exist_ok=True)
-    print(machine(fed.device))
-    if model is not None and spec is not None:
-        works: Iterable[Any] = models.own_model(model, spec, fed)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("there is no CUDA device")
+    torch.set_num_threads(options.threads)
+    device = torch.device(options.device)
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {device}")
+    if options.model is not None:
+        size = tuple(int(edge) for edge in options.size.split("x"))
+        first, work = models.own_case(
+            options.model, spec_of(options.spec), size, device, options.backend
+        )
+        console.print(table_of(Table(), first))
+        works = [work]
     else:
-        works = _works(set, place, fed)
-    rows: list[Row] = []
-    for work in track(works, "works"):
-        rows += measure(work, rounds)
-        write_csv(rows, out / "rows.csv")  # so that what was measured outlives an interruption
-    show(rows, out)
-    if model is not None:
-        print(epochs(rows, images / batch_size))
+        makers = {**vars(layers), "models": models.models}
+        sets = SETS if options.set == "all" else [options.set]
+        works = (case.make(device) for name in sets for case in makers[name]())
+    rows = []
+    options.out.mkdir(parents=True, exist_ok=True)
+    for work in works:
+        rows += [asdict(row) for row in measure(work, options.rounds)]
+        with (options.out / "rows.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    console.print(table_of(Table(), rows))
     return 0
 
 
-def _works(named: Set, place: Any, fed: Any) -> Iterator[Any]:
-    """The works of a set, each made when the one before it is done."""
-    from experiments.overhead import kernels, models, observers, others, sites
+def spec_of(text: str) -> object:
+    """A spec from a file, or from YAML."""
+    import yaml
 
-    makers = {
-        "kernels": (kernels.kernels, place),
-        "formats": (kernels.formats, place),
-        "others": (others.others, place),
-        "observers": (observers.observers, place),
-        "sites": (sites.sites, place),
-        "sweep": (kernels.sweep, place),
-        "attach": (sites.attaching, place),
-        "compiled": (kernels.compiled_kernels, place),
-        "models": (models.models, fed),
-        "compiled models": (models.compiled, fed),
-    }
-    for name, (make, given) in makers.items():
-        if named == "all" or name.partition(" ")[0] == named:
-            yield from make(given)
+    from dropblock_hooks import Spec
+
+    return Spec.load(text) if Path(text).is_file() else Spec(yaml.safe_load(text))
 
 
-def show(rows: "list[Row]", out: Path) -> None:
-    """Print the table, and draw the pictures."""
-    from rich.console import Console
-
-    from experiments.overhead.report import plot, table
-
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(table(rows))
-    if find_spec("matplotlib") is None:
-        print("no pictures: matplotlib is not installed", file=sys.stderr)
-    else:
-        plot(rows, out)
-
-
-def main() -> int:
-    return called(bench, __doc__)
+def table_of(view: object, rows: list[dict]) -> object:
+    """A table of rows."""
+    for name in rows[0]:
+        view.add_column(name, justify="left" if name in ("work", "variant") else "right")
+    for row in rows:
+        cells = [
+            f"{value:.4g}" if isinstance(value, float) else str(value or "")
+            for value in row.values()
+        ]
+        view.add_row(*cells)
+    return view
 
 
 if __name__ == "__main__":
-    leave(main())
+    from scripts.ablate import called
+
+    sys.exit(called(main))

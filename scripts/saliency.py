@@ -1,91 +1,67 @@
-"""Look at test images with the networks of a study's finished runs: how far does Grad-CAM spread?
+"""Draw where the networks of a study look: Grad-CAM over test images, one row for each condition.
 
-Example: scripts/saliency.py runs/quick --conditions none DropBlock2d Dropout2d
-
-It writes saliency.md, saliency.csv (a line for each run) and saliency.png.
+Example: python scripts/saliency.py runs/quick --layer layer4
 """
 
+import argparse
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from experiments.commands import begin, leave, status
-
-if __name__ == "__main__":
-    begin()
-
-from typing import Any
 
 
-def saliency(
-    run_dir: Path,
-    conditions: list[str] | None = None,
-    out: Path | None = None,
-    images: int | None = None,
-    rows: int = 4,
-    number: int = 0,
-    layer: str | None = None,
-    threshold: float = 0.2,
-    data_dir: Path = Path("data"),
-) -> int:
-    """Look at test images with the networks of a study's finished runs.
-
-    Args:
-        run_dir: the study's directory, such as runs/quick.
-        conditions: whose networks; all of the study's by default.
-        out: a folder for what is written; RUN_DIR/saliency by default.
-        images: how many of the test images, drawn by the number; all by default.
-        rows: how many images the picture has.
-        number: that draws the images, and the seed whose networks the picture shows.
-        layer: selector of the layer whose maps are taken; the last feature stage by default.
-        threshold: the share of its largest value that a map has, on average, in an object's box
-            that it touches.
-        data_dir: folder of the CIFAR files.
-    """
-    if not (run_dir / "study.json").is_file():
-        raise ValueError(f"{run_dir} is not a study's directory: it has no study.json")
-    from experiments.running.records import read_runs
-    from experiments.saliency.measure import Saliency, measure
-    from experiments.saliency.report import write
-
-    def tell(found: Saliency) -> None:
-        share = "" if found.share is None else f", share {found.share:.3f}"
-        spread = "all maps empty" if found.entropy is None else f"entropy {found.entropy:.3f}"
-        print(f"{found.condition}, seed {found.seed}: {spread}{share}, {found.empty} empty")
-
-    measured = measure(
-        *read_runs(run_dir),
-        conditions or (),
-        images=images,
-        rows=rows,
-        drawn_by=number,
-        layer=layer,
-        threshold=threshold,
-        data_dir=data_dir,
-        on_run=tell,
+def main(arguments: list[str] | None = None) -> int:
+    """Draw the picture; return the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for absent in measured.absent:
-        print(f"{absent}: it does not count", file=sys.stderr)
-    print(write(measured, out or run_dir / "saliency"))
+    parser.add_argument("folder", type=Path, help="of a study's report; the runs are beside it")
+    parser.add_argument("--layer", help="of Grad-CAM (chosen by the model)")
+    parser.add_argument("--seed", type=int, help="of the runs (the first)")
+    parser.add_argument("--count", type=int, default=6, help="images (6)")
+    options = parser.parse_args(arguments)
+    if not (options.folder / "study.yaml").is_file():
+        raise ValueError(f"{options.folder} has no study.yaml: give the folder of a study")
+    sys.path.insert(0, str(Path.cwd()))  # for your own factories
+    from matplotlib.figure import Figure
+
+    from dropblock_hooks import gradcam
+    from dropblock_hooks.plots import plot_overlay
+    from experiments import checkpoint
+    from experiments.data import load_data
+    from experiments.loading import in_order
+    from experiments.models import make_model
+    from experiments.runs import RunFolder
+    from experiments.study import read_study
+
+    study = read_study(options.folder / "study.yaml")
+    seed = study.seeds[0] if options.seed is None else options.seed
+    figure = Figure(
+        figsize=(1.6 * options.count, 1.8 * len(study.conditions)), layout="constrained"
+    )
+    axes = figure.subplots(len(study.conditions), options.count, squeeze=False)
+    for (name, run), row in zip(study.conditions.items(), axes, strict=True):
+        run = run.model_copy(update={"seed": seed})
+        state = checkpoint.load(RunFolder(options.folder.parent / "runs", run).path)
+        if state is None:
+            raise ValueError(f"{name}, seed {seed}: there is no checkpoint beside {options.folder}")
+        data = load_data(run)
+        model, _ = make_model(run, data)
+        model.load_state_dict(state["model"])
+        images, labels = next(iter(in_order(next(iter(data.tests.values())), run)))
+        images, labels = images[: options.count], labels[: options.count]
+        cam = gradcam(model.eval(), images, target=labels.tolist(), layer=options.layer)
+        for ax, image, found in zip(row, images, cam.maps, strict=False):
+            plot_overlay(found, image, ax=ax)
+            ax.set_axis_off()
+        row[0].set_title(name, fontsize=9, loc="left")
+    path = options.folder / "saliency.png"
+    figure.savefig(path, dpi=100)
+    print(path)
     return 0
 
 
-def make_parser() -> Any:
-    """The options of `saliency`; conditions are given one after another."""
-    from jsonargparse import ArgumentParser
-
-    parser = ArgumentParser(prog="scripts/saliency.py", description=__doc__, allow_abbrev=False)
-    parser.add_function_arguments(saliency, skip={"conditions"}, as_positional=True)
-    parser.add_argument(
-        "--conditions", nargs="+", type=str, help="whose networks; all of the study's by default"
-    )
-    return parser
-
-
-def main() -> int:
-    given = vars(make_parser().parse_args())
-    return status(lambda: saliency(**given))
-
-
 if __name__ == "__main__":
-    leave(main())
+    from scripts.ablate import called
+
+    sys.exit(called(main))

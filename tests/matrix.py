@@ -1,8 +1,8 @@
 """The matrix of training stacks and regularizers: which rows are run, and what a row has to show.
 
 Every pair of values of two columns is in some row (a pairwise covering), but for the pairs that
-torch can't do, which are named with the reason. Run as ``python scripts/matrix.py`` it is written
-to ``docs/matrix.md``.
+torch can't do, which are named with the reason. ``python -m tests.write_tables matrix`` writes
+``docs/matrix.md``.
 """
 
 import dataclasses

@@ -1,28 +1,24 @@
-"""Works on whole models: bare, attached, edited by hand, with timm's own option; compiled."""
+"""Works on whole models: bare, attached, edited by hand, and a user's own case."""
 
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import timm
 import torch
 import torch.nn.functional as F  # noqa: N812
-from timm.layers.drop import DropBlock2d as TimmDropBlock2d
 from torch import Tensor, nn
 
-from dropblock_hooks import DropBlock2d, DropPath, Regularizer, attach, functional
-from experiments.memory import saved_bytes
-from experiments.overhead import CPU, Against, Work
-from experiments.peers import nominal
-from experiments.yaml_text import read_yaml
+from dropblock_hooks import DropBlock2d, DropPath, Regularizer, attach, functional, watch
+from experiments.factories import FactoryError, call
+from experiments.overhead.memory import peak_bytes
+from experiments.overhead.timing import Case, Work, seconds_of
 
 RATE = 0.1
-# resnet50 as its own option has it: behind the second norm of the blocks of the last two stages
+SIZE = (8, 3, 224, 224)
 SPECS: dict[str, dict[str, Regularizer]] = {
     "resnet50": {
         "layer3.*.bn2": DropBlock2d(RATE, block_size=5),
@@ -33,92 +29,73 @@ SPECS: dict[str, dict[str, Regularizer]] = {
     "vit_tiny_patch16_224": {"blocks.*.mlp": DropPath(RATE)},
 }
 COMPILED = ("resnet50", "vit_tiny_patch16_224")
-OWN_OPTION = ("resnet50",)
-REFERENCES = {
-    "bare": ("bare",),
-    "attached": ("bare", "hand-edited", "own option"),
-    "hand-edited": ("bare",),
-    "own option": ("bare",),
-}
-
-
-@dataclass(frozen=True)
-class Images:
-    """What models are fed with."""
-
-    batch_size: int = 8
-    image_size: int = 224
-    device: torch.device = CPU
-
-    def batch(self) -> Tensor:
-        """Noise of that shape."""
-        size = (self.batch_size, 3, self.image_size, self.image_size)
-        return torch.randn(size, device=self.device)
+WAYS = ("bare", "attached", "hand-edited", "watched")
 
 
 class Called(nn.Module):
-    """A regularizer as one writes it into a model: in training, calls a function."""
+    """A regularizer as one writes it into a model: in training, it calls a function."""
 
     def __init__(self, regularizer: Regularizer) -> None:
         super().__init__()
         if isinstance(regularizer, DropBlock2d):
-            block_size = regularizer.block_size
-            self.function = partial(functional.drop_block2d, p=RATE, block_size=block_size)
+            size = regularizer.block_size
+            self.function = partial(functional.drop_block2d, p=RATE, block_size=size)
         else:
             self.function = partial(functional.drop_path, p=RATE)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The function of x; x in evaluation."""
         return self.function(x) if self.training else x
 
 
-def variants(name: str, images: Images) -> dict[str, nn.Module]:
-    """A model, with the same weights and the same regularizers, in all ways."""
-    bare = _create(name, images)
-    models = {"bare": bare, "attached": copy.deepcopy(bare), "hand-edited": copy.deepcopy(bare)}
-    sites = attach(models["attached"], SPECS[name]).sites
+def variants(name: str, device: torch.device) -> dict[str, nn.Module]:
+    """A model with the same weights and regularizers, in all ways."""
+    bare = timm.create_model(name).to(device)
+    made = {way: copy.deepcopy(bare) for way in WAYS}
+    sites = attach(made["attached"], SPECS[name]).sites
+    watch(made["watched"])
     for site in sites:
         layer = bare.get_submodule(site.name)
         edited = nn.Sequential(copy.deepcopy(layer), Called(site.regularizer))
-        models["hand-edited"].set_submodule(site.name, edited)
-    if name in OWN_OPTION:
-        own = _create(name, images, drop_block_rate=RATE)
-        own.load_state_dict(bare.state_dict())
-        _ask_for_rate(own, images)
-        models["own option"] = own
-    return models
+        made["hand-edited"].set_submodule(site.name, edited)
+    return made
 
 
-def _create(name: str, images: Images, **options: Any) -> nn.Module:
-    if not timm.is_model(name):
-        raise ValueError(f"{name!r} is no model of timm")
-    model = timm.create_model(name, **options)
-    if hasattr(model, "set_input_size"):  # those with positions, which fit one size
-        model.set_input_size(img_size=images.image_size)
-    return model.to(images.device)
+def model_work(
+    device: torch.device, name: str, training: bool = True, compiled: bool = False
+) -> Work:
+    """A training step, or a forward in evaluation, of the variants of a model."""
+    made = variants(name, device)
+    if compiled:
+        torch.compiler.reset()
+        made.pop("watched")
+        for model in made.values():
+            model.compile()
+    x = torch.randn(SIZE, device=device)
+    kind = f"{'compiled ' * compiled}{'training step' if training else 'evaluation'}"
+    return _work(f"{name}, {kind}", made, x, training)
 
 
-def _ask_for_rate(model: nn.Module, images: Images) -> None:
-    """Make timm's own layers drop `RATE`, on the maps that they see."""
-
-    def ask(module: TimmDropBlock2d, args: tuple[Tensor, ...]) -> None:
-        height, width = args[0].shape[-2:]
-        module.gamma_scale = 1.0
-        module.drop_prob = nominal("timm shared", (height, width), module.block_size, RATE)
-
-    layers = [module for module in model.modules() if isinstance(module, TimmDropBlock2d)]
-    handles = [layer.register_forward_pre_hook(ask) for layer in layers]
-    with torch.no_grad():
-        model.eval()(images.batch())
-    for handle in handles:
-        handle.remove()
+def _work(name: str, made: Mapping[str, nn.Module], x: Tensor, training: bool) -> Work:
+    step = train_step if training else evaluate
+    steps = {way: partial(step, model.train(training), x) for way, model in made.items()}
+    against = [(way, "bare") for way in made]
+    against += [("attached", "hand-edited")] * ("hand-edited" in made)
+    return Work(name, steps, against, shape="x".join(map(str, x.shape)), device=x.device)
 
 
-def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
-    """Forward, cross entropy, backward, an update."""
-    F.cross_entropy(model(x), torch.zeros(len(x), dtype=torch.long, device=x.device)).backward()
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+def train_step(model: nn.Module, x: Tensor) -> None:
+    """Forward, cross entropy and backward; gradients are cleared first."""
+    model.zero_grad()
+    F.cross_entropy(
+        _scores(model(x)), torch.zeros(len(x), dtype=torch.long, device=x.device)
+    ).backward()
+
+
+def _scores(output: Any) -> Tensor:
+    found = getattr(output, "logits", output)
+    if not isinstance(found, Tensor) or found.ndim != 2:
+        raise ValueError("the model must return scores (N, classes)")
+    return found
 
 
 def evaluate(model: nn.Module, x: Tensor) -> None:
@@ -127,95 +104,59 @@ def evaluate(model: nn.Module, x: Tensor) -> None:
         model(x)
 
 
-def model_works(
-    name: str, models: Mapping[str, nn.Module], images: Images, kind: str = ""
-) -> Iterator[Work]:
-    """Training and evaluation, one after the other: both with the same models."""
-    yield training_work(name, models, images, kind)
-    yield evaluation_work(name, models, images, kind)
-
-
-def training_work(
-    name: str, models: Mapping[str, nn.Module], images: Images, kind: str = ""
-) -> Work:
-    """A training step; puts the models into that mode."""
-    x = images.batch()
-    steps = {
-        key: partial(train_step, model.train(), torch.optim.SGD(model.parameters(), lr=0.0), x)
-        for key, model in models.items()
-    }
-    known = [x, *(p for model in models.values() for p in model.parameters())]
-    return Work(
-        name=f"{name}, {kind}training step",
-        steps=steps,
-        against=_against(models),
-        shape="x".join(map(str, x.shape)),
-        known=known,
-        nbytes=0 if kind else saved_bytes(steps["bare"], known),
-        device=images.device,
-    )
-
-
-def evaluation_work(
-    name: str, models: Mapping[str, nn.Module], images: Images, kind: str = ""
-) -> Work:
-    """A forward without gradients; puts the models into that mode."""
-    x = images.batch()
-    return Work(
-        name=f"{name}, {kind}evaluation",
-        steps={key: partial(evaluate, model.eval(), x) for key, model in models.items()},
-        against=_against(models),
-        shape="x".join(map(str, x.shape)),
-        device=images.device,
-    )
-
-
-def _against(models: Mapping[str, nn.Module]) -> list[Against]:
-    return [
-        Against(variant, reference)
-        for variant, references in REFERENCES.items()
-        for reference in references
-        if {variant, reference} <= set(models)
-    ]
-
-
-def models(images: Images) -> Iterator[Work]:
-    """All models of `SPECS`, eager."""
+def models() -> Iterator[Case]:
+    """Training and evaluation of four timm models; two of them compiled."""
     for name in SPECS:
-        yield from model_works(name, variants(name, images), images)
-
-
-def compiled(images: Images) -> Iterator[Work]:
-    """The models of `COMPILED`, with torch.compile."""
+        for training in (True, False):
+            make = partial(model_work, name=name, training=training)
+            yield Case(f"{name}, {'training' if training else 'evaluation'}", WAYS, make)
     for name in COMPILED:
-        yield from model_works(name, compiled_variants(name, images), images, "compiled ")
+        make = partial(model_work, name=name, compiled=True)
+        yield Case(f"{name}, compiled training", WAYS[:3], make)
 
 
-def compiled_variants(name: str, images: Images) -> dict[str, nn.Module]:
-    """Those of ours, to be compiled by their first call."""
-    torch.compiler.reset()
-    found = variants(name, images)
-    found.pop("own option", None)
-    for model in found.values():
-        model.compile()
-    return found
+def own_case(
+    model: str, spec: Any, size: tuple[int, ...], device: torch.device, backend: str
+) -> tuple[list[dict[str, Any]], Work]:
+    """A user's own model and spec: first calls and memory, and the work of a training step.
 
+    Args:
+        model: a timm model, or `package.module:factory`.
+        spec: to attach.
+        size: of a batch, (N, C, H, W).
+        device: where.
+        backend: of torch.compile.
 
-def own_model(name: str, spec: str, images: Images) -> Iterator[Work]:
-    """A timm model with and without a spec: a file, or YAML as it stands.
+    Returns:
+        Rows of variant, seconds of the first call and peak in MB, and the work of all variants.
 
     Raises:
-        ValueError: for a model that timm does not have, and a spec that does not fit it.
+        FactoryError: if there is no such model.
+        ValueError: if the spec does not fit it.
     """
-    bare = _create(name, images)
-    model = copy.deepcopy(bare)
-    attach(model, spec if os.path.isfile(spec) else _plain(spec))  # a long text is no file's name
-    return model_works(name, {"bare": bare, "attached": model}, images)
-
-
-def _plain(spec: str) -> Any:
-    """What the YAML says; a text that is none may be the name of a file that is not there."""
-    try:
-        return read_yaml(spec)
-    except ValueError as error:
-        raise ValueError(f"--spec: {error}") from error
+    if ":" in model:
+        bare = call(model, {})
+    elif timm.is_model(model):
+        bare = timm.create_model(model)
+    else:
+        raise FactoryError(f"{model!r} is no model of timm: or give package.module:factory")
+    made = {"bare": bare.to(device)}
+    made["attached"] = copy.deepcopy(made["bare"])
+    attach(made["attached"], spec)
+    rows = []
+    for way in ("bare", "attached"):
+        made[f"compiled {way}"] = copy.deepcopy(made[way])
+        made[f"compiled {way}"].compile(backend=backend)
+    x = torch.randn(size, device=device)
+    for way, one in made.items():
+        torch.compiler.reset()
+        first = seconds_of(partial(train_step, one.train(), x), 1, device)
+        peak = peak_bytes(partial(train_step, one, x), device) / 1e6
+        rows.append({"variant": way, "first call, s": first, "peak, MB": peak})
+    work = _work("training step", made, x, training=True)
+    pairs = [
+        ("attached", "bare"),
+        ("compiled bare", "bare"),
+        ("compiled attached", "compiled bare"),
+    ]
+    return rows, Work(**{**vars(work), "against": pairs})

@@ -26,8 +26,8 @@ from pathlib import Path
 
 import torch
 
-from experiments.families import MEMBERS
 from tests.axes.reader import Reader
+from tests.families import MEMBERS
 
 TABLE = Path(__file__).with_name("layouts.csv.gz")
 COLUMNS = ("model", "layer", "stage", "shape", "channels", "maps", "detached")

@@ -30,8 +30,8 @@ from dropblock_hooks.axes.options import AxisOptions
 from dropblock_hooks.axes.reader import Reader
 from dropblock_hooks.axes.view import View
 from dropblock_hooks.selectors.index import Index
-from experiments.families import MEMBERS
 from tests.cases import rest_slow
+from tests.families import MEMBERS
 
 C = 6
 

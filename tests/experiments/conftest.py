@@ -1,70 +1,90 @@
-"""What the tests share: a finished run, made once, and the commands in this process."""
+"""A folder with a study of one's own factories, and a way to run the commands."""
 
-import importlib.util
+import importlib
 import os
 import shutil
+import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from statsmodels.stats import multitest
 
-from experiments.config import Runtime, resolve, run_hash
-from experiments.running.outcomes import Outcome, look
-from experiments.running.runs import execute
-from tests.experiments.launches import ONE
+for package in (
+    "pydantic",
+    "timm",
+    "torchvision",
+    "pandas",
+    "optuna",
+    "rich",
+    "filelock",
+):
+    pytest.importorskip(package, reason="the extra `experiments` has it")
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+import yaml  # noqa: E402
 
+from scripts.ablate import called  # noqa: E402
 
-@pytest.fixture(autouse=True, scope="session")
-def _corrections_collect_no_garbage():
-    """statsmodels does in each, which takes long beside the objects of thousands of tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(multitest, "gc", SimpleNamespace(collect=lambda: 0), raising=False)
-        yield
-
-
-@pytest.fixture(scope="session")
-def finished(tmp_path_factory) -> Callable[..., Outcome]:
-    """Make a directory that of a finished run, and tell what came of it."""
-    made = {}
-
-    def copy(home: Path, config=ONE) -> Outcome:
-        run = run_hash(resolve(config), "fake")
-        if run not in made:
-            made[run] = tmp_path_factory.mktemp("finished") / run
-            assert execute(config, Runtime(), made[run]).status == "finished"
-        shutil.copytree(made[run], home)
-        return look(home, run)
-
-    return copy
+ROOT = Path(__file__).parents[2]
+SPEC = {"conv": "Dropout2d(p=LinearSchedule(0, ${rate}))"}
+STUDY = {
+    "question": "Does Dropout2d help the stripes?",
+    "base": {"model": "mine:net", "data": "mine:stripes", "epochs": 3, "batch_size": 8},
+    "conditions": {"none": {}, "Dropout2d": {"spec": SPEC, "params": {"rate": 0.5}}},
+    "seeds": 2,
+}
 
 
 @pytest.fixture
-def call(monkeypatch, tmp_path) -> Callable[..., int]:
-    """Call the main of one of the scripts, in this process, from a directory of its own."""
+def folder(tmp_path, monkeypatch):
+    """A folder with `mine.py`, on the path for imports."""
+    shutil.copy(Path(__file__).with_name("mine.py"), tmp_path / "mine.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-    def main(script: str, *args: object) -> int:
-        spec = importlib.util.spec_from_file_location("script", SCRIPTS / script)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        monkeypatch.setattr(sys, "argv", [str(SCRIPTS / script), *map(str, args)])
-        try:
-            return module.main()
-        except SystemExit as end:  # --help, and what jsonargparse refuses
-            return end.code
-
-    return main
+    return tmp_path
 
 
 @pytest.fixture
-def unrendered(monkeypatch) -> None:
-    """Pictures are made, and written as other bytes each time: to draw them takes long."""
-    monkeypatch.setattr(
-        "experiments.reporting.plots.save", lambda figure, path: path.write_bytes(os.urandom(99))
-    )
+def write(folder):
+    """Write a study: the small one, with other fields."""
+
+    def write(name="study.yaml", **fields):
+        path = folder / name
+        path.write_text(yaml.safe_dump({**STUDY, **fields}, sort_keys=False))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def start(folder):
+    """Start a command in the folder."""
+
+    def start(script, *arguments):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(
+            [sys.executable, str(ROOT / "scripts" / script), *map(str, arguments)],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    return start
+
+
+@pytest.fixture
+def command(folder, capsys):
+    """Run a command in this process; its exit status and its output."""
+
+    def command(script, *arguments):
+        module = importlib.import_module(f"scripts.{script.removesuffix('.py')}")
+        try:
+            status = called(lambda: module.main([*map(str, arguments)]))
+        except SystemExit as error:
+            status = error.code
+        return status, *capsys.readouterr()
+
+    return command

@@ -1,32 +1,119 @@
-"""The smaller commands, as a user runs them."""
+"""The commands as a user types them: train, saliency, bench_overhead; and the quick study."""
+
+import csv
+import json
 
 import pytest
+import torch
+from torch import nn
+
+from experiments.config import Run
+from experiments.overhead import layers
+from experiments.overhead.memory import saved_bytes
+from experiments.overhead.peers import PEERS, nominal, realized
+from experiments.overhead.timing import Work, interleave, measure
+from experiments.study import fit, read_study
+from tests.experiments.conftest import ROOT
 
 
-@pytest.mark.parametrize(
-    "script",
-    ["families.py", "retuned.py", "bench_overhead.py", "matrix.py", "canvas.py", "saliency.py"],
-)
-def test_help_says_what_the_command_does(call, capsys, script):
-    assert call(script, "--help") == 0
-    assert f"Example: scripts/{script}" in " ".join(capsys.readouterr().out.split())
+def test_one_run(command, folder):
+    fields = ["model=mine:net", "data=mine:stripes", "epochs=2", "spec={conv: Dropout2d(0.3)}"]
+    status, out, err = command("train.py", *fields)
+    assert status == 0, err
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row.get("epoch") for row in rows] == [0, 1, None]
+    assert rows[-1]["status"] == "finished"
+    status, _, err = command("train.py", "epochs=0", "lr=high")
+    assert status == 2
+    assert "epochs: " in err
+    assert "lr: " in err
 
 
-def test_families_writes_a_row(call, tmp_path):
-    assert call("families.py", "table.md", "--only", "vision_transformer") == 0
-    row = (tmp_path / "table.md").read_text().splitlines()[-1]
-    assert row.startswith("| vision_transformer | test_vit | 96 | `blocks.4`, `blocks.5` | NLC |")
-    assert row.endswith("| none | ok | ok |")
+@pytest.mark.parametrize("script", ["ablate", "report", "train", "bench_overhead", "saliency"])
+def test_help(command, script):
+    status, out, err = command(f"{script}.py", "--help")
+    assert status == 0, err
+    assert "xample" in out
 
 
-def test_retuned_writes_a_row(call, tmp_path):
-    assert call("retuned.py", "table.md", "--only", "vision_transformer") == 0
-    row = (tmp_path / "table.md").read_text().splitlines()[-1]
-    assert row.startswith("| vision_transformer | test_vit | Dropout 20, DropPath 10 |")
-    assert row.endswith("| ok |")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["quick", "resnet", "inception"])
+def test_a_committed_study_fits(name):
+    study = read_study(ROOT / f"experiments/configs/{name}.yaml", {"data_args.train_images": 100})
+    fit(study)
 
 
-@pytest.mark.parametrize("script", ["families.py", "retuned.py"])
-def test_a_script_knows_the_families(call, capsys, script):
-    assert call(script, "table.md", "--only", "resent") == 2
-    assert "'resent' is none of the 98 families" in capsys.readouterr().err
+def test_a_report_of_nothing(command, folder):
+    status, _, err = command("report.py", folder)
+    assert status == 2
+    assert "has no study.yaml" in err
+
+
+@pytest.mark.slow
+def test_saliency_of_finished_runs(write, command, folder):
+    status, _, err = command("ablate.py", write(seeds=1))
+    assert status == 0, err
+    status, _, err = command("saliency.py", "runs/study", "--layer", "conv", "--count", 3)
+    assert status == 0, err
+    assert (folder / "runs/study/saliency.png").stat().st_size > 1000
+
+
+def test_a_case_of_ones_own(command, folder):
+    (folder / "big.py").write_text(
+        "from torch import nn\n"
+        "def net():\n"
+        "    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)\n"
+        "    return nn.Sequential(nn.Conv2d(3, 4, 3), *head)\n"
+    )
+    options = ["--model", "big:net", "--spec", "{'0': Dropout2d(0.1)}", "--size", "2x3x8x8"]
+    status, out, err = command("bench_overhead.py", *options, "--rounds", 2, "--backend", "eager")
+    assert status == 0, err
+    assert "first call, s" in out
+    lines = (folder / "runs/overhead/rows.csv").read_text().splitlines()
+    rows = list(csv.DictReader(lines))
+    assert [row["variant"] for row in rows] == ["attached", "compiled bare", "compiled attached"]
+    status, _, err = command("bench_overhead.py", "--model", "big:net")
+    assert status == 2
+    assert "--model and --spec go together" in err
+
+
+def test_timings_are_paired_and_in_turn():
+    order = []
+    steps = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
+    seconds = interleave(steps, 3)
+    assert {name: len(values) for name, values in seconds.items()} == {"a": 3, "b": 3}
+    with pytest.raises(ValueError, match="at least 2"):
+        interleave(steps, 1)
+
+
+def test_a_difference_and_a_unit_are_compared():
+    steps = {"a": lambda: sum(range(20000)), "b": lambda: sum(range(10000))}
+    work = Work("sums", steps, [("a - b", "1 s"), ("a", "b")], {"1 s": 1.0})
+    above, ratio = measure(work, 5)
+    assert 0 < above.ratio < 0.1
+    assert ratio.ratio > 0
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_peers_are_asked_for_what_drops_the_same_share(name):
+    p = nominal(name, (14, 14), 5, 0.1)
+    assert realized(name, p, (14, 14), 5) == pytest.approx(0.1, abs=0.003)
+
+
+def test_the_works_do_what_they_say():
+    cases = [*layers.sites()][:3]
+    for case in cases:
+        work = case.make(torch.device("cpu"))
+        assert set(work.steps) == set(case.variants)
+        for step in work.steps.values():
+            step()
+    x = torch.ones(8, requires_grad=True)
+    assert saved_bytes(lambda: x.exp().sum().backward()) == 32
+    assert isinstance(layers.attached(layers.Dropout2d(0.1)), nn.Module)
+
+
+def test_a_run_has_the_fields_of_the_page():
+    text = (ROOT / "experiments/README.md").read_text(encoding="utf-8")
+    for field in ("model", "data", "loss", "metric", "epochs"):
+        assert field in Run.model_fields
+        assert f"{field}" in text

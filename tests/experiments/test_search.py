@@ -1,203 +1,170 @@
-"""A search: draws, runs, and what is chosen."""
-
-import csv
-import os
-from pathlib import Path
+"""The search: the same candidates after a stop, equal budgets, and what can't be searched."""
 
 import pytest
 import yaml
 
-pytest.importorskip("timm")
-from experiments.search import best, draw, read_search, tried
+from experiments.runs import RunFolder
+from experiments.search import check, search
 from experiments.study import StudyError, read_study
-
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="forks, limits and signals")
-
-SEARCH = {
-    "question": "What does each arm take?",
-    "base": {
-        "model_args": {"layers": [1, 1, 1, 1], "channels": [8, 8, 8, 8]},
-        "data": "fake",
-        "image_size": 8,
-        "train_images": 100,
-        "validation": 0.5,
-        "batch_size": 25,
-    },
-    "space": {"lr": [0.05, 0.1], "epochs": [1, 2]},
-    "arms": {
-        "none": None,
-        "Dropout2d": {
-            "space": {"rate": [0.1, 0.5]},
-            "fields": {"spec": {"layer4.0": {"Dropout2d": {"p": "${rate}"}}}},
-        },
-    },
-    "draws": 2,
-    "seeds": [101, 102],
-}
+from experiments.train import Result
 
 
-def written(plain, path="search.yaml"):
-    Path(path).write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
-    return path
+class Judge:
+    """Settles runs by a formula of their fields instead of training them."""
+
+    def __init__(self, score):
+        self.score, self.runs = score, []
+
+    def __call__(self, folders):
+        for folder in folders:
+            if folder.status == "open":
+                self.runs.append(folder.run)
+                folder.path.mkdir(parents=True, exist_ok=True)
+                value = self.score(folder.run)
+                epochs = [
+                    {"epoch": 0, "loss": 1.0, "seconds": 1.0, "nominal": None, "realized": None}
+                ]
+                folder.finish(Result("finished", {"validation": value}, epochs))
 
 
-def test_a_search_runs_and_writes_what_it_chose(call, unrendered, capsys):
-    written(SEARCH)
-    assert call("search.py", "search.yaml", "--backend", "sequential") == 0
-    output = capsys.readouterr().out
-    assert "chosen: runs/search/chosen.yaml" in output
-    with Path("runs/search/search.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 2 * 2 * 2  # arms, draws, seeds
-    scores: dict[tuple[str, str], list[float]] = {}
-    for row in rows:
-        scores.setdefault((row["arm"], row["draw"]), []).append(float(row["validation"]))
-    chosen = yaml.safe_load(Path("runs/search/chosen.yaml").read_text(encoding="utf-8"))
-    assert list(chosen) == ["none", "Dropout2d"]
-    for arm, drawn in chosen.items():
-        means = {name: sum(each) / 2 for (of, name), each in scores.items() if of == arm}
-        first = max(means, key=lambda name: means[name])
-        row = next(row for row in rows if row["draw"] == first)
-        assert drawn == {name: float(row[name]) for name in drawn}
-    assert "Dropout2d: lr " in output
-    # the same command again runs nothing anew, and says the same
-    assert call("search.py", "search.yaml", "--backend", "sequential") == 0
-    assert capsys.readouterr().out == output
-    # and a study takes it up
-    base = {**SEARCH["base"], "lr": "${Dropout2d.lr}", "epochs": "${Dropout2d.epochs}"}
-    spec = {"layer4.0": {"Dropout2d": {"p": "${Dropout2d.rate}"}}}
-    half = {"layer4.0": {"Dropout2d": {"p": "${Dropout2d.rate * 0.5}"}}}
-    conditions = {"none": {}, "drop": {"spec": spec}, "half": {"spec": half}}
-    plain = {"chosen": "runs/search/chosen.yaml", "base": base, "conditions": conditions}
-    study = read_study(written({**plain, "baseline": "none", "seeds": [7]}, "study.yaml"))
-    config = study.conditions["drop"]
-    wanted = chosen["Dropout2d"]
-    assert (config.lr, config.epochs) == (wanted["lr"], wanted["epochs"])
-    ((_, found),) = config.spec.items()
-    assert str(wanted["rate"]) in str(found)
-    assert str(wanted["rate"] / 2) in str(study.conditions["half"].spec)
+def rate_of(run):
+    return (
+        float(str(run.spec["conv"]).partition("'stop': ")[2].partition("}")[0])
+        if run.spec
+        else None
+    )
 
 
-def test_test_images_are_not_looked_at(call, unrendered):
-    written({**SEARCH, "arms": {"none": None}, "draws": 1, "seeds": [101]})
-    assert call("search.py", "search.yaml", "--backend", "sequential") == 0
-    (found,) = Path("runs/search").glob("*/result.json")
-    assert yaml.safe_load(found.read_text())["scores"] == {}
+def closeness(run):
+    """Best at lr 0.2 and rate 0.3; seeds differ a little."""
+    rate = rate_of(run)
+    penalty = 0 if rate is None else abs(rate - 0.3)
+    return 1 - abs(run.lr - 0.2) - penalty + 1e-4 * (run.seed % 7)
 
 
-def test_arms_share_what_is_drawn_for_all(tmp_path):
-    search = read_search(written(SEARCH, tmp_path / "search.yaml"))
-    drawn = {name: {**numbers} for name, (_, numbers) in search.draws.items()}
-    for number in (1, 2):
-        other = drawn[f"Dropout2d {number}"]
-        other.pop("rate")
-        assert drawn[f"none {number}"] == other
-    configs = search.study.conditions
-    assert all(configs[name].lr == numbers["lr"] for name, numbers in drawn.items())
-    assert {config.test for config in configs.values()} == {False}
+SPACE = {"lr": [0.05, 0.2, 0.8], "rate": [0.1, 0.3]}
 
 
-@pytest.mark.parametrize("count", [4, 12, 20])
-def test_each_level_is_drawn_equally_often(count):
-    levels = {"a": [1, 2, 3, 4], "b": [0.1, 0.2]}
-    drawn = draw(levels, count, "a test")
-    for name, values in levels.items():
-        found = [each[name] for each in drawn]
-        assert [found.count(value) for value in values] == [count // len(values)] * len(values)
-    assert drawn == draw(levels, count, "a test")
-    assert drawn != draw(levels, count, "another test")
+@pytest.mark.parametrize("seeds", [2, 4, 10])
+def test_every_condition_gets_the_same_number_of_runs_and_the_best_wins(write, folder, seeds):
+    study = read_study(write(search={"space": SPACE, "candidates": 6, "seeds": seeds}))
+    judge = Judge(closeness)
+    none, dropped = search(study, folder / "pool", judge)
+    assert (none.best, dropped.best) == ({"lr": 0.2}, {"lr": 0.2, "rate": 0.3})
+    assert dropped.runs == 2 * 6 + 2 * (min(5, seeds) - 2) + 2 * max(0, seeds - 5)
+    assert abs(none.runs - dropped.runs) <= 2 * 6
+    assert all(run.seed > 1000 for run in judge.runs)
+    assert "leads" in dropped.sentence
 
 
-def test_nothing_is_chosen_before_all_have_ended(tmp_path):
-    from experiments.running.records import Run
+def test_ranges_are_asked_of_optuna_and_the_same_after_a_stop(write, folder):
+    space = {"lr": {"low": 0.01, "high": 1.0, "log": True}, "batch_size": {"low": 4, "high": 8}}
+    study = read_study(write(search={"space": space, "candidates": 9, "seeds": 3}))
+    judge = Judge(closeness)
+    first = search(study, folder / "pool", judge)
+    count = len(judge.runs)
+    again = search(study, folder / "pool", judge)
+    assert len(judge.runs) == count
+    assert [each.best for each in again] == [each.best for each in first]
+    assert len(first[0].table) == 9
+    assert first[0].runs == first[1].runs
+    assert set(first[0].best) == {"lr", "batch_size"}
+    assert first[0].table["lr"].between(0.01, 1.0).all()
 
-    search = read_search(written(SEARCH, tmp_path / "search.yaml"))
-    runs = [
-        Run(name, {}, seed, config, "missing", None, {}, None)
-        for seed in search.study.seeds
-        for name, config in search.study.conditions.items()
-    ]
-    with pytest.raises(ValueError, match="8 of 8 runs of the search are missing or failed"):
-        tried(search, runs)
+    class Stop(Exception):
+        pass
+
+    stopped = Judge(closeness)
+
+    def stop_early(folders):
+        stopped(folders)
+        if len(stopped.runs) > 20:
+            raise Stop
+
+    with pytest.raises(Stop):
+        search(study, folder / "other", stop_early)
+    rest = search(study, folder / "other", stopped)
+    assert [each.best for each in rest] == [each.best for each in first]
+    assert len(stopped.runs) == count
 
 
-def test_a_draw_that_diverged_is_not_chosen(tmp_path):
-    from experiments.results import Epoch, Result
-    from experiments.running.records import Run
-
-    search = read_search(written({**SEARCH, "arms": {"none": None}}, tmp_path / "search.yaml"))
-    epoch = Epoch(0, 1.0, 0.5, 0.1, 1.0, 1.0, {}, {}, 1.0, validation=0.9)
-    runs = []
-    for name, config in search.study.conditions.items():
-        for seed in search.study.seeds:
-            status = "diverged" if name == "none 1" and seed == 102 else "finished"
-            score = 1.0 if name == "none 1" else 0.6
-            result = Result(status, {}, None, [replaced(epoch, score)], 1.0, 1)
-            runs.append(Run(name, {}, seed, config, status, result, {}, None))
-    found = tried(search, runs)
-    assert [each.mean for each in found] == [0.5, 0.6]
-    assert best(found)["none"].condition == "none 2"
+def test_candidates_that_can_not_be_told_apart_are_not_ranked(write, folder):
+    study = read_study(write(search={"space": {"lr": [0.1, 0.2]}, "candidates": 2, "seeds": 4}))
+    values = iter([0.5, 0.6, 0.6, 0.5, 0.5, 0.6, 0.6, 0.5] * 20)
+    found = search(study, folder / "pool", Judge(lambda run: next(values)))
+    assert "they are not ranked" in found[0].sentence
 
 
-def replaced(epoch, score):
-    from dataclasses import replace
+def test_less_may_be_better(write, folder):
+    path = write(
+        search={"space": {"lr": [0.05, 0.2]}, "candidates": 2, "seeds": 3}, higher_is_better=False
+    )
+    found = search(read_study(path), folder / "pool", Judge(closeness))
+    assert found[0].best == {"lr": 0.05}
 
-    return replace(epoch, validation=score)
+
+def test_a_condition_without_anything_to_search_has_no_runs(write, folder):
+    study = read_study(write(search={"space": {"rate": [0.1, 0.3]}, "candidates": 2, "seeds": 3}))
+    none, dropped = search(study, folder / "pool", Judge(closeness))
+    assert (none.best, none.runs) == ({}, 0)
+    assert dropped.best == {"rate": 0.3}
+
+
+def test_runs_that_fail_lose(write, folder):
+    study = read_study(write(search={"space": {"lr": [0.05, 0.2]}, "candidates": 2, "seeds": 3}))
+
+    def judge(folders):
+        good = Judge(closeness)
+        for one in folders:
+            if one.run.lr == 0.2 and one.status == "open":
+                one.path.mkdir(parents=True, exist_ok=True)
+                one.fail(RuntimeError("no"))
+            good([one])
+
+    found = search(study, folder / "pool", judge)
+    assert found[0].best == {"lr": 0.05}
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("asked", "told"),
     [
-        ({"draws": 0}, "draws must be a whole number, at least 1, got 0"),
-        ({"arms": {}}, "arms must name at least one, got {}"),
-        ({"arms": {"none": [1]}}, "arms.none must have space and fields, or neither"),
-        ({"space": {"lr": []}}, "space.lr must be a list of numbers, at least one, got []"),
-        ({"space": {"lr": ["a"]}}, "space.lr must be a list of numbers"),
-        ({"spaces": {}}, "field 'spaces' is unknown"),
-        ({"base": {**SEARCH["base"], "validation": 0.0}}, "validation must be above 0"),
-        ({"base": {**SEARCH["base"], "test": True}}, "without test"),
-        ({"seeds": []}, "seeds must be a list of whole numbers"),
-        ({"seeds": "all"}, "seeds must be a list of whole numbers"),
-        (
-            {"arms": {"none": {"fields": {"spec": {"layer4.0": {"Dropout2d": {"p": "${rat}"}}}}}}},
-            "'${rat}' names nothing that is drawn",
-        ),
-        ({"arms": {"none": {"fields": {"epoch": 3}}}}, "'epoch' is unknown (closest: epochs"),
+        ({"space": {"lr": []}}, "the list is empty"),
+        ({"space": {"learning": [1]}}, "a run has no field 'learning'"),
+        ({"space": {"lr": {"low": 1, "high": 0.1}}}, "low must be a number below high"),
+        ({"space": {"lr": {"low": 0, "high": 1, "log": True}}}, "must begin above 0"),
+        ({"space": {"lr": {"from": 0}}}, "must be a list or"),
     ],
 )
-def test_bad_search_files(tmp_path, change, said):
-    with pytest.raises(StudyError) as caught:
-        read_search(written({**SEARCH, **change}, tmp_path / "search.yaml"))
-    assert said in str(caught.value)
+def test_a_space_that_is_wrong(write, asked, told):
+    with pytest.raises(StudyError, match=told):
+        check(read_study(write(search=asked)))
 
 
-def test_seeds_are_kept_apart(tmp_path):
-    (tmp_path / "seeds.yaml").write_text("report: [102, 103]\nsearch: [101]\n", encoding="utf-8")
-    path = written(SEARCH, tmp_path / "search.yaml")
-    with pytest.raises(StudyError, match=r"seeds: \[102\] stand in .*seeds.yaml under report"):
-        read_search(path)
-    study = {"base": SEARCH["base"], "conditions": {"none": {}}, "baseline": "none"}
-    study_path = written({**study, "seeds": [101]}, tmp_path / "study.yaml")
-    with pytest.raises(StudyError, match=r"seeds: \[101\] stand in .*seeds.yaml under search"):
-        read_study(study_path)
-    (tmp_path / "seeds.yaml").write_text("report: 7\n", encoding="utf-8")
-    with pytest.raises(StudyError, match="must map report and search to lists"):
-        read_study(study_path)
+def test_what_a_search_needs(write, folder):
+    with pytest.raises(StudyError, match="it has no search"):
+        check(read_study(write()))
+    asked = {"space": {"lr": [0.1, 0.2]}}
+    with pytest.raises(StudyError, match="are those of searches"):
+        check(read_study(write(search=asked, seeds=[1001])))
+    (folder / "plain.py").write_text(
+        "from mine import Noisy\ndef data(seed):\n    return Noisy(8), {'a': Noisy(3)}\n"
+    )
+    base = {"model": "mine:net", "data": "plain:data", "epochs": 1}
+    with pytest.raises(StudyError, match="no validation set"):
+        check(read_study(write(search=asked, base=base)))
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (None, "No such file"),
-        ("[1]", "must map arms to what was drawn"),
-        ("none: {lr: high}", "none.lr: 'high' is no number"),
-    ],
-)
-def test_bad_choices(tmp_path, text, said):
-    if text is not None:
-        (tmp_path / "chosen.yaml").write_text(text, encoding="utf-8")
-    plain = {"chosen": "chosen.yaml", "base": {"data": "fake", "image_size": 8}}
-    plain |= {"conditions": {"none": {}}, "baseline": "none", "seeds": [1]}
-    with pytest.raises(StudyError) as caught:
-        read_study(written(plain, tmp_path / "study.yaml"))
-    assert said in str(caught.value)
+@pytest.mark.slow
+def test_the_command_searches_and_the_study_takes_the_choice(write, command, folder):
+    path = write(search={"space": {"rate": [0.2, 0.6]}, "candidates": 2, "seeds": 2}, seeds=1)
+    status, out, err = command("ablate.py", path, "--search")
+    assert status == 0, err
+    chosen = yaml.safe_load((folder / "study.chosen.yaml").read_text())
+    assert chosen["Dropout2d"]["rate"] in (0.2, 0.6)
+    assert "none: there is nothing to search" in out
+    results = [RunFolder(folder / "runs/runs", run).result() for _, run in read_study(path).runs()]
+    assert results == [None, None]  # those of the study are still to be made
+    status, _, err = command("ablate.py", path)
+    assert status == 0, err
+    settings = yaml.safe_load((folder / "runs/study/study.yaml").read_text())
+    assert str(chosen["Dropout2d"]["rate"]) in str(settings["conditions"]["Dropout2d"]["spec"])

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from dropblock_hooks import Capture, attach, capture
-from experiments.families import MEMBERS
 from tests.cases import rest_slow
+from tests.families import MEMBERS
 from tests.plain_hooks import PlainHooks, same, tensors_of
 
 pytest.importorskip("timm", reason="the models are timm's")

@@ -1,6 +1,6 @@
 """The smallest member of each of timm's families, random weights, at its last two stages.
 
-Measured by ``experiments.families``: one training step, one evaluation, and the layer's own hook
+Measured by ``tests.families``: one training step, one evaluation, and the layer's own hook
 run 40 times more on what the layer took and gave; z is the distance of the mean share from the
 nominal one in standard errors of these 40 calls.
 """
@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from dropblock_hooks import DropBlock2d, Regularizer, SiteError, attach, register
-from experiments.families import MEMBERS, P, has_checkpointing, observe
 from tests.cases import rest_slow
+from tests.families import MEMBERS, P, has_checkpointing, observe
 
 timm = pytest.importorskip("timm", reason="the models are timm's")
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from dropblock_hooks import HookWarning, gradcam
-from experiments.families import MEMBERS
 from tests.cases import rest_slow
+from tests.families import MEMBERS
 
 timm = pytest.importorskip("timm", reason="the models are timm's")
 

@@ -1,6 +1,6 @@
 """What the models of timm and torchvision drop by themselves, retuned.
 
-Measured by ``experiments.retuned``: each layer is run on ones in the shape of what its model gave
+Measured by ``tests.retuned``: each layer is run on ones in the shape of what its model gave
 it, until it has made 400 decisions; z is the distance of the share from the nominal one in standard
 errors of independent decisions. Layers that act by themselves are compared with untouched ones.
 """
@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from dropblock_hooks import Retune, attach
-from experiments.families import BATCH, MEMBERS
-from experiments.retuned import observe, with_rates
 from tests.cases import rest_slow
+from tests.families import BATCH, MEMBERS
+from tests.retuned import observe, with_rates
 
 timm = pytest.importorskip("timm", reason="the models are timm's")
 torchvision = pytest.importorskip("torchvision", reason="the models are torchvision's")

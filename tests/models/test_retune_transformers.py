@@ -7,7 +7,7 @@ outputs of known values, as in ``tests.revealing``.
 import pytest
 import torch
 
-from experiments.retuned import observe
+from tests.retuned import observe
 from tests.revealing import BATCH, TOKENS, check_both_epochs, reveal, tokens
 
 transformers = pytest.importorskip("transformers", reason="the models are Hugging Face's")

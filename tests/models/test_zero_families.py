@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from dropblock_hooks import ZeroGrad, attach
-from experiments.families import MEMBERS
 from tests.cases import rest_slow
+from tests.families import MEMBERS
 
 timm = pytest.importorskip("timm", reason="the models are timm's")
 

@@ -8,7 +8,7 @@ from dropblock_hooks import Dropout, Select, attach, plan
 from tests.cases import rest_slow
 
 pytest.importorskip("timm", reason="the models are timm's")
-families = pytest.importorskip("experiments.families", reason="the models are listed there")
+families = pytest.importorskip("tests.families", reason="the models are listed there")
 
 QUICK = ("resnet", "vision_transformer")
 

@@ -1,0 +1,89 @@
+"""The 1,797 digits of scikit-learn, enlarged from 8x8: the default, which needs no download."""
+
+from __future__ import annotations
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor
+from torchvision.transforms import v2
+
+from experiments.data import Data, Tensors
+from experiments.seeds import own_generator
+
+
+def digits(
+    seed: int,
+    train_images: int = 1000,
+    validation: float = 0.0,
+    label_noise: float = 0.0,
+    image_size: int = 32,
+) -> Data:
+    """Digits to train on, drawn by the seed; all others are the test.
+
+    Args:
+        seed: draws the split and the wrong labels.
+        train_images: images for training and validation together, from 10 to 1,796.
+        validation: share of these images that a search chooses by.
+        label_noise: share of these labels that are wrong.
+        image_size: side of the images in pixels.
+    """
+    source = load_digits()
+    if not 10 <= train_images < len(source.target):
+        raise ValueError(f"train_images must be from 10 to 1796, got {train_images}")
+    for name, share in (("validation", validation), ("label_noise", label_noise)):
+        if not 0 <= share < 1:
+            raise ValueError(f"{name} must be in [0, 1), got {share}")
+    images = torch.from_numpy(source.images).float().div(16).unsqueeze(1)
+    images = v2.Resize((image_size, image_size))(images).clamp(0, 1)
+    targets = torch.from_numpy(source.target).long()
+    order = torch.randperm(len(targets), generator=own_generator(seed, "split"))
+    chosen, rest = order[:train_images], order[train_images:]
+    labels = noisy_labels(targets[chosen], label_noise, own_generator(seed, "noise"))
+    kept = train_images - round(validation * train_images)
+    held = Tensors(images[chosen[kept:]], labels[kept:]) if validation else None
+    return Data(
+        Tensors(images[chosen[:kept]], labels[:kept]),
+        tests_of(images[rest], targets[rest], rest.tolist(), noise=0.25),
+        held,
+        classes=10,
+    )
+
+
+def noisy_labels(labels: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """A copy in which this share of the labels is another one of the ten classes."""
+    if not share:
+        return labels
+    chosen = torch.randperm(len(labels), generator=generator)[: round(share * len(labels))]
+    shift = torch.randint(1, 10, (len(chosen),), generator=generator)
+    noisy = labels.clone()
+    noisy[chosen] = (noisy[chosen] + shift) % 10
+    return noisy
+
+
+def tests_of(
+    images: Tensor, labels: Tensor, numbers: list[int], noise: float
+) -> dict[str, Tensors]:
+    """Three tests of the same images: clean, with a hidden square, and with noise.
+
+    The damage follows from the number of the image alone, so it is the same for all seeds.
+
+    Args:
+        images: (N, C, H, W) with values in [0, 1].
+        labels: (N,).
+        numbers: of the images in their data set.
+        noise: standard deviation of the noise.
+    """
+    hidden, noisy = images.clone(), images.clone()
+    side = images.shape[-1]
+    for image, number in zip(hidden, numbers, strict=True):
+        generator = own_generator(number, "occluded")
+        top, left = torch.randint(0, side - side // 2 + 1, (2,), generator=generator).tolist()
+        image[:, top : top + side // 2, left : left + side // 2] = 0.5
+    for image, number in zip(noisy, numbers, strict=True):
+        drawn = torch.randn(image.shape, generator=own_generator(number, "noisy"))
+        image.add_(noise * drawn).clamp_(0, 1)
+    return {
+        "clean": Tensors(images, labels),
+        "occluded": Tensors(hidden, labels),
+        "noisy": Tensors(noisy, labels),
+    }

@@ -1,0 +1,267 @@
+"""Workers that pull runs: N copies of one loop, here or on Ray, until all runs are settled.
+
+Each worker goes through the runs in order, claims the first that nobody works on, trains it, and
+looks again. A second terminal, the tasks of a SLURM array and Ray tasks are more copies of the
+same loop: there is no scheduler. The lock of a worker that dies is freed by the system, and the
+launcher starts the worker again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.checkpoint import write_whole
+from experiments.config import Run
+from experiments.log import loggers_of
+from experiments.runs import RunFolder
+from experiments.train import train
+
+WAIT = 1.0  # seconds between two looks at runs that others work on
+IDLE = 3  # workers that die before they begin a run
+
+
+class LaunchError(RuntimeError):
+    """The runs can't be worked on; the message says why."""
+
+
+def work(
+    folders: Sequence[RunFolder],
+    workers: int = 0,
+    log: Sequence[str] = (),
+    tests: bool = True,
+    leave: Callable[[], bool] = lambda: False,
+) -> None:
+    """Train runs until all are settled.
+
+    Args:
+        folders: of the runs, in order.
+        workers: processes that load items.
+        log: names of loggers: tensorboard, wandb, mlflow.
+        tests: whether the tests are scored.
+        leave: asked between runs and epochs; true ends the worker.
+    """
+    while not leave():
+        left = [folder for folder in folders if folder.status == "open"]
+        if not left:
+            return
+        if not any(_attempt(folder, workers, log, tests, leave) for folder in left):
+            time.sleep(WAIT)  # others work on all that is left
+
+
+def _attempt(
+    folder: RunFolder, workers: int, log: Sequence[str], tests: bool, leave: Callable[[], bool]
+) -> bool:
+    """Train a run, if nobody else works on it and it is still open."""
+    if leave():
+        return True
+    with folder.claim() as mine:
+        if not mine or folder.status != "open" or not folder.begin():
+            return mine
+        loggers = loggers_of(log, folder)
+
+        def on_epoch(row: dict[str, Any], attached: Any) -> None:
+            folder.note_epoch(row)
+            for logger in loggers:
+                scalars = attached.scalars() if attached else {}
+                logger.log_metrics({**_numbers(row), **scalars}, step=row["epoch"])
+            if leave():
+                raise SystemExit(1)
+
+        try:
+            result = train(folder.run, folder.path, on_epoch, workers, tests)
+        except OSError as error:
+            if error.errno in (28, 30, 122):  # no space, read-only, quota: no run can go on
+                raise
+            folder.fail(error)
+        except Exception as error:  # one run that fails must not stop the others
+            folder.fail(error)
+        else:
+            for logger in loggers:
+                logger.log_metrics(result.scores, step=folder.run.epochs)
+                logger.finalize("success")
+            folder.finish(result)
+        return True
+
+
+def _numbers(row: dict[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in row.items() if value is not None and name != "epoch"}
+
+
+def orphaned() -> Callable[[], bool]:
+    """A function that tells whether the process that started this one is gone."""
+    parent = os.getppid()
+    return lambda: os.getppid() != parent
+
+
+def launch(
+    folders: Sequence[RunFolder],
+    command: Sequence[str],
+    jobs: int,
+    told: Callable[[], None],
+) -> None:
+    """Start workers on this machine, and start again those that die, until all runs are settled.
+
+    Args:
+        folders: of the runs.
+        command: of one worker.
+        jobs: how many workers.
+        told: called now and then, to show the progress.
+
+    Raises:
+        LaunchError: if workers die before they begin a run.
+    """
+    started: list[subprocess.Popen[bytes]] = []
+    begun = useless = 0
+    try:
+        while any(folder.status == "open" for folder in folders):
+            told()
+            died = [one for one in started if one.poll() not in (None, 0)]
+            before, begun = begun, sum(len(folder.attempts()) for folder in folders)
+            useless = 0 if begun > before else useless + len(died)
+            if useless >= IDLE * jobs:
+                raise LaunchError("workers die before they begin a run: see what they printed")
+            started = [one for one in started if one.poll() is None]
+            while len(started) < jobs:
+                started.append(subprocess.Popen(command, env=_own_gpu(len(started))))
+            time.sleep(0.2)
+    finally:
+        for one in started:
+            one.terminate()
+        for one in started:
+            one.wait()
+    told()
+
+
+def _own_gpu(slot: int) -> dict[str, str]:
+    """The environment of a worker, which sees one GPU where there are several."""
+    import torch
+
+    count = torch.cuda.device_count()
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = shown.split(",") if shown else [str(index) for index in range(count)]
+    own = {"CUDA_VISIBLE_DEVICES": names[slot % count]} if count > 1 else {}
+    return {**os.environ, **own}
+
+
+def launch_on_ray(
+    folders: Sequence[RunFolder],
+    address: str,
+    jobs: int | None,
+    imports: Path,
+    told: Callable[[], None],
+    **options: Any,
+) -> None:
+    """Work on the runs in Ray tasks. The folder of the runs must be on a disk that all nodes share.
+
+    Args:
+        folders: of the runs.
+        address: HOST:PORT of a cluster, or "local" to start one on this machine. Ray reads the
+            token of a cluster from RAY_AUTH_TOKEN or from ~/.ray/auth_token.
+        jobs: tasks at once; None takes one for each CPU that a run needs.
+        imports: folder of the study, which holds its factories.
+        told: called now and then, to show the progress.
+        options: of `work`.
+
+    Raises:
+        LaunchError: if nobody answers at the address, or tasks end and runs are still open.
+    """
+    import ray
+
+    if address != "local":
+        _check_answers(address)
+    root = str(Path(__file__).parents[1])
+    paths = os.pathsep.join([root, str(imports), os.environ.get("PYTHONPATH", "")])
+    environment = {"env_vars": {"PYTHONPATH": paths}}
+    where = {} if address == "local" else {"address": address}
+    try:
+        ray.init(**where, runtime_env=environment, log_to_driver=False, include_dashboard=False)
+    except Exception as error:  # Ray has many kinds
+        raise LaunchError(f"Ray at {address}: {error}") from error
+    try:
+        threads, gpus = folders[0].run.threads, ray.cluster_resources().get("GPU", 0)
+        count = jobs or max(1, int(ray.cluster_resources().get("CPU", 1) // threads))
+        task = ray.remote(num_cpus=threads, num_gpus=1 if gpus else 0, max_retries=3)(work)
+        left = [task.remote(list(folders), **options) for _ in range(min(count, len(folders)))]
+        while left:
+            done, left = ray.wait(left, timeout=1.0)
+            told()
+            for one in done:
+                try:
+                    ray.get(one)
+                except ray.exceptions.WorkerCrashedError:
+                    if any(folder.status == "open" for folder in folders):
+                        left.append(task.remote(list(folders), **options))
+    except ray.exceptions.RayError as error:
+        raise LaunchError(f"Ray at {address}: {error}") from error
+    finally:
+        ray.shutdown()
+    told()
+    if any(folder.status == "open" for folder in folders):
+        raise LaunchError(
+            f"all Ray tasks ended, and runs are still open: is {folders[0].path.parent} on a disk "
+            "that all nodes share?"
+        )
+
+
+def _check_answers(address: str) -> None:
+    """Refuse an address where nobody answers, before Ray waits for a minute."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if address == "auto":
+        return
+    try:
+        with socket.create_connection((host, int(port)), timeout=5):
+            pass
+    except (OSError, ValueError) as error:
+        raise LaunchError(
+            f"nobody answers at the Ray address {address!r} ({error}): give HOST:PORT of the head "
+            "node, as `ray start --head` prints it"
+        ) from error
+
+
+def write_work(
+    path: Path, folders: Sequence[RunFolder], imports: Path, **options: Any
+) -> list[str]:
+    """Write the list of runs for workers of this machine, and return the command of a worker.
+
+    Args:
+        path: of the list.
+        folders: of the runs.
+        imports: folder of the study, which holds its factories.
+        options: of `work`.
+    """
+    runs = [folder.run.model_dump() for folder in folders]
+    pool = str(folders[0].path.parent.resolve())
+    listed = {"pool": pool, "imports": str(imports), "options": options, "runs": runs}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(listed).encode())
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from experiments.engine import main; main()"
+    )
+    return [sys.executable, "-c", script, str(Path(__file__).parents[1]), str(path)]
+
+
+def main() -> None:
+    """Work on the list of runs that the launcher has written, until the launcher is gone."""
+    leave = orphaned()
+    listed = json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
+    sys.path.insert(0, listed["imports"])
+    folders = [RunFolder(Path(listed["pool"]), Run(**fields)) for fields in listed["runs"]]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher ends its workers
+    work(folders, leave=leave, **listed["options"])
+
+
+def default_jobs(threads: int) -> int:
+    """One worker for each GPU; without a GPU, one for each CPU that a run needs."""
+    import torch
+
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return torch.cuda.device_count() or max(1, cpus // threads)

@@ -1,0 +1,112 @@
+"""What `package.module:name` stands for: a model, a data set, a loss or a metric of your own."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+SHORT = {
+    "digits": "experiments.data.digits:digits",
+    "canvas": "experiments.data.canvas:canvas",
+    "cifar10": "experiments.data.vision:cifar10",
+    "cifar100": "experiments.data.vision:cifar100",
+    "imagefolder": "experiments.data.vision:imagefolder",
+    "accuracy": "experiments.train:accuracy",
+}
+
+
+class FactoryError(ValueError):
+    """A factory that can't be found, or that failed; the message names its file and line."""
+
+
+def load(reference: str) -> Callable[..., Any]:
+    """The object that a reference names.
+
+    Example:
+        >>> load("torch.nn:Linear")
+        <class 'torch.nn.modules.linear.Linear'>
+
+    Raises:
+        FactoryError: if there is no such module or name, or the import fails.
+    """
+    module, colon, name = SHORT.get(reference, reference).partition(":")
+    if not colon or not name:
+        known = ", ".join(SHORT)
+        raise FactoryError(
+            f"{reference!r} is unknown: write package.module:name, or one of {known}"
+        )
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name and (module == error.name or module.startswith(f"{error.name}.")):
+            raise FactoryError(
+                f"{reference!r}: there is no module {error.name!r}: put it beside the study, or "
+                "install it"
+            ) from error
+        raise FactoryError(f"{reference!r} can't be imported: {_told(error, module)}") from error
+    except Exception as error:  # whatever the user's module raises
+        raise FactoryError(f"{reference!r} can't be imported: {_told(error, module)}") from error
+    factory = getattr(found, name, None)
+    if not callable(factory):
+        names = [n for n in vars(found) if not n.startswith("_") and callable(getattr(found, n))]
+        raise FactoryError(
+            f"{reference!r}: {module} has no function or class {name!r}, it has {names[:9]}"
+        )
+    return factory  # type: ignore[no-any-return]
+
+
+def call(reference: str, given: Mapping[str, Any], **offered: Any) -> Any:
+    """What a factory makes of the given arguments, and of those on offer that it names.
+
+    Args:
+        reference: of the factory.
+        given: arguments of a study. They win over those on offer.
+        offered: arguments that a factory gets if it has a parameter of this name.
+
+    Raises:
+        FactoryError: if it can't be found, or raises an error.
+    """
+    factory = load(reference)
+    try:
+        named = inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # a class written in C
+        named = {}
+    taken = {name: value for name, value in offered.items() if name in named}
+    try:
+        return factory(**{**taken, **given})
+    except Exception as error:  # whatever the user's code raises
+        told = _told(error, getattr(factory, "__module__", ""))
+        raise FactoryError(f"{reference!r} failed: {told}") from error
+
+
+def _told(error: BaseException, module: str) -> str:
+    """The error, and the last line of the user's own file that it came through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = inspect.getsourcefile(inspect.getmodule(load) or load)
+    others = [f for f in frames if f.filename != own and "importlib" not in f.filename]
+    path = getattr(importlib.sys.modules.get(module), "__file__", None)  # type: ignore[attr-defined]
+    frame = next(
+        (f for f in reversed(others) if f.filename == path), others[-1] if others else None
+    )
+    if isinstance(error, SyntaxError):
+        return f"{error.msg} ({error.filename}:{error.lineno})"
+    where = f" ({frame.filename}:{frame.lineno})" if frame else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def digest(reference: str) -> str:
+    """SHA-256 of the file of your own factory; the reference itself for what a package brings."""
+    if ":" not in reference or reference in SHORT:
+        return reference
+    try:
+        path = inspect.getsourcefile(load(reference))
+        if path is None or "site-packages" in path:
+            return reference
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except (TypeError, OSError, FactoryError):
+        return reference

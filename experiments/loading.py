@@ -1,0 +1,85 @@
+"""Batches whose order and augmentation no mask can move.
+
+The order of an epoch follows from seed, replica and epoch. Random numbers that a data set draws
+for an item follow from these and the number of the item. So two conditions of one seed see the
+same batches, and a resumed run sees those of an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from experiments.config import Run
+from experiments.seeds import derive_seed, own_generator
+
+
+class Seeded(Dataset[Any]):
+    """A data set whose random numbers follow from the seed, the epoch and the item.
+
+    The generators of torch, NumPy and Python are put back after each item. Data sets with a
+    method `batch` draw nothing, and are read by whole batches.
+    """
+
+    def __init__(self, dataset: Any, seed: int, epoch: int, replica: int = 0) -> None:
+        self.dataset, self.seed, self.epoch, self.replica = dataset, seed, epoch, replica
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        before = torch.get_rng_state(), random.getstate(), np.random.get_state()
+        seed = derive_seed(self.seed, f"augmentation/{self.epoch}/{index}", self.replica)
+        # torch.manual_seed would also seed the GPUs, which draw the masks
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            return self.dataset[index]
+        finally:
+            torch.set_rng_state(before[0])
+            random.setstate(before[1])
+            np.random.set_state(before[2])
+
+    def batch(self, indices: list[int]) -> Any:
+        """The items with these numbers, as one batch."""
+        if hasattr(self.dataset, "batch"):
+            return self.dataset.batch(indices)
+        return default_collate([self[index] for index in indices])
+
+    __getitems__ = batch
+
+
+def batches(dataset: Any, run: Run, epoch: int, workers: int = 0) -> Iterable[Any]:
+    """The training batches of an epoch, in the order of the seed."""
+    generator = own_generator(run.seed, f"order/{epoch}", run.replica)
+    order = torch.randperm(len(dataset), generator=generator)
+    seeded = Seeded(dataset, run.seed, epoch, run.replica)
+    return _loader(seeded, [part.tolist() for part in order.split(run.batch_size)], workers)
+
+
+def in_order(dataset: Any, run: Run, workers: int = 0) -> Iterable[Any]:
+    """All items once, in batches four times as large as in training."""
+    order = torch.arange(len(dataset)).split(4 * run.batch_size)
+    seeded = Seeded(dataset, run.seed, -1, run.replica)
+    return _loader(seeded, [part.tolist() for part in order], workers)
+
+
+def _loader(dataset: Seeded, order: list[list[int]], workers: int) -> DataLoader[Any]:
+    return DataLoader(
+        dataset,
+        batch_sampler=order,
+        collate_fn=_as_is,
+        num_workers=workers,
+        pin_memory=torch.cuda.is_available(),
+        generator=torch.Generator(),  # the global one makes the masks
+    )
+
+
+def _as_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,54 @@
+"""Other implementations of DropBlock, each at the rate that it really drops.
+
+At equal nominal rates the peers drop different shares. `nominal` finds what a peer has to be asked
+for, by bisection on the share that it was measured to drop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+import torchvision
+from timm.layers.drop import drop_block_2d
+from torch import Tensor
+
+ELEMENTS = 4_000_000  # of which the share is measured, to about 1 % of itself
+HALVINGS = 12
+
+PEERS: dict[str, Callable[[Tensor, float, int], Tensor]] = {
+    "torchvision": torchvision.ops.drop_block2d,
+    "timm": lambda x, p, block_size: drop_block_2d(x, p, block_size, couple_channels=False),
+    "timm shared": drop_block_2d,
+}
+"""Functions of activation, rate and block size. "shared" has one mask for all channels."""
+
+
+@cache
+def nominal(name: str, map_size: tuple[int, int], block_size: int, rate: float) -> float:
+    """The rate at which a peer drops `rate` of maps of this size.
+
+    Raises:
+        ValueError: if the peer can't drop that much.
+    """
+    if realized(name, 1.0, map_size, block_size) < rate:
+        raise ValueError(f"{name} can't drop {rate:g} of a {map_size} map, block {block_size}")
+    low, high = 0.0, 1.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if realized(name, middle, map_size, block_size) < rate:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def realized(name: str, p: float, map_size: tuple[int, int], block_size: int) -> float:
+    """The share of single-channel maps of ones that a peer drops."""
+    samples = max(1, ELEMENTS // (map_size[0] * map_size[1]))
+    ones = torch.ones(samples, 1, *map_size)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        y = PEERS[name](ones, p, block_size)
+    return 1 - int(y.count_nonzero()) / y.numel()

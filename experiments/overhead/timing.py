@@ -1,0 +1,163 @@
+"""Works, and paired timings of their variants.
+
+The variants of a work take turns (A B A B), and each round gives one ratio. A slow phase of the
+machine slows both sides, so it moves the ratio little.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from experiments.overhead.memory import Step, peak_bytes, saved_bytes, synchronize
+
+CPU = torch.device("cpu")
+LEAST_SECONDS = 0.002  # of one timing; quicker steps are repeated within it
+MOST_REPEATS = 1000
+MOST_SECONDS = 120  # of all rounds of a work; slower works have fewer rounds, but at least 3
+
+
+@dataclass(frozen=True)
+class Work:
+    """One piece of work, done in several ways.
+
+    Attributes:
+        name: what is done.
+        steps: variant -> a call that does it once.
+        against: pairs of a variant and a reference. "a - b" is what a costs above b.
+        units: references that are not timed, in seconds.
+        shape: of the activation.
+        known: tensors that are not counted as saved for the backward.
+        nbytes: of the activation, to which the saved bytes are compared. 0 does not count them.
+        device: where the work is done.
+    """
+
+    name: str
+    steps: Mapping[str, Step]
+    against: Sequence[tuple[str, str]]
+    units: Mapping[str, float] = field(default_factory=dict)
+    shape: str = ""
+    known: Sequence[Tensor] = ()
+    nbytes: int = 0
+    device: torch.device = CPU
+
+
+@dataclass(frozen=True)
+class Case:
+    """A work that is not made yet, and the names of its variants."""
+
+    name: str
+    variants: Sequence[str]
+    make: Callable[[torch.device], Work]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison.
+
+    Attributes:
+        work: its name.
+        shape: of the activation.
+        variant: what is compared.
+        reference: what it is divided by.
+        ms: median of the variant in milliseconds.
+        ratio: median of the paired ratios; q25 and q75 are their quartiles.
+        saved: bytes saved for the backward, as a share of the activation.
+        peak_mb: most memory of a step above what was in use before, in MB.
+        rounds: number of ratios.
+    """
+
+    work: str
+    shape: str
+    variant: str
+    reference: str
+    ms: float
+    ratio: float
+    q25: float
+    q75: float
+    saved: float | None
+    peak_mb: float | None
+    rounds: int
+
+
+def measure(work: Work, rounds: int) -> list[Row]:
+    """Time all variants of a work, and compare them."""
+    peak = {name: peak_bytes(step, work.device) / 1e6 for name, step in work.steps.items()}
+    saved = {
+        name: saved_bytes(step, work.known) / work.nbytes
+        for name, step in work.steps.items()
+        if work.nbytes
+    }
+    seconds = interleave(work.steps, rounds, work.device)
+    done = len(next(iter(seconds.values())))
+    seconds |= {unit: [value] * done for unit, value in work.units.items()}
+    rows = []
+    for variant, reference in work.against:
+        name, minus, above = variant.partition(" - ")
+        cost = seconds[name]
+        if minus:
+            cost = [a - b for a, b in zip(cost, seconds[above], strict=True)]
+        q25, ratio, q75 = paired_ratios(cost, seconds[reference])
+        rows.append(
+            Row(
+                work.name,
+                work.shape,
+                variant,
+                reference,
+                1e3 * statistics.median(cost),
+                ratio,
+                q25,
+                q75,
+                saved.get(variant),
+                peak.get(variant),
+                done,
+            )
+        )
+    return rows
+
+
+def paired_ratios(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
+    """First quartile, median and third quartile of the ratios, round by round.
+
+    Example:
+        >>> paired_ratios([2.0, 30.0, 3.0], [1.0, 10.0, 1.0])
+        (2.5, 3.0, 3.0)
+    """
+    ratios = [x / y for x, y in zip(a, b, strict=True)]
+    q25, q50, q75 = statistics.quantiles(ratios, n=4, method="inclusive")
+    return q25, q50, q75
+
+
+def interleave(
+    steps: Mapping[str, Step], rounds: int, device: torch.device = CPU
+) -> dict[str, list[float]]:
+    """Seconds of each step in each round; in a round, all steps take their turn.
+
+    Raises:
+        ValueError: for fewer than 2 rounds.
+    """
+    if rounds < 2:
+        raise ValueError(f"rounds must be at least 2, got {rounds}")
+    warm = [min(seconds_of(step, 1, device) for _ in range(2)) for step in steps.values()]
+    repeats = min(MOST_REPEATS, max(1, int(LEAST_SECONDS / min(warm))))
+    rounds = min(rounds, max(3, int(MOST_SECONDS / (repeats * sum(warm)))))
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            seconds[name].append(seconds_of(step, repeats, device))
+    return seconds
+
+
+def seconds_of(step: Step, repeats: int, device: torch.device) -> float:
+    """Seconds of one call, as the mean of several."""
+    synchronize(device)
+    began = time.perf_counter()
+    for _ in range(repeats):
+        step()
+    synchronize(device)
+    return (time.perf_counter() - began) / repeats

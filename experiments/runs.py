@@ -1,0 +1,156 @@
+"""The folder of one run: claimed, begun, finished or failed.
+
+| file | content |
+| --- | --- |
+| run.json | the fields of the run |
+| lock | held by the process that works on the run; the system frees it when the process dies |
+| attempts.jsonl | one line for each begin: when, where, with which versions |
+| checkpoint.pt | the state at the end of the last epoch |
+| result.json | what came of the run, written last |
+| error.txt | why the run failed |
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from filelock import FileLock, Timeout
+
+from experiments.checkpoint import write_whole
+from experiments.config import Run, run_hash
+from experiments.train import Result
+
+DEATHS = 3  # begins of a run without a new epoch, after which it has failed
+Status = Literal["finished", "diverged", "failed", "open"]
+
+
+class RunFolder:
+    """The folder of a run in a pool: POOL/HASH.
+
+    Args:
+        pool: folder of all runs, which studies share.
+        run: the run.
+    """
+
+    def __init__(self, pool: Path, run: Run) -> None:
+        self.run, self.hash = run, run_hash(run)
+        self.path = pool / self.hash
+
+    @property
+    def status(self) -> Status:
+        """What is known of the run. A failed run is open again after `forget_failure`."""
+        if (result := self.result()) is not None:
+            return result.status  # type: ignore[return-value]
+        return "failed" if (self.path / "error.txt").exists() else "open"
+
+    def result(self) -> Result | None:
+        """What came of the run; None while it is not finished."""
+        try:
+            return Result(**json.loads((self.path / "result.json").read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{self.path / 'result.json'} can't be read: {error}") from error
+
+    def error(self) -> str:
+        """The first line of why the run failed."""
+        path = self.path / "error.txt"
+        return path.read_text(encoding="utf-8").partition("\n")[0] if path.exists() else ""
+
+    def attempts(self) -> list[dict[str, Any]]:
+        """What was noted at each begin."""
+        path = self.path / "attempts.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    @contextmanager
+    def claim(self) -> Iterator[bool]:
+        """Hold the lock of the run; false if another process has it.
+
+        Raises:
+            RuntimeError: if the file system has no locks.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.path / "lock", timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            yield False
+            return
+        except NotImplementedError as error:
+            raise RuntimeError(
+                f"{self.path}: this file system has no locks: use one --out folder for each "
+                "machine, and share the work with --seeds"
+            ) from error
+        try:
+            yield True
+        finally:
+            lock.release()
+
+    def begin(self) -> bool:
+        """Note a begin; false if the process died in the last begins, again and again.
+
+        The lock must be held.
+        """
+        epochs = self._epochs()
+        deaths = [each["epochs"] for each in self.attempts()][-DEATHS:]
+        if len(deaths) == DEATHS and set(deaths) == {epochs}:
+            self.fail(RuntimeError(f"the process died {DEATHS} times without a new epoch"))
+            return False
+        if not (self.path / "run.json").exists():
+            plain = json.dumps(self.run.model_dump(), indent=1, default=str)
+            write_whole(self.path / "run.json", plain.encode())
+        note = {"epochs": epochs, "began": _now(), "host": platform.node(), **versions()}
+        with (self.path / "attempts.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(note) + "\n")
+        return True
+
+    def note_epoch(self, row: dict[str, Any]) -> None:
+        """Add the numbers of an epoch to metrics.jsonl."""
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def _epochs(self) -> int:
+        path = self.path / "metrics.jsonl"
+        return len(path.read_text(encoding="utf-8").splitlines()) if path.exists() else 0
+
+    def finish(self, result: Result) -> None:
+        """Write the result. The run is finished with it."""
+        write_whole(self.path / "result.json", json.dumps(result.plain(), indent=1).encode())
+
+    def fail(self, error: Exception) -> None:
+        """Note why the run failed; the first line is the message."""
+        first = " ".join(f"{type(error).__name__}: {error}".split())
+        text = "".join(traceback.format_exception(error))
+        write_whole(self.path / "error.txt", f"{first}\n\n{text}".encode())
+
+    def forget_failure(self) -> None:
+        """Open a failed run again. It goes on from its checkpoint."""
+        with self.claim() as mine:
+            if mine and self.status in ("failed", "open"):
+                for name in ("error.txt", "attempts.jsonl"):
+                    (self.path / name).unlink(missing_ok=True)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def versions() -> dict[str, str]:
+    """The versions that decide results."""
+    import timm
+    import torch
+    import torchvision
+
+    import dropblock_hooks
+
+    packages = {"torch": torch, "torchvision": torchvision, "timm": timm}
+    found = {name: str(module.__version__) for name, module in packages.items()}
+    return {**found, "dropblock_hooks": dropblock_hooks.__version__}

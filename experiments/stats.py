@@ -1,0 +1,173 @@
+"""Paired differences between conditions, with simultaneous intervals and four words.
+
+The primary comparisons of a study are one family: each pair of conditions on each primary test.
+Their intervals hold together with 95 % (Bonferroni), and so do the words:
+
+| word | meaning |
+| --- | --- |
+| better, worse | the interval is above, or below, 0 |
+| same | the interval is within the margin on both sides |
+| open | neither: the data do not tell |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from experiments.data import RESERVED
+from experiments.runs import RunFolder
+from experiments.study import Study
+
+LEVEL = 0.95
+
+
+def frame_of(study: Study, pool: Path) -> pd.DataFrame:
+    """One row for each run of the study: its status, its scores, its rates and its cost."""
+    rows = []
+    for name, run in study.runs():
+        folder = RunFolder(pool, run)
+        row: dict[str, object] = {"condition": name, "seed": run.seed, "status": folder.status}
+        result = folder.result()
+        if result is not None and result.epochs:
+            epochs = pd.DataFrame(result.epochs)
+            row |= {key: value for key, value in result.scores.items() if key != "validation"}
+            row |= {"chance": result.chance, "train_loss": epochs["loss"].iloc[-1]}
+            row |= {"nominal": epochs["nominal"].mean(), "realized": epochs["realized"].mean()}
+            row |= {"seconds": epochs["seconds"].median()}
+        row["error"] = folder.error()
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def epochs_of(study: Study, pool: Path) -> pd.DataFrame:
+    """Means over the seeds for each condition and epoch: the training loss and the rates."""
+    rows = []
+    for name, run in study.runs():
+        result = RunFolder(pool, run).result()
+        rows += [{"condition": name, **epoch} for epoch in (result.epochs if result else [])]
+    if not rows:
+        return pd.DataFrame(columns=["condition", "epoch", "loss", "nominal", "realized"])
+    table = pd.DataFrame(rows).astype({"nominal": float, "realized": float})
+    means = table.groupby(["condition", "epoch"], sort=False)[["loss", "nominal", "realized"]]
+    return means.mean().reset_index()
+
+
+def tests_in(frame: pd.DataFrame) -> list[str]:
+    """The names of the tests: all columns with scores."""
+    return [name for name in frame.columns if name not in RESERVED]
+
+
+def primary_of(study: Study, frame: pd.DataFrame) -> dict[str, float]:
+    """Primary test -> margin in points. By default this is the first test with a margin of 1."""
+    tests = tests_in(frame)
+    return dict(study.file.primary) or ({tests[0]: 1.0} if tests else {})
+
+
+def scale_of(frame: pd.DataFrame) -> float:
+    """100 where all scores are shares, so that differences are in points; otherwise 1."""
+    values = frame[tests_in(frame)].to_numpy(dtype=float)
+    return 100.0 if np.all(np.isnan(values) | ((values >= 0) & (values <= 1))) else 1.0
+
+
+def compare(frame: pd.DataFrame, study: Study) -> pd.DataFrame:
+    """All comparisons on all tests, one row each, the primary ones marked.
+
+    Columns: a, b, test, primary, n, difference (a minus b, in points), sd (of the differences),
+    low and high (the simultaneous interval), margin, word, p (of the paired t-test) and holm (p
+    corrected over the primary comparisons after Holm).
+    """
+    primary = primary_of(study, frame)
+    scale, sign = scale_of(frame), 1 if study.file.higher_is_better else -1
+    family = max(1, len(study.pairs) * len(primary))
+    rows = []
+    for a, b in study.pairs:
+        for test in tests_in(frame):
+            differences = scale * paired(frame, a, b, test)
+            low, high = interval(differences, 1 - (1 - LEVEL) / family)
+            margin = primary.get(test, np.nan)
+            row = {"a": a, "b": b, "test": test, "primary": test in primary}
+            row |= {
+                "n": len(differences),
+                "difference": _mean(differences),
+                "low": low,
+                "high": high,
+            }
+            row |= {"sd": differences.std(ddof=1) if len(differences) > 1 else np.nan}
+            row |= {"margin": margin, "word": word(sign * low, sign * high, margin)}
+            rows.append({**row, "p": p_value(differences)})
+    table = pd.DataFrame(rows)
+    if len(table):
+        table["holm"] = np.nan
+        table.loc[table["primary"], "holm"] = holm(table.loc[table["primary"], "p"].to_numpy())
+    return table
+
+
+def paired(frame: pd.DataFrame, a: str, b: str, test: str) -> np.ndarray:
+    """The differences a minus b of the seeds for which both have a score."""
+    wide = frame.pivot(index="seed", columns="condition", values=test)
+    if a not in wide or b not in wide:
+        return np.array([])
+    return (wide[a] - wide[b]).dropna().to_numpy(dtype=float)
+
+
+def interval(differences: np.ndarray, level: float) -> tuple[float, float]:
+    """The interval of the mean, by Student's t; NaN for fewer than two differences.
+
+    Example:
+        >>> [round(x, 2) for x in interval(np.array([1.0, 2.0, 3.0]), 0.95)]
+        [-0.48, 4.48]
+    """
+    n = len(differences)
+    if n < 2:
+        return np.nan, np.nan
+    half = stats.t.ppf((1 + level) / 2, n - 1) * differences.std(ddof=1) / np.sqrt(n)
+    return differences.mean() - half, differences.mean() + half
+
+
+def word(low: float, high: float, margin: float) -> str:
+    """What an interval says: same, better, worse or open.
+
+    Example:
+        >>> word(0.2, 0.8, 1.0), word(0.2, 1.8, 1.0), word(-0.2, 1.8, 1.0)
+        ('same', 'better', 'open')
+    """
+    low, high = min(low, high), max(low, high)
+    if -margin <= low and high <= margin:
+        return "same"
+    return "better" if low > 0 else "worse" if high < 0 else "open"
+
+
+def p_value(differences: np.ndarray) -> float:
+    """Two-sided p of the paired t-test; 1 where all differences are 0, NaN below two."""
+    if len(differences) < 2:
+        return np.nan
+    n, mean, sd = len(differences), differences.mean(), differences.std(ddof=1)
+    if sd == 0:
+        return 1.0 if mean == 0 else 0.0
+    return float(2 * stats.t.sf(abs(mean) / (sd / np.sqrt(n)), n - 1))
+
+
+def holm(p: np.ndarray) -> np.ndarray:
+    """Values of p, corrected after Holm; those that are NaN stay so.
+
+    Example:
+        >>> holm(np.array([0.01, 0.04])).tolist()
+        [0.02, 0.04]
+    """
+    known = ~np.isnan(p)
+    order = np.argsort(p[known])
+    raised = np.maximum.accumulate(p[known][order] * np.arange(known.sum(), 0, -1))
+    corrected = np.full(p.shape, np.nan)
+    back = np.empty_like(raised)
+    back[order] = np.minimum(raised, 1.0)
+    corrected[known] = back
+    return corrected
+
+
+def _mean(values: Sequence[float] | np.ndarray) -> float:
+    return float(np.mean(values)) if len(values) else np.nan

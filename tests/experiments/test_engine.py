@@ -1,0 +1,211 @@
+"""Workers: no run twice, kills, failures that harm no other run, Ray."""
+
+import os
+import random
+import signal
+import socket
+import time
+
+import pandas as pd
+import pytest
+
+from experiments.config import Run
+from experiments.runs import RunFolder
+from experiments.study import read_study
+
+
+def runs_csv(folder):
+    """The results without what differs between machines and moments."""
+    frame = pd.read_csv(folder / "runs/study/runs.csv")
+    return frame.drop(columns=["seconds"])
+
+
+def begins(folder):
+    """How often each run was begun."""
+    return {
+        path.parent.name: len(path.read_text().splitlines())
+        for path in (folder / "runs/runs").glob("*/attempts.jsonl")
+    }
+
+
+def test_a_study_runs_and_is_not_run_again(write, command, folder):
+    status, out, err = command("ablate.py", write(), "--jobs", 2)
+    assert status == 0, err
+    assert "Dropout2d" in out
+    assert "4 of 4" in err
+    first = runs_csv(folder)
+    assert (first["status"] == "finished").all()
+    status, out, err = command("ablate.py", folder / "study.yaml")
+    assert status == 0, err
+    assert set(begins(folder).values()) == {1}
+    pd.testing.assert_frame_equal(runs_csv(folder), first)
+    text = (folder / "runs/study/report.md").read_text()
+    status, _, err = command("report.py", folder / "runs/study")
+    assert status == 0, err
+    assert (folder / "runs/study/report.md").read_text() == text
+
+
+@pytest.mark.slow
+def test_the_pool_is_shared_by_studies(write, command, folder):
+    command("ablate.py", write(), "--only", "none")
+    status, _, err = command("ablate.py", write("other.yaml"))
+    assert status == 0, err
+    assert set(begins(folder).values()) == {1}
+    assert len(begins(folder)) == 4
+
+
+@pytest.mark.slow
+def test_an_unfinished_study_says_so(write, command, folder):
+    conditions = {"none": {}, "bad": {"model": "mine:fails_in_training"}}
+    status, out, _ = command("ablate.py", write(conditions=conditions, seeds=1))
+    assert status == 3
+    assert "Unfinished: 1 of 2 runs" in out
+    assert "the gradient is refused" in out
+    frame = runs_csv(folder)
+    assert frame["status"].tolist() == ["finished", "failed"]
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_again_and_again_is_recorded(write, command, folder):
+    conditions = {
+        "none": {},
+        "dies": {"model": "mine:dies_in_training"},
+        "once": {"model": "mine:dies_once", "model_args": {"marker": str(folder / "died")}},
+    }
+    status, out, _ = command("ablate.py", write(conditions=conditions, seeds=1), "--jobs", 2)
+    assert status == 3
+    assert "died 3 times" in out
+    frame = runs_csv(folder).set_index("condition")
+    assert frame["status"].to_dict() == {"none": "finished", "dies": "failed", "once": "finished"}
+
+
+@pytest.mark.slow
+def test_ten_kills_change_nothing(write, start, command, folder):
+    base = {"model": "mine:slow_net", "data": "mine:stripes", "epochs": 4, "batch_size": 8}
+    path = write(base=base, seeds=3)
+    status, _, err = command("ablate.py", path, "--out", "runs/whole")
+    assert status == 0, err
+    whole = pd.read_csv(folder / "runs/whole/study/runs.csv").drop(columns=["seconds"])
+    generator = random.Random(0)
+    for _ in range(10):
+        process = start("ablate.py", path)
+        time.sleep(generator.uniform(4, 14))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    status, _, err = command("ablate.py", path)
+    assert status == 0, err
+    pd.testing.assert_frame_equal(runs_csv(folder), whole)
+
+
+@pytest.mark.slow
+def test_two_launchers_share_the_work(write, start, folder):
+    base = {"model": "mine:slow_net", "data": "mine:stripes", "epochs": 2, "batch_size": 8}
+    path = write(base=base, seeds=3)
+    both = [start("ablate.py", path, "--jobs", 1) for _ in range(2)]
+    for process in both:
+        _, err = process.communicate(timeout=600)
+        assert process.returncode == 0, err
+    assert set(begins(folder).values()) == {1}
+    assert len(begins(folder)) == 6
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_the_workers(write, start, folder):
+    base = {"model": "mine:slow_net", "data": "mine:stripes", "epochs": 50, "batch_size": 8}
+    process = start("ablate.py", write(base=base), "--jobs", 1)
+    pool = folder / "runs/runs"
+    deadline = time.monotonic() + 120
+    while not list(pool.glob("*/metrics.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "the same command goes on" in err
+    assert not list((folder / "runs/study").glob("work.*"))
+
+
+def test_a_folder_is_claimed_once(folder):
+    run = Run(model="mine:net", data="mine:stripes")
+    first, second = RunFolder(folder, run), RunFolder(folder, run)
+    with first.claim() as mine:
+        assert mine
+        with second.claim() as theirs:
+            assert not theirs
+    with second.claim() as theirs:
+        assert theirs
+
+
+def test_three_begins_without_an_epoch_are_a_failure(folder):
+    one = RunFolder(folder, Run(model="mine:net", data="mine:stripes"))
+    with one.claim():
+        assert [one.begin() for _ in range(4)] == [True, True, True, False]
+    assert one.status == "failed"
+    assert "died 3 times" in one.error()
+    one.forget_failure()
+    assert one.status == "open"
+    with one.claim():
+        for epoch in range(4):
+            assert one.begin()
+            one.note_epoch({"epoch": epoch})
+        assert one.begin()
+
+
+@pytest.mark.slow
+def test_seeds_and_conditions_can_be_chosen(write, command, folder):
+    status, _, err = command("ablate.py", write(), "--seeds", "5,7-8", "--only", "none")
+    assert status == 0, err
+    assert runs_csv(folder)["seed"].tolist() == [5, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--ray", "127.0.0.1:1"], "nobody answers at the Ray address '127.0.0.1:1'"),
+        (["--jobs", "0"], "--jobs must be at least 1"),
+        (["--seeds", "a"], "--seeds takes seeds such as 1-6"),
+        (["--set", "epochs"], "--set takes FIELD=VALUE"),
+        (["--log", "paper"], "--log must be some of tensorboard"),
+    ],
+)
+def test_wrong_options_are_one_message(write, command, arguments, told):
+    status, _, err = command("ablate.py", write(), *arguments)
+    assert status == 2
+    assert told in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_message(write, command, folder):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("there is no /dev/full")
+    path = write(seeds=1)
+    for _, run in read_study(path).runs():
+        place = RunFolder(folder / "runs/runs", run).path
+        place.mkdir(parents=True)
+        (place / "attempts.jsonl").symlink_to("/dev/full")
+    status, _, err = command("ablate.py", path, "--jobs", 1)
+    assert status == 2
+    assert "No space left" in err
+
+
+@pytest.mark.slow
+def test_a_local_ray_cluster_with_a_token(write, command, folder, monkeypatch):
+    pytest.importorskip("ray", reason="the extra `ray` has it")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a-token-of-this-test-with-enough-length")
+    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    status, _, err = command("ablate.py", write(), "--ray", "local", "--jobs", 2)
+    assert status == 0, err
+    assert (runs_csv(folder)["status"] == "finished").all()
+
+
+def test_a_port_without_an_answer_is_told_soon():
+    from experiments.engine import LaunchError, _check_answers
+
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    with pytest.raises(LaunchError, match="nobody answers"):
+        _check_answers(f"127.0.0.1:{port}")
+    with pytest.raises(LaunchError, match="HOST:PORT"):
+        _check_answers("somewhere")

@@ -1,0 +1,144 @@
+"""Statistics against scipy, and the stated error rates by simulation with a fixed seed."""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from experiments.stats import compare, holm, interval, p_value, word
+
+
+@dataclass
+class Asked:
+    """What `compare` reads of a study."""
+
+    primary: dict
+    higher_is_better: bool = True
+
+
+@dataclass
+class AStudy:
+    file: Asked
+    pairs: list
+
+
+def frame_of(scores):
+    """Scores condition -> test -> values by seed, as a frame of runs."""
+    rows = [
+        {
+            "condition": name,
+            "seed": seed,
+            "status": "finished",
+            **{t: v[seed] for t, v in tests.items()},
+        }
+        for name, tests in scores.items()
+        for seed in range(len(next(iter(tests.values()))))
+    ]
+    return pd.DataFrame(rows)
+
+
+@given(st.lists(st.floats(-100, 100), min_size=2, max_size=30))
+@settings(max_examples=60, deadline=None)
+def test_the_interval_and_p_are_those_of_scipy(values):
+    values = np.array(values)
+    low, high = interval(values, 0.95)
+    if values.std(ddof=1) < 1e-6:
+        assert low == pytest.approx(high, abs=1e-4)
+        return
+    expected = stats.ttest_1samp(values, 0.0)
+    assert (low, high) == pytest.approx(tuple(expected.confidence_interval(0.95)))
+    assert p_value(values) == pytest.approx(expected.pvalue)
+
+
+def test_few_or_equal_values():
+    assert np.isnan(interval(np.array([1.0]), 0.95)).all()
+    assert np.isnan(p_value(np.array([])))
+    assert p_value(np.zeros(3)) == 1.0
+    assert p_value(np.ones(3)) == 0.0
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_holm_is_the_procedure_of_the_book(p):
+    p = np.array(p)
+    corrected = holm(p)
+    order = np.argsort(p, kind="stable")
+    running = 0.0
+    for rank, index in enumerate(order):
+        running = max(running, min(1.0, p[index] * (len(p) - rank)))
+        assert corrected[index] == pytest.approx(running)
+
+
+def test_holm_leaves_unknown_ones_out():
+    assert holm(np.array([0.01, np.nan, 0.04]))[[0, 2]] == pytest.approx([0.02, 0.04])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(0.1, 2, "better"), (-2, -0.1, "worse"), (-0.5, 0.5, "same"), (0.1, 0.9, "same"),
+     (-0.5, 1.5, "open"), (np.nan, np.nan, "open")],
+)  # fmt: skip
+def test_words(low, high, expected):
+    assert word(low, high, 1.0) == expected
+
+
+def test_comparisons_are_paired_in_points_and_simultaneous():
+    generator = np.random.default_rng(0)
+    base = generator.normal(0.7, 0.1, 12)
+    scores = {
+        "none": {"clean": base, "noisy": base / 2},
+        "a": {"clean": base + 0.05, "noisy": base / 2},
+        "b": {"clean": base + generator.normal(0, 0.01, 12), "noisy": base / 3},
+    }
+    study = AStudy(Asked({"clean": 1.0}), [("a", "none"), ("b", "none"), ("b", "a")])
+    table = compare(frame_of(scores), study)
+    row = table[(table["a"] == "b") & (table["b"] == "none") & (table["test"] == "clean")].iloc[0]
+    differences = 100 * (scores["b"]["clean"] - base)
+    expected = stats.ttest_1samp(differences, 0.0).confidence_interval(1 - 0.05 / 3)
+    assert (row["low"], row["high"]) == pytest.approx(tuple(expected))
+    first = table.iloc[0]
+    assert first["difference"] == pytest.approx(5.0)
+    assert first["word"] == "better"
+    assert table["primary"].tolist() == [True, False] * 3
+    assert table.loc[~table["primary"], "holm"].isna().all()
+
+
+def test_a_metric_where_less_is_better():
+    base = np.linspace(10, 20, 8)
+    scores = {"none": {"rmse": base}, "a": {"rmse": base - 3 + np.linspace(-0.1, 0.1, 8)}}
+    table = compare(frame_of(scores), AStudy(Asked({"rmse": 1.0}, False), [("a", "none")]))
+    assert table.iloc[0]["word"] == "better"
+    assert table.iloc[0]["difference"] == pytest.approx(-3)
+
+
+def test_missing_runs_are_left_out_of_both():
+    scores = {
+        "none": {"clean": np.array([0.1, 0.2, 0.3])},
+        "a": {"clean": np.array([0.2, np.nan, 0.5])},
+    }
+    table = compare(frame_of(scores), AStudy(Asked({"clean": 1.0}), [("a", "none")]))
+    assert table.iloc[0]["n"] == 2
+    assert table.iloc[0]["difference"] == pytest.approx(15)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.1], ids=["no difference", "a difference"])
+def test_simultaneous_coverage(shift):
+    """All intervals of a study hold the true differences together in 95 % of studies or more."""
+    generator = np.random.default_rng(1)
+    studies, conditions, seeds, hits = 1500, 4, 8, 0
+    pairs = list(itertools.combinations(range(conditions), 2))
+    for _ in range(studies):
+        shared = generator.normal(0, 0.02, seeds)
+        noise = generator.normal(0, 0.01, (conditions, seeds))
+        scores = shared + noise + shift * np.arange(conditions)[:, None]
+        level = 1 - 0.05 / len(pairs)
+        found = [interval(scores[a] - scores[b], level) for a, b in pairs]
+        true = [shift * (a - b) for a, b in pairs]
+        hits += all(low <= t <= high for (low, high), t in zip(found, true, strict=True))
+    error = np.sqrt(0.05 * 0.95 / studies)
+    assert 0.95 - 3 * error <= hits / studies <= 0.99
