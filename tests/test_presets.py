@@ -146,9 +146,6 @@ def test_drop_path_where_it_can_not_be():
 )
 def test_scaled(rate, half):
     assert presets.scaled(rate, 0.5) == half
-
-
-def test_a_function_can_not_be_scaled():
     with pytest.raises(TypeError, match="can't be scaled"):
         presets.scaled(lambda t: 0.1, 0.5)
 

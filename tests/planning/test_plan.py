@@ -257,15 +257,12 @@ def test_where_fake_tensors_fail_a_real_copy_runs(how):
     assert torch.equal(torch.get_rng_state(), state)
     meta = plan(model.to("meta"), {"fc": Dropout(0.1)}, torch.ones(2, 3))
     assert kinds(meta) == ["no_pass"]
-
-
-def test_where_all_fails_there_are_no_shapes():
-    planned = plan(Reads("raise"), {"fc": Dropout(0.1)}, torch.ones(2, 3))
+    model = Reads("raise")
+    planned = plan(model, {"fc": Dropout(0.1)}, torch.ones(2, 3))
     assert planned[0].calls is None
-    assert "no forward of a copy ran" in line(planned, "no_pass")
     assert "it fails anyway" in line(planned, "no_pass")
     with pytest.warns(HookWarning, match="it fails anyway"):
-        attach(Reads("raise"), {"fc": Dropout(0.1)}, example_input=torch.ones(2, 3))
+        attach(model, {"fc": Dropout(0.1)}, example_input=torch.ones(2, 3))
 
 
 X23 = torch.ones(2, 3)
@@ -288,14 +285,10 @@ def test_what_the_model_does_not_take_is_said_once(model, example, said):
     assert text.count("Error") == 1
 
 
-def test_what_fails_in_training_is_said():
+def test_what_can_not_be_run_is_said():
     model = nn.Sequential(nn.Flatten(), nn.Linear(768, 4), nn.BatchNorm1d(4))
     planned = plan(model, {"1": Dropout(0.1)}, IMAGE[:1])  # one sample has no batch statistics
     assert "Expected more than 1 value per channel when training" in line(planned, "no_pass")
-    assert planned[0].calls is None
-
-
-def test_a_copy_that_can_not_be_made():
     model = nn.Sequential(nn.Linear(3, 3))
     model.stream = (n for n in range(3))
     assert "generator" in line(plan(model, {"0": Dropout(0.1)}, torch.ones(2, 3)), "no_pass")
@@ -426,17 +419,8 @@ class Block(nn.Module):
         return self.act(x + self.branch(x))
 
 
-class Gate(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Conv2d(4, 4, 1)
-
-    def forward(self, x):
-        return x * self.fc(x.mean((2, 3), keepdim=True)).sigmoid()
-
-
 def test_where_drop_path_loses_samples():
-    branch = nn.Sequential(nn.Conv2d(4, 4, 1), Gate(), nn.Identity())
+    branch = nn.Sequential(nn.Conv2d(4, 4, 1), nn.Sigmoid(), nn.Identity())
     model = nn.Sequential(nn.Conv2d(3, 4, 1), Block(branch), Block(nn.Conv2d(4, 4, 1)))
     planned = plan(model, {"re:.*": DropPath(0.1)}, IMAGE)
     lost = {key.removesuffix("/DropPath") for key in found(planned, "loses_samples").sites}
