@@ -21,6 +21,7 @@ from ..regularizers.droppers import unit_dropped
 from ..sites import indexing
 from ..sites.counter import Snapshot
 from ..sites.hooks import SiteHook
+from ..sites.retune import RetuneHook
 from ..sites.run import Run
 from ..sites.site import Site, SiteError
 from .dry_run import DryRun, shape_of
@@ -88,11 +89,14 @@ class SiteProbe:
         if fault is not None:
             wrong = fault.kind in (Kind.NEVER_CALLED, Kind.NEVER_ACTIVE)
             yield replace(fault, severity=Severity.WARNING if wrong else Severity.NOTE)
+        if isinstance(self.hook, RetuneHook) and self.site.moves and not self.hook.ours:
+            text = "torch.compile reads the rate as a constant and compiles again for each value"
+            cure = "Use a StepSchedule of few values"
+            yield Finding(Kind.RECOMPILES, Severity.NOTE, (self.site.key,), text, cure)
         if any(not passes_around(outputs, sources, node) for node in self._nodes):
             text = "it loses the whole sample, since no shortcut runs around the layer"
             cure = "Use StochasticDepth on a block, or DropPath on its branch"
-            key = (self.site.key,)
-            yield Finding(Kind.LOSES_SAMPLES, Severity.WARNING, key, text, cure)
+            yield Finding(Kind.LOSES_SAMPLES, Severity.WARNING, (self.site.key,), text, cure)
 
 
 def probe(base: nn.Module, placements: list[Placement], run: DryRun) -> Probed:

@@ -20,6 +20,7 @@ from dropblock_hooks import (
     GaussianNoise,
     HookWarning,
     LinearSchedule,
+    Retune,
     SpecError,
     StochasticDepth,
     attach,
@@ -452,3 +453,11 @@ def test_a_rate_that_begins_at_0_is_planned_as_any_other():
     model, ramp = nn.Sequential(nn.Flatten(2)), LinearSchedule(0.0, 0.4, epochs=5)
     planned = plan(model, {"0": DropBlock2d(ramp, 3)}, IMAGE)
     assert "say grid=" in planned.problems[0]
+
+
+def test_rates_that_compiled_code_reads_as_constants():
+    model = nn.Sequential(nn.Dropout(0.5), nn.AlphaDropout(0.5), nn.AlphaDropout(0.5))
+    ramp = LinearSchedule(0.1, 0.3, epochs=3)
+    planned = plan(model, {"[01]": Retune(ramp), "2": Retune(0.2)}, torch.ones(2, 3))
+    assert found(planned, "recompiles").sites == ("1/Retune",)
+    assert [layer.p for layer in model] == [0.5] * 3
