@@ -393,7 +393,7 @@ def test_in_a_file():
     )
     assert Spec.from_yaml(spec.to_yaml()) == spec
     assert "float16" in spec.to_yaml()
-    with pytest.raises(ValueError, match="reduce of .* is a function, which can't be written"):
+    with pytest.raises(ValueError, match="is a function, which can.t be written"):
         Spec({"**": Capture(reduce=torch.amax)}).to_yaml()
 
 
