@@ -115,6 +115,7 @@ def test_an_attachment_is_linear(use, first):
     def prepare(n):
         model = pairs(n, first)
         attached = attach(model, regularizers(["*.1"]))
+        attached.step(0)
         model(torch.ones(2, 1, requires_grad=True)).sum().backward()
         return lambda: use(attached, model)
 

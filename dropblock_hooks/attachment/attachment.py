@@ -15,7 +15,7 @@ from ..sites.updates import checked_optimizers, use_optimizers
 from ..tables import Table, counted
 from ..warn import warn
 from .distributed import check_group, compare, summed, tell_equal_seeds, world_size
-from .epoch_checks import find_faults, look_back
+from .epoch_checks import find_faults, look_back, not_stepped
 from .logged import log
 from .looks import alerts_now, look_at_step, look_for_alerts, tell_alerts
 from .rates import as_time, values_at
@@ -121,8 +121,10 @@ class Attachment(SiteList):
         """Take every hook off, so that the model computes what it did before; safe to repeat.
 
         Call it after the backward of checkpointed layers, which would be recomputed without hooks.
+        Warns of schedules that nobody has moved by `step`, once.
         """
         base, run = self._base, self._run
+        forgotten = not_stepped(self._hooks) if run.installed else []
         run.installed = False
         run.scale = LossScale()
         run.drop_optimizers()
@@ -131,6 +133,7 @@ class Attachment(SiteList):
         for module in base.modules():  # to which others may have moved hooks
             take_off(run, module)
         run.grids.unwatch(base)
+        tell(forgotten, run.told)
 
     def __enter__(self) -> Attachment:
         return self

@@ -97,11 +97,12 @@ def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fi
         fault = fault_of(base, hook, window)
         if fault is not None and (needs_calls(hook) or fault.kind != Kind.NEVER_CALLED):
             found.append(fault)
-        waiting = hook.site.waiting()
-        if waiting is not None:
-            kind, site = Kind.NOT_STEPPED, (hook.site.key,)
-            found.append(Finding(kind, Severity.WARNING, site, waiting, epoch=run.epoch))
-    return found
+    return found + not_stepped(hooks)
+
+
+def not_stepped(hooks: Iterable[SiteHook]) -> list[Finding]:
+    """The finding that schedules are moving and nobody has called ``step``; or nothing."""
+    return next((found for hook in hooks if (found := hook.site.not_stepped())), [])
 
 
 def tell_faults(attached: Any) -> None:

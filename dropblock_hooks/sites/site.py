@@ -10,10 +10,10 @@ from ..axes.facts import Facts
 from ..axes.reader import Reader
 from ..axes.view import View
 from ..checkpointing import NO_TASK, graph_task
+from ..findings import Finding, Kind, Severity, tell
 from ..handles import is_exporting, new_handle
 from ..observers.base import Watch
 from ..regularizers.base import Regularizer
-from ..warn import warn
 from .counter import Counter
 from .norms import Norms
 from .run import Run
@@ -257,16 +257,19 @@ class Site:
             self._resumed += 1
         if training or self._mode is not None:
             self._mode = training
-        if self._resumed >= _EVALUATIONS and self.run.tell_once("waiting"):
-            warn(f"{self.key}: {self.waiting()}")
+        if self._resumed >= _EVALUATIONS:
+            tell(self.not_stepped(), self.run.told)
 
-    def waiting(self) -> str | None:
-        """The text about a schedule that nobody moves; None where all is well."""
-        if self.run.stepped or not self.moves or self._resumed < _EVALUATIONS:
-            return None
-        return (
-            f"rate still {self.rate} after {self.calls} calls of the layer and {self._resumed} "
-            "evaluations, since nobody has called step: call attached.step(epoch) at the start of "
-            "each epoch, or step() at its end; if the rate is to stand still, step(0) at the "
-            "start silences this"
+    def not_stepped(self) -> list[Finding]:
+        """The finding that a schedule is moving and nobody has called ``step``; or nothing."""
+        if self.run.stepped or not (self.moves and self.counter.trained):
+            return []
+        text = (
+            f"the rate of {self.key} is still {self.rate} in call {self.calls} of the layer, "
+            "since nobody has called step"
         )
+        cure = (
+            "Call attached.step(epoch) at the start of each epoch, or step() at its end; if the "
+            "rate is to stand still, step(0) at the start silences this"
+        )
+        return [Finding(Kind.NOT_STEPPED, Severity.WARNING, (), text, cure, self.run.epoch)]

@@ -194,6 +194,7 @@ def test_the_root_itself_replaced():
 def test_replaced_modules_are_told_by_name(replace):
     model = NormNet()
     attached = attach(model, SPEC)
+    attached.step(0)
     a_step(model)
     assert attached.verify() == []
     replace(model)

@@ -58,6 +58,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import (
+    Attachment,
     ByDepth,
     ClipGradNorm,
     DropBlock2d,
@@ -564,12 +565,44 @@ def test_a_forgotten_step_in_compiled_code(net, look, mode, regularizer):
         LOOKS["report" if look in ("step", "remove") else look](attached)
         evaluate(net, evaluation)
     LOOKS["report"](attached)
-    with pytest.warns(HookWarning, match=r"rate still .* 2 evaluations.*step\(0\) at the start"):
+    with pytest.warns(HookWarning, match=r"still .* of the layer.*step\(0\) at the start"):
         train(training)
-    (finding, _) = [each for each in attached.verify() if each.kind == "not_stepped"]
-    assert "2 evaluations" in finding.text
+    assert (".", "not_stepped") in ids(attached.verify())
     LOOKS[look](attached)
     attached.report()
+
+
+def leave(attached):
+    with attached:
+        pass
+
+
+@pytest.mark.parametrize("leaves", [leave, Attachment.remove], ids=["with", "remove"])
+@pytest.mark.parametrize("mode", ["eager", "compiled"])
+def test_a_forgotten_step_is_told_at_the_end(net, leaves, mode):
+    """Without any evaluation: by ``verify`` from the first forward on, and once when it ends."""
+    attached = attach(net, {"layer1.*": Dropout2d(RAMP), "fc": Dropout(0.1)})
+    training, _ = calls_of(net, mode)
+    assert ids(attached.verify()) == [(".", "not_run")]
+    train(training, steps=1)
+    assert ids(attached.verify()) == [(".", "not_stepped")]
+    with pytest.warns(HookWarning) as caught:
+        leaves(attached)
+    assert told(caught) == [(".", "not_stepped")]
+    attached.remove()  # once
+
+
+@pytest.mark.parametrize("how", ["stepped", "constant", "not trained"])
+def test_no_step_is_forgotten(net, how):
+    rate = 0.1 if how == "constant" else RAMP
+    with attach(net, {"layer1.*": Dropout2d(rate)}) as attached:
+        if how == "stepped":
+            attached.step(0)
+        if how in ("stepped", "constant"):
+            train(net)
+            assert attached.verify() == []
+        if how == "not trained":
+            evaluate(net)
 
 
 HOWS = ("end", "middle", "sanity", "step(0)", "constant")
@@ -602,6 +635,7 @@ def test_who_steps_is_not_told(net, mode, how):
             attached.step()
         attached.report()
     assert attached.verify() == []
+    attached.remove()
 
 
 def test_a_long_epoch_is_not_told():
