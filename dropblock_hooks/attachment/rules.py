@@ -20,7 +20,7 @@ from ..findings import Finding, Kind, Severity
 from ..observers.watchdog import Watchdog
 from ..observers.watched import Watched
 from ..quoting import listed
-from ..sites.grad_scaler import in_use, is_enabled
+from ..sites.grad_scaler import is_enabled
 from ..sites.run import Run
 from ..sites.site import Site
 
@@ -148,7 +148,14 @@ def _nonfinite(looked: Looked) -> Iterator[Finding]:
             "a gradient that is not finite (NaN or Inf) reached its output, as the first of the "
             "watched layers: the loss or the code behind this layer made it"
         )
-        yield reached.finding(Kind.NONFINITE, text, _cure_backward(looked, scaled))
+        cure = (
+            "Look behind the layer for a root, norm or logarithm at 0, or an overflow. If a "
+            "GradScaler scales this loss, pass it, attach(..., grad_scaler=scaler), so that its "
+            "overflows are not reported"
+        )
+        if scaled:
+            cure = "The GradScaler is not recovering: run this layer in float32"
+        yield reached.finding(Kind.NONFINITE, text, cure)
     elif forward.kept.bad < math.inf:
         yield _of_forward(forward, sights)
 
@@ -205,17 +212,6 @@ _SPREAD = (
     "Parameters of several layers are not finite now, as after a step of the optimizer with such "
     "gradients: go back to a checkpoint"
 )
-
-
-def _cure_backward(looked: Looked, scaled: bool) -> str:
-    if scaled:
-        return "The GradScaler is not recovering: run this layer in float32"
-    if looked.run.scale.scaler is None and in_use():
-        return (
-            "A GradScaler is in use in this process: if it scales this loss, pass it, "
-            "attach(..., grad_scaler=scaler), so that its overflows are not reported"
-        )
-    return "Look behind the layer for a root, norm or logarithm at 0, or an overflow"
 
 
 def _finite(p: Tensor) -> bool:
@@ -287,17 +283,15 @@ def _no_gradient(looked: Looked) -> Iterator[Finding]:
             continue
         if any(map(_has_gradient, trained)):
             continue
-        if kept.differentiable >= few and not kept.grads:
-            text = f"no gradient reached it in {kept.differentiable:g} calls"
-            cure = "Look for a detach() or no_grad() behind it, or a branch without loss"
-        elif kept.grads >= few and not kept.norm and math.isinf(kept.grad_bad):
-            text = f"all of its {kept.grads:g} gradients were zero"
-            cure = "Look for dead units, a weight of zero, or a mask behind it"
-        elif not kept.calls and any_left:
-            text = "it was never called in training, and its parameters have no gradient"
-            cure = "Remove it, or find out why the model does not call it"
-        else:
+        none = kept.differentiable >= few and not kept.grads
+        zeros = kept.grads >= few and not kept.norm and math.isinf(kept.grad_bad)
+        if not (none or zeros or (not kept.calls and any_left)):
             continue
+        text = f"no gradient, or only zeros, reached it in {kept.calls:g} calls in training"
+        cure = (
+            "Look behind it for a detach(), no_grad(), a mask, dead units, or a branch without "
+            "loss; a layer that the model never calls can be removed"
+        )
         yield sight.finding(Kind.NO_GRADIENT, text, cure)
 
 

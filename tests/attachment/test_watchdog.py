@@ -224,16 +224,6 @@ def test_overflows_of_a_known_scaler_are_silent_while_it_can_recover(overflows, 
     assert bool(found) == (overflows == 20 or not given)
 
 
-@pytest.mark.parametrize("given", [None, False])
-def test_a_scaler_that_it_was_not_given_is_in_the_cure(given):
-    model, found = nn.Sequential(nn.Linear(4, 2)), []
-    scaler = torch.amp.GradScaler("cpu")
-    attached = watch(model, action=found.append, grad_scaler=given)
-    scaler.scale(model(torch.ones(2, 4)).sum() * math.inf).backward()
-    attached.step()
-    assert [("A GradScaler is in use" in each.cure) for each in found] == [given is None]
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed(reentrant):
     inner = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
