@@ -157,7 +157,7 @@ def _lines(section: Section[Row], width: int, wide: bool) -> list[str]:
             notes.append(f"names begin with {prefix}")
             for line in cells:
                 line[0] = shown(line[0]).removeprefix(prefix)
-    height = 1 + max(head.count("\n") for head in section.columns)
+    height = 1 + max((head.count("\n") for head in section.columns), default=0)
     columns, widths, spare = [], [], []
     for i, head in enumerate(section.columns):
         texts = [shown(line[i], wide) for line in cells]

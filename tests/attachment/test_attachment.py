@@ -3,7 +3,6 @@
 import copy
 import math
 import re
-import warnings
 
 import numpy as np
 import pytest
@@ -363,13 +362,6 @@ def test_scalars_and_log(net):
         attached.log([], 7)
 
 
-def test_log_to_tensorboard(net, tmp_path):
-    tensorboard = pytest.importorskip("torch.utils.tensorboard", reason="an option of the user's")
-    with tensorboard.SummaryWriter(tmp_path) as writer:
-        attach(net, {"layer1.0": Dropout2d(0.5)}).log(writer, 0)
-    assert list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
     "schedule", [RAMP, CosineSchedule(0.0, 0.1, epochs=3), WindowSchedule(0.1, 5, 9)]
 )
@@ -399,34 +391,11 @@ def test_what_does_not_move_needs_no_step(net, rate):
     run(net)
 
 
-def test_who_steps_is_not_told(net):
-    attached = attach(net, {"layer1.*": Dropout2d(RAMP)})
-    attached.step(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for _ in range(2):
-            run(net)
-            net.eval()(torch.ones(1, 3, 16, 16))
-            net.train()
-
-
-def test_set_of_one_field_leaves_the_depth_of_another(net):
-    attached = attach(net, {"layer*.*": ClampGrad(min=ByDepth(-4, -1), max=1)})
-    attached.set("layer1.1", max=2.0)
-    assert attached.rates["layer1.1/ClampGrad"] == {"min": pytest.approx(-3.0), "max": 2.0}
-
-
 def test_set_spreads_by_depth_in_model_order(net):
     names = ["layer2.0", "layer1.0", "layer1.1"]
     attached = attach(net, {name: Dropout2d(0.1) for name in names})
     attached.set("layer*.*", p=ByDepth(0.0, 0.2))
     assert [s.rate for s in attached.sites] == pytest.approx([0.2, 0.0, 0.1])
-
-
-def test_by_depth_with_a_function(net):
-    attached = attach(net, {"layer1.*": Dropout2d(ByDepth(0.0, lambda t: t / 10))})
-    attached.step(2)
-    assert [s.rate for s in attached.sites] == pytest.approx([0.0, 0.2])
 
 
 @pytest.mark.parametrize("which", [0, None, 1.5])
@@ -465,20 +434,6 @@ def test_a_damaged_state_changes_nothing(net, damage):
     with pytest.raises(ValueError, match="is damaged|is not the state_dict"):
         attached.load_state_dict({"version": 3, "epoch": 2.0, **damage})
     assert attached.epoch == 0
-
-
-def test_a_schedule_that_is_an_object_can_be_resumed(net):
-    class Warm:
-        def __call__(self, t):
-            return min(t / 10, 0.5)
-
-    attached = attach(net, {"fc": Dropout(Warm())})
-    attached.step(3)
-    state = attached.state_dict()
-    attached.remove()
-    resumed = attach(net, {"fc": Dropout(Warm())})
-    resumed.load_state_dict(state)
-    assert resumed.sites[0].rate == 0.3
 
 
 @pytest.mark.parametrize(
@@ -555,13 +510,6 @@ def test_faults_of_schedules_name_site_and_field(net, schedule, error, part, how
     assert text.startswith("layer1.1/Dropout2d: p")
     assert text.endswith(" at t=3")
     assert (attached.epoch, attached.rates) == before
-
-
-def test_a_bad_value_names_the_site_that_is_set(net):
-    attached = attach(net, {"layer1.*": Dropout2d(p=0.2)})
-    for rates in ({"p": 1.2}, {"q": 0.1}, {"p": "x"}):
-        with pytest.raises((TypeError, ValueError), match=r"^layer1\.0/Dropout2d: "):
-            attached.set("layer1.*", **rates)
 
 
 @pytest.mark.parametrize("bound", [1e-9, 1e9])

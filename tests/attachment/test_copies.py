@@ -77,23 +77,6 @@ def test_a_copy_trains_alike_and_counts_alone(regularizer):
     assert attached.enabled
 
 
-def test_schedules_of_copies_are_their_own():
-    model = NormNet()
-    attached = attach(model, SPEC)
-    attached.step(2)
-    other = copy.deepcopy(model)
-    (found,) = attachments(other)
-    attached.step(4)
-    assert (attached.sites[0].rate, found.sites[0].rate) == (0.4, 0.2)
-    found.set("bn2/Dropout2d", p=0.9)
-    assert attached.rates["bn2/Dropout2d"] == {"p": 0.3}
-    a_step(model)
-    assert found.sites[0].calls == 0
-    attached.remove()
-    a_step(other)
-    assert found.verify() == []
-
-
 @pytest.mark.parametrize("averaging", [None, get_ema_multi_avg_fn(0.5)], ids=["swa", "ema"])
 def test_averaged_model(averaging):
     """Its names are those of the bare model; in evaluation it is the bare average."""
@@ -140,39 +123,6 @@ def test_update_bn_sees_no_drops_where_they_are_paused():
     assert not torch.equal(paused, average.module.bn2.running_mean)
 
 
-@pytest.mark.parametrize("version", ["ModelEmaV2", "ModelEmaV3"])
-def test_ema_of_timm(version):
-    utils = pytest.importorskip("timm.utils", reason="the averages are timm's")
-    model = NormNet()
-    attached = attach(model, SPEC)
-    ema = getattr(utils, version)(model, decay=0.5)
-    a_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    ema.update(model)
-    (found,) = attachments(ema)
-    assert [s.key for s in found] == [s.key for s in attached]
-    assert found.sites[0].calls == 0
-    assert found["bn1"] == found.sites[:1]
-    x = images()
-    on = ema(x) if version == "ModelEmaV3" else ema.module(x)
-    detach_all(ema)
-    assert torch.equal(ema.module(x), on)
-
-
-def test_synchronized_batch_norm_after_attaching_is_told():
-    model = NormNet()
-    attached = attach(model, SPEC)
-    converted = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    found = ids(attached.verify())
-    for key in ("bn1/DropBlock2d", "bn2/Dropout2d", "bn2/ClipGradNorm"):
-        assert (key, "replaced") in found
-    assert "fc.weight/ClampGrad" not in dict(found)
-    attached.remove()
-    again = attach(converted, SPEC)
-    converted.eval()(images())
-    assert [s.module_type for s in again][:2] == ["SyncBatchNorm"] * 2
-    assert not any(f.kind == "replaced" for f in again.verify())
-
-
 def test_the_root_itself_replaced():
     """A batch norm that is the model comes back as another object."""
     model = nn.BatchNorm2d(3)
@@ -201,15 +151,6 @@ def test_replaced_modules_are_told_by_name(replace):
     (finding,) = attached.verify()
     assert ids([finding]) == [("bn1/DropBlock2d", "replaced")]
     assert "attach again" in finding.cure
-
-
-def test_frozen_batch_norms_of_torchvision_are_told():
-    ops = pytest.importorskip("torchvision.ops", reason="FrozenBatchNorm2d is torchvision's")
-    model = NormNet()
-    attached = attach(model, {"bn1": Dropout2d(0.5)})
-    a_step(model)
-    model.bn1 = ops.FrozenBatchNorm2d(4)
-    assert ids(attached.verify()) == [("bn1/Dropout2d", "replaced")]
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["bare", "averaged"])

@@ -1,6 +1,5 @@
 """``attached.log``: what TensorBoard, wandb and others are given."""
 
-import logging
 import sys
 import types
 
@@ -148,16 +147,3 @@ def test_loggers_of_lightning(tmp_path):
 def test_a_writer_of_no_known_kind_is_refused():
     with pytest.raises(TypeError, match=r"add_scalar .*log_metrics, got list"):
         make().log([], 0)
-
-
-class LogsOne:
-    """As a LightningModule, and Fabric."""
-
-    def log(self, name, value, step=None):
-        raise AssertionError
-
-
-@pytest.mark.parametrize("writer", [LogsOne(), logging.getLogger()])
-def test_a_log_of_another_kind_is_refused(writer):
-    with pytest.raises(TypeError, match=r"log\(\) missing 1 required positional argument"):
-        make().log(writer, 0)
