@@ -167,9 +167,8 @@ class Attachment(SiteList):
         does not keep it alive. A copy or a loaded model has none. None takes the hook off.
 
         Raises:
-            RuntimeError: after `remove`.
-            TypeError: for an object that is no optimizer.
-            ValueError: for an optimizer that holds none of the parameters.
+            RuntimeError, TypeError, ValueError: after `remove`; for an object that is no optimizer;
+                for an optimizer that holds none of the parameters.
         """
         held = (reference() for reference, _ in self._run.optimizers)
         live = [optimizer for optimizer in held if optimizer is not None]
@@ -185,11 +184,8 @@ class Attachment(SiteList):
         """A table of what happened at each site. Waits for the device.
 
         Args:
-            distributed: add up the counts of all processes. Every rank must call it.
-
-        Raises:
-            RuntimeError: for ``distributed=True`` without a process group, or with sites that
-                differ between the ranks.
+            distributed: add up the counts of all processes. Every rank must call it, in a process
+                group, and all must have the same sites.
         """
         if distributed:
             check_group("report(distributed=True)")
@@ -224,14 +220,12 @@ class Attachment(SiteList):
     def verify(self, *, distributed: bool = False) -> list[Finding]:
         """Everything that is wrong; an empty list where every site has acted. See `Kind`.
 
-        Call it after a training step. It speaks of this epoch, or of the last one where this one
-        has no training call yet, as after ``step()``.
+        Call it after a training step. It covers this epoch, or the last one where this one has no
+        training call yet, as after ``step()``.
 
         Args:
-            distributed: of all processes, with what differs between them. Every rank must call it.
-
-        Raises:
-            RuntimeError: for ``distributed=True`` without a process group.
+            distributed: cover all processes, and what differs between them. Every rank must call
+                it, in a process group.
         """
         if distributed:
             check_group("verify(distributed=True)")
