@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ..attach import attachments
 from ..checks import as_count
 from ..planning.dry_run import arguments_of
-from ..quoting import kind_of, listed
+from ..quoting import listed
 from ..selectors.wrappers import unwrap
 from ..sites.site import Site
 from ..warn import warn
@@ -101,8 +101,6 @@ def _acting(model: nn.Module) -> list[Site]:
 def _tensor(output: Any, transform: Callable[[Any], Any] | None) -> Tensor:
     """The output, or the result of `transform`."""
     y = output if transform is None else transform(output)
-    if isinstance(y, Tensor):
-        return y
-    if transform is None:
-        raise no_tensor(output, "transform")
-    raise TypeError(f"transform must return a tensor, got {kind_of(y)}")
+    if not isinstance(y, Tensor):
+        raise no_tensor(y, "transform")
+    return y

@@ -13,7 +13,7 @@ from ..quoting import quote
 from ..spec.spec import SpecError
 from ..tables import terminal_width
 from . import builtin, check, layers, plan, preset, regularizers
-from .models import import_module, look_in_current_folder
+from .models import imported
 from .result import CommandError, Result
 
 _COMMANDS = (layers, builtin, plan, check, regularizers, preset)
@@ -23,11 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     defaults = argparse.Namespace(modules=[], json=False, wide=False)
     options = _parser().parse_args(arguments, defaults)
-    look_in_current_folder()
     try:
         with contextlib.redirect_stdout(sys.stderr):  # stdout holds only the result
             for name in options.modules:
-                import_module(name)
+                imported(name)
             result: Result = options.run(options)
     except SpecError as error:
         result = Result(lambda width, wide: "", {"problems": error.problems}, str(error))

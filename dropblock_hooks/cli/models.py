@@ -4,7 +4,6 @@ Nothing is downloaded. A model is built on the meta device where that works, and
 """
 
 import argparse
-import importlib
 import inspect
 import os
 import pkgutil
@@ -38,7 +37,8 @@ def add_model(command: argparse.ArgumentParser) -> None:
 def model_of(name: str) -> nn.Module:
     """Build the model with this name, without pretrained weights."""
     place, _, what = name.rpartition(":")
-    make = _library_model(what, place) if place in ("", "timm", "torchvision") else _own(name)
+    in_library = place in ("", "timm", "torchvision")
+    make = _library_model(what, place) if in_library else imported(name)
     try:
         with torch.device("meta"):
             model = make()
@@ -84,23 +84,11 @@ def _library_model(name: str, library: str) -> Callable[[], Any]:
     raise CommandError(f"unknown model {quote(name)}{hint}; yours is package.module:factory")
 
 
-def _own(name: str) -> Callable[[], Any]:
-    try:
-        make: Callable[[], Any] = pkgutil.resolve_name(name)
-    except Exception as error:  # the user's module may raise anything
-        raise CommandError(f"can't import {quote(name)}: {described(error)}") from error
-    return make
-
-
-def import_module(name: str) -> None:
-    """Import a module of the user's, also from the current folder."""
-    try:
-        importlib.import_module(name)
-    except Exception as error:
-        raise CommandError(f"can't import {quote(name)}: {described(error)}") from error
-
-
-def look_in_current_folder() -> None:
-    """Let modules in the current folder be imported."""
+def imported(name: str) -> Any:
+    """Import a module of the user's, or what is in it, also from the current folder."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    try:
+        return pkgutil.resolve_name(name)
+    except Exception as error:  # the user's module may raise anything
+        raise CommandError(f"can't import {quote(name)}: {described(error)}") from error

@@ -26,7 +26,8 @@ def run(options: argparse.Namespace) -> Result:
     """
     rows = {name: _row(name, cls) for name, cls in registered(object).items()}
     if not options.name:
-        return of_table(Table(list(rows.values()), _COLUMNS))
+        ordered = sorted(rows.values(), key=lambda row: (row.kind, row.name))
+        return of_table(Table(ordered, _COLUMNS))
     if options.name not in rows:
         raise CommandError(f"unknown class {quote(options.name)}{closest(options.name, rows)}")
     row = rows[options.name]
@@ -59,5 +60,5 @@ def _row(name: str, cls: Any) -> KindRow:
 _COLUMNS: dict[str, Any] = {
     "name": lambda row: row.name,
     "kind": lambda row: row.kind,
-    "summary": lambda row: Short(row.doc.partition("\n")[0].rstrip(".")),
+    "summary": lambda row: Short(row.doc.partition("\n")[0].partition("; see")[0].rstrip(".")),
 }

@@ -53,7 +53,7 @@ class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of 
                 "written: leave restore_callback_states_from_checkpoint=False, the counts are "
                 "restored all the same"
             )
-        checked = Spec.of(spec)
+        checked = Spec(spec)
         try:
             plain = checked.to_plain()
         except ValueError:  # the spec holds code

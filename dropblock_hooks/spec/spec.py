@@ -59,9 +59,9 @@ class Entry:
 class Spec:
     """An ordered mapping selector → regularizers, checked as far as possible without a model.
 
-    Takes a mapping, a list of pairs, or another Spec. Values are regularizers, observers, lists of
-    them, modules of other libraries, or plain data as in files. ``None`` removes what earlier
-    entries put on these layers.
+    Takes a mapping, a list of pairs, the path of a file, or another Spec. Values are regularizers,
+    observers, lists of them, modules of other libraries, or plain data as in files. ``None``
+    removes what earlier entries put on these layers.
 
     Example:
         >>> spec = Spec({"layer3.*": DropBlock2d(0.1), "layer4.*": [Dropout2d(0.2), ClampGrad(-1)]})
@@ -80,11 +80,6 @@ class Spec:
 
     def __init__(self, spec: Any) -> None:
         self.entries = Draft.of(spec).checked()
-
-    @classmethod
-    def of(cls, spec: Any) -> Spec:
-        """A Spec from all that ``attach`` takes: also the path of a YAML or JSON file."""
-        return cls(spec)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Spec:

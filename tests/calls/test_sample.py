@@ -226,7 +226,11 @@ def test_an_output_that_is_no_tensor(wrap, pick, said):
     ("given", "error", "said"),
     [
         ({"n": 1}, ValueError, "n must be an integer >= 2, got 1"),
-        ({"transform": lambda y: y.tolist()}, TypeError, "must return a tensor, got list"),
+        (
+            {"transform": lambda y: y.tolist()},
+            TypeError,
+            "the output is no tensor but list: pick one",
+        ),
         ({"model": [1]}, TypeError, "model must be a torch.nn.Module, got list"),
     ],
     ids=["n", "transform", "model"],

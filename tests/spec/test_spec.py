@@ -273,7 +273,7 @@ def test_files(tmp_path):
     spec = Spec({"a": Dropout(0.1)})
     for name in ("x.yaml", "x.yml", "x.json"):
         spec.save(tmp_path / name)
-        assert Spec.load(tmp_path / name) == Spec.of(str(tmp_path / name)) == spec
+        assert Spec.load(tmp_path / name) == Spec(str(tmp_path / name)) == spec
     with pytest.raises(SpecError, match="can't read"):
         Spec.load(tmp_path)
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x01\xff")
