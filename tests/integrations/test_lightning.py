@@ -132,6 +132,7 @@ def rates_seen(pl):
         def on_before_zero_grad(self, trainer, pl_module, optimizer):
             (callback,) = [c for c in trainer.callbacks if isinstance(c, Regularize)]
             self.rates.append(callback.attached.rates)
+            self.scaler = callback.attached.grad_scaler
 
     return Notes()
 
@@ -384,16 +385,16 @@ def test_the_logger_gets_the_rates(pl, tmp_path, every, expected):
 
 
 def test_the_scaler_of_the_precision_plugin(pl):
-    callback, _, _ = fitted(pl, {"model.4": ClampGrad(1.0)})
-    assert callback.attached.grad_scaler is False
+    notes = rates_seen(pl)
+    fitted(pl, {"model.4": ClampGrad(1.0)}, notes)
+    assert notes.scaler is False
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     plugin = pl.plugins.MixedPrecision("16-mixed", "cpu", scaler)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        callback, _, _ = fitted(
-            pl, {"model.4": ClampGrad(1e-8)}, options={"plugins": plugin, "max_epochs": 1}
-        )
-    assert callback.attached.grad_scaler is scaler
+        options = {"plugins": plugin, "max_epochs": 1}
+        fitted(pl, {"model.4": ClampGrad(1e-8)}, notes, options=options)
+    assert notes.scaler is scaler
 
 
 class ByHand:

@@ -67,6 +67,7 @@ class Rates(TrainerCallback):
             raise KeyboardInterrupt
         (attached,) = attachments(model)
         self.seen[state.global_step] = attached.rates
+        self.scaler = attached.grad_scaler
 
 
 def trainer(folder, *callbacks, model=None, data=None, **options):
@@ -215,11 +216,12 @@ def test_gradients_of_a_scaled_loss(tmp_path):
     for scale in (None, 1024.0):
         callback = Regularize({"param:classifier.weight": ClipGradNorm(1e-3)})
         options = {"num_train_epochs": 1, "max_grad_norm": 0.0, "optim": "sgd"}
-        made = trainer(tmp_path, callback, learning_rate=1.0, **options)
+        notes = Rates()
+        made = trainer(tmp_path, callback, notes, learning_rate=1.0, **options)
         if scale is not None:
             made.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
         made.train()
-        trained.append((callback.attached.grad_scaler, made.model.classifier.weight.detach()))
+        trained.append((notes.scaler, made.model.classifier.weight.detach()))
     (none, plain), (scaler, scaled) = trained
     assert none is False
     assert scaler.get_scale() == 1024.0
