@@ -13,7 +13,7 @@ from torch import nn
 
 from ..findings import Finding, Kind, Severity, tell
 from ..observers.watched import Clock
-from ..selectors.wrappers import bare_type
+from ..selectors.wrappers import bare_type, find_module
 from ..sites.hooks import SiteHook
 from ..sites.parameters import ParameterHook
 from ..sites.run import Run
@@ -24,6 +24,9 @@ from .looks import interval, look_for_alerts, tell_alerts
 
 class ModelHook:
     """Forward hook of the model: counts forwards, and checks the sites at the first of a window.
+
+    It hooks parameters whose owners are never called themselves: the projections of an attention
+    that takes their weights, and parameter lists.
 
     In compiled code it does nothing; ``Attachment.step`` checks then.
     """
@@ -41,6 +44,7 @@ class ModelHook:
     def __init__(self, run: Run, hooks: Iterable[SiteHook]) -> None:
         self.run = run
         self.hooks = tuple(hooks)
+        self.parameters = [hook for hook in self.hooks if isinstance(hook, ParameterHook)]
         self.every = interval(self.hooks)
 
     def __call__(self, model: nn.Module, *args: Any) -> None:
@@ -54,6 +58,10 @@ class ModelHook:
             counter.trained += 1
         else:
             counter.evaluated += 1
+        for hook in self.parameters:
+            owner = None if hook.site.calls else find_module(model, hook.owner_name)
+            if owner is not None:
+                hook.rehook(owner)
         if not (model.training and run.enabled):
             return
         if torch._C._are_functorch_transforms_active():

@@ -9,7 +9,7 @@ from ..observers.base import Observer
 from ..selectors.wrappers import bare_type
 from ..sites.hooks import LayerHook, SiteHook
 from ..sites.observe import ObserveHook
-from ..sites.parameters import KeeperHook, ParameterHook
+from ..sites.parameters import ParameterHook
 from ..sites.retune import RetuneHook
 from ..sites.run import Run
 from ..sites.site import Site
@@ -53,9 +53,6 @@ def install(
         for module, hook in installed:
             hook.install(module)
             hook.look(module)
-        parameters = [hook for hook in hooks if isinstance(hook, ParameterHook)]
-        if parameters:
-            base.register_forward_pre_hook(KeeperHook(run, parameters))
         if any(hook.site.reader.needs_grids for hook in hooks):
             run.grids.watch(base)
         base.register_forward_hook(ModelHook(run, hooks))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,11 +10,10 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from ..observers.base import Observer
-from ..selectors.wrappers import find_module, shard_refusal
+from ..selectors.wrappers import shard_refusal
 from . import operator
 from .act import refuse_tracing, regularize_grad
 from .hooks import SiteHook, Turn, hooks_of
-from .run import Run
 from .site import Site
 
 
@@ -111,24 +109,6 @@ class ParameterHook(SiteHook):
                 if hook not in found.sites and not hook.site.regularizer.accumulates:
                     found.sites.append(hook)
         found.sites.sort(key=lambda hook: hook.turn)
-
-
-class KeeperHook:
-    """Forward pre-hook of the model: hooks parameters whose owners are never called themselves.
-
-    Such are the projections of an attention that takes their weights, and parameter lists.
-    """
-
-    def __init__(self, run: Run, hooks: Iterable[ParameterHook]) -> None:
-        self.run, self.hooks = run, tuple(hooks)
-
-    def __call__(self, model: nn.Module, *args: Any) -> None:
-        if is_compiling() or not torch.is_grad_enabled():
-            return
-        for hook in self.hooks:
-            owner = None if hook.site.calls else find_module(model, hook.owner_name)
-            if owner is not None:
-                hook.rehook(owner)
 
 
 class GradHook:
