@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from ..findings import Finding, Kind, Severity
-from ..regularizers.droppers import is_read
+from ..regularizers.retune import is_read
 from ..selectors.wrappers import find_module, shard_refusal
 from ..sites.counter import Snapshot, read
 from ..sites.hooks import SiteHook, holder

@@ -13,8 +13,7 @@ from ..checks import as_count
 from ..observers.base import Observer
 from ..quoting import label, listed, quote, shorten
 from ..regularizers.base import Regularizer
-from ..regularizers.droppers import RATES, in_place_of, is_read, rate_attribute, unit_dropped
-from ..regularizers.retune import Retune
+from ..regularizers.retune import RATES, Retune, in_place_of, is_read, rate_attribute, unit_dropped
 from ..schedules.base import UNSAID, length_of, within
 from ..schedules.by_depth import spread_rate
 from ..selectors.index import Index, NoMatchError, Target

@@ -4,17 +4,14 @@ Arguments that mean the same everywhere are described in `dropout` and `drop_blo
 
 dropout     dropout of elements, channels, samples and residual branches
 dropblock   dropout of blocks
-disout      noise in blocks
 gamma       the seed rate at which blocks drop a given share
-noise       Gaussian noise
+noise       Gaussian noise, also in blocks (Disout)
 gradients   bounds of gradients by value and by norm, adaptive clipping, centralization
 masks       random masks, and what they do to a tensor
-sparse      blocks of large tensors on the CPU, drawn by their seeds
-units       whole channels and samples of large tensors on the CPU
+sparse      large tensors on the CPU: blocks, drawn by their seeds, and whole channels and samples
 bits        masks of one bit for each element
 """
 
-from .disout import disout
 from .dropblock import drop_block1d, drop_block2d, drop_block3d
 from .dropout import (
     drop_path,
@@ -26,7 +23,7 @@ from .dropout import (
 )
 from .gamma import block_gamma
 from .gradients import adaptive_clip_grad, centralize_grad, clamp_grad, clip_grad_norm
-from .noise import gaussian_dropout, gaussian_noise
+from .noise import disout, gaussian_dropout, gaussian_noise
 
 __all__ = [
     "adaptive_clip_grad",

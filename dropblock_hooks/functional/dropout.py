@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ..checks import check_option
 from .masks import Mask, bernoulli, check_call, in_format_of, keep_scale
-from .sparse import Blocks, drop_drawn, once, takes
-from .units import Units
+from .sparse import Blocks, Units, drop_drawn, once, takes
 
 Mode: TypeAlias = Literal["row", "batch"]
 _LARGE = 64  # elements of a unit, from which a number for each unit is less than a bit per element

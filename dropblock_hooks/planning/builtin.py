@@ -10,8 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from ..regularizers.droppers import rate_attribute, unit_of
-from ..regularizers.retune import Retune
+from ..regularizers.retune import Retune, rate_attribute, unit_of
 from ..selectors.index import Index, Target
 from ..selectors.select import Select, Selector, match
 from ..selectors.wrappers import bare_type, submodule, unwrap

@@ -13,8 +13,7 @@ from torch import nn
 
 from ..attachment.resolve import Placement
 from ..findings import Finding, Kind, Severity
-from ..regularizers.droppers import unit_dropped, unit_of
-from ..regularizers.retune import Retune
+from ..regularizers.retune import Retune, unit_dropped, unit_of
 from ..selectors.index import Index
 from ..tables import ranged
 from .builtin import BuiltinRow, rates_of

@@ -17,7 +17,7 @@ from ..attachment.faults import Window, fault_of, windows
 from ..attachment.install import install, make_hook
 from ..attachment.resolve import Placement
 from ..findings import Finding, Kind, Severity
-from ..regularizers.droppers import unit_dropped
+from ..regularizers.retune import unit_dropped
 from ..sites import indexing
 from ..sites.counter import Snapshot
 from ..sites.hooks import SiteHook

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..regularizers.base import Regularizer
-from ..regularizers.droppers import RATES
+from ..regularizers.retune import RATES
 from ..schedules.base import span_of
 from ..schedules.by_depth import ByDepth
 

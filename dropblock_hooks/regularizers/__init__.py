@@ -8,6 +8,6 @@ noise       GaussianNoise, GaussianDropout
 gradients   ClampGrad, ClipGradNorm, ScaleGrad, ZeroGrad, GradNoise, DropGrad2d; and of parameters
             only: AdaptiveClipGrad, CentralizeGrad
 foreign     Foreign: modules and functions of other libraries
-retune      Retune: another rate for a layer that already drops
-droppers    layers that already drop: where they hold their rate, and which units they drop
+retune      Retune: another rate for a layer that already drops; where such a layer holds its rate,
+            and which units it drops
 """

@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from dropblock_hooks.functional import disout, drop_block2d
-from dropblock_hooks.functional.disout import distort_blocks
+from dropblock_hooks.functional.noise import distort_blocks
 
 pytestmark = [pytest.mark.usefixtures("form"), pytest.mark.pairwise]  # on every form of the mask
 
