@@ -61,7 +61,7 @@ def draw_blocks(
     share_channels: bool = False,
     generator: torch.Generator | None = None,
 ) -> tuple[Blocks | Mask, Tensor]:
-    """Draw blocks that cover a share p of a tensor (N, C, ...), as places and what is drawn."""
+    """Draw the blocks of a tensor (N, C, ...): the object that applies them, and the drawn mask."""
     size = tuple(map(operator.index, x.shape[2:]))  # a compiled program has one map size
     block = clipped_block(size, edges)
     gamma = gamma_of(p, size, block, calibration)

@@ -17,7 +17,7 @@ from .rates import NonNegative, Probability
 
 @dataclass(frozen=True, repr=False)
 class _Blocks(DropsShare):
-    """What acts in blocks: a share p of the map, in blocks that are clipped to it."""
+    """Base of DropBlock and Disout: their rate and the size of their blocks."""
 
     p: Probability = 0.1
     block_size: int | tuple[int, ...] = 7
@@ -39,7 +39,7 @@ class _Blocks(DropsShare):
 
 @dataclass(frozen=True, repr=False)
 class _DropBlocks(_Blocks):
-    """What DropBlock1d, 2d and 3d share: all but the number of axes."""
+    """Base of DropBlock1d, 2d and 3d."""
 
     calibration: Calibration = "exact"
     normalize: Normalize = "batch"

@@ -13,7 +13,7 @@ from .rates import Probability
 
 
 class DropsShare:
-    """Mix-in of what drops the share p on average."""
+    """Mix-in of regularizers that drop the share p on average."""
 
     def expected_share(self, values: Mapping[str, float], map_size: MapSize) -> float | None:
         return values["p"]
@@ -38,7 +38,7 @@ class Dropout(DropsShare, Regularizer):
 
 @dataclass(frozen=True, repr=False)
 class _Channels(DropsShare):
-    """What Dropout1d, 2d and 3d share: all but the number of axes."""
+    """Base of Dropout1d, 2d and 3d."""
 
     p: Probability = 0.5
     linear: ClassVar[bool] = True

@@ -42,7 +42,7 @@ from .rates import NonNegative, Positive, Probability, Rate
 
 @dataclass(frozen=True, repr=False)
 class OnGradients:
-    """What regularizers of gradients share: a mix-in, also for those of your own.
+    """Mix-in of regularizers of gradients, also for those of your own.
 
     Example:
         >>> @register
@@ -215,7 +215,7 @@ class DropGrad2d(DropsShare, OnGradients, Regularizer):
 
 
 class _OfParameters(OnGradients):
-    """Mix-in of what needs the parameter."""
+    """Mix-in of regularizers that need the parameter."""
 
     def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
         if parameter is None:

@@ -36,7 +36,7 @@ class ConstantSchedule(Schedule):
 
 @dataclass(frozen=True, repr=False)
 class _Ramp:
-    """What LinearSchedule and CosineSchedule share: all but the way between the ends."""
+    """Base of LinearSchedule and CosineSchedule."""
 
     start: float
     stop: float
@@ -94,8 +94,8 @@ class LinearSchedule(_Ramp, Schedule):
     Args:
         start: value until `delay`.
         stop: value from `delay` + `epochs` - 1 on.
-        epochs: number of epochs of the ramp, at least 1; without it those of the training, less
-            `delay`, as ``attach(..., epochs=90)`` says them.
+        epochs: number of epochs of the ramp, at least 1. None takes the length of the training,
+            ``attach(..., epochs=90)``, less `delay`.
         delay: epochs before the ramp begins.
 
     Raises:
