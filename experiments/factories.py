@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -86,17 +87,13 @@ def call(reference: str, given: Mapping[str, Any], **offered: Any) -> Any:
 
 def _told(error: BaseException, module: str) -> str:
     """The error, and the last line of the user's own file that it came through."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = inspect.getsourcefile(inspect.getmodule(load) or load)
-    others = [f for f in frames if f.filename != own and "importlib" not in f.filename]
-    path = getattr(importlib.sys.modules.get(module), "__file__", None)  # type: ignore[attr-defined]
-    frame = next(
-        (f for f in reversed(others) if f.filename == path), others[-1] if others else None
-    )
     if isinstance(error, SyntaxError):
         return f"{error.msg} ({error.filename}:{error.lineno})"
-    where = f" ({frame.filename}:{frame.lineno})" if frame else ""
-    return f"{type(error).__name__}: {error}{where}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = getattr(sys.modules.get(module), "__file__", None)
+    inside = [f for f in frames if f.filename != __file__ and "importlib" not in f.filename]
+    frame = next((f for f in reversed(inside) if f.filename == own), (inside or frames)[-1])
+    return f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
 
 
 def digest(reference: str) -> str:

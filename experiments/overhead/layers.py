@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from dropblock_hooks import (
     ActivationStats,
     Capture,
-    ClampGrad,
-    ClipGradNorm,
     DropBlock2d,
     Dropout2d,
     DropPath,
@@ -140,8 +138,8 @@ def _drop_block_case(shape: tuple[int, int, int, int], **options: Any) -> Case:
 
 
 def others() -> Iterator[Case]:
-    """Dropout2d, DropPath, noise and clipping against the same without a hook."""
-    p, std, bound = 0.1, 0.1, 1.0
+    """Dropout2d, DropPath and noise against the same without a hook."""
+    p, std = 0.1, 0.1
     spread = (p / (1 - p)) ** 0.5
     pairs: dict[str, tuple[Any, Function, Function]] = {
         "Dropout2d": (
@@ -164,14 +162,6 @@ def others() -> Iterator[Case]:
             partial(functional.gaussian_dropout, p=p),
             lambda x: x * (1 + spread * torch.randn_like(x)),
         ),
-        "ClampGrad": (
-            ClampGrad(-bound, bound),
-            *[partial(_hooked, partial(functional.clamp_grad, min=-bound, max=bound))] * 2,
-        ),
-        "ClipGradNorm": (
-            ClipGradNorm(bound),
-            *[partial(_hooked, partial(functional.clip_grad_norm, max_norm=bound))] * 2,
-        ),
     }
     for shape in SHAPES:
         for name, parts in pairs.items():
@@ -183,20 +173,9 @@ def _other_work(
     device: torch.device, name: str, parts: tuple[Any, Function, Function], shape: tuple[int, ...]
 ) -> Work:
     item, ours, peer = parts
-    layer = attached(item)
-    functions: dict[str, Function] = {"floor": floor, "attached": layer, "functional": ours}
-    if name in ("ClampGrad", "ClipGradNorm"):
-        functions["attached"] = lambda x: layer(floor(x))
+    functions = {"floor": floor, "attached": attached(item), "functional": ours, "peer": peer}
     against = (("attached - functional", "floor"), ("functional", "peer"))
-    return training_work(
-        name, {**functions, "peer": peer}, torch.randn(shape, device=device), against
-    )
-
-
-def _hooked(change: Function, x: Tensor) -> Tensor:
-    y = floor(x)
-    y.register_hook(change)
-    return y
+    return training_work(name, functions, torch.randn(shape, device=device), against)
 
 
 def observers() -> Iterator[Case]:
@@ -257,11 +236,6 @@ def sites() -> Iterator[Case]:
         for name, training in (("evaluation", False), ("rate 0", True)):
             make = partial(idle_work, count=count, training=training)
             yield Case(f"{name} of {count} sites", ways, make)
-        yield Case(
-            f"training of {count} sites",
-            ("functional", "attached"),
-            partial(_chain_work, count=count),
-        )
     for count, modules in ATTACHED:
         make = partial(_attach_work, count=count, modules=modules)
         yield Case(f"{count} sites on {modules} modules", ("attach and remove",), make)
@@ -279,21 +253,6 @@ def idle_work(device: torch.device, count: int, training: bool) -> Work:
     name = f"{'rate 0' if training else 'evaluation'} of {count} sites"
     against.append(("attached - no-op hook", UNIT))
     return Work(name, steps, against, {UNIT: 1e-6 * count}, "2x4x8x8", device=device)
-
-
-def _chain_work(device: torch.device, count: int) -> Work:
-    chain = _chain(count)
-    attach(chain, {"*": Dropout2d(p=0.1, layout="NCHW")})
-
-    def repeated(x: Tensor) -> Tensor:
-        for _ in range(count):
-            x = functional.dropout2d(x, 0.1)
-        return x
-
-    functions: dict[str, Function] = {"functional": repeated, "attached": chain}
-    against = (("attached - functional", UNIT), ("attached", "functional"))
-    x = torch.randn(2, 4, 8, 8, device=device)
-    return training_work(f"training of {count} sites", functions, x, against, {UNIT: 1e-6 * count})
 
 
 def _attach_work(device: torch.device, count: int, modules: int) -> Work:

@@ -66,7 +66,7 @@ class Row:
         variant: what is compared.
         reference: what it is divided by.
         ms: median of the variant in milliseconds.
-        ratio: median of the paired ratios; q25 and q75 are their quartiles.
+        q25: first quartile of the paired ratios; `ratio` is their median, `q75` the third.
         saved: bytes saved for the backward, as a share of the activation.
         peak_mb: most memory of a step above what was in use before, in MB.
         rounds: number of ratios.
@@ -77,8 +77,8 @@ class Row:
     variant: str
     reference: str
     ms: float
-    ratio: float
     q25: float
+    ratio: float
     q75: float
     saved: float | None
     peak_mb: float | None
@@ -102,22 +102,9 @@ def measure(work: Work, rounds: int) -> list[Row]:
         cost = seconds[name]
         if minus:
             cost = [a - b for a, b in zip(cost, seconds[above], strict=True)]
-        q25, ratio, q75 = paired_ratios(cost, seconds[reference])
-        rows.append(
-            Row(
-                work.name,
-                work.shape,
-                variant,
-                reference,
-                1e3 * statistics.median(cost),
-                ratio,
-                q25,
-                q75,
-                saved.get(variant),
-                peak.get(variant),
-                done,
-            )
-        )
+        medians = 1e3 * statistics.median(cost), *paired_ratios(cost, seconds[reference])
+        memory = saved.get(variant), peak.get(variant)
+        rows.append(Row(work.name, work.shape, variant, reference, *medians, *memory, done))
     return rows
 
 
