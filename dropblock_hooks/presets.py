@@ -116,11 +116,11 @@ def stochastic_depth(
     Reference:
         Huang et al., 2016, the linear decay rule (https://arxiv.org/abs/1603.09382).
     """
-    regularizer = StochasticDepth(ByDepth(0.0, p), **options)
-    names = residual_blocks(model, example_input)
+    bare, regularizer = unwrap(model), StochasticDepth(ByDepth(0.0, p), **options)
+    names = residual_blocks(bare, example_input)
     if not names:
         raise ValueError(
-            f"{type(unwrap(model)).__name__} has no residual block that keeps its shape: use "
+            f"{type(bare).__name__} has no residual block that keeps its shape: use "
             "drop_path, or name the layers"
         )
     return Spec([(Select(names=names), regularizer)])
