@@ -27,7 +27,7 @@ PUBLIC = {
     "dropblock_hooks.presets",
 }
 INTERNAL = [
-    "tests/axes/reader.py",
+    "tests/axes/layouts_table.py",
     "tests/axes/test_axes.py",
     "tests/axes/test_layouts.py",
     "tests/conftest.py",

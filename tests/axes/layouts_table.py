@@ -20,65 +20,63 @@ which is refused. ``python -m tests.axes.layouts_table PATH`` writes a table of 
 import csv
 import gzip
 import io
+import re
 import sys
 import warnings
 from pathlib import Path
 
 import torch
 
-from tests.axes.reader import Reader
+from dropblock_hooks.axes.facts import ModelFacts
+from dropblock_hooks.axes.grids import Grids
+from dropblock_hooks.axes.options import AxisOptions
+from dropblock_hooks.axes.reader import Reader
+from dropblock_hooks.selectors.index import Index
+from dropblock_hooks.selectors.stages import stage_channels
 from tests.families import MEMBERS
 
 TABLE = Path(__file__).with_name("layouts.csv.gz")
 COLUMNS = ("model", "layer", "stage", "shape", "channels", "maps", "detached")
 MOST = 60  # layers of one model, beside the ends of its stages
+_HELPS = r"layout=|grid=|needs (an axis|a \d-D tensor)|add one of length 1"
 
 _SMALL = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+}  # fmt: skip
+_ATTENTION = {
+    f"{part}_{name}": value
+    for part in ("encoder", "decoder")
+    for name, value in (("attention_heads", 4), ("ffn_dim", 48))
 }
 _TEXT = {"input_ids": torch.arange(22).reshape(2, 11) % 50}
-_IMAGE = {"pixel_values": (2, 3, 64, 96)}
-_SQUARE = {"pixel_values": (2, 3, 64, 64)}
+_DECODED = {"decoder_input_ids": torch.arange(14).reshape(2, 7)}
+_IMAGE, _SQUARE = {"pixel_values": (2, 3, 64, 96)}, {"pixel_values": (2, 3, 64, 64)}
 _SOUND = {"input_values": (2, 4000)}
 _SPEECH = {
-    "vocab_size": 50,
-    "conv_dim": (16, 16, 24),
-    "conv_kernel": (10, 3, 3),
-    "conv_stride": (5, 2, 2),
-    "num_conv_pos_embeddings": 16,
-    "num_conv_pos_embedding_groups": 4,
-}
+    "vocab_size": 50, "conv_dim": (16, 16, 24), "conv_kernel": (10, 3, 3),
+    "conv_stride": (5, 2, 2), "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4,
+}  # fmt: skip
+_WHISPER = {
+    "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "vocab_size": 60, "num_mel_bins": 16,
+    "max_source_positions": 30, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}  # fmt: skip
+_DETR = {
+    "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "num_queries": 6,
+    "backbone_config": "ResNetConfig",
+}  # fmt: skip
+_SWIN = {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4]}
+_STAGES = {"hidden_sizes": [16, 32, 40, 48], "depths": [1, 1, 1, 1]}
 TRANSFORMERS = {
     "BertModel": ({**_SMALL, "vocab_size": 50}, _TEXT),
     "GPT2Model": ({"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50}, _TEXT),
     "T5Model": (
         {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 50},
-        {**_TEXT, "decoder_input_ids": torch.arange(14).reshape(2, 7)},
+        {**_TEXT, **_DECODED},
     ),
     "Wav2Vec2Model": ({**_SMALL, **_SPEECH}, _SOUND),
     "HubertModel": ({**_SMALL, **_SPEECH}, _SOUND),
-    "WhisperModel": (
-        {
-            "d_model": 32,
-            "encoder_layers": 2,
-            "decoder_layers": 2,
-            "encoder_attention_heads": 4,
-            "decoder_attention_heads": 4,
-            "encoder_ffn_dim": 48,
-            "decoder_ffn_dim": 48,
-            "vocab_size": 60,
-            "num_mel_bins": 16,
-            "max_source_positions": 30,
-            "pad_token_id": 0,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "decoder_start_token_id": 1,
-        },
-        {"input_features": (2, 16, 60), "decoder_input_ids": torch.arange(14).reshape(2, 7)},
-    ),
+    "WhisperModel": ({**_WHISPER, **_ATTENTION}, {"input_features": (2, 16, 60), **_DECODED}),
     "ViTModel": ({**_SMALL, "image_size": 64, "patch_size": 16}, _SQUARE),
     "BeitModel": ({**_SMALL, "image_size": (64, 96), "patch_size": 16}, _IMAGE),
     "SwinModel": (
@@ -92,21 +90,8 @@ TRANSFORMERS = {
         _SQUARE,
     ),
     "ConvNextModel": ({"hidden_sizes": [16, 24, 32, 40], "depths": [2, 1, 1, 1]}, _IMAGE),
-    "SegformerModel": ({"hidden_sizes": [16, 32, 40, 48], "depths": [1, 1, 1, 1]}, _IMAGE),
-    "DetrModel": (
-        {
-            "d_model": 32,
-            "encoder_layers": 1,
-            "decoder_layers": 1,
-            "encoder_attention_heads": 4,
-            "decoder_attention_heads": 4,
-            "encoder_ffn_dim": 48,
-            "decoder_ffn_dim": 48,
-            "num_queries": 6,
-            "backbone_config": "ResNetConfig",
-        },
-        _IMAGE,
-    ),
+    "SegformerModel": (_STAGES, _IMAGE),
+    "DetrModel": ({**_DETR, **_ATTENTION}, _IMAGE),
 }
 
 
@@ -136,19 +121,31 @@ def rows_of(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         called = _called(model.train(), args, kwargs)
-        reader = Reader(model)
-        stages = reader.stages & called.keys()
+        index, grids = Index(model), Grids()
+        facts = ModelFacts(index)
+        stages = stage_channels(index).keys() & called.keys()
         layers = sorted(_spread(called, MOST) | stages, key=list(called).index)
         rows, handles = {}, []
         for layer in layers:
-            hook = _probe(name, layer, layer in stages, reader.read, rows)
+            known = facts.of(index.modules[layer], "output")
+            hook = _probe(name, layer, layer in stages, known, grids, rows)
             handles.append(called[layer].register_forward_hook(hook))
-        reader.watch()  # after the probes, as `attach` does it after the hooks of its sites
+        grids.watch(model)  # after the probes, as `attach` does it after the hooks of its sites
         model(*args, **kwargs)
     for handle in handles:
         handle.remove()
-    reader.close()
+    grids.unwatch(model)
     return [row for layer in layers for row in rows.get(layer, {}).values()]
+
+
+def _read(x, facts, grids, spatial):
+    """One reading as the table has it."""
+    try:
+        view = Reader(AxisOptions(), facts, grids, spatial=spatial).view(x)
+    except ValueError as error:
+        return "-" if re.search(_HELPS, str(error)) else f"no help: {error}"
+    grid = "" if view.grid is None else " " + "x".join(map(str, view.grid))
+    return f"{view.layout}{grid}" + (f" +{view.prefix}" if view.prefix else "")
 
 
 def _called(model, args, kwargs):
@@ -173,7 +170,7 @@ def _spread(called, most):
     return {names[int(i * step)] for i in range(min(most, len(names)))}
 
 
-def _probe(model, layer, stage, read, rows):
+def _probe(model, layer, stage, facts, grids, rows):
     """A hook that writes a row for each new rank of the tensors that the layer gives."""
 
     def hook(module, args, output):
@@ -182,7 +179,9 @@ def _probe(model, layer, stage, read, rows):
                 continue
             spatial = 3 if x.ndim == 5 else 2
             found = [
-                read(layer, each, needed) for each in (x, x.detach()) for needed in (None, spatial)
+                _read(each, facts, grids, needed)
+                for each in (x, x.detach())
+                for needed in (None, spatial)
             ]
             shape = "x".join(map(str, x.shape))
             row = (model, layer, "stage" * stage, shape, *found[:2], ";".join(found[2:]))
