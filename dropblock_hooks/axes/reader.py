@@ -13,7 +13,17 @@ from .graph import UNTOLD, channels_of
 from .grids import Grids
 from .options import AxisOptions
 from .rules import check_samples, view_of, with_grid
-from .view import LAYOUTS, NAMELESS, PARAMETER, View, is_tokens, layout_with, side_of
+from .view import (
+    CHANNELS_FIRST,
+    FIRST,
+    LAYOUTS,
+    NAMELESS,
+    PARAMETER,
+    View,
+    is_tokens,
+    layout_with,
+    side_of,
+)
 
 _MOST_SHAPES = 256
 _ASKED = 3  # calls with one shape, in which the autograd graph is followed
@@ -73,6 +83,8 @@ class Reader:
         if facts is None:
             return PARAMETER
         if is_compiling():  # no side effects, and no hash of a traced size
+            if facts.own == FIRST and self.options.auto and x.ndim - 2 == self._spatial != 1:
+                return View(CHANNELS_FIRST[x.ndim - 2])  # the rules take longer to trace
             view = self._decided(facts, x, self._sides.get(x.ndim, ""))
             tokens = is_tokens(view.layout, self._spatial)
             return self._with_grid(facts, x, view) if tokens else view
@@ -133,11 +145,11 @@ class Reader:
         recomputing = graph_task() != NO_TASK
         maps = self._maps.setdefault(x.shape, set())
         if recomputing and len(maps) > 1:
+            sizes = " or ".join(shown(each.grid or ()) for each in sorted(maps))
             raise ValueError(
                 f"shape {tuple(x.shape)}: forwards of different images came before this "
-                "recomputation, so its tokens can be "
-                f"{' or '.join(shown(each.grid or ()) for each in maps)}; run each backward before "
-                "the next forward, or say grid="
+                f"recomputation, so its tokens can be {sizes}; run each backward before the next "
+                "forward, or say grid="
             )
         if recomputing and maps:
             self._repeated = True

@@ -428,7 +428,7 @@ def test_a_recomputation_has_the_grid_of_its_own_forward():
     b.sum().backward()
     assert site.reader.last.grid == (6, 4)
     a, _ = model(torch.randn(2, 3, 64, 64)), model(torch.randn(2, 3, 32, 128))
-    with pytest.raises(SiteError, match="its tokens can be 4x4 or 2x8"):
+    with pytest.raises(SiteError, match="its tokens can be 2x8 or 4x4"):
         a.sum().backward()
 
 
