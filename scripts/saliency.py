@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     from matplotlib.figure import Figure
 
     from dropblock_hooks import gradcam
-    from dropblock_hooks.plots import plot_overlay
+    from dropblock_hooks.plots import overlay
     from experiments import checkpoint
     from experiments.data import load_data
     from experiments.loading import in_order
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         images, labels = images[: options.count], labels[: options.count]
         cam = gradcam(model.eval(), images, target=labels.tolist(), layer=options.layer)
         for ax, image, found in zip(row, images, cam.maps, strict=False):
-            plot_overlay(found, image, ax=ax)
+            overlay(found, image, ax=ax)
             ax.set_axis_off()
         row[0].set_title(name, fontsize=9, loc="left")
     path = options.folder / "saliency.png"

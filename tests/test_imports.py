@@ -41,7 +41,6 @@ INTERNAL = [
     "tests/selectors/test_select.py",
     "tests/selectors/test_stages.py",
     "tests/sites/test_indexing.py",
-    "tests/sites/test_retune.py",
     "tests/test_findings.py",
     "tests/test_schedules.py",
     "tests/test_tables.py",
