@@ -126,7 +126,8 @@ def interval(differences: np.ndarray, level: float) -> tuple[float, float]:
     if n < 2:
         return np.nan, np.nan
     half = stats.t.ppf((1 + level) / 2, n - 1) * differences.std(ddof=1) / np.sqrt(n)
-    return differences.mean() - half, differences.mean() + half
+    mean = differences.mean()
+    return float(mean - half), float(mean + half)
 
 
 def word(low: float, high: float, margin: float) -> str:

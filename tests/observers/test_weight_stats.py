@@ -113,7 +113,8 @@ def test_norms_and_updates_of_weight_and_bias_since_the_epoch_began():
             assert whole.updates[name] == pytest.approx(update, rel=1e-4)
         assert bias.updates == {"bias": whole.updates["bias"]}
     assert attached.scalars()["reg/0/WeightStats/update/weight"] == whole.updates["weight"]
-    assert f"weight {whole.updates['weight']:.2g}" in attached.report().to_text(width=200)
+    text = attached.report().to_text(width=200, wide=True)
+    assert f"weight {whole.updates['weight']:.2g}" in text
     attached.step(2)
     assert of(attached)[0].updates == whole.updates  # nothing yet: of the epoch before
     (site,) = attached["0"]
