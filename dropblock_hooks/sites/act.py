@@ -18,7 +18,6 @@ from ..findings import tell
 from ..handles import is_exporting
 from ..observers.base import Seen
 from ..regularizers.base import Now
-from ..regularizers.dropout import DropsShare
 from .site import Site
 
 NOT_DENSE = "the gradient is not dense: build the layer without sparse=True"
@@ -39,10 +38,7 @@ def act(site: Site, x: Tensor, given: Any, training: bool) -> Tensor:
     if torch._C._are_functorch_transforms_active() or torch._C._is_tracing():
         refuse_tracing(site, training)
     if site.idle:  # neither the layout nor the mask matters
-        if graph_task() == NO_TASK:
-            site.counter.add(
-                0 if isinstance(site.regularizer, DropsShare) else None, x.numel(), 0.0
-            )
+        site.count_idle(x.numel())
         return x
     form = site.form_of(x)
     if site.regularizer.acts_on == "activation":

@@ -50,10 +50,12 @@ class SiteHook:
 
     Attributes:
         parameter: the name of the parameter, if it is for one.
+        plain: whether it is called with the tensor itself as its last argument.
         turn: when it is called among those of its layer.
     """
 
     parameter: str | None = None
+    plain = False
     turn = Turn.ACTIVATIONS
 
     def __init__(self, site: Site) -> None:
@@ -67,6 +69,9 @@ class SiteHook:
         if is_dynamo_compiling() or compiler._is_compiling_flag:  # is_compiling() takes longer
             return self._compile(module, *given)
         if not site.enter(module.training):
+            return None
+        if site.idle and self.plain and type(given[-1]) is Tensor and not torch._C._is_tracing():
+            site.count_idle(given[-1].numel())  # neither the layout nor the mask matters
             return None
         callback = set_eval_frame(None)  # after a graph break, dynamo would compile what we call
         try:
@@ -155,6 +160,7 @@ class LayerHook(SiteHook):
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         self.at_input = site.regularizer.at == "input"
+        self.plain = not self.at_input and site.regularizer.index is None
 
     def install(self, module: nn.Module) -> None:
         put_on(module, self, self.at_input)

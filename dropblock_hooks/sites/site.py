@@ -14,6 +14,7 @@ from ..findings import Finding, Kind, Severity, tell
 from ..handles import is_exporting, new_handle
 from ..observers.base import Watch
 from ..regularizers.base import Regularizer
+from ..regularizers.dropout import DropsShare
 from .counter import Counter
 from .norms import Norms
 from .run import Run
@@ -199,6 +200,12 @@ class Site:
         if training:
             return run.installed and run.enabled
         return (self._beyond_training or run.always) and self.acts(False)
+
+    def count_idle(self, elements: int) -> None:
+        """Count a call at rate 0, in which nothing is run."""
+        if graph_task() == NO_TASK:
+            none = 0 if isinstance(self.regularizer, DropsShare) else None
+            self.counter.add(none, elements, 0.0)
 
     def note_call(self, training: bool) -> None:
         """Note a forward of compiled code in which nothing of the site itself runs."""
