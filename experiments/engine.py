@@ -26,6 +26,7 @@ from experiments.runs import RunFolder
 from experiments.train import train
 
 WAIT = 1.0  # seconds between two looks at runs that others work on
+UNWRITABLE = 74  # exit status of a worker that can't write
 IDLE = 3  # workers that die before they begin a run
 
 
@@ -126,6 +127,8 @@ def launch(
             told()
             died = [one for one in started if one.poll() not in (None, 0)]
             before, begun = begun, sum(len(folder.attempts()) for folder in folders)
+            if any(one.returncode == UNWRITABLE for one in died):
+                raise LaunchError(f"no run can be written to {folders[0].path.parent}: see above")
             useless = 0 if begun > before else useless + len(died)
             if useless >= IDLE * jobs:
                 raise LaunchError("workers die before they begin a run: see what they printed")
@@ -256,7 +259,11 @@ def main() -> None:
     sys.path.insert(0, listed["imports"])
     folders = [RunFolder(Path(listed["pool"]), Run(**fields)) for fields in listed["runs"]]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher ends its workers
-    work(folders, leave=leave, **listed["options"])
+    try:
+        work(folders, leave=leave, **listed["options"])
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(UNWRITABLE)
 
 
 def default_jobs(threads: int) -> int:

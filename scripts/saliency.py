@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         if state is None:
             raise ValueError(f"{name}, seed {seed}: there is no checkpoint beside {options.folder}")
         data = load_data(run)
-        model, _ = make_model(run, data)
+        model, _ = make_model(run.model_copy(update={"spec": None}), data)
         model.load_state_dict(state["model"])
         images, labels = next(iter(in_order(next(iter(data.tests.values())), run)))
         images, labels = images[: options.count], labels[: options.count]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, TypeAlias, get_args, get_origin
 
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from ..schedules.base import Schedule, is_moving, same_kind, value_at
 from .rates import Range, RateLike, checked_rate, hints_of, ranges_of
 
 
-class Now(SimpleNamespace):
+class Now:
     """What ``apply`` knows of one call: the rate fields by name, as floats, and the attributes.
 
     Attributes:
@@ -37,6 +36,12 @@ class Now(SimpleNamespace):
     grad_scale: float | Tensor = 1.0
     parameter: Any = None
     norms: Tensor | None = None
+
+    def __init__(self, **values: Any) -> None:
+        vars(self).update(values)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"now has no {name!r}; it has {', '.join(vars(self))}")
 
 
 MapSize: TypeAlias = tuple[int, ...] | None

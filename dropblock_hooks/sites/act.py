@@ -46,7 +46,7 @@ def act(site: Site, x: Tensor, given: Any, training: bool) -> Tensor:
     if not may_get_gradient(x):
         return x
     copied = x.clone()  # others may use `x` too, and work in place on a view would lose the hook
-    copied.register_hook(partial(regularize_grad, site, form, site.values))  # type: ignore[no-untyped-call]  # torch's
+    copied.register_hook(partial(_regularize_any, site, form, site.values))  # type: ignore[no-untyped-call]  # torch's
     return copied
 
 
@@ -118,6 +118,13 @@ def may_get_gradient(x: Tensor) -> bool:
     return torch.is_grad_enabled() and (
         x.requires_grad or (not is_compiling() and is_transformed(x))
     )
+
+
+def _regularize_any(
+    site: Site, form: View, values: Mapping[str, Any], grad: Tensor | None
+) -> Tensor | None:
+    """Regularize a gradient, which is None where an autograd function returned None."""
+    return None if grad is None else regularize_grad(site, form, values, grad)
 
 
 def regularize_grad(

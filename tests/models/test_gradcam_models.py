@@ -168,7 +168,6 @@ GIVEN = {  # what these families do not tell
     "gemma4_vit": {"grid": (4, 4), "prefix_tokens": 0},
     "hiera": {"grid": (3, 3)},
     "levit": {"grid": (2, 2)},
-    "tnt": {"grid": (6, 6)},
 }
 HEAD_OF_ZEROS = {"hiera", "mlp_mixer", "sequencer"}  # as timm initializes them
 DEFAULTS = {

@@ -215,6 +215,7 @@ def test_changes_between_forward_and_backward(name, at, change):
     model = made(name, at)
     spec = [ScaleGrad(StepSchedule({0: -10.0, 1: 7.0}), at=at, index=index_of(model, at))]
     attached = attach(model, {"layer": spec})
+    attached.step(0)
 
     def changing(model, x):
         loss = model(x)
