@@ -11,7 +11,6 @@ import pytest
 
 from experiments.config import Run
 from experiments.runs import RunFolder
-from experiments.study import read_study
 
 
 def runs_csv(folder):
@@ -172,32 +171,6 @@ def test_wrong_options_are_one_message(write, command, arguments, told):
     assert status == 2
     assert told in err
     assert "Traceback" not in err
-
-
-@pytest.mark.slow
-def test_a_full_disk_is_one_message(write, command, folder):
-    if not os.path.exists("/dev/full"):
-        pytest.skip("there is no /dev/full")
-    path = write(seeds=1)
-    for _, run in read_study(path).runs():
-        place = RunFolder(folder / "runs/runs", run).path
-        place.mkdir(parents=True)
-        (place / "metrics.jsonl").symlink_to("/dev/full")
-    status, _, err = command("ablate.py", path, "--jobs", 1)
-    assert status == 2
-    assert "No space left" in err
-
-
-@pytest.mark.slow
-def test_a_local_ray_cluster_with_a_token(write, start, folder, monkeypatch):
-    pytest.importorskip("ray", reason="the extra `ray` has it")
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "a-token-of-this-test-with-enough-length")
-    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    process = start("ablate.py", write(), "--ray", "local", "--jobs", 2)  # Ray reads them at import
-    _, err = process.communicate(timeout=600)
-    assert process.returncode == 0, err
-    assert (runs_csv(folder)["status"] == "finished").all()
 
 
 def test_a_port_without_an_answer_is_told_soon():
