@@ -46,7 +46,7 @@ def act(site: Site, x: Tensor, given: Any, training: bool) -> Tensor:
     if not may_get_gradient(x):
         return x
     copied = x.clone()  # others may use `x` too, and work in place on a view would lose the hook
-    copied.register_hook(partial(_regularize_any, site, form, site.values))  # type: ignore[no-untyped-call]  # torch's
+    copied.register_hook(partial(regularize_any, site, form, site.values))  # type: ignore[no-untyped-call]  # torch's
     return copied
 
 
@@ -120,7 +120,7 @@ def may_get_gradient(x: Tensor) -> bool:
     )
 
 
-def _regularize_any(
+def regularize_any(
     site: Site, form: View, values: Mapping[str, Any], grad: Tensor | None
 ) -> Tensor | None:
     """Regularize a gradient, which is None where an autograd function returned None."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..checkpointing import NO_TASK, graph_task
 from ..handles import define_operator, find
-from .act import regularize_grad, see, see_gradient
+from .act import regularize_any, see, see_gradient
 
 RECOMPUTED = -1
 """The number of a call that activation checkpointing recomputes, or of a site that is off."""
@@ -83,7 +83,7 @@ def watch_gradient(x: Tensor, see: Callable[[Tensor | None], None]) -> Tensor:
     keep it. So is a tensor whose gradient is regularized: of two hooks on it, the first acts first.
     """
     hooks: dict[int, Any] = x._backward_hooks or {}
-    regularized = any(getattr(hook, "func", None) is regularize_grad for hook in hooks.values())
+    regularized = any(getattr(hook, "func", None) is regularize_any for hook in hooks.values())
     if regularized or x._is_view() or x.is_leaf:
         x = x.clone()
     x.register_hook(see)  # type: ignore[no-untyped-call]  # torch's
