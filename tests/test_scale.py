@@ -157,7 +157,7 @@ def own_calls(model, x):
         (DropBlock2d(0.1, 7), True, 35),
         (DropBlock2d(0.1, 7, normalize="sample"), True, 35),
         (DropBlock2d(0.1, (3, 7), calibration="paper"), True, 37),
-        (Dropout2d(0.1), True, 26),
+        (Dropout2d(0.1), True, 25),
         (ClampGrad(-1, 1), True, 13),
         (DropBlock2d(0.0, 7), True, 8),
         (Dropout2d(0.0, at="input"), True, 11),

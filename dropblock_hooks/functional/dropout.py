@@ -190,13 +190,12 @@ def drop_shape(
         return x, 0
     scale = keep_scale(p) if rescale else None
     places: Blocks | Mask
-    edges = [whole // part for whole, part in zip(x.shape, shape, strict=True)]
-    fill, whole = -0.0 if summand else 0.0, math.prod(edges) >= _LARGE
+    fill, whole = -0.0 if summand else 0.0, x.numel() // math.prod(shape) >= _LARGE
     if whole and takes(x, "units"):
         units = places = Units(x.numel(), fill)
         drawn = once(lambda: units.draw(shape, p, generator))
     elif not whole and not summand and takes(x, "blocks"):
-        blocks = Blocks(x, edges)
+        blocks = Blocks(x, [side // part for side, part in zip(x.shape, shape, strict=True)])
         places, drawn = once(lambda: (blocks, blocks.draw(p, generator)))
     else:
         places, drawn = Mask(x.numel(), fill), bernoulli(shape, p, x.device, generator)
