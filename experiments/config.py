@@ -113,17 +113,22 @@ def run_hash(run: Run) -> str:
     return hashlib.sha256(json.dumps([fields, files]).encode()).hexdigest()[:16]
 
 
-def problems_of(error: Exception, where: str) -> list[str]:
-    """Every fault that pydantic found, one line each: where, what is wrong, what was given."""
+def problems_of(error: Exception, where: str, model: type[BaseModel] = Run) -> list[str]:
+    """Every fault that pydantic found, one line each: where, what is wrong, what was given.
+
+    Args:
+        error: of pydantic, or another one, which is one fault.
+        where: what the faulty value is.
+        model: whose fields are known.
+    """
     errors = getattr(error, "errors", None)
     if errors is None:
         return [f"{where}: {error}"]
     lines = []
     for each in errors():
         path = ".".join(str(part) for part in (where, *each["loc"]) if part != "")
-        known = (
-            f"; known: {', '.join(Run.model_fields)}" if each["type"] == "extra_forbidden" else ""
-        )
+        listed = f"; known: {', '.join(model.model_fields)}"
+        known = listed if each["type"] == "extra_forbidden" else ""
         given = each.get("input")
         shown = f", got {given!r}" if isinstance(given, (str, int, float, type(None))) else ""
         what = "unknown field" if known else each["msg"]

@@ -82,17 +82,18 @@ class Study:
         name: of the file, without its suffix.
         file: its fields, as they were read.
         folder: of the file, where its own factories are.
+        fields: name of a condition -> its fields with those of the base, before its parameters
+            are filled in.
         conditions: name -> run. Its seed is replaced by each of the seeds.
         seeds: run with every condition.
-        chosen: name of a condition -> what a search has chosen for it.
     """
 
     name: str
     file: StudyFile
     folder: Path
+    fields: dict[str, dict[str, Any]]
     conditions: dict[str, Run]
     seeds: tuple[int, ...]
-    chosen: Mapping[str, Mapping[str, Any]]
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -144,27 +145,22 @@ def read_study(
         file = StudyFile.model_validate(plain)
         problems: list[str] = []
     except ValidationError as error:
-        problems = [
-            each.replace(
-                f"; known: {', '.join(Run.model_fields)}",
-                f"; known: {', '.join(StudyFile.model_fields)}",
-            )
-            for each in problems_of(error, "")
-        ]
+        problems = problems_of(error, "", StudyFile)
         file = StudyFile.model_construct(**_valid_fields(plain, error))
     base = _changed(unpacked(dict(file.base)), changes or {})
+    fields = {
+        name: _merged(base, unpacked(own)) for name, own in _conditions(file, problems).items()
+    }
     conditions: dict[str, Run] = {}
-    for name, fields in _conditions(file, problems).items():
+    for name, merged in fields.items():
         try:
-            merged = _merged(base, unpacked(fields), chosen.get(name, {}))
-            conditions[name] = Run.model_validate(read_spec(_filled(merged), path.parent))
+            conditions[name] = _run_of(merged, chosen.get(name, {}), path.parent)
         except (ValidationError, ValueError, OSError) as error:
             problems += problems_of(error, f"conditions.{name}")
-    known = [*_conditions(file, [])]
     problems += [
-        f"compare: there is no condition {name!r}; known: {', '.join(known)}"
+        f"compare: there is no condition {name!r}; known: {', '.join(fields)}"
         for name in dict.fromkeys(itertools.chain(*file.compare))
-        if name not in known
+        if name not in fields
     ]
     given = seeds if seeds is not None else file.seeds
     all_seeds = tuple(range(1, given + 1)) if isinstance(given, int) else tuple(given)
@@ -172,7 +168,7 @@ def read_study(
         problems.append(f"seeds must be different numbers, at least one, got {list(all_seeds)}")
     if problems:
         raise StudyError(path, [*problems, *_fits(conditions, all_seeds[:1] or (1,), file)])
-    return Study(path.stem, file, path.parent.resolve(), conditions, all_seeds, chosen)
+    return Study(path.stem, file, path.parent.resolve(), fields, conditions, all_seeds)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -236,14 +232,17 @@ def _changed(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
     return copy
 
 
-def _merged(
-    base: Mapping[str, Any], fields: Mapping[str, Any], chosen: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The fields of a condition; of `params`, chosen ones win over its own and over the base's."""
-    params = {**base.get("params", {}), **fields.get("params", {})}
-    own = {name: value for name, value in chosen.items() if name in params}
-    merged = _changed({**base, **fields}, {n: v for n, v in chosen.items() if n not in own})
-    return {**merged, "params": {**params, **own}}
+def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a condition, with those of the base; `params` are merged, too."""
+    params = {**base.get("params", {}), **own.get("params", {})}
+    return {**base, **own, "params": params}
+
+
+def _run_of(fields: Mapping[str, Any], chosen: Mapping[str, Any], folder: Path) -> Run:
+    """The run of a condition, in which chosen values replace parameters or fields."""
+    params = fields["params"]
+    filled = _changed(fields, {f"params.{n}" if n in params else n: v for n, v in chosen.items()})
+    return Run.model_validate(read_spec(_filled(filled), folder))
 
 
 def _filled(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -300,17 +299,18 @@ def _fits(conditions: Mapping[str, Run], seeds: Sequence[int], file: StudyFile) 
     from experiments.train import make_optimizer
 
     problems: list[str] = []
-    loaded: dict[str, Data | str] = {}
+    loaded: dict[str, Data | None] = {}
     names: dict[str, str] = {}
     for name, run in conditions.items():
         run = run.model_copy(update={"seed": seeds[0]})
         key = repr((run.data, run.data_args, run.loss))
         try:
             if key not in loaded:
+                loaded[key] = None  # if it fails, that is told once
                 loaded[key] = load_data(run)
             data = loaded[key]
-            if isinstance(data, str):
-                continue  # told of another condition
+            if data is None:
+                continue
             model, _ = make_model(run, data)
             make_optimizer(run, model)
             missing = [test for test in file.primary if test not in data.tests]
@@ -323,24 +323,20 @@ def _fits(conditions: Mapping[str, Run], seeds: Sequence[int], file: StudyFile) 
             if other != name:
                 problems.append(f"conditions {other!r} and {name!r} are the same")
         except ValueError as error:
-            loaded.setdefault(key, "")
             problems.append(f"conditions.{name}: {error}")
     return problems
 
 
 def with_values(study: Study, condition: str, values: Mapping[str, Any], seed: int) -> Run:
     """The run of a condition with other parameters or fields, as a search tries them."""
-    file = study.file
-    base = unpacked(dict(file.base))
-    fields = unpacked(_conditions(file, [])[condition])
-    merged = _merged(base, fields, values)
-    return Run.model_validate({**read_spec(_filled(merged), study.folder), "seed": seed})
+    run = _run_of(study.fields[condition], values, study.folder)
+    return run.model_copy(update={"seed": seed})
 
 
 def params_of(study: Study, condition: str) -> dict[str, Any]:
     """The parameters of a condition, with those of the base."""
-    fields = _conditions(study.file, [])[condition]
-    return {**study.file.base.get("params", {}), **fields.get("params", {})}
+    params: dict[str, Any] = study.fields[condition]["params"]
+    return params
 
 
 def only(study: Study, names: Sequence[str]) -> Study:

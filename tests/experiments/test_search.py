@@ -168,3 +168,10 @@ def test_the_command_searches_and_the_study_takes_the_choice(write, command, fol
     assert status == 0, err
     settings = yaml.safe_load((folder / "runs/study/study.yaml").read_text())
     assert str(chosen["Dropout2d"]["rate"]) in str(settings["conditions"]["Dropout2d"]["spec"])
+
+
+def test_changes_of_the_base_hold_in_a_search(write, folder):
+    asked = {"space": {"lr": [0.05, 0.2]}, "candidates": 2, "seeds": 2}
+    judge = Judge(closeness)
+    search(read_study(write(search=asked), {"epochs": 9}), folder / "pool", judge)
+    assert {run.epochs for run in judge.runs} == {9}
