@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from rich.progress import Progress as Bar
 from experiments.checkpoint import write_whole
 from experiments.engine import default_jobs, launch, launch_on_ray, write_work
 from experiments.report import write_report
-from experiments.runs import RunFolder
+from experiments.runs import RunFolder, folders_of
 from experiments.stats import epochs_of, frame_of
 from experiments.study import Study
 
@@ -139,8 +140,9 @@ def run_all_with(options: argparse.Namespace, study: Study) -> Callable[..., Non
 
 def report(study: Study, folder: Path, pool: Path) -> int:
     """Write and print the report; return 0, or 3 where runs are missing."""
-    frame, epochs = frame_of(study, pool), epochs_of(study, pool)
-    path = write_report(folder, study, frame, epochs, mixed_versions(study, pool))
+    folders = folders_of(study, pool)
+    frame = frame_of(folders)
+    path = write_report(folder, study, frame, epochs_of(folders), mixed_versions(folders))
     show(path)
     return 0 if (frame["status"] == "finished").all() else 3
 
@@ -149,17 +151,16 @@ def show(path: Path) -> None:
     """Print a report up to its settings, and where it is."""
     text = path.read_text(encoding="utf-8").partition("## Settings")[0]
     lines = [line for line in text.splitlines() if not line.startswith("![")]
-    console = Console()
-    width = None if console.is_terminal else 150
-    Console(width=width).print(Markdown("\n".join(lines)))
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    console.print(Markdown("\n".join(lines)))
     print(path)
 
 
-def mixed_versions(study: Study, pool: Path) -> str:
+def mixed_versions(folders: Sequence[tuple[str, RunFolder]]) -> str:
     """A warning where runs were made with different versions, otherwise nothing."""
     seen: dict[str, set[str]] = {}
-    for _, run in study.runs():
-        for attempt in RunFolder(pool, run).attempts()[-1:]:
+    for _, each in folders:
+        for attempt in each.attempts()[-1:]:
             for name, value in attempt.items():
                 if name not in ("epochs", "began", "host"):
                     seen.setdefault(name, set()).add(value)

@@ -126,10 +126,11 @@ def launch(
         while any(folder.status == "open" for folder in folders):
             told()
             died = [one for one in started if one.poll() not in (None, 0)]
-            before, begun = begun, sum(len(folder.attempts()) for folder in folders)
             if any(one.returncode == UNWRITABLE for one in died):
                 raise LaunchError(f"no run can be written to {folders[0].path.parent}: see above")
-            useless = 0 if begun > before else useless + len(died)
+            if died:
+                before, begun = begun, sum(len(folder.attempts()) for folder in folders)
+                useless = 0 if begun > before else useless + len(died)
             if useless >= IDLE * jobs:
                 raise LaunchError("workers die before they begin a run: see what they printed")
             started = [one for one in started if one.poll() is None]

@@ -25,6 +25,7 @@ from filelock import FileLock, Timeout
 
 from experiments.checkpoint import write_whole
 from experiments.config import Run, run_hash
+from experiments.study import Study
 from experiments.train import Result
 
 DEATHS = 3  # begins of a run without a new epoch, after which it has failed
@@ -42,6 +43,7 @@ class RunFolder:
     def __init__(self, pool: Path, run: Run) -> None:
         self.run, self.hash = run, run_hash(run)
         self.path = pool / self.hash
+        self._result: Result | None = None
 
     @property
     def status(self) -> Status:
@@ -51,13 +53,17 @@ class RunFolder:
         return "failed" if (self.path / "error.txt").exists() else "open"
 
     def result(self) -> Result | None:
-        """What came of the run; None while it is not finished."""
+        """What came of the run; None while it is not finished. A result is final, and read once."""
+        if self._result is not None:
+            return self._result
         try:
-            return Result(**json.loads((self.path / "result.json").read_text(encoding="utf-8")))
+            text = (self.path / "result.json").read_text(encoding="utf-8")
+            self._result = Result(**json.loads(text))
         except FileNotFoundError:
             return None
         except (ValueError, TypeError) as error:
             raise ValueError(f"{self.path / 'result.json'} can't be read: {error}") from error
+        return self._result
 
     def error(self) -> str:
         """The first line of why the run failed."""
@@ -137,6 +143,11 @@ class RunFolder:
             if mine and self.status in ("failed", "open"):
                 for name in ("error.txt", "attempts.jsonl"):
                     (self.path / name).unlink(missing_ok=True)
+
+
+def folders_of(study: Study, pool: Path) -> list[tuple[str, RunFolder]]:
+    """The folders of all runs of a study, with the names of their conditions."""
+    return [(name, RunFolder(pool, run)) for name, run in study.runs()]
 
 
 def _now() -> str:

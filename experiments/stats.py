@@ -13,7 +13,6 @@ Their intervals hold together with 95 % (Bonferroni), and so do the words:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -26,12 +25,16 @@ from experiments.study import Study
 LEVEL = 0.95
 
 
-def frame_of(study: Study, pool: Path) -> pd.DataFrame:
-    """One row for each run of the study: its status, its scores, its rates and its cost."""
+def frame_of(folders: Sequence[tuple[str, RunFolder]]) -> pd.DataFrame:
+    """One row for each run of a study: its status, its scores, its rates and its cost.
+
+    Args:
+        folders: what `experiments.runs.folders_of` returned.
+    """
     rows = []
-    for name, run in study.runs():
-        folder = RunFolder(pool, run)
-        row: dict[str, object] = {"condition": name, "seed": run.seed, "status": folder.status}
+    for name, folder in folders:
+        seed, status = folder.run.seed, folder.status
+        row: dict[str, object] = {"condition": name, "seed": seed, "status": status}
         result = folder.result()
         if result is not None and result.epochs:
             epochs = pd.DataFrame(result.epochs)
@@ -44,11 +47,15 @@ def frame_of(study: Study, pool: Path) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def epochs_of(study: Study, pool: Path) -> pd.DataFrame:
-    """Means over the seeds for each condition and epoch: the training loss and the rates."""
+def epochs_of(folders: Sequence[tuple[str, RunFolder]]) -> pd.DataFrame:
+    """Means over the seeds for each condition and epoch: the training loss and the rates.
+
+    Args:
+        folders: what `experiments.runs.folders_of` returned.
+    """
     rows = []
-    for name, run in study.runs():
-        result = RunFolder(pool, run).result()
+    for name, folder in folders:
+        result = folder.result()
         rows += [{"condition": name, **epoch} for epoch in (result.epochs if result else [])]
     if not rows:
         return pd.DataFrame(columns=["condition", "epoch", "loss", "nominal", "realized"])

@@ -30,7 +30,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from experiments.config import Count, Run, Whole, problems_of, unpacked
+from experiments.config import Count, Run, Whole, problems_of, run_hash, unpacked
 
 _PLACEHOLDER = re.compile(r"\$\{(\w+)\}")
 DEFAULT_SEEDS = 5
@@ -295,7 +295,6 @@ def _fits(conditions: Mapping[str, Run], seeds: Sequence[int], file: StudyFile) 
     """What does not fit, and which conditions or tests of `primary` are not there."""
     from experiments.data import Data, load_data
     from experiments.models import make_model
-    from experiments.runs import run_hash
     from experiments.train import make_optimizer
 
     problems: list[str] = []

@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     sys.path.insert(0, str(options.study.resolve().parent))  # for the study's own factories
     from experiments.commands import Progress, changes_of, run_all_with, seeds_of
     from experiments.log import check_loggers
-    from experiments.runs import RunFolder
+    from experiments.runs import folders_of
     from experiments.study import fit, only, read_study
 
     check_loggers(options.log)
@@ -53,8 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
         found = search(study, pool, run_all)
         print(searched(study, found, options.study))
         return 0
-    folders = [RunFolder(pool, run) for _, run in study.runs()]
-    run_all(folders, Progress([name for name, _ in study.runs()]))
+    names, folders = zip(*folders_of(study, pool), strict=True)
+    run_all(folders, Progress(names))
     from experiments.commands import report
 
     return report(study, options.out / study.name, pool)
