@@ -131,8 +131,7 @@ class _Training:
         self.model.train()
         if self.attached:
             self.attached.step(self.epoch)
-        began, total, count = perf_counter(), torch.zeros((), dtype=torch.float64), 0
-        lr = 0.0
+        began, lr, losses = perf_counter(), 0.0, []
         for batch in batches(self.data.train, self.run, self.epoch, self.workers):
             inputs, targets = moved(batch, self.device)
             loss = self.loss(self._outputs(self.model, inputs), targets)
@@ -145,8 +144,8 @@ class _Training:
             self.optimizer.zero_grad()
             lr = self.optimizer.param_groups[0]["lr"]
             self.schedule.step()
-            total, count = total + loss.detach().double().cpu(), count + 1
-        mean = (total / count).item()
+            losses.append(loss.detach().reshape(()))  # read at the end, so that no step waits
+        mean = sum(torch.stack(losses).cpu().double().tolist()) / len(losses)
         rates = mean_rates(self.attached)
         seconds = perf_counter() - began
         row = {"epoch": self.epoch, "loss": mean, "lr": lr, "seconds": seconds, **rates}
