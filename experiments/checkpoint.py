@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,19 @@ import torch
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that a reader sees the old content or the new one, never a part."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_bytes(content)
-    os.replace(part, path)
+    try:
+        part.write_bytes(content)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def save(folder: Path, state: dict[str, Any]) -> None:
     """Replace the checkpoint of a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f".checkpoint.{os.getpid()}"
-    torch.save(state, part)
-    os.replace(part, folder / "checkpoint.pt")
+    content = io.BytesIO()  # given a path, torch.save reports a full disk as a RuntimeError
+    torch.save(state, content)
+    write_whole(folder / "checkpoint.pt", content.getvalue())
 
 
 def load(folder: Path) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ launcher starts the worker again.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -27,6 +28,7 @@ from experiments.train import train
 
 WAIT = 1.0  # seconds between two looks at runs that others work on
 UNWRITABLE = 74  # exit status of a worker that can't write
+NO_ROOM = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG)  # with these, no run can go on
 IDLE = 3  # workers that die before they begin a run
 
 
@@ -80,7 +82,7 @@ def _attempt(
         try:
             result = train(folder.run, folder.path, on_epoch, workers, tests)
         except OSError as error:
-            if error.errno in (28, 30, 122):  # no space, read-only, quota: no run can go on
+            if error.errno in NO_ROOM:
                 raise
             folder.fail(error)
         except Exception as error:  # one run that fails must not stop the others

@@ -173,6 +173,37 @@ def test_wrong_options_are_one_message(write, command, arguments, told):
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
+def test_a_full_disk_is_one_message(write, command, folder):
+    resource = pytest.importorskip("resource", reason="Windows has no limit for the size of files")
+    path = write(seeds=1)
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8000, unlimited[1]))  # a checkpoint is larger
+    try:
+        status, _, err = command("ablate.py", path, "--jobs", 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    assert status == 2
+    assert "no run can be written" in err
+    assert not list(folder.rglob("error.txt"))
+    assert not list(folder.rglob(".checkpoint*"))
+    status, _, err = command("ablate.py", path, "--jobs", 1)
+    assert status == 0, err
+    assert (runs_csv(folder)["status"] == "finished").all()
+
+
+@pytest.mark.slow
+def test_a_local_ray_cluster_with_a_token(write, start, folder, monkeypatch):
+    pytest.importorskip("ray", reason="the extra `ray` has it")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a-token-of-this-test-with-enough-length")
+    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    process = start("ablate.py", write(), "--ray", "local", "--jobs", 2)  # Ray reads them at import
+    _, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    assert (runs_csv(folder)["status"] == "finished").all()
+
+
 def test_a_port_without_an_answer_is_told_soon():
     from experiments.engine import LaunchError, _check_answers
 

@@ -49,6 +49,16 @@ def test_a_report_of_nothing(command, folder):
     assert "has no study.yaml" in err
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:no place at layer")
+def test_saliency_of_finished_runs(write, command, folder):
+    status, _, err = command("ablate.py", write(seeds=1))
+    assert status == 0, err
+    status, _, err = command("saliency.py", "runs/study", "--layer", "conv", "--count", 3)
+    assert status == 0, err
+    assert (folder / "runs/study/saliency.png").stat().st_size > 1000
+
+
 def test_a_case_of_ones_own(command, folder):
     (folder / "big.py").write_text(
         "from torch import nn\n"
