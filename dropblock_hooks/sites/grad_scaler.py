@@ -45,25 +45,19 @@ class LossScale:
 
     Attributes:
         scaler: the GradScaler; False where the loss is not scaled; None where nobody has said.
-        lost: whether there was a scaler before the model was saved.
         unknown: whether a GradScaler is in use that nobody gave; None before anybody has looked.
     """
 
     def __init__(self, scaler: Any = None) -> None:
         self.scaler = scaler
-        self.lost = False
         self.unknown: bool | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LossScale:
-        copied = LossScale()
-        vars(copied).update(vars(self))  # the scaler stays the one of the training loop
-        return copied
+        return LossScale(self.scaler)  # the one of the training loop
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> Any:
         """A GradScaler is not saved, because it belongs to the training loop."""
-        said = self.scaler is None or self.scaler is False
-        scaler = self.scaler if said else None
-        return {"scaler": scaler, "lost": self.lost or not said, "unknown": None}
+        return LossScale, (False if self.scaler is False else None,)
 
     def value(self, device: torch.device) -> float | Tensor:
         """Return the number that the loss is multiplied by, without waiting for the device."""
@@ -84,8 +78,8 @@ class LossScale:
         return False
 
     def findings(self, epoch: float) -> list[Finding]:
-        """The finding that the scaler of this training loop is not known, or nothing."""
-        if self.scaler is not None or not (self.lost or self.unknown):
+        """The finding that a GradScaler is in use that nobody gave, or nothing."""
+        if self.scaler is not None or not self.unknown:
             return []
         text = (
             "a GradScaler is in use in this process, and the attachment does not know it; gradient "
@@ -95,10 +89,7 @@ class LossScale:
             "If it scales this model's loss, pass it, attach(..., grad_scaler=scaler), or set "
             "attached.grad_scaler = scaler; otherwise pass grad_scaler=False"
         )
-        if self.lost:
-            text = "gradient bounds do not follow a GradScaler, because a loaded model has none"
-        severity = Severity.ERROR if self.lost else Severity.WARNING
-        return [Finding(Kind.GRAD_SCALER, severity, (), text, cure, epoch)]
+        return [Finding(Kind.GRAD_SCALER, Severity.WARNING, (), text, cure, epoch)]
 
 
 def is_enabled(scaler: Any) -> bool:
@@ -108,13 +99,7 @@ def is_enabled(scaler: Any) -> bool:
 
 def in_use() -> bool:
     """Whether an enabled GradScaler has scaled a loss, and was given to no live attachment."""
-    if not _is_in_memory():
-        return False
     gc.collect()  # a scaler that nobody holds scales nothing
-    return _is_in_memory()
-
-
-def _is_in_memory() -> bool:
     things = gc.get_objects()
     given = {id(thing.scaler) for thing in things if type(thing) is LossScale}
     # type() instead of isinstance(), which would ask proxies for their class
