@@ -20,7 +20,7 @@ from ..selectors.select import Select, Selector, match
 from ..selectors.wrappers import unwrap
 from ..warn import warn
 from .gradcam_layer import FeatureHook, Features, default_layers
-from .once import no_tensor, undisturbed
+from .once import no_tensor, summary, undisturbed
 
 Wanted = int | Sequence[int] | Tensor | Callable[[Any], Tensor] | None
 METHODS = ("gradcam", "gradcam++", "layercam")
@@ -45,6 +45,11 @@ class CAM(_Maps):
     """
 
     layer: str = ""
+
+    def __repr__(self) -> str:
+        target = None if self.target is None else self.target.tolist()
+        maps, raw = tuple(self.maps.shape), summary(self.raw)
+        return f"CAM(layer={self.layer!r}, target={quote(target)}, maps={maps}, raw={raw})"
 
 
 def gradcam(

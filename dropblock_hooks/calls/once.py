@@ -76,6 +76,12 @@ def call_once(
         edges.clear()  # a cycle of graph, hooks and edges: nothing else frees it
 
 
+def summary(x: Tensor) -> str:
+    """The shape and the range of a tensor, for the repr of a result."""
+    low, high = (f"{edge:.3g}" for edge in x.double().aminmax()) if x.numel() else ("-", "-")
+    return f"{tuple(x.shape)} from {low} to {high}"
+
+
 def no_tensor(output: Any, argument: str, then: str = "") -> TypeError:
     """The error for an output that is no tensor: an argument must be a function that picks one."""
     first, kind = "0", kind_of(output)

@@ -13,7 +13,7 @@ from ..quoting import listed
 from ..selectors.wrappers import unwrap
 from ..sites.site import Site
 from ..warn import warn
-from .once import evaluation, no_tensor
+from .once import evaluation, no_tensor, summary
 
 
 class Sampled(NamedTuple):
@@ -28,6 +28,10 @@ class Sampled(NamedTuple):
     mean: Tensor
     std: Tensor
     samples: Tensor
+
+    def __repr__(self) -> str:
+        shape = tuple(self.samples.shape)
+        return f"Sampled(mean={summary(self.mean)}, std={summary(self.std)}, samples={shape})"
 
 
 def sample(

@@ -106,6 +106,8 @@ def test_what_is_returned(net, x):
     assert maps.dtype == raw.dtype == torch.float32
     assert {maps.requires_grad, raw.requires_grad} == {False}
     assert target.tolist() == cam.target.tolist()
+    shown = f"CAM(layer='layer2', target={target.tolist()}, maps=(3, 16, 12), raw=(3, 8, 6) from "
+    assert repr(cam).startswith(shown)
     again = pickle.loads(pickle.dumps(cam))
     assert again.layer == "layer2"
     assert torch.equal(again.raw, raw)

@@ -174,6 +174,16 @@ def test_transform_comes_before_the_mean():
     torch.testing.assert_close(mean, samples.mean(0))
 
 
+def test_a_short_summary_is_printed():
+    model, attached = prepared()
+    with attached.always():
+        sampled = sample(model, images(), n=3)
+        votes = sample(model, images(), n=3, transform=lambda y: y.argmax(-1) == 0)
+    low, high = sampled.mean.min(), sampled.mean.max()
+    assert repr(sampled).startswith(f"Sampled(mean=(5, 4) from {low:.3g} to {high:.3g}, std=(5, 4)")
+    assert repr(votes).endswith("samples=(3, 5))")
+
+
 @pytest.mark.parametrize("kind", [torch.long, torch.bool])
 def test_votes(kind):
     model, attached = prepared()
