@@ -1,4 +1,4 @@
-"""``main``: shared options, printing, exit codes."""
+"""``main``: the parser, printing and exit codes."""
 
 import argparse
 import contextlib
@@ -12,16 +12,13 @@ from .. import __version__
 from ..quoting import quote
 from ..spec.spec import SpecError
 from ..tables import terminal_width
-from . import builtin, check, layers, plan, preset, regularizers
-from .models import imported
-from .result import CommandError, Result
-
-_COMMANDS = (layers, builtin, plan, check, regularizers, preset)
+from .commands import ARGUMENTS, COMMANDS, Result
+from .models import CommandError, imported
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    defaults = argparse.Namespace(modules=[], json=False, wide=False)
+    defaults = argparse.Namespace(modules=[], json=False, wide=False, width=terminal_width())
     options = _parser().parse_args(arguments, defaults)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # stdout holds only the result
@@ -29,12 +26,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 imported(name)
             result: Result = options.run(options)
     except SpecError as error:
-        result = Result(lambda width, wide: "", {"problems": error.problems}, str(error))
+        result = Result("", {"problems": error.problems}, str(error))
     except (CommandError, TypeError, ValueError) as error:
         print(f"dropblock-hooks: {error}", file=sys.stderr)
         return 1
+    text = result.text
+    if options.json:
+        text = json.dumps(result.data, indent=2, allow_nan=False, default=quote)
     try:
-        _print(result, options)
+        print(text, end="\n" if text else "", flush=True)
     except BrokenPipeError:  # the reader (head, less) has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -43,17 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return bool(result.failure)
 
 
-def _print(result: Result, options: argparse.Namespace) -> None:
-    if options.json:
-        text = json.dumps(result.data, indent=2, allow_nan=False, default=quote)
-    else:
-        text = result.text(terminal_width(), options.wide)
-    if text:
-        print(text, flush=True)
-
-
 def _parser() -> argparse.ArgumentParser:
-    """The parser of all commands; the help of a command is the docstring of its `run`."""
+    """The parser of all commands."""
     shared = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     shared.add_argument(
         "--import",
@@ -75,14 +66,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
-    for module in _COMMANDS:
-        text = inspect.getdoc(module.run) or ""
-        command = commands.add_parser(
-            module.__name__.rpartition(".")[2],
-            parents=[shared],
-            help=text.partition("\n")[0],
-            description=text,
-        )
-        module.add_arguments(command)
-        command.set_defaults(run=module.run)
+    for name, (run, takes) in COMMANDS.items():
+        text = inspect.getdoc(run) or ""
+        summary = text.partition("\n")[0]
+        command = commands.add_parser(name, parents=[shared], help=summary, description=text)
+        for argument in takes:
+            command.add_argument(argument, **ARGUMENTS[argument])
+        command.set_defaults(run=run)
     return parser

@@ -3,7 +3,6 @@
 Nothing is downloaded. A model is built on the meta device where that works, and takes no memory.
 """
 
-import argparse
 import inspect
 import os
 import pkgutil
@@ -17,21 +16,10 @@ from torch import Tensor, nn
 from ..checks import closest
 from ..planning.dry_run import own_input
 from ..quoting import described, quote, shown
-from .result import CommandError
 
 
-def add_model(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of a command that is about a model."""
-    command.add_argument(
-        "model", metavar="MODEL", help="resnet50, torchvision:resnet50 or package.module:factory"
-    )
-    command.add_argument(
-        "--input-size",
-        nargs="+",
-        type=int,
-        metavar="N",
-        help="shape of one sample; put it last: 3 224 224",
-    )
+class CommandError(Exception):
+    """An error that is printed in one line, without a traceback."""
 
 
 def model_of(name: str) -> nn.Module:
@@ -52,16 +40,16 @@ def model_of(name: str) -> nn.Module:
     return model
 
 
-def samples(model: nn.Module, options: argparse.Namespace) -> Tensor:
+def samples(model: nn.Module, input_size: list[int] | None) -> Tensor:
     """Two samples of zeros on the device of the model.
 
     The size is the given one, else that of the model's configuration, else 3×224×224.
     """
     own = own_input(model)
-    if own is not None and not options.input_size:
+    if own is not None and not input_size:
         return own
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    size = options.input_size or (3, 224, 224)
+    size = input_size or (3, 224, 224)
     return torch.zeros(2, *size, dtype=like.dtype, device=like.device)
 
 
