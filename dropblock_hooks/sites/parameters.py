@@ -9,12 +9,20 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
+from ..checkpointing import NO_TASK, graph_task
+from ..findings import Finding, Kind, Severity, tell
 from ..observers.base import Observer
 from ..selectors.wrappers import shard_refusal
 from . import operator
 from .act import refuse_tracing, regularize_grad
 from .hooks import SiteHook, Turn, hooks_of
 from .site import Site
+
+_PARTS = (
+    "its bound acts on parts of the gradient, because the parameter is used in several reentrant "
+    "checkpoints",
+    'Use checkpoint(..., use_reentrant=False), or when="accumulated"',
+)
 
 
 class ParameterHook(SiteHook):
@@ -28,10 +36,13 @@ class ParameterHook(SiteHook):
 
     Attributes:
         owner: a weak reference to the module that holds the parameter.
+        outer: the backward in which the last forward was recomputed, if there was one.
+        part_of: the last outer backward that brought the gradient in parts.
     """
 
     parameter: str
     owner: weakref.ref[nn.Module] | None = None
+    outer = part_of = NO_TASK
 
     def __init__(self, site: Site, parameter: str) -> None:
         super().__init__(site)
@@ -73,12 +84,23 @@ class ParameterHook(SiteHook):
         return any((hook := grad_hook(each)) and self in hook.sites for each in held)
 
     def _act(self, module: nn.Module, *given: Any) -> None:
+        if not is_compiling():
+            self.outer = graph_task()
         if is_compiling() or torch._C._are_functorch_transforms_active():
             refuse_tracing(self.site, module.training)
         if is_compiling():
             operator.note_call(self.site, module.training)
         elif torch.is_grad_enabled():
             self.rehook(module)
+
+    def check_parts(self) -> None:
+        """Warn if a bound gets parts of a gradient; a reentrant checkpoint has its own backward."""
+        if self.outer in (NO_TASK, graph_task()) or not self.site.regularizer.reads_grad_scale:
+            return
+        if self.outer == self.part_of:
+            run, keys = self.site.run, (self.site.key,)
+            tell([Finding(Kind.IN_PARTS, Severity.WARNING, keys, *_PARTS, run.epoch)], run.told)
+        self.part_of = self.outer
 
     def put(self, module: nn.Module) -> None:
         if self.site.run.installed:
@@ -132,6 +154,7 @@ class GradHook:
             site, module = hook.site, None if hook.owner is None else hook.owner()
             if grad is None or module is None or not site.is_on(module.training):
                 continue
+            hook.check_parts()
             value = self.value
             if value is None:
                 value = next((p for p in module._parameters.values() if grad_hook(p) is self), None)
