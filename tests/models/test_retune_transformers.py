@@ -1,14 +1,12 @@
 """What five architectures of Hugging Face drop by themselves, retuned; random weights, tiny.
 
-Layers that are called are measured as in ``test_retune_families``; rates that are only read, by
-outputs of known values, as in ``tests.revealing``.
+Layers that are called are measured as in ``test_retune_families``.
 """
 
 import pytest
 import torch
 
 from tests.retuned import observe
-from tests.revealing import BATCH, TOKENS, check_both_epochs, reveal, tokens
 
 transformers = pytest.importorskip("transformers", reason="the models are Hugging Face's")
 
@@ -17,12 +15,6 @@ SMALL = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "intermediate_size": 24,
-}
-WIDE = {
-    "hidden_size": TOKENS,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-    "intermediate_size": 8,
 }
 
 
@@ -123,27 +115,3 @@ def test_an_architecture(name):
     assert [rate for rate in outcome.rates if not rate.right] == []
     found = [(rate.type, rate.kind) for rate in outcome.rates]
     assert {kind: found.count(kind) for kind in found} == kinds
-
-
-@pytest.mark.parametrize("kind", ["sdpa", "eager"])
-def test_attention_of_bert_whose_dropout_is_only_read(kind):
-    model = bert(WIDE, attn_implementation=kind)
-    attention = model.encoder.layer[0].attention.self
-    reveal(attention.query, attention.key, attention.value, torch.nn.Linear(TOKENS, TOKENS))
-    check_both_epochs(attention, "dropout", lambda: attention(tokens())[0])
-
-
-@pytest.mark.parametrize("kind", ["sdpa", "eager"])
-def test_attention_of_llama(kind):
-    model = llama(WIDE, attn_implementation=kind)
-    attention = model.layers[0].self_attn
-    reveal(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
-    angles = torch.zeros(BATCH, TOKENS, TOKENS)
-    causal = torch.ones(TOKENS, TOKENS).tril()
-    mask = causal.log().expand(BATCH, 1, -1, -1)
-
-    def run():
-        return attention(tokens(), position_embeddings=(angles.cos(), angles.sin()),
-                         attention_mask=mask)[0]  # fmt: skip
-
-    check_both_epochs(model, "attr:layers.0.self_attn.attention_dropout", run, among=causal)

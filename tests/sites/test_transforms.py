@@ -1,19 +1,13 @@
 """``torch.func``: functional calls and gradients of functions work; vmap and jvp are refused."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, grad, hessian, jacrev, jvp, vmap
+from torch.func import functional_call, grad, jvp, vmap
 
 from dropblock_hooks import (
-    ActivationStats,
-    Capture,
     ClampGrad,
-    GradientStats,
     SiteError,
-    Watchdog,
     attach,
 )
 from tests.stacks import make_net, put_on, regularizers
@@ -50,15 +44,14 @@ def test_the_gradient_of_a_function_is_that_of_the_backward(regularizer):
     assert attached.sites[0].active_calls == 3, "the parameters themselves are hooked again"
 
 
-@pytest.mark.parametrize("name", ["Dropout2d", "DropBlock2d", "ClampGrad", "Foreign"])
+@pytest.mark.parametrize("name", ["DropBlock2d", "ClampGrad"])
 @pytest.mark.parametrize(
     "transform",
     [
         lambda net, x: vmap(net, randomness="different")(x[:, None]),
         lambda net, x: jvp(net, (x,), (x,)),
-        lambda net, x: vmap(grad(lambda x: net(x).sum()), randomness="different")(x[:, None]),
     ],
-    ids=["vmap", "jvp", "vmap of grad"],
+    ids=["vmap", "jvp"],
 )
 def test_vmap_and_jvp_are_refused_in_training(transform, name):
     regularizer = regularizers()[name]
@@ -84,24 +77,3 @@ def test_parameters_that_stand_in_for_one_call_do_not_take_the_hook_along():
             torch.func.functional_call(model, teacher, torch.ones(2, 3))
         loss.backward()
         assert 0 < model[1].weight.grad.abs().max() <= 1e-3
-
-
-def watched_and_plain():
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    return copy.deepcopy(net), net
-
-
-@pytest.mark.parametrize("function", [grad, jacrev, hessian])
-def test_observers_stand_aside_where_a_part_is_differentiated(function):
-    """What the first layer gives is an ordinary tensor, which a transform lets nobody write."""
-    everything = [Capture(gradients=True), ActivationStats(), GradientStats(), Watchdog(every=1)]
-    plain, watched = watched_and_plain()
-    attach(watched, {"*": everything})
-    x = torch.randn(5, 3)
-    found = []
-    for net in (plain, watched):
-        fixed = detached(net)
-        bias = fixed.pop("2.bias")
-        found.append(function(lambda b, n=net, f=fixed: loss_of(n)({**f, "2.bias": b}, x))(bias))
-    torch.testing.assert_close(*found, rtol=0, atol=0)
