@@ -21,7 +21,6 @@ from dropblock_hooks import (
     HookWarning,
     LinearSchedule,
     Select,
-    StepSchedule,
     WindowSchedule,
     attach,
 )
@@ -78,16 +77,6 @@ def test_bounds_that_cross_move_nothing(net):
     assert attached.epoch == 0
 
 
-def test_by_depth(net):
-    spec = {"layer*.*": Dropout2d(ByDepth(0.0, LinearSchedule(0.0, 0.3, epochs=2)))}
-    attached = attach(net, spec)
-    assert [s.rate for s in attached.sites] == [0, 0, 0, 0]
-    attached.step(1)
-    assert [s.rate for s in attached.sites] == pytest.approx([0.0, 0.1, 0.2, 0.3])
-    attached.set("layer2.*", p=ByDepth(0.5, 0.7))
-    assert [s.rate for s in attached.sites] == pytest.approx([0.0, 0.1, 0.5, 0.7])
-
-
 def test_set(net):
     attached = attach(net, {"layer1.*": Dropout2d(0.1), "layer2.*": ClipGradNorm(1.0)})
     attached.set("layer1.0/Dropout2d", p=0.2)
@@ -112,6 +101,8 @@ def test_set(net):
         ("layer1.*", {"p": 1.2}, ValueError, "p must be"),
         ("layer*.*", {"p": 0.2}, ValueError, "no rate 'p'"),
         ("layer1.*", {}, ValueError, "at least one"),
+        (Dropout, {"p": 0.2}, KeyError, "no site has a Dropout"),
+        (nn.Conv2d, {"p": 0.2}, TypeError, "a class of regularizers, got Conv2d"),
     ],
 )
 def test_set_refuses(net, which, rates, error, text):
@@ -173,27 +164,6 @@ def test_realized_rate_counts_what_was_dropped():
         y = model(torch.ones(2, 3, 9, 7))
         zeros, total = zeros + int((y == 0).sum()), total + y.numel()
     assert attached.sites[0].realized_rate == zeros / total
-
-
-def test_the_window_of_the_realized_rate():
-    model = nn.Sequential(nn.Identity())
-    attached = attach(model, {"0": Dropout(StepSchedule({0: 0.0, 1: 1.0, 2: 0.0}))})
-    site = attached.sites[0]
-    x = torch.ones(1, 10)
-    model(x)
-    attached.step(0.9)
-    model(x)
-    assert site.realized_rate == 0.0
-    attached.step(1)
-    assert site.realized_rate == 0.0, "an empty window shows the last closed one"
-    model(x)
-    assert site.realized_rate == site.expected_rate == 1.0
-    attached.step(1.5)
-    assert site.realized_rate == 1.0
-    attached.step(2)
-    model(x)
-    assert site.realized_rate == 0.0
-    assert site.total_realized_rate == 0.25
 
 
 def test_clipped_blocks_and_varying_maps_are_told():
@@ -341,7 +311,7 @@ def test_what_is_no_state(net, state):
     assert attached.epoch == 0
 
 
-def test_scalars_and_log(net):
+def test_scalars(net):
     attached = attach(net, {"layer1.0": Dropout2d(0.5), "layer2.0": ClampGrad(-1, 1)})
     assert attached.scalars() == {
         "reg/layer1.0/Dropout2d/p": 0.5,
@@ -349,17 +319,9 @@ def test_scalars_and_log(net):
         "reg/layer2.0/ClampGrad/max": 1.0,
     }
     run(net)
-    seen = []
-
-    class Writer:
-        def add_scalar(self, tag, value, step):
-            seen.append((tag, type(value), step))
-
-    attached.log(Writer(), 7)
-    assert ("reg/layer1.0/Dropout2d/realized_rate", float, 7) in seen
-    assert len(seen) == len(attached.scalars(prefix="x/")) == 5
-    with pytest.raises(TypeError, match="add_scalar"):
-        attached.log([], 7)
+    scalars = attached.scalars(prefix="x/")
+    assert len(scalars) == 5
+    assert type(scalars["x/layer1.0/Dropout2d/realized_rate"]) is float
 
 
 @pytest.mark.parametrize(
@@ -391,13 +353,6 @@ def test_what_does_not_move_needs_no_step(net, rate):
     run(net)
 
 
-def test_set_spreads_by_depth_in_model_order(net):
-    names = ["layer2.0", "layer1.0", "layer1.1"]
-    attached = attach(net, {name: Dropout2d(0.1) for name in names})
-    attached.set("layer*.*", p=ByDepth(0.0, 0.2))
-    assert [s.rate for s in attached.sites] == pytest.approx([0.2, 0.0, 0.1])
-
-
 @pytest.mark.parametrize("which", [0, None, 1.5])
 def test_lookup_refuses(net, which):
     attached = attach(net, {"fc": Dropout(0.1)})
@@ -422,11 +377,8 @@ WHOLE = {
     [
         {"sites": []},
         {"sites": {"fc/Dropout": {"regularizer": "Dropout(p=0.1)"}}},
-        {"sites": {"fc/Dropout": 3}},
-        *(
-            {"sites": {"fc/Dropout": {**WHOLE, **bad}}}
-            for bad in ({"calls": "x"}, {"affected": "x"}, {"total": [1]}, {"expected": None})
-        ),
+        {"sites": {"fc/Dropout": {**WHOLE, "calls": "x"}}},
+        {"sites": {"fc/Dropout": {**WHOLE, "total": [1]}}},
     ],
 )
 def test_a_damaged_state_changes_nothing(net, damage):
@@ -439,16 +391,12 @@ def test_a_damaged_state_changes_nothing(net, damage):
 @pytest.mark.parametrize(
     ("which", "part"),
     [
-        ("re:layer[", "not a pattern"),
         ("stage:1", "stage"),
         ("type:Conv2", "no layer is a Conv2 (closest: Conv2d)"),
         ("param:layer1", "'layer1' is no parameter: did you mean 'param:layer1.**'?"),
         ("fc.weight", "'fc.weight' is no layer: did you mean 'param:fc.weight'?"),
-        ("Layer1.0", "closest: layer1.0"),
         ("layer1.0/Dropot2d", "closest: layer1.0/Dropout2d"),
-        ("layer[", "'layer[' matches nothing"),
         ("fc", "it means layers that have none: fc"),
-        ("layer2.*.conv", "layers that have none: layer2.0.conv, layer2.1.conv"),
     ],
 )
 def test_a_lookup_of_nothing_says_why(net, which, part):
@@ -482,8 +430,6 @@ def _later(value):
         (_later(lambda t: None), TypeError, "must be a number, got None"),
         (_later(lambda t: math.nan), ValueError, "must be a finite number, got nan"),
         (_later(lambda t: t / 0), ValueError, "raised ZeroDivisionError"),
-        (_later(lambda t: {}[t]), ValueError, "raised KeyError"),
-        (_later(lambda t: ByDepth(lambda t: None, 0.1)(t)), TypeError, "got None"),
     ],
 )
 @pytest.mark.parametrize("how", ["step", "set", "load"])

@@ -6,7 +6,7 @@ import io
 import pytest
 import torch
 from torch import nn
-from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, update_bn
+from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 
 from dropblock_hooks import (
     ClampGrad,
@@ -19,7 +19,6 @@ from dropblock_hooks import (
     detach_all,
 )
 from tests.stacks import make_net, put_on, regularizers
-from tests.told import ids
 
 
 class NormNet(nn.Module):
@@ -103,54 +102,6 @@ def test_averaged_model(averaging):
     assert len(attachments(model)) == 1
     late = attach(average, {"bn1": Dropout2d(0.5)})
     assert late.sites[0].key == "bn1/Dropout2d"
-
-
-def test_update_bn_sees_no_drops_where_they_are_paused():
-    """``update_bn`` runs in training mode: what is dropped there shifts the statistics."""
-    model = NormNet()
-    attach(model, {"bn1": Dropout2d(0.5)})
-    average = AveragedModel(model)
-    loader = [images() for _ in range(3)]
-    (found,) = attachments(average)
-    with found.paused():
-        update_bn(loader, average)
-    paused = average.module.bn2.running_mean.clone()
-    bare = copy.deepcopy(average)
-    detach_all(bare)
-    update_bn(loader, bare)
-    assert torch.equal(paused, bare.module.bn2.running_mean)
-    update_bn(loader, average)
-    assert not torch.equal(paused, average.module.bn2.running_mean)
-
-
-def test_the_root_itself_replaced():
-    """A batch norm that is the model comes back as another object."""
-    model = nn.BatchNorm2d(3)
-    attach(model, {".": Dropout2d(0.5)})
-    converted = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    assert converted is not model
-    assert attachments(converted) == []
-
-
-@pytest.mark.parametrize(
-    "replace",
-    [
-        lambda m: setattr(m, "bn1", nn.Identity()),
-        lambda m: delattr(m, "bn1"),
-        lambda m: m.bn1._forward_hooks.clear(),
-    ],
-    ids=["another", "gone", "hooks cleared"],
-)
-def test_replaced_modules_are_told_by_name(replace):
-    model = NormNet()
-    attached = attach(model, SPEC)
-    attached.step(0)
-    a_step(model)
-    assert attached.verify() == []
-    replace(model)
-    (finding,) = attached.verify()
-    assert ids([finding]) == [("bn1/DropBlock2d", "replaced")]
-    assert "attach again" in finding.cure
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["bare", "averaged"])

@@ -297,16 +297,6 @@ def test_without_a_process_group(net, call):
         getattr(attached, call)(distributed=True)
 
 
-@pytest.mark.slow
-def test_a_failure_in_one_process_is_told(tmp_path):
-    with pytest.raises(AssertionError, match="ZeroDivisionError"):
-        run_pair(tmp_path, "tests.attachment.test_distributed", ["fails_in_one"])
-
-
-def fails_in_one(rank):
-    assert 1 / rank
-
-
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_names_through_fsdp1(net, when):
     """It can't be built without an accelerator: an object of its class that holds the layer."""

@@ -93,12 +93,11 @@ def wandb(monkeypatch):
     return module
 
 
-@pytest.mark.parametrize("who", ["run", "module", "subclass"])
+@pytest.mark.parametrize("who", ["run", "module"])
 def test_wandb_gets_all_in_one_call(wandb, who):
     attached = make()
-    run = type("Mine", (wandb.Run,), {})() if who == "subclass" else wandb.run
-    attached.log(wandb if who == "module" else run, 3)
-    ((data, step),) = run.logged
+    attached.log(wandb if who == "module" else wandb.run, 3)
+    ((data, step),) = wandb.run.logged
     assert step == 3
     scalars = attached.scalars()
     assert {tag: data[tag] for tag in scalars} == scalars
@@ -136,6 +135,7 @@ def test_a_writer_of_scalars_alone_gets_them():
     assert seen == [(attached.scalars(), 1)]
 
 
+@pytest.mark.slow  # importing Lightning takes seconds
 def test_loggers_of_lightning(tmp_path):
     loggers = pytest.importorskip("lightning.pytorch.loggers")
     attached = make()

@@ -8,11 +8,8 @@ from dropblock_hooks import (
     ClipGradNorm,
     Disout,
     Dropout,
-    Dropout2d,
-    DropPath,
     GaussianNoise,
     Retune,
-    Select,
     SpecError,
     attach,
 )
@@ -30,34 +27,6 @@ class Branch(nn.Module):
         return x + self.drop_path(self.norm(x))
 
 
-class Property(nn.Module):
-    @property
-    def p(self):
-        return 0.5
-
-    def forward(self, x):
-        return x
-
-
-class Settable(nn.Module):
-    """A property with a setter."""
-
-    def __init__(self, share):
-        super().__init__()
-        self.share = share
-
-    @property
-    def p(self):
-        return self.share / 100
-
-    @p.setter
-    def p(self, p):
-        self.share = 100 * p
-
-    def forward(self, x):
-        return nn.functional.dropout(x, self.p, self.training)
-
-
 class Masks(nn.Module):
     def __init__(self, prob):
         super().__init__()
@@ -71,13 +40,6 @@ def dropout(p):
     """An ``nn.Dropout`` with anything for a rate."""
     layer = nn.Dropout()
     layer.p = p
-    return layer
-
-
-def buffered():
-    layer = nn.Dropout()
-    del layer.p
-    layer.register_buffer("p", torch.tensor(0.5))
     return layer
 
 
@@ -106,32 +68,16 @@ BAD = {
         r"on branches.0.drop_path: it is an nn.Identity, .* Put DropPath\(p=...\) on it, .* use "
         r"presets.drop_path\(model, p\), .* Select\(names=..., types='DropPath'\)$",
     ),
-    "Identities": (
-        {"branches.**.norm": R, "other": Dropout(p=0.1)},
-        r"on branches.0.norm, branches.1.norm: it is an nn.Identity, .* DropPath\(p=...\)",
-    ),
     "in one list": ({"dropout": [R, R]}, "'dropout' and 'dropout': Retune and Retune can't both "),
     "in two entries": (
         {"dropout": R, "type:Dropout": R},
         "'dropout' and 'type:Dropout': Retune and Retune can't both be on dropout. A layer has one",
     ),
     "by attr, too": ({"dropout": R, "attr:dropout.p": R}, "can't both be on dropout.p"),
-    "twice by attr": ({"attr:lstm.dropout": R, "attr:lstm.*": R}, "both be on lstm.dropout"),
     "with Dropout": ({"dropout": [R, Dropout(p=0.1)]}, "Retune and Dropout can't both be on drop"),
-    "after Dropout": (
-        {"type:Dropout": Dropout2d(p=0.1), "dropout": R},
-        "'type:Dropout' and 'dropout': Dropout2d and Retune can't both be on dropout",
-    ),
     "by attr with Dropout": (
         {"attr:dropout.p": R, "dropout": Dropout(p=0.1)},
         "'attr:dropout.p' and 'dropout': Retune and Dropout can't both be on dropout",
-    ),
-    "DropPath": (
-        {
-            "branches.1.drop_path": R,
-            Select(names="branches.1.*", compose=True): DropPath(p=0.1),
-        },
-        "Retune and DropPath can't both be on branches.1.drop_path",
     ),
     "always, by attr": (
         {"attr:lstm.dropout": Retune(p=0.1, active="always")},
@@ -154,13 +100,7 @@ def test_bad_specs(case, hook_count):
 
 NO_RATES = {
     "tensor": (lambda: dropout(torch.tensor(0.5)), "a Dropout has no p "),
-    "buffer": (buffered, "a Dropout has no p "),
-    "text": (lambda: dropout("0.5"), "a Dropout has no p "),
-    "bool": (lambda: dropout(True), "a Dropout has no p "),
     "large": (lambda: dropout(2.0), "a Dropout has no p "),
-    "nan": (lambda: dropout(float("nan")), "a Dropout has no p "),
-    "property": (Property, "a Property has no p "),
-    "scripted, and no rate": (lambda: torch.jit.script(nn.Linear(3, 3)), "it is a ScriptModule"),
     "scripted": (lambda: torch.jit.script(nn.Dropout(0.5)), "it is a ScriptModule"),
 }
 
@@ -189,12 +129,8 @@ def test_a_layer_of_its_own_can_t_be_always_on(hook_count):
     [
         ({}, TypeError, "'p'"),
         ({"p": 1.5}, ValueError, r"p must be in \[0, 1\], got 1.5"),
-        ({"p": float("nan")}, ValueError, r"p must be in \[0, 1\], got nan"),
         ({"p": "0.1"}, TypeError, "p must be a number or a schedule, got '0.1'"),
-        ({"p": torch.tensor(0.1)}, TypeError, "p must be a number or a schedule, got tensor"),
         ({"p": 0.1, "at": "input"}, ValueError, "it takes no at, index or layout"),
-        ({"p": 0.1, "layout": "NHWC"}, ValueError, "it takes no at, index or layout"),
-        ({"p": 0.1, "function": len}, TypeError, "unexpected keyword argument 'function'"),
     ],
 )
 def test_arguments(options, error, message):
@@ -206,11 +142,8 @@ OWN, BY_NAME = {"dropout": R}, {"attr:dropout.p": R}
 LIVE = {
     "Retune": (OWN, OWN),
     "by attr": (BY_NAME, OWN),
-    "attr": (OWN, BY_NAME),
-    "attr twice": ({"attr:lstm.dropout": R}, {"attr:lstm.*": R}),
     "Dropout": (OWN, {"dropout": Dropout(p=0.1)}),
     "on Dropout": ({"dropout": Dropout(p=0.1)}, OWN),
-    "attr on Dropout": ({"dropout": Dropout(p=0.1)}, BY_NAME),
 }
 
 
@@ -250,11 +183,3 @@ def test_names_of_rates(name):
     setattr(layer, name, 0.5)
     attach(nn.Sequential(layer), {"0": R})
     assert getattr(layer, name) == 0.25
-
-
-def test_a_property_with_a_setter_is_a_rate():
-    model = nn.Sequential(Settable(50))
-    attached = attach(model, {"0": R})
-    assert model[0].share == 25
-    attached.remove()
-    assert model[0].share == 50

@@ -147,11 +147,8 @@ def test_an_empty_window_shows_the_one_before_and_none_older():
     assert (site.realized_rate, site.total_realized_rate) == (0.0, 0.5)
 
 
-@pytest.mark.parametrize("mode", ["eager", "compiled"])
-def test_set_begins_a_window(mode):
-    torch._dynamo.reset()
-    model = nn.Sequential(nn.Identity(), nn.Identity())
-    call = torch.compile(model, backend="eager") if mode == "compiled" else model
+def test_set_begins_a_window():
+    call = model = nn.Sequential(nn.Identity(), nn.Identity())
     attached = attach(model, {"*": Dropout(0.3)})
     x = torch.ones(1000, requires_grad=True)
     first, second = attached.sites
@@ -171,12 +168,9 @@ def test_set_begins_a_window(mode):
     assert attached.verify() == []
 
 
-@pytest.mark.parametrize("mode", ["eager", "compiled"])
-def test_loading_begins_a_window(mode):
-    torch._dynamo.reset()
-    model = nn.Sequential(nn.Identity())
+def test_loading_begins_a_window():
+    call = model = nn.Sequential(nn.Identity())
     attached = attach(model, {"0": Dropout(0.5)})
-    call = torch.compile(model, backend="eager") if mode == "compiled" else model
     site, x = attached.sites[0], torch.ones(1000, requires_grad=True)
     call(x)
     state = attached.state_dict()
@@ -189,19 +183,6 @@ def test_loading_begins_a_window(mode):
     call(x)
     assert site.realized_rate > 0
     assert (site.calls, site.active_calls, attached.verify()) == (2, 2, [])
-
-
-def test_a_window_is_a_difference_also_on_a_copy(net):
-    attached = attach(net, {"layer1.0": Dropout2d(0.5)})
-    train(net)
-    attached.step()
-    copied = copy.deepcopy(net)
-    train(copied, steps=3)
-    (found,) = attachments(copied)
-    assert (found.sites[0].calls, attached.sites[0].calls) == (5, 2)
-    assert found.sites[0].counter.read().window.calls == 3
-    assert attached.sites[0].counter.read().window.calls == 0
-    assert attached.report()[0].calls_per_forward == found.report()[0].calls_per_forward == 1
 
 
 # --- Sites that stop
@@ -289,14 +270,12 @@ def test_a_state_that_is_loaded_does_not_count_as_seen_at_work(attacked):
     assert attached.verify() != []
 
 
-@pytest.mark.parametrize("mode", ["bypassed", "compiled", "task"])
+@pytest.mark.parametrize("mode", ["bypassed", "compiled"])
 def test_an_evaluation_does_not_stop_the_proof(mode):
     torch._dynamo.reset()
     model = Blocks()
     attached = attach(model, {"stem": Dropout2d(0.1), "unused": Dropout(0.1)})
     call = model.forward_features if mode == "bypassed" else torch.compile(model, backend="eager")
-    if mode == "task":
-        call = torch.compile(lambda x: model.forward_features(x), backend="eager")
     attached.step(0)
     evaluate(model)
     train(call)
@@ -365,44 +344,6 @@ def test_a_parameter_that_the_forward_does_not_use(names):
     assert told(caught) == wanted
     train(model)
     attached.step(2)
-
-
-class Odd(nn.Module):
-    """Uses parameters in many ways, and leaves some out."""
-
-    def __init__(self):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
-        self.list = nn.ParameterList([nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))])
-        self.scale = nn.Parameter(torch.ones(4))
-        self.cut = nn.Linear(4, 4)
-        self.inner = nn.Linear(4, 4)
-        self.bag = nn.Linear(4, 4)
-
-    def forward(self, x):
-        with torch.no_grad():
-            self.cut(x)
-        x = self.attention(x, x, x)[0] * self.scale + self.list[0]
-        self.bag(x)
-        return checkpoint(self.inner, x, use_reentrant=False)
-
-
-USED = ["attention.out_proj.weight", "attention.in_proj_weight", "list.0", "scale", "inner.bias"]
-UNUSED = ["list.1", "cut.weight", "bag.bias"]
-
-
-def test_parameters_are_judged_by_their_gradients():
-    x = torch.ones(2, 3, 4)
-    model = Odd()
-    spec = parameters_of(model, *USED, *UNUSED)
-    attached = attach(model, spec)
-    train(model, x)
-    keys = {f"{name}/ClipGradNorm" for name in UNUSED}
-    assert {site for site, _ in ids(attached.verify())} == keys
-    with pytest.warns(HookWarning) as caught:
-        attached.step()
-    assert dict(told(caught)) == dict.fromkeys(keys, "never_active")
-    assert {site for site, _ in ids(attached.verify())} == keys
 
 
 def test_a_parameter_that_is_frozen_later_is_a_finding():
@@ -486,19 +427,6 @@ def go_back(attached, other):
     attached.step(4)
 
 
-def within(attached, other):
-    for i in range(5):
-        attached.step(i / 10)
-        train(other)
-
-
-def remove(attached, other):
-    attached.step(0)
-    attached.remove()
-    train(other)
-    attached.step(1)
-
-
 def pause(attached, other):
     attached.step(0)
     with attached.paused():
@@ -506,7 +434,7 @@ def pause(attached, other):
     attached.step(1)
 
 
-@pytest.mark.parametrize("use", [jump, go_back, within, remove, pause])
+@pytest.mark.parametrize("use", [jump, go_back, pause])
 def test_what_is_no_epoch_without_training(net, use):
     other = copy.deepcopy(net)
     train(other)
@@ -561,7 +489,7 @@ def leave(attached):
 
 
 @pytest.mark.parametrize("leaves", [leave, Attachment.remove], ids=["with", "remove"])
-@pytest.mark.parametrize("mode", ["eager", "compiled"])
+@pytest.mark.parametrize("mode", rest_slow(["eager", "compiled"]))
 def test_a_forgotten_step_is_told_at_the_end(net, leaves, mode):
     """Without any evaluation: by ``verify`` from the first forward on, and once when it ends."""
     attached = attach(net, {"layer1.*": Dropout2d(RAMP), "fc": Dropout(0.1)})
@@ -595,7 +523,7 @@ HOWS = ("end", "middle", "sanity", "step(0)", "constant")
     ("mode", "how"),
     rest_slow(
         [(mode, how) for mode in ("eager", *MIXED) for how in HOWS],
-        [*(("eager", how) for how in HOWS), ("compiled", "middle")],
+        [("eager", how) for how in HOWS],
     ),
 )
 def test_who_steps_is_not_told(net, mode, how):
@@ -618,34 +546,6 @@ def test_who_steps_is_not_told(net, mode, how):
         attached.report()
     assert attached.verify() == []
     attached.remove()
-
-
-def test_a_long_epoch_is_not_told():
-    model = nn.Sequential(nn.Identity())
-    attached = attach(model, {"0": Dropout(RAMP)})
-    for _ in range(1500):
-        model(torch.ones(1))
-    evaluate(model, x=torch.ones(1))
-    attached.step()
-    assert attached.verify() == []
-
-
-@pytest.mark.slow
-def test_compiled_code_that_counts_modes_is_not_compiled_anew(net):
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    attached = attach(net, {"layer1.*": [Dropout2d(RAMP), ScaleGrad(0.5)], "fc": Dropout(0.1)})
-    call = torch.compile(net, backend="aot_eager", fullgraph=True)
-    for i in range(4):
-        train(call)
-        evaluate(net, call)
-        with torch.inference_mode():
-            net.eval()
-            call(IMAGE)
-            net.train()
-        if i:
-            attached.step(i)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3  # inference mode has its own
 
 
 # --- Sets of sites
@@ -671,16 +571,3 @@ def test_set_by_class_and_by_depth_of_each_class(net):
     channels = {(name, at): p for name, p in depth.items() for at in ("output", "input")}
     assert rates("Dropout2d") == pytest.approx(channels)
     assert [s.name for s in attached[DropBlock2d]] == ["layer1.0", "layer1.1", "layer2.0"]
-
-
-@pytest.mark.parametrize(
-    ("which", "error", "text"),
-    [
-        (Dropout, KeyError, "no site has a Dropout .there are: Dropout2d, ClipGradNorm"),
-        (nn.Conv2d, TypeError, "a class of regularizers, got Conv2d"),
-    ],
-)
-def test_set_refuses_other_classes(net, which, error, text):
-    attached = attach(net, {"layer1.0": Dropout2d(0.1), "fc": ClipGradNorm(1.0)})
-    with pytest.raises(error, match=text):
-        attached.set(which, p=0.1)
