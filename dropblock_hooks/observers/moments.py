@@ -47,7 +47,6 @@ class Statistics:
             that were looked at, in running standard deviations; the mean over its channels.
         variance_shift: the logarithm of the ratio of both variances, without its sign; the mean
             over its channels. To each variance the layer's eps is added.
-        change: of `WeightStats`, the norm divided by that at the start of the epoch, minus 1.
         norms: of `WeightStats`, the norm of each parameter, by its name.
         updates: of `WeightStats`, the norm of the change of each parameter since the epoch began,
             divided by its norm then. Where that is 0, the parameter is left out.
@@ -70,7 +69,6 @@ class Statistics:
     saturated: int | None = None
     mean_shift: float | None = None
     variance_shift: float | None = None
-    change: float | None = None
     norms: Mapping[str, float] = field(default_factory=dict)
     updates: Mapping[str, float] = field(default_factory=dict)
 

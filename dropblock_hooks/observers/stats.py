@@ -17,7 +17,7 @@ from ..registry import register
 from ..selectors.wrappers import shard_refusal
 from ..tables import Columns, Short
 from .base import Observer, Seen, State, Unsaved, on_device
-from .batch_norm import add_batch, look_at_running, shifts
+from .channels import add_batch, add_units, bounds_of, look_at_running, shifts
 from .moments import (
     KEPT,
     SQUARES,
@@ -28,7 +28,6 @@ from .moments import (
     octaves,
     statistics,
 )
-from .units import add_units, bounds_of, new_units, padded
 
 
 @dataclass(frozen=True, repr=False)
@@ -108,7 +107,7 @@ class ActivationStats(Measuring):
     reads_given: ClassVar[bool] = True
 
     def start(self) -> State:
-        return {**super().start(), **new_units(), "bounds": None}
+        return {**super().start(), "bounds": None}
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
         state["bounds"] = bounds_of(module) if self.at == "output" else None
@@ -123,25 +122,16 @@ class ActivationStats(Measuring):
             add_batch(state, seen.given[0])
 
     def merge(self, a: State, b: State) -> State:
-        size = max(len(a["alive"]), len(b["alive"]))
-        a, b = (
-            {**each, **{name: padded(each[name], size) for name in ("alive", "moved")}}
-            for each in (a, b)
-        )
         kept: State = {name: a[name] for name in ("running", "eps") if name in a}
         return {**super().merge(a, b), **kept}
 
     def compute(self, state: State) -> Statistics:
         found = replace(statistics(state), **shifts(state))
-        channels = len(state["alive"])
-        if not channels:
+        if "alive" not in state:
             return found
-        return replace(
-            found,
-            channels=channels,
-            dead=int((~state["alive"]).sum()),
-            saturated=int((~state["moved"]).sum()) if state["bounds"] else None,
-        )
+        alive, moved = state["alive"], state["moved"]
+        saturated = int((~moved).sum()) if state["bounds"] else None
+        return replace(found, channels=len(alive), dead=int((~alive).sum()), saturated=saturated)
 
     def headings(self) -> tuple[str, Columns[Any]]:
         note, columns = super().headings()
@@ -206,7 +196,7 @@ class WeightStats(Observer):
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
         parameters = _parameters(module, parameter)
-        state.update(new_moments(self.edges), calls=len(parameters))
+        state.update(new_moments(self.edges), calls=len(parameters), moved=False)
         for name, x in parameters.items():
             state.update(on_device(state, x.device))
             add_moments(state, x)
@@ -214,23 +204,19 @@ class WeightStats(Observer):
             if name not in state["began"]:
                 state["began"][name] = x.clone()
             began = state["began"][name].to(x.device)
+            change = x - began
+            state["moved"] |= bool(change.any())  # true for NaN
             state[f"norm/{name}"] = norm(x)
-            state[f"update/{name}"] = norm(x - began) / norm(began)
-        kept, *_, square = state["sums"][: SQUARES + 1].tolist()
-        state["square"] = square if kept == len(parameters) else math.nan
-        state.setdefault("begun", state["square"])
+            state[f"update/{name}"] = norm(change) / norm(began)
 
     def is_empty(self, state: State) -> bool:
-        return not state["calls"] or bool(state["square"] == state["begun"])
+        return not state["moved"]
 
     def compute(self, state: State) -> Statistics:
-        square, begun = state["square"], state["begun"]
-        known = begun > 0 and math.isfinite(square)
-        total = state["sums"][SQUARES].item()
+        sums = state["sums"]
         return replace(
             statistics(state),
-            norm=math.sqrt(total) if state["sums"][KEPT] else None,
-            change=math.sqrt(square / begun) - 1 if known else None,
+            norm=math.sqrt(sums[SQUARES].item()) if sums[KEPT] else None,
             norms=_by_parameter(state, "norm/"),
             updates=_by_parameter(state, "update/"),
         )
@@ -240,8 +226,8 @@ class WeightStats(Observer):
         return a
 
     def headings(self) -> tuple[str, Columns[Any]]:
-        note = f"{self.label}: change: of the norm, updates: norm of the change, relative"
-        return note, {**_MOMENTS, "change": lambda s: _short(s.change), "updates": _updates}
+        note = f"{self.label}: updates: norm of the change, relative"
+        return note, {**_MOMENTS, "updates": _updates}
 
 
 _PLAIN = (Tensor, nn.Parameter)  # other classes may hold parts, or wait for other processes

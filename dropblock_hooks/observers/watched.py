@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..functional.masks import wide_dtype
 from .base import Seen
-from .units import NEAR, add_units, bounds_of, new_units
+from .channels import NEAR, add_units, bounds_of
 
 _MOST_UNREAD = 4096
 _INF = math.inf
@@ -86,7 +86,7 @@ class Watched:
             self.calls = self.bad_calls = self.differentiable = self.grads = 0
             self.norm = self.near = 0.0
             with torch.device("cpu"):
-                self.units = new_units()
+                self.units = {"alive": torch.zeros(0, dtype=torch.bool)}
 
     def see(self, seen: Seen) -> None:
         """Add one call of the layer."""

@@ -1,4 +1,4 @@
-"""WeightStats: what parameters are now, and how far their norm has moved in the epoch."""
+"""WeightStats: what parameters are now, and how far they have moved in the epoch."""
 
 import json
 
@@ -53,46 +53,27 @@ def test_they_are_read_as_they_are_now():
     assert "0.0135" in str(attached)
 
 
-def test_no_change_is_told_of_a_norm_that_is_not_known():
-    layer = nn.Linear(2, 2)
-    attached = attach(layer, {".": WeightStats()})
-    changes = []
-    for epoch, bias in enumerate((1.0, float("nan"), 1.0, 1.0)):
-        attached.step(epoch)
-        layer(torch.ones(1, 2))
-        with torch.no_grad():
-            layer.weight.mul_(2.0)
-            layer.bias.fill_(bias)
-        changes.append(of(attached)[0].change)
-    first, *unknown, last = changes
-    assert unknown == [None, None]  # it ends, and it begins, with NaN
-    assert first is not None
-    assert last is not None
-
-
-def test_the_norm_moves_within_an_epoch():
+def test_the_epoch_before_is_shown_until_something_has_moved():
     layer = nn.Linear(2, 2, bias=False)
-    with torch.no_grad():
-        layer.weight.fill_(1.0)
     attached = attach(layer, {".": WeightStats()})
 
     def grow(factor):
         with torch.no_grad():
             layer.weight.mul_(factor)
+        return of(attached)[0].updates["weight"]
 
-    grow(2.0)
-    assert of(attached)[0].change == pytest.approx(1.0)
+    assert grow(2.0) == pytest.approx(1.0)
     attached.step()
-    assert of(attached)[0].change == pytest.approx(1.0)  # nothing yet: of the epoch before
-    grow(1.5)
-    assert of(attached)[0].change == pytest.approx(0.5)
+    assert of(attached)[0].updates["weight"] == pytest.approx(1.0)
     state = json.loads(json.dumps(attached.state_dict()))
+    assert grow(1.5) == pytest.approx(0.5)
     attached.remove()
     again = attach(layer, {".": WeightStats()})
     again.load_state_dict(state)
-    assert of(again)[0].change == pytest.approx(0.5)
-    assert again.scalars()["reg/./WeightStats/change"] == pytest.approx(0.5)
-    assert "WeightStats, this epoch: change: of the norm" in str(again)
+    assert of(again)[0].updates["weight"] == pytest.approx(1.0)
+    assert "WeightStats, last epoch: updates: norm of the change" in str(again)
+    nn.init.constant_(layer.weight, float("nan"))
+    assert of(again)[0].left_out == 1
 
 
 def test_norms_and_updates_of_weight_and_bias_since_the_epoch_began():
