@@ -5,10 +5,10 @@ from typing import Any
 from torch import nn
 
 from .attachment.attachment import Attachment
-from .attachment.compiled import forget_compiled
 from .attachment.install import install, site_keys
 from .attachment.resolve import checked_epochs, place, without_epochs
 from .findings import Finding, Kind, Severity, tell
+from .handles import forget_compiled
 from .planning.dropped_twice import find_doubled
 from .planning.plan import plan_placements
 from .selectors.wrappers import find_module, submodule, unwrap

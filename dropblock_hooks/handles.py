@@ -1,14 +1,16 @@
-"""Handles: tensors by which an operator in compiled code finds a Python object.
+"""What compiled code needs: handles, operators, and a way to have it compiled anew.
 
-A compiled graph takes the handle as an input. So another copy of a model, whose objects have other
-handles, runs the same graph, and torch.compile compiles nothing anew.
+A handle is a tensor by which an operator finds a Python object. A compiled graph takes it as an
+input, so another copy of a model, whose objects have other handles, runs the same graph.
 """
 
 from __future__ import annotations
 
 import itertools
+import sys
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -87,3 +89,28 @@ def check_version() -> None:
             f"torch {torch.__version__} can't compile or export a model with active regularizers "
             "or observers: use torch >= 2.9, or call the model without torch.compile"
         )
+
+
+def forget_compiled() -> None:
+    """Have everything compiled anew, because code that is compiled does not see new hooks.
+
+    Which code runs a model is not known. ``torch.compiler.reset()`` would also end CUDA graphs,
+    callbacks and compiled autograd.
+    """
+    if "torch._dynamo.convert_frame" not in sys.modules:
+        return  # nothing has ever been compiled
+    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
+    from torch._dynamo.convert_frame import input_codes
+
+    for reference in list(input_codes.seen):
+        code = reference()
+        if code is not None and _debug_get_cache_entry_list(code):
+            reset_code(code)
+
+
+def as_written() -> AbstractContextManager[object]:
+    """Context manager within which code that torch has compiled is not used."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()  # nothing is compiled, and importing it takes a second
+    stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return stance

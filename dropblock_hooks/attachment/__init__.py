@@ -14,5 +14,4 @@ looks        when a `Watchdog` looks, and what it reports
 rules        the rules of the `Watchdog`
 distributed  several processes: counts added up, and what differs
 state        ``state_dict`` and its loading
-compiled     code that torch has compiled, which must be compiled anew
 """

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ..attach import attachments
-from ..attachment.compiled import as_written
 from ..attachment.install import install
 from ..attachment.resolve import Placement
 from ..checkpointing import NO_TASK, graph_task
+from ..handles import as_written
 from ..observers.capture import Capture
 from ..quoting import kind_of, quote
 from ..sites.observe import ObserveHook

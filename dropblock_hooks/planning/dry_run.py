@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._pytree import tree_map
 
-from ..attachment.compiled import as_written
+from ..handles import as_written
 from ..quoting import quote
 from .fake_tensors import take_out
 
