@@ -7,25 +7,31 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from ..checkpointing import NO_TASK, graph_task
+from torch import nn
+
+from ..checks import as_number
 from ..findings import Finding, tell
+from ..observers.capture import Capture, Record
+from ..selectors.select import Select
 from ..sites.grad_scaler import LossScale, checked_scaler
-from ..sites.hooks import take_off
+from ..sites.hooks import SiteHook, take_off
+from ..sites.run import Run
+from ..sites.site import Site
 from ..sites.updates import checked_optimizers, use_optimizers
 from ..tables import Table, counted
-from ..warn import warn
-from .distributed import check_group, compare, summed, tell_equal_seeds, world_size
-from .epoch_checks import find_faults, look_back, not_stepped
+from .checks import around_step, find_faults, not_stepped
+from .distributed import compare, summed, world_size
 from .logged import log
-from .looks import alerts_now, look_at_step, look_for_alerts, tell_alerts
-from .rates import as_time, values_at
+from .lookup import Which, captures, find, values_at, with_rates
 from .report import SiteRow, readings, scalars, site_table
-from .site_list import SiteList, Which, find
 from .state import load, restore, save
 from .suggest import Suggestion, suggestions
+from .watchdog import alerts_now, tell_new_alerts
+
+Installed = list[tuple[nn.Module, SiteHook]]
 
 
-class Attachment(SiteList):
+class Attachment:
     """Regularizers attached to a model: the list of its sites, their time and switches.
 
     ``attach`` makes it, ``attachments(model)`` finds it again, also on a copy or a loaded model.
@@ -41,8 +47,78 @@ class Attachment(SiteList):
         {'1/Dropout2d': {'p': 0.0}}
         {'1/Dropout2d': {'p': 0.1}}
         {'1/Dropout2d': {'p': 0.2}}
-        >>> attached.remove()
     """
+
+    def __init__(self, base: nn.Module, run: Run, installed: Installed) -> None:
+        self._base, self._run, self._installed = base, run, installed
+        self._hooks = [hook for _, hook in installed]
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The sites, in the order of the spec."""
+        return tuple(hook.site for hook in self._hooks)
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self.sites)
+
+    def __len__(self) -> int:
+        return len(self._installed)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Attachment) and self._run is other._run
+
+    def __hash__(self) -> int:
+        return hash(id(self._run))
+
+    def __getitem__(self, which: Which) -> Site | tuple[Site, ...]:
+        """One site by its key; a tuple of sites by a selector, or by a class of regularizers."""
+        meant = find(which, self._base, self._hooks)
+        return meant[0] if meant[0].key == which else meant
+
+    @property
+    def rates(self) -> dict[str, dict[str, float]]:
+        """The values now, by site key and field."""
+        return {site.key: dict(site.values) for site in self.sites}
+
+    def set(self, which: Which, **rates: Any) -> None:
+        """Give sites another rate or schedule; all or none. Their realized rates begin anew.
+
+        Example:
+            >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+            >>> attached = attach(model, {"1": Dropout2d(p=0.1)})
+            >>> attached.set("1/Dropout2d", p=0.3)
+            >>> attached.rates
+            {'1/Dropout2d': {'p': 0.3}}
+
+        Args:
+            which: a site key, a selector, or a class of regularizers.
+            rates: rate fields by name, numbers or schedules; a `ByDepth` is spread over the layers
+                of each class of regularizers separately.
+
+        Raises:
+            KeyError, RuntimeError, TypeError, ValueError: where no site is meant, with the reason;
+                after `remove`; for a field that is no rate of theirs, or a bad value.
+        """
+        self._check_installed()
+        sites = find(which, self._base, self._hooks)
+        for site, regularizer in zip(sites, with_rates(sites, rates, self._run), strict=True):
+            site.set_regularizer(regularizer)
+            site.counter.forget_elements()
+        self.put()
+
+    def put(self) -> None:
+        """Put rates that a model holds in place, and hook parameters that are other objects now."""
+        for module, hook in self._installed:
+            hook.put(module)
+
+    def _look(self) -> None:
+        """Let observers look at their layers, before they are read."""
+        for module, hook in self._installed:
+            hook.look(module)
+
+    def _check_installed(self) -> None:
+        if not self._run.installed:
+            raise RuntimeError("the attachment was removed, so nothing acts: attach again")
 
     @property
     def epoch(self) -> float:
@@ -52,36 +128,24 @@ class Attachment(SiteList):
     def step(self, t: float | None = None) -> None:
         """Move every schedule to time `t`; without `t`, to the next epoch.
 
-        Call it at the start of an epoch as ``step(epoch)``, or at its end as ``step()``. Realized
-        rates begin anew when the whole part of `t` changes. Call it after the backward: activation
-        checkpoints recompute with the rates of the moment. On an error, nothing has moved.
+        Call it at the start of an epoch as ``step(epoch)``, or at its end as ``step()``, after the
+        backward. Realized rates begin anew when the whole part of `t` changes.
 
         Args:
             t: the epoch, at least 0; fractions are allowed (``epoch + i / n``).
 
         Raises:
-            TypeError, ValueError: for a time that is not a number >= 0, or a rate out of range.
+            TypeError, ValueError: for a time below 0, or a rate out of range; then nothing moves.
         """
-        run = self._run
-        if graph_task() != NO_TASK:
-            warn(
-                "step() was called during a backward: activation checkpoints that are recomputed "
-                "after it use the new rates, and their gradients are wrong; call step() after "
-                "backward()"
-            )
-        t = as_time(self.epoch + 1 if t is None else t)
-        values, epochs = values_at(self.sites, t), math.floor(t) - math.floor(self.epoch)
-        ended = epochs == 1 and not run.fresh
-        told = look_back(self._base, run, self._hooks, ended) if epochs and run.installed else []
-        alerts = look_at_step(self._base, run, self._hooks, epochs != 0)
-        self._move(t, values)
-        run.stepped, run.fresh = True, False
-        tell(told, run.told)
-        tell_equal_seeds(run, self.sites)
-        tell_alerts(run, self._hooks, alerts)
+        t = self.epoch + 1 if t is None else as_number("t", t)
+        if t < 0:
+            raise ValueError(f"t must be >= 0, got {t:g}")
+        values = values_at(self.sites, t)
+        with around_step(self._base, self._run, self._hooks, t):
+            self._move(t, values)
 
     def _move(self, t: float, values: list[dict[str, float]]) -> None:
-        """Put the values of a time in place; windows close where its whole part is another."""
+        """Put the values of a time in place; windows close if its whole part changes."""
         for site, new in zip(self.sites, values, strict=True):
             site.move(new)
         self.put()
@@ -111,28 +175,23 @@ class Attachment(SiteList):
             self.enabled = before
 
     def always(self) -> AbstractContextManager[None]:
-        """Within a ``with`` block, random regularizers of activations also act in evaluation.
-
-        This is Monte-Carlo dropout, see `sample`. These calls are not counted.
-        """
+        """Let dropout act in evaluation too, within a ``with`` block; not counted. See `sample`."""
         return self._run.acting_always()
 
     def remove(self) -> None:
-        """Take every hook off, so that the model computes what it did before; safe to repeat.
+        """Take every hook off; safe to repeat. Call it after the backward.
 
-        Call it after the backward of checkpointed layers, which would be recomputed without hooks.
-        Warns of schedules that nobody has moved by `step`, once.
+        The model then computes what it did before. Warns of schedules that nobody has moved.
         """
-        base, run = self._base, self._run
+        run = self._run
         forgotten = not_stepped(self._hooks) if run.installed else []
-        run.installed = False
-        run.scale = LossScale()
+        run.installed, run.scale = False, LossScale()
         run.drop_optimizers()
         for module, hook in self._installed:
             hook.remove(module)
-        for module in base.modules():  # to which others may have moved hooks
+        for module in self._base.modules():  # to which others may have moved hooks
             take_off(run, module)
-        run.grids.unwatch(base)
+        run.grids.unwatch(self._base)
         tell(forgotten, run.told)
 
     def __enter__(self) -> Attachment:
@@ -141,17 +200,15 @@ class Attachment(SiteList):
     def __exit__(self, kind: object, *raised: object) -> None:
         try:
             if kind is None:  # what a `Watchdog` has seen since its last look
-                base, run, hooks = self._base, self._run, self._hooks
-                tell_alerts(run, hooks, look_for_alerts(base, run, hooks))
+                tell_new_alerts(self._base, self._run, self._hooks)
         finally:
             self.remove()
 
     @property
     def grad_scaler(self) -> Any:
-        """The GradScaler whose scale multiplies gradient bounds; a loaded model has none.
+        """The GradScaler whose scale multiplies gradient bounds; False: the loss is not scaled.
 
-        Objects that wrap one are accepted: timm's NativeScaler, Lightning's precision plugin,
-        accelerate's Accelerator. False states that the loss is not scaled.
+        Objects of timm, Lightning and accelerate that wrap one are accepted. A copy has none.
         """
         return self._run.scale.scaler
 
@@ -163,15 +220,13 @@ class Attachment(SiteList):
     def optimizer(self) -> Any:
         """The optimizer, or a list of several, at whose steps ``when="accumulated"`` acts.
 
-        Wrapped optimizers are accepted (accelerate, Lightning, timm's Lookahead). The attachment
-        does not keep it alive. A copy or a loaded model has none. None takes the hook off.
+        Objects that wrap one are accepted. It is not kept alive. A copy has none.
 
         Raises:
             RuntimeError, TypeError, ValueError: after `remove`; for an object that is no optimizer;
                 for an optimizer that holds none of the parameters.
         """
-        held = (reference() for reference, _ in self._run.optimizers)
-        live = [optimizer for optimizer in held if optimizer is not None]
+        live = [held for reference, _ in self._run.optimizers if (held := reference()) is not None]
         return live if len(live) > 1 else next(iter(live), None)
 
     @optimizer.setter
@@ -184,14 +239,10 @@ class Attachment(SiteList):
         """A table of what happened at each site. Waits for the device.
 
         Args:
-            distributed: add up the counts of all processes. Every rank must call it, in a process
-                group, and all must have the same sites.
+            distributed: add up the counts of all ranks. All must call it, with the same sites.
         """
-        if distributed:
-            check_group("report(distributed=True)")
         self._look()
-        have = readings(self.sites, self._run)
-        title = self._title()
+        have, title = readings(self.sites, self._run), self._title()
         if distributed:
             have, title = summed(have, self.sites), f"{title}, {world_size()} ranks"
         return site_table(self.sites, have, title)
@@ -202,10 +253,9 @@ class Attachment(SiteList):
         return alerts_now(self._base, self._run, self._hooks)
 
     def _title(self) -> str:
-        state = "" if self.enabled else ", paused"
-        state = state if self._run.installed else ", removed"
-        sites = counted(len(self), "site")
-        return f"{sites} on {type(self._base).__name__}, epoch {self.epoch:g}{state}"
+        on = "" if self.enabled else ", paused"
+        text = f"{counted(len(self), 'site')} on {type(self._base).__name__}, epoch {self.epoch:g}"
+        return text + (on if self._run.installed else ", removed")
 
     def __str__(self) -> str:
         return str(self.report())
@@ -214,29 +264,34 @@ class Attachment(SiteList):
         return f"<Attachment: {self._title()}>"
 
     def _repr_html_(self) -> str:
-        """The report, for notebooks."""
         return self.report()._repr_html_()
 
     def verify(self, *, distributed: bool = False) -> list[Finding]:
         """Everything that is wrong; an empty list where every site has acted. See `Kind`.
 
-        Call it after a training step. It covers this epoch, or the last one where this one has no
-        training call yet, as after ``step()``.
+        It covers this epoch, or the last one if this one has no training call yet.
 
         Args:
-            distributed: cover all processes, and what differs between them. Every rank must call
-                it, in a process group.
+            distributed: cover all ranks, and what differs between them. All must call it.
         """
-        if distributed:
-            check_group("verify(distributed=True)")
         found = find_faults(self._base, self._run, self._hooks) + self.alerts
         return compare(self._run, self.sites, found) if distributed else found
+
+    def captured(self, which: str | Select | None = None) -> dict[str, list[Record]]:
+        """The calls that `Capture` has kept, oldest first, by layer; of several sites, by key.
+
+        Args:
+            which: a site key or a selector; None means every `Capture`.
+
+        Raises:
+            KeyError, RuntimeError: if no such site is a `Capture`; if nothing was kept.
+        """
+        return captures(which, find(Capture if which is None else which, self._base, self._hooks))
 
     def suggest(self, share: float = 0.1, which: Which | None = None) -> Table[Suggestion]:
         """Gradient bounds that this share of the norms exceeds, and the calls that set them.
 
-        Norms are those of the last window, or of all windows where it has none, before the bounds.
-        Quantiles have an error of up to 9 %. Waits for the device.
+        Norms are those before the bounds, of the last window, or of all if it has none.
 
         Example:
             >>> model = nn.Sequential(nn.Linear(4, 1))
@@ -251,9 +306,8 @@ class Attachment(SiteList):
             which: a site key, a selector or a class; None means every site with a bound.
 
         Raises:
-            KeyError, TypeError: where `which` means no site.
-            RuntimeError: after `remove`.
-            ValueError: for a share outside (0, 1), or where no site has a bound.
+            KeyError, RuntimeError, ValueError: if `which` means no site; after `remove`; for a
+                share outside (0, 1), or if no site has a bound.
         """
         self._check_installed()
         sites = self.sites if which is None else find(which, self._base, self._hooks)
@@ -274,14 +328,11 @@ class Attachment(SiteList):
             ValueError: for a state of another spec, with the differences; nothing is changed.
         """
         t, taken = load(state, self.sites, strict)
-        self._move(t, values_at(self.sites, as_time(t)))
+        self._move(t, values_at(self.sites, t))
         restore(state, taken, self._run)
 
     def scalars(self, prefix: str = "reg/") -> dict[str, float]:
-        """Scalars by tag: rates, realized rates of active sites, and observer values.
-
-        Tags are ``<prefix><site key>/<name>``: a field, ``realized_rate``, or an observer's value.
-        """
+        """Rates, realized rates of active sites and observer values, by prefix, key and name."""
         self._look()
         return scalars(self.sites, prefix)
 
@@ -289,12 +340,11 @@ class Attachment(SiteList):
         """Give every scalar to a logger, and the histograms of observers if it takes them.
 
         Args:
-            writer: with ``add_scalar`` (and ``add_histogram_raw``), as TensorBoard's
-                ``SummaryWriter``; with ``log``, as a run of wandb or its module; or with
-                ``log_metrics``, as Lightning's loggers.
+            writer: TensorBoard's ``SummaryWriter``, a run of wandb or its module, a logger of
+                Lightning, or an object with ``add_scalar``, ``log`` or ``log_metrics``.
             step: where on the axis of steps.
 
         Raises:
-            TypeError: for a writer with none of them.
+            TypeError: for a writer with none of these methods.
         """
         log(writer, self.scalars(), self.sites, step)

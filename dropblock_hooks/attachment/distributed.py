@@ -16,22 +16,19 @@ from ..sites.site import Site
 from .report import Readings
 
 
-def check_group(asked: str) -> None:
-    """Raise RuntimeError without an initialized process group; `asked` is the call."""
-    if not (distributed.is_available() and distributed.is_initialized()):
-        raise RuntimeError(
-            f"{asked} needs the other processes, and there is no process group: call "
-            "torch.distributed.init_process_group first, or leave distributed= out"
-        )
-
-
 def world_size() -> int:
-    """The number of processes."""
-    return distributed.get_world_size()
+    """The number of processes; 0 without a process group."""
+    has_group = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if has_group else 0
 
 
 def _gathered(mine: Any) -> list[Any]:
     """What every rank gives, by rank, on all ranks."""
+    if not world_size():
+        raise RuntimeError(
+            "distributed=True needs the other processes, and there is no process group: call "
+            "torch.distributed.init_process_group first, or leave distributed= out"
+        )
     found: list[Any] = [None] * world_size()
     distributed.all_gather_object(found, mine)
     return found
@@ -96,11 +93,9 @@ def tell_equal_seeds(run: Run, sites: Sequence[Site]) -> None:
     Each rank puts its seed into the store of the process group and reads the seeds that are there.
     No rank waits: of two ranks, at least the later one finds the seed of the other.
     """
-    if not run.installed or not any(site.draws for site in sites):
+    if not run.installed or world_size() < 2 or not any(site.draws for site in sites):
         return
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return
-    if world_size() == 1 or not run.tell_once("compared"):
+    if not run.tell_once("compared"):
         return
     store, rank = distributed.distributed_c10d._get_default_store(), distributed.get_rank()
     seed = str(torch.initial_seed())

@@ -14,7 +14,7 @@ from ..sites.retune import RetuneHook
 from ..sites.run import Run
 from ..sites.site import Site
 from .attachment import Attachment
-from .epoch_checks import ModelHook
+from .checks import ModelHook
 from .resolve import Placement
 
 

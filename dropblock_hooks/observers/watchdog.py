@@ -1,6 +1,6 @@
 """``Watchdog``: warns of what goes wrong first.
 
-Its sites keep numbers. ``attachment.rules`` judges the numbers of all sites together.
+Its sites keep numbers. ``attachment.watchdog`` judges the numbers of all sites together.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..attachment.faults import Window, fault_of, windows
+from ..attachment.checks import Window, fault_of, windows
 from ..attachment.install import install, make_hook
 from ..attachment.resolve import Placement
 from ..findings import Finding, Kind, Severity

@@ -293,7 +293,7 @@ def test_two_processes(tmp_path, wrapper):
 @pytest.mark.parametrize("call", ["verify", "report"])
 def test_without_a_process_group(net, call):
     attached = attach(net, {"layer1.*": Dropout2d(0.5)})
-    with pytest.raises(RuntimeError, match=rf"{call}\(distributed=True\).*init_process_group"):
+    with pytest.raises(RuntimeError, match="distributed=True.*init_process_group"):
         getattr(attached, call)(distributed=True)
 
 

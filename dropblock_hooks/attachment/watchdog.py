@@ -1,0 +1,350 @@
+"""When the sites of a `Watchdog` are looked at, and its rules: what their numbers mean together."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..findings import Finding, Kind, Severity, tell
+from ..observers.watchdog import Watchdog
+from ..observers.watched import Clock, Watched
+from ..quoting import listed
+from ..selectors.wrappers import find_module
+from ..sites.grad_scaler import is_enabled
+from ..sites.hooks import SiteHook
+from ..sites.run import Run
+from ..sites.site import Site
+
+_SMALLEST_SCALE = 1.0  # a GradScaler below it is not recovering from its overflows
+_FEW = 4  # fewer layers have no depth
+
+
+class Sight(NamedTuple):
+    """What was read at one site: its layer, its observer and its numbers."""
+
+    site: Site
+    module: nn.Module
+    dog: Watchdog
+    kept: Watched
+
+    @property
+    def judged(self) -> bool:
+        """Whether the layer was called often enough to judge by."""
+        return self.kept.calls >= self.dog.min_calls
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters of the layer itself that get a gradient."""
+        return [p for p in self.module._parameters.values() if p is not None and p.requires_grad]
+
+    def finding(self, kind: Kind, text: str, cure: str) -> Finding:
+        """A finding about this site."""
+        severity = Severity.ERROR if kind == Kind.NONFINITE else Severity.WARNING
+        return Finding(kind, severity, (self.site.key,), text, cure, self.site.run.epoch)
+
+
+Alerts = dict[tuple[str, str], Finding]
+"""Findings by site and kind."""
+
+
+def interval(hooks: Iterable[SiteHook]) -> int | None:
+    """The smallest `every` of all `Watchdog` sites; 0 for never, None without any site."""
+    observers = [hook.site.regularizer for hook in hooks]
+    found = [each.every or 0 for each in observers if isinstance(each, Watchdog)]
+    return min(filter(None, found), default=0) if found else None
+
+
+def look_at_forward(base: nn.Module, run: Run, hooks: Sequence[SiteHook], every: int) -> None:
+    """Look at each n-th forward; at the forwards 1, 2, 4, 8, ... only for NaN and Inf."""
+    clock = Clock.of(run.shared)
+    clock.forwards += 1
+    clock.waiting += 1
+    due = clock.waiting >= every
+    if due or clock.forwards.bit_count() == 1:
+        tell_new_alerts(base, run, hooks, statistics=due)
+
+
+def look_at_step(
+    base: nn.Module, run: Run, hooks: Sequence[SiteHook], ended: bool
+) -> list[Finding]:
+    """What is new when time moves: at the end of an epoch, and within one at each n-th step.
+
+    A trainer may move time at every batch, and never call the model itself but a part of it.
+    """
+    every = interval(hooks)
+    if every is None:
+        return []
+    clock = Clock.of(run.shared)
+    clock.steps += 1
+    return look_for_alerts(base, run, hooks) if ended or 0 < every <= clock.steps else []
+
+
+def look_for_alerts(
+    base: nn.Module, run: Run, hooks: Sequence[SiteHook], statistics: bool = True
+) -> list[Finding]:
+    """Judge all sites, and begin anew; the findings that hold and were not there before.
+
+    Without `statistics`, only values that are not finite are judged.
+    """
+    sights = _sights(base, hooks)
+    if not sights or not run.installed:
+        return []
+    clock, statistics_due = Clock.of(run.shared), statistics
+    statistics = statistics and any(sight.judged for sight in sights)
+    if statistics_due:
+        clock.waiting = clock.steps = 0
+    before, found = clock.alerts, _judge(base, run, sights, statistics)
+    if not statistics:  # what was found from statistics still holds
+        found = {key: each for key, each in before.items() if key[1] != Kind.NONFINITE} | found
+    if any(s.kept.calls or s.kept.grads or s.kept.bad_calls for s in sights):
+        run.told -= before.keys() - found.keys()
+        clock.alerts = found
+    for sight in sights:
+        sight.kept.forget(statistics=statistics)
+    return _first_cause(_new(found, before), sights)
+
+
+def alerts_now(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
+    """What holds: of the last look, and what has come since then. Reports nothing."""
+    sights = _sights(base, hooks)
+    before = Clock.of(run.shared).alerts
+    found = _judge(base, run, sights, any(sight.judged for sight in sights))
+    return _first_cause([*before.values(), *_new(found, before)], sights)
+
+
+def tell_new_alerts(
+    base: nn.Module, run: Run, hooks: Sequence[SiteHook], statistics: bool = True
+) -> None:
+    """Look for what is new, and report it."""
+    tell_alerts(run, hooks, look_for_alerts(base, run, hooks, statistics))
+
+
+def tell_alerts(run: Run, hooks: Iterable[SiteHook], findings: Iterable[Finding]) -> None:
+    """Report findings as the `Watchdog` of their site was told to.
+
+    Raises:
+        WatchdogError: where that is to raise.
+    """
+    observers = {hook.site.key: hook.site.regularizer for hook in hooks}
+    groups: dict[object, list[Finding]] = {}
+    for each in findings:
+        groups.setdefault(observers[each.sites[0]].action, []).append(each)  # type: ignore[attr-defined]
+    for action in sorted(groups, key=lambda action: action == "raise"):  # that comes last
+        tell(groups[action], run.told, action)  # type: ignore[arg-type]  # a Watchdog's
+
+
+def _sights(base: nn.Module, hooks: Sequence[SiteHook]) -> list[Sight]:
+    """All sites of a `Watchdog`, read, which waits for the device."""
+    sights = []
+    for site in (hook.site for hook in hooks):
+        if isinstance(site.regularizer, Watchdog):
+            module, kept = find_module(base, site.name), site.bound.open["watched"]
+            kept.read()
+            if module is not None:
+                sights.append(Sight(site, module, site.regularizer, kept))
+    return sights
+
+
+def _new(found: Alerts, before: Alerts) -> list[Finding]:
+    """The findings that were not there before.
+
+    NaN comes from NaN: while it is there, no other layer with NaN is named.
+    """
+    known = any(kind == Kind.NONFINITE for _, kind in before)
+    return [
+        each
+        for key, each in found.items()
+        if key not in before and not (known and key[1] == Kind.NONFINITE)
+    ]
+
+
+def _first_cause(findings: Sequence[Finding], sights: Sequence[Sight]) -> list[Finding]:
+    """The finding that came first, which tells the others as its likely effects.
+
+    NaN and Inf come before all; then what the forward shows, in the order of the layers; then what
+    the backward shows, in reverse order. Layers that were never called are apart.
+    """
+    at = {sight.site.key: sight.kept.at for sight in sights}
+    of_backward = (Kind.NO_GRADIENT, Kind.VANISHING, Kind.EXPLODING)
+
+    def order(each: Finding) -> tuple[bool, int, int]:
+        time = at[each.sites[0]]
+        stage = of_backward.index(each.kind) + 1 if each.kind in of_backward else 0
+        return each.kind != Kind.NONFINITE, min(stage, 2), -time if stage else time
+
+    apart = [each for each in findings if not at.get(each.sites[0])]
+    effects = sorted((each for each in findings if each not in apart), key=order)
+    if len(effects) < 2:
+        return [*effects, *apart]
+    first, layers = effects[0], defaultdict(list)
+    for each in effects[1:]:
+        layers[each.kind].append(each.layer)
+    told = "; ".join(f"{kind} at {listed(names, 5)}" for kind, names in layers.items())
+    return [replace(first, text=f"{first.text}. Likely effects of it: {told}"), *apart]
+
+
+def _judge(base: nn.Module, run: Run, sights: list[Sight], statistics: bool) -> Alerts:
+    """Everything that is wrong, by the rules."""
+
+    def under(rule: Kind) -> list[Sight]:
+        return [sight for sight in sights if rule in sight.dog.names]
+
+    found = [*_nonfinite(run, under(Kind.NONFINITE))]
+    if statistics:
+        found += _along_depth(Kind.VANISHING, under(Kind.VANISHING))
+        found += _along_depth(Kind.EXPLODING, under(Kind.EXPLODING))
+        found += _dead(under(Kind.DEAD))
+        found += _saturated(under(Kind.SATURATED))
+        found += _no_gradient(base, sights, under(Kind.NO_GRADIENT))
+    return {(each.sites[0], each.kind): each for each in found}
+
+
+def _nonfinite(run: Run, sights: list[Sight]) -> Iterator[Finding]:
+    """The layer that made the first bad value, or the first that a bad gradient reaches."""
+    if not sights:
+        return
+    forward = min(sights, key=lambda s: s.kept.bad)
+    reached = min(sights, key=lambda s: s.kept.grad_bad)
+    scaler = run.scale.scaler
+    scaled = bool(scaler) and is_enabled(scaler)
+    # overflows are how a GradScaler finds its scale
+    backward = not scaled or scaler.get_scale() < _SMALLEST_SCALE
+    if backward and reached.kept.grad_bad < forward.kept.bad:
+        text = (
+            "a gradient that is not finite (NaN or Inf) reached its output, as the first of the "
+            "watched layers: the loss or the code behind this layer made it"
+        )
+        cure = (
+            "Look behind the layer for a root, norm or logarithm at 0, or an overflow. If a "
+            "GradScaler scales this loss, pass it, attach(..., grad_scaler=scaler), so that its "
+            "overflows are not reported"
+        )
+        if scaled:
+            cure = "The GradScaler is not recovering: run this layer in float32"
+        yield reached.finding(Kind.NONFINITE, text, cure)
+    elif forward.kept.bad < math.inf:
+        yield _of_forward(forward, sights)
+
+
+def _of_forward(first: Sight, sights: Sequence[Sight]) -> Finding:
+    """The layer that made the first bad value, or where it was first seen.
+
+    This is the innermost layer, of the first with bad values and all around it, that was given
+    finite values. If code between two layers made them, it is the layer that holds this code.
+    """
+    names = [f".{name}." for name in (first.site.name, *first.site.aliases)]
+    makers = [
+        s
+        for s in sights
+        if s.kept.made == s.kept.bad < math.inf
+        and any(name.startswith(f".{s.site.name}.".replace("..", ".")) for name in names)
+    ]
+    sight = max(makers, key=lambda s: (s is first, len(s.site.name)), default=first)
+    text = f"its output held NaN or Inf in {sight.kept.bad_calls} of {sight.kept.calls} calls, "
+    if makers:
+        text += "and its input was finite"
+        cure = (
+            "Look there for a division by 0, a logarithm or root of 0, an exponential, or an "
+            "overflow in half precision"
+        )
+    else:
+        text += "and so did its input: the batch, or code that is not watched, made them"
+        cure = "Check the inputs"
+    bad = {
+        s.site.key: name
+        for s in sights
+        for name, p in s.module._parameters.items()
+        if p is not None and not _finite(p)
+    }
+    if sight.site.key in bad and len(bad) == 1:
+        cure = (
+            f"Its parameter '{bad[sight.site.key]}' is not finite: go back to a checkpoint, and "
+            "lower the learning rate or clip gradients (ClipGradNorm)"
+        )
+    elif len(bad) > 1:
+        cure += (
+            ". Parameters of several layers are not finite now, as after a step of the optimizer "
+            "with such gradients: go back to a checkpoint"
+        )
+    return sight.finding(Kind.NONFINITE, text, cure)
+
+
+def _finite(p: Tensor) -> bool:
+    local = getattr(p, "_local_tensor", p)
+    return local.is_meta or bool(torch.isfinite(local.detach()).all())
+
+
+def _along_depth(kind: Kind, sights: list[Sight]) -> Iterator[Finding]:
+    """Gradients that shrink, or grow, from the last layers to the first."""
+    layers = [
+        s
+        for s in sorted(sights, key=lambda s: s.kept.at)
+        if s.kept.grads >= s.dog.min_calls and s.trained
+    ]
+    if len(layers) < _FEW:
+        return
+    end = max(1, len(layers) // 4)
+    norms = [s.kept.norm / s.kept.grads for s in layers]
+    ratio = layers[0].dog.max_ratio
+    # a branch may have small gradients by design: neither rule uses the smallest
+    if kind == Kind.VANISHING:
+        most, early, late = "most", max(norms[:end]), median(norms[-end:])
+        wrong = early * ratio < late
+        cure = "Add shortcuts or normalization, or start with larger weights"
+    else:
+        most, early, late = "least", min(norms[:end]), max(norms[-end:])
+        wrong = early > ratio * late
+        cure = "Start with smaller weights, add normalization, or clip (ClipGradNorm)"
+    if early and late and wrong:  # a layer without any gradient is dead
+        text = (
+            f"gradient norms of the first {end} of {len(layers)} layers are at {most} "
+            f"{early:.3g}, and {late:.3g} at the last layers, up to '{layers[-1].site.name}'"
+        )
+        yield layers[0].finding(kind, text, cure)
+
+
+def _dead(sights: list[Sight]) -> Iterator[Finding]:
+    cure = "Lower the learning rate, check the bias in front, or use a leaky activation"
+    for sight in sights:
+        alive = sight.kept.units["alive"]
+        share = 1.0 - alive.float().mean().item() if sight.judged and len(alive) else 0.0
+        if share > sight.dog.max_dead:
+            text = f"{share:.0%} of its {len(alive)} channels were always zero"
+            yield sight.finding(Kind.DEAD, text, cure)
+
+
+def _saturated(sights: list[Sight]) -> Iterator[Finding]:
+    cure = "Start with smaller weights in front, or add normalization there"
+    for sight in sights:
+        share = sight.kept.near / max(sight.kept.calls, 1)
+        if sight.judged and share > sight.dog.max_saturated:
+            text = f"{share:.0%} of its values were within 1 % of its bounds"
+            yield sight.finding(Kind.SATURATED, text, cure)
+
+
+def _no_gradient(base: nn.Module, every: list[Sight], sights: list[Sight]) -> Iterator[Finding]:
+    cure = (
+        "Look behind it for a detach(), no_grad(), a mask, dead units, or a branch without "
+        "loss; a layer that the model never calls can be removed"
+    )
+    most = max((s.kept.grads for s in every), default=0)
+    any_left = any(_has_gradient(p) for p in base.parameters())
+    for sight in sights:
+        few, kept, trained = sight.dog.min_calls, sight.kept, sight.trained
+        if most < few or not trained or any(map(_has_gradient, trained)):
+            continue  # a frozen layer is meant to have none
+        none = kept.differentiable >= few and not kept.grads
+        zeros = kept.grads >= few and not kept.norm and math.isinf(kept.grad_bad)
+        if none or zeros or (not kept.calls and any_left):
+            text = f"no gradient, or only zeros, reached it in {kept.calls} calls in training"
+            yield sight.finding(Kind.NO_GRADIENT, text, cure)
+
+
+def _has_gradient(p: nn.Parameter) -> bool:
+    """Whether it has one that is not zero: zeros are what ``zero_grad(set_to_none=False)`` left."""
+    return p.grad is not None and bool((p.grad != 0).any())
