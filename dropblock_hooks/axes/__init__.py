@@ -5,6 +5,5 @@ view     the answer for one tensor: its maps with the channels first, and back
 graph    follows axes through the autograd graph of this forward
 grids    the sizes of maps in this forward, before they became tokens
 facts    what a model tells about one layer, as plain data
-rules    four rules decide the layout of a tensor, and the grid of tokens, or it is refused
-reader   reads the tensors of one layer, and remembers the answers by shape
+reader   four rules decide the layout of a tensor and the grid of tokens, or it is refused
 """

@@ -1,6 +1,15 @@
-"""Reads the tensors of one layer: asks the rules about each new shape, and remembers answers."""
+"""Reads the tensors of one layer: where the channels are, and which map tokens form.
 
+Four rules are asked for the channels in turn, and the first answer counts: the layer's own type (a
+convolution, a Linear, a norm), the autograd graph of this forward, the number of channels of the
+feature stage that the layer ends, and the types of the layers inside. Where none has an answer, or
+the tensor seems to hold something else than maps, it is refused.
+The rules compare integers only, so that torch.compile can trace them.
+"""
+
+import math
 from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,12 +19,12 @@ from ..checkpointing import NO_TASK, graph_task
 from ..tables import shown
 from .facts import Facts
 from .graph import UNTOLD, channels_of
-from .grids import Grids
+from .grids import Grid, Grids
 from .options import AxisOptions
-from .rules import check_samples, view_of, with_grid
 from .view import (
     CHANNELS_FIRST,
     FIRST,
+    LAST,
     LAYOUTS,
     NAMELESS,
     PARAMETER,
@@ -25,12 +34,15 @@ from .view import (
     side_of,
 )
 
+Shape = Sequence[int]
+
+_RECURRENT = ("RNN", "LSTM", "GRU")
 _MOST_SHAPES = 256
 _ASKED = 3  # calls with one shape, in which the autograd graph is followed
 
 
 class Reader:
-    """Reads the tensors of one layer.
+    """Reads the tensors of one layer, and remembers the answers by shape.
 
     Args:
         options: what the user says.
@@ -56,22 +68,22 @@ class Reader:
         samples: bool = True,
         index: int | str | None = None,
     ) -> None:
-        self.options, self.facts, self.grids = options, facts, grids
+        self.options, self.facts, self.grids = options, facts or Facts(), grids
         self._spatial, self._index = spatial, index
         self._channels = channels or spatial is not None
         self._samples = (samples or self._channels) and options.auto
-        self.last: View | None = None if facts else PARAMETER
+        self._of_parameter = facts is None
+        self.last: View | None = PARAMETER if self._of_parameter else None
         self._sides: dict[int, str] = {}  # where the channels are, by the number of axes
         self._views: dict[torch.Size, View] = {}  # of tokens, without their grids
+        self._maps: dict[torch.Size, View] = {}  # of tokens, in the last forward
         self._asked: Counter[torch.Size] = Counter()
-        self._maps: dict[torch.Size, set[View]] = {}  # of forwards since the last recomputation
-        self._repeated = False
 
     @property
     def needs_grids(self) -> bool:
         """Whether it may need the sizes of maps in this forward: where tokens form a map."""
         tokens = self.options.auto or is_tokens(self.options.layout, self._spatial)
-        return self.facts is not None and (self._spatial or 0) > 1 and tokens
+        return not self._of_parameter and (self._spatial or 0) > 1 and tokens
 
     def view(self, x: Tensor) -> View:
         """How the axes of a tensor are read.
@@ -79,18 +91,18 @@ class Reader:
         Raises:
             ValueError: if that can't be known.
         """
-        facts = self.facts
-        if facts is None:
+        if self._of_parameter:
             return PARAMETER
         if is_compiling():  # no side effects, and no hash of a traced size
-            if facts.own == FIRST and self.options.auto and x.ndim - 2 == self._spatial != 1:
+            if self.facts.own == FIRST and self.options.auto and x.ndim - 2 == self._spatial != 1:
                 return View(CHANNELS_FIRST[x.ndim - 2])  # the rules take longer to trace
-            view = self._decided(facts, x, self._sides.get(x.ndim, ""))
-            tokens = is_tokens(view.layout, self._spatial)
-            return self._with_grid(facts, x, view) if tokens else view
-        view = self._views.get(x.shape) or self._read(facts, x)
+            view = self._by_rules(x.shape, self._sides.get(x.ndim, ""))
+            return self._with_grid(x.shape, view) if is_tokens(view.layout, self._spatial) else view
+        view = self._views.get(x.shape) or self._read(x)
         if self._spatial and is_tokens(view.layout, self._spatial):
-            view = self._map_of_this_image(facts, x, view)
+            if graph_task() == NO_TASK or x.shape not in self._maps:
+                self._maps[x.shape] = self._with_grid(x.shape, view)
+            view = self._maps[x.shape]  # in a recomputation, that of the last forward
         self.last = view
         return view
 
@@ -108,20 +120,13 @@ class Reader:
         if self.options.auto and layout in LAYOUTS:
             self._sides.setdefault(len(layout), side_of(layout))
 
-    def _decided(self, facts: Facts, x: Tensor, seen: str) -> View:
-        if self._samples:
-            check_samples(facts, x.shape, self._index)
-        if not self._channels:
-            return NAMELESS if self.options.auto else View(self.options.layout)
-        return view_of(self.options, self._spatial, facts, x.shape, seen, self.grids)
-
-    def _read(self, facts: Facts, x: Tensor) -> View:
-        """Ask the rules about a tensor, and compare with its other calls."""
-        follow = self._channels and self.options.auto and not facts.own
+    def _read(self, x: Tensor) -> View:
+        """Ask the rules about a tensor, and compare with earlier calls of the layer."""
+        follow = self._channels and self.options.auto and not self.facts.own
         seen = channels_of(x) if follow else ""
         if seen in ("", UNTOLD):
             seen = self._sides.get(x.ndim, seen)
-        view = self._decided(facts, x, seen)
+        view = self._by_rules(x.shape, seen)
         if self.options.auto and view.layout:
             before = self._sides.setdefault(x.ndim, side_of(view.layout))
             if before != side_of(view.layout):
@@ -131,31 +136,171 @@ class Reader:
                     "layer of its own at each place, or say layout= for all"
                 )
         if len(self._asked) >= _MOST_SHAPES:
-            self._views, self._asked, self._maps = {}, Counter(), {}
+            self._views, self._maps, self._asked = {}, {}, Counter()
         self._asked[x.shape] += 1
         if self._asked[x.shape] >= _ASKED or not follow:
             self._views[x.shape] = view
         return view
 
-    def _with_grid(self, facts: Facts, x: Tensor, view: View) -> View:
-        return with_grid(view, self.options, self._spatial or 0, facts, x.shape, self.grids)
+    def _by_rules(self, shape: Shape, seen: str) -> View:
+        """How a tensor of this shape is read, but for the grid of tokens.
 
-    def _map_of_this_image(self, facts: Facts, x: Tensor, view: View) -> View:
-        """The map of tokens; in a recomputation, that of the forward which it repeats."""
-        recomputing = graph_task() != NO_TASK
-        maps = self._maps.setdefault(x.shape, set())
-        if recomputing and len(maps) > 1:
-            sizes = " or ".join(shown(each.grid or ()) for each in sorted(maps))
+        `seen` is what the autograd graph says, as `channels_of` returns it.
+        """
+        options, spatial, facts = self.options, self._spatial, self.facts
+        if self._samples:
+            self._check_samples(shape)
+        if not self._channels:
+            return NAMELESS if options.auto else View(options.layout)
+        rank = len(options.layout) - 2
+        if options.auto:
+            rank = len(shape) - 2 if spatial is None or len(shape) == 3 else spatial
+        if rank == 0:
+            return NAMELESS  # samples and channels
+        if rank not in CHANNELS_FIRST:
+            raise ValueError(f"needs an axis of channels in 2 to 5, got shape {tuple(shape)}")
+        if len(shape) != rank + 2:
+            axes = ", ".join(CHANNELS_FIRST[rank] if options.auto else options.layout)
+            wanted = f"a {rank + 2}-D tensor ({axes})"
+            if options.auto and spatial in (2, 3):
+                wanted += " or tokens (N, L, C)"
+            raise ValueError(f"needs {wanted}, got shape {tuple(shape)}")
+        layout = options.layout
+        if options.auto:
+            layout = layout_with(self._side(shape, seen), rank)
+            if rank > 1 and (spatial or not facts.own):  # a Linear has channels beside any axes
+                self._check_map(shape, layout)
+        elif facts.own == FIRST and side_of(layout) != FIRST:
             raise ValueError(
-                f"shape {tuple(x.shape)}: forwards of different images came before this "
-                f"recomputation, so its tokens can be {sizes}; run each backward before the next "
-                "forward, or say grid="
+                f"layout={layout!r} contradicts the layer: a {facts.type_name} gives "
+                f"{layout_with(FIRST, rank)}, here of shape {tuple(shape)}"
             )
-        if recomputing and maps:
-            self._repeated = True
-            return next(iter(maps))
-        if self._repeated:
-            self._maps, self._repeated = {}, False
-        found = self._with_grid(facts, x, view)
-        self._maps.setdefault(x.shape, set()).add(found)
-        return found
+        if is_tokens(layout, spatial):
+            return View(layout)
+        prefix = options.prefix_tokens or 0
+        if options.grid is not None or (prefix and (rank > 1 or prefix >= _length(shape, layout))):
+            raise ValueError(
+                f"grid= and prefix_tokens= are for tokens, and do not fit {layout} of shape "
+                f"{tuple(shape)}"
+            )
+        return View(layout, None, prefix)
+
+    def _check_samples(self, shape: Shape) -> None:
+        """Raise ValueError if axis 0 may not be that of the samples."""
+        facts, why = self.facts, ""
+        if facts.batched > len(shape):
+            why = f"no axis of samples, since a batch of this layer has {facts.batched} axes"
+        elif len(shape) == 3 and facts.samples_second and facts.own != FIRST:
+            why = f"the model has a {facts.samples_second} with batch_first=False"
+        elif (
+            len(shape) == 3 and facts.type_name in ("RNN", "LSTM", "GRU") and self._index in (1, -1)
+        ):
+            why = "the state of a recurrent layer has its layers on axis 0"
+        if why:
+            raise ValueError(
+                f"axis 0 of shape {tuple(shape)} may not be that of the samples: {why}; say "
+                "layout= if it is"
+            )
+
+    def _side(self, shape: Shape, seen: str) -> str:
+        """Where the channels are, by the first of the four rules that answers."""
+        told = "" if seen == UNTOLD else seen
+        side = self.facts.own or told or self._by_stage(shape) or self._by_types(shape, seen)
+        if side in (FIRST, LAST):
+            return side
+        front, back = (layout_with(each, len(shape) - 2) for each in (FIRST, LAST))
+        raise ValueError(
+            f"can't tell the channels of shape {tuple(shape)}: {front} or {back} (neither the "
+            "autograd graph of this forward nor the layers inside tell); say which with layout=. "
+            "Without a graph, as under torch.compile, attach(..., example_input=) may help"
+        )
+
+    def _by_stage(self, shape: Shape) -> str:
+        """The side by the number of channels of the feature stage that the layer ends."""
+        front, back = shape[1] == self.facts.stage, shape[-1] == self.facts.stage
+        return "" if front == back else FIRST if front else LAST
+
+    def _by_types(self, shape: Shape, seen: str) -> str:
+        """The side by the layers inside: all have their channels last, or all have them first.
+
+        Code around these layers may permute axes, so the axis must be as long as one of them is
+        wide, and the other one must not. It may be where nothing speaks of permutations: neither
+        norms of last channels, nor an autograd graph that does not tell.
+        """
+        facts = self.facts
+        if not facts.inside:
+            return FIRST  # torch's own order, if no layer of the model has another
+        front, back = (_has(facts.widths, edge) for edge in (shape[1], shape[-1]))
+        permutes = facts.norms_last or seen == UNTOLD
+        if facts.inside == FIRST and front and not (back and permutes):
+            return FIRST
+        return LAST if facts.inside == LAST and back and not front else ""
+
+    def _check_map(self, shape: Shape, layout: str) -> None:
+        """Raise ValueError for axes beside samples and channels that may be no map."""
+        facts, last = self.facts, side_of(layout) == LAST
+        if facts.own and not last:
+            return
+        axes = tuple(shape[1:-1] if last else shape[2:])
+        met, stages = self.grids.of(len(axes))
+        why = ""
+        if facts.heads is not None and _has(shape[1:3] if last else shape[1:2], facts.heads):
+            why = f"an axis is as long as the attention around it has heads ({facts.heads})"
+        elif last and stages and axes not in met and axes not in stages:  # windows, blocks of a map
+            why = f"the model's maps are {_listed((*met, *stages))}"
+        if why:
+            raise ValueError(
+                f"shape {tuple(shape)} seems to be {layout}, but {shown(axes)} may be no map: "
+                f"{why}; say layout={layout!r} if it is one"
+            )
+
+    def _with_grid(self, shape: Shape, view: View) -> View:
+        """The view of tokens, with the grid that they form and the prefix before them."""
+        options, length = self.options, _length(shape, view.layout)
+        prefixes = (options.prefix_tokens,)
+        if options.prefix_tokens is None:
+            prefixes = self.facts.prefixes
+        met, stages = self.grids.of(self._spatial or 0, shape[0])
+        known = _fitting(met, length, prefixes) or _fitting(stages, length, prefixes)
+        given = known
+        if options.grid is not None:
+            given = _fitting([options.grid], length, prefixes)
+            given = [each for each in given if not known or each in known]
+        if len(given) == 1:
+            return View(view.layout, *given[0])
+        ways = " or ".join(f"{shown(grid)} with {n} in front" for grid, n in known)
+        if not ways:
+            ways = f"maps of {_listed(met)}" if met else "no known grid"
+        said = "" if options.grid is None else f", not {shown(options.grid)}"
+        axes = "(height, width)" if self._spatial == 2 else "(depth, height, width)"
+        raise ValueError(
+            f"shape {tuple(shape)}: its {length} tokens (L), {' or '.join(map(str, prefixes))} of "
+            f"them before the map, must form one of the maps of this forward: {ways}{said}; say "
+            f"grid=, {axes}, and prefix_tokens="
+        )
+
+
+def _length(shape: Shape, layout: str) -> int:
+    """The number of tokens."""
+    return shape[1 if side_of(layout) == LAST else 2]
+
+
+def _fitting(
+    grids: Iterable[Grid], length: int, prefixes: tuple[int, ...]
+) -> list[tuple[Grid, int]]:
+    """The different grids, and prefixes, that make this number of tokens."""
+    found: list[tuple[Grid, int]] = []
+    for grid in grids:
+        for prefix in prefixes:
+            if math.prod(grid) + prefix == length and (grid, prefix) not in found:
+                found.append((grid, prefix))
+    return found
+
+
+def _listed(grids: Iterable[Grid]) -> str:
+    return ", ".join(dict.fromkeys(map(shown, grids)))
+
+
+def _has(numbers: Sequence[int], n: int) -> bool:
+    """Whether a number is among them; no hashing, which a traced size would not take."""
+    return any(number == n for number in numbers)

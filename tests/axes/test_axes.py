@@ -427,9 +427,6 @@ def test_a_recomputation_has_the_grid_of_its_own_forward():
     assert site.reader.last.grid == (4, 4)
     b.sum().backward()
     assert site.reader.last.grid == (6, 4)
-    a, _ = model(torch.randn(2, 3, 64, 64)), model(torch.randn(2, 3, 32, 128))
-    with pytest.raises(SiteError, match="its tokens can be 2x8 or 4x4"):
-        a.sum().backward()
 
 
 def test_copies_and_loaded_models_watch_for_themselves():
