@@ -17,7 +17,7 @@ from ..regularizers.retune import Retune, unit_dropped, unit_of
 from ..selectors.index import Index
 from ..tables import ranged
 from .builtin import BuiltinRow, rates_of
-from .rates import highest_rate, range_of
+from .table import highest_rate, range_of
 
 
 def find_doubled(

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map, tree_map_only
 
 from ..handles import as_written
 from ..quoting import quote
@@ -62,7 +62,7 @@ class DryRun:
 def dry_run(model: nn.Module, example: Any, look: Callable[[DryRun], _T]) -> _T:
     """What `look` returns for a copy on fake tensors or, if that fails, on real ones.
 
-    A model on the meta device is tried on fake tensors only.
+    A model on the meta device holds no numbers: it is run as it is.
 
     Args:
         model: any model.
@@ -75,24 +75,40 @@ def dry_run(model: nn.Module, example: Any, look: Callable[[DryRun], _T]) -> _T:
     example = own_input(model) if example is None else example
     if example is None:
         raise DryRunError("the model does not tell the size of its input: give example_input=")
-    on_meta = any(p.is_meta for p in model.parameters())
+    modes: list[FakeTensorMode | None] = [None]
+    if any(p.is_meta for p in model.parameters()):
+        example = tree_map_only(Tensor, lambda x: x.to("meta"), example)
+    else:  # functions of the model may hold tensors as constants
+        modes.insert(0, FakeTensorMode(allow_non_fake_inputs=True))  # type: ignore[no-untyped-call]
     reason = ""
-    try:
-        for fake in (True,) if on_meta else (True, False):
-            try:
-                return _dry_run(model, example, look, fake=fake)
-            except Exception as error:  # a model may fail in any way
-                lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-                reason = ": ".join([type(error).__name__, *lines[:1]])
-        raise DryRunError(reason, f" with example_input of {quote(tree_map(shape_of, example))}")
-    finally:
-        take_out(DryRunMode)
+    for mode in modes:
+        try:
+            return _dry_run(model, example, look, mode)
+        except Exception as error:  # a model may fail in any way
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            reason = ": ".join([type(error).__name__, *lines[:1]])
+        finally:
+            take_out(mode)
+    raise DryRunError(reason, f" with example_input of {quote(tree_map(shape_of, example))}")
 
 
-def _dry_run(model: nn.Module, example: Any, look: Callable[[DryRun], _T], *, fake: bool) -> _T:
-    _refuse_replaced_forward(model)
+def _dry_run(
+    model: nn.Module, example: Any, look: Callable[[DryRun], _T], mode: FakeTensorMode | None
+) -> _T:
+    for name, module in model.named_modules():
+        forward = vars(module).get("forward")
+        if isinstance(forward, types.FunctionType) and forward.__closure__:
+            raise ValueError(  # the copy would run the model's own modules
+                f"the forward of '{name or '.'}' was replaced by the function "
+                f"{forward.__qualname__!r}, of which no copy can be made"
+            )
     with ExitStack() as stack:
-        _keep_random_numbers(stack)
+        stack.callback(random.setstate, random.getstate())
+        numpy: Any = sys.modules.get("numpy.random")  # not imported: not in use
+        if numpy:
+            stack.callback(numpy.set_state, numpy.get_state())
+        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        stack.enter_context(torch.random.fork_rng(devices))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # a real forward will give these warnings
         logger = logging.getLogger("torch._subclasses.fake_tensor")  # the error says it
@@ -100,7 +116,6 @@ def _dry_run(model: nn.Module, example: Any, look: Callable[[DryRun], _T], *, fa
         logger.disabled = True
         stack.enter_context(as_written())  # also a part that is compiled
         copies: dict[int, Any] = {}
-        mode = DryRunMode(_device_of(model)) if fake else None
         with FakeCopyMode(mode) if mode else nullcontext():
             copied, inputs = copy.deepcopy(model, copies), copy.deepcopy(example, copies)
         _leave_out_hooks(copied)
@@ -136,52 +151,6 @@ def shape_of(output: Any) -> Any:
     if isinstance(output, Mapping | tuple | list):
         return f"{type(output).__name__} of {len(output)}"
     return type(output).__name__
-
-
-class DryRunMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch's is not typed
-    """The mode of our fake tensors, none of which is on the meta device."""
-
-    def __init__(self, device: torch.device) -> None:
-        # functions of the model may hold tensors as constants
-        super().__init__(allow_non_fake_inputs=True)
-        self.device = device
-
-    def from_tensor(  # type: ignore[override]  # takes the same options, unnamed here
-        self, tensor: Tensor, **options: Any
-    ) -> Tensor:
-        if tensor.device.type != "meta":
-            return super().from_tensor(tensor, **options)
-        size, stride = tensor.size(), tensor.stride()
-        with self:
-            fake = torch.empty_strided(size, stride, dtype=tensor.dtype, device=self.device)
-        return fake.requires_grad_(tensor.requires_grad)
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    """The device for tensors on the meta device: that of the others, or the CPU."""
-    devices = (tensor.device for tensor in (*model.parameters(), *model.buffers()))
-    return next((d for d in devices if d.type != "meta"), torch.device("cpu"))
-
-
-def _keep_random_numbers(stack: ExitStack) -> None:
-    """Restore the states of all generators that a forward may use at the end."""
-    stack.callback(random.setstate, random.getstate())
-    numpy: Any = sys.modules.get("numpy.random")  # not imported: not in use
-    if numpy:
-        stack.callback(numpy.set_state, numpy.get_state())
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    stack.enter_context(torch.random.fork_rng(devices))
-
-
-def _refuse_replaced_forward(model: nn.Module) -> None:
-    """Raise ValueError where a copy would run the model's own modules."""
-    for name, module in model.named_modules():
-        forward = vars(module).get("forward")
-        if isinstance(forward, types.FunctionType) and forward.__closure__:
-            raise ValueError(
-                f"the forward of '{name or '.'}' was replaced by the function "
-                f"{forward.__qualname__!r}, of which no copy can be made"
-            )
 
 
 def _leave_out_hooks(model: nn.Module) -> None:

@@ -9,27 +9,24 @@ import gc
 import types
 from typing import Any
 
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 _DEEPEST = 4  # containers between a tensor and the cache that holds it
 _LRU: type = type(functools.lru_cache(lambda: None))
 
 
-def take_out(kind: type) -> None:
-    """Remove the fake tensors of a kind of mode from all caches.
-
-    Nothing else may hold them when this is called.
-    """
-    if _alive(kind):
+def take_out(mode: FakeTensorMode | None) -> None:
+    """Remove the fake tensors of a mode from all caches; nothing else may hold them by now."""
+    if mode is not None and _alive(mode):
         gc.collect()
-        for tensor in _alive(kind):
+        for tensor in _alive(mode):
             _release(tensor, 0)
 
 
-def _alive(kind: type) -> list[FakeTensor]:
+def _alive(mode: FakeTensorMode) -> list[FakeTensor]:
     # some objects lie about their class when asked, so the type is taken
     found = [o for o in gc.get_objects() if type(o) is FakeTensor]
-    return [tensor for tensor in found if type(getattr(tensor, "fake_mode", None)) is kind]
+    return [tensor for tensor in found if getattr(tensor, "fake_mode", None) is mode]
 
 
 def _release(held: Any, depth: int) -> None:
@@ -38,15 +35,8 @@ def _release(held: Any, depth: int) -> None:
             continue
         if type(holder) is _LRU:
             holder.cache_clear()  # type: ignore[attr-defined]  # of what `type` is, mypy knows nothing
-        elif type(holder) is dict and not _is_namespace(holder):
+        elif type(holder) is dict:
             for key in [key for key, value in holder.items() if value is held]:
                 del holder[key]
         elif isinstance(holder, tuple | list) or type(holder).__name__ == "_lru_list_elem":
             _release(holder, depth + 1)
-
-
-def _is_namespace(holder: dict[Any, Any]) -> bool:
-    """Whether it is the attributes of an object, or the globals of a module: no cache."""
-    return "__name__" in holder or any(
-        getattr(owner, "__dict__", None) is holder for owner in gc.get_referrers(holder)
-    )

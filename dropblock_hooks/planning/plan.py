@@ -1,20 +1,39 @@
-"""``plan``: what a spec will do on a model, before anything is attached."""
+"""``plan``: what a spec will do on a model, before anything is attached.
 
+The real hooks of the spec run in one forward of a copy. A site that can't work notes its error, and
+the forward goes on.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
+from types import MethodType
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..attachment.install import site_keys
+from ..attachment.checks import Window, fault_of, windows
+from ..attachment.install import install, make_hook, site_keys
 from ..attachment.resolve import Placement, checked_epochs, place, without_epochs
 from ..findings import Finding, Kind, Severity, grouped, merged
+from ..regularizers.retune import unit_dropped
 from ..selectors.wrappers import bare_type, submodule, unwrap
+from ..sites import indexing
+from ..sites.counter import Snapshot
+from ..sites.hooks import SiteHook
+from ..sites.retune import RetuneHook
+from ..sites.run import Run
+from ..sites.site import Site, SiteError
 from ..spec.spec import Draft
 from ..tables import counted
 from .dropped_twice import find_doubled
-from .dry_run import DryRunError, dry_run, own_input
-from .probe import Probed, probe
-from .table import Plan, plan_row
+from .dry_run import DryRun, DryRunError, dry_run, own_input, shape_of
+from .recording import recorded
+from .residual import passes_around
+from .table import Plan, PlanRow, plan_row
 
 
 def plan(
@@ -64,19 +83,135 @@ def plan_placements(
 ) -> Plan:
     """The plan of a spec that is resolved; `model` takes the example, `base` is in it."""
     keys = site_keys(placements)
-    findings: list[Finding] = []
     example = own_input(base) if example is None else example
+    calls: Mapping[str, int] | None = None
     try:
-        found = dry_run(model, example, partial(probe, base, placements))
+        rows, findings, calls = dry_run(model, example, partial(_probe, base, placements))
     except DryRunError as error:
-        found = Probed([plan_row(*each) for each in zip(keys, placements, strict=True)], [], None)
-        text = f"no shapes, since {error}"
-        findings.append(Finding(Kind.NO_PASS, Severity.WARNING, (), text))
-    findings += [*merged(found.findings), *find_doubled(base, placements, keys, found.calls)]
+        rows = [plan_row(*each) for each in zip(keys, placements, strict=True)]
+        findings = [Finding(Kind.NO_PASS, Severity.WARNING, (), f"no shapes, since {error}")]
     problems = [
         Finding(Kind.SPEC, Severity.ERROR, (row.site,), row.problem)
-        for row in found.rows
+        for row in rows
         if row.problem is not None
     ]
+    findings = [*merged(findings), *find_doubled(base, placements, keys, calls)]
     title = f"{counted(len(keys), 'site')} on {bare_type(base).__name__}"
-    return Plan(found.rows, title, grouped(problems), findings)
+    return Plan(rows, title, grouped(problems), findings)
+
+
+class SiteProbe:
+    """Calls the hook of a site on the copy, and notes what it meets.
+
+    Attributes:
+        hook: of the site.
+        error: why it can't work there.
+        shape: of the tensor of the last call; of a structure its type and size.
+    """
+
+    def __init__(self, hook: SiteHook) -> None:
+        self.hook, self.site = hook, hook.site
+        self.error: str | None = None
+        self.shape: Any = None
+        self._nodes: list[Any] = []  # of the layer's outputs, where whole samples are dropped
+        regularizer = self.site.regularizer
+        at_output = regularizer.at == "output" and not regularizer.needs_input
+        self.drops_samples = at_output and unit_dropped(regularizer) == "samples"
+        if hook.parameter is None:  # what is registered is a method of the hook, as always
+            hook.__call__ = MethodType(self._called, hook)  # type: ignore[method-assign]
+
+    def _called(self, hook: SiteHook, module: nn.Module, *given: Any) -> Any:
+        """Note the tensor that the site works on, and run the hook."""
+        regularizer, output = self.site.regularizer, given[-1]
+        index, value = regularizer.index, output
+        if regularizer.at == "input":
+            value = given[1] if isinstance(index, str) else given[0]
+            index = 0 if index is None else index
+        try:
+            x = indexing.get(value, index)
+            self.shape = tuple(x.shape)
+            if self.drops_samples and x.grad_fn is not None:
+                x = x.clone()  # by a node of the graph that is this site's alone
+                self._nodes.append(x.grad_fn)
+                output = indexing.put(value, index, x)
+        except ValueError:  # no tensor, which the site itself tells if it is active
+            self.shape = shape_of(value)
+        try:
+            changed = type(hook).__call__(hook, module, *given[:-1], output)
+        except SiteError as error:
+            self.error = str(error).removeprefix(str(self.site.error("")))
+            return None
+        return output if changed is None and output is not given[-1] else changed
+
+    def findings(
+        self, base: nn.Module, window: Window, outputs: list[Tensor], sources: list[Node]
+    ) -> Iterator[Finding]:
+        """What is likely not meant, after the forward."""
+        fault = None if self.error else fault_of(base, self.hook, window)
+        if fault is not None:
+            wrong = fault.kind in (Kind.NEVER_CALLED, Kind.NEVER_ACTIVE)
+            yield replace(fault, severity=Severity.WARNING if wrong else Severity.NOTE)
+        if isinstance(self.hook, RetuneHook) and self.site.moves and not self.hook.ours:
+            text = "torch.compile reads the rate as a constant and compiles again for each value"
+            cure = "Use a StepSchedule of few values"
+            yield Finding(Kind.RECOMPILES, Severity.NOTE, (self.site.key,), text, cure)
+        if any(not passes_around(outputs, sources, node) for node in self._nodes):
+            text = "it loses the whole sample, since no shortcut runs around the layer"
+            cure = "Use StochasticDepth on a block, or DropPath on its branch"
+            yield Finding(Kind.LOSES_SAMPLES, Severity.WARNING, (self.site.key,), text, cure)
+
+
+def _probe(
+    base: nn.Module, placements: list[Placement], run: DryRun
+) -> tuple[list[PlanRow], list[Finding], Mapping[str, int]]:
+    """One training forward of a copy with the hooks of all placements on `base`.
+
+    Returns a row for each placement, the findings, and the calls of all layers.
+    """
+    if not run.model.training:
+        run.model.train()
+    copied, shared = run.copies[id(base)], Run()
+    shared.looked = True  # the plan reports what a first forward would warn of
+    probes: list[SiteProbe] = []
+
+    def make(site: Site, p: Placement) -> SiteHook:
+        site.idle = False  # a schedule that starts at 0 must not hide the layout and the map
+        probes.append(SiteProbe(make_hook(site, p)))
+        return probes[-1].hook
+
+    moved = [
+        replace(p, target=replace(p.target, module=run.copies[id(p.target.module)]))
+        for p in placements
+    ]
+    with recorded(copied) as layers, torch.enable_grad():
+        install(copied, moved, shared, make)
+        sources = _ask_for_gradients(run) if any(each.drops_samples for each in probes) else []
+        outputs = [x for x in tree_leaves(run.run()) if isinstance(x, Tensor)]
+    calls = {name: layer.calls for name, layer in layers.items()}
+    window = replace(
+        windows(shared, [each.hook for each in probes])[0],
+        layers=calls,
+        model=Snapshot(trained=1),
+        backward=False,
+    )
+    findings = [f for each in probes for f in each.findings(copied, window, outputs, sources)]
+    rows = [
+        plan_row(each.site.key, p, each.site, each.shape, each.error)
+        for each, p in zip(probes, placements, strict=True)
+    ]
+    return rows, findings, calls
+
+
+def _ask_for_gradients(run: DryRun) -> list[Node]:
+    """Make the graph begin at the arguments of the model; the nodes where it begins."""
+    sources: list[Node] = []
+
+    def watched(x: Tensor) -> Tensor:
+        if x.is_floating_point():
+            x = x.detach().requires_grad_().clone()  # a layer may work on it in place
+            assert x.grad_fn is not None
+            sources.append(x.grad_fn)
+        return x
+
+    run.args, run.kwargs = tree_map_only(Tensor, watched, (run.args, run.kwargs))
+    return sources
