@@ -68,7 +68,6 @@ def place(
             targets = match(entry.selector, index)
         except NoMatchError as error:
             problems.append(f"{quote(entry.selector)}: {error}")
-            draft.cause = draft.cause or error.__cause__
             continue
         if entry.regularizers is None:
             names = {target.name for target in targets}

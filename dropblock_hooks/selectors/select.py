@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..checks import as_count, closest
-from ..quoting import described, kind_of, label, listed, quote
+from ..quoting import kind_of, label, listed, quote
 from ..registry import brief
 from .index import Index, NoMatchError, Target
 from .patterns import ROOT, matching
@@ -181,8 +181,7 @@ def _no_match(form: str, text: str, index: Index) -> str:
 def _match_select(select: Select, index: Index) -> list[Target]:
     found = index.order(_candidates(select, index))
     if select.where is not None:
-        where = select.where
-        found = [target for target in found if _satisfies(where, target)]
+        found = [target for target in found if select.where(target.name, target.module)]
         if not found:
             raise NoMatchError("no layer satisfies where")
     out = {target for text in several(select.exclude) for target in _left_out(text, found, index)}
@@ -213,14 +212,6 @@ def _left_out(text: str, found: list[Target], index: Index) -> set[Target]:
     if not inside.intersection(found):
         raise NoMatchError(f"exclude={quote(text)} leaves out nothing of what is selected")
     return inside
-
-
-def _satisfies(where: Callable[[str, nn.Module], bool], target: Target) -> bool:
-    try:
-        return bool(where(target.name, target.module))
-    except Exception as error:
-        problem = f"where raised {described(error)} at {label(target.name) or ROOT}"
-        raise NoMatchError(problem) from error
 
 
 def _candidates(select: Select, index: Index) -> list[Target]:

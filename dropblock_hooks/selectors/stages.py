@@ -62,28 +62,17 @@ def stage_module(index: Index, kind: str, text: str) -> str:
 
 
 def stage_channels(index: Index) -> dict[str, int]:
-    """The channels of every stage, by the names of the layers that end it."""
+    """The channels of every stage, by the names of the layers that end it; of other models none."""
+    try:
+        stages = stages_of(index)
+    except NoMatchError:
+        return {}
     return {
         index.modules[end].name: stage.channels
-        for stage in known_stages(index)
+        for stage in stages
         if stage.name is not None and stage.channels is not None
         for end in _ends(index, stage.name)
     }
-
-
-def known_stages(index: Index) -> list[Stage]:
-    """The stages of the model; none where it does not list them."""
-    try:
-        return stages_of(index)
-    except NoMatchError:
-        return []
-
-
-def stage_ratios(index: Index) -> tuple[int, ...]:
-    """By how much the map of each stage is smaller than that of the first."""
-    strides = [stage.stride for stage in known_stages(index) if stage.stride]
-    first = min(strides, default=1)
-    return tuple(stride // first for stride in strides if stride % first == 0)
 
 
 def stages_of(index: Index) -> list[Stage]:

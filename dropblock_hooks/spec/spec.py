@@ -155,14 +155,12 @@ class Draft:
         entries: what could be read.
         problems: what could not.
         source: the name of the file, or nothing.
-        cause: the exception that a user's function raised.
     """
 
     def __init__(self, data: Any, source: str = "", lines: Lines | None = None) -> None:
         self.source, self._lines = source, lines or {}
         self.problems: list[str] = []
         self.entries: list[Entry] = []
-        self.cause: BaseException | None = None
         if isinstance(data, Mapping):
             for selector, value in data.items():
                 self._read((key_text(selector),), selector, value)
@@ -209,9 +207,7 @@ class Draft:
 
     def error(self, problems: Iterable[str]) -> SpecError:
         """An error to raise, with these problems."""
-        error = SpecError(problems, self.source)
-        error.__cause__ = self.cause
-        return error
+        return SpecError(problems, self.source)
 
     @contextlib.contextmanager
     def _noting(self) -> Iterator[None]:

@@ -218,9 +218,3 @@ def test_limits_of_aliases_are_exact():
 def test_paths_that_are_no_spec(net, path):
     with pytest.raises(SpecError):
         attach(net, path)
-
-
-def test_the_exception_of_where_is_the_cause(net):
-    with pytest.raises(SpecError, match="where raised AttributeError") as caught:
-        attach(net, [(Select(where=lambda name, module: module.nothing), Dropout(0.1))])
-    assert isinstance(caught.value.__cause__, AttributeError)
