@@ -28,11 +28,7 @@ _T = TypeVar("_T")
 
 
 class DryRunError(ValueError):
-    """No forward of a copy ran with this input; `reason` says why."""
-
-    def __init__(self, reason: str, given: str = "") -> None:
-        super().__init__(f"no forward of a copy ran{given}: {reason}")
-        self.reason = reason
+    """No forward of a copy ran with this input."""
 
 
 @dataclass
@@ -74,7 +70,10 @@ def dry_run(model: nn.Module, example: Any, look: Callable[[DryRun], _T]) -> _T:
     """
     example = own_input(model) if example is None else example
     if example is None:
-        raise DryRunError("the model does not tell the size of its input: give example_input=")
+        raise DryRunError(
+            "no forward of a copy ran: the model does not tell the size of its input: give "
+            "example_input="
+        )
     modes: list[FakeTensorMode | None] = [None]
     if any(p.is_meta for p in model.parameters()):
         example = tree_map_only(Tensor, lambda x: x.to("meta"), example)
@@ -89,7 +88,8 @@ def dry_run(model: nn.Module, example: Any, look: Callable[[DryRun], _T]) -> _T:
             reason = ": ".join([type(error).__name__, *lines[:1]])
         finally:
             take_out(mode)
-    raise DryRunError(reason, f" with example_input of {quote(tree_map(shape_of, example))}")
+    given = quote(tree_map(shape_of, example))
+    raise DryRunError(f"no forward of a copy ran with example_input of {given}: {reason}")
 
 
 def _dry_run(
