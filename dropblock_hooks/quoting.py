@@ -11,11 +11,10 @@ LIMIT = 200
 
 
 def shorten(line: str, limit: int = LIMIT) -> str:
-    """`line` without its middle where it is longer than `limit`."""
+    """`line`, without its middle where it is longer than `limit`: ``layer…conv2``."""
     if len(line) <= limit:
         return line
-    tail = limit // 3
-    return f"{line[: limit - tail - 3]}...{line[len(line) - tail :]}"
+    return f"{line[: limit // 2]}…{line[len(line) - (limit - 1) // 2 :]}"
 
 
 def quote(value: Any, limit: int = LIMIT) -> str:

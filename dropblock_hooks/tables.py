@@ -10,6 +10,8 @@ from itertools import takewhile
 from textwrap import TextWrapper
 from typing import Any, Generic, TypeVar
 
+from .quoting import shorten
+
 Row = TypeVar("Row")
 Columns = dict[str, Callable[[Row], Any]]
 """For each heading, a function from the row to the cell; a heading may have two lines."""
@@ -121,24 +123,8 @@ class Table(Sequence[Row], Generic[Row]):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """All rows, a table for each section, for notebooks."""
-        parts = [_html("p", [self.title])]
-        for section in self._sections:
-            cells = (
-                [shown(find(row)) for find in section.columns.values()] for row in section.rows
-            )
-            lines = [_html("th", map(shown, section.columns)), *(_html("td", c) for c in cells)]
-            parts += [
-                _html("p", [section.note]),
-                f"<table><tr>{'</tr><tr>'.join(lines)}</tr></table>",
-            ]
-        for heading, items in self._notes.items():
-            parts += [_html("p", [heading]), f"<ul>{_html('li', items)}</ul>"]
-        return "\n".join(parts)
-
-
-def _html(tag: str, texts: Iterable[str]) -> str:
-    return "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts)
+        """The whole text, for notebooks."""
+        return f'<pre style="white-space: pre">{escape(self.to_text(wide=True))}</pre>'
 
 
 def terminal_width() -> int:
@@ -151,9 +137,9 @@ def _lines(section: Section[Row], width: int, wide: bool) -> list[str]:
     cells = [[find(row) for find in section.columns.values()] for row in section.rows]
     notes = [section.note] if section.note else []
     if section.entry is not None and not wide:
-        prefix = _shared([str(line[0]) for line in cells])
+        prefix = _shared([line[0] for line in cells])
         cells = _merged([section.entry(row) for row in section.rows], cells)
-        if len(prefix) > _PREFIX and any(type(line[0]) is str for line in cells):
+        if len(prefix) > _PREFIX and any(isinstance(line[0], str) for line in cells):
             notes.append(f"names begin with {prefix}")
             for line in cells:
                 line[0] = shown(line[0]).removeprefix(prefix)
@@ -162,17 +148,18 @@ def _lines(section: Section[Row], width: int, wide: bool) -> list[str]:
     for i, head in enumerate(section.columns):
         texts = [shown(line[i], wide) for line in cells]
         if any(texts) or not cells:
-            columns.append([*head.split("\n"), *[""] * height][:height] + texts)
+            heading = [*head.split("\n"), *[""] * height][:height]
+            columns.append([*heading, *texts])
             widths.append(max(map(len, columns[-1])))
             short = any(isinstance(line[i], Short) for line in cells)
-            spare.append(widths[-1] - max(4, *map(len, columns[-1][:height])) if short else 0)
+            spare.append(widths[-1] - max(4, *map(len, heading)) if short else 0)
     while sum(widths) + 2 * (len(widths) - 1) > width and max(spare) > 0:
-        widest = max((i for i, n in enumerate(spare) if n > 0), key=widths.__getitem__)
+        widest = spare.index(max(spare))
         widths[widest] -= 1
         spare[widest] -= 1
     for column, n in zip(columns, widths, strict=True):
         column.insert(height, "-" * n)
-        column[:] = [elide(text, n).ljust(n) for text in column]
+        column[:] = [shorten(text, n).ljust(n) for text in column]
     return [*notes, *("  ".join(line).rstrip() for line in zip(*columns, strict=True))]
 
 
@@ -191,43 +178,32 @@ def _merged(entries: Sequence[str | None], cells: list[list[Any]]) -> list[list[
     largest: dict[str, list[int]] = {}
     for i, (entry, line) in enumerate(zip(entries, cells, strict=True)):
         if entry is not None:
-            group = alike[entry, *map(_kept, line[1:])]
+            kept = [c.value is None if isinstance(c, Varying) else shown(c) for c in line[1:]]
+            group = alike[entry, *kept]
             group.append(i)
             largest[entry] = max(largest.get(entry, group), group, key=len)
-    sizes, found = Counter(entries), list(cells)
+    sizes, lines = Counter(entries), dict(enumerate(cells))
     for entry, group in largest.items():
         if len(group) > 1:
             of = "" if len(group) == sizes[entry] else f" of {sizes[entry]}"
-            columns = zip(*(cells[i][1:] for i in group), strict=True)
-            found[group[0]] = [Varying(f"{len(group)}{of} sites {entry}"), *map(_together, columns)]
-    left = {i for group in largest.values() for i in group[1:]}
-    return [line for i, line in enumerate(found) if i not in left]
-
-
-def _kept(cell: Any) -> Any:
-    """What must be equal in rows that print as one line."""
-    return cell.value is None if isinstance(cell, Varying) else shown(cell)
+            columns = zip(*(lines.pop(i)[1:] for i in group), strict=True)
+            name = Varying(f"{len(group)}{of} sites {entry}")
+            lines[group[0]] = [name, *map(_together, columns)]
+    return [lines[i] for i in sorted(lines)]
 
 
 def _together(cells: Sequence[Any]) -> Any:
     """One cell for several rows: the mean of numbers, and the lowest and highest of all values."""
-    if not isinstance(cells[0], Varying) or len({shown(cell) for cell in cells}) == 1:
+    if len({shown(cell) for cell in cells}) == 1:
         return cells[0]
     values = [cell.value for cell in cells]
     low, high = min(values), max(values)
     if not isinstance(low, float):
-        return Varying(ranged((low, high)))
+        return ranged((low, high))
     digits = ".3f" if 0.01 <= high <= 1 else ".3g"
     mean, low, high = (f"{x:{digits}}" for x in (sum(values) / len(values), low, high))
     text = f"{mean}, {low} to {high}" if low != high else mean
-    return Varying(text.replace("0.", ".") if digits == ".3f" else text)
-
-
-def elide(text: str, width: int) -> str:
-    """The text, without its middle where it is wider: ``layer…conv2``."""
-    if len(text) <= width:
-        return text
-    return f"{text[: width // 2]}…{text[len(text) - (width - 1) // 2 :]}"
+    return text.replace("0.", ".") if digits == ".3f" else text
 
 
 def counted(n: int, noun: str) -> str:
