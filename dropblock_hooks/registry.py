@@ -12,7 +12,7 @@ _NAMES: dict[type, str] = {}
 
 
 @overload
-def register(cls: type[_T], /) -> type[_T]: ...
+def register(cls: type[_T], /, *, name: str | None = None) -> type[_T]: ...
 @overload
 def register(*, name: str) -> Callable[[type[_T]], type[_T]]: ...
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -42,42 +42,32 @@ def register(cls: type | None = None, /, *, name: str | None = None) -> Any:
         ValueError: for a name that another class has.
     """
     if cls is None:
-        return lambda cls: _register(cls, name or cls.__name__)
+        return lambda cls: register(cls, name=name)
     if not isinstance(cls, type):
         raise TypeError(f"register takes a class, got {cls!r}; a name goes as register(name=...)")
-    return _register(cls, name or cls.__name__)
-
-
-def _register(cls: type[_T], name: str) -> type[_T]:
     if not (hasattr(cls, "apply") or hasattr(cls, "span")):
         raise TypeError(f"{cls.__name__} must be a subclass of Regularizer or Schedule")
+    name = name or cls.__name__
     if not name.isidentifier():
         raise ValueError(f"the name of a registered class must be an identifier, got {name!r}")
     if "__dataclass_params__" not in vars(cls):
         cls = dataclass(frozen=True, repr=False)(cls)
     elif not vars(cls)["__dataclass_params__"].frozen:
         raise TypeError(f"{cls.__name__} must be a frozen dataclass: @dataclass(frozen=True)")
-    other = _CLASSES.get(name)
-    if other is not None and _place(other) != _place(cls):
-        raise ValueError(f"the name {name!r} is taken by {_place(other)}")
+    place, other = f"{cls.__module__}.{cls.__qualname__}", _CLASSES.get(name)
+    if other is not None and f"{other.__module__}.{other.__qualname__}" != place:
+        raise ValueError(f"the name {name!r} is taken by {other.__module__}.{other.__qualname__}")
     _CLASSES[name] = cls
     _NAMES[cls] = name
     return cls
 
 
-def _place(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def check_fields(cls: Any) -> None:
+def check_fields(cls: type) -> None:
     """Raise TypeError for fields without the decorator that makes them fields."""
-    own = {
-        name for name, hint in inspect.get_annotations(cls).items() if "ClassVar" not in str(hint)
-    }
-    if own and "__dataclass_params__" not in vars(cls):
-        raise TypeError(
-            f"{cls.__name__} has fields ({', '.join(sorted(own))}): put @register above it"
-        )
+    hints = {} if "__dataclass_params__" in vars(cls) else inspect.get_annotations(cls)
+    own = sorted(name for name, hint in hints.items() if "ClassVar" not in str(hint))
+    if own:
+        raise TypeError(f"{cls.__name__} has fields ({', '.join(own)}): put @register above it")
 
 
 def registered(base: type[_T]) -> dict[str, type[_T]]:
@@ -92,9 +82,8 @@ def name_of(cls: type) -> str:
 
 def brief(obj: Any) -> str:
     """A one-line repr of a dataclass: `stated_fields` with their values."""
-    arguments = [
-        f"{name}={text(value)}" if name else value for name, value in stated_fields(obj).items()
-    ]
+    stated = stated_fields(obj).items()
+    arguments = [f"{name}={text(value)}" if name else value for name, value in stated]
     return f"{name_of(type(obj))}({', '.join(arguments)})"
 
 
@@ -115,11 +104,11 @@ def stated_fields(obj: Any) -> dict[str, Any]:
     if hasattr(type(obj), "_stated"):
         own: dict[str, Any] = obj._stated()
         return own
-    own_first = sorted((f for f in fields(obj) if f.init), key=lambda f: bool(f.kw_only))
-    values = {f.name: (getattr(obj, f.name), f.default) for f in own_first}
     worth = (int, float) if getattr(obj, "states_defaults", True) else ()
-    return {
-        name: value
-        for name, (value, default) in values.items()
-        if value != default or (value and isinstance(value, worth) and value is not True)
-    }
+    found = {}
+    for f in sorted(fields(obj), key=lambda f: bool(f.kw_only)):
+        value = getattr(obj, f.name)
+        is_worth = value and isinstance(value, worth) and value is not True
+        if f.init and (value != f.default or is_worth):
+            found[f.name] = value
+    return found

@@ -9,10 +9,8 @@ from types import FrameType
 from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_PATHS = sysconfig.get_paths()
-_INSTALLED = tuple(
-    {_PATHS[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-)
+_LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
+_NOT_THE_USERS = (_HERE, "<frozen", *(sysconfig.get_path(name) + os.sep for name in _LIBRARIES))
 
 
 class HookWarning(UserWarning):
@@ -31,22 +29,11 @@ def warn(message: str, findings: Sequence[Any] = ()) -> None:
     """Warn with `HookWarning` at the innermost line that is neither ours nor of a library.
 
     A warning may arise deep in a forward, below this package, torch and the code of a model
-    library; the line worth showing is the one that called them. Where all code is a library's, it
-    is the innermost line outside of this package.
+    library; the line worth showing is the one that called them.
     """
-    warnings.warn(HookWarning(message, findings), stacklevel=_user_level())
-
-
-def _user_level() -> int:
-    """The `stacklevel` of the user's line, as seen from `warn`."""
-    frame: FrameType | None = sys._getframe(1)
-    level, outside = 1, 0
-    while frame is not None:
-        path = frame.f_code.co_filename
-        if not path.startswith((_HERE, "<frozen")):
-            outside = outside or level
-            if not path.startswith(_INSTALLED):
-                return level
+    frame: FrameType | None = sys._getframe()
+    level = 1
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame = frame.f_back
         level += 1
-    return outside or 1
+    warnings.warn(HookWarning(message, findings), stacklevel=level)
