@@ -85,7 +85,6 @@ def by_stage(
             "by_stage takes a regularizer first and no model, as in by_stage(DropBlock2d(p=0.1)): "
             f"got {shown(regularizer)}"
         )
-    first = as_number("first", first)
     if not regularizer.rates:
         raise ValueError(f"{regularizer!r} has no rate that could rise with depth")
     name, rate = next(iter(regularizer.rates.items()))
@@ -130,7 +129,8 @@ def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) ->
     """`DropPath` at the layers ``drop_path`` of all residual branches, the rate rising from 0 to p.
 
     timm's blocks end each branch in ``drop_path`` (or ``drop_path1``, ``drop_path2``). Layers that
-    the forward does not call are left out.
+    the forward does not call are left out. Make the model without ``drop_path_rate``: ``attach``
+    warns of layers that drop already.
 
     Example:
         >>> model = timm.create_model("vit_tiny_patch16_224")  # doctest: +SKIP
@@ -142,23 +142,16 @@ def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) ->
         example_input: what the model is called with, as for ``plan``.
 
     Raises:
-        ValueError: for a model without them, or one that drops paths already.
+        ValueError: for a model without them.
     """
     index, regularizer = Index(unwrap(model)), DropPath(ByDepth(0.0, p))
-    kind = type(index.model).__name__
-    found = [t for t in _matches("**.drop_path*", index) if not t.module._modules]
-    active = [t.name for t in found if getattr(t.module, "drop_prob", 0.0)]
-    if active:
-        raise ValueError(
-            f"{kind} drops paths itself, at {len(active)} layers ({', '.join(active[:3])}): make "
-            "it without drop_path_rate"
-        )
     layers = record_forward(index.model, example_input)
+    found = [t for t in _matches("**.drop_path*", index) if not t.module._modules]
     names = tuple(target.name for target in found if layers[target.name].calls)
     if not names:
         raise ValueError(
-            f"{kind} has no layer drop_path on its branches: use stochastic_depth, or name the "
-            "layers"
+            f"{type(index.model).__name__} has no layer drop_path on its branches: use "
+            "stochastic_depth, or name the layers"
         )
     return Spec([(Select(names=names), regularizer)])
 

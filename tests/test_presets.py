@@ -9,6 +9,7 @@ from dropblock_hooks import (
     ConstantSchedule,
     CosineSchedule,
     DropBlock2d,
+    HookWarning,
     LinearSchedule,
     Spec,
     StepSchedule,
@@ -126,8 +127,9 @@ def test_drop_path(name, branches):
 
 def test_drop_path_where_it_can_not_be():
     timm = pytest.importorskip("timm", reason="the models are timm's")
-    with pytest.raises(ValueError, match=r"drops paths itself, at 22 layers \(blocks.1.drop_path1"):
-        presets.drop_path(timm.create_model("vit_tiny_patch16_224", drop_path_rate=0.1))
+    model = timm.create_model("vit_tiny_patch16_224", depth=3, drop_path_rate=0.1)
+    with pytest.warns(HookWarning, match="DropPath"):
+        attach(model, presets.drop_path(model))
     with pytest.raises(ValueError, match="ResNet has no layer drop_path"):
         presets.drop_path(timm.create_model("resnet18"))
 
