@@ -21,14 +21,14 @@ class TrainerDriver:
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
         >>> driver = TrainerDriver({"1": Dropout(p=LinearSchedule(0.0, 0.1))})
-        >>> driver.begin(model, 2)
+        >>> attached = driver.begin(model, 2)
         >>> for epoch in range(2):
         ...     for i in range(5):
         ...         driver.tick(epoch + i / 5, 5 * epoch + i)
         ...         y = model(torch.ones(8, 4))
         ...     driver.end_epoch()
         >>> driver.end()
-        >>> driver.attached["1/Dropout"].calls
+        >>> attached["1/Dropout"].calls
         10
 
     Args:
@@ -61,8 +61,8 @@ class TrainerDriver:
         scaler: Any = None,
         optimizers: Any = None,
         resumed: bool = False,
-    ) -> None:
-        """Attach the spec, and take over the state that was loaded.
+    ) -> Attachment:
+        """Attach the spec, and take over the state that was loaded; return the `Attachment`.
 
         Args:
             model: the model that is trained, wrapped or not.
@@ -77,14 +77,15 @@ class TrainerDriver:
             ValueError: for a state of another spec. Nothing stays attached.
         """
         self.end()
-        known = length is not None and 0 < length < math.inf
-        epochs = math.ceil(length) if known and length is not None else None
-        self.attached = attach(model, self.spec, root=self.root, epochs=epochs, grad_scaler=scaler)
+        length = length or 0
+        epochs = math.ceil(length) if 0 < length < math.inf else None
+        attached = attach(model, self.spec, root=self.root, epochs=epochs, grad_scaler=scaler)
+        self.attached = attached
         try:
-            if any(site.regularizer.accumulates for site in self.attached):
-                self.attached.optimizer = optimizers
+            if any(site.regularizer.accumulates for site in attached):
+                attached.optimizer = optimizers
             if self._loaded is not None:
-                self.attached.load_state_dict(self._loaded, strict=self.strict)
+                attached.load_state_dict(self._loaded, strict=self.strict)
         except BaseException:
             self.end()
             raise
@@ -94,6 +95,7 @@ class TrainerDriver:
                 "counts begin anew, and rates follow the time of the trainer"
             )
         self._loaded, self._ticked = None, False
+        return attached
 
     def tick(self, epoch: float, step: int) -> None:
         """Move the schedules, before a training step.

@@ -74,7 +74,7 @@ class Regularize(_Callback):  # type: ignore[misc]  # its base is made above
         self.fractions, self.rng_state = fractions, rng_state
         self._within_epoch = False
         self._loaded: Mapping[str, Any] = {}
-        self._random_on: torch.device | None = None
+        self._keeps_random = False
 
     @property
     def attached(self) -> Attachment | None:
@@ -84,14 +84,13 @@ class Regularize(_Callback):  # type: ignore[misc]  # its base is made above
     @property
     def state_key(self) -> str:
         """The name of the state in a checkpoint. Each of several callbacks needs its own."""
-        key = {"unit": self._driver.unit, "root": self._driver.root}
-        return f"{type(self).__qualname__}{key!r}"
+        key: str = self._generate_state_key(unit=self._driver.unit, root=self._driver.root)
+        return key
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Forget what an earlier run has loaded."""
-        self._loaded, self._within_epoch = {}, False
-        alone = self.rng_state and trainer.world_size == 1
-        self._random_on = trainer.strategy.root_device if alone else None
+        self._loaded = {}
+        self._keeps_random = self.rng_state and trainer.world_size == 1
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Restore the random state, from which the loader will draw its order."""
@@ -102,14 +101,12 @@ class Regularize(_Callback):  # type: ignore[misc]  # its base is made above
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         if scaler is None and pl_module.automatic_optimization:
             scaler = False  # a module that optimizes by itself may have one of its own
-        length = self.epochs
-        if length is None:
-            by_epoch = self._driver.unit == "epoch"
-            length = trainer.max_epochs if by_epoch else trainer.estimated_stepping_batches
+        by_epoch = self._driver.unit == "epoch"
+        length = trainer.max_epochs if by_epoch else trainer.estimated_stepping_batches
         self._driver.load(self._loaded.get("attached"))
         self._driver.begin(
             pl_module,
-            length,
+            self.epochs or length,
             scaler=scaler,
             optimizers=trainer.optimizers,
             resumed=trainer.ckpt_path is not None,
@@ -130,14 +127,9 @@ class Regularize(_Callback):  # type: ignore[misc]  # its base is made above
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Log, every `log_every_n_steps` steps."""
-        self._within_epoch = not trainer.is_last_batch
         every = self.log_every_n_steps
         if every is not None and trainer.global_step % every == 0:
             self._log(trainer, pl_module, on_step=True)
-
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """A checkpoint that is saved now continues within the epoch."""
-        self._within_epoch = trainer.state.fn == "fit" and not trainer.sanity_checking
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Log, and warn of new findings."""
@@ -159,10 +151,9 @@ class Regularize(_Callback):  # type: ignore[misc]  # its base is made above
         if attached is None:
             return {}
         state: dict[str, Any] = {"attached": attached, "within_epoch": self._within_epoch}
-        if self._random_on is not None:
-            state["random"] = {"cpu": torch.get_rng_state()}
-            if self._random_on.type == "cuda":
-                state["random"]["cuda"] = torch.cuda.get_rng_state(self._random_on)
+        if self._keeps_random:
+            gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+            state["random"] = {"cpu": torch.get_rng_state(), "cuda": gpu}
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -182,8 +173,8 @@ class Regularize(_Callback):  # type: ignore[misc]  # its base is made above
 
     def _restore_random(self) -> None:
         """Torch's random state as the checkpoint has it, on one process."""
-        random = self._loaded.get("random", {})
-        if self._random_on is not None and random:
+        random = self._loaded.get("random")
+        if self._keeps_random and random is not None:
             torch.set_rng_state(random["cpu"])
-            if self._random_on.type == "cuda" and "cuda" in random:
-                torch.cuda.set_rng_state(random["cuda"], self._random_on)
+            if random["cuda"] is not None and torch.cuda.is_available():
+                torch.cuda.set_rng_state(random["cuda"])

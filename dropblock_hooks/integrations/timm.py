@@ -6,7 +6,6 @@ from typing import Any
 from timm.utils.checkpoint_saver import load_checkpoint_metadata
 
 from ..attachment.attachment import Attachment
-from ..quoting import kind_of
 from ..warn import warn
 
 _KEY = "dropblock_hooks"
@@ -32,20 +31,14 @@ def keep_in_checkpoints(
 
     Args:
         attached: what ``attach`` gave.
-        saver: timm's ``CheckpointSaver``; None on the ranks that write no files.
+        saver: ``CheckpointSaver`` of timm 1.0.31 or later; None on the ranks that write no files.
         resume: the file that ``--resume`` names; nothing where it is empty.
         loss_scaler: timm's ``NativeScaler``, which multiplies the loss; None leaves what the
             Attachment was given.
 
     Raises:
-        TypeError: for a saver of an older timm, whose files have no place for the state.
         ValueError: for a file of another spec, with the differences; nothing is changed.
     """
-    if saver is not None and not callable(getattr(saver, "state_dict", None)):
-        raise TypeError(
-            "saver must be a CheckpointSaver of a timm whose savers have a state_dict, as that of "
-            f"timm 1.0.31, got {kind_of(saver)}"
-        )
     if resume:
         checkpoint = load_checkpoint_metadata(os.fspath(resume))
         beside = checkpoint.get("saver") or {} if isinstance(checkpoint, dict) else {}

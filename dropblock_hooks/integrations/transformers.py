@@ -47,12 +47,6 @@ class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of 
     def __init__(
         self, spec: Any, unit: str = "epoch", *, root: str = "", strict: bool = True
     ) -> None:
-        if spec is None:
-            raise ValueError(
-                "spec is None: in a checkpoint that means a spec with code in it, which can't be "
-                "written: leave restore_callback_states_from_checkpoint=False, the counts are "
-                "restored all the same"
-            )
         checked = Spec(spec)
         try:
             plain = checked.to_plain()
@@ -96,9 +90,9 @@ class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of 
             self._driver.load(stored["attributes"].get("saved"))
         length = state.max_steps if self._driver.unit == "step" else state.num_train_epochs
         scaler = getattr(optimizer, "scaler", None) or False
-        self._driver.begin(model, length, scaler=scaler, optimizers=optimizer, resumed=resumed)
-        assert self.attached is not None
-        _ATTACHED[model] = self.attached
+        _ATTACHED[model] = self._driver.begin(
+            model, length, scaler=scaler, optimizers=optimizer, resumed=resumed
+        )
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Move the schedules."""

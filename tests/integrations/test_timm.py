@@ -164,10 +164,3 @@ def test_a_file_without_an_attachment(tmp_path, net):
     attached = attach(net, {"layer1": DropBlock2d(p=0.1)})
     with pytest.warns(HookWarning, match="has no state of an Attachment"):
         keep_in_checkpoints(attached, None, resume=tmp_path / "last.pth.tar")
-
-
-def test_a_saver_of_an_older_timm(net):
-    attached = attach(net, {"layer1": DropBlock2d(p=0.1)})
-    with pytest.raises(TypeError, match=r"whose savers have a state_dict.*got object"):
-        keep_in_checkpoints(attached, object())
-    keep_in_checkpoints(attached, None)  # a rank that writes nothing
