@@ -17,7 +17,6 @@ from .channels import NEAR, add_units, bounds_of
 _MOST_UNREAD = 4096
 _INF = math.inf
 _ZERO = 1e-12  # the largest magnitude of a channel that counts as zero
-_HUGE = 1e30  # a norm beyond it counts as this: its squares may not fit
 _CAN_DIE = {"relu", "relu6", "threshold", "hardswish", "gelu", "silu", "swish", "mish"}
 
 
@@ -148,7 +147,7 @@ class Watched:
 
     def _add_norm(self, time: int, norm: float) -> None:
         if norm < _INF:
-            self.norm += min(norm, _HUGE)
+            self.norm += norm
         else:
             self.grad_bad = min(self.grad_bad, time)
 

@@ -42,26 +42,24 @@ def plot_gradient_flow(attached: Attachment, ax: Any = None) -> Any:
     clips = [(s, row) for s, row in rows if "max_norm" in s.values and row.mean_norm is not None]
     seen = _seen(rows, GradientStats, needed=not clips)
     names = list(dict.fromkeys(s.name for s, row in rows if (s, row) in seen or (s, row) in clips))
-    at = {name: i for i, name in enumerate(names)}
-    figure, ax = _figure_of(ax, _shortened(names))
-    xs = [at[site.name] for site, _ in seen]
+    figure, ax = _figure_of(ax, _shortened(names), "gradients", attached)
+    xs, observed = [names.index(s.name) for s, _ in seen], [row.observed for _, row in seen]
     for style, label, field in (("o-", "norm, mean", "norm"), (".:", "largest value", "largest")):
-        values = [getattr(row.observed, field) or math.nan for _, row in seen]
         if seen:
-            ax.plot(xs, values, style, ms=4, label=label)
-    _mark(ax, [at[s.name] for s, row in seen if row.observed.norm == 0], "v", "C0", "0")
-    _mark(ax, [at[s.name] for s, row in seen if row.observed.left_out], "x", "C3", "NaN or Inf")
+            ax.plot(xs, [getattr(o, field) or math.nan for o in observed], style, ms=4, label=label)
+    _mark(ax, [x for x, o in zip(xs, observed, strict=True) if o.norm == 0], "v", "C0", "0")
+    _mark_nan(ax, xs, observed)
     if clips:
-        xs = [at[site.name] for site, _ in clips]
+        xs = [names.index(s.name) for s, _ in clips]
         norms = [row for _, row in clips]
         spread = [row.median_norm for row in norms], [row.p99_norm for row in norms]
-        bounds = [site.values["max_norm"] for site, _ in clips]
         ax.vlines(xs, *spread, "C2", alpha=0.5, lw=4, label="norms before the bound: 50 to 99 %")
         ax.plot(xs, [row.mean_norm for row in norms], "x", color="C2", label="their mean")
+        bounds = [s.values["max_norm"] for s, _ in clips]
         ax.plot(xs, bounds, "_", color="C3", ms=14, label="bound")
-    elif not any(row.observed.norm for _, row in seen):  # a log scale needs a value above 0
+    elif not any(o.norm for o in observed):  # a log scale needs a value above 0
         ax.set_ylim(1e-3, 1.0)
-    _finish(ax, "gradients", attached)
+    ax.legend(fontsize=8, framealpha=0.6)
     ax.set_yscale("log", nonpositive="clip")
     ax.set_ylabel("of the unscaled loss")
     return figure
@@ -95,25 +93,20 @@ def plot_activations(attached: Attachment, ax: Any = None) -> Any:
     if len(kinds) > 1:
         raise ValueError("the sites count into different bins: give all the same low and high")
     edges = kinds.pop()
+    observed = [row.observed for _, row in seen]
     names = _shortened([site.name for site, _ in seen])
-    zeros = [row.observed.zeros or 0 for _, row in seen]
-    labels = [f"{name}  {share:.0%}" for name, share in zip(names, zeros, strict=True)]
-    figure, ax = _figure_of(ax, labels)
-    histograms = [row.observed.histogram for _, row in seen]
-    columns = [[n / (sum(counts) or 1) for n in counts[1:-1]] for counts in histograms]
-    drawn = ax.pcolormesh(
-        [i - 0.5 for i in range(len(seen) + 1)],
-        edges,
-        [list(line) for line in zip(*columns, strict=True)],
-        cmap="Blues",
-        vmin=0.0,
-    )
-    rms = [math.nan if row.observed.rms is None else row.observed.rms for _, row in seen]
+    labels = [f"{name}  {o.zeros or 0:.0%}" for name, o in zip(names, observed, strict=True)]
+    figure, ax = _figure_of(ax, labels, "activations (below: share of zeros)", attached)
+    columns = [[n / (sum(o.histogram) or 1) for n in o.histogram[1:-1]] for o in observed]
+    sides = [i - 0.5 for i in range(len(seen) + 1)]
+    shares = list(map(list, zip(*columns, strict=True)))
+    drawn = ax.pcolormesh(sides, edges, shares, cmap="Blues", vmin=0.0)
+    rms = [math.nan if o.rms is None else o.rms for o in observed]
     ax.plot(rms, "o-", color="C1", ms=3, label="rms")
-    _mark(ax, [i for i, (_, r) in enumerate(seen) if r.observed.left_out], "x", "C3", "NaN or Inf")
-    _finish(ax, "activations (below: share of zeros)", attached)
+    _mark_nan(ax, range(len(seen)), observed)
+    ax.legend(fontsize=8, framealpha=0.6)
     ax.set_yscale("log")
-    used = [i for i in range(len(edges) - 1) if any(column[i] > 1e-3 for column in columns)]
+    used = [i for i, row in enumerate(shares) if max(row) > 1e-3]
     ax.set_ylim(edges[min(used, default=0)], edges[max(used, default=len(edges) - 2) + 1])
     ax.set_ylabel("magnitude")
     figure.colorbar(drawn, ax=ax, label="share of the values that are not 0")
@@ -150,22 +143,22 @@ def _shortened(names: Sequence[str]) -> list[str]:
     return [f"…{name[cut:]}" if cut else name or "." for name in names]
 
 
-def _figure_of(ax: Any, labels: Sequence[str]) -> tuple[Any, Any]:
+def _figure_of(ax: Any, labels: Sequence[str], title: str, attached: Attachment) -> tuple[Any, Any]:
     """The Figure and axes with a place for each label."""
     figure, ax = figure_of(ax, figsize=(min(max(5.0, 1.8 + 0.28 * len(labels)), 14.0), 3.8))
     ax.set_xticks(range(len(labels)), labels, rotation=90, fontsize=7)
     ax.set_xlim(-0.6, len(labels) - 0.4)
+    ax.set_title(f"{title}, epoch {attached.epoch:g}", fontsize=10)
     return figure, ax
 
 
-def _mark(ax: Any, xs: Iterable[int], marker: str, color: str, label: str) -> None:
+def _mark_nan(ax: Any, xs: Iterable[int], observed: Sequence[Any]) -> None:
+    bad = [x for x, o in zip(xs, observed, strict=True) if o.left_out]
+    _mark(ax, bad, "x", "C3", "NaN or Inf")
+
+
+def _mark(ax: Any, xs: Sequence[int], marker: str, color: str, label: str) -> None:
     """Mark places at the lower edge."""
-    low, xs = ax.get_xaxis_transform(), list(xs)
     if xs:
-        ys = [0.02] * len(xs)
-        ax.plot(xs, ys, marker, color=color, ms=5, ls="", transform=low, label=label)
-
-
-def _finish(ax: Any, what: str, attached: Attachment) -> None:
-    ax.set_title(f"{what}, epoch {attached.epoch:g}", fontsize=10)
-    ax.legend(fontsize=8, framealpha=0.6)
+        at_edge: dict[str, Any] = {"ls": "", "transform": ax.get_xaxis_transform()}
+        ax.plot(xs, [0.02] * len(xs), marker, color=color, ms=5, label=label, **at_edge)
