@@ -77,15 +77,12 @@ class Observer(Regularizer):
 
     def merge(self, a: State, b: State) -> State:
         """Return the state of two ranks together: the sum of each number and tensor."""
-        return {**b, **{name: _merged(value, b.get(name)) for name, value in a.items()}}
+        return {**b, **{name: _sum(value, b.get(name)) for name, value in a.items()}}
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
-        """Look at the layer: after attaching, at both ends of an epoch, and before a report.
+        """Look at the layer after attaching, at both ends of an epoch, and before a report.
 
-        Args:
-            state: the state of the open window.
-            module: the layer, or the owner of the parameter.
-            parameter: the name of the parameter, for a site of a parameter.
+        At a parameter, `module` is its owner and `parameter` its name.
         """
 
     def is_empty(self, state: State) -> bool:
@@ -258,9 +255,8 @@ def on_device(state: State, device: torch.device) -> State:
     }
 
 
-def _merged(a: Any, b: Any) -> Any:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a | b if a.dtype is torch.bool else a + b
-    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
-        return a + b
-    return a
+def _sum(a: Any, b: Any) -> Any:
+    """Add numbers and tensors, and join flags; of other values, return the first."""
+    if isinstance(a, Tensor) and a.dtype is torch.bool and b is not None:
+        return a | b
+    return a + b if isinstance(a, (Tensor, int, float)) and b is not None else a

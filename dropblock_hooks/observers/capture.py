@@ -41,13 +41,9 @@ class Record(NamedTuple):
 
 @dataclass
 class _Call:
-    """One call that is kept.
+    """One call that is kept: values and gradients by the index that `nesting` has in their place.
 
-    Attributes:
-        nesting: that of the output, with the index of each tensor in its place.
-        forms: how the axes of each tensor are read, where that matters.
-        differentiable: whether a gradient may come.
-        values, grads: what is kept of the tensors, and of their gradients, by index.
+    The gradients are reduced in the same way as the values, so their `forms` are kept.
     """
 
     epoch: float

@@ -23,33 +23,31 @@ _BITS = {torch.float32: (23, torch.int32), torch.float64: (52, torch.int64)}  # 
 
 @dataclass(frozen=True)
 class Statistics:
-    """What was seen in an epoch. None where there is nothing to compute it from.
+    """The statistics of an epoch. None where there is nothing to compute it from.
 
     Attributes:
-        calls: the number of calls; of `WeightStats`, of parameters.
-        left_out: calls with a value that is not finite. They are left out of the values up to
-            `norm`.
+        calls: the number of calls; for `WeightStats`, of parameters.
+        left_out: calls with NaN or Inf. They are left out of the moments, from `values` to `norm`.
         values: the number of values.
         mean, std, rms: of all values; the deviation is that of the population, and rough below
             1e-4 of the mean.
         largest: the largest magnitude.
-        norm: the norm of one call, its mean over the calls; of `WeightStats`, that of all values.
-        looked: the number of values in the calls of which the following was taken (``every``).
+        norm: the mean norm of a call; for `WeightStats`, the norm of all values.
+        looked: the number of values in the calls that `zeros` to `histogram` use (``every``).
         zeros: the share of values that are exactly zero.
-        nonfinite: the share that is NaN or infinite.
+        nonfinite: the share of values that are NaN or Inf.
         histogram: the number of magnitudes below the first of the observer's ``edges``, between
-            each two edges, and from the last edge on; of values that are finite and not zero.
-        channels: the number of channels; None where it is not known which axis they are on.
+            each two edges, and from the last edge on, without zeros, NaN and Inf.
+        channels: the number of channels, if their axis is known.
         dead: channels that were exactly zero in every call.
-        saturated: channels whose values were all near the bounds of the activation in every call;
-            None where the layer has no known bounds.
-        mean_shift: of a BatchNorm, the distance of its running mean from the mean of the batches
-            that were looked at, in running standard deviations; the mean over its channels.
-        variance_shift: the logarithm of the ratio of both variances, without its sign; the mean
-            over its channels. To each variance the layer's eps is added.
-        norms: of `WeightStats`, the norm of each parameter, by its name.
-        updates: of `WeightStats`, the norm of the change of each parameter since the epoch began,
-            divided by its norm then. Where that is 0, the parameter is left out.
+        saturated: channels whose values were all near the bounds of the activation in every call.
+        mean_shift: the distance of a BatchNorm's running mean from the mean of the batches, in
+            running standard deviations; the mean over its channels.
+        variance_shift: the absolute logarithm of the ratio of the running variance to the variance
+            of the batches, each with the layer's eps; the mean over its channels.
+        norms: for `WeightStats`, the norm of each parameter by name.
+        updates: for `WeightStats`, the norm of the change of each parameter since the epoch began,
+            divided by its norm then. A parameter whose norm was 0 is left out.
     """
 
     calls: int
@@ -121,10 +119,7 @@ def add_moments(state: State, x: Tensor, scale: float | Tensor = 1.0) -> None:
 def add_shares(
     state: State, x: Tensor, edges: Sequence[float], scale: float | Tensor = 1.0
 ) -> None:
-    """Count zeros, values that are not finite, and magnitudes by octave.
-
-    The exponent of a number tells its octave.
-    """
+    """Count zeros, values that are not finite, and magnitudes by octave (their exponent)."""
     if not x.numel():
         return
     x = x.float() if x.dtype.itemsize < 4 else x

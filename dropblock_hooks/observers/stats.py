@@ -79,17 +79,15 @@ class Measuring(Observer):
 
 @register
 class ActivationStats(Measuring):
-    """Mean, deviation, largest magnitude and norm of what a layer gives, by epoch; dead channels.
+    """Mean, deviation, largest magnitude and norm of the output of a layer by epoch; dead channels.
 
-    Nothing waits for the device until the report is asked for. A call with a value that is not
-    finite is counted, but left out of the moments.
+    No call waits for the device. A call with NaN or Inf is counted, but left out of the moments.
 
     A channel is dead if it was exactly zero in every call of the epoch. It is saturated if all its
     values were within 1 % of the bounds of Sigmoid, Tanh, Hardsigmoid, Softsign, Hardtanh or ReLU6.
-    If a regularizer of this layer changes these values (Dropout, say), use ``when="before"``.
+    If a regularizer of this layer changes these values, such as Dropout, use ``when="before"``.
 
-    For a BatchNorm, its running mean and variance are compared with those of the batches that were
-    looked at (``every``).
+    The running statistics of a BatchNorm are compared with those of each n-th batch (`every`).
 
     Example:
         >>> import torch
@@ -142,9 +140,9 @@ class ActivationStats(Measuring):
 class GradientStats(Measuring):
     """Mean, deviation, largest magnitude and norm of the gradient at a layer's output, by epoch.
 
-    In the unit of the unscaled loss, after the bounds of its layer; ``when="before"`` as it
-    arrived. On ``param:`` selectors, of the gradients of parameters, as each backward brings them:
-    what has accumulated, and what acts on it when the optimizer steps, comes later than any `when`.
+    The gradients are those of the unscaled loss, after the gradient regularizers of the layer;
+    with ``when="before"``, as they arrived. With a ``param:`` selector, they are the gradients of a
+    parameter in each backward, before they accumulate.
 
     Example:
         >>> import torch
@@ -169,13 +167,13 @@ class GradientStats(Measuring):
 class WeightStats(Observer):
     """Mean, deviation, largest magnitude and norm of a layer's own parameters, all taken together.
 
-    Of each parameter, also its norm and the relative size of its updates: the norm of its change
+    For each parameter also its norm and the relative size of its updates: the norm of its change
     since the epoch began, divided by its norm then. For this, a copy of the parameters is held on
     their device.
 
-    They are read when the epoch ends and when the report is asked for: a forward costs nothing, and
-    the layer need not be called. On ``param:`` selectors, of one parameter alone. Parameters that
-    FSDP shards are not read, because a process holds them whole only now and then.
+    Parameters are read at the end of an epoch and for a report: a forward costs nothing, and the
+    layer need not be called. Parameters that FSDP shards are not read. With a ``param:`` selector,
+    only this parameter is read.
 
     Example:
         >>> from torch import nn

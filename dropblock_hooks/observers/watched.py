@@ -25,11 +25,10 @@ class Clock:
     """What all sites of an attachment share.
 
     Attributes:
-        time: the number of calls and gradients that all sites have seen, so that these are ordered.
+        time: the number of calls and gradients that all sites have seen. It orders them.
         forwards: training forwards since attaching.
-        waiting: training forwards since the last look.
-        steps: calls of ``step`` since the last look.
-        alerts: what the last looks have found, by layer and rule.
+        waiting, steps: training forwards, and calls of ``step``, since the last look.
+        alerts: the findings that still hold, by site and rule.
     """
 
     time: int = 0
@@ -53,22 +52,21 @@ class Clock:
 class Watched:
     """What a site of a `Watchdog` has counted since the last look. Times are those of the `Clock`.
 
-    A number on the CPU is read at once. A number on another device is read at the next look, so
-    that no device is waited for in between.
+    Numbers on the CPU are read at once, numbers on other devices at the next look.
 
     Attributes:
-        at: when the layer was last called.
-        can_die: whether it is an activation that can die, and the rule ``dead`` is on.
-        bounds: those of the activation, if the rule ``saturated`` is on.
-        bad: when its output was first not finite; inf for never.
-        made: the same, of a call in which its input was finite.
-        grad_bad: when a gradient that is not finite first came to its output; inf for never.
-        calls, bad_calls: its calls, and those whose output was not finite.
+        at: the time of the last call.
+        can_die: whether the rule ``dead`` looks at this layer.
+        bounds: the bounds of the activation, if the rule ``saturated`` looks at this layer.
+        bad: the time of the first output with NaN or Inf; inf for never.
+        made: the time of the first such output of a finite input.
+        grad_bad: the time of the first gradient with NaN or Inf.
+        calls, bad_calls: the number of calls, and of outputs with NaN or Inf.
         differentiable: calls whose output may get a gradient.
-        grads: gradients that have come.
-        norm: the sum of their norms, of the unscaled loss; without those that are not finite.
-        near: the sum over calls of the share of values at the bounds of the activation.
-        units: which channels were alive, where they can die.
+        grads: the number of gradients.
+        norm: the sum of the finite gradient norms, in units of the unscaled loss.
+        near: the sum over calls of the share of values at the bounds.
+        units: the flags of `add_units`.
     """
 
     def __init__(self) -> None:
