@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
+from torch.utils._pytree import tree_map
 
 from ..axes.facts import ModelFacts
 from ..axes.grids import Grids
@@ -113,8 +114,7 @@ def gradcam(
     n, *size = _images([*args, *kwargs.values()])
     facts, grids = ModelFacts(names), Grids()
     with undisturbed(names.model):
-        args = tuple(map(_copied, args))
-        kwargs = {key: _copied(value) for key, value in kwargs.items()}
+        args, kwargs = tree_map(_copied, (args, kwargs))
         if layer is None:
             with recorded(names.model) as calls, torch.no_grad():
                 output = names.model(*args, **kwargs)

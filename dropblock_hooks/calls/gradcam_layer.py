@@ -19,7 +19,7 @@ from ..selectors.wrappers import bare_type
 from ..sites import indexing
 from ..tables import shown
 
-_NO_FEATURES = re.compile("Norm|Pool|Permute|Transpose|Flatten|Drop|Identity")
+_NO_FEATURES = re.compile("Norm|Pool|Permute|Transpose|Flatten|Drop|Identity")  # without layers
 
 
 class Features(NamedTuple):
@@ -30,12 +30,11 @@ class Features(NamedTuple):
 
 
 class FeatureHook:
-    """Forward hook of a layer: keeps the output of its last call, and where its gradient comes.
+    """Forward hook of a layer: keeps the output of its last call, for the gradient there.
 
     Attributes:
-        layer: the layer.
-        edge: the place in the autograd graph; None if the output can't get a gradient.
-        gradient: what came there; None if the scores do not depend on the output.
+        edge: the place of the output in the autograd graph; None if it can't get a gradient.
+        gradient: its gradient; None if the scores do not depend on the output.
     """
 
     def __init__(self, layer: Target, reader: Reader, index: int | str | None) -> None:
@@ -69,11 +68,7 @@ class FeatureHook:
         return indexing.put(output, self._index, copied)
 
     def features(self, images: int) -> Features:
-        """The activations in the last call, with the gradient there.
-
-        Raises:
-            ValueError: if the layer has no map, is not called, or gets no gradient.
-        """
+        """The last activations and their gradient, or a ValueError that says why not."""
         if self.gradient is None:
             raise self._error(self._why)
         view = self._reader.last or NAMELESS
@@ -106,15 +101,15 @@ def default_layers(names: Index, calls: Mapping[str, LayerCalls], output: Any) -
     read the class token only. Maps with the channels of an output map come last: they are what a
     segmentation model returns, before it is resized.
 
-    Args:
-        names: of the model.
-        calls: of its layers in one forward.
-        output: of that forward.
+    `calls` and `output` are those of one forward.
     """
     modules = names.modules
     called = sorted((each.order, name) for name, each in calls.items() if each.calls)
-    shapes = {name: calls[name].shape for _, name in called if _has_places(calls[name].shape)}
-    shapes = {name: shape for name, shape in shapes.items() if name == modules[name].name}
+    shapes = {
+        name: calls[name].shape
+        for _, name in called
+        if name == modules[name].name and _has_places(calls[name].shape)
+    }
     norms = [name for name, shape in shapes.items() if len(shape) == 3 and _is_norm(modules, name)]
     try:
         stage = [target.name for target in match("stage:-1", names)]
@@ -122,7 +117,9 @@ def default_layers(names: Index, calls: Mapping[str, LayerCalls], output: Any) -
         stage = []
     found: list[str] = []
     for name in (*stage, *reversed(shapes)):
-        if name in stage or (name and _has_features(modules[name].module)):
+        module = modules[name].module
+        has_features = module._modules or not _NO_FEATURES.search(type(module).__name__)
+        if name in stage or (name and has_features):
             if len(shapes.get(name, ())) != 4:
                 found += _of_last_block([norm for norm in norms if norm.startswith(f"{name}.")])
             found += [name] if name in shapes else []
@@ -137,11 +134,6 @@ def _has_places(shape: Any) -> bool:
     if not isinstance(shape, tuple) or len(shape) not in (3, 4):
         return False
     return (1, 1) not in (shape[2:], shape[1:3]) and (len(shape) == 4 or shape[1] > 1)
-
-
-def _has_features(module: nn.Module) -> bool:
-    """Whether a layer is more than a norm, a pooling or a reshape."""
-    return bool(module._modules) or not _NO_FEATURES.search(type(module).__name__)
 
 
 def _is_norm(modules: Mapping[str, Target], name: str) -> bool:

@@ -9,11 +9,7 @@ from ..quoting import kind_of
 
 
 def new_figure(**options: Any) -> Any:
-    """A new Figure, which pyplot does not know.
-
-    Raises:
-        ImportError: if matplotlib is missing; the message names the extra.
-    """
+    """A new Figure, which pyplot does not know, or an ImportError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -44,11 +40,7 @@ def as_values(name: str, given: Any) -> Tensor:
 
 
 def as_finite(name: str, given: Any) -> Tensor:
-    """The same, of finite numbers alone.
-
-    Raises:
-        ValueError: for none, NaN or Inf.
-    """
+    """The same, or a ValueError if there are no numbers, or NaN or Inf among them."""
     values = as_values(name, given)
     if not (values.numel() and values.isfinite().all()):
         what = "NaN or Inf" if values.numel() else f"shape {tuple(values.shape)}"

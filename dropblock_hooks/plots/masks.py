@@ -115,11 +115,9 @@ def _masks(
 
 
 def _probe(site: Site, module: nn.Module) -> list[Tensor]:
-    """Put two hooks on a layer: the first replaces the value by ones, the last sees what is 0.
+    """Put two hooks on a layer: the first replaces the value by ones, the last looks for zeros.
 
-    Returns:
-        A list, which gets what the first call that drops keeps of the first sample: (C, h, w), 1
-        and 0.
+    The first call that drops puts a mask of its first sample, (C, h, w), into the returned list.
     """
     index = site.regularizer.index
     kept: list[Tensor] = []
@@ -135,13 +133,11 @@ def _probe(site: Site, module: nn.Module) -> list[Tensor]:
         if not kept and maps is not None and bool((maps == 0).any()):
             kept.append((maps[0] != 0).float().cpu())
 
-    if site.at == "output":
-        module.register_forward_hook(before, prepend=True)
-        module.register_forward_hook(after)
-    else:
-        index = index or 0  # of the positional arguments
-        module.register_forward_pre_hook(before, prepend=True)
-        module.register_forward_pre_hook(after)
+    put: Any = module.register_forward_hook
+    if site.at == "input":
+        index, put = index or 0, module.register_forward_pre_hook  # of the positional arguments
+    put(before, prepend=True)
+    put(after)
     return kept
 
 
