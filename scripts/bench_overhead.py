@@ -64,11 +64,11 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         makers = {**vars(layers), "models": models.models}
         sets = SETS if options.set == "all" else [options.set]
-        works = (case.make(device) for name in sets for case in makers[name]())
+        works = (work for name in sets for work in makers[name]())
     rows = []
     options.out.mkdir(parents=True, exist_ok=True)
     for work in works:
-        rows += [asdict(row) for row in measure(work, options.rounds)]
+        rows += [asdict(row) for row in measure(work, options.rounds, device)]
         with (options.out / "rows.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()

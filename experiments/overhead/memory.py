@@ -17,6 +17,11 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def saved_share(step: Step, activation: Tensor | None) -> float | None:
+    """What a step saves for the backward, as a share of the bytes of its activation."""
+    return None if activation is None else saved_bytes(step, [activation]) / activation.nbytes
+
+
 def saved_bytes(step: Step, known: Iterable[Tensor] = ()) -> int:
     """Bytes that autograd saves for the backward in one step; `known` tensors do not count.
 

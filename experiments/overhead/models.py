@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dropblock_hooks import DropBlock2d, DropPath, Regularizer, attach, functional, watch
 from experiments.factories import FactoryError, call
 from experiments.overhead.memory import peak_bytes
-from experiments.overhead.timing import Case, Work, seconds_of
+from experiments.overhead.timing import Made, Work, seconds_of
 
 RATE = 0.1
 SIZE = (8, 3, 224, 224)
@@ -60,27 +60,32 @@ def variants(name: str, device: torch.device) -> dict[str, nn.Module]:
     return made
 
 
-def model_work(
-    device: torch.device, name: str, training: bool = True, compiled: bool = False
-) -> Work:
+def model_work(name: str, training: bool = True, compiled: bool = False) -> Work:
     """A training step, or a forward in evaluation, of the variants of a model."""
-    made = variants(name, device)
-    if compiled:
-        torch.compiler.reset()
-        made.pop("watched")
-        for model in made.values():
-            model.compile()
-    x = torch.randn(SIZE, device=device)
+    ways = WAYS[:3] if compiled else WAYS
+
+    def make(device: torch.device) -> Made:
+        made = variants(name, device)
+        if compiled:
+            torch.compiler.reset()
+            for way in ways:
+                made[way].compile()
+        x = torch.randn(SIZE, device=device)
+        return _steps({way: made[way].train(training) for way in ways}, x)
+
     kind = f"{'compiled ' * compiled}{'training step' if training else 'evaluation'}"
-    return _work(f"{name}, {kind}", made, x, training)
+    against = [(way, "bare") for way in ways[1:]] + [("attached", "hand-edited")]
+    return Work(f"{name}, {kind}", make, against, SIZE)
 
 
-def _work(name: str, made: Mapping[str, nn.Module], x: Tensor, training: bool) -> Work:
-    step = train_step if training else evaluate
-    steps = {way: partial(step, model.train(training), x) for way, model in made.items()}
-    against = [(way, "bare") for way in made]
-    against += [("attached", "hand-edited")] * ("hand-edited" in made)
-    return Work(name, steps, against, shape="x".join(map(str, x.shape)), device=x.device)
+def _steps(made: Mapping[str, nn.Module], x: Tensor) -> Made:
+    """A training step of each model, or a forward of one in evaluation mode."""
+    return Made(
+        {
+            way: partial(train_step if model.training else evaluate, model, x)
+            for way, model in made.items()
+        }
+    )
 
 
 def train_step(model: nn.Module, x: Tensor) -> None:
@@ -104,15 +109,11 @@ def evaluate(model: nn.Module, x: Tensor) -> None:
         model(x)
 
 
-def models() -> Iterator[Case]:
+def models() -> Iterator[Work]:
     """Training and evaluation of four timm models; two of them compiled."""
     for name in SPECS:
-        for training in (True, False):
-            make = partial(model_work, name=name, training=training)
-            yield Case(f"{name}, {'training' if training else 'evaluation'}", WAYS, make)
-    for name in COMPILED:
-        make = partial(model_work, name=name, compiled=True)
-        yield Case(f"{name}, compiled training", WAYS[:3], make)
+        yield from (model_work(name, training) for training in (True, False))
+    yield from (model_work(name, compiled=True) for name in COMPILED)
 
 
 def own_case(
@@ -153,10 +154,9 @@ def own_case(
         first = seconds_of(partial(train_step, one.train(), x), 1, device)
         peak = peak_bytes(partial(train_step, one, x), device) / 1e6
         rows.append({"variant": way, "first call, s": first, "peak, MB": peak})
-    work = _work("training step", made, x, training=True)
     pairs = [
         ("attached", "bare"),
         ("compiled bare", "bare"),
         ("compiled attached", "compiled bare"),
     ]
-    return rows, Work(**{**vars(work), "against": pairs})
+    return rows, Work("training step", lambda device: _steps(made, x), pairs, size)

@@ -6,15 +6,17 @@ machine slows both sides, so it moves the ratio little.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from experiments.overhead.memory import Step, peak_bytes, saved_bytes, synchronize
+from experiments.overhead.memory import Step, peak_bytes, saved_share, synchronize
 
 CPU = torch.device("cpu")
 LEAST_SECONDS = 0.002  # of one timing; quicker steps are repeated within it
@@ -22,38 +24,42 @@ MOST_REPEATS = 1000
 MOST_SECONDS = 120  # of all rounds of a work; slower works have fewer rounds, but at least 3
 
 
+class Made(NamedTuple):
+    """A work that is ready to run.
+
+    Attributes:
+        steps: variant -> a call that does the work once.
+        activation: saved bytes are counted as a share of it. None does not count them.
+    """
+
+    steps: Mapping[str, Step]
+    activation: Tensor | None = None
+
+
 @dataclass(frozen=True)
 class Work:
-    """One piece of work, done in several ways.
+    """A piece of work that can be done in several ways.
 
     Attributes:
         name: what is done.
-        steps: variant -> a call that does it once.
-        against: pairs of a variant and a reference. "a - b" is what a costs above b.
-        units: references that are not timed, in seconds.
+        make: makes the steps on a device.
+        against: pairs of a variant and a reference. "a - b" is the cost of a above b.
         shape: of the activation.
-        known: tensors that are not counted as saved for the backward.
-        nbytes: of the activation, to which the saved bytes are compared. 0 does not count them.
-        device: where the work is done.
+        units: references that are not timed, in seconds.
     """
 
     name: str
-    steps: Mapping[str, Step]
+    make: Callable[[torch.device], Made]
     against: Sequence[tuple[str, str]]
+    shape: Sequence[int] = ()
     units: Mapping[str, float] = field(default_factory=dict)
-    shape: str = ""
-    known: Sequence[Tensor] = ()
-    nbytes: int = 0
-    device: torch.device = CPU
 
-
-@dataclass(frozen=True)
-class Case:
-    """A work that is not made yet, and the names of its variants."""
-
-    name: str
-    variants: Sequence[str]
-    make: Callable[[torch.device], Work]
+    @property
+    def variants(self) -> list[str]:
+        """The names of the steps."""
+        parts = itertools.chain.from_iterable(self.against)
+        names = itertools.chain.from_iterable(part.split(" - ") for part in parts)
+        return list(dict.fromkeys(name for name in names if name not in self.units))
 
 
 @dataclass(frozen=True)
@@ -85,17 +91,15 @@ class Row:
     rounds: int
 
 
-def measure(work: Work, rounds: int) -> list[Row]:
+def measure(work: Work, rounds: int, device: torch.device = CPU) -> list[Row]:
     """Time all variants of a work, and compare them."""
-    peak = {name: peak_bytes(step, work.device) / 1e6 for name, step in work.steps.items()}
-    saved = {
-        name: saved_bytes(step, work.known) / work.nbytes
-        for name, step in work.steps.items()
-        if work.nbytes
-    }
-    seconds = interleave(work.steps, rounds, work.device)
+    made = work.make(device)
+    peak = {name: peak_bytes(step, device) / 1e6 for name, step in made.steps.items()}
+    saved = {name: saved_share(step, made.activation) for name, step in made.steps.items()}
+    seconds = interleave(made.steps, rounds, device)
     done = len(next(iter(seconds.values())))
     seconds |= {unit: [value] * done for unit, value in work.units.items()}
+    shape = "x".join(map(str, work.shape))
     rows = []
     for variant, reference in work.against:
         name, minus, above = variant.partition(" - ")
@@ -104,7 +108,7 @@ def measure(work: Work, rounds: int) -> list[Row]:
             cost = [a - b for a, b in zip(cost, seconds[above], strict=True)]
         medians = 1e3 * statistics.median(cost), *paired_ratios(cost, seconds[reference])
         memory = saved.get(variant), peak.get(variant)
-        rows.append(Row(work.name, work.shape, variant, reference, *medians, *memory, done))
+        rows.append(Row(work.name, shape, variant, reference, *medians, *memory, done))
     return rows
 
 

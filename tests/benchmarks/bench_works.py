@@ -4,13 +4,12 @@ pytest tests/benchmarks/bench_works.py --benchmark-enable --benchmark-only -n 0 
 """
 
 import functools
-import itertools
 
 import pytest
 import torch
 
 from experiments.overhead import layers, models
-from experiments.overhead.memory import peak_bytes, saved_bytes
+from experiments.overhead.memory import peak_bytes, saved_share
 
 SETS = {
     "kernels": layers.kernels,
@@ -22,22 +21,18 @@ SETS = {
     "models": models.models,
 }
 CASES = [
-    pytest.param(case, variant, id=f"{name}: {case.name}: {variant}",
-                 marks=[pytest.mark.compiled] * ("compiled" in case.name))
-    for name, make in SETS.items()
-    for case, variant in itertools.chain.from_iterable(
-        ((case, variant) for variant in case.variants) for case in make()
-    )
+    pytest.param(work, variant, id=f"{name}: {work.name} {list(work.shape)}: {variant}",
+                 marks=[pytest.mark.compiled] * ("compiled" in work.name))
+    for name, works in SETS.items() for work in works() for variant in work.variants
 ]  # fmt: skip
-made = functools.lru_cache(maxsize=1)(lambda case: case.make(torch.device("cpu")))
+made = functools.lru_cache(maxsize=1)(lambda make: make(torch.device("cpu")))
 
 
-@pytest.mark.parametrize(("case", "variant"), CASES)
-def test_variant(benchmark, case, variant):
-    work = made(case)
-    step = work.steps[variant]
-    benchmark.group = f"{work.name} {work.shape}"
-    benchmark.extra_info["peak_mb"] = peak_bytes(step, work.device) / 1e6
-    if work.nbytes:
-        benchmark.extra_info["saved"] = saved_bytes(step, work.known) / work.nbytes
+@pytest.mark.parametrize(("work", "variant"), CASES)
+def test_variant(benchmark, work, variant):
+    steps, activation = made(work.make)
+    step = steps[variant]
+    benchmark.group = f"{work.name} {list(work.shape)}"
+    benchmark.extra_info["peak_mb"] = peak_bytes(step, torch.device("cpu")) / 1e6
+    benchmark.extra_info["saved"] = saved_share(step, activation)
     benchmark.pedantic(step, rounds=10, warmup_rounds=2)

@@ -1,6 +1,7 @@
 """The commands as a user types them: train, saliency, bench_overhead; and the quick study."""
 
 import csv
+import itertools
 import json
 
 import pytest
@@ -11,7 +12,7 @@ from experiments.config import Run
 from experiments.overhead import layers
 from experiments.overhead.memory import saved_bytes
 from experiments.overhead.peers import PEERS, nominal, realized
-from experiments.overhead.timing import Work, interleave, measure
+from experiments.overhead.timing import Made, Work, interleave, measure
 from experiments.study import fit, read_study
 from tests.experiments.conftest import ROOT
 
@@ -89,7 +90,9 @@ def test_timings_are_paired_and_in_turn():
 
 def test_a_difference_and_a_unit_are_compared():
     steps = {"a": lambda: sum(range(20000)), "b": lambda: sum(range(10000))}
-    work = Work("sums", steps, [("a - b", "1 s"), ("a", "b")], {"1 s": 1.0})
+    against = [("a - b", "1 s"), ("a", "b")]
+    work = Work("sums", lambda device: Made(steps), against, units={"1 s": 1.0})
+    assert work.variants == ["a", "b"]
     above, ratio = measure(work, 5)
     assert 0 < above.ratio < 0.1
     assert ratio.ratio > 0
@@ -102,11 +105,11 @@ def test_peers_are_asked_for_what_drops_the_same_share(name):
 
 
 def test_the_works_do_what_they_say():
-    cases = [*layers.sites()][:3]
-    for case in cases:
-        work = case.make(torch.device("cpu"))
-        assert set(work.steps) == set(case.variants)
-        for step in work.steps.values():
+    cpu = torch.device("cpu")
+    for work in [*itertools.islice(layers.sites(), 3), *layers.observers(), *layers.others()]:
+        made = work.make(cpu)
+        assert set(made.steps) == set(work.variants)
+        for step in made.steps.values():
             step()
     x = torch.ones(8, requires_grad=True)
     assert saved_bytes(lambda: x.exp().sum().backward()) == 32
