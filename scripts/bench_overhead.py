@@ -9,7 +9,6 @@ Examples:
 import argparse
 import csv
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -68,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
     rows = []
     options.out.mkdir(parents=True, exist_ok=True)
     for work in works:
-        rows += [asdict(row) for row in measure(work, options.rounds, device)]
+        rows += measure(work, options.rounds, device)
         with (options.out / "rows.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()

@@ -1,4 +1,4 @@
-"""Works on whole models: bare, attached, edited by hand, and a user's own case."""
+"""Works on whole models: bare, attached and watched, and a user's own case."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from dropblock_hooks import DropBlock2d, DropPath, Regularizer, attach, functional, watch
+from dropblock_hooks import DropBlock2d, DropPath, Regularizer, attach, watch
 from experiments.factories import FactoryError, call
 from experiments.overhead.memory import peak_bytes
 from experiments.overhead.timing import Made, Work, seconds_of
@@ -29,40 +29,21 @@ SPECS: dict[str, dict[str, Regularizer]] = {
     "vit_tiny_patch16_224": {"blocks.*.mlp": DropPath(RATE)},
 }
 COMPILED = ("resnet50", "vit_tiny_patch16_224")
-WAYS = ("bare", "attached", "hand-edited", "watched")
-
-
-class Called(nn.Module):
-    """A regularizer as one writes it into a model: in training, it calls a function."""
-
-    def __init__(self, regularizer: Regularizer) -> None:
-        super().__init__()
-        if isinstance(regularizer, DropBlock2d):
-            size = regularizer.block_size
-            self.function = partial(functional.drop_block2d, p=RATE, block_size=size)
-        else:
-            self.function = partial(functional.drop_path, p=RATE)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x) if self.training else x
+WAYS = ("bare", "attached", "watched")
 
 
 def variants(name: str, device: torch.device) -> dict[str, nn.Module]:
-    """A model with the same weights and regularizers, in all ways."""
+    """A model with the same weights, in all ways."""
     bare = timm.create_model(name).to(device)
     made = {way: copy.deepcopy(bare) for way in WAYS}
-    sites = attach(made["attached"], SPECS[name]).sites
+    attach(made["attached"], SPECS[name])
     watch(made["watched"])
-    for site in sites:
-        layer = bare.get_submodule(site.name)
-        edited = nn.Sequential(copy.deepcopy(layer), Called(site.regularizer))
-        made["hand-edited"].set_submodule(site.name, edited)
     return made
 
 
 def model_work(name: str, training: bool = True, compiled: bool = False) -> Work:
     """A training step, or a forward in evaluation, of the variants of a model."""
-    ways = WAYS[:3] if compiled else WAYS
+    ways = WAYS[:2] if compiled else WAYS
 
     def make(device: torch.device) -> Made:
         made = variants(name, device)
@@ -74,8 +55,7 @@ def model_work(name: str, training: bool = True, compiled: bool = False) -> Work
         return _steps({way: made[way].train(training) for way in ways}, x)
 
     kind = f"{'compiled ' * compiled}{'training step' if training else 'evaluation'}"
-    against = [(way, "bare") for way in ways[1:]] + [("attached", "hand-edited")]
-    return Work(f"{name}, {kind}", make, against, SIZE)
+    return Work(f"{name}, {kind}", make, [(way, "bare") for way in ways[1:]], SIZE)
 
 
 def _steps(made: Mapping[str, nn.Module], x: Tensor) -> Made:

@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,53 +62,39 @@ class Work:
         return list(dict.fromkeys(name for name in names if name not in self.units))
 
 
-@dataclass(frozen=True)
-class Row:
-    """One comparison.
+def measure(work: Work, rounds: int, device: torch.device = CPU) -> list[dict[str, Any]]:
+    """Time all variants of a work, and compare them: one row for each pair of `against`.
 
-    Attributes:
-        work: its name.
-        shape: of the activation.
-        variant: what is compared.
-        reference: what it is divided by.
-        ms: median of the variant in milliseconds.
-        q25: first quartile of the paired ratios; `ratio` is their median, `q75` the third.
-        saved: bytes saved for the backward, as a share of the activation.
-        peak_mb: most memory of a step above what was in use before, in MB.
-        rounds: number of ratios.
+    A row has the median time of the variant in ms, the median and the quartiles of the paired
+    ratios, the bytes saved for the backward as a share of the activation, the peak memory of a step
+    in MB above the memory in use before, and the number of rounds.
     """
-
-    work: str
-    shape: str
-    variant: str
-    reference: str
-    ms: float
-    q25: float
-    ratio: float
-    q75: float
-    saved: float | None
-    peak_mb: float | None
-    rounds: int
-
-
-def measure(work: Work, rounds: int, device: torch.device = CPU) -> list[Row]:
-    """Time all variants of a work, and compare them."""
     made = work.make(device)
-    peak = {name: peak_bytes(step, device) / 1e6 for name, step in made.steps.items()}
-    saved = {name: saved_share(step, made.activation) for name, step in made.steps.items()}
     seconds = interleave(made.steps, rounds, device)
     done = len(next(iter(seconds.values())))
     seconds |= {unit: [value] * done for unit, value in work.units.items()}
-    shape = "x".join(map(str, work.shape))
     rows = []
     for variant, reference in work.against:
         name, minus, above = variant.partition(" - ")
         cost = seconds[name]
         if minus:
             cost = [a - b for a, b in zip(cost, seconds[above], strict=True)]
-        medians = 1e3 * statistics.median(cost), *paired_ratios(cost, seconds[reference])
-        memory = saved.get(variant), peak.get(variant)
-        rows.append(Row(work.name, shape, variant, reference, *medians, *memory, done))
+        q25, ratio, q75 = paired_ratios(cost, seconds[reference])
+        step = made.steps.get(variant)
+        row = {
+            "work": work.name,
+            "shape": "x".join(map(str, work.shape)),
+            "variant": variant,
+            "reference": reference,
+            "ms": 1e3 * statistics.median(cost),
+            "q25": q25,
+            "ratio": ratio,
+            "q75": q75,
+            "saved": step and saved_share(step, made.activation),
+            "peak_mb": step and peak_bytes(step, device) / 1e6,
+            "rounds": done,
+        }
+        rows.append(row)
     return rows
 
 
