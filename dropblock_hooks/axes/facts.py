@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -73,8 +72,11 @@ class ModelFacts:
 
     def of(self, target: Target, at: str) -> Facts:
         """The facts of the output, or the input, of a layer."""
-        module = target.module
-        lineage = list(self._lineage(target.name))
+        module, name = target.module, target.name
+        lineage = [self._index.model]  # the module and its ancestors, nearest first
+        while name:
+            lineage.insert(-1, self._index.modules[name].module)
+            name = name.rpartition(".")[0]
         inside = next((facts for a in lineage if (facts := self._inside(a)).inside), self._of_model)
         return replace(
             inside,
@@ -86,32 +88,21 @@ class ModelFacts:
         )
 
     def _inside(self, module: nn.Module) -> Facts:
-        """The facts of the model, and those of the layers in a module."""
+        """The facts of the model, and what the types of the layers in a module tell."""
         if module not in self._inner:
-            self._inner[module] = _with_types(self._of_model, module.modules())
+            sides: set[str] = set()
+            widths: set[int] = set()
+            for each in module.modules():
+                side = kind_of(each)
+                if side:
+                    sides.add(side)
+                    widths.update(_widths(each))
+                if _REORDER.search(type(each).__name__):
+                    sides.add(MIXED)
+            inside = "".join(sides) if len(sides) < 2 else MIXED
+            found = replace(self._of_model, inside=inside, widths=tuple(sorted(widths)))
+            self._inner[module] = found
         return self._inner[module]
-
-    def _lineage(self, name: str) -> Iterator[nn.Module]:
-        """The module and its ancestors, nearest first."""
-        while name:
-            yield self._index.modules[name].module
-            name = name.rpartition(".")[0]
-        yield self._index.model
-
-
-def _with_types(facts: Facts, modules: Iterable[nn.Module]) -> Facts:
-    """The facts with what the types of some layers tell."""
-    sides: set[str] = set()
-    widths: set[int] = set()
-    for module in modules:
-        side = kind_of(module)
-        if side:
-            sides.add(side)
-            widths.update(_widths(module))
-        if _REORDER.search(type(module).__name__):
-            sides.add(MIXED)
-    inside = "".join(sides) if len(sides) < 2 else MIXED
-    return replace(facts, inside=inside, widths=tuple(sorted(widths)))
 
 
 def kind_of(module: nn.Module) -> str:
@@ -120,10 +111,18 @@ def kind_of(module: nn.Module) -> str:
         return FIRST
     if isinstance(module, (nn.Linear, nn.Embedding, nn.RNNBase)):
         return LAST
-    normalized = getattr(module, "normalized_shape", None)
-    if not normalized or len(normalized) != 1:
-        return ""  # of several axes, a norm does not say which is that of the channels
+    if not _normalized(module):
+        return ""
     return FIRST if getattr(module, "data_format", "") == "channels_first" else LAST
+
+
+def _normalized(module: Any) -> tuple[int, ...]:
+    """The width of a norm; () for other layers, and for a norm of several axes.
+
+    A norm of several axes does not say which of them is that of the channels.
+    """
+    normalized = getattr(module, "normalized_shape", None) or ()
+    return tuple(normalized) if len(normalized) == 1 else ()
 
 
 def _rank(module: nn.Module) -> int:
@@ -139,10 +138,7 @@ def _rank(module: nn.Module) -> int:
 
 def _widths(module: Any) -> set[int]:
     """The numbers of channels that a layer takes and gives, where it says so."""
-    found = [getattr(module, name, None) for name in _WIDTHS]
-    normalized = getattr(module, "normalized_shape", None) or ()
-    if len(normalized) == 1:
-        found += normalized
+    found = [*_normalized(module), *(getattr(module, name, None) for name in _WIDTHS)]
     return {width for width in found if isinstance(width, int) and width}  # lazy layers have 0
 
 

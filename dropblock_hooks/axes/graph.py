@@ -98,20 +98,23 @@ def _verdict(source: str, axes: _Axes) -> str:
 
 def _behind(node: Any, shape: _Shape, axes: _Axes) -> Iterator[tuple[Any, int, _Axes]]:
     """The nodes that a node has taken from, and where the axes were there."""
-    name = re.sub(r"Backward\d*$", "", node.name())
+    name, rank = re.sub(r"Backward\d*$", "", node.name()), len(shape)
     for before, number in node.next_functions:
         taken = _shape(before, number) if before is not None else ()
+        moves: list[int | None] = list(range(rank))  # for each axis, the one that it was
         if not taken:
             continue
-        if name in ("Permute", "Transpose"):
-            order = _order(node, name, len(shape))
-            yield before, number, tuple(None if a is None else order[a] for a in axes)
+        if name == "Permute":
+            moves = [_signed(axis) % rank for axis in node._saved_dims]
+        elif name == "Transpose":
+            a, b = _signed(node._saved_dim0) % rank, _signed(node._saved_dim1) % rank
+            moves[a], moves[b] = b, a
         elif _VIEW.match(name):
             yield from _before_linear(before, shape, axes)
-            moved = [_place(shape, a, taken) for a in range(len(shape))]
-            yield before, number, tuple(None if a is None else moved[a] for a in axes)
-        elif len(taken) == len(shape) and (_SAME.fullmatch(name) or _is_ours(node)):
-            yield before, number, axes
+            moves = [_place(shape, axis, taken) for axis in range(rank)]
+        elif len(taken) != rank or not (_SAME.fullmatch(name) or _is_ours(node)):
+            continue
+        yield before, number, tuple(None if axis is None else moves[axis] for axis in axes)
 
 
 def _before_linear(node: Any, shape: _Shape, axes: _Axes) -> Iterator[tuple[Any, int, _Axes]]:
@@ -123,16 +126,6 @@ def _before_linear(node: Any, shape: _Shape, axes: _Axes) -> Iterator[tuple[Any,
         sizes = getattr(rows, "_saved_self_sym_sizes", ())
         if len(sizes) == len(shape) and tuple(sizes[:-1]) == shape[:-1]:
             yield from ((before, n, kept) for before, n in rows.next_functions if before)
-
-
-def _order(node: Any, name: str, rank: int) -> list[int]:
-    """For each axis that a permutation gives, the one that it was."""
-    if name == "Permute":
-        return [_signed(axis) % rank for axis in node._saved_dims]
-    order = list(range(rank))
-    a, b = _signed(node._saved_dim0) % rank, _signed(node._saved_dim1) % rank
-    order[a], order[b] = b, a
-    return order
 
 
 def _signed(axis: int) -> int:

@@ -2,11 +2,9 @@
 
 plan           `plan`: all that can be said, from a forward of a copy where an input is given
 table          the table of a plan, and the main rate of a regularizer over its schedule
-recording      what the layers did in one forward of a copy
+recording      what the layers did in one forward of a copy, and shortcuts around them
 dry_run        a forward of a deep copy, on fake tensors where that works
-fake_tensors   fake tensors that a forward left in caches, removed
 layers         `layers`: the layers of a model
 builtin        `builtin`: what a model already drops
-residual       shortcuts around a layer, read from the graph
 dropped_twice  where a model drops by itself what a site drops again
 """

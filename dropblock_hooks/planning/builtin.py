@@ -44,11 +44,6 @@ class BuiltinRow:
     retuned: str | None
     aliases: tuple[str, ...]
 
-    @property
-    def entry(self) -> str:
-        """The spec entry that sets the present rate."""
-        return f'"{self.selector}": Retune(p={self.rate:g})'
-
 
 class Builtin(Table[BuiltinRow]):
     """The rates of a model; `spec` makes a Spec of them."""
@@ -127,16 +122,13 @@ def rates_of(index: Index) -> list[BuiltinRow]:
             held[target.owner].append(target)
     rows = []
     for name, target in index.modules.items():
-        if name == target.name:
-            own = _own_attribute(target.module)
-            rows += [_row(target, own)] if own else [_row(t, str(t.attribute)) for t in held[name]]
+        if name != target.name:
+            continue
+        # other layers than dropouts may mean something else by `p`
+        drops = unit_of(bare_type(target.module).__name__) and not target.module._modules
+        own = rate_attribute(target.module) if drops else None
+        rows += [_row(target, own)] if own else [_row(t, str(t.attribute)) for t in held[name]]
     return rows
-
-
-def _own_attribute(module: nn.Module) -> str | None:
-    """The attribute that holds the rate of a dropout layer; other layers may mean more by ``p``."""
-    drops = unit_of(bare_type(module).__name__) is not None and not module._modules
-    return rate_attribute(module) if drops else None
 
 
 def _row(target: Target, attribute: str) -> BuiltinRow:
@@ -157,7 +149,7 @@ def _row(target: Target, attribute: str) -> BuiltinRow:
 
 
 _COLUMNS: Columns[BuiltinRow] = {
-    "entry of a spec": lambda row: named(row.entry, row.aliases),
+    "entry of a spec": lambda row: named(f'"{row.selector}": Retune(p={row.rate:g})', row.aliases),
     "type": lambda row: row.type,
     "rate": lambda row: row.rate,
     "on": lambda row: "yes" if row.on else "no",

@@ -24,7 +24,6 @@ def find_doubled(
     base: nn.Module,
     placements: Sequence[Placement],
     keys: Sequence[str],
-    calls: Mapping[str, int] | None = None,
 ) -> list[Finding]:
     """One finding for each reason.
 
@@ -32,28 +31,28 @@ def find_doubled(
         base: the model.
         placements: the regularizers to be attached.
         keys: the key of each placement.
-        calls: the calls of each layer in one forward; layers that are not called drop nothing.
     """
     alike: dict[Any, dict[str, Placement]] = defaultdict(dict)
     for p, key in zip(placements, keys, strict=True):
         r = p.regularizer
         if unit_dropped(r) and highest_rate(r) and not p.target.form:
             alike[p.position[0], p.target.name, r.kind, r.at, r.index][key] = p
-    droppers = _droppers(base, placements, calls) if alike else {}
+    droppers = _droppers(base, placements) if alike else {}
     shares: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     for same in alike.values():
         p, *others = same.values()
-        label, kept = p.regularizer.label, [1 - highest_rate(x.regularizer) for x in same.values()]
+        label = p.regularizer.label
+        kept = math.prod(1 - highest_rate(each.regularizer) for each in same.values())
         if others and not getattr(p.entry.selector, "compose", False):
             reason = f"{label} stands {len(same)} times in one list", "Write one of them"
-            shares[reason] |= dict.fromkeys(same, 1 - math.prod(kept))
+            shares[reason] |= dict.fromkeys(same, 1 - kept)
         own = _own_dropper(p, droppers)
         if own is not None:
             reason = (
                 f"{label} drops where the model's own {own.type} drops",
                 "Put Retune on that layer instead, or leave one of the two out",
             )
-            shares[reason] |= dict.fromkeys(same, 1 - math.prod([*kept, 1 - own.rate]))
+            shares[reason] |= dict.fromkeys(same, 1 - kept * (1 - own.rate))
     found = []
     for (why, cure), each in shares.items():
         text = f"{why}, {ranged(range_of(each.values()))} in all"
@@ -61,9 +60,7 @@ def find_doubled(
     return found
 
 
-def _droppers(
-    base: nn.Module, placements: Sequence[Placement], calls: Mapping[str, int] | None
-) -> dict[str, BuiltinRow]:
+def _droppers(base: nn.Module, placements: Sequence[Placement]) -> dict[str, BuiltinRow]:
     """The layers of a model that drop in training, at the rates that the placements set."""
     retuned = {
         (p.target.owner, p.attribute): highest_rate(p.regularizer)
@@ -75,8 +72,7 @@ def _droppers(
         name = "" if row.name == "." else row.name
         rate = retuned.get((name, row.attribute), row.rate)
         trains = row.on or row.rate == 0 or not base.training
-        called = calls is None or calls.get(name)
-        if rate > 0 and trains and called and not row.selector.startswith("attr:"):
+        if rate > 0 and trains and not row.selector.startswith("attr:"):
             found[name] = replace(row, rate=rate)
     return found
 

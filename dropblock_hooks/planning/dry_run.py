@@ -5,6 +5,8 @@ models keep tensors in caches, and a fake one left there would break their next 
 """
 
 import copy
+import functools
+import gc
 import logging
 import random
 import sys
@@ -17,14 +19,15 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map, tree_map_only
 
 from ..handles import as_written
 from ..quoting import quote
-from .fake_tensors import take_out
 
 _T = TypeVar("_T")
+_DEEPEST = 4  # containers between a tensor and the cache that holds it
+_LRU: type = type(functools.lru_cache(lambda: None))
 
 
 class DryRunError(ValueError):
@@ -87,7 +90,7 @@ def dry_run(model: nn.Module, example: Any, look: Callable[[DryRun], _T]) -> _T:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             reason = ": ".join([type(error).__name__, *lines[:1]])
         finally:
-            take_out(mode)
+            _take_out(mode)
     given = quote(tree_map(shape_of, example))
     raise DryRunError(f"no forward of a copy ran with example_input of {given}: {reason}")
 
@@ -166,3 +169,35 @@ def _leave_out_hooks(model: nn.Module) -> None:
                 source = type(getattr(hook, "__self__", hook)).__module__
                 if not source.startswith("torch.nn.utils"):
                     del hooks[key]
+
+
+def _take_out(mode: FakeTensorMode | None) -> None:
+    """Remove the fake tensors of a mode from the caches outside of its model.
+
+    Functions under ``functools.lru_cache`` and global dicts keep tensors, such as the masks of
+    windowed attention, for the next forward of any model. A fake one would break it. Nothing else
+    may hold the tensors by now.
+    """
+    if mode is not None and _alive(mode):
+        gc.collect()
+        for tensor in _alive(mode):
+            _release(tensor, 0)
+
+
+def _alive(mode: FakeTensorMode) -> list[FakeTensor]:
+    # some objects lie about their class when asked, so the type is taken
+    found = [o for o in gc.get_objects() if type(o) is FakeTensor]
+    return [tensor for tensor in found if getattr(tensor, "fake_mode", None) is mode]
+
+
+def _release(held: Any, depth: int) -> None:
+    for holder in gc.get_referrers(held):
+        if isinstance(holder, types.FrameType) or depth > _DEEPEST:
+            continue
+        if type(holder) is _LRU:
+            holder.cache_clear()  # type: ignore[attr-defined]  # of what `type` is, mypy knows nothing
+        elif type(holder) is dict:
+            for key in [key for key, value in holder.items() if value is held]:
+                del holder[key]
+        elif isinstance(holder, tuple | list) or type(holder).__name__ == "_lru_list_elem":
+            _release(holder, depth + 1)

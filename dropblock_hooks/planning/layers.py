@@ -64,9 +64,10 @@ def layers(model: nn.Module, example_input: Any = None) -> Table[LayerRow]:
     columns: dict[str, Any] = {
         "name": lambda row: named(row.name or ".", row.aliases),
         "type": lambda row: row.type,
+        "output": lambda row: row.shape,
+        "calls": lambda row: row.calls,
+        "parameters": lambda row: row.parameters,
     }
-    if seen:
-        columns["output"] = lambda row: row.shape
-        columns["calls"] = lambda row: row.calls
-    columns["parameters"] = lambda row: row.parameters
+    if not seen:
+        del columns["output"], columns["calls"]
     return Table(rows, columns)

@@ -4,7 +4,7 @@ The real hooks of the spec run in one forward of a copy. A site that can't work 
 the forward goes on.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from types import MethodType
@@ -31,8 +31,7 @@ from ..spec.spec import Draft
 from ..tables import counted
 from .dropped_twice import find_doubled
 from .dry_run import DryRun, DryRunError, dry_run, own_input, shape_of
-from .recording import recorded
-from .residual import passes_around
+from .recording import passes_around, recorded
 from .table import Plan, PlanRow, plan_row
 
 
@@ -84,9 +83,8 @@ def plan_placements(
     """The plan of a spec that is resolved; `model` takes the example, `base` is in it."""
     keys = site_keys(placements)
     example = own_input(base) if example is None else example
-    calls: Mapping[str, int] | None = None
     try:
-        rows, findings, calls = dry_run(model, example, partial(_probe, base, placements))
+        rows, findings = dry_run(model, example, partial(_probe, base, placements))
     except DryRunError as error:
         rows = [plan_row(*each) for each in zip(keys, placements, strict=True)]
         findings = [Finding(Kind.NO_PASS, Severity.WARNING, (), f"no shapes, since {error}")]
@@ -95,7 +93,7 @@ def plan_placements(
         for row in rows
         if row.problem is not None
     ]
-    findings = [*merged(findings), *find_doubled(base, placements, keys, calls)]
+    findings = [*merged(findings), *find_doubled(base, placements, keys)]
     title = f"{counted(len(keys), 'site')} on {bare_type(base).__name__}"
     return Plan(rows, title, grouped(problems), findings)
 
@@ -163,10 +161,10 @@ class SiteProbe:
 
 def _probe(
     base: nn.Module, placements: list[Placement], run: DryRun
-) -> tuple[list[PlanRow], list[Finding], Mapping[str, int]]:
+) -> tuple[list[PlanRow], list[Finding]]:
     """One training forward of a copy with the hooks of all placements on `base`.
 
-    Returns a row for each placement, the findings, and the calls of all layers.
+    Returns a row for each placement, and the findings.
     """
     if not run.model.training:
         run.model.train()
@@ -187,10 +185,9 @@ def _probe(
         install(copied, moved, shared, make)
         sources = _ask_for_gradients(run) if any(each.drops_samples for each in probes) else []
         outputs = [x for x in tree_leaves(run.run()) if isinstance(x, Tensor)]
-    calls = {name: layer.calls for name, layer in layers.items()}
     window = replace(
         windows(shared, [each.hook for each in probes])[0],
-        layers=calls,
+        layers={name: layer.calls for name, layer in layers.items()},
         model=Snapshot(trained=1),
         backward=False,
     )
@@ -199,7 +196,7 @@ def _probe(
         plan_row(each.site.key, p, each.site, each.shape, each.error)
         for each, p in zip(probes, placements, strict=True)
     ]
-    return rows, findings, calls
+    return rows, findings
 
 
 def _ask_for_gradients(run: DryRun) -> list[Node]:

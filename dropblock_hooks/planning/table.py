@@ -9,7 +9,6 @@ from ..attachment.report import block_cell, entry_of, is_clipped
 from ..attachment.resolve import Placement
 from ..findings import Finding
 from ..regularizers.base import Regularizer
-from ..regularizers.retune import RATES
 from ..schedules.base import span_of
 from ..schedules.by_depth import ByDepth
 from ..selectors.wrappers import bare_type
@@ -148,12 +147,8 @@ def rate_range(regularizer: Regularizer) -> Range | None:
 
 
 def highest_rate(regularizer: Regularizer) -> float:
-    """The highest main rate; of a ``Foreign`` without a rate of its own, that of its layer."""
-    rates = rate_range(regularizer)
-    if rates is not None:
-        return rates[1]
-    held = (getattr(getattr(regularizer, "target", None), name, None) for name in RATES)
-    return next((float(rate) for rate in held if isinstance(rate, int | float)), 0.0)
+    """The highest main rate; 0 without a rate."""
+    return (rate_range(regularizer) or (0.0, 0.0))[1]
 
 
 def range_of(values: Iterable[float | None]) -> float | Range | None:

@@ -2,7 +2,6 @@
 
 select      `Select` and the selectors as text: globs, ``re:``, ``type:``, ``stage:``, ``param:``
 index       the modules and parameters of a model by name
-patterns    globs over name components, and regular expressions
 stages      feature stages, from timm's ``feature_info``
 wrappers    the model inside DDP, FSDP, ``torch.compile`` and the like
 """

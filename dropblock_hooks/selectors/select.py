@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +12,14 @@ from ..checks import as_count, closest
 from ..quoting import kind_of, label, listed, quote
 from ..registry import brief
 from .index import Index, NoMatchError, Target
-from .patterns import ROOT, matching
 from .stages import stage_module, stage_target
 from .wrappers import bare_type
 
+ROOT = "."
+"""The selector of the model itself, whose name is empty."""
+_SPAN = r"(?:[^.\n]+\.)*"
+_TOKEN = re.compile(r"\*+|\[(!?)([^\]]+)\]|.", re.DOTALL)
 FORMS = ("param", "attr", "re", "type", "stage", "stride")
-_RATE = (
-    ": a rate is a number in [0, 1] that the module itself holds, under the name p or a name with "
-    "drop or prob"
-)
 
 
 @dataclass(frozen=True)
@@ -174,7 +173,8 @@ def _no_match(form: str, text: str, index: Index) -> str:
             f"{quote(text)} matches nothing: did you mean {quote(meant)} ({listed(below, 3)})? "
             "Or give root=, the submodule where names begin"
         )
-    why = _RATE if form == "attr" else ""
+    why = ": a rate is a number in [0, 1] that a module holds as p, *drop* or *prob*"
+    why = why if form == "attr" else ""
     return f"{quote(text)} matches nothing{why}{closest(text, filter(None, table))}"
 
 
@@ -230,3 +230,45 @@ def _candidates(select: Select, index: Index) -> list[Target]:
     if not found:
         raise NoMatchError(f"{quote(select)}: no layer matches all of its forms")
     return found
+
+
+def matching(text: str, names: Collection[str]) -> list[str]:
+    """The names that a name, a glob or ``re:...`` matches; the root by `ROOT` alone.
+
+    In a glob, ``*`` stays within one component of a name, and ``**`` spans several.
+
+    Raises:
+        re.error: for a bad pattern, such as ``[z-a]``.
+    """
+    if text == ROOT:
+        return [name for name in names if not name]
+    if text in names:
+        return [text]
+    if text.startswith("re:"):
+        regex = re.compile(text[3:])
+        return [name for name in names if name and regex.fullmatch(name)]
+    lines = "\n".join([f"{name}." for name in names if name])  # one search is fast
+    pattern = re.compile(rf"^(?:{_translated(text)})$", re.MULTILINE)
+    return [name[:-1] for name in pattern.findall(lines) if name]
+
+
+def _translated(glob: str) -> str:
+    """The glob as a regular expression over a name with a dot after each component."""
+    parts: list[str] = []
+    for component in glob.split("."):
+        if component != "**":
+            parts.append(rf"{_TOKEN.sub(_translated_token, component)}\.")
+        elif parts[-1:] != [_SPAN]:  # two in a row mean the same, and take longer to match
+            parts.append(_SPAN)
+    return "".join(parts)
+
+
+def _translated_token(token: re.Match[str]) -> str:
+    if token.group().startswith("*"):
+        return r"[^.\n]*"
+    if token.group() == "?":
+        return r"[^.\n]"
+    if token[2]:
+        inside = re.escape(token[2]).replace("\\-", "-")
+        return rf"(?![.\n])[{'^' if token[1] else ''}{inside}]"
+    return re.escape(token.group())

@@ -45,16 +45,15 @@ class Branch(nn.Module):
 
 
 class NormsLast(nn.Module):
-    """Its last layer drops, and is not what it returns; it may be unused."""
+    """Its last layer drops, and is not what it returns."""
 
-    def __init__(self, p, used=True):
+    def __init__(self, p):
         super().__init__()
         self.fc, self.norm, self.drop = nn.Linear(6, 6), nn.LayerNorm(6), nn.Dropout(p)
-        self.used = used
 
     def forward(self, x):
         y = self.fc(x)
-        return self.norm(x + (self.drop(y) if self.used else y))
+        return self.norm(x + self.drop(y))
 
 
 class DropPaths(nn.Module):
@@ -171,10 +170,7 @@ def test_silent_where_nothing_is_dropped_twice(build, name, regularizer, shape):
     assert told_by_attach(model, spec) == []
 
 
-def test_what_does_not_run_drops_nothing():
-    model = NormsLast(0.5, used=False)
-    assert len(told_by_attach(model, {"drop": Dropout(0.2)})) == 1
-    assert told_by_plan(model, {"drop": Dropout(0.2)}, ROW) == []
+def test_a_layer_in_evaluation_drops_nothing():
     frozen = sequence()
     frozen[2].eval()
     assert told_by_plan(frozen, {"2": Dropout(0.2)}, ROW) == []

@@ -11,8 +11,7 @@ from torch import nn
 
 from dropblock_hooks import Select
 from dropblock_hooks.selectors.index import Index, NoMatchError
-from dropblock_hooks.selectors.patterns import matching
-from dropblock_hooks.selectors.select import match
+from dropblock_hooks.selectors.select import match, matching
 
 
 def names(model, selector):
