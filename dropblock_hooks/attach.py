@@ -74,7 +74,7 @@ def attach(
     placements, warnings = place(base, draft, checked_epochs(epochs))
     unsaid = without_epochs(placements, epochs)
     if unsaid:
-        raise draft.error(unsaid)
+        raise SpecError(unsaid, draft.source)
     run = Run(root, checked_scaler(grad_scaler), epochs)
     optimizers = checked_optimizers(optimizer)
     findings = [Finding(Kind.SPEC, Severity.WARNING, (), text) for text in warnings]

@@ -62,6 +62,7 @@ def place(
     index = Index(model)
     placements: list[Placement] = []
     problems = list(draft.problems)
+    cause: BaseException | None = None
     warnings: list[str] = []
     for i, entry in enumerate(draft.entries):
         try:
@@ -82,7 +83,7 @@ def place(
     placements = [_with_own_rate(p, index) for p in placements]
     problems += [*_refused(placements), *_conflicts(placements)]
     if problems:
-        raise draft.error(problems)
+        raise SpecError(problems, draft.source) from cause
     if epochs is not None:
         text = f"epochs, and the training has {epochs}: it does not come to its end"
         lengths = _lengths(placements)

@@ -7,7 +7,6 @@ A regularizer or schedule is ``{Name: {field: value}}``, ``Name``, or the text o
 from __future__ import annotations
 
 import ast
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar, get_args
@@ -92,11 +91,11 @@ def construct(cls: Any, given: Mapping[Any, Any], path: Keys) -> Any:
     faults: list[tuple[Keys, str]] = []
     for key, value in given.items():
         below = (*path, key_text(key))
-        if key not in names:
-            hint = closest(below[-1], names) or f" (fields: {', '.join(names)})"
-            faults.append((below, f"{cls.__name__} has no field {quote(below[-1])}{hint}"))
-            continue
         try:
+            if key not in names:
+                hint = closest(below[-1], names) or f" (fields: {', '.join(names)})"
+                text = f"{cls.__name__} has no field {quote(below[-1])}{hint}"
+                raise PlainError((below, text))
             arguments[key] = _field(value, below, _takes_schedule(hints.get(key)))
         except PlainError as error:
             faults += error.faults
@@ -120,9 +119,6 @@ def _field(value: Any, path: Keys, may_be_schedule: bool) -> Any:
     is_call = isinstance(value, str) and ("(" in value or value in registered(Schedule))
     if may_be_schedule and (is_call or isinstance(value, Mapping)):
         return schedule_from(value, path)
-    if isinstance(value, Mapping):
-        with contextlib.suppress(TypeError, ValueError, OverflowError):  # JSON's keys are text
-            return [(float(key), item) for key, item in value.items()]  # "0" and "0.0" are a fault
     return tuple(value) if is_list(value) else value
 
 
@@ -144,9 +140,8 @@ def _call(node: ast.AST) -> tuple[str, dict[str, Any]]:
     name: str = node.func.id
     cls: Any = registered(object).get(name)
     names = [f.name for f in fields(cls) if f.init and not f.kw_only] if cls else []
-    pairs = list(zip(names, node.args, strict=False))
-    pairs += [(each.arg or "**", each.value) for each in node.keywords]
-    given = {key: _literal(value) for key, value in pairs}
+    given = dict(zip(names, map(_literal, node.args), strict=False))
+    given |= {each.arg or "**": _literal(each.value) for each in node.keywords}
     if cls and len(given) < len(node.args) + len(node.keywords):  # too many, or one twice
         raise ValueError
     return name, given

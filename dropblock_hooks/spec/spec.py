@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -48,14 +48,14 @@ class SpecError(ValueError):
         return SpecError, (self.problems, self._source)
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A selector and what is put there; None removes what earlier entries put there."""
 
     selector: Selector
     regularizers: tuple[Regularizer, ...] | None
 
 
+@dataclass(frozen=True, init=False, repr=False)
 class Spec:
     """An ordered mapping selector → regularizers, checked as far as possible without a model.
 
@@ -78,8 +78,10 @@ class Spec:
         SpecError: with all that is wrong.
     """
 
+    entries: tuple[Entry, ...]
+
     def __init__(self, spec: Any) -> None:
-        self.entries = Draft.of(spec).checked()
+        vars(self)["entries"] = Draft.of(spec).checked()
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Spec:
@@ -134,12 +136,6 @@ class Spec:
 
     def __len__(self) -> int:
         return len(self.entries)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Spec) and self.entries == other.entries
-
-    def __hash__(self) -> int:
-        return hash(self.entries)
 
     def __repr__(self) -> str:
         pairs = [(e.selector, _one_or_several(list(e.regularizers or ()))) for e in self]
@@ -202,12 +198,8 @@ class Draft:
     def checked(self) -> tuple[Entry, ...]:
         """The entries, or a SpecError with all faults."""
         if self.problems:
-            raise self.error(self.problems)
+            raise SpecError(self.problems, self.source)
         return tuple(self.entries)
-
-    def error(self, problems: Iterable[str]) -> SpecError:
-        """An error to raise, with these problems."""
-        return SpecError(problems, self.source)
 
     @contextlib.contextmanager
     def _noting(self) -> Iterator[None]:
@@ -250,8 +242,6 @@ class Draft:
 
 def _pair(i: str, item: Any) -> tuple[Keys, Any, Any]:
     """Key path, selector and value of an entry of a list."""
-    if isinstance(item, Entry):
-        return (key_text(item.selector),), item.selector, item.regularizers
     if isinstance(item, Mapping) and set(item) == {"select", "apply"}:
         return (i, "apply"), item["select"], item["apply"]
     if is_list(item) and len(item) == 2:

@@ -142,7 +142,7 @@ def test_several_and_none():
     )
     assert spec == Spec({"a": [Dropout(), Dropout2d(0.1)], "b": None, "c": [Dropout(), ZeroGrad()]})
     assert Spec.from_json(
-        '{"a": {"Dropout": {"p": {"StepSchedule": {"values": {"0": 0.1}}}}}}'
+        '{"a": {"Dropout": {"p": {"StepSchedule": {"values": [[0, 0.1]]}}}}}'
     ) == Spec({"a": Dropout(StepSchedule({0: 0.1}))})
 
 
@@ -224,10 +224,11 @@ def test_bad_yaml(text):
     [
         ('{"a": "Dropout", "a": "Dropout2d"}', "'a' stands twice"),
         ('{"a": }', "line 1"),
+        ('{"a": {"Dropout": {"p": {"StepSchedule": {"values": {"0": 1}}}}}}', "also in JSON"),
         ('{"a": {"Dropout": {"q": 1}}}', "a → Dropout → q: Dropout has no field 'q'"),
         ("[" * 100000, "nested too deeply"),
     ],
-    ids=["twice", "no value", "field", "deep"],
+    ids=["twice", "no value", "times", "field", "deep"],
 )
 def test_bad_json(text, part):
     with pytest.raises(SpecError, match=part):
