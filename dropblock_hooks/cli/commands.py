@@ -20,7 +20,7 @@ from ..registry import registered
 from ..schedules.base import Schedule
 from ..selectors.index import Index
 from ..selectors.select import match
-from ..spec.convert import regularizer_from, schedule_from
+from ..spec.convert import built, regularizer_from
 from ..spec.files import read_yaml
 from ..spec.spec import Spec
 from ..tables import Columns, Short, Table, counted
@@ -164,7 +164,7 @@ def _argument(text: str) -> tuple[str, Any]:
     if name == "regularizer":
         return name, regularizer_from(value, (name,))
     if name == "p" and isinstance(value, str | dict):
-        return name, schedule_from(value, (name,))
+        return name, built(Schedule, value, (name,))
     return name, value
 
 

@@ -62,15 +62,14 @@ class TrainerDriver:
         optimizers: Any = None,
         resumed: bool = False,
     ) -> Attachment:
-        """Attach the spec, and take over the state that was loaded; return the `Attachment`.
+        """Attach the spec, and take over the state that was loaded.
 
         Args:
             model: the model that is trained, wrapped or not.
-            length: how long the training is, in `unit`; None, -1 or infinity if it is not known.
-            scaler: the GradScaler; False where the loss is not scaled.
+            length: length of the training in `unit`; None, -1 or infinity if it is not known.
+            scaler: the GradScaler; False if the loss is not scaled.
             optimizers: for regularizers with ``when="accumulated"``.
-            resumed: whether the training continues from a checkpoint. A checkpoint without a state
-                is then reported.
+            resumed: whether a checkpoint without a state is reported.
 
         Raises:
             SpecError: for a spec that does not fit the model.
@@ -98,11 +97,9 @@ class TrainerDriver:
         return attached
 
     def tick(self, epoch: float, step: int) -> None:
-        """Move the schedules, before a training step.
+        """Move the schedules before a training step: to an epoch, or a number of optimizer steps.
 
-        Args:
-            epoch: the time in epochs; fractions are allowed.
-            step: the number of optimizer steps so far.
+        Fractions of an epoch are allowed.
         """
         if self.attached is not None:
             self._ticked = True

@@ -139,8 +139,8 @@ class StepSchedule(Schedule):
             steps = sorted((as_number("time", t), as_number("value", v)) for t, v in pairs)
         except (TypeError, ValueError) as error:
             raise ValueError(
-                "StepSchedule takes a mapping of time to value, such as {0: 0.0, 30: 0.1}, or pairs, "
-                f"also in JSON: [[0, 0.0], [30, 0.1]]. Got {quote(self.values)}: {error}"
+                "StepSchedule takes a mapping of time to value, such as {0: 0.0, 30: 0.1}, or "
+                f"pairs (also in JSON: [[0, 0.0], [30, 0.1]]), got {quote(self.values)}: {error}"
             ) from error
         times = [t for t, _ in steps]
         if times[:1] != [0]:

@@ -46,19 +46,14 @@ def regularizer_from(value: Any, path: Keys = ()) -> Regularizer:
     if isinstance(value, Regularizer):
         return value
     if not is_foreign(value) or isinstance(value, Schedule):
-        return _build(Regularizer, value, path)
+        return built(Regularizer, value, path)
     try:
         return Foreign(value)
     except (TypeError, ValueError) as error:
         raise PlainError((path, str(error))) from error
 
 
-def schedule_from(value: Any, path: Keys = ()) -> Schedule:
-    """A schedule from plain data."""
-    return _build(Schedule, value, path)
-
-
-def _build(base: type[_T], value: Any, path: Keys) -> _T:
+def built(base: type[_T], value: Any, path: Keys) -> _T:
     """An object of a registered class, from ``{Name: fields}`` or the text of a call."""
     kind = base.__name__.lower()
     if isinstance(value, str):
@@ -76,8 +71,8 @@ def _build(base: type[_T], value: Any, path: Keys) -> _T:
         raise PlainError((path, f"unknown {kind} {quote(name)}{hint}"))
     if given is not None and not isinstance(given, Mapping):
         raise PlainError((path, f"write {{{name}: {{field: value}}}}, got {shown(given)}"))
-    built: _T = construct(known[name], given or {}, path)
-    return built
+    found: _T = construct(known[name], given or {}, path)
+    return found
 
 
 def construct(cls: Any, given: Mapping[Any, Any], path: Keys) -> Any:
@@ -100,7 +95,7 @@ def construct(cls: Any, given: Mapping[Any, Any], path: Keys) -> Any:
         except PlainError as error:
             faults += error.faults
     try:
-        built = cls(**arguments)
+        made = cls(**arguments)
     except (TypeError, ValueError) as error:
         message = str(error).removeprefix(f"{cls.__name__}.__init__() ")
         if not faults or "missing" not in message:
@@ -108,7 +103,7 @@ def construct(cls: Any, given: Mapping[Any, Any], path: Keys) -> Any:
             faults.append(((*path, first) if first in given else path, message))
     if faults:
         raise PlainError(*faults)
-    return built
+    return made
 
 
 def _takes_schedule(hint: Any) -> bool:
@@ -118,7 +113,7 @@ def _takes_schedule(hint: Any) -> bool:
 def _field(value: Any, path: Keys, may_be_schedule: bool) -> Any:
     is_call = isinstance(value, str) and ("(" in value or value in registered(Schedule))
     if may_be_schedule and (is_call or isinstance(value, Mapping)):
-        return schedule_from(value, path)
+        return built(Schedule, value, path)
     return tuple(value) if is_list(value) else value
 
 

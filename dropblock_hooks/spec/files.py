@@ -25,7 +25,7 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _decoded(text: str | bytes) -> str:
-    """The text of a file: UTF-8, with or without a byte order mark."""
+    """The text of a file in UTF-8."""
     if len(text) > MOST_BYTES:
         raise ValueError(f"it is larger than {MOST_BYTES:,} bytes")
     return text if isinstance(text, str) else text.decode("utf-8-sig")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from ..findings import Finding, Kind, Severity
-from ..quoting import label, quote, shorten, shown
+from ..quoting import label, shorten, shown
 from ..regularizers.base import Regularizer
 from ..selectors.select import Select, Selector
 from ..tables import counted
@@ -128,8 +128,9 @@ class Spec:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a file: JSON if its name ends in ``.json``, else YAML."""
-        text = self.to_json() if _is_json(os.fspath(path)) else self.to_yaml()
-        Path(path).write_text(text, encoding="utf-8")
+        file = Path(path)
+        text = self.to_json() if file.suffix.lower() == ".json" else self.to_yaml()
+        file.write_text(text, encoding="utf-8")
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
@@ -179,12 +180,10 @@ class Draft:
         try:
             with open(name, "rb") as file:
                 data = file.read(MOST_BYTES + 1)
-        except FileNotFoundError:
-            problem = f"there is no file {quote(name)}; a spec is a mapping or the path of a file"
-            raise SpecError([problem]) from None
         except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
-            raise SpecError([f"can't read it: {error}"], name) from error
-        return cls.of_text(data, name, _is_json(name))
+            problem = f"can't read it: {error}; a spec is a mapping or the path of a file"
+            raise SpecError([problem], name) from error
+        return cls.of_text(data, name, name.lower().endswith(".json"))
 
     @classmethod
     def of_text(cls, text: str | bytes, source: str, is_json: bool = False) -> Draft:
@@ -257,10 +256,6 @@ def _selector(value: Any, path: Keys) -> Selector:
         select: Select = construct(Select, value, (*path[:-1], "select"))
         return select
     raise PlainError((path, f"a selector is text or a Select, got {shown(value)}: quote it"))
-
-
-def _is_json(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() == ".json"
 
 
 def _one_or_several(items: list[Any]) -> Any:

@@ -190,7 +190,7 @@ def test_check_shows_all_faults(capsys):
     assert (code, len(json.loads(out)["problems"])) == (1, 14)
     code, out, err = run(capsys, "check", "no.yaml")
     assert (code, out) == (1, "")
-    assert "there is no file 'no.yaml'" in err
+    assert "No such file or directory: 'no.yaml'" in err
 
 
 def test_regularizers(capsys, own_registry):
