@@ -6,7 +6,7 @@ from torch import nn
 
 from .attachment.attachment import Attachment
 from .attachment.install import install, site_keys
-from .attachment.resolve import checked_epochs, place, without_epochs
+from .attachment.resolve import place
 from .findings import Finding, Kind, Severity, tell
 from .handles import forget_compiled
 from .planning.dropped_twice import find_doubled
@@ -71,8 +71,7 @@ def attach(
     """
     base = submodule(unwrap(model, spec), root)
     draft = Draft.of(spec)
-    placements, warnings = place(base, draft, checked_epochs(epochs))
-    unsaid = without_epochs(placements, epochs)
+    placements, warnings, unsaid = place(base, draft, epochs)
     if unsaid:
         raise SpecError(unsaid, draft.source)
     run = Run(root, checked_scaler(grad_scaler), epochs)

@@ -28,12 +28,12 @@ class Placement:
     """One regularizer of one entry on one layer, parameter or attribute.
 
     Attributes:
-        entry: of the spec.
+        entry: the entry of the spec.
         position: the number of the entry, and that of the regularizer in it.
         target: the layer.
-        regularizer: what is done there.
-        facts: what the model tells about the layer's axes.
-        attribute: that holds the layer's own rate, where that is retuned.
+        regularizer: the regularizer or observer.
+        facts: the axes of the layer, as the model shows them.
+        attribute: the attribute with the layer's own rate, if that is retuned.
     """
 
     entry: Entry
@@ -49,16 +49,28 @@ class Placement:
         return quote(self.entry.selector)
 
 
-def place(
-    model: nn.Module, draft: Draft, epochs: int | None = None
-) -> tuple[list[Placement], list[str]]:
-    """All placements of a spec on a model, in the order of the spec, and warnings.
+class Placed(NamedTuple):
+    """A spec on a model.
 
-    Names begin at `model`; `epochs` is the length of the training, if that is known.
+    Attributes:
+        placements: in the order of the spec.
+        warnings: about entries that are likely not meant.
+        unsaid: schedules that need the length of the training, which is not known.
+    """
+
+    placements: list[Placement]
+    warnings: list[str]
+    unsaid: list[str]
+
+
+def place(model: nn.Module, draft: Draft, epochs: int | None = None) -> Placed:
+    """Resolve a spec on a model. Names begin at `model`; `epochs` is the length of the training.
 
     Raises:
         SpecError: with all that is wrong.
     """
+    if epochs is not None:
+        as_count("epochs", epochs)
     index = Index(model)
     placements: list[Placement] = []
     problems = list(draft.problems)
@@ -80,56 +92,39 @@ def place(
             continue
         for j, regularizer in enumerate(entry.regularizers):
             placements += [Placement(entry, (i, j), target, regularizer) for target in targets]
-    placements = [_with_own_rate(p, index) for p in placements]
+    placements = [_with_own_rate(p, model) for p in placements]
     problems += [*_refused(placements), *_conflicts(placements)]
     if problems:
         raise SpecError(problems, draft.source) from cause
-    if epochs is not None:
+    rates = [(p.where, rate) for p in placements for rate in p.regularizer.rates.values()]
+    lengths = {f"{where}: {quote(rate)}": length_of(rate) for where, rate in rates}
+    unsaid = []
+    if epochs is None:
+        unsaid = [f"{rate}: {UNSAID}" for rate, length in lengths.items() if length is None]
+    else:
         text = f"epochs, and the training has {epochs}: it does not come to its end"
-        lengths = _lengths(placements)
-        warnings += [f"{rate} takes {n:g} {text}" for rate, n in lengths if n and n > epochs]
+        warnings += [
+            f"{rate} takes {n:g} {text}" for rate, n in lengths.items() if n and n > epochs
+        ]
     warnings += _nested(placements)
     facts = ModelFacts(index)
     placements = [
         p if p.target.form else replace(p, facts=facts.of(p.target, p.regularizer.at))
         for p in _with_rates(placements, epochs)
     ]
-    return placements, warnings
+    return Placed(placements, warnings, unsaid)
 
 
-def checked_epochs(epochs: int | None) -> int | None:
-    """The length of a training, if it is one."""
-    return None if epochs is None else as_count("epochs", epochs)
-
-
-def without_epochs(placements: list[Placement], epochs: int | None) -> list[str]:
-    """The schedules that wait to be told how long the training is."""
-    if epochs is not None:
-        return []
-    return [f"{rate}: {UNSAID}" for rate, length in _lengths(placements) if length is None]
-
-
-def _lengths(placements: list[Placement]) -> list[tuple[str, float | None]]:
-    """Each rate as its entry states it, and how many epochs it takes; None if it has no length."""
-    found: dict[tuple[str, float | None], None] = {}
-    for p in placements:
-        written = (p.entry.regularizers or (p.regularizer,))[p.position[1]]
-        for rate in written.rates.values():
-            found[f"{p.where}: {quote(rate)}", length_of(rate)] = None
-    return list(found)
-
-
-def _with_own_rate(p: Placement, index: Index) -> Placement:
+def _with_own_rate(p: Placement, model: nn.Module) -> Placement:
     """The placement, for `Retune` with the attribute that holds the rate of the layer."""
-    module, retune = p.target.module, p.regularizer
-    if not isinstance(retune, Retune) or p.target.parameter:
+    target, retune = p.target, p.regularizer
+    if not isinstance(retune, Retune) or target.parameter:
         return p
-    attribute = p.target.attribute or rate_attribute(module)
+    attribute = target.attribute or rate_attribute(target.module)
     if attribute is None:
         return p
-    base, names = index.modules[""].module, (p.target.name, *p.target.aliases)
-    ours = None if p.target.attribute else in_place_of(module)
-    if ours is not None and is_read(base, names, attribute):
+    ours = None if target.attribute else in_place_of(target.module)
+    if ours is not None and is_read(model, (target.name, *target.aliases), attribute):
         ours = None
     return replace(p, regularizer=retune.acting_as(ours), attribute=attribute)
 
@@ -202,9 +197,6 @@ class _Present(NamedTuple):
     entry: int | None = None
 
 
-_REMOVE = "Call its remove(), or run `from dropblock_hooks import detach_all; detach_all(model)`"
-
-
 def _conflicts(placements: list[Placement]) -> list[str]:
     """What no layer can have: one class from two entries, or two that set its own rate."""
     layers: dict[tuple[nn.Module, str | None], list[_Present]] = {}
@@ -221,13 +213,16 @@ def _conflicts(placements: list[Placement]) -> list[str]:
         composed = getattr(p.entry.selector, "compose", False)
         for other in layers[module, parameter]:
             one_rate = _set_one_rate(module, other, mine)
-            if one_rate or (_are_alike(other, mine) and not composed):
-                kinds = f"{other.regularizer.label} and {mine.regularizer.label}"
-                cure = "A layer has one rate" if one_rate else "Put them in one list"
-                cure = _REMOVE if other.entry is None else cure
-                cure += "" if one_rate else ", or allow it with Select(..., compose=True)"
-                found[f"{other.source} and {mine.source}: {kinds}", cure].append(p.target.name)
-                break
+            if not one_rate and (composed or not _are_alike(other, mine)):
+                continue
+            cure = "A layer has one rate" if one_rate else "Put them in one list"
+            if other.entry is None:
+                cure = "Call its remove(), or run `from dropblock_hooks import detach_all; "
+                cure += "detach_all(model)`"
+            cure += "" if one_rate else ", or allow it with Select(..., compose=True)"
+            kinds = f"{other.regularizer.label} and {mine.regularizer.label}"
+            found[f"{other.source} and {mine.source}: {kinds}", cure].append(p.target.name)
+            break
         layers[module, parameter].append(mine)
     return [
         f"{both} can't both be on {listed(names, 3)}. {cure}"
@@ -243,11 +238,11 @@ def _are_alike(a: _Present, b: _Present) -> bool:
 
 def _set_one_rate(module: nn.Module, *two: _Present) -> bool:
     """Whether one of two sets the rate that the other sets, or drops at."""
-    held = [each.attribute for each in two if isinstance(each.regularizer, Retune)]
-    others = [each.regularizer for each in two if not isinstance(each.regularizer, Retune)]
-    if not others:
-        return held[0] == held[1]
-    return held == [rate_attribute(module)] and bool(unit_dropped(others[0]))
+    retuned = [each.attribute for each in two if isinstance(each.regularizer, Retune)]
+    if len(retuned) == 2:
+        return retuned[0] == retuned[1]
+    drops = any(unit_dropped(each.regularizer) for each in two)
+    return drops and retuned == [rate_attribute(module)]
 
 
 def _with_rates(placements: list[Placement], epochs: int | None) -> list[Placement]:
@@ -272,14 +267,14 @@ def _with_rates(placements: list[Placement], epochs: int | None) -> list[Placeme
 
 
 def _nested(placements: list[Placement]) -> list[str]:
-    """Sites of one class inside one another, which drop again what is left."""
+    """Sites of one class inside one another, which drop again."""
     groups: dict[str, dict[str, str]] = defaultdict(dict)
     for p in placements:
         if not p.target.form and not isinstance(p.regularizer, Retune | Observer):
             groups[p.regularizer.label][p.target.name] = p.where
     warnings = []
     for kind, layers in groups.items():
-        inner = [name for name in layers if _has_ancestor(name, layers)]
+        inner = [name for name in layers if name and not layers.keys().isdisjoint(_around(name))]
         if inner:
             warnings.append(
                 f"{', '.join(dict.fromkeys(layers.values()))}: {kind} is put on {len(layers)} "
@@ -289,6 +284,7 @@ def _nested(placements: list[Placement]) -> list[str]:
     return warnings
 
 
-def _has_ancestor(name: str, layers: dict[str, str]) -> bool:
-    parts = name.split(".") if name else []
-    return any(".".join(parts[:cut]) in layers for cut in range(len(parts)))
+def _around(name: str) -> list[str]:
+    """The names of the modules around a layer."""
+    parts = name.split(".")
+    return [".".join(parts[:n]) for n in range(len(parts))]

@@ -88,7 +88,7 @@ def capture(
     options: dict[str, Any] = {"when": when, "at": at, "index": index, "reduce": reduce}
     once = Once(gradients, keep=None, device=device, dtype=dtype, **options)
     base = unwrap(model)
-    placements, _ = place(base, Draft.of({layers: once}))
+    placements, *_ = place(base, Draft.of({layers: once}))
     while isinstance(model, DistributedDataParallel):
         model = model.module  # it would wait for its own backward
     args, kwargs = arguments_of(x)

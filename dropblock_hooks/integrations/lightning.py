@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from ..attachment.attachment import Attachment
-from ..attachment.resolve import checked_epochs
 from ..checks import as_count
 from .driver import TrainerDriver
 
@@ -70,7 +69,8 @@ class Regularize(_Callback):  # type: ignore[misc]  # its base is made above
         if log_every_n_steps is not None:
             as_count("log_every_n_steps", log_every_n_steps)
         self._driver = TrainerDriver(spec, unit, root=root, strict=strict)
-        self.log_every_n_steps, self.epochs = log_every_n_steps, checked_epochs(epochs)
+        self.log_every_n_steps = log_every_n_steps
+        self.epochs = None if epochs is None else as_count("epochs", epochs)
         self.fractions, self.rng_state = fractions, rng_state
         self._within_epoch = False
         self._loaded: Mapping[str, Any] = {}

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..attachment.checks import Window, fault_of, windows
 from ..attachment.install import install, make_hook, site_keys
-from ..attachment.resolve import Placement, checked_epochs, place, without_epochs
+from ..attachment.resolve import Placement, place
 from ..findings import Finding, Kind, Severity, grouped, merged
 from ..regularizers.retune import unit_dropped
 from ..selectors.wrappers import bare_type, submodule, unwrap
@@ -70,8 +70,7 @@ def plan(
         SpecError: for what ``attach`` finds wrong with the spec on this model.
     """
     base = submodule(unwrap(model, spec), root)
-    placements, told = place(base, Draft.of(spec), checked_epochs(epochs))
-    unsaid = without_epochs(placements, epochs)
+    placements, told, unsaid = place(base, Draft.of(spec), epochs)
     planned = plan_placements(unwrap(model), base, placements, example_input)
     findings = [*(Finding(Kind.SPEC, Severity.NOTE, (), line) for line in told), *planned.findings]
     return Plan(planned.rows, planned.title, [*unsaid, *planned.problems], findings)
