@@ -7,24 +7,25 @@ from typing import Any
 
 from ..quoting import kind_of
 from ..sites.site import Site
-from .report import observations, results
-
-Bins = tuple[list[int], list[float]]
-"""Counts and edges of a histogram without its empty ends: one edge more than counts."""
+from .report import results
 
 
 def log(writer: Any, scalars: Mapping[str, float], sites: Sequence[Site], step: int) -> None:
-    """Give all of it to a writer, as far as that takes it; see `Attachment.log`.
-
-    Raises:
-        TypeError: for a writer of no known kind.
-    """
+    """Give scalars and histograms to a writer, as far as it takes them; see `Attachment.log`."""
     if hasattr(writer, "add_scalar"):
-        _to_tensorboard(writer, scalars, sites, step)
+        for tag, value in scalars.items():
+            writer.add_scalar(tag, value, step)
+        if hasattr(writer, "add_histogram_raw"):
+            for tag, counts, edges in _histograms(sites):
+                _to_tensorboard(writer, tag, counts, edges, step)
     elif hasattr(writer, "log_metrics"):
         writer.log_metrics(dict(scalars), step=step)
     elif hasattr(writer, "log"):
-        writer.log({**scalars, **_of_wandb(writer, sites)}, step=step)
+        given: dict[str, Any] = dict(scalars)
+        if "wandb" in (getattr(writer, "__name__", ""), type(writer).__module__.split(".")[0]):
+            make = sys.modules["wandb"].Histogram
+            given |= {tag: make(np_histogram=bins) for tag, *bins in _histograms(sites)}
+        writer.log(given, step=step)
     else:
         raise TypeError(
             "log takes a writer with add_scalar (TensorBoard's), log (a run of wandb) or "
@@ -32,49 +33,29 @@ def log(writer: Any, scalars: Mapping[str, float], sites: Sequence[Site], step: 
         )
 
 
-def _to_tensorboard(
-    writer: Any, scalars: Mapping[str, float], sites: Sequence[Site], step: int
-) -> None:
-    for tag, value in scalars.items():
-        writer.add_scalar(tag, value, step)
-    if hasattr(writer, "add_histogram_raw"):
-        for tag, (counts, edges) in _histograms(sites):
-            middles = [(low + high) / 2 for low, high in pairwise(edges)]
-            writer.add_histogram_raw(
-                tag,
-                min=edges[0],
-                max=edges[-1],
-                num=sum(counts),
-                sum=sum(n * x for n, x in zip(counts, middles, strict=True)),
-                sum_squares=sum(n * x * x for n, x in zip(counts, middles, strict=True)),
-                bucket_limits=edges[1:],
-                bucket_counts=counts,
-                global_step=step,
-            )
+def _to_tensorboard(writer: Any, tag: str, counts: list[int], edges: list[float], at: int) -> None:
+    middles = [(low + high) / 2 for low, high in pairwise(edges)]
+    writer.add_histogram_raw(
+        tag,
+        min=edges[0],
+        max=edges[-1],
+        num=sum(counts),
+        sum=sum(n * x for n, x in zip(counts, middles, strict=True)),
+        sum_squares=sum(n * x * x for n, x in zip(counts, middles, strict=True)),
+        bucket_limits=edges[1:],
+        bucket_counts=counts,
+        global_step=at,
+    )
 
 
-def _of_wandb(writer: Any, sites: Sequence[Site]) -> dict[str, Any]:
-    """Histograms for a run of wandb, or for its module."""
-    libraries = {kind.__module__.partition(".")[0] for kind in type(writer).__mro__}
-    if "wandb" not in libraries | {getattr(writer, "__name__", "")}:
-        return {}
-    make = sys.modules["wandb"].Histogram
-    return {tag: make(np_histogram=bins) for tag, bins in _histograms(sites)}
-
-
-def _histograms(sites: Sequence[Site]) -> Iterator[tuple[str, Bins]]:
-    """The magnitudes that observers have counted into bins, by tag."""
-    observed = results(sites, observations(sites))
+def _histograms(sites: Sequence[Site]) -> Iterator[tuple[str, list[int], list[float]]]:
+    """What observers have counted into bins: tags, counts and edges, without empty ends."""
+    observed = results(sites)
     for site in sites:
         counts = getattr(observed.get(site.key), "histogram", ())
         edges = getattr(site.regularizer, "edges", ())
         if edges and any(counts):
-            yield f"reg/{site.key}/histogram", _trimmed(counts, edges)
-
-
-def _trimmed(counts: Sequence[int], edges: Sequence[float]) -> Bins:
-    """The bins from the first that holds anything to the last, the outer ones with an end."""
-    ends = [0.0, *edges, 2 * edges[-1]]
-    held = [i for i, count in enumerate(counts) if count]
-    first, last = held[0], held[-1]
-    return list(counts[first : last + 1]), ends[first : last + 2]
+            ends = [0.0, *edges, 2 * edges[-1]]
+            held = [i for i, count in enumerate(counts) if count]
+            kept = slice(held[0], held[-1] + 1)
+            yield f"reg/{site.key}/histogram", list(counts[kept]), ends[held[0] : held[-1] + 2]

@@ -1,9 +1,9 @@
-"""The report: what has happened at each site."""
+"""The report: what has happened at each site, as a table and as scalars."""
 
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 from ..findings import Finding, Kind, Severity
@@ -25,13 +25,13 @@ class SiteRow:
 
     Attributes:
         site: its key.
-        regularizer: what is done there.
+        regularizer: the regularizer or observer.
         acts_on: ``"activation"`` or ``"gradient"``.
         at: ``"output"``, ``"input"``, ``"parameter"`` or ``"attribute"``.
         rate: the main rate, or bound, now.
         values: all rates and bounds now, by field.
-        realized_rate: share of the elements that were dropped in the last window; for gradients,
-            share of the values that were changed by the bound.
+        realized_rate: share of the elements that were dropped, or changed by the bound, in the last
+            window.
         total_realized_rate: the same since attaching.
         mean_norm, median_norm, p90_norm, p99_norm, largest_norm: of the gradients of the last
             window before the bound, for the unscaled loss. For ``per="sample"`` and ``"channel"``
@@ -85,30 +85,51 @@ def readings(sites: Sequence[Site], run: Run) -> Readings:
     totals = read([site.counter for site in sites])
     counted = {site.key: each for site, each in zip(sites, totals, strict=True)}
     compiled = any(each.life.compiled for each in totals)
-    forwards = run.counter.snapshot().calls
-    return Readings(counted, None if compiled else forwards, observations(sites))
+    forwards = None if compiled else run.counter.snapshot().calls
+    return Readings(counted, forwards, _states(sites))
 
 
-def observations(sites: Sequence[Site]) -> dict[str, Any]:
-    """The states of the observers among them, by key; None where nothing was seen."""
+def _states(sites: Sequence[Site]) -> dict[str, Any]:
     return {site.key: site.watch.shown() for site in sites if site.watch is not None}
 
 
-def results(sites: Sequence[Site], states: Mapping[str, Any]) -> dict[str, Any]:
-    """What observers compute from their states, by key; without those that have seen nothing."""
-    watches = {site.key: site.watch for site in sites if site.watch is not None}
-    seen = {key: state for key, state in states.items() if state is not None}
-    return {key: watches[key].observer.compute(state) for key, state in seen.items()}
+def results(sites: Sequence[Site], states: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What observers have computed, by key; without those that have seen nothing.
+
+    By default from the `states` of this process.
+    """
+    states = _states(sites) if states is None else states
+    return {
+        site.key: site.watch.observer.compute(states[site.key])
+        for site in sites
+        if site.watch is not None and states[site.key] is not None
+    }
 
 
-def site_row(site: Site, counted: Totals, forwards: int | None, observed: Any) -> SiteRow:
-    """The row of a site; `forwards` are those of the model, for the calls in each."""
+def scalars(sites: Sequence[Site], prefix: str) -> dict[str, float]:
+    """Rates, realized rates of the sites that were active, and what was observed, by tag."""
+    found: dict[str, float] = {}
+    observed = results(sites)
+    totals = read([site.counter for site in sites])
+    trained = any(each.window.trained or each.window.active for each in totals)
+    for site, counted in zip(sites, totals, strict=True):
+        numbers: dict[str, Any] = dict(site.values)
+        numbers["realized_rate"] = (counted.window if trained else counted.shown).share()
+        seen = observed.get(site.key, {})
+        numbers |= seen if isinstance(seen, Mapping) else seen.scalars()
+        found |= {f"{prefix}{site.key}/{n}": x for n, x in numbers.items() if x is not None}
+    return found
+
+
+def site_row(site: Site, have: Readings, observed: Any) -> SiteRow:
+    """The row of a site."""
+    counted, item = have.sites[site.key], site.regularizer
     size, life, norms = counted.map_size, counted.life, counted.shown.norms
-    block = None if size is None else site.regularizer.block_in_force(size)
+    block = None if size is None else item.block_in_force(size)
     return SiteRow(
         site=site.key,
-        regularizer=repr(site.regularizer),
-        acts_on=site.regularizer.acts_on,
+        regularizer=repr(item),
+        acts_on=item.acts_on,
         at=site.at,
         rate=site.rate,
         values=dict(site.values),
@@ -121,29 +142,14 @@ def site_row(site: Site, counted: Totals, forwards: int | None, observed: Any) -
         largest_norm=norms.largest,
         calls=life.calls,
         active_calls=life.active,
-        calls_per_forward=life.calls / forwards if forwards else None,
+        calls_per_forward=life.calls / have.forwards if have.forwards else None,
         map_size=size,
         map_varies=counted.map_varies,
         block_size=block,
-        clipped=is_clipped(block, site.regularizer),
+        clipped=is_clipped(block, item),
         aliases=site.aliases,
         observed=observed,
     )
-
-
-def scalars(sites: Sequence[Site], prefix: str) -> dict[str, float]:
-    """Rates, realized rates of the sites that were active, and what was observed, by tag."""
-    found: dict[str, float] = {}
-    observed = results(sites, observations(sites))
-    totals = read([site.counter for site in sites])
-    trained = any(each.window.trained or each.window.active for each in totals)
-    for site, counted in zip(sites, totals, strict=True):
-        numbers: dict[str, Any] = dict(site.values)
-        numbers["realized_rate"] = (counted.window if trained else counted.shown).share()
-        seen = observed.get(site.key, {})
-        numbers |= seen if isinstance(seen, Mapping) else seen.scalars()
-        found |= {f"{prefix}{site.key}/{n}": x for n, x in numbers.items() if x is not None}
-    return found
 
 
 def is_clipped(block: Size, regularizer: Regularizer) -> bool:
@@ -176,29 +182,27 @@ def _clipped(row: SiteRow) -> Iterator[Finding]:
 
 
 def site_table(sites: Sequence[Site], have: Readings, title: str) -> Report:
-    """The rows of all sites with what they have counted, which print as a table."""
+    """The rows of all sites, which print as a table with a section for each kind of site."""
     observed = results(sites, have.observed)
-    rows = {
-        site.key: site_row(site, have.sites[site.key], have.forwards, observed.get(site.key))
-        for site in sites
-    }
-    groups: dict[Any, list[Site]] = {"activation": [], "gradient": []}
-    for site in sites:
+    rows = [site_row(site, have, observed.get(site.key)) for site in sites]
+    groups: dict[Any, list[tuple[Site, SiteRow]]] = {"activation": [], "gradient": []}
+    for site, row in zip(sites, rows, strict=True):
         item = site.regularizer
         group = type(item) if isinstance(item, Observer) else item.acts_on
-        groups.setdefault(group, []).append(site)
+        groups.setdefault(group, []).append((site, row))
     sections: list[Section[SiteRow]] = []
     for members in filter(None, groups.values()):
-        sections += _sections(members, [rows[site.key] for site in members], have)
-    return Report(list(rows.values()), {}, title, sections=sections)
+        sections += _sections(members, have)
+    return Report(rows, {}, title, sections=sections)
 
 
 def _sections(
-    sites: Sequence[Site], rows: list[SiteRow], have: Readings
+    members: Sequence[tuple[Site, SiteRow]], have: Readings
 ) -> Iterator[Section[SiteRow]]:
     """The section of sites of one kind, and that of the norms before their bounds."""
-    known = {site.key: site for site in sites}
-    open_ = {site.key for site in sites if _is_open(site, have.sites[site.key])}
+    known = {site.key: site for site, _ in members}
+    rows, first = [row for _, row in members], members[0][0].regularizer
+    open_ = {key for key, site in known.items() if _is_open(site, have.sites[key])}
     window = "this epoch" if open_ else "last epoch"
 
     def entry(row: SiteRow) -> str | None:
@@ -207,31 +211,25 @@ def _sections(
     def share(row: SiteRow) -> Varying:
         return Varying(row.realized_rate if row.site in open_ or not open_ else None)
 
-    first, note = sites[0].regularizer, ""
+    note = ""
     name: Columns[SiteRow] = {"site": lambda row: named(row.site, row.aliases)}
-    columns: Columns[SiteRow] = {
-        **name,
-        "options": lambda row: _options(known[row.site].regularizer),
-    }
+    options: Columns[SiteRow] = {"options": lambda row: _options(known[row.site].regularizer)}
     calls: Columns[SiteRow] = {"calls\ntotal": _calls}
-    active: Columns[SiteRow] = {**calls, "active\ntotal": lambda row: row.active_calls}
+    active: Columns[SiteRow] = {**calls, "active\ntotal": attrgetter("active_calls")}
     if isinstance(first, Observer):
         note, found = first.headings()
         note = note.replace(first.label, f"{first.label}, {window}", 1)
         seen: Any = next((row.observed for row in rows if row.observed is not None), {})
-        found = found or {head: operator.itemgetter(head) for head in seen}
-        columns |= calls | {head: partial(_of_observed, find) for head, find in found.items()}
+        found = found or {head: itemgetter(head) for head in seen}
+        columns = calls | {head: partial(_of_observed, find) for head, find in found.items()}
     elif first.acts_on == "gradient":
         note = "gradients (changed: share of their values)"
-        columns["bounds\nnow"] = lambda row: ", ".join(
-            f"{field}={cell(value)}" for field, value in row.values.items()
-        )
-        columns |= {f"changed\n{window}": share, **active}
+        columns = {"bounds\nnow": _bounds, f"changed\n{window}": share, **active}
     else:
-        columns |= {"rate\nnow": lambda row: row.rate, f"realized\n{window}": share, **active}
+        columns = {"rate\nnow": attrgetter("rate"), f"realized\n{window}": share, **active}
         columns["map\nlast"] = _map_cell
         columns["block\nlast"] = lambda row: block_cell(row) if row.clipped else ""
-    yield Section(rows, columns, note, entry)
+    yield Section(rows, name | options | columns, note, entry)
     norms: Columns[SiteRow] = {
         "mean": lambda row: Varying(row.mean_norm),
         "p99": lambda row: Varying(row.p99_norm),
@@ -252,6 +250,10 @@ def _is_open(site: Site, counted: Totals) -> bool:
 
 def _of_observed(find: Callable[[Any], Any], row: SiteRow) -> Any:
     return None if row.observed is None else find(row.observed)
+
+
+def _bounds(row: SiteRow) -> str:
+    return ", ".join(f"{field}={cell(value)}" for field, value in row.values.items())
 
 
 def _calls(row: SiteRow) -> str:

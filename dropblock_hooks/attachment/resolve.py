@@ -50,17 +50,11 @@ class Placement:
 
 
 class Placed(NamedTuple):
-    """A spec on a model.
-
-    Attributes:
-        placements: in the order of the spec.
-        warnings: about entries that are likely not meant.
-        unsaid: schedules that need the length of the training, which is not known.
-    """
+    """A spec on a model, in its order."""
 
     placements: list[Placement]
     warnings: list[str]
-    unsaid: list[str]
+    unsaid: list[str]  # schedules that need the length of the training, which is not known
 
 
 def place(model: nn.Module, draft: Draft, epochs: int | None = None) -> Placed:
