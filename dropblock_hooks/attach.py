@@ -9,7 +9,7 @@ from .attachment.install import install, site_keys
 from .attachment.resolve import place
 from .findings import Finding, Kind, Severity, tell
 from .handles import forget_compiled
-from .planning.dropped_twice import find_doubled
+from .planning.builtin import find_doubled
 from .planning.plan import plan_placements
 from .selectors.wrappers import find_module, submodule, unwrap
 from .sites.grad_scaler import checked_scaler

@@ -230,7 +230,7 @@ class Reader:
         facts = self.facts
         if not facts.inside:
             return FIRST  # torch's own order, if no layer of the model has another
-        front, back = (_has(facts.widths, edge) for edge in (shape[1], shape[-1]))
+        front, back = shape[1] in facts.widths, shape[-1] in facts.widths
         permutes = facts.norms_last or seen == UNTOLD
         if facts.inside == FIRST and front and not (back and permutes):
             return FIRST
@@ -244,7 +244,7 @@ class Reader:
         axes = tuple(shape[1:-1] if last else shape[2:])
         met, stages = self.grids.of(len(axes))
         why = ""
-        if facts.heads is not None and _has(shape[1:3] if last else shape[1:2], facts.heads):
+        if facts.heads is not None and facts.heads in (shape[1:3] if last else shape[1:2]):
             why = f"an axis is as long as the attention around it has heads ({facts.heads})"
         elif last and stages and axes not in met and axes not in stages:  # windows, blocks of a map
             why = f"the model's maps are {_listed((*met, *stages))}"
@@ -257,9 +257,9 @@ class Reader:
     def _with_grid(self, shape: Shape, view: View) -> View:
         """The view of tokens, with the grid that they form and the prefix before them."""
         options, length = self.options, _length(shape, view.layout)
-        prefixes = (options.prefix_tokens,)
-        if options.prefix_tokens is None:
-            prefixes = self.facts.prefixes
+        prefixes = self.facts.prefixes
+        if options.prefix_tokens is not None:
+            prefixes = (options.prefix_tokens,)
         met, stages = self.grids.of(self._spatial or 0, shape[0])
         known = _fitting(met, length, prefixes) or _fitting(stages, length, prefixes)
         given = known
@@ -299,8 +299,3 @@ def _fitting(
 
 def _listed(grids: Iterable[Grid]) -> str:
     return ", ".join(dict.fromkeys(map(shown, grids)))
-
-
-def _has(numbers: Sequence[int], n: int) -> bool:
-    """Whether a number is among them; no hashing, which a traced size would not take."""
-    return any(number == n for number in numbers)

@@ -81,7 +81,7 @@ def dry_run(model: nn.Module, example: Any, look: Callable[[DryRun], _T]) -> _T:
     if any(p.is_meta for p in model.parameters()):
         example = tree_map_only(Tensor, lambda x: x.to("meta"), example)
     else:  # functions of the model may hold tensors as constants
-        modes.insert(0, FakeTensorMode(allow_non_fake_inputs=True))  # type: ignore[no-untyped-call]
+        modes.insert(0, FakeTensorMode(allow_non_fake_inputs=True))
     reason = ""
     for mode in modes:
         try:
@@ -121,7 +121,11 @@ def _dry_run(
         copies: dict[int, Any] = {}
         with FakeCopyMode(mode) if mode else nullcontext():
             copied, inputs = copy.deepcopy(model, copies), copy.deepcopy(example, copies)
-        _leave_out_hooks(copied)
+        for module in copied.modules():  # a user's hook may change objects outside of the copy
+            for hooks in (module._forward_hooks, module._forward_pre_hooks):
+                hooks.clear()
+            for hooks in (module._backward_hooks, module._backward_pre_hooks):
+                hooks.clear()
         return look(DryRun(copied, *arguments_of(inputs), copies, mode))
 
 
@@ -154,21 +158,6 @@ def shape_of(output: Any) -> Any:
     if isinstance(output, Mapping | tuple | list):
         return f"{type(output).__name__} of {len(output)}"
     return type(output).__name__
-
-
-def _leave_out_hooks(model: nn.Module) -> None:
-    """Take off all hooks but torch's own, such as those of pruning.
-
-    A user's hook may change objects outside of the copy.
-    """
-    for module in model.modules():
-        module._backward_hooks.clear()
-        module._backward_pre_hooks.clear()
-        for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            for key, hook in list(hooks.items()):
-                source = type(getattr(hook, "__self__", hook)).__module__
-                if not source.startswith("torch.nn.utils"):
-                    del hooks[key]
 
 
 def _take_out(mode: FakeTensorMode | None) -> None:

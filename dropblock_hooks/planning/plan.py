@@ -29,7 +29,7 @@ from ..sites.run import Run
 from ..sites.site import Site, SiteError
 from ..spec.spec import Draft
 from ..tables import counted
-from .dropped_twice import find_doubled
+from .builtin import find_doubled
 from .dry_run import DryRun, DryRunError, dry_run, own_input, shape_of
 from .recording import passes_around, recorded
 from .table import Plan, PlanRow, plan_row
@@ -200,14 +200,10 @@ def _probe(
 
 def _ask_for_gradients(run: DryRun) -> list[Node]:
     """Make the graph begin at the arguments of the model; the nodes where it begins."""
-    sources: list[Node] = []
 
-    def watched(x: Tensor) -> Tensor:
-        if x.is_floating_point():
-            x = x.detach().requires_grad_().clone()  # a layer may work on it in place
-            assert x.grad_fn is not None
-            sources.append(x.grad_fn)
-        return x
+    def copied(x: Tensor) -> Tensor:  # a layer may work on it in place
+        return x.detach().requires_grad_().clone() if x.is_floating_point() else x
 
-    run.args, run.kwargs = tree_map_only(Tensor, watched, (run.args, run.kwargs))
-    return sources
+    run.args, run.kwargs = tree_map_only(Tensor, copied, (run.args, run.kwargs))
+    given = [x for x in tree_leaves((run.args, run.kwargs)) if isinstance(x, Tensor)]
+    return [x.grad_fn for x in given if x.grad_fn is not None]
