@@ -1,8 +1,8 @@
-"""Studies with dropblock_hooks: what a regularizer does to a training, and what it costs.
+"""Studies with dropblock_hooks: the effect of a regularizer on a training, and its cost.
 
 | module | content |
 | --- | --- |
-| config | what one run does, checked, and its name |
+| config | the fields of a run, checked, and its name |
 | factories | `package.module:name`: a model, data set, loss or metric of your own |
 | seeds | a generator for each purpose |
 | data | data sets of a seed: digits, canvas, CIFAR, image folders |
@@ -19,6 +19,6 @@
 | plots | the two pictures of a report |
 | report | the report of a study |
 | page | the generated parts of the page of findings |
-| commands | what the commands in `scripts` share |
-| overhead | what attaching costs: works, paired timings, peers, memory |
+| commands | functions that the commands in `scripts` share |
+| overhead | the cost of attaching: works, paired timings, peers, memory |
 """

@@ -1,4 +1,4 @@
-"""What the commands in `scripts` share: options, progress, and the report of a study."""
+"""Functions that the commands in `scripts` share: options, progress, and the report of a study."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Progress:
         self.task = self.bar.add_task("runs", total=len(names))
 
     def __call__(self, folders: Sequence[RunFolder]) -> None:
-        """Show what has ended since the last call."""
+        """Show the runs that have ended since the last call."""
         self.bar.start()
         for index, folder in enumerate(folders):
             if index in self.ended or (status := folder.status) == "open":
@@ -148,7 +148,7 @@ def report(study: Study, folder: Path, pool: Path) -> int:
 
 
 def show(path: Path) -> None:
-    """Print a report up to its settings, and where it is."""
+    """Print a report up to its settings, and its path."""
     text = path.read_text(encoding="utf-8").partition("## Settings")[0]
     lines = [line for line in text.splitlines() if not line.startswith("![")]
     console = Console(width=None if sys.stdout.isatty() else 150)
@@ -171,7 +171,7 @@ def mixed_versions(folders: Sequence[tuple[str, RunFolder]]) -> str:
 def searched(study: Study, found: Sequence[Found], path: Path) -> str:
     """Write the choices of a search beside the study; return what to print."""
     chosen: Mapping[str, Any] = {each.condition: each.best for each in found if each.best}
-    lines = [f"# What a search chose, by the validation set. `{path.name}` reads this file."]
+    lines = [f"# The choices of a search, by the validation set. `{path.name}` reads this file."]
     lines += [f"# {each.condition}: {each.runs} runs; {each.sentence}" for each in found]
     text = "\n".join(lines) + "\n" + yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True)
     target = path.with_name(f"{path.stem}.chosen.yaml")

@@ -1,4 +1,4 @@
-"""What one run does: its model, its data, how it is trained, and what is attached to it."""
+"""The fields of a run: its model, its data, its training, and the spec that is attached."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Run(BaseModel):
         seed: decides the split, the weights, the order, the augmentation and the masks.
         replica: changes weights, order, augmentation and masks, but not the split.
         precision: `32-true`, or autocast to `bf16-mixed` or `16-mixed` (with a GradScaler).
-        accelerator: the device; `auto` takes a GPU where there is one.
+        accelerator: the device; `auto` takes a GPU if the machine has one.
         compile: whether the model runs under `torch.compile`.
         threads: threads of torch on the CPU. They change the last digits of results.
     """
@@ -114,11 +114,11 @@ def run_hash(run: Run) -> str:
 
 
 def problems_of(error: Exception, where: str, model: type[BaseModel] = Run) -> list[str]:
-    """Every fault that pydantic found, one line each: where, what is wrong, what was given.
+    """Every fault that pydantic found, one line each: the place, the fault, the given value.
 
     Args:
         error: of pydantic, or another one, which is one fault.
-        where: what the faulty value is.
+        where: name of the faulty value.
         model: whose fields are known.
     """
     errors = getattr(error, "errors", None)

@@ -1,4 +1,4 @@
-"""Workers that pull runs: N copies of one loop, here or on Ray, until all runs are settled.
+"""Workers that pull runs: N copies of the same loop, here or on Ray, until all runs are settled.
 
 Each worker goes through the runs in order, claims the first that nobody works on, trains it, and
 looks again. A second terminal, the tasks of a SLURM array and Ray tasks are more copies of the
@@ -115,7 +115,7 @@ def launch(
 
     Args:
         folders: of the runs.
-        command: of one worker.
+        command: the command line of a worker.
         jobs: how many workers.
         told: called now and then, to show the progress.
 
@@ -134,7 +134,7 @@ def launch(
                 before, begun = begun, sum(len(folder.attempts()) for folder in folders)
                 useless = 0 if begun > before else useless + len(died)
             if useless >= IDLE * jobs:
-                raise LaunchError("workers die before they begin a run: see what they printed")
+                raise LaunchError("workers die before they begin a run: read their output above")
             started = [one for one in started if one.poll() is None]
             while len(started) < jobs:
                 started.append(subprocess.Popen(command, env=_own_gpu(len(started))))
@@ -148,7 +148,7 @@ def launch(
 
 
 def _own_gpu(slot: int) -> dict[str, str]:
-    """The environment of a worker, which sees one GPU where there are several."""
+    """The environment of a worker. On a machine with several GPUs, it sees one of them."""
     import torch
 
     count = torch.cuda.device_count()

@@ -62,7 +62,7 @@ def load(reference: str) -> Callable[..., Any]:
 
 
 def call(reference: str, given: Mapping[str, Any], **offered: Any) -> Any:
-    """What a factory makes of the given arguments, and of those on offer that it names.
+    """The result of a factory, called with the given arguments and the offered ones that it names.
 
     Args:
         reference: of the factory.
@@ -97,7 +97,7 @@ def _told(error: BaseException, module: str) -> str:
 
 
 def digest(reference: str) -> str:
-    """SHA-256 of the file of your own factory; the reference itself for what a package brings."""
+    """SHA-256 of the file of your own factory; the reference itself for an installed package."""
     if ":" not in reference or reference in SHORT:
         return reference
     try:

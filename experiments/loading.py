@@ -1,8 +1,8 @@
 """Batches whose order and augmentation no mask can move.
 
 The order of an epoch follows from seed, replica and epoch. Random numbers that a data set draws
-for an item follow from these and the number of the item. So two conditions of one seed see the
-same batches, and a resumed run sees those of an uninterrupted one.
+for an item follow from these and the number of the item. So two conditions with the same
+seed see the same batches, and so does a resumed run.
 """
 
 from __future__ import annotations

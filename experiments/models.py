@@ -34,7 +34,7 @@ class ThreeChannels(nn.Module):
 def make_model(
     run: Run, data: Data, grad_scaler: Any = None
 ) -> tuple[nn.Module, Attachment | None]:
-    """The initialized model, and what the spec attaches to it. Torch's generator stays as it is.
+    """The initialized model, and its attachment. Torch's generator is not changed.
 
     Raises:
         FactoryError: if the model can't be made, or does not take the data or the loss.
@@ -86,7 +86,7 @@ def _channels(data: Data) -> int | None:
 
 @torch.no_grad()
 def _try(model: nn.Module, run: Run, data: Data) -> None:
-    """Run a copy on two items, or on one if a batch has no more: what does not fit is told here."""
+    """Run a copy on two items, or on one if a batch has no more, to find parts that do not fit."""
     items = len(data.train)  # type: ignore[arg-type]
     count = min(2, run.batch_size, items % run.batch_size or run.batch_size)
     first = Seeded(data.train, run.seed, 0)

@@ -100,7 +100,7 @@ def make_report(
 
 
 def warnings(study: Study, frame: pd.DataFrame) -> list[str]:
-    """What a reader must know first: unfinished, failed or diverged runs, and chance level."""
+    """The first lines of a report: unfinished, failed or diverged runs, and chance level."""
     runs, finished = len(frame), int((frame["status"] == "finished").sum())
     if runs == finished:
         lines = [f"{len(study.conditions)} conditions, {len(study.seeds)} seeds: {runs} runs."]

@@ -1,4 +1,4 @@
-"""The folder of one run: claimed, begun, finished or failed.
+"""The folder of a run: claimed, begun, finished or failed.
 
 | file | content |
 | --- | --- |
@@ -47,7 +47,7 @@ class RunFolder:
 
     @property
     def status(self) -> Status:
-        """What is known of the run. A failed run is open again after `forget_failure`."""
+        """The state of the run. A failed run is open again after `forget_failure`."""
         if (result := self.result()) is not None:
             return result.status  # type: ignore[return-value]
         return "failed" if (self.path / "error.txt").exists() else "open"
@@ -71,7 +71,7 @@ class RunFolder:
         return path.read_text(encoding="utf-8").partition("\n")[0] if path.exists() else ""
 
     def attempts(self) -> list[dict[str, Any]]:
-        """What was noted at each begin."""
+        """The notes of each begin."""
         path = self.path / "attempts.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("}")]

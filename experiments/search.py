@@ -29,7 +29,7 @@ from experiments.seeds import derive_seed
 from experiments.stats import interval
 from experiments.study import Study, StudyError, params_of, with_values
 
-FIRST_SEED = 1001  # so that no seed of a search is one of a study
+FIRST_SEED = 1001  # so that a search has no seed of a study
 ROUNDS = (2, 5)  # seeds of a candidate after the first and the second round
 BATCH = 4  # candidates that Optuna is asked for at a time
 
@@ -38,7 +38,7 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found for one condition.
+    """The result of a search for one condition.
 
     Attributes:
         condition: its name.
@@ -56,7 +56,7 @@ class Found:
 
 
 def search(study: Study, pool: Path, run_all: Callable[[Sequence[RunFolder]], None]) -> list[Found]:
-    """Search each condition, and return what was found.
+    """Search each condition, and return the results.
 
     Args:
         study: with `search`.
@@ -92,7 +92,7 @@ def check(study: Study) -> None:
             )
     taken = sorted(set(study.seeds) & set(range(FIRST_SEED, FIRST_SEED + asked.seeds)))
     if taken:
-        problems.append(f"seeds: {taken} are those of searches: use others")
+        problems.append(f"seeds: searches use {taken}: choose others")
     for name, run in study.conditions.items():
         if load_data(run).validation is None:
             problems.append(

@@ -138,7 +138,7 @@ def interval(differences: np.ndarray, level: float) -> tuple[float, float]:
 
 
 def word(low: float, high: float, margin: float) -> str:
-    """What an interval says: same, better, worse or open.
+    """The verdict of an interval: same, better, worse or open.
 
     Example:
         >>> word(0.2, 0.8, 1.0), word(0.2, 1.8, 1.0), word(-0.2, 1.8, 1.0)

@@ -4,11 +4,11 @@ The file has these fields; all but `conditions` are optional:
 
 | field | content |
 | --- | --- |
-| question | what the study asks |
+| question | the question of the study, as text |
 | base | fields of a run (see `experiments.config.Run`) that all conditions share |
 | conditions | name -> fields that differ from the base. The first is the baseline |
 | grid | field -> values, or field -> {name: value}: every combination is a condition |
-| compare | pairs of conditions to compare, besides each one with the first |
+| compare | more pairs to compare. Each condition is always compared with the first |
 | primary | test -> margin in points: what the question is judged by |
 | seeds | a number n, for 1 to n, or a list |
 | higher_is_better | false for a metric such as an error |
@@ -76,14 +76,14 @@ class StudyFile(BaseModel):
 
 @dataclass(frozen=True)
 class Study:
-    """What is run and compared.
+    """The runs and comparisons of a study.
 
     Attributes:
         name: of the file, without its suffix.
         file: its fields, as they were read.
         folder: of the file, where its own factories are.
-        fields: name of a condition -> its fields with those of the base, before its parameters
-            are filled in.
+        fields: name of a condition -> its fields and the fields of the base, before its
+            parameters are filled in.
         conditions: name -> run. Its seed is replaced by each of the seeds.
         seeds: run with every condition.
     """
@@ -97,7 +97,7 @@ class Study:
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """The comparisons: each condition with the first, and those of `compare`."""
+        """The comparisons: each condition with the first, and the pairs of `compare`."""
         first, *others = self.conditions
         pairs = [*((name, first) for name in others), *self.file.compare]
         return list(dict.fromkeys(pairs))
@@ -132,7 +132,7 @@ def read_study(
     Args:
         path: of the file.
         changes: fields of the base to replace; `data_args.root` names a field inside a mapping.
-        seeds: to run instead of those of the file.
+        seeds: to run instead of the file's seeds.
 
     Raises:
         StudyError: with all that is wrong in the file. `fit` then tries the models.
@@ -194,7 +194,7 @@ def _valid_fields(plain: Mapping[str, Any], error: ValidationError) -> dict[str,
 
 
 def _conditions(file: StudyFile, problems: list[str]) -> dict[str, dict[str, Any]]:
-    """The conditions that are written out, and those of the grid."""
+    """The conditions that are written out, and the conditions of the grid."""
     found = {name: dict(fields or {}) for name, fields in file.conditions.items()}
     levels = [
         [
@@ -233,7 +233,7 @@ def _changed(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
 
 
 def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a condition, with those of the base; `params` are merged, too."""
+    """The fields of a condition, merged with the fields of the base; `params` are merged, too."""
     params = {**base.get("params", {}), **own.get("params", {})}
     return {**base, **own, "params": params}
 
@@ -305,7 +305,7 @@ def _fits(conditions: Mapping[str, Run], seeds: Sequence[int], file: StudyFile) 
         key = repr((run.data, run.data_args, run.loss))
         try:
             if key not in loaded:
-                loaded[key] = None  # if it fails, that is told once
+                loaded[key] = None  # a failure is reported once
                 loaded[key] = load_data(run)
             data = loaded[key]
             if data is None:
@@ -333,7 +333,7 @@ def with_values(study: Study, condition: str, values: Mapping[str, Any], seed: i
 
 
 def params_of(study: Study, condition: str) -> dict[str, Any]:
-    """The parameters of a condition, with those of the base."""
+    """The parameters of a condition, merged with the parameters of the base."""
     params: dict[str, Any] = study.fields[condition]["params"]
     return params
 

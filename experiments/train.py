@@ -1,8 +1,8 @@
 """One training run, readable from top to bottom: `train(run) -> Result`.
 
-Two runs of one seed share the split, the weights, the order of the batches and the augmentation,
-whatever is attached to the model. Each of these has a generator of its own, and only the masks are
-drawn from torch's global generator.
+Two runs with the same seed share the split, the weights, the order of the batches and the
+augmentation, whatever is attached to the model. Each of these has a generator of
+its own, and only the masks are drawn from torch's global generator.
 
 Example:
     >>> from experiments.config import Run
@@ -168,7 +168,7 @@ class _Training:
 
     @torch.no_grad()
     def _score(self, name: str, dataset: Any) -> float:
-        """The metric of one data set. What is active in evaluation draws from its own seed."""
+        """The metric of a data set. Masks drawn in evaluation have a seed of their own."""
         run, device = self.run, self.device
         metric = call(run.metric, run.metric_args)
         by_batch = all(hasattr(metric, each) for each in ("update", "compute"))
@@ -227,7 +227,7 @@ class _Training:
 
 
 def device_of(run: Run) -> torch.device:
-    """The device of a run; `auto` takes a GPU where there is one.
+    """The device of a run; `auto` takes a GPU if the machine has one.
 
     Raises:
         FactoryError: if the device is not there.
@@ -270,7 +270,7 @@ def make_schedule(run: Run, optimizer: torch.optim.Optimizer, steps: int) -> LRS
     Args:
         run: of the schedule and the epochs.
         optimizer: whose learning rate moves.
-        steps: of one epoch.
+        steps: number of steps of an epoch.
     """
     total = run.epochs * steps
     if run.schedule == "onecycle":

@@ -27,12 +27,12 @@ _AT_MOST = 100_000
 
 @dataclass(frozen=True)
 class Data:
-    """Data sets of one seed; items are pairs of an input and a target.
+    """Data sets of a seed; items are pairs of an input and a target.
 
     Attributes:
-        train: what is trained on.
-        tests: what is tested on, by name.
-        validation: what a search chooses by.
+        train: the training set.
+        tests: name -> test set.
+        validation: the set that a search scores.
         classes: number of classes. None counts them, where the targets of `train` are integers.
     """
 
@@ -70,7 +70,7 @@ def load_data(run: Run) -> Data:
     """The data of a run.
 
     Raises:
-        FactoryError: if the factory fails, or what it returns can't be trained on.
+        FactoryError: if the factory fails, or its result can't be trained on.
     """
     made = call(run.data, run.data_args, seed=run.seed)
     if isinstance(made, tuple) and 2 <= len(made) <= 3:

@@ -1,4 +1,4 @@
-"""Three of scikit-learn's digits, all of one class, on a canvas with clutter.
+"""Three of scikit-learn's digits, all of the same class, on a canvas with clutter.
 
 Each image shows three handwritings of its class, enlarged from 8x8 to a random side, apart from
 each other, and patches cut from enlarged digits of any class. Where things meet, the brighter
@@ -186,7 +186,7 @@ def _draw_clutter(
 
 
 def _paint(digits: Numbers, clutter: Numbers, size: int) -> NDArray[np.uint8]:
-    """One canvas (size, size): black, and the brightest of what is there."""
+    """One canvas (size, size): black, and where digits and patches meet, the brighter pixel."""
     made = np.zeros((size, size), dtype=np.uint8)
     table = _enlarged_digits()
     for number, top, left, side in digits.tolist():
@@ -213,8 +213,8 @@ def _enlarged_digits() -> dict[int, NDArray[np.uint8]]:
 def occluders(boxes: Tensor) -> Tensor:
     """The squares that hide digits: (n, 3, 3) of top, left and side.
 
-    Each is in the middle of its digit's box. Its side is 0.75, 1 or 1.5 times that of the box, in
-    turn with the number of the image. The largest may leave the canvas.
+    Each is in the middle of its digit's box. Its side is 0.75, 1 or 1.5 times the side of the box,
+    in turn with the number of the image. The largest may leave the canvas.
 
     Example:
         >>> occluders(torch.tensor([[[0, 0, 16], [0, 30, 16], [30, 0, 16]]]))[0].tolist()

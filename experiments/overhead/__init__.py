@@ -1,4 +1,4 @@
-"""What a regularizer costs: variants of one piece of work, timed side by side.
+"""The cost of a regularizer: variants of the same work, timed side by side.
 
 | module | content |
 | --- | --- |

@@ -169,7 +169,7 @@ def _other(
 
 
 def observers() -> Iterator[Work]:
-    """The cost of observers of one activation and of one gradient."""
+    """The cost of observers of an activation and of a gradient."""
     items = {
         "ActivationStats": ActivationStats(),
         "moments alone": ActivationStats(every=10**9),

@@ -12,13 +12,13 @@ Step = Callable[[], object]
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for what a GPU still does."""
+    """Wait until a GPU has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def saved_share(step: Step, activation: Tensor | None) -> float | None:
-    """What a step saves for the backward, as a share of the bytes of its activation."""
+    """The bytes saved for the backward in a step, as a share of the bytes of its activation."""
     return None if activation is None else saved_bytes(step, [activation]) / activation.nbytes
 
 
@@ -47,8 +47,8 @@ def saved_bytes(step: Step, known: Iterable[Tensor] = ()) -> int:
 
 
 def peak_bytes(step: Step, device: torch.device) -> int:
-    """Most bytes that one step holds at a time, above what was held before it."""
-    step()  # what is made once, such as the buffers of an optimizer, does not count
+    """The peak memory of a step in bytes, above the memory held before it."""
+    step()  # buffers that are made once, as those in an optimizer, do not count
     if device.type == "cuda":
         synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)

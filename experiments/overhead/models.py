@@ -59,7 +59,7 @@ def model_work(name: str, training: bool = True, compiled: bool = False) -> Work
 
 
 def _steps(made: Mapping[str, nn.Module], x: Tensor) -> Made:
-    """A training step of each model, or a forward of one in evaluation mode."""
+    """A training step of each model, or a forward if it is in evaluation mode."""
     return Made(
         {
             way: partial(train_step if model.training else evaluate, model, x)

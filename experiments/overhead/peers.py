@@ -1,7 +1,7 @@
 """Other implementations of DropBlock, each at the rate that it really drops.
 
-At equal nominal rates the peers drop different shares. `nominal` finds what a peer has to be asked
-for, by bisection on the share that it was measured to drop.
+At equal nominal rates the peers drop different shares. `nominal` finds the rate to give to
+a peer, by bisection on the measured share.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torchvision
 from timm.layers.drop import drop_block_2d
 from torch import Tensor
 
-ELEMENTS = 4_000_000  # of which the share is measured, to about 1 % of itself
+ELEMENTS = 4_000_000  # the share is measured on as many, to about 1 % of itself
 HALVINGS = 12
 
 PEERS: dict[str, Callable[[Tensor, float, int], Tensor]] = {
@@ -45,7 +45,7 @@ def nominal(name: str, map_size: tuple[int, int], block_size: int, rate: float) 
 
 
 def realized(name: str, p: float, map_size: tuple[int, int], block_size: int) -> float:
-    """The share of single-channel maps of ones that a peer drops."""
+    """The share of elements that a peer drops in maps of ones with a single channel."""
     samples = max(1, ELEMENTS // (map_size[0] * map_size[1]))
     ones = torch.ones(samples, 1, *map_size)
     with torch.random.fork_rng(devices=[]), torch.no_grad():

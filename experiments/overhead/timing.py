@@ -19,7 +19,7 @@ from torch import Tensor
 from experiments.overhead.memory import Step, peak_bytes, saved_share, synchronize
 
 CPU = torch.device("cpu")
-LEAST_SECONDS = 0.002  # of one timing; quicker steps are repeated within it
+LEAST_SECONDS = 0.002  # of a timing; quicker steps are repeated within it
 MOST_REPEATS = 1000
 MOST_SECONDS = 120  # of all rounds of a work; slower works have fewer rounds, but at least 3
 
@@ -41,7 +41,7 @@ class Work:
     """A piece of work that can be done in several ways.
 
     Attributes:
-        name: what is done.
+        name: of the work.
         make: makes the steps on a device.
         against: pairs of a variant and a reference. "a - b" is the cost of a above b.
         shape: of the activation.
@@ -131,7 +131,7 @@ def interleave(
 
 
 def seconds_of(step: Step, repeats: int, device: torch.device) -> float:
-    """Seconds of one call, as the mean of several."""
+    """Seconds of a call, as the mean of several."""
     synchronize(device)
     began = time.perf_counter()
     for _ in range(repeats):

@@ -144,7 +144,7 @@ def test_what_a_search_needs(write, folder):
     with pytest.raises(StudyError, match="it has no search"):
         check(read_study(write()))
     asked = {"space": {"lr": [0.1, 0.2]}}
-    with pytest.raises(StudyError, match="are those of searches"):
+    with pytest.raises(StudyError, match="searches use"):
         check(read_study(write(search=asked, seeds=[1001])))
     (folder / "plain.py").write_text(
         "from mine import Noisy\ndef data(seed):\n    return Noisy(8), {'a': Noisy(3)}\n"
