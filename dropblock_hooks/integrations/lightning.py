@@ -2,8 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -12,17 +10,13 @@ from ..attachment.attachment import Attachment
 from ..checks import as_count
 from .driver import TrainerDriver
 
-_PACKAGES: list[Any] = [
-    import_module(name)
-    for name in ("lightning.pytorch", "pytorch_lightning")
-    if find_spec(name.partition(".")[0])
-]
-if not _PACKAGES:
-    raise ImportError("the callback is for Lightning, which is not here: pip install lightning")
-_Callback: Any = type("_Callback", tuple(each.Callback for each in _PACKAGES), {})
+try:
+    from lightning.pytorch import Callback
+except ImportError:  # under the older name
+    from pytorch_lightning import Callback
 
 
-class Regularize(_Callback):  # type: ignore[misc]  # its base is made above
+class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
     """A callback that puts regularizers on a LightningModule for the time of ``trainer.fit``.
 
     The trainer gives the length of the training, the time, the GradScaler and the optimizers. After
@@ -152,7 +146,8 @@ class Regularize(_Callback):  # type: ignore[misc]  # its base is made above
             return {}
         state: dict[str, Any] = {"attached": attached, "within_epoch": self._within_epoch}
         if self._keeps_random:
-            gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+            on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+            gpu = torch.cuda.get_rng_state() if on_gpu else None
             state["random"] = {"cpu": torch.get_rng_state(), "cuda": gpu}
         return state
 
