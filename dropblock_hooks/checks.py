@@ -1,7 +1,6 @@
 """Checks of values that a user gives, each with one clear error message."""
 
 import difflib
-import math
 import operator
 from collections.abc import Iterable
 from numbers import Real
@@ -11,18 +10,12 @@ from torch import Tensor
 
 from .quoting import quote, shorten, shown
 
-LARGEST = 10**100
-"""The largest count, which a float can still hold."""
-
 
 def as_number(name: str, value: Any, kind: str = "a number") -> float:
     """`value` as a finite float."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be {kind}, got {shown(value)}")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
+    number = float(value)
     if number - number != 0.0:  # not finite; torch.compile can't trace math.isfinite
         raise ValueError(f"{name} must be a finite number, got {shorten(str(value))}")
     return number
@@ -44,8 +37,6 @@ def as_count(name: str, value: Any, minimum: int = 1) -> int:
         count = minimum - 1
     if isinstance(value, bool) or count < minimum:
         raise ValueError(f"{name} must be an integer >= {minimum}, got {shown(value)}")
-    if count > LARGEST:
-        raise ValueError(f"{name} must be an integer <= {LARGEST:g}, got {shown(value)}")
     return count
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..checks import LARGEST, as_count, check_option
+from ..checks import as_count, check_option
 from ..quoting import quote
 from .view import is_tokens, layouts_for
 
@@ -49,5 +49,5 @@ class AxisOptions:
 
 def _is_size(grid: Any) -> bool:
     edges = tuple(grid) if isinstance(grid, (tuple, list)) else ()
-    counts = (isinstance(e, int) and not isinstance(e, bool) and 0 < e <= LARGEST for e in edges)
+    counts = (isinstance(e, int) and not isinstance(e, bool) and e > 0 for e in edges)
     return bool(edges) and all(counts)

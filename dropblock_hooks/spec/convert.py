@@ -96,7 +96,7 @@ def construct(cls: Any, given: Mapping[Any, Any], path: Keys) -> Any:
             faults += error.faults
     try:
         made = cls(**arguments)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         message = str(error).removeprefix(f"{cls.__name__}.__init__() ")
         if not faults or "missing" not in message:
             first = message.split(" ", 1)[0]  # messages begin with the name of the field

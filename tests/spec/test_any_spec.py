@@ -31,8 +31,8 @@ SELECTORS = [
     *(".", "..", "", " ", "re:", "are:x", "re:[b-a]", "re:" + "(" * 1990, r"re:layer\d.*"),
     *("re:a{4294967295}", "re:[ -\uffff]*", "attr:p", "attr:re:(", "param:re:fc.*"),
 ]
-NUMBERS = ["1e400", ".nan", "-.inf", "9" * 400, "9" * 5000, "0x" + "f" * 2000, "1_000", "-0.0"]
-NUMBERS += ["1" + ":59" * 500, "1e-320", "0b12", "2001-99-99", "10:61:99", "0o9", "!!int x"]
+NUMBERS = ["1e400", ".nan", "-.inf", "9" * 300, "9" * 5000, "1_000", "-0.0"]
+NUMBERS += ["1" + ":59" * 50, "1e-320", "0b12", "2001-99-99", "10:61:99", "0o9", "!!int x"]
 WORDS = [
     *("Dropout", "DropBlock2d", "ClampGrad", "StepSchedule", "ByDepth", "Foreign", "select"),
     *("apply", "p", "block_size", "at", "index", "layout", "null", "true", "~", "input", "names"),
@@ -84,7 +84,7 @@ def files(seed, n):
 
 
 LEAVES = [
-    *(None, True, 0, -1, 0.1, 2.0, 10**400, float("nan"), float("inf"), 5e-324, 1j),
+    *(None, True, 0, -1, 0.1, 2.0, 10**300, float("nan"), float("inf"), 5e-324, 1j),
     *(np.float32(0.1), np.int64(3), np.array([1, 2]), torch.ones(3), Fraction(1, 3), b"layer1"),
     *(Dropout, nn.Dropout, int, print, str.upper, nn.Dropout(0.1), nn.Linear(2, 2), object()),
     *(Dropout(0.1), ClampGrad(-1), LinearSchedule(0, 1, 3), ByDepth(0, 0.2), "Dropout(", "input"),
