@@ -18,10 +18,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..attachment.checks import Window, fault_of, windows
 from ..attachment.install import install, make_hook, site_keys
 from ..attachment.resolve import Placement, place
+from ..axes.view import View
 from ..findings import Finding, Kind, Severity, grouped, merged
 from ..regularizers.retune import unit_dropped
 from ..selectors.wrappers import bare_type, submodule, unwrap
-from ..sites import indexing
 from ..sites.counter import Snapshot
 from ..sites.hooks import SiteHook
 from ..sites.retune import RetuneHook
@@ -30,7 +30,7 @@ from ..sites.site import Site, SiteError
 from ..spec.spec import Draft
 from ..tables import counted
 from .builtin import find_doubled
-from .dry_run import DryRun, DryRunError, dry_run, own_input, shape_of
+from .dry_run import DryRun, DryRunError, dry_run, own_input
 from .recording import passes_around, recorded
 from .table import Plan, PlanRow, plan_row
 
@@ -103,42 +103,35 @@ class SiteProbe:
     Attributes:
         hook: of the site.
         error: why it can't work there.
-        shape: of the tensor of the last call; of a structure its type and size.
+        shape: of the last tensor that the site read.
     """
 
     def __init__(self, hook: SiteHook) -> None:
         self.hook, self.site = hook, hook.site
         self.error: str | None = None
-        self.shape: Any = None
-        self._nodes: list[Any] = []  # of the layer's outputs, where whole samples are dropped
+        self.shape: tuple[int, ...] | None = None
+        self._nodes: list[Node] = []  # of the layer's outputs, where whole samples are dropped
         regularizer = self.site.regularizer
         at_output = regularizer.at == "output" and not regularizer.needs_input
         self.drops_samples = at_output and unit_dropped(regularizer) == "samples"
+        self.site.form_of = MethodType(self._form_of, self.site)  # type: ignore[method-assign]
         if hook.parameter is None:  # what is registered is a method of the hook, as always
             hook.__call__ = MethodType(self._called, hook)  # type: ignore[method-assign]
 
     def _called(self, hook: SiteHook, module: nn.Module, *given: Any) -> Any:
-        """Note the tensor that the site works on, and run the hook."""
-        regularizer, output = self.site.regularizer, given[-1]
-        index, value = regularizer.index, output
-        if regularizer.at == "input":
-            value = given[1] if isinstance(index, str) else given[0]
-            index = 0 if index is None else index
+        """Run the hook, and keep its error."""
         try:
-            x = indexing.get(value, index)
-            self.shape = tuple(x.shape)
-            if self.drops_samples and x.grad_fn is not None:
-                x = x.clone()  # by a node of the graph that is this site's alone
-                self._nodes.append(x.grad_fn)
-                output = indexing.put(value, index, x)
-        except ValueError:  # no tensor, which the site itself tells if it is active
-            self.shape = shape_of(value)
-        try:
-            changed = type(hook).__call__(hook, module, *given[:-1], output)
+            return type(hook).__call__(hook, module, *given)
         except SiteError as error:
             self.error = str(error).removeprefix(str(self.site.error("")))
             return None
-        return output if changed is None and output is not given[-1] else changed
+
+    def _form_of(self, site: Site, x: Tensor) -> View:
+        """Note the tensor that the site works on, and read its axes."""
+        self.shape = tuple(x.shape)
+        if self.drops_samples and x.grad_fn is not None:
+            self._nodes.append(x.grad_fn)
+        return type(site).form_of(site, x)
 
     def findings(
         self, base: nn.Module, window: Window, outputs: list[Tensor], sources: list[Node]
@@ -191,10 +184,10 @@ def _probe(
         backward=False,
     )
     findings = [f for each in probes for f in each.findings(copied, window, outputs, sources)]
-    rows = [
-        plan_row(each.site.key, p, each.site, each.shape, each.error)
-        for each, p in zip(probes, placements, strict=True)
-    ]
+    rows = []
+    for each, p in zip(probes, placements, strict=True):
+        shape = each.shape or layers[p.target.owner].shape
+        rows.append(plan_row(each.site.key, p, each.site, shape, each.error))
     return rows, findings
 
 
