@@ -1,8 +1,4 @@
-"""Findings: everything that is wrong or suspicious, in one type, and how it is reported.
-
-``verify()``, `Plan`, `SpecError`, warnings and the `Watchdog` all speak in `Finding` objects.
-Programs read `kind`; people read `text` and `cure`.
-"""
+"""Findings: everything that is wrong or suspicious, in one type, and how it is reported."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -68,12 +64,12 @@ class Finding:
     """Something that is wrong or suspicious.
 
     Attributes:
-        kind: what is wrong, for programs.
+        kind: the kind of fault, for programs.
         severity: how bad it is.
-        sites: keys of the sites; empty where it is about the attachment or the model.
+        sites: keys of the sites; empty for the attachment or the model as a whole.
         text: what happened, for people.
         cure: what to do about it; may be empty.
-        epoch: when it was found.
+        epoch: the time at which it was found.
     """
 
     kind: Kind
@@ -119,7 +115,7 @@ class WatchdogError(RuntimeError):
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:
-    """One finding for each cause, with the sites of all that say the same."""
+    """One finding for each cause, with the sites of all findings that say the same."""
     groups: dict[tuple[str, str, str], Finding] = {}
     for each in findings:
         same = each.kind, each.text, each.cure
@@ -129,7 +125,7 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def grouped(findings: Iterable[Finding]) -> list[str]:
-    """A line for each cause; the sites of findings that say the same share a line."""
+    """A line for each cause."""
     return list(map(str, merged(findings)))
 
 
@@ -140,17 +136,12 @@ def tell(
 ) -> None:
     """Report the findings that were not reported yet.
 
-    Whoever sees that a finding has cleared removes its `ids` from `told`; it is then reported again
-    when it comes back.
-
     Args:
-        findings: what was found.
-        told: `ids` of what was reported; new ones are added.
-        action: ``"warn"``; ``"raise"``; or a function, which is called with each finding. Training
-            goes on where that function raises an error.
-
-    Raises:
-        WatchdogError: for ``action="raise"``.
+        findings: the findings.
+        told: the `ids` that were reported; new ones are added. A finding is reported again if its
+            `ids` were removed because it had cleared.
+        action: ``"warn"``, ``"raise"`` (a `WatchdogError`), or a function of a finding. Training
+            goes on if that function raises an error.
     """
     news = [each for each in findings if not told >= each.ids]
     for each in news:

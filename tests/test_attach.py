@@ -158,7 +158,7 @@ def refused(net, hook_count, spec, *parts, error=SpecError, **options):
         ({}, ["empty"]),
         (3, ["mapping", "3"]),
         ({"layer1.0"}, ["mapping"]),
-        ("no_such_file.yaml", ["no_such_file.yaml", "no file"]),
+        ("no_such_file.yaml", ["no_such_file.yaml", "No such file"]),
         ({"layer1.0": Dropout}, ["expected a regularizer object", "got Dropout (type)"]),
         ({"layer1.0": nn.Dropout}, ["expected a regularizer object"]),
         ({"layer1.0": nn.BatchNorm2d(8)}, ["parameters", "weight"]),

@@ -29,7 +29,11 @@ from .distributed import tell_equal_seeds
 from .watchdog import interval, look_at_forward, look_at_step, look_for_alerts, tell_alerts
 
 _AGAIN = "Call attach again"
-_GONE = "its layer was replaced or removed after attach, or the hook was taken off"
+_REPLACED = (
+    Kind.REPLACED,
+    "its layer was replaced or removed after attach, or the hook was taken off",
+    _AGAIN,
+)
 _CLEARED = (Kind.NEVER_CALLED, Kind.NEVER_ACTIVE, Kind.REPLACED)
 
 
@@ -134,25 +138,25 @@ def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fi
 
     It speaks of the open window, or of the one before if the model was not trained since then.
     """
-
-    def error(kind: Kind, text: str, cure: str, *sites: str) -> Finding:
-        return Finding(kind, Severity.ERROR, sites, text, cure, run.epoch)
-
     if not run.installed:
-        return [error(Kind.REMOVED, "the attachment was removed", _AGAIN)]
+        return [_error(run, (), Kind.REMOVED, "the attachment was removed", _AGAIN)]
     found = run.scale.findings(run.epoch)
     now, before = windows(run, hooks)
     window = before if before.ran and not now.trained else now
     if not window.ran and not _leaves_no_trace(base, hooks):
         text = "no layer was called in this epoch, nor after attaching or loading"
-        found.append(error(Kind.NOT_RUN, text, "Run a training step first"))
+        found.append(_error(run, (), Kind.NOT_RUN, text, "Run a training step first"))
     here = {hook.site.key for hook in hooks}
-    found += [error(Kind.REPLACED, _GONE, _AGAIN, key) for key in run.keys if key not in here]
+    found += [_error(run, (key,), *_REPLACED) for key in run.keys if key not in here]
     for hook in hooks:
         fault = fault_of(base, hook, window)
         if fault is not None and (_needs_calls(hook) or fault.kind != Kind.NEVER_CALLED):
             found.append(fault)
     return found + not_stepped(hooks)
+
+
+def _error(run: Run, sites: tuple[str, ...], kind: Kind, text: str, cure: str = "") -> Finding:
+    return Finding(kind, Severity.ERROR, sites, text, cure, run.epoch)
 
 
 def not_stepped(hooks: Iterable[SiteHook]) -> list[Finding]:
@@ -233,22 +237,20 @@ def _idle_sites(base: nn.Module, hooks: Iterable[SiteHook], window: Window) -> l
 def fault_of(base: nn.Module, hook: SiteHook, window: Window) -> Finding | None:
     """What is wrong at a site; None where nothing is."""
     site, name = hook.site, hook.owner_name
-
-    def fault(kind: Kind, text: str, cure: str = "") -> Finding:
-        return Finding(kind, Severity.ERROR, (site.key,), text, cure, site.run.epoch)
-
     owner = holder(hook, base, name) or find_module(base, name)
     if owner is None:
-        return fault(Kind.REPLACED, _GONE, _AGAIN)
+        return _error(site.run, (site.key,), *_REPLACED)
     broken = _broken_hook(hook, owner)
     if broken is not None:
-        return fault(*broken)
+        return _error(site.run, (site.key,), *broken)
     counts = window.sites[site.key]
     if counts.active or not window.ran:
         return None
     enabled = site.run.enabled and not window.off
     if site.regularizer.accumulates:
-        return fault(*_of_update(site.run)) if enabled and window.trained else None
+        if not (enabled and window.trained):
+            return None
+        return _error(site.run, (site.key,), *_of_update(site.run))
     gradient = site.regularizer.acts_on == "gradient"
     missed = not counts.calls or (window.trained and owner.training and not counts.trained)
     kind = Kind.NEVER_CALLED if missed else Kind.NEVER_ACTIVE
@@ -276,7 +278,7 @@ def fault_of(base: nn.Module, hook: SiteHook, window: Window) -> Finding | None:
         why, cure = "no gradient reached it", "Look for a detach() or no_grad() behind the layer"
     else:
         why, cure = "the model only ran in evaluation mode", "Call model.train() before training"
-    return fault(kind, f"{text}: {why}", cure)
+    return _error(site.run, (site.key,), kind, f"{text}: {why}", cure)
 
 
 def _needs_calls(hook: SiteHook) -> bool:
@@ -298,15 +300,15 @@ def _broken_hook(hook: SiteHook, owner: nn.Module) -> tuple[Kind, str, str] | No
         if refusal is not None:
             return Kind.SHARDED, refusal, ""
         if parameter is not None and not parameter.requires_grad:
-            text = "the parameter is frozen (requires_grad is False) and gets no gradient"
-            return Kind.LOST, text, ""
+            why = "the parameter is frozen (requires_grad is False) and gets no gradient"
+            return Kind.LOST, why, ""
         if hook.follows(owner):
             return None
         if not hook.lost(owner):
             text = "the layer holds another tensor now, or none, and its hook is no longer there"
             cure = "Run a forward that is not compiled, or call step(): both hook a new parameter"
             return Kind.LOST, text, cure
-    return (Kind.REPLACED, _GONE, _AGAIN) if hook.lost(owner) else None
+    return _REPLACED if hook.lost(owner) else None
 
 
 def _of_update(run: Run) -> tuple[Kind, str, str]:

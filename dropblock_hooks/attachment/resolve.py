@@ -68,7 +68,6 @@ def place(model: nn.Module, draft: Draft, epochs: int | None = None) -> Placed:
     index = Index(model)
     placements: list[Placement] = []
     problems = list(draft.problems)
-    cause: BaseException | None = None
     warnings: list[str] = []
     for i, entry in enumerate(draft.entries):
         try:
@@ -89,7 +88,7 @@ def place(model: nn.Module, draft: Draft, epochs: int | None = None) -> Placed:
     placements = [_with_own_rate(p, model) for p in placements]
     problems += [*_refused(placements), *_conflicts(placements)]
     if problems:
-        raise SpecError(problems, draft.source) from cause
+        raise SpecError(problems, draft.source)
     rates = [(p.where, rate) for p in placements for rate in p.regularizer.rates.values()]
     lengths = {f"{where}: {quote(rate)}": length_of(rate) for where, rate in rates}
     unsaid = []
@@ -207,7 +206,8 @@ def _conflicts(placements: list[Placement]) -> list[str]:
         composed = getattr(p.entry.selector, "compose", False)
         for other in layers[module, parameter]:
             one_rate = _set_one_rate(module, other, mine)
-            if not one_rate and (composed or not _are_alike(other, mine)):
+            alike = other.regularizer.kind == p.regularizer.kind and other.entry != mine.entry
+            if not one_rate and (composed or not alike or isinstance(p.regularizer, Retune)):
                 continue
             cure = "A layer has one rate" if one_rate else "Put them in one list"
             if other.entry is None:
@@ -222,12 +222,6 @@ def _conflicts(placements: list[Placement]) -> list[str]:
         f"{both} can't both be on {listed(names, 3)}. {cure}"
         for (both, cure), names in found.items()
     ]
-
-
-def _are_alike(a: _Present, b: _Present) -> bool:
-    """Whether they are of one class and from different entries; rates of Retune are told apart."""
-    alike = a.regularizer.kind == b.regularizer.kind and a.entry != b.entry
-    return alike and not isinstance(b.regularizer, Retune)
 
 
 def _set_one_rate(module: nn.Module, *two: _Present) -> bool:

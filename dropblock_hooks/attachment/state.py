@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..checks import as_number
-from ..sites.counter import Snapshot, Totals, read
+from ..sites.counter import Snapshot, read
 from ..sites.norms import Norms
 from ..sites.run import Run
 from ..sites.site import Site
@@ -25,12 +25,11 @@ def save(sites: Sequence[Site], run: Run) -> dict[str, Any]:
         "epoch": run.epoch,
         "stepped": run.stepped,
         "forwards": run.counter.snapshot().calls,
-        "sites": {s.key: _saved(s, counted) for s, counted in zip(sites, totals, strict=True)},
+        "sites": {s.key: _saved(s, t.life) for s, t in zip(sites, totals, strict=True)},
     }
 
 
-def _saved(site: Site, counted: Totals) -> dict[str, Any]:
-    life = counted.life
+def _saved(site: Site, life: Snapshot) -> dict[str, Any]:
     state: dict[str, Any] = {
         "regularizer": repr(site.regularizer),
         "calls": life.calls,
@@ -70,8 +69,7 @@ def load(state: Mapping[str, Any], sites: Sequence[Site], strict: bool) -> tuple
     there = {}
     for key, each in saved:
         try:
-            there[key] = each["regularizer"]
-            found[key] = _snapshot(each), _tensors(each)
+            there[key], found[key] = each["regularizer"], (_snapshot(each), _tensors(each))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"the state of {key} is damaged: {each!r}") from error
     different = [

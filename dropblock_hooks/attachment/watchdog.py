@@ -94,10 +94,10 @@ def look_for_alerts(
     sights = _sights(base, hooks)
     if not sights or not run.installed:
         return []
-    clock, statistics_due = Clock.of(run.shared), statistics
-    statistics = statistics and any(sight.judged for sight in sights)
-    if statistics_due:
+    clock = Clock.of(run.shared)
+    if statistics:
         clock.waiting = clock.steps = 0
+        statistics = any(sight.judged for sight in sights)
     before, found = clock.alerts, _judge(base, run, sights, statistics)
     if not statistics:  # what was found from statistics still holds
         found = {key: each for key, each in before.items() if key[1] != Kind.NONFINITE} | found
@@ -198,8 +198,7 @@ def _judge(base: nn.Module, run: Run, sights: list[Sight], statistics: bool) -> 
     if statistics:
         found += _along_depth(Kind.VANISHING, under(Kind.VANISHING))
         found += _along_depth(Kind.EXPLODING, under(Kind.EXPLODING))
-        found += _dead(under(Kind.DEAD))
-        found += _saturated(under(Kind.SATURATED))
+        found += [each for sight in sights if sight.judged for each in _of_activation(sight)]
         found += _no_gradient(base, sights, under(Kind.NO_GRADIENT))
     return {(each.sites[0], each.kind): each for each in found}
 
@@ -308,23 +307,19 @@ def _along_depth(kind: Kind, sights: list[Sight]) -> Iterator[Finding]:
         yield layers[0].finding(kind, text, cure)
 
 
-def _dead(sights: list[Sight]) -> Iterator[Finding]:
-    cure = "Lower the learning rate, check the bias in front, or use a leaky activation"
-    for sight in sights:
-        alive = sight.kept.units["alive"]
-        share = 1.0 - alive.float().mean().item() if sight.judged and len(alive) else 0.0
-        if share > sight.dog.max_dead:
-            text = f"{share:.0%} of its {len(alive)} channels were always zero"
-            yield sight.finding(Kind.DEAD, text, cure)
-
-
-def _saturated(sights: list[Sight]) -> Iterator[Finding]:
-    cure = "Start with smaller weights in front, or add normalization there"
-    for sight in sights:
-        share = sight.kept.near / max(sight.kept.calls, 1)
-        if sight.judged and share > sight.dog.max_saturated:
-            text = f"{share:.0%} of its values were within 1 % of its bounds"
-            yield sight.finding(Kind.SATURATED, text, cure)
+def _of_activation(sight: Sight) -> Iterator[Finding]:
+    """Channels that are dead, and values at the bounds of the activation."""
+    dog, kept, alive = sight.dog, sight.kept, sight.kept.units["alive"]
+    dead = 1.0 - alive.float().mean().item() if len(alive) else 0.0
+    if Kind.DEAD in dog.names and dead > dog.max_dead:
+        text = f"{dead:.0%} of its {len(alive)} channels were always zero"
+        cure = "Lower the learning rate, check the bias in front, or use a leaky activation"
+        yield sight.finding(Kind.DEAD, text, cure)
+    near = kept.near / max(kept.calls, 1)
+    if Kind.SATURATED in dog.names and near > dog.max_saturated:
+        text = f"{near:.0%} of its values were within 1 % of its bounds"
+        cure = "Start with smaller weights in front, or add normalization there"
+        yield sight.finding(Kind.SATURATED, text, cure)
 
 
 def _no_gradient(base: nn.Module, every: list[Sight], sights: list[Sight]) -> Iterator[Finding]:
