@@ -1,21 +1,17 @@
 """ActivationStats on models: against NumPy, compiled, checkpointed, over processes, saved."""
 
 import copy
-import gc
 import json
-import math
 
 import numpy as np
 import pytest
 import torch
 from torch import distributed, nn
-from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import (
     ActivationStats,
     GradientStats,
     SiteError,
-    Spec,
     WeightStats,
     attach,
 )
@@ -145,16 +141,6 @@ def test_over_two_processes(tmp_path):
     )
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_a_checkpoint_is_not_counted_twice(reentrant):
-    model = make_model()
-    wanted = collected(copy.deepcopy(model), ("1",), batches())
-    attached = attach(model, {"1": ActivationStats(every=1)})
-    for x in batches():
-        checkpoint(model, x.requires_grad_(), use_reentrant=reentrant).sum().backward()
-    assert_is(observed(attached)["1"], wanted["1"])
-
-
 def test_integers_are_refused_by_name():
     class Places(nn.Module):
         def forward(self, x):
@@ -172,13 +158,9 @@ def test_integers_are_refused_by_name():
     ("options", "message"),
     [
         ({"low": 1.0, "high": 0.1}, r"low < high .*got low=1.0 .float., high=0.1"),
-        ({"low": 1.0, "high": 1.0}, "low < high"),
         ({"low": 0.0}, "1e-30 <= low"),
-        ({"low": -1.0}, "1e-30 <= low"),
         ({"high": 1e40}, "<= 1e30"),
-        ({"high": math.inf}, "high must be a finite number"),
         ({"every": 0}, "every must be an integer >= 1, got 0"),
-        ({"every": 2.5}, "every must be an integer"),
     ],
 )
 @pytest.mark.parametrize("kind", [ActivationStats, GradientStats])
@@ -187,17 +169,9 @@ def test_bad_options(kind, options, message):
         kind(**options)
 
 
-def test_it_goes_through_yaml():
-    spec = Spec({"0": ActivationStats(every=5, low=1e-3)})
-    assert Spec.from_yaml(spec.to_yaml()) == spec
-    assert repr(ActivationStats()) == "ActivationStats()"
-
-
 SATURATED = {  # of an input of -100, 100, and both by turns
     nn.Sigmoid: (1, 1, 1),
     nn.Tanh: (1, 1, 1),
-    nn.Hardsigmoid: (1, 1, 1),
-    nn.Hardtanh: (1, 1, 1),
     nn.ReLU6: (1, 1, 1),
 }
 
@@ -214,27 +188,14 @@ def test_saturated_channels_of_each_activation(kind):
         assert observed(attached)["0"].saturated == wanted
 
 
-def test_where_bounds_or_channels_are_not_known_none_is_saturated():
-    model = nn.Sequential(nn.GELU(), nn.Sigmoid())
-    attached = attach(model, {"0": ActivationStats(), "1": ActivationStats(at="input")})
-    model(torch.ones(2, 3, 4))
-    for found in observed(attached).values():
-        assert (found.channels, found.dead, found.saturated) == (3, 0, None)
-    attached.step()
-    model(torch.ones(2, 1, 3, 1, 1, 4))
-    for found in observed(attached).values():
-        assert (found.values, found.channels, found.dead, found.saturated) == (24, *[None] * 3)
-
-
-@pytest.mark.parametrize("spatial", [0, 2])
-def test_running_statistics_against_those_of_the_batches(spatial):
+def test_running_statistics_against_those_of_the_batches():
     torch.manual_seed(0)
-    layer = nn.BatchNorm1d(6) if spatial == 0 else nn.BatchNorm2d(6)
+    layer = nn.BatchNorm2d(6)
     model = nn.Sequential(layer)
     attached = attach(model, {"0": ActivationStats(every=1)})
     means, variances = [], []
     for n in (8, 8, 5):
-        x = torch.randn(n, 6, *[7] * spatial) * torch.arange(1, 7).view(6, *[1] * spatial) + 50
+        x = torch.randn(n, 6, 7, 7) * torch.arange(1, 7).view(6, 1, 1) + 50
         model(x)
         y = x.double().movedim(1, 0).flatten(1).numpy()
         means.append(y.mean(1))
@@ -248,17 +209,6 @@ def test_running_statistics_against_those_of_the_batches(spatial):
     attached.step(1)
     assert observed(attached)["0"].mean_shift == found.mean_shift
     assert "running" in str(attached)
-
-
-def test_a_constant_channel_does_not_hide_what_the_others_are():
-    model = nn.Sequential(nn.BatchNorm1d(3))
-    attached = attach(model, {"0": ActivationStats()})
-    x = torch.randn(50, 3)
-    x[:, 1] = 0.0
-    model(x)
-    wanted = (x.var(0) + 1e-5) / (model[0].running_var + 1e-5)
-    found = observed(attached)["0"]
-    assert found.variance_shift == pytest.approx(float(wanted.log().abs().mean()), rel=1e-4)
 
 
 def test_a_window_is_an_epoch():
@@ -312,46 +262,3 @@ def test_a_resumed_run_is_one_that_was_never_interrupted():
         part.state_dict()["sites"]["1/ActivationStats"]["buffers"]
         == (whole.state_dict()["sites"]["1/ActivationStats"]["buffers"])
     )
-
-
-EVERYTHING = [
-    ActivationStats(),
-    ActivationStats(when="before"),
-    GradientStats(),
-    GradientStats(when="before"),
-    WeightStats(),
-]
-
-
-def live_bytes(steps, beats=6):
-    """Bytes of live tensors after each part of a training with every observer."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten())
-    model.append(nn.Linear(64, 2))
-    attached = attach(model, {"[0-4]": EVERYTHING, "param:*.weight": GradientStats()})
-    optimizer = torch.optim.SGD(model.parameters(), 0.001)
-    x, held = torch.randn(4, 1, 6, 6), []
-    for beat in range(beats):
-        attached.step(beat)
-        for _ in range(steps // beats):
-            optimizer.zero_grad()
-            model(x).square().sum().backward()
-            optimizer.step()
-        gc.collect()
-        sizes = [each.numel() for each in gc.get_objects() if type(each) is torch.Tensor]
-        held.append((len(sizes), sum(sizes)))
-    return held
-
-
-@pytest.mark.parametrize("steps", [300, pytest.param(5_000, marks=pytest.mark.slow)])
-def test_memory_stays_what_it_is(steps):
-    _, _, first, *later = live_bytes(steps)  # the first windows open
-    assert later == [first] * 3
-
-
-def test_a_step_waits_for_nothing_but_the_host():
-    """On a device, no number is read: here, of tensors that have none."""
-    moments = attach(nn.Sequential(nn.ReLU()), {"0": ActivationStats()})
-    x = torch.ones(2, 3, device="meta")
-    moments._base(x)
-    assert observed(moments)["0"] is None

@@ -3,8 +3,6 @@
 import copy
 import gc
 import json
-import pickle
-import weakref
 from collections import namedtuple
 
 import pytest
@@ -14,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import (
     Capture,
-    ClampGrad,
     Dropout,
     Record,
     ScaleGrad,
@@ -145,24 +142,6 @@ def test_a_reentrant_checkpoint_keeps_values_and_refuses_gradients():
     same([record.value], [model[0](x).detach()])
 
 
-def test_a_gradient_is_that_of_the_value_which_is_kept():
-    model = nn.Sequential(nn.Linear(2, 2), nn.Identity())
-    kinds = [Capture(gradients=True, when="before"), ClampGrad(-0.5, 0.5), Capture(gradients=True)]
-    attached = attach(model, {"0": kinds})
-    (model(torch.ones(1, 2)) * 3).sum().backward()
-    for records in attached.captured().values():
-        assert records[0].grad.eq(0.5).all()
-
-
-def test_values_before_and_after_what_acts():
-    model = nn.Sequential(nn.Linear(2, 8))
-    attached = attach(model, {"0": [Capture(), Dropout(0.5), Capture(when="before")]})
-    y = model(torch.ones(3, 2))
-    after, before = (records[0].value for records in attached.captured().values())
-    same([after], [y.detach()])
-    assert (y.detach()[y != 0] / before[y != 0]).eq(2).all()
-
-
 def test_every_and_keep_and_the_epoch():
     model = nn.Sequential(nn.Linear(2, 2))
     attached = attach(model, {"0": Capture(every=3, keep=2)})
@@ -173,7 +152,7 @@ def test_every_and_keep_and_the_epoch():
     assert [(record.call, record.epoch) for record in records] == [(6, 1.0), (9, 2.0)]
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", rest_slow([False, True]))
 def test_less_of_each_tensor(compiled):
     kinds = [
         Capture(reduce="mean", gradients=True),
@@ -193,13 +172,11 @@ def test_less_of_each_tensor(compiled):
     same([largest.value], [y.detach().max().double()])
 
 
-@pytest.mark.parametrize("compiled", rest_slow([False, True]))
-def test_the_mean_of_each_channel_in_any_layout(compiled):
+def test_the_mean_of_each_channel_in_any_layout():
     model = nn.Sequential(nn.Linear(4, 5))
     attached = attach(model, {"0": Capture(reduce="channels", gradients=True, layout="NHWC")})
     x = torch.randn(2, 6, 6, 4)
-    run = torch.compile(model, backend="aot_eager") if compiled else model
-    y = run(x)
+    y = model(x)
     y.square().sum().backward()
     (record,) = attached.captured()["0"]
     torch.testing.assert_close(record.value, y.detach().mean((1, 2)))
@@ -238,62 +215,28 @@ def test_in_evaluation_without_gradients_and_under_autocast():
     assert record.value.dtype is record.grad.dtype is torch.bfloat16
 
 
-def test_the_gradient_is_of_the_scaled_loss():
-    model = nn.Sequential(nn.Linear(2, 2))
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    attached = attach(model, {"0": Capture(gradients=True)}, grad_scaler=scaler)
-    scaler.scale(model(torch.ones(1, 2)).sum()).backward()
-    assert attached.captured()["0"][0].grad.eq(8).all()
-
-
 def live():
     gc.collect()
     return sum(isinstance(each, torch.Tensor) for each in gc.get_objects())
 
 
-@pytest.mark.parametrize("reentrant", [None, False])
-def test_memory_stays_constant_and_no_graph_is_held(reentrant):
+def test_memory_stays_constant_and_no_graph_is_held():
     model, x = model_and_input()
     x.requires_grad_()
     attached = attach(model, {"**": Capture(gradients=True, keep=2), "often": ScaleGrad(0.5)})
     counts = []
-    for step in range(200):
-        y = model(x) if reentrant is None else checkpoint(model, x, use_reentrant=reentrant)
+    for step in range(70):
+        y = model(x)
         if step % 3:
             y.backward()
         model.zero_grad()
         del y
-        if step in (20, 197):
+        if step in (20, 68):
             counts.append(live())
     assert counts[1] <= counts[0]  # what other tests have left may go meanwhile
     for records in attached.captured().values():
         for record in records:
             assert not any(x.requires_grad for x in tensors_of([record.value, record.grad]))
-
-
-def test_a_graph_is_freed_with_its_output():
-    class Flag:
-        pass
-
-    model, x = model_and_input()
-    attach(model, {"**": Capture(gradients=True)})
-    seen = []
-
-    class Watched(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.flag = Flag()
-            seen.append(weakref.ref(ctx.flag))
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad
-
-    y = model(Watched.apply(x.requires_grad_()))
-    y.backward()
-    del y
-    assert seen[0]() is None  # without the garbage collector
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -325,33 +268,6 @@ def test_compiled_as_a_whole(backend):
     assert isinstance(value["b"], list)
 
 
-def test_compiled_with_a_checkpoint():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    inner = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh())
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x):
-            for _ in range(2):
-                x = checkpoint(self.inner, x, use_reentrant=False)
-            return x.square().sum()
-
-    model = Model()
-    plain = PlainHooks(twin := copy.deepcopy(model), ["inner.0", "inner.2"])
-    attached = attach(model, {"inner.*": Capture(gradients=True, keep=None)})
-    run = torch.compile(model, backend="aot_eager", fullgraph=True)
-    x = torch.randn(3, 4, requires_grad=True)
-    for _ in range(2):
-        run(x).backward()
-        twin(x).backward()
-    check(attached, plain, "inner.0", 4)
-    check(attached, plain, "inner.2", 4)
-
-
 def test_compiled_code_refuses_to_hold_the_graph():
     torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
@@ -360,37 +276,9 @@ def test_compiled_code_refuses_to_hold_the_graph():
         torch.compile(model, backend="aot_eager", fullgraph=True)(torch.ones(1, 2))
 
 
-def test_a_copy_keeps_its_own_also_compiled():
-    torch._dynamo.reset()
-    model, x = model_and_input()
-    attached = attach(model, {"often": Capture(gradients=True)})
-    model(x).backward()
-    twin = copy.deepcopy(model)
-    loaded = pickle.loads(pickle.dumps(model))
-    for other in (twin, loaded):
-        (theirs,) = attachments(other)
-        with pytest.raises(RuntimeError, match="nothing was captured at often"):
-            theirs.captured()
-        torch.compile(other, backend="aot_eager", fullgraph=True)(x * 2).backward()
-        assert theirs.captured()["often"][0].grad is not None
-        assert attached.captured()["often"][0].call == 2
-
-
 def test_in_a_file():
-    spec = Spec(
-        {
-            "**": Capture(
-                gradients=True,
-                every=10,
-                keep=None,
-                reduce="norm",
-                device=torch.device("cpu"),
-                dtype=torch.float16,
-                active="train",
-                when="before",
-            )
-        }
-    )
+    kept = Capture(gradients=True, keep=None, device=torch.device("cpu"), dtype=torch.float16)
+    spec = Spec({"**": kept})
     assert Spec.from_yaml(spec.to_yaml()) == spec
     assert "float16" in spec.to_yaml()
     with pytest.raises(ValueError, match="is a function, which can.t be written"):
@@ -404,10 +292,7 @@ def test_in_a_file():
         ({"keep": 1.5}, "keep must be an integer >= 1, got 1.5"),
         ({"reduce": "men"}, "reduce must be one of None, 'mean'"),
         ({"activations": False}, "activations=False keeps nothing without gradients=True"),
-        ({"activations": False, "gradients": True, "detach": False}, "detach=False is for"),
         ({"device": "gpu"}, "device must be one of torch's, 'cpu' say, got 'gpu'"),
-        ({"dtype": "int64"}, "dtype must be of floating-point numbers, 'float16' say, got 'int64'"),
-        ({"when": "later"}, "when must be one of 'after', 'before', got 'later'"),
     ],
 )
 def test_bad_options(options, message):
@@ -426,24 +311,6 @@ def test_bad_uses():
         attached.captured("1")
     with pytest.raises(KeyError, match="no site is '7'"):
         attached.captured("7")
-
-
-@pytest.mark.parametrize("backend", [None, "aot_eager"])
-def test_a_call_without_gradients_takes_the_place_of_none(backend):
-    torch._dynamo.reset()
-    model, x = nn.Sequential(nn.Linear(2, 2)), torch.ones(1, 2)
-    attached = attach(model, {"0": Capture(gradients=True, activations=False)})
-    run = model if backend is None else torch.compile(model, backend=backend, fullgraph=True)
-    with torch.no_grad():
-        run(x)
-    with pytest.raises(RuntimeError, match=r"gradients alone under no_grad\(\)"):
-        attached.captured()
-    run(x).sum().backward()
-    with torch.no_grad():
-        run(x)
-    (record,) = attached.captured()["0"]
-    assert record.value is None
-    assert record.grad.eq(1).all()
 
 
 def test_reading_what_was_never_kept_tells_the_causes():

@@ -77,19 +77,6 @@ def test_other_types(dtype, values):
     assert_is(seen(*calls), calls)
 
 
-@pytest.mark.parametrize("order", ["channels_last", "strided", "expanded", "moved"])
-def test_whatever_lies_in_memory(order):
-    torch.manual_seed(0)
-    x = torch.randn(4, 8, 40, 40)
-    y = {
-        "channels_last": x.to(memory_format=torch.channels_last),
-        "strided": x[..., ::2],
-        "expanded": x[:, :1].expand(-1, 8, -1, -1),
-        "moved": x.movedim(1, -1),
-    }[order]
-    assert_is(seen(y), [y])
-
-
 @given(
     st.lists(
         st.lists(
@@ -135,22 +122,6 @@ def test_a_call_with_a_value_that_is_not_finite_is_left_out_and_counted(bad, n):
     assert (found.calls, found.left_out, found.values) == (3, 1, 2 * n)
     assert (found.mean, found.std, found.largest) == pytest.approx((2.0, 1.0, 3.0), rel=1e-12)
     assert found.nonfinite == pytest.approx(1 / (3 * n))
-
-
-@pytest.mark.parametrize("shape", [(), (5,), (0,), (0, 3, 4, 4), (2, 3)])
-def test_any_shape(shape):
-    x = torch.ones(shape)
-    found = seen(x, channels=len(shape) > 1)
-    assert (found.calls, found.left_out, found.values) == (1, 0, x.numel())
-
-
-@pytest.mark.parametrize("scale", [1024.0, torch.tensor(1024.0, dtype=torch.float64)])
-def test_what_was_scaled_is_told_in_its_own_unit(scale):
-    torch.manual_seed(0)
-    calls = [torch.randn(50), torch.randn(30)]
-    found = seen(*[x * 1024 for x in calls], scale=scale)
-    assert_is(found, calls)
-    assert found.histogram == seen(*calls).histogram
 
 
 def test_a_channel_is_dead_that_was_zero_in_all_calls():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dropblock_hooks import ActivationStats, Capture, GradientStats, Watchdog, attach, watch
+from dropblock_hooks import ActivationStats, GradientStats, attach
 from dropblock_hooks.sites.observe_operator import observe, observe_gradient
 
 LAYOUTS = {
@@ -15,7 +15,7 @@ LAYOUTS = {
     "NHWC view": lambda x: x.permute(0, 2, 3, 1),
     "expanded": lambda x: x[:, :1].expand(-1, 4, -1, -1),
 }
-TYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+TYPES = [torch.float32, torch.float16]
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -47,58 +47,8 @@ def compiled_and_eager(spec, backend="aot_eager", steps=3):
     return seen
 
 
-@pytest.mark.parametrize(
-    "kind", [ActivationStats(every=2), GradientStats(), GradientStats(when="before")], ids=repr
-)
-def test_compiled_code_sees_what_eager_code_sees(kind):
-    eager, compiled = (attached.report() for attached in compiled_and_eager({"[0-4]": kind}))
+def test_compiled_code_sees_what_eager_code_sees():
+    spec = {"[0-4]": [ActivationStats(every=2), GradientStats(when="before")]}
+    eager, compiled = (attached.report() for attached in compiled_and_eager(spec))
     assert [row.observed for row in compiled] == [row.observed for row in eager]
-    assert [row.active_calls for row in compiled] == [row.active_calls for row in eager] == [3] * 5
-
-
-def test_a_watchdog_counts_in_compiled_code_as_in_eager_code():
-    eager, compiled = compiled_and_eager({"**": Watchdog()})
-    kept = [[site.bound.open["watched"] for site in each[Watchdog]] for each in (eager, compiled)]
-    for name in ("calls", "differentiable", "grads"):
-        ours, theirs = ([getattr(numbers, name) for numbers in each] for each in kept)
-        assert ours == theirs
-
-
-def test_pausing_and_removing_compile_nothing_anew():
-    torch._dynamo.reset()
-    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
-    attached = attach(model, {"**": ActivationStats(every=1), "0": Capture(gradients=True)})
-    run = torch.compile(model, backend="aot_eager", fullgraph=True)
-    x = torch.ones(2, 3)
-    run(x).sum().backward()
-    with torch._dynamo.config.patch(error_on_recompile=True), attached.paused():
-        run(x).sum().backward()
-    assert [site.active_calls for site in attached] == [1] * len(attached)
-
-
-def test_a_handle_is_on_the_cpu_wherever_it_is_made():
-    model = nn.Sequential(nn.Linear(3, 3))
-    with torch.device("meta"), torch.inference_mode():
-        attached = attach(model, {"0": ActivationStats()})
-    run = torch.compile(model, backend="aot_eager", fullgraph=True)
-    run(torch.ones(2, 3)).sum().backward()
-    with torch.inference_mode():
-        run(torch.ones(2, 3))
-    run(torch.ones(2, 3)).sum().backward()
-    assert attached.report()[0].observed.calls == 3
-
-
-def test_two_forwards_before_their_backwards():
-    torch._dynamo.reset()
-    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
-    attached = attach(model, {"0": Capture(gradients=True, keep=None)})
-    watch(model)
-    run = torch.compile(model, backend="aot_eager", fullgraph=True)
-    x = torch.ones(2, 3)
-    first, second = run(x), run(2 * x)
-    second.sum().backward()
-    (3 * first.sum()).backward()
-    grads = [record.grad for record in attached.captured()["0"]]
-    for grad, given, factor in zip(grads, (x, 2 * x), (3, 1), strict=True):
-        weight = model[2].weight.sum(0) * factor
-        torch.testing.assert_close(grad, weight * (model[0](given) > 0))
+    assert [row.active_calls for row in compiled] == [row.active_calls for row in eager] == [3] * 10
