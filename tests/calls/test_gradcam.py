@@ -1,7 +1,5 @@
 """Grad-CAM on small models: its formulas, what it leaves as it was, and what it refuses."""
 
-import pickle
-
 import pytest
 import torch
 from torch import nn
@@ -108,9 +106,6 @@ def test_what_is_returned(net, x):
     assert target.tolist() == cam.target.tolist()
     shown = f"CAM(layer='layer2', target={target.tolist()}, maps=(3, 16, 12), raw=(3, 8, 6) from "
     assert repr(cam).startswith(shown)
-    again = pickle.loads(pickle.dumps(cam))
-    assert again.layer == "layer2"
-    assert torch.equal(again.raw, raw)
 
 
 @pytest.mark.parametrize(
@@ -171,20 +166,6 @@ def test_an_image_does_not_depend_on_the_others(net, x):
 # what is behind, around and before the layer
 
 
-def test_a_relu_in_place_behind_the_layer_changes_nothing():
-    torch.manual_seed(0)
-    conv, head = nn.Conv2d(3, 4, 3), [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)]
-    plain, inplace = (nn.Sequential(conv, nn.ReLU(inplace), *head) for inplace in (False, True))
-    x = torch.randn(2, 3, 9, 9)
-    for method in METHODS:
-        expected, cam = gradcam(plain, x, "0", 1, method), gradcam(inplace, x, "0", 1, method)
-        assert torch.equal(cam.raw, expected.raw)
-    a = conv(x)
-    g = torch.autograd.grad(plain[1:](a)[:, 1].sum(), a)[0]
-    expected = (g.mean((2, 3), keepdim=True) * a).sum(1).relu()
-    torch.testing.assert_close(gradcam(inplace, x, "0", 1).raw, expected)
-
-
 def test_frozen_parameters_and_a_callers_modes(net, x):
     expected = gradcam(net, x)
     net.requires_grad_(False)
@@ -195,18 +176,6 @@ def test_frozen_parameters_and_a_callers_modes(net, x):
     assert torch.equal(gradcam(net, x.clone().requires_grad_()).maps, expected.maps)
 
 
-def test_under_autocast_the_map_is_float32(net, x):
-    expected = gradcam(net, x)
-    with torch.autocast("cpu", torch.bfloat16):
-        cam = gradcam(net, x, target=expected.target)
-        net(x).sum().backward()  # weights that were cast without a graph would get no gradient
-    assert cam.raw.dtype == cam.maps.dtype == torch.float32
-    torch.testing.assert_close(cam.maps, expected.maps, rtol=0, atol=0.1)
-    assert all(p.grad is not None for p in net.parameters())
-    assert gradcam(net.double(), x.double()).raw.dtype == torch.float64
-    assert gradcam(net.bfloat16(), x.bfloat16()).raw.dtype == torch.float32
-
-
 def test_a_compiled_model_runs_its_eager_module(net, x):
     expected = gradcam(net, x)
     compiled = torch.compile(net, backend="eager")
@@ -215,32 +184,10 @@ def test_a_compiled_model_runs_its_eager_module(net, x):
         cam = gradcam(wrapped, x)
         assert cam.layer == "layer2"
         assert torch.equal(cam.maps, expected.maps)
-    net.layer1 = torch.compile(net.layer1, backend="eager")
-    net(x)
-    cam = gradcam(net, x, "layer1.0")
-    assert cam.raw.shape == (3, 8, 6)
     net.compile(backend="eager")
     net(x)
     assert torch.equal(gradcam(net, x).maps, expected.maps)
     torch._dynamo.reset()
-
-
-def test_of_several_calls_the_last_one_counts(x):
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b, self.act = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.ReLU()
-            self.fc = nn.Linear(4, 5)
-
-        def forward(self, x):
-            return self.fc(self.act(self.b(self.act(self.a(x)))).mean((2, 3)))
-
-    torch.manual_seed(0)
-    model = Twice()
-    features = model.act(model.b(model.act(model.a(x))))
-    weights = model.fc.weight[2] / features[0, 0].numel()
-    expected = torch.einsum("nchw,c->nhw", features, weights).relu().detach()
-    torch.testing.assert_close(gradcam(model, x, "act", 2).raw, expected, rtol=1e-4, atol=1e-7)
 
 
 def test_the_value_is_what_the_layer_gave():
@@ -261,28 +208,6 @@ def test_the_value_is_what_the_layer_gave():
     model, x = Aliased(), torch.randn(2, 3, 9, 9)
     expected = torch.einsum("nchw,c->nhw", model.conv(x), model.fc.weight[1] / 49).relu()
     torch.testing.assert_close(gradcam(model, x, "same", 1).raw, expected.detach())
-
-
-def test_parts_of_maps_are_refused(x):
-    class Halves(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv, self.part, self.fc = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1), nn.Linear(4, 5)
-
-        def forward(self, x):
-            left, right = self.part(torch.cat(self.conv(x).chunk(2, -1))).chunk(2)
-            return self.fc((left + right).mean((2, 3)))
-
-    message = "gradcam on Conv2d 'part': it must give a map of several .* 3 images, got 6 of 16x6"
-    with pytest.raises(ValueError, match=message):
-        gradcam(Halves(), x, "part")
-
-
-def test_a_layer_in_a_checkpoint(net, x):
-    expected = gradcam(net, x, "layer2.0")
-    layer2 = net.layer2.forward
-    net.layer2.forward = lambda x: torch.utils.checkpoint.checkpoint(layer2, x, use_reentrant=False)
-    assert torch.equal(gradcam(net, x, "layer2.0").raw, expected.raw)
 
 
 def test_a_layer_that_returns_a_tuple(x):
@@ -361,15 +286,14 @@ def random_net(net):
 @pytest.mark.parametrize(
     "options",
     [
-        {}, {"layer": "layer2"}, {"layer": "fc"}, {"layer": "stem", "target": 9},
-        {"target": lambda y: 1 / 0}, {"layer": "*"},
+        {}, {"layer": "fc"}, {"layer": "stem", "target": 9}, {"target": lambda y: 1 / 0},
     ],
-    ids=["default", "named", "no_map", "no_class", "raises", "several"],
+    ids=["default", "no_map", "no_class", "raises"],
 )  # fmt: skip
 def test_nothing_is_changed(net, x, options, hook_count):
     model = random_net(net)
     hooks, before = hook_count(model), state(model)
-    works = set(options) <= {"layer"} and options.get("layer") not in ("fc", "*")
+    works = set(options) <= {"layer"} and options.get("layer") != "fc"
     given = x.clone()
     if works:
         cam = gradcam(model, x, **options)
@@ -484,13 +408,9 @@ BAD = {
         "'layer1.*' must match one layer, and matches layer1.0, layer1.1",
     ),
     "no layer": ({"layer": "layr2"}, "'layr2' matches nothing.*closest: layer2"),
-    "a parameter": ({"layer": "param:fc.bias"}, "must match one layer, and matches fc.bias"),
     "a method": ({"method": "grad-cam"}, "method must be one of 'gradcam', .*closest: gradcam"),
-    "a layout": ({"layout": "HWC"}, "layout"),
     "an index": ({"layer": "layer2", "index": 1}, "the output .*has no element 1"),
     "one image": ({"x": torch.randn(3, 16, 16)}, r"x must hold a batch .*\(N, C, H, W\), got"),
-    "a list": ({"x": [1]}, "x must hold a batch of images"),
-    "no images": ({"x": torch.randn(0, 3, 8, 8)}, r"x must hold .*\(0, 3, 8, 8\)"),
 }
 
 
@@ -504,11 +424,7 @@ WRONG = {
     "too high": 5,
     "below 0": [0, 1, -1],
     "too few": [0, 1],
-    "floats": [0, 1, 2.5],
     "a float": 1.0,
-    "a boolean": True,
-    "a name": "cat",
-    "a matrix": torch.ones(3, 5, dtype=int),
 }
 
 
@@ -520,8 +436,6 @@ def test_what_is_no_class_of_each_image(net, x, target):
 
 NO_SCORES = {
     "a matrix": lambda y: y,
-    "integers": lambda y: y.argmax(1),
-    "a sum": lambda y: y.sum(),
     "a number": lambda y: 3,
     "detached": lambda y: y.detach().amax(1),
 }
@@ -531,12 +445,6 @@ NO_SCORES = {
 def test_what_is_no_score_for_each_image(net, x, function):
     with pytest.raises(TypeError, match="target must return one score for each of 3 .*a gradient"):
         gradcam(net, x, target=function)
-
-
-def test_a_module_is_no_name(net, x):
-    for layer in (net.layer2, 3):
-        with pytest.raises(TypeError, match=r"layer must be a name or a selector of .*, got"):
-            gradcam(net, x, layer)
 
 
 @pytest.mark.parametrize(
@@ -549,22 +457,6 @@ def test_a_module_is_no_name(net, x):
 def test_an_output_that_is_no_tensor(net, x, output, message):
     net.register_forward_hook(lambda m, args, y: output(y))
     with pytest.raises(TypeError, match=message):
-        gradcam(net, x)
-
-
-@pytest.mark.parametrize("shape", [(), (5, 6), (5, 6, 7)], ids=str)
-def test_the_function_that_is_proposed_for_an_output_without_classes(net, x, shape):
-    ones = (1,) * len(shape)
-    net.register_forward_hook(lambda m, args, y: y.sum(1).view(3, *ones).expand(3, *shape))
-    with pytest.raises(ValueError, match=r"must be \(images, classes\) .*lambda output") as caught:
-        gradcam(net, x)
-    proposed = eval(str(caught.value).partition("target=")[2])
-    assert gradcam(net, x, target=proposed).maps.any()
-
-
-def test_an_output_of_other_rows(net, x):
-    net.register_forward_hook(lambda m, args, y: torch.cat((y, y)))
-    with pytest.raises(ValueError, match=r"must be .*shape \(6, 5\) for 3 images"):
         gradcam(net, x)
 
 

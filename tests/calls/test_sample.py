@@ -1,6 +1,5 @@
 """`sample`: Monte-Carlo dropout."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +14,6 @@ from dropblock_hooks import (
     Foreign,
     HookWarning,
     LinearSchedule,
-    StochasticDepth,
     attach,
     sample,
 )
@@ -109,29 +107,6 @@ def test_modes_are_as_before(training, fails):
     assert seen
 
 
-def test_a_class_that_trains_in_its_own_way():
-    class Merging(Small):
-        """As LoRA layers, it does more than to set flags."""
-
-        merged = False
-
-        def train(self, mode=True):
-            self.merged = not mode
-            super().train(mode)
-            self.norm.eval()
-            return self
-
-    model = Merging()
-    attached = attach(model, {"conv": Dropout2d(0.3)})
-    model.train()
-    model.norm.train()
-    before = modes(model)
-    with attached.always():
-        sample(model, images(), n=2, transform=lambda y: y * (1 if model.merged else math.nan))
-    assert modes(model) == before
-    assert not model.merged
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_running_statistics_stay_to_the_bit(training):
     model, attached = prepared()
@@ -157,23 +132,6 @@ def test_the_models_own_dropout_is_in_evaluation():
     assert model.own.training
 
 
-def test_over_what_is_always_active():
-    model, attached = prepared({"conv": Dropout2d(0.3, active="always"), "norm": Dropout(0.5)})
-    assert sample(model, images(), n=2).std.max() > 0
-    assert [site.active_calls for site in attached] == [2, 0]
-    with attached.always():
-        sample(model, images(), n=2)
-    assert [site.active_calls for site in attached] == [4, 0]  # what always() adds is no training
-
-
-def test_transform_comes_before_the_mean():
-    model, attached = prepared()
-    with attached.always():
-        mean, _, samples = sample(model, images(), n=5, transform=lambda y: y.softmax(-1))
-    torch.testing.assert_close(samples.sum(-1), torch.ones(5, 5))
-    torch.testing.assert_close(mean, samples.mean(0))
-
-
 def test_a_short_summary_is_printed():
     model, attached = prepared()
     with attached.always():
@@ -184,14 +142,11 @@ def test_a_short_summary_is_printed():
     assert repr(votes).endswith("samples=(3, 5))")
 
 
-@pytest.mark.parametrize("kind", [torch.long, torch.bool])
-def test_votes(kind):
+def test_votes():
     model, attached = prepared()
     with attached.always():
-        mean, std, samples = sample(
-            model, images(), n=8, transform=lambda y: (y.argmax(-1) == 0).to(kind)
-        )
-    assert samples.dtype is kind
+        mean, std, samples = sample(model, images(), n=8, transform=lambda y: y.argmax(-1) == 0)
+    assert samples.dtype is torch.bool
     assert torch.equal(mean, samples.float().mean(0))
     torch.testing.assert_close(std, samples.float().std(0))
 
@@ -257,8 +212,6 @@ NOTHING_RANDOM = {
     "foreign": Foreign(nn.Dropout),
     "gradient always": ClampGrad(-1.0, 1.0, active="always"),
     "zero": Dropout2d(0.0, active="always"),
-    "zero block": StochasticDepth(0.0, active="always"),
-    "zero foreign": Foreign(nn.Dropout, p=0.0, active="always"),
 }
 
 
@@ -304,11 +257,10 @@ def test_a_submodule():
         sample(model.head, torch.ones(2, 8))
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_compiled_model(backend):
+def test_a_compiled_model():
     torch._dynamo.reset()
     model, attached = prepared()
-    call = torch.compile(model, backend=backend, fullgraph=True)
+    call = torch.compile(model, backend="aot_eager", fullgraph=True)
     model.eval()
     with torch.no_grad():
         plain = call(images())
@@ -322,12 +274,3 @@ def test_a_compiled_model(backend):
     model.eval()
     with torch.no_grad():
         assert torch.equal(call(images()), plain)
-
-
-def test_half_precision():
-    model, attached = prepared()
-    model.to(torch.bfloat16)
-    with attached.always():
-        sampled = sample(model, images().bfloat16(), n=3)
-    assert {tensor.dtype for tensor in sampled} == {torch.bfloat16}
-    assert sampled.std.isfinite().all()
