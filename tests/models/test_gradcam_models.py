@@ -43,7 +43,7 @@ MODELS = {
     "resnet_inner": ("test_resnet", {}, "layer3.0.bn1", False, first),
     "vit_earlier": ("deit_tiny_patch16_224", {"img_size": 96}, "blocks.8", False, tokens),
 }
-by_model = pytest.mark.parametrize("name", rest_slow(MODELS, ["resnet", "swin", "vit"]))
+by_model = pytest.mark.parametrize("name", rest_slow(MODELS, ["resnet", "vit"]))
 
 
 def built(name):
@@ -161,8 +161,7 @@ def test_the_package_finds_the_same(name, method, monkeypatch):
 # all families, without a layer named
 
 PLAIN = {
-    "convnext", "efficientvim", "hiera", "hrnet", "levit", "mambaout", "resnet",
-    "swin_transformer", "vision_transformer", "xcit",
+    "hiera", "levit", "mambaout", "resnet", "vision_transformer",
 }  # fmt: skip
 GIVEN = {  # what these families do not tell
     "gemma4_vit": {"grid": (4, 4), "prefix_tokens": 0},
@@ -213,30 +212,3 @@ def test_every_family_has_a_layer_to_look_at(member, hook_count):
     assert cam.raw.isfinite().all()
     assert min(cam.raw.shape[1:]) > 1
     assert hook_count(model) == hooks
-
-
-@pytest.mark.parametrize(
-    ("name", "size", "layer"),
-    [
-        ("resnet18", 64, "layer4"),
-        ("resnet18", 32, "layer3"),  # layer4 gives 1x1
-        ("vgg11", 64, "features"),
-        ("vgg11", 32, "features.19"),
-        ("mobilenet_v2", 64, "features"),
-        ("efficientnet_b0", 64, "features"),
-        ("convnext_tiny", 64, "features"),
-        ("swin_t", 64, "features"),
-        ("vit_b_16", 224, "encoder.layers.encoder_layer_11.ln_1"),
-        ("densenet121", 64, "features"),
-    ],
-)
-@pytest.mark.slow
-def test_the_layer_of_torchvision_models(name, size, layer):
-    torchvision = pytest.importorskip("torchvision")
-    torch.manual_seed(0)
-    model = torchvision.models.get_model(name, weights=None)
-    if name == "vit_b_16":
-        nn.init.normal_(model.heads.head.weight)  # zeros
-    cam = gradcam(model, torch.randn(2, 3, size, size), method="layercam")
-    assert cam.layer == layer
-    assert cam.raw.any()

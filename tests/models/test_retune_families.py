@@ -8,7 +8,6 @@ errors of independent decisions. Layers that act by themselves are compared with
 import pytest
 import torch
 
-from dropblock_hooks import Retune, attach
 from tests.cases import rest_slow
 from tests.families import BATCH, MEMBERS
 from tests.retuned import observe, with_rates
@@ -36,17 +35,6 @@ def check(outcome, *kinds):
 @pytest.mark.parametrize("member", CASES, ids=lambda member: member.family)
 def test_a_family(member):
     check(observe(with_rates(member), torch.randn(BATCH, 3, member.size, member.size)))
-
-
-def test_what_gives_more_than_a_tensor_acts_by_itself():
-    model = torch.nn.Sequential(timm.layers.PatchDropoutWithIndices(0.5))
-    attached = attach(model, {"0": Retune(p=0.25)})
-    y, kept = model.train()(torch.ones(2, 9, 3))
-    assert y.shape == (2, 7, 3)  # with the class token
-    assert kept.shape == (2, 6)
-    assert attached.sites[0].calls == 1
-    assert attached.sites[0].realized_rate is None
-    assert attached.verify() == []
 
 
 def test_every_kind_of_site_is_among_them():
