@@ -73,15 +73,6 @@ def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, net, data, stop):
     assert resumed.state_dict() == counted
 
 
-def test_attached_after_prepare(net, data):
-    accelerator = Accelerator(cpu=True)
-    wrapped = torch.compile(accelerator.prepare(net), backend="eager")
-    wrapped(data.tensors[0][:4])
-    attached = attach(wrapped, {"layer2.*": DropBlock2d(p=0.2, block_size=3)})
-    wrapped(data.tensors[0][:4])
-    assert [site.active_calls for site in attached.sites] == [1, 1]
-
-
 def test_the_scaler(net, data):
     """Accelerate makes it with mixed precision on a GPU; here it is put in its place."""
     accelerator = Accelerator(cpu=True)

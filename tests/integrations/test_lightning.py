@@ -4,7 +4,6 @@ import contextlib
 import copy
 import csv
 import importlib
-import json
 import warnings
 
 import pytest
@@ -22,7 +21,6 @@ from dropblock_hooks import (
     SpecError,
     Watchdog,
 )
-from tests.cases import rest_slow
 from tests.conftest import hook_count
 
 lightning = pytest.importorskip("lightning.pytorch", reason="the trainer is Lightning's")
@@ -42,7 +40,9 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=["lightning.pytorch", "pytorch_lightning"])
+@pytest.fixture(
+    params=["lightning.pytorch", pytest.param("pytorch_lightning", marks=pytest.mark.slow)]
+)
 def pl(request):
     """The package, under each of its names."""
     return importlib.import_module(request.param)
@@ -191,16 +191,6 @@ def test_time_comes_from_the_trainer(pl, arguments, options, expected):
     assert "removed" in repr(callback.attached)
 
 
-def test_batches_without_a_number(pl):
-    class Endless:
-        def __iter__(self):
-            yield from Batches().data
-
-    notes = rates_seen(pl)
-    fitted(pl, drop(), notes, data=Endless())
-    assert ps(notes) == pytest.approx([0.0] * 4 + [0.4] * 4)
-
-
 class Interrupted(Exception):
     pass
 
@@ -249,30 +239,6 @@ def test_a_resumed_run_is_that_without_a_break(pl, tmp_path, at, unit, mixins):
     assert hook_count(other) == 0
 
 
-@pytest.mark.parametrize(
-    ("validated", "at_end"), [(False, True), (True, True), (True, False)], ids=str
-)
-def test_it_resumes_at_the_end_of_an_epoch_with_torch_s_loader(pl, tmp_path, validated, at_end):
-    def run(folder, *callbacks, ckpt_path=None):
-        torch.manual_seed(5 if ckpt_path is None else 6)
-        net = module(pl)
-        saver = pl.callbacks.ModelCheckpoint(
-            tmp_path / folder, save_top_k=-1, save_on_train_epoch_end=at_end
-        )
-        torch.manual_seed(5 if ckpt_path is None else 6)
-        data = DataLoader(Batches().data, batch_size=None, shuffle=True)
-        runner = trainer(pl, Regularize(drop(0.4)), saver, *callbacks, max_epochs=3)
-        with contextlib.suppress(Interrupted):
-            runner.fit(net, data, in_order() if validated else None, ckpt_path=ckpt_path)
-        return net.state_dict()
-
-    whole = run("whole")
-    run("first", interrupt(pl, 6))
-    (path,) = (tmp_path / "first").glob("epoch=0-*.ckpt")
-    resumed = run("then", ckpt_path=path)
-    assert all(map(torch.equal, whole.values(), resumed.values()))
-
-
 def counts(callback):
     """What was counted; sums of fractions differ in their last digits."""
     site = callback.attached.state_dict()["sites"][KEY]
@@ -307,13 +273,6 @@ def test_a_checkpoint_without_the_callback(pl, tmp_path):
     assert ps(notes) == pytest.approx([0.4] * 4)
 
 
-def checkpoint(path):
-    """The callback's part of a checkpoint, which has no objects but tensors."""
-    states = torch.load(path, weights_only=True)["callbacks"]
-    (state,) = (state for key, state in states.items() if key.startswith("Regularize"))
-    return state
-
-
 def test_evaluation_is_that_of_the_model(pl, tmp_path):
     path, net = saved(pl, tmp_path), module(pl)
     with torch.no_grad():
@@ -331,20 +290,7 @@ def test_evaluation_is_that_of_the_model(pl, tmp_path):
     assert callback.attached[KEY].calls == 8  # the report remains that of the training
 
 
-def test_the_validation_before_the_training_counts_nowhere(pl):
-    spec = {"model.1": Dropout(p=LinearSchedule(0.0, 0.2), active="always")}
-    seen = []
-
-    class Look(pl.Callback):
-        def on_train_start(self, trainer, pl_module):
-            seen.append(callback.attached["model.1/Dropout"].calls)
-
-    callback, net = Regularize(spec), module(pl)
-    runner = trainer(pl, callback, Look(), limit_val_batches=2)
-    runner.fit(net, Batches(), in_order())
-    assert seen == [0]
-
-
+@pytest.mark.parametrize("pl", ["lightning.pytorch", "pytorch_lightning"], indirect=True)
 def test_hooks_go_when_training_fails(pl):
     net = module(pl)
     callback = Regularize(drop())
@@ -418,14 +364,13 @@ class ByHand:
 
 
 @pytest.mark.parametrize("mixins", [(), (ByHand,)], ids=["automatic", "by hand"])
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_gradients_that_accumulate_are_clipped_once(pl, mixins, precision):
+def test_gradients_that_accumulate_are_clipped_once(pl, mixins):
     class Norms(pl.Callback):
         def on_before_zero_grad(self, trainer, module, optimizer):
             norms = [p.grad.norm().item() for p in module.parameters() if p.grad is not None]
             assert not norms or max(norms) == pytest.approx(1e-3, rel=1e-2)
 
-    options = {"accumulate_grad_batches": 1 if mixins else 2, "precision": precision}
+    options = {"accumulate_grad_batches": 1 if mixins else 2, "precision": "bf16-mixed"}
     spec = {"param:model.**": ClipGradNorm(1e-3, when="accumulated")}
     net = module(pl, *mixins)
     net.model = layers()
@@ -464,73 +409,8 @@ def test_bad_arguments(arguments):
         Regularize(drop(), **arguments)
 
 
-@pytest.mark.parametrize("whole", rest_slow([True, False]), ids=["module", "layers"])
-def test_compiled(pl, whole):
+def test_compiled(pl):
     net = module(pl)
-    if whole:
-        given = torch.compile(net, backend="eager")
-    else:
-        given = net
-        net.model = torch.compile(net.model, backend="eager")
-    callback, _, _ = fitted(pl, drop(0.2), net=given)
+    callback, _, _ = fitted(pl, drop(0.2), net=torch.compile(net, backend="eager"))
     assert callback.attached[KEY].active_calls == 8
     assert hook_count(net) == 0
-
-
-class Rank:
-    """Seeds its rank, and writes what it has seen."""
-
-    folder, seed_apart, seen = None, False, ()
-
-    def on_train_start(self):
-        if self.seed_apart:
-            torch.manual_seed(self.trainer.global_rank)
-
-    def on_train_epoch_end(self):
-        attached = self.trainer.callbacks[0].attached
-        sites = [(site.key, site.calls, site.active_calls) for site in attached]
-        state = {"sites": sites, "rates": attached.rates, "told": self.told}
-        path = self.folder / f"{self.trainer.current_epoch}-{self.trainer.global_rank}.json"
-        path.write_text(json.dumps(state))
-
-    def on_fit_start(self):
-        self.told = []
-        warnings.showwarning = lambda message, category, *_: self.told.append(
-            [category.__name__, str(message)]
-        )
-
-
-class Parallel(Rank, Steps, lightning.LightningModule):
-    """At the top of the module, for processes that are spawned."""
-
-    def __init__(self, folder, seed_apart):
-        super().__init__()
-        self.model, self.folder, self.seed_apart = layers(), folder, seed_apart
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed_apart", [False, True])
-def test_two_processes(tmp_path, seed_apart):
-    net = Parallel(tmp_path, seed_apart)
-    spec = {**drop(), "param:model.4.*": ClampGrad(1.0)}
-    callback, notes = (
-        Regularize(spec, log_every_n_steps=1),
-        lightning.callbacks.ModelCheckpoint(tmp_path),
-    )
-    runner = trainer(lightning, callback, notes, strategy="ddp_spawn", devices=2, max_epochs=2)
-    runner.fit(net, in_order())
-    assert callback.attached is None  # it lived in the processes
-    assert hook_count(net) == 0
-    for epoch in (0, 1):
-        first, second = (
-            json.loads((tmp_path / f"{epoch}-{rank}.json").read_text()) for rank in (0, 1)
-        )
-        assert first["sites"] == second["sites"]
-        assert first["sites"][0] == [KEY, 2 * (epoch + 1), 2 * (epoch + 1)]
-        assert first["rates"] == second["rates"]
-        both = [*first["told"], *second["told"]]
-        told = [text for name, text in both if name == "HookWarning"]
-        assert len(told) in ([0] if seed_apart else [1, 2]), told  # 2: the seeds came together
-        assert all("draw the same masks" in text for text in told), told
-        assert not any("sync_dist" in text for _, text in first["told"])
-    assert "random" not in checkpoint(next(tmp_path.glob("*.ckpt")))

@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dropblock_hooks import (
@@ -13,8 +12,6 @@ from dropblock_hooks import (
     DropBlock2d,
     LinearSchedule,
     attach,
-    attachments,
-    detach_all,
 )
 
 SPEC = {
@@ -79,55 +76,3 @@ def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, net, batches, sto
         assert (site.calls, site.active_calls) == (one.calls, one.active_calls)
         assert site.total_realized_rate == one.total_realized_rate
     assert resumed.verify() == []
-
-
-def test_evaluation_is_clean(tmp_path, net, batches):
-    attached, ema, _ = fit(net, batches, tmp_path / "checkpoint.pt")
-    x = batches[0][0]
-    outputs = [each.eval()(x) for each in (net, ema)]
-    attached.remove()
-    detach_all(ema)
-    assert all(
-        torch.equal(each(x), output) for each, output in zip((net, ema), outputs, strict=True)
-    )
-
-
-@pytest.fixture
-def group(tmp_path):
-    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-def wrapped(model, order):
-    """The model in its wrappers, with the spec attached at some point; and what was attached."""
-    attached = None
-    for what in order:
-        if what == "attach":
-            attached = attach(model, {"layer2.*": DropBlock2d(p=0.2, block_size=3)})
-        elif what == "compile":
-            model = torch.compile(model, backend="eager")
-        elif what == "ddp":
-            model = DistributedDataParallel(model)
-        else:
-            AveragedModel(model)
-    return model, attached
-
-
-@pytest.mark.parametrize(
-    "order",
-    [
-        ("attach", "compile", "ema", "ddp"),
-        ("ddp", "attach"),
-        pytest.param(("compile", "attach", "ema", "ddp"), marks=pytest.mark.slow),
-        pytest.param(("compile", "ddp", "attach"), marks=pytest.mark.slow),
-    ],
-    ids=" ".join,
-)
-def test_orders_of_wrapping(net, batches, group, order):
-    model, attached = wrapped(net, order)
-    model(batches[0][0]).sum().backward()
-    assert [site.active_calls for site in attached.sites] == [1, 1]
-    assert attached.verify() == []
-    assert attachments(net) == [attached]

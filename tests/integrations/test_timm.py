@@ -16,7 +16,6 @@ from timm.task import ClassificationTask
 
 from dropblock_hooks import ClipGradNorm, DropBlock2d, HookWarning, LinearSchedule, attach
 from dropblock_hooks.integrations.timm import keep_in_checkpoints
-from tests.cases import rest_slow
 
 SPEC = {
     "layer[34].*": DropBlock2d(p=LinearSchedule(0.0, 0.2), block_size=2),
@@ -35,7 +34,6 @@ def args_of(folder, **given):
         "spec": SPEC,
         "amp": False,
         "stop": EPOCHS,
-        "wrap": "attach first",
         "task": False,
     }
     return argparse.Namespace(output=str(folder), **{**options, **given})
@@ -50,18 +48,13 @@ def main(args):
     """As the script goes: model, EMA, scaler, resume, saver, epochs."""
     utils.random_seed(args.seed, 0)
     model = timm.create_model(args.model, num_classes=4, stem_width=8, channels=(8, 8, 16, 16))
-    trained = model
-    if args.wrap == "compile first":
-        trained = torch.compile(model, backend="eager")
-    attached = attach(trained, args.spec, epochs=args.epochs)
-    if args.wrap == "compile last":
-        trained = torch.compile(model, backend="eager")
+    attached = attach(model, args.spec, epochs=args.epochs)
     optimizer = create_optimizer_v2(model, opt="sgd", lr=0.05, momentum=0.9)
     loss_scaler = utils.NativeScaler(device="cpu") if args.amp else None
     resume_epoch = None
     if args.resume:
         resume_epoch = resume_checkpoint(model, args.resume, optimizer, loss_scaler)
-    task = ClassificationTask(trained, nn.CrossEntropyLoss(), verbose=False) if args.task else None
+    task = ClassificationTask(model, nn.CrossEntropyLoss(), verbose=False) if args.task else None
     model_ema = task.setup_ema(decay=0.9) if task else utils.ModelEmaV3(model, decay=0.9)
     if args.resume:
         load_checkpoint(model_ema.module, args.resume, use_ema=True)
@@ -84,7 +77,7 @@ def main(args):
         utils.random_seed(args.seed + epoch, 0)  # else a resumed run draws other masks
         attached.step(epoch)
         rates[epoch] = attached.rates
-        train_one_epoch(trained, optimizer, loss_scaler, model_ema)
+        train_one_epoch(model, optimizer, loss_scaler, model_ema)
         assert attached.verify() == []
         lr_scheduler.step(epoch + 1)
         saver.save_checkpoint(epoch, metric=evaluate(model))
@@ -142,13 +135,6 @@ def test_files_stay_files_of_timm(tmp_path):
     saver = utils.CheckpointSaver(model, None, checkpoint_dir=str(tmp_path))
     assert saver.load_state_dict_from_checkpoint(str(tmp_path / "last.pth.tar"))
     assert saver.best_epoch == 0
-
-
-@pytest.mark.parametrize("wrap", rest_slow(["compile first", "compile last"]))
-def test_compiled_models(tmp_path, wrap):
-    spec = {"layer4.0": DropBlock2d(p=LinearSchedule(0.1, 0.2), block_size=2)}
-    *_, attached, _ = main(args_of(tmp_path, wrap=wrap, spec=spec, stop=2))
-    assert attached.sites[0].active_calls == 4
 
 
 def test_a_file_of_another_spec(tmp_path):
