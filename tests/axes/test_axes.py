@@ -4,8 +4,6 @@ Blocks that permute inside are made in many ways and sizes; the truth is what th
 In timm's families it is which axes follow the height and the width of the image.
 """
 
-import copy
-import pickle
 import re
 
 import pytest
@@ -14,15 +12,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import (
-    ClipGradNorm,
     DropBlock2d,
     Dropout1d,
     Dropout2d,
     Dropout3d,
     SiteError,
     attach,
-    attachments,
-    plan,
 )
 from dropblock_hooks.axes.facts import ModelFacts
 from dropblock_hooks.axes.grids import Grids
@@ -127,10 +122,6 @@ NO_WIDTH_FIRST = [(5, 7), (5, C), (7, 9)]  # docs/limits.md: without a graph, wi
 
 
 SOME = rest_slow(LAYOUTS, ["permute", "leaves", "stays"])
-# without the graph, docs/limits.md: a block of convolutions may be misread
-SOME_WITH_A_HISTORY = rest_slow(
-    [how for how in LAYOUTS if how != "in place"], ["permute", "leaves", "stays"]
-)
 
 
 def before(layout, size):
@@ -194,23 +185,6 @@ def test_a_layout_that_is_said_is_obeyed(how, size):
     assert dropped == round(share) or (how == "activation" and dropped > share)  # ReLU's zeros
 
 
-@pytest.mark.parametrize("how", ["stays", "leaves", "permute"])
-def test_strides_alone_decide_nothing(how):
-    taken, given = LAYOUTS[how]
-    for size in ((5, 7), (C, C)):
-        model = make(how).to(memory_format=torch.channels_last)
-        x = before(taken, size).detach().contiguous(memory_format=torch.channels_last)
-        assert read(model, x.requires_grad_()) == given
-
-
-@pytest.mark.parametrize("how", SOME_WITH_A_HISTORY)
-def test_plan_reads_the_same(how):
-    taken, given = LAYOUTS[how]
-    for size in ((5, 7), (C, C)):
-        (row,) = plan(make(how), {".": Dropout2d(0.5)}, before(taken, size).detach()).rows
-        assert row.layout == given
-
-
 @pytest.mark.parametrize("how", SOME)
 def test_compiled_a_block_is_read_rightly_or_refused(how):
     taken, given = LAYOUTS[how]
@@ -235,27 +209,6 @@ def test_compiled_a_block_is_read_rightly_or_refused(how):
     assert not compiled((C, C)).any()
 
 
-@pytest.mark.parametrize("how", SOME_WITH_A_HISTORY)
-def test_compiled_a_block_is_read_as_in_the_dry_run(how):
-    taken, given = LAYOUTS[how]
-    model, x = nn.Sequential(make(how)).train(), before(taken, (C, 7))
-    attach(model, {"0": Dropout2d(1.0, layout="auto")}, example_input=x.detach())
-    torch.compiler.reset()
-    y = torch.compile(model, fullgraph=True, backend="eager")(x)
-    assert not y.any()
-    found = attachments(model)[0].sites[0].reader
-    assert found.view(y.detach()).layout == given
-
-
-def test_the_form_is_learnt_for_what_is_run_without_a_graph():
-    model = Block("permute")
-    (site,) = attach(model.train(), {".": Dropout2d(0.5)}).sites
-    model(before("NHWC", (5, 7)))
-    with torch.no_grad():
-        model(torch.randn(2, C, C, C))
-    assert site.layout == "NHWC"
-
-
 def test_volumes_and_sequences():
     class Turned(nn.Module):
         def __init__(self, conv):
@@ -274,13 +227,6 @@ def test_volumes_and_sequences():
         (site,) = attach(model := Turned(conv).train(), {".": regularizer}).sites
         model(torch.randn(shape))
         assert site.layout == layout
-
-
-def test_channels_of_a_gradient_are_those_of_a_turned_block():
-    model = nn.Sequential(Block("permute"))
-    (site,) = attach(model.train(), {"0": ClipGradNorm(1e-3, per="channel")}).sites
-    model(before("NHWC", (C, C))).sum().backward()
-    assert site.reader.last == View("NHWC")
 
 
 class Vit(nn.Module):
@@ -357,15 +303,6 @@ def test_tokens_form_the_grid_of_this_image(flatten):
         assert site.reader.last == View("NLC", (size[0] // 16, size[1] // 16), 1)
 
 
-def test_where_the_model_itself_is_not_called():
-    model = nn.Module()
-    model.vit = Vit()
-    (site,) = attach(model, {"vit.layers.1": DropBlock2d(0.2, 2)}).sites
-    for size in SHAPES:
-        model.vit(torch.randn(2, 3, *size))
-        assert site.reader.last.grid == (size[0] // 16, size[1] // 16)
-
-
 def test_two_images_of_one_forward_are_not_mixed_up():
     class Pair(nn.Module):
         def __init__(self):
@@ -405,17 +342,6 @@ def test_compiled_tokens_form_the_grid_of_this_image(flatten):
     assert len(graphs) <= 3, "sizes are dynamic"
 
 
-@pytest.mark.slow
-def test_a_compiled_checkpoint_reads_the_grid_of_its_forward():
-    model = Vit(checkpointed=True).train()
-    (site,) = attach(model, {"layers.1": DropBlock2d(0.2, 2)}).sites
-    torch.compiler.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    for _ in range(2):
-        compiled(torch.randn(2, 3, 32, 128)).sum().backward()
-    assert site.map_size == (2, 8)
-
-
 def test_a_recomputation_has_the_grid_of_its_own_forward():
     model = Vit(checkpointed=True).train()
     (site,) = attach(model, {"layers.1": DropBlock2d(0.5, 2)}).sites
@@ -427,28 +353,6 @@ def test_a_recomputation_has_the_grid_of_its_own_forward():
     assert site.reader.last.grid == (4, 4)
     b.sum().backward()
     assert site.reader.last.grid == (6, 4)
-
-
-def test_copies_and_loaded_models_watch_for_themselves():
-    model = Vit()
-    attached = attach(model, {"layers.1": DropBlock2d(0.2, 2)})
-    model.train()(torch.randn(2, 3, 64, 64))
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        (site,) = attachments(other)[0].sites
-        other(torch.randn(2, 3, 32, 128))
-        assert site.reader.last.grid == (2, 8)
-        attachments(other)[0].remove()
-        assert not any(m._forward_hooks or m._forward_pre_hooks for m in other.modules())
-    assert attached.sites[0].reader.last.grid == (4, 4)
-    attached.remove()
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-
-
-def test_only_where_tokens_may_have_to_be_read():
-    for regularizer in (Dropout1d(0.2), DropBlock2d(0.2, 2, layout="NCHW")):
-        model = Vit()
-        attach(model, {"layers.1": regularizer})
-        assert not model.embeddings.patch_embeddings.projection._forward_hooks
 
 
 def test_a_map_that_was_flattened_in_the_same_forward():

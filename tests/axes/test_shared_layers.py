@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from dropblock_hooks import ClipGradNorm, DropBlock2d, Dropout1d, Dropout2d, SiteError, attach
+from dropblock_hooks import ClipGradNorm, Dropout1d, Dropout2d, SiteError, attach
 
 ORDERS = {"NCL": (0, 1, 2), "NLC": (0, 2, 1), "NCHW": (0, 1, 2, 3), "NHWC": (0, 2, 3, 1)}
 
@@ -67,18 +67,3 @@ def test_tensors_of_different_ranks_may_have_different_layouts():
     model.act.register_forward_hook(lambda *_: seen.append(site.layout))
     model(*inputs(orders, generator))
     assert seen == orders
-
-
-def test_a_layout_that_is_said_is_obeyed_at_every_call():
-    generator = torch.Generator().manual_seed(0)
-    orders = ["NCHW", "NHWC"]
-    seen = call(orders, regularizer=DropBlock2d(0.1, 2, layout="NCHW"), generator=generator)
-    assert seen == ["NCHW", "NCHW"]
-
-
-def test_the_same_shape_in_two_layouts_is_refused():
-    model = Shared(["NCHW", "NHWC"])
-    attach(model.train(), {"act": Dropout2d(0.5)})
-    x = torch.randn(2, 5, 5, 5)
-    with pytest.raises(SiteError, match="different layouts"):
-        model(x, x)
