@@ -134,16 +134,6 @@ def test_stochastic_depth_without_an_input_of_the_same_shape_is_refused():
 
 
 @each_class
-def test_a_rate_of_zero_returns_the_same_object_and_draws_nothing(cls):
-    x = torch.randn(SHAPES[cls.spatial or 2])
-    state = torch.get_rng_state()
-    y, dropped = cls(0.0).apply(x, now(torch.zeros_like(x), **cls(0.0).values(0.0)))
-    assert y is x
-    assert dropped in (0, None)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-@each_class
 def test_the_rate_in_force_is_the_one_of_now(cls):
     """Not the one of the field, which may be a schedule."""
     x = torch.randn(SHAPES[cls.spatial or 2])

@@ -1,7 +1,6 @@
 """Peers' layers, modules and functions in the place of a regularizer."""
 
 import copy
-import io
 
 import pytest
 import torch
@@ -72,35 +71,6 @@ def test_an_in_place_module_is_counted():
     assert attached.sites[0].realized_rate == 1.0
 
 
-def test_two_functions_are_two_classes():
-    model = nn.Sequential(nn.Identity())
-    attach(
-        model, [("0", lambda x: x + 1), ("0", lambda x: x * 2), ("0", Foreign(nn.Dropout, p=0.1))]
-    )
-    with pytest.raises(SpecError, match="live"):
-        attach(model, {"0": Foreign(nn.Dropout, p=0.2)})
-
-
-def test_buffers_follow_the_device_and_numbers_can_be_set():
-    class Shift(nn.Module):
-        def __init__(self, by=1.0, times=2):
-            super().__init__()
-            self.by, self.times = by, times
-            self.register_buffer("one", torch.ones(()))
-
-        def forward(self, x):
-            return x + self.one * self.by * self.times
-
-    model = nn.Sequential(nn.Identity())
-    attached = attach(model, {"0": Foreign(Shift, times=3)})
-    assert (model(X) == 4).all()
-    attached.set("0", times=1)
-    assert (model(X) == 2).all()
-    with pytest.raises(ValueError, match="no argument 'by'"):
-        attached.set("0", by=3.0)
-    assert model(torch.ones(2, device="meta")).device.type == "meta"
-
-
 def test_copies_have_their_own():
     model = nn.Sequential(nn.Identity())
     attach(model, {"0": Foreign(nn.Dropout, p=LinearSchedule(0.0, 1.0, epochs=2))})
@@ -145,13 +115,6 @@ def test_a_schedule_without_an_attribute():
         Foreign(Hidden, p=LinearSchedule(0, 1, epochs=3))
 
 
-def test_repr_and_equality():
-    a = Foreign(nn.Dropout, p=0.1, inplace=True, active="always")
-    assert repr(a) == "Foreign(Dropout, p=0.1, inplace=True, active='always')"
-    assert a == Foreign(nn.Dropout, p=0.1, inplace=True, active="always")
-    assert hash(a) != hash(Foreign(nn.Dropout, p=0.2))
-
-
 def test_a_module_in_a_spec_with_parameters_is_a_problem_of_the_spec():
     with pytest.raises(SpecError, match="parameters"):
         attach(nn.Sequential(nn.Identity()), {"0": nn.Linear(2, 2)})
@@ -177,49 +140,6 @@ def test_dropblock_of_the_peers(peer):
     attached = attach(model.train(), {"0": [DropBlock2d(0.3, 3), zero]})
     model(x)
     assert attached.sites[1].realized_rate == 0.0, "zeros of others are not counted"
-
-
-class Running(nn.Module):
-    """Keeps statistics of several kinds, one of them in a child, one not before the first call."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.BatchNorm2d(4, affine=False)
-        self.register_buffer("peak", None)
-        self.register_buffer("scratch", torch.zeros(3), persistent=False)
-
-    def forward(self, x):
-        if self.training:
-            self.scratch += 1
-            self.peak = x.detach().amax() if self.peak is None else self.peak.max(x.detach().amax())
-        return self.norm(x) + self.scratch.sum() + (0 if self.peak is None else self.peak)
-
-
-def by_torch_save(model):
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-@pytest.mark.parametrize("copied", [by_torch_save, copy.deepcopy])
-def test_statistics_that_a_module_gathers_are_kept_in_copies_but_not_in_the_state(copied):
-    model = nn.Sequential(nn.Identity())
-    norm = Foreign(nn.InstanceNorm2d, num_features=4, momentum=0.1, track_running_stats=True)
-    attached = attach(model, {"0": [norm, Running()]})
-    x = torch.randn(8, 4, 3, 3) * 2 + 3
-    fresh = model.eval()(x)
-    for _ in range(3):
-        model.train()(x)
-    told = model.eval()(x)
-    assert not torch.equal(fresh, told)
-    again = copied(model).eval()
-    torch.testing.assert_close(again(x), told)
-    torch.testing.assert_close(again.train()(x), model.train()(x))
-    state = attached.state_dict()
-    assert "buffers" not in state["sites"]["0/Foreign(Running)"]
-    attached.load_state_dict(state)
-    assert attached.state_dict() == state
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -35,7 +35,6 @@ from dropblock_hooks import (
     GradNoise,
     LinearSchedule,
     Now,
-    Probability,
     Regularizer,
     ScaleGrad,
     StepSchedule,
@@ -66,14 +65,12 @@ each_class = pytest.mark.parametrize("cls", RATES)
 INSTANCES = [
     DropBlock1d(),
     DropBlock2d(p=0.1, block_size=7),
-    DropBlock2d(p=0.1, block_size=5),
     DropBlock2d(p=0.2, block_size=(3, 5), normalize="sample", share_channels=True),
     DropBlock2d(p=LinearSchedule(0.0, 0.1, epochs=90), calibration="paper", normalize=None),
     DropBlock3d(p=StepSchedule({0: 0.0, 3: 0.2})),
     Disout(),
     Disout(0.2, (3, 5), alpha=LinearSchedule(0.0, 2.0, epochs=9), share_channels=True),
     Dropout(),
-    Dropout(0.2, active="always"),
     Dropout1d(0.2, layout="NLC"),
     Dropout2d(p=ByDepth(0.0, CosineSchedule(0.0, 0.1, 5)), at="input", index="x"),
     Dropout3d(0.2, index=1),
@@ -90,11 +87,9 @@ INSTANCES = [
     ScaleGrad(-0.1),
     ScaleGrad(StepSchedule({0: 0.0, 5: -1.0}), active="always"),
     ZeroGrad(),
-    ZeroGrad(at="input"),
     AdaptiveClipGrad(),
     AdaptiveClipGrad(LinearSchedule(0.1, 0.01, 5), eps=0.1, norm_type=math.inf),
     CentralizeGrad(),
-    CentralizeGrad(when="accumulated"),
 ]
 
 
@@ -123,7 +118,6 @@ def test_copies_are_equal_others_are_not_and_all_are_frozen(regularizer):
     [
         (DropBlock2d(0.1, (7, 7)), DropBlock2d(0.1, 7)),
         (DropBlock2d(0.1, [3, 5]), DropBlock2d(0.1, (3, 5))),
-        (DropBlock1d(0.1, (3,)), DropBlock1d(0.1, 3)),
         (DropBlock2d(0.1, np.int64(3)), DropBlock2d(0.1, 3)),
         (Disout(0.1, [3, 3], 1), Disout(0.1, 3, 1.0)),
         (Dropout(np.float64(0.25)), Dropout(0.25)),
@@ -190,36 +184,28 @@ def test_rates_are_checked(rate, error, message, cls):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        *((lambda v=v: Disout(alpha=v), e, f"alpha .*{m}") for v, e, m in
-          [(-0.1, ValueError, "got -0.1"), (math.nan, ValueError, "nan"), ("1", TypeError, "'1'")]),
-        *((lambda c=c: c(None), TypeError, "must be a number.*None")
-          for c in (Dropout, GaussianNoise, ClipGradNorm, ScaleGrad)),
-        *((lambda c=c: c(), TypeError, "missing 1 required positional argument")
-          for c in (DropPath, StochasticDepth, GaussianNoise, GaussianDropout, ClipGradNorm)),
+        (lambda: Disout(alpha=-0.1), ValueError, "alpha .*got -0.1"),
+        (lambda: Dropout(None), TypeError, "must be a number.*None"),
+        (lambda: DropPath(), TypeError, "missing 1 required positional argument"),
         (ClampGrad, ValueError, "min or max must be given"),
         (lambda: ClampGrad(1.0, -1.0), ValueError, "min must be <= max, got min=1, max=-1"),
         (lambda: GaussianDropout(1.0), ValueError, r"p must be in \[0, 1\), got 1"),
         (lambda: AdaptiveClipGrad(eps=0.0), ValueError, "eps must be > 0, got 0.0"),
-        (lambda: AdaptiveClipGrad(eps="small"), TypeError, "eps"),
-        (lambda: AdaptiveClipGrad(norm_type=0), ValueError, "norm_type must be > 0 or inf, got 0"),
-        *((lambda n=n: ClipGradNorm(1.0, n), e, "norm_type must be")
-          for n, e in [(0, ValueError), (-math.inf, ValueError), ("2", TypeError)]),
-        *((lambda p=p: ClipGradNorm(1.0, per=p), ValueError, "per must be .*'sample'.*got")
-          for p in ("sampel", None, 0)),
-        *((lambda m=m: StochasticDepth(0.1, m), ValueError, "mode must be one of 'row', 'batch'")
-          for m in ("rwo", None, 0)),
+        (lambda: ClipGradNorm(0), ValueError, "max_norm must be > 0, got"),
+        (lambda: ClipGradNorm(LinearSchedule(1.0, 0.0, 5)), ValueError, "max_norm must be > 0"),
+        (lambda: ClipGradNorm(ByDepth(-1.0, 1.0)), ValueError, "max_norm must be > 0, got"),
+        (lambda: ClipGradNorm(1.0, 0), ValueError, "norm_type must be"),
+        (lambda: ClipGradNorm(1.0, "2"), TypeError, "norm_type must be"),
+        (lambda: ClipGradNorm(1.0, per="sampel"), ValueError, "per must be .*'sample'.*got"),
+        (lambda: StochasticDepth(0.1, "rwo"), ValueError, "mode must be one of 'row', 'batch'"),
         (lambda: StochasticDepth(0.1, at="input"), ValueError, "output of a block: at='output'"),
         (lambda: Dropout(0.1, "input"), TypeError, "positional"),
-        *((lambda v=v: DropBlock2d(0.1, share_channels=v), TypeError, "share_channels must be")
-          for v in ("false", None, 2)),
+        (lambda: DropBlock2d(0.1, share_channels="false"), TypeError, "share_channels must be"),
         (lambda: DropPath(0.1, scale_by_keep="no"), TypeError, "scale_by_keep must be"),
         (lambda: DropBlock2d(normalize="bacth"), ValueError, "normalize must be .*'bacth'"),
-        (lambda: DropBlock1d(normalize=True), ValueError, "normalize must be .*got True"),
         (lambda: DropBlock3d(calibration="exakt"), ValueError, "calibration must be .*'exact'"),
-        *((lambda v=v: ClipGradNorm(v), ValueError, "max_norm must be > 0, got") for v in
-          (0, -1.0, LinearSchedule(1.0, 0.0, 5), ConstantSchedule(-1.0), ByDepth(-1.0, 1.0))),
     ],
-)  # fmt: skip
+)
 def test_arguments_are_checked(make, error, message):
     with pytest.raises(error, match=message):
         make()
@@ -230,11 +216,9 @@ def test_arguments_are_checked(make, error, message):
     ("rate", "message"),
     [
         (1.3, "got 1.3"),
-        (2, "got 2"),
         (-0.1, "got -0.1"),
         (LinearSchedule(0.0, 1.5, 5), "which reaches 1.5"),
         (CosineSchedule(-0.1, 0.5, 5), "which reaches -0.1"),
-        (StepSchedule({0: 0.1, 9: 2.0}), "which reaches 2"),
         (WindowSchedule(0.1, 0, 5, outside=-1), "which reaches -1"),
         (ByDepth(0.1, LinearSchedule(0.1, 1.5, 5)), "which reaches 1.5"),
     ],
@@ -282,27 +266,6 @@ def test_block_size_is_checked(block_size, cls):
         cls(0.1, block_size)
 
 
-@pytest.mark.parametrize("regularizer", INSTANCES, ids=repr)
-def test_blocks_in_force_are_clipped_and_others_have_none(regularizer):
-    if type(regularizer) not in IN_BLOCKS:
-        assert regularizer.block_in_force((14, 14)) is None
-    for size, block, clipped in [
-        ((14, 14), 7, (7, 7)),
-        ((4, 14), 7, (4, 7)),
-        ((4, 4), (3, 5), (3, 4)),
-        ((1, 9), 50, (1, 9)),
-    ]:
-        if type(regularizer) in (DropBlock2d, Disout):
-            assert type(regularizer)(0.1, block).block_in_force(size) == clipped
-
-
-@pytest.mark.parametrize("p", [0.0, 0.1, 1.0])
-def test_disout_expects_to_distort_p_unless_its_noise_is_0(p):
-    regularizer = Disout(p, alpha=LinearSchedule(0.0, 2.0, epochs=3))
-    shares = [regularizer.expected_share(regularizer.values(t), (9, 9)) for t in range(3)]
-    assert shares == [0.0, p, p]
-
-
 def test_clipping_per_sample_refuses_parameters():
     parameter = nn.Parameter(torch.ones(3))
     refusal = ClipGradNorm(1.0, per="sample").refusal(nn.Linear(2, 3), parameter)
@@ -319,13 +282,9 @@ def test_clipping_per_sample_refuses_parameters():
     ("options", "error", "message"),
     [
         ({"at": "ouput"}, ValueError, "at"),
-        ({"at": None}, ValueError, "at"),
         ({"active": "trian"}, ValueError, r"active must be .*got 'trian' \(closest: train\)"),
-        ({"active": True}, ValueError, "active must be one of .*got True"),
         ({"layout": "aoto"}, ValueError, r"layout must be .*got 'aoto' \(closest: auto\)"),
-        ({"layout": 4}, ValueError, "layout must be one of .*got 4"),
         ({"index": True}, TypeError, "index must be an integer or a key, got"),
-        ({"index": (0,)}, TypeError, "index must be an integer or a key, got"),
         ({"probability": 0.1}, TypeError, "probability"),
     ],
     ids=str,
@@ -370,12 +329,3 @@ def test_words_and_numbers_of_a_class_of_ones_own_are_checked():
 def test_a_regularizer_must_define_apply():
     with pytest.raises(NotImplementedError, match="Regularizer must define apply"):
         Regularizer().apply(torch.ones(3), Now())
-
-
-def test_rate_fields_can_not_have_a_name_that_now_has():
-    @dropblock_hooks.register(name="RateNamedInput")
-    class Wrong(Regularizer):
-        input: Probability = 0.1
-
-    with pytest.raises(TypeError, match="a rate can't be named 'input'"):
-        Wrong()
