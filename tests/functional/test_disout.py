@@ -129,22 +129,6 @@ def test_the_gradient_is_the_one_that_came(dtype):
 # Ends -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("p", "alpha", "training"), [(0, 1.0, True), (0.5, 0.0, True), (0.5, 1, False), (1, 1, False)]
-)
-def test_off_returns_the_same_object_and_draws_nothing(p, alpha, training):
-    x, state = torch.randn(2, 3, 8, 8), torch.get_rng_state()
-    assert disout(x, p, 3, alpha, training) is x
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_p_of_one_distorts_all():
-    x = torch.randn(2, 3, 8, 8)
-    y, distorted = distort_blocks(x, 1.0, (3, 3), 1.0)
-    assert (y != x).all()
-    assert distorted == x.numel()
-
-
 @pytest.mark.parametrize("x", [torch.full((4, 3, 8, 8), 2.0), torch.ones(1, 1, 1, 1)], ids=str)
 def test_what_does_not_vary_is_not_distorted(x):
     assert torch.equal(disout(x, 1.0, 3), x)

@@ -204,16 +204,6 @@ def test_shared_channels_are_independent_over_samples():
 # Blocks per axis --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spatial", [1, 2, 3])
-def test_an_int_is_the_same_edge_on_every_axis(spatial):
-    x = nonzero(4, 3, *SIZES[spatial])
-    results = [
-        DROP_BLOCK[spatial](x, 0.3, block, generator=seeded())
-        for block in (3, (3,) * spatial, [3] * spatial, np.int64(3))
-    ]
-    assert all(torch.equal(results[0], other) for other in results[1:])
-
-
 @pytest.mark.parametrize("block_size", [(1, 4), (4, 1), (3, 2)], ids=str)
 def test_edges_are_in_the_order_of_the_axes(block_size):
     """Every run of dropped positions is at least as long as the edge of its axis."""

@@ -156,17 +156,10 @@ def test_drop_path_can_leave_the_scale():
     assert torch.equal(drop_path(x, 1.0, scale_by_keep=False), torch.zeros_like(x))
 
 
-@pytest.mark.parametrize("shape", [(), (7,), (2, 3, 4, 5, 2)], ids=str)
-def test_dropout_takes_any_shape(shape):
-    y = dropout(torch.ones(shape), 0.5)
-    assert y.shape == shape
-    assert set(y.flatten().tolist()) <= {0.0, 2.0}
-
-
 # Residual blocks ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("p", [0.2, 0.5, 0.8])
 @pytest.mark.parametrize("mode", ["batch", "row"])
 def test_what_torchvision_tests_of_stochastic_depth(mode, p, seed):

@@ -70,11 +70,6 @@ def test_clamp_takes_bounds_that_the_dtype_does_not_reach(dtype, bounds):
     assert torch.equal(clamp_grad(grad, *bounds), grad)
 
 
-def test_clamp_within_bounds_changes_no_bit():
-    grad = torch.tensor([0.0, -0.0, 1e-45, -1e-45, 1.0, -1.0])
-    assert identical(clamp_grad(grad, -1.0, 1.0), grad)
-
-
 @properties
 @given(
     st.lists(st.floats(width=32), min_size=1, max_size=20),
@@ -193,29 +188,6 @@ def test_sizes_whose_squares_float32_does_not_hold(size, norm_type):
     torch.testing.assert_close(clipped, grad / 4, rtol=1e-6, atol=1e-44)
 
 
-@pytest.mark.parametrize("norm_type", [8, 20, 50])
-@pytest.mark.parametrize("size", [1e30, 1e38, 1e-30])
-def test_high_norms_whose_powers_float64_does_not_hold(size, norm_type):
-    grad = torch.tensor([1.0, -0.5, 0.25]) * size
-    clipped = clip_grad_norm(grad, size / 8, norm_type)
-    assert norm_of(clipped, norm_type).item() == pytest.approx(size / 8, rel=1e-5)
-
-
-@pytest.mark.parametrize("size", [1e200, 1e-200])
-def test_sizes_whose_squares_float64_does_not_hold(size):
-    grad = torch.tensor([3.0, -4.0], dtype=torch.float64) * size
-    expected = torch.tensor([0.6, -0.8], dtype=torch.float64) * size
-    torch.testing.assert_close(clip_grad_norm(grad, size), expected, rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("max_norm", [1.0, 1e-3, 1e-7])
-def test_a_far_smaller_bound_keeps_the_direction(max_norm):
-    """The scale may be below what float32 holds with all digits, the result is not."""
-    clipped = clip_grad_norm(torch.tensor([3e38, -3e38, 1e38, 3e38]), max_norm)
-    expected = torch.tensor([3.0, -3.0, 1.0, 3.0]) / 28**0.5 * max_norm
-    torch.testing.assert_close(clipped, expected, rtol=1e-5, atol=0)
-
-
 @each_dtype
 @each_norm
 @pytest.mark.parametrize("per", ["tensor", "sample", "channel"])
@@ -301,19 +273,13 @@ BAD = [
     (lambda g: clamp_grad(g), ValueError, "min or max must be given"),
     (lambda g: clamp_grad(g, 1.0, -1.0), ValueError, "min must be <= max, got min=1, max=-1"),
     (lambda g: clamp_grad(g, math.nan, 1.0), ValueError, "min must be a finite number, got nan"),
-    (lambda g: clamp_grad(g, 0.0, math.inf), ValueError, "max must be a finite number, got inf"),
     (lambda g: clamp_grad(g, "0", 1.0), TypeError, "min must be a number.*'0'"),
-    (lambda g: clamp_grad(g, 0.0, True), TypeError, "max must be a number.*True"),
     (lambda g: clip_grad_norm(g, 0.0), ValueError, "max_norm must be > 0, got 0"),
-    (lambda g: clip_grad_norm(g, -1), ValueError, "max_norm must be > 0, got -1"),
     (lambda g: clip_grad_norm(g, math.nan), ValueError, "max_norm must be a finite number"),
     (lambda g: clip_grad_norm(g, torch.ones(())), TypeError, "max_norm must be a number.*tensor"),
     (lambda g: clip_grad_norm(g, 1.0, 0), ValueError, "norm_type must be"),
-    (lambda g: clip_grad_norm(g, 1.0, -math.inf), ValueError, "norm_type must be"),
-    (lambda g: clip_grad_norm(g, 1.0, math.nan), ValueError, "norm_type must be"),
     (lambda g: clip_grad_norm(g, 1.0, "inf"), TypeError, "norm_type must be"),
     (lambda g: clip_grad_norm(g, 1.0, per="sampel"), ValueError, "per must be .*'tensor'.*got"),
-    (lambda g: clip_grad_norm(g, 1.0, per=None), ValueError, "per must be .*got None"),
     (lambda g: clip_grad_norm(g, 1.0, per="channel", channel_axis=1), ValueError, "channel_axis 1"),
     (lambda g: clip_grad_norm(g, 1.0, per="channel", channel_axis=-2), ValueError, "axis -2"),
 ]

@@ -11,13 +11,8 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from scipy import stats
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
 
-from dropblock_hooks.functional import drop_block2d, drop_path, dropout, dropout1d, dropout2d
+from dropblock_hooks.functional import drop_block2d, drop_path, dropout, dropout2d
 from dropblock_hooks.functional import sparse as kernel
 
 
@@ -93,12 +88,6 @@ def test_short_rows_have_the_same_chance_everywhere(total, p):
     counts = sum(dropout(ones, p, generator=generator) == 0 for _ in range(rounds))
     z = (counts / rounds - p) / math.sqrt(p * (1 - p) / rounds)
     assert z.abs().max() <= 4.5
-
-
-@pytest.mark.parametrize("p", [1e-300, 5e-324, 1e-17])
-def test_the_smallest_rates_drop_nothing(p):
-    x = torch.ones(10_000)
-    assert torch.equal(dropout(x, p, generator=seeded()), x)
 
 
 @pytest.mark.parametrize(
@@ -208,18 +197,10 @@ def test_at_most_a_bit_of_an_element_is_kept(memory_format, block, p, share):
     assert saved_share(lambda x: drop_block2d(x, p, block, share_channels=share), x) <= 0.032
 
 
-@pytest.mark.parametrize("p", [0.02, 0.3, 0.5, 0.9])
-def test_at_most_a_bit_of_an_element_is_kept_of_units(p):
-    x = torch.randn(16, 32, 5, 7)
-    for drop in (dropout, dropout2d):
-        assert saved_share(lambda x, drop=drop: drop(x, p), x) <= 0.032
-    assert saved_share(lambda x: dropout1d(x, p), torch.randn(64, 64, 4)) <= 0.032
-
-
 # Transforms and modes ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in DROPS if name != "blocks by sample"])
+@pytest.mark.parametrize("name", ["elements, bits", "channels, often", "blocks, seeds"])
 def test_batches_of_gradients_are_refused(name):
     x = torch.randn(4, 20, 16, 16, requires_grad=True)
     y = DROPS[name](x)
@@ -227,7 +208,7 @@ def test_batches_of_gradients_are_refused(name):
         torch.autograd.grad(y, x, torch.randn(3, *y.shape), is_grads_batched=True)
 
 
-@pytest.mark.parametrize("name", [name for name in DROPS if name != "blocks by sample"])
+@pytest.mark.parametrize("name", ["elements, bits", "channels, often", "blocks, seeds"])
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_forward_derivatives_are_refused(name):
     x = torch.randn(4, 20, 16, 16)
@@ -235,49 +216,3 @@ def test_forward_derivatives_are_refused(name):
         dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
         with pytest.raises(RuntimeError, match="forward"):
             DROPS[name](dual)
-
-
-@each_drop
-def test_torch_func_grad(drop):
-    x = torch.randn(4, 20, 16, 16)
-    torch.manual_seed(0)
-    found = torch.func.grad(lambda x: drop(x).sum())(x)
-    torch.manual_seed(0)
-    assert torch.equal(found == 0, torch.func.functionalize(drop)(x) == 0)
-
-
-@each_drop
-def test_defaults_of_torch_change_nothing(drop):
-    x = torch.randn(4, 20, 16, 16)
-    expected = drop(x, generator=seeded())
-    try:
-        torch.set_default_dtype(torch.float64)
-        assert torch.equal(drop(x, generator=seeded()), expected)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    with torch.device("meta"):
-        found = drop(x, generator=seeded())
-    assert torch.equal(found, expected)
-
-
-@each_drop
-def test_meta_tensors_keep_their_shape(drop):
-    x = torch.empty(4, 20, 16, 16, device="meta")
-    assert drop(x).shape == x.shape
-
-
-@each_drop
-def test_selective_checkpoints_that_keep_the_draw(drop):
-    def policy(context, operation, *args, **kwargs):
-        drawn = operation is torch.ops.aten.rand.default
-        return CheckpointPolicy.MUST_SAVE if drawn else CheckpointPolicy.PREFER_RECOMPUTE
-
-    def contexts():
-        return create_selective_checkpoint_contexts(policy)
-
-    torch.manual_seed(0)
-    x = torch.ones(4, 20, 16, 16, requires_grad=True)
-    y = checkpoint(drop, x, use_reentrant=False, context_fn=contexts)
-    assert (y == 0).any()
-    y.backward(torch.ones_like(y))
-    assert torch.equal(x.grad, y)
