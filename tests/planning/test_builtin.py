@@ -69,38 +69,10 @@ def test_rows():
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_names_begin_at_a_root():
-    assert rows_of(Net(), root="blocks.1") == [
-        ("drop", "Dropout", 0.1, True),
-        ("drop_path", "DropPath", 0.1, True),
-    ]
-
-
-def test_a_layer_alone():
-    assert rows_of(nn.Dropout(0.5)) == [(".", "Dropout", 0.5, True)]
-    model = nn.Dropout(0.5)
-    attached = attach(model, builtin(model).spec(p=0.25))
-    assert attached.rates == {"./Retune": {"p": 0.25}}
-    attached.remove()
-    assert model.p == 0.5
-
-
 def test_off_are_rates_of_0_and_layers_in_evaluation():
     model = nn.Sequential(nn.Dropout(0.0), nn.Dropout(0.5), nn.Dropout(0.5)).train()
     model[2].eval()
     assert [row.on for row in builtin(model)] == [False, True, False]
-
-
-def test_shared_layers_are_one_row():
-    drop = nn.Dropout(0.5)
-    (row,) = builtin(nn.Sequential(drop, nn.ReLU(), drop))
-    assert (row.name, row.aliases) == ("0", ("2",))
-
-
-def test_wrappers_are_looked_through():
-    model = Net()
-    assert rows_of(torch.compile(model)) == rows_of(torch.optim.swa_utils.AveragedModel(model))
-    assert rows_of(torch.compile(model)) == ROWS
 
 
 def test_a_model_without_any():
@@ -186,16 +158,7 @@ def test_a_spec_is_written_and_read(p, tmp_path):
     attach(Net(), tmp_path / "spec.yaml")
 
 
-def test_names_that_a_pattern_would_not_mean_alone():
-    """A dropout without a rate is between them."""
-    model = nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5), nn.Dropout(0.5))
-    model[1].p = None
-    spec = builtin(model).spec(p=0.1)
-    assert repr(Select(names=("0", "2"))) in repr(spec)
-    assert len(attach(model, spec)) == 2
-
-
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet18", "convnext_atto"])
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet18"])
 def test_models_of_timm(name):
     with torch.device("meta"):
         model = timm.create_model(name, drop_rate=0.1, drop_path_rate=0.2)
