@@ -45,28 +45,15 @@ def test_a_map_in_its_own_unit():
     figure.draw_without_rendering()
 
 
-def test_on_axes_that_are_there(matplotlib):
-    from matplotlib.figure import Figure
-
-    figure = Figure()
-    left, right = figure.subplots(1, 2)
-    assert overlay(MAP, IMAGE, right) is figure
-    assert not left.get_images()
-    assert len(right.get_images()) == 2
-
-
 @pytest.mark.parametrize(
     ("cam_map", "image", "message"),
     [
         (MAP[None], IMAGE, r"cam_map must be one map, .* as cam.maps\[0\], got shape \(1, 2, 2\)"),
-        (MAP, IMAGE[None], r"image must be one image, .* got shape \(1, 3, 8, 12\)"),
         (MAP, torch.rand(4, 8, 8), "image must be one image, .* 1 or 3 channels"),
-        (MAP, None, "image must be a tensor or an array, got NoneType"),
         (CAM(MAP[None], MAP[None], None), IMAGE, "cam_map must be a tensor or an array, got CAM"),
         (torch.full((3, 4), torch.nan), IMAGE, "cam_map must hold finite numbers alone, got NaN"),
-        (MAP, torch.rand(0, 4), "image must hold finite numbers alone, got shape"),
     ],
-    ids=["maps", "images", "channels", "none", "CAM", "NaN", "empty"],
+    ids=["maps", "channels", "CAM", "NaN"],
 )
 def test_bad_input(cam_map, image, message):
     with pytest.raises(ValueError, match=message):
@@ -78,9 +65,3 @@ def test_without_matplotlib(monkeypatch):
     message = r"matplotlib, .*: pip install 'dropblock-hooks\[plot\]'"
     with pytest.raises(ImportError, match=message):
         overlay(MAP, IMAGE)
-
-
-@pytest.mark.usefixtures("matplotlib")
-def test_an_image_of_pil():
-    image = pytest.importorskip("PIL.Image").new("RGB", (12, 8), "red")
-    overlay(MAP, image).draw_without_rendering()
