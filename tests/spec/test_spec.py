@@ -165,34 +165,24 @@ BAD_YAML = {
         "unknown schedule 'LinearSchedul'",
         "LinearSchedule",
     ],
-    "a: {Dropout: {p: {LinearSchedule: {start: 0}}}}": ["stop"],
     "a: {Dropout: {p: {LinearSchedule: {start: 0, stop: 1, epochs: 0}}}}": ["epochs must be", "0"],
-    "a: {Dropout: {p: {LinearSchedule: 3}}}": ["write {LinearSchedule: {field: value}}"],
-    "a: {LinearSchedule: {}}": ["unknown regularizer 'LinearSchedule'"],
-    "a: {Dropout: {p: {Dropout2d: {}}}}": ["unknown schedule 'Dropout2d'"],
     "a: {Foreign: {cls: os.system}}": ["unknown regularizer 'Foreign'"],
     "a: Dropout(__import__('os'))": ["unknown schedule '__import__'"],
     "a: Dropout(os.environ)": ["can't read"],
-    "a: Dropout(0.1, 0.2)": ["can't read"],
-    "a: Dropout(0.1, p=0.2)": ["can't read"],
     "a: Dropout(": ["can't read", "Name(field=value, ...)"],
     "a: 0.1": ["0.1", "{Name: {field: value}}"],
     "a: [[Dropout]]": ["a → 0", "list"],
-    "a: []": ["no regularizer"],
     "a: {Dropout: 0.3}": ["write {Dropout: {field: value}}, got 0.3"],
     "1: Dropout": ["selector", "1 (int)"],
     "a: Dropout\nb: Dropout\na: Dropout2d": ["line 3", "'a' stands twice", "line 1"],
     "a: {Dropout: {p: 0.1, p: 0.2}}": ["'p' stands twice"],
-    "a: [Dropout": ["line 2"],
     "**.conv: Dropout": ["needs quotes"],
     "a: !!python/object/apply:os.system ['true']": ["line 1", "python/object"],
     "a: Dropout\n---\nb: Dropout": ["line 2"],
     "": ["empty"],
-    "{}": ["empty"],
     "- a": ["(selector, regularizers)"],
     "- {select: {name: a}, apply: Dropout}": ["no field 'name'", "names"],
     "- {select: {}, apply: Dropout}": ["names, types, stages or where"],
-    "a: &x [*x]": ["line 1", "an alias names itself"],
     "a: &a {Dropout: {p: 1}}\nb: {<<: *a}": [
         "line 2: << is not supported: write the merged keys out"
     ],
@@ -200,12 +190,9 @@ BAD_YAML = {
         f"a: {{Dropout: {{p: {value}}}}}": ["can't be read"]
         for value in ("2001-99-99", "!!int abc", "!!bool x", "!!timestamp foo")
     },
-    'a: {Dropout: {p: "LinearSchedule({[1]: 2})"}}': ["can't read"],
     "a: {Dropout: {p: LinearSchedule(0, 1, epochs=2)}}": ["quotes"],
-    "a: {Dropout: {p: LinearSchedule}}": ["start"],
     "a: {DropBlock2d: {share_channels: 'no'}}": ["share_channels must be True or False", "'no'"],
     "a: {DropBlock2d: {p: 2, blok: 1, blick: 2}}": ["3 problems", "blok", "blick", "p must be"],
-    "a: {DropBlock2d: {block_size: '7'}}": ["block_size", "write 7)"],
     "0: Dropout": ["line 1", "quote it"],
     "- {select: {stage: 1}, apply: Dropout}": ["0 → select → stage", "stages"],
 }
@@ -277,17 +264,6 @@ def test_a_file_with_a_byte_order_mark(tmp_path):
     for name, text in (("a.yaml", "a: Dropout"), ("a.json", '{"a": "Dropout"}')):
         (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text.encode() + b"\r\n")
         assert Spec.load(tmp_path / name) == Spec({"a": Dropout()})
-
-
-def test_lists_of_other_kinds():
-    from collections import UserDict, UserList
-
-    spec = Spec(
-        UserDict(
-            a=UserList(["Dropout", UserDict(DropBlock2d=UserDict(block_size=UserList([3, 5])))])
-        )
-    )
-    assert spec == Spec({"a": [Dropout(), DropBlock2d(block_size=(3, 5))]})
 
 
 def test_classes_are_written_by_name():
