@@ -37,12 +37,6 @@ wild = st.one_of(
 )
 
 
-@given(st.lists(wild, min_size=1, max_size=4), st.lists(component, min_size=1, max_size=4))
-def test_globs(pattern, name):
-    found = matching(".".join(pattern), [".".join(name)])
-    assert bool(found) == by_components(pattern, name)
-
-
 paths = st.lists(component, min_size=1, max_size=4).map(".".join)
 
 
@@ -125,7 +119,6 @@ def test_an_exclude_by_another_name_of_a_shared_module():
     ("select", "exclude", "text"),
     [
         ({"types": "Conv2d"}, "conv", "did you mean '**.conv'"),
-        ({"types": "Conv2d"}, "*.conv", "did you mean '**.*.conv'"),
         ({"names": "param:**.bias"}, "param:bias", "did you mean 'param:**.bias'"),
         ({"names": "layer1.*"}, "layer2.0", "leaves out nothing of what is selected"),
         ({"types": "Conv2d"}, "type:Conv3d", "(closest: Conv2d"),
@@ -142,22 +135,14 @@ def test_an_exclude_that_leaves_out_nothing_is_an_error(net, select, exclude, te
     [
         ({}, ValueError),
         ({"names": 3}, TypeError),
-        ({"names": ["a", 3]}, TypeError),
         ({"stages": True}, TypeError),
-        ({"stages": 1.5}, TypeError),
         ({"names": "a", "expect": 0}, ValueError),
-        ({"names": "a", "expect": "3"}, ValueError),
         ({"where": 3}, TypeError),
     ],
 )
 def test_select_refuses(options, error):
     with pytest.raises(error, match="Select"):
         Select(**options)
-
-
-def test_the_message_of_a_failed_where_names_nothing_else(net):
-    with pytest.raises(NoMatchError, match="where"):
-        names(net, Select("layer1.*", where=lambda name, module: False))
 
 
 def test_a_glob_of_many_stars_is_fast():

@@ -6,7 +6,7 @@ from torch import nn
 
 from dropblock_hooks import DropBlock2d, SpecError, attach
 from dropblock_hooks.selectors.index import Index
-from dropblock_hooks.selectors.stages import stage_channels, stage_target
+from dropblock_hooks.selectors.stages import stage_target
 
 timm = pytest.importorskip("timm", reason="stages are timm's")
 
@@ -57,7 +57,6 @@ def target(model, number):
         (Net(), "stages.1.1"),
         (Net("blocks", ("block.0", "block.1")), "blocks.1.1"),  # as twins names its stages
         (Net("stages", ("block.0", "block.1")), "stages.1.1"),  # as mvitv2 does
-        (Net("levels", ("part.0", "part.1")), "levels.1.1"),
         (Net(named=("stem2", "stages.1")), "stages.1.1"),  # beside one that does not exist
         (Wrapped(model=Net()), "model.stages.1.1"),
         (Wrapped(encoder=Net("blocks", ("block.0", "block.1"))), "encoder.blocks.1.1"),
@@ -70,33 +69,11 @@ def test_the_last_layer_that_is_called(model, expected):
     assert attached.sites[0].calls == 1
 
 
-def test_entries_of_a_part_are_found_there():
-    model = Wrapped(encoder=Net())
-    del model.encoder.feature_info
-    model.feature_info = entries("stages.0", "stages.1")  # as gemma4_vit has them
-    assert target(model, -2) == "encoder.stages.0.1"
-
-
-def test_one_that_holds_the_other_is_one_host():
-    model = Wrapped(encoder=Net())
-    model.feature_info = entries("encoder.stages.0", "encoder.stages.1")
-    assert target(model, 0) == "encoder.stages.0.1"
-
-
-def test_channels_of_stages_by_the_names_that_end_them():
-    model = Net()
-    assert stage_channels(Index(model)) == {
-        "stages.0": 8, "stages.0.1": 8, "stages.1": 8, "stages.1.1": 8,
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("model", "selector", "message"),
     [
         (Net(), "stage:2", r"stage:2 is no stage of the model \(0: stages.0, stride 2; 1: s"),
-        (Net(), "stage:-3", "stage:-3 is no stage of the model"),
         (timm.create_model("tresnet_m"), "stage:0", "which the model does not have"),
-        (Net(), "stride:64", "stride:64 is no stage .* 1: stages.1, stride 4"),
         (Net(), "stage:last", "takes an integer, got 'last'"),
         (Net(named=("stem2", "stages.1")), "stage:0", "names 'stem2', which the model does not"),
         (Wrapped(a=Net(), b=Net()), "stage:0", "several submodules have it: a, b; .* root="),
@@ -120,13 +97,9 @@ def test_features_of_a_model_are_regularized():
     ("name", "options", "ends"),
     [
         ("test_resnet", {}, ["layer4.0"]),
-        ("test_convnext", {}, ["stages_3"]),
-        ("test_efficientnet", {}, ["blocks.4.0"]),
         ("test_vit", {}, ["model.blocks.5"]),
         ("resnet18", {"out_indices": (1, 2)}, ["layer1.1", "layer2.1"]),
-        ("xception41p", {}, ["blocks_11.stack.conv2", "blocks_12"]),
         ("twins_svt_small", {}, ["model.blocks.2.9", "model.blocks.3.3"]),
-        ("mvitv2_tiny", {}, ["model.stages.2", "model.stages.3"]),
     ],
 )
 def test_names_in_models_that_give_features_only(name, options, ends):
