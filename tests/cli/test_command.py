@@ -54,39 +54,21 @@ def test_layers(capsys):
     assert (code, "1x1000" in out) == (0, True)
 
 
-def test_models_by_library(capsys):
-    names = {
-        model: {row["name"] for row in data_of(capsys, "layers", model)}
-        for model in ("timm:vgg11", "torchvision:vgg11", "vgg11")
-    }
-    assert names["vgg11"] == names["timm:vgg11"]
-    assert "classifier.0" in names["torchvision:vgg11"] - names["vgg11"]
-
-
 FAILS = {
     "layers resnet81": "unknown model 'resnet81' (closest: ",
-    "layers timm:resnet81": "unknown model 'resnet81' (closest: ",
     "layers torchvision:convnext_pico": "unknown model",  # which only timm has
     "layers resnet18 layr4": "layer4",
     "layers resnet18 param:fc.wieght": "fc.weight",
     "layers resnet18 param:fc.*": "selects no layers; `dropblock-hooks plan`",
     "layers resnet18 --input-size 5 9 9": "no forward of a copy ran with",
     "layers no_such_module:make": "can't import 'no_such_module:make': ModuleNotFoundError",
-    "layers collections:Ordered": "has no attribute 'Ordered'",
-    "layers sys:maxsize": "'int' object is not callable",
     "layers collections:OrderedDict": "must make a torch.nn.Module, got OrderedDict",
-    "layers torch.nn:Linear": "making torch.nn:Linear raised TypeError: ",
     "--import no_such_module regularizers": "can't import 'no_such_module'",
     "regularizers DropBlok2d": "'DropBlok2d' (closest: DropBlock2d",
     "preset drop_path resnet18": "no layer drop_path",
-    "preset drop_block_resnet vgg11": "has no such layer",
     "preset by_stage torchvision:resnet18 regularizer=Dropout": "feature_info",
     "preset by_stage resnet18": "by_stage() missing 1 required",
-    "preset by_stage resnet18 regularizer=Dropot()": "closest: Dropout",
     "preset drop_block_resnet resnet18 siez=3": "siez",
-    "preset drop_block_resnet resnet18 p=1.5": "p must be in [0, 1]",
-    "preset drop_block_resnet resnet18 p=lot()": "unknown schedule 'lot'",
-    "preset drop_block_resnet resnet18 layout=[N": "did not find expected",
     "preset drop_block_resnet resnet18 layout": "ARGUMENT=VALUE",
 }
 
@@ -240,11 +222,6 @@ def test_the_docstring_of_one(capsys):
             lambda m: presets.stochastic_depth(m, 0.2),
             marks=pytest.mark.slow,
         ),
-        pytest.param(
-            ["drop_path", "vit_tiny_patch16_224"],
-            lambda m: presets.drop_path(m),
-            marks=pytest.mark.slow,
-        ),
     ],
 )
 def test_presets_are_written_as_files(capsys, arguments, spec):
@@ -258,30 +235,6 @@ def test_presets_are_written_as_files(capsys, arguments, spec):
     assert Spec.from_json(out) == expected
     write(run(capsys, "preset", *arguments)[1])
     assert run(capsys, "plan", arguments[1], "spec.yaml")[0] == 0
-
-
-TABLES = [
-    ("layers", "resnet18"),
-    ("plan", "resnet18", "spec.yaml", "--epochs", "9"),
-    ("regularizers",),
-]
-
-
-@pytest.mark.parametrize("arguments", TABLES, ids=" ".join)
-@pytest.mark.parametrize(("columns", "most"), [(40, 80), (90, 90), (300, 300)])
-def test_tables_are_as_wide_as_the_terminal_within_bounds(
-    capsys, monkeypatch, arguments, columns, most
-):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    long = "ByDepth(start=LinearSchedule(0.0, 0.1), stop=CosineSchedule(0.0, 0.25, delay=2.5))"
-    write(f"{SPEC}layer3.*: DropBlock2d(p={long}, block_size=9, calibration='paper')")
-    code, out, _ = run(capsys, *arguments)
-    assert code == 0
-    most += 20 * (arguments[0] == "plan")  # names and numbers are never shortened
-    assert max(map(len, out.splitlines())) <= most
-    assert "\033" not in out
-    code, out, _ = run(capsys, *arguments, "--wide")
-    assert (code, "…" in out) == (0, False)
 
 
 @pytest.mark.slow  # a process of its own takes seconds to begin

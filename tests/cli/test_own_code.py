@@ -82,13 +82,6 @@ def test_factories(command, factory):
     assert json.loads(out)[0]["shape"] == [1, 2]
 
 
-def test_a_factory_that_fails(command):
-    code, out, err = command("layers mymodule:fails")
-    assert (code, out) == (1, "")
-    last = err.splitlines()[-1]
-    assert last == "dropblock-hooks: making mymodule:fails raised RuntimeError: no weights here"
-
-
 def test_its_signature_and_docstring_are_printed(command):
     _, out, _ = command("regularizers Attenuate --import mymodule")
     assert out.startswith("Attenuate(p=0.1, *, at='output', ")

@@ -34,16 +34,6 @@ def matches(shown, printed):
     return re.fullmatch(pattern, "\n".join(line.rstrip() for line in printed)) is not None
 
 
-def test_the_matching():
-    assert matches(["a", "b"], ["a", "b"])
-    assert not matches(["a"], ["a", "b"])
-    assert not matches(["a", "b"], ["a"])
-    assert matches(["a", "...", "d"], ["a", "b", "c", "d"])
-    assert not matches(["a", "...", "e"], ["a", "b", "c", "d"])
-    assert matches(["a...", "b"], ["a c", "b"])
-    assert not matches(["a...", "b"], ["c", "b"])
-
-
 def test_the_examples_run_and_print_what_is_shown(capsys, tmp_path, monkeypatch, own_registry):
     pytest.importorskip("timm", reason="models come from timm")
     monkeypatch.chdir(tmp_path)
