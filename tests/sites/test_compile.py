@@ -11,7 +11,6 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from dropblock_hooks import (
-    ByDepth,
     ClampGrad,
     ClipGradNorm,
     Disout,
@@ -103,15 +102,6 @@ class Small(nn.Module):
         return self.head(x.flatten(2).mean(2))
 
 
-class Residual(nn.Module):
-    def __init__(self, channels):
-        super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
-
-    def forward(self, x):
-        return x + self.conv(x).relu()
-
-
 def compiled(model, backend="aot_eager", fullgraph=True, **options):
     torch._dynamo.reset()
     counters.clear()
@@ -169,25 +159,6 @@ def test_one_graph_for_300_rates(case, at):
     site = attached.sites[0]
     assert (site.calls, site.active_calls) == (EPOCHS, EPOCHS)
     assert site.map_size == (None if regularizer.spatial is None else (9,) * spatial)
-
-
-@pytest.mark.every(4)
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_inductor(case):
-    """The same with code that is generated: a graph for training, a graph for evaluation."""
-    regularizer = CASES[case]
-    spatial = regularizer.spatial or 2
-    model = Small(spatial)
-    attached = attach(model, {"block": regularizer})
-    call, x = compiled(model, "inductor"), images(spatial)
-    for epoch in range(0, EPOCHS, 10):
-        attached.step(epoch)
-        assert train(call, x).isfinite().all()
-    model.eval()
-    torch.testing.assert_close(call(x), model(x))
-    assert graphs() == 2
-    assert attached.sites[0].active_calls == EPOCHS / 10
 
 
 @pytest.mark.every(2)
@@ -354,21 +325,6 @@ def test_several_forwards_before_their_backward():
         gradients.append([p.grad.clone() for p in model.parameters()])
     torch.testing.assert_close(*gradients)
     assert [site.active_calls for site in attached] == [6, 6]
-
-
-@pytest.mark.slow
-def test_twelve_regions_share_their_graphs():
-    model = nn.Sequential(*[Residual(4) for _ in range(12)])
-    attached = attach(model, {"*": DropBlock2d(ByDepth(0, 0.3), 3), "*.conv": ClampGrad(-1, 1)})
-    torch._dynamo.reset()
-    counters.clear()
-    for block in model:
-        block.compile(backend="aot_eager", fullgraph=True)
-    for epoch in range(3):
-        attached.step(epoch)
-        train(model, torch.randn(2, 4, 8, 8))
-    assert graphs() <= 4  # the first region's input needs no gradient
-    assert [site.active_calls for site in attached.sites] == [3] * 24
 
 
 def test_parameters_are_hooked_by_autograd_itself():

@@ -146,10 +146,3 @@ def test_gradients_are_not_exported(selector):
         exported(net, strict=False)
     with pytest.raises(Exception, match=r"Observed exception|torch.export"):
         exported(net, strict=True)
-
-
-def test_a_module_of_others_is_not_traced_symbolically():
-    net = make_net(Dropout2d()).eval()
-    attach(net, {"body.0": Foreign(nn.Dropout2d, p=0.3)})
-    with pytest.raises(SiteError, match=r"torch.fx.Proxy"):
-        symbolic(net)

@@ -134,18 +134,6 @@ def test_silent_where_it_was_ruled_out(copied):
     assert [finding.kind for finding in attached.verify()] == ["grad_scaler"]
 
 
-def test_compiled_code_tells_it_as_eager_code_does():
-    torch._dynamo.reset()
-    model, attached = make({"2": ClampGrad(-1, 1)})
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    scaler = GradScaler("cpu")
-    assert warnings_of(lambda: attached.step(0)) == []
-    (text,) = warnings_of(lambda: backward(compiled, scaler))
-    assert "a GradScaler is in use" in text
-    assert warnings_of(lambda: backward(compiled, scaler)) == []
-    assert [f.kind for f in attached.verify()] == ["grad_scaler"]
-
-
 class Holder:
     def __init__(self, **held):
         vars(self).update(held)

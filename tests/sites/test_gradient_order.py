@@ -173,37 +173,6 @@ def test_a_container_comes_before_its_last_child(pair, wanted, arrives):
         assert arrives(model) == wanted
 
 
-@each_order
-def test_the_first_child_comes_before_the_input_of_its_container(pair, wanted, arrives):
-    inner, outer = (at_of(regularizer, "input") for regularizer in pair)
-    for spec in ({"0": outer, "0.0": inner}, {"0.0": inner, "0": outer}):
-        model = nn.Sequential(identity())
-        attach(model, spec)
-        assert arrives(model) == wanted
-
-
-class Pair(nn.Module):
-    def forward(self, x):
-        return x * 0, x * 1
-
-
-class Last(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.pair = Pair()
-
-    def forward(self, x):
-        return self.pair(x)[-1]
-
-
-@each_order
-@pytest.mark.parametrize("indices", [(1, -1), (-1, 1)], ids=str)
-def test_two_names_of_one_element(pair, wanted, indices, arrives):
-    model = Last()
-    attach(model, {"pair": [at_of(r, "output", i) for r, i in zip(pair, indices, strict=True)]})
-    assert arrives(model) == wanted
-
-
 def pickled(model):
     return pickle.loads(pickle.dumps(model))
 

@@ -9,7 +9,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import ScaleGrad, attach
-from tests.cases import rest_slow
 
 TRAIN, EVAL, QUIET = "train", "eval", "eval without gradients"
 
@@ -63,24 +62,3 @@ def test_the_mode_at_the_backward_decides(checkpointing):
     for forwards, backward in itertools.product(FORWARDS, [TRAIN, EVAL]):
         found = gradient(model, model, forwards, backward)
         assert found == (10.0 if backward == TRAIN else 1.0), (forwards, backward)
-
-
-def test_always_active():
-    model = model_with(active="always")
-    assert gradient(model, model, [EVAL], EVAL) == 10.0
-
-
-@pytest.mark.parametrize("checkpointing", rest_slow([None, "not reentrant"]))
-def test_compiled(checkpointing):
-    """One graph for each mode, also where the owner is inside a checkpoint in the graph."""
-    from torch._dynamo.utils import counters
-
-    torch._dynamo.reset()
-    counters.clear()
-    model = model_with(checkpointing=checkpointing)
-    call = torch.compile(model, backend="aot_eager", fullgraph=True)
-    for forwards in ([TRAIN], [TRAIN, EVAL], [TRAIN, TRAIN], [EVAL]) * 2:
-        assert gradient(model, call, forwards, TRAIN) == 10.0
-        assert gradient(model, call, forwards, EVAL) == 1.0
-    assert counters["stats"]["unique_graphs"] == 2
-    torch._dynamo.reset()

@@ -11,9 +11,9 @@ import pytest
 import torch
 from scipy import stats
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import (
+    Attachment,
     HookWarning,
     LinearSchedule,
     Retune,
@@ -232,51 +232,18 @@ def test_evaluation_is_what_the_layer_computes(name):
     assert torch.equal(model(x), expected)
 
 
-@pytest.mark.parametrize("name", [n for n in KINDS if not KINDS[n].alpha])
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpoints(name, reentrant):
-    """The gradient of a weight w in front is the sum of what is kept, over w."""
-    model, x = made(name), input_of(name).requires_grad_()
-    attached = attach(model, {"drop": Retune(p=0.5)})
-    torch.manual_seed(4)
-    for _ in range(2):
-        model.weight.grad = x.grad = None
-        y = checkpoint(model, x, use_reentrant=reentrant)
-        y.sum().backward()
-        torch.testing.assert_close(model.weight.grad, y.sum().detach(), rtol=1e-4, atol=1e-3)
-    assert attached.sites[0].calls == 2
-    assert attached.verify() == []
-
-
 # All put back --------------------------------------------------------------------------------
 
 
-def leave(attached, model, x):
-    attached.remove()
-
-
-def leave_all(attached, model, x):
-    assert detach_all(model) == 1
-
-
-def leave_paused(attached, model, x):
-    attached.enabled = False
-    model(x)
-    attached.remove()
-
-
-LEAVING = [value for key, value in globals().items() if key.startswith("leave")]
-
-
 @each_kind
-@pytest.mark.parametrize("leaving", LEAVING, ids=lambda function: function.__name__)
-def test_all_is_restored(name, leaving, hook_count):
+@pytest.mark.parametrize("leave", [Attachment.remove, None], ids=["remove", "detach_all"])
+def test_all_is_restored(name, leave, hook_count):
     model, x = made(name), input_of(name)
     before, hooks = attributes(model), hook_count(model)
     attached = attach(model, {"drop": Retune(p=LinearSchedule(0.1, 0.5, epochs=5))})
     model(x)
     attached.step(1)
-    leaving(attached, model, x)
+    leave(attached) if leave else detach_all(model)
     assert attributes(model) == before
     assert hook_count(model) == hooks
     assert not model.drop._forward_hooks_with_kwargs
