@@ -264,20 +264,6 @@ def fsdp2_refuses_parameters(rank):
         attach(model, spec)
 
 
-def fsdp2_stage_of_a_sharded_container(rank):
-    """``fully_shard`` swaps the class; what is a Sequential is still taken for one."""
-    net = make_net(Dropout2d())
-    net.feature_info = [{"module": "body", "reduction": 1}]
-    from torch.distributed.fsdp import fully_shard
-
-    fully_shard(net.body)
-    attached = attach(net, {"stage:-1": Dropout2d(0.5), "type:Sequential": ClipGradNorm(1.0)})
-    assert [(s.key, s.module_type) for s in attached] == [
-        ("body.1/Dropout2d", "Block"),
-        ("body/ClipGradNorm", "Sequential"),
-    ]
-
-
 def named(*prefixes):
     return [name for name in globals() if name.startswith(prefixes)]
 

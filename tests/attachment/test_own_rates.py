@@ -5,10 +5,7 @@ import torch
 from torch import nn
 
 from dropblock_hooks import (
-    ClipGradNorm,
-    Disout,
     Dropout,
-    GaussianNoise,
     Retune,
     SpecError,
     attach,
@@ -162,24 +159,3 @@ def test_what_is_on_already(case, hook_count):
     assert (model.dropout.p, model.lstm.dropout) == rates
     attached.remove()
     assert (model.dropout.p, model.lstm.dropout) == (0.5, 0.1)
-
-
-@pytest.mark.parametrize("other", [GaussianNoise(0.1), Disout(p=0.1), ClipGradNorm(1.0)], ids=repr)
-@pytest.mark.filterwarnings("ignore:.*block")
-def test_what_does_not_drop_goes_beside_it(other):
-    model = nn.Sequential(nn.Conv2d(1, 1, 1), nn.Dropout(0.5))
-    attached = attach(model, {"1": [R, other]})
-    model(torch.ones(2, 1, 9, 9)).sum().backward()
-    assert attached.verify() == []
-    attached.remove()
-    attach(model, {"1": other}).remove()
-    assert model[1].p == 0.5
-
-
-@pytest.mark.parametrize("name", ["drop_prob", "drop_rate"])
-def test_names_of_rates(name):
-    layer = Masks(0.5)
-    del layer.prob
-    setattr(layer, name, 0.5)
-    attach(nn.Sequential(layer), {"0": R})
-    assert getattr(layer, name) == 0.25

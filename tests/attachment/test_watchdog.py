@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import (
     HookWarning,
-    Spec,
     Watchdog,
     WatchdogError,
     attach,
@@ -312,14 +311,6 @@ def test_bad_options_of_watch(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         watch(model, **options)
     assert not attachments(model)
-
-
-def test_files():
-    spec = Spec.from_yaml("'**': {Watchdog: {rules: [nonfinite, dead], every: 7, action: raise}}")
-    assert spec == Spec({"**": Watchdog(("nonfinite", "dead"), every=7, action="raise")})
-    assert Spec.from_yaml(spec.to_yaml()) == spec
-    with pytest.raises(ValueError, match="is a function"):
-        Spec({"**": Watchdog(action=print)}).to_yaml()
 
 
 @pytest.mark.parametrize(("every", "wanted"), [(3, [0, 0, 1, 1, 1]), (0, [0, 0, 0, 0, 1])])

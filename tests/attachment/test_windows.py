@@ -50,7 +50,6 @@ still that of C. Calls, active calls and total rates never have windows.
 """
 
 import copy
-import warnings
 
 import pytest
 import torch
@@ -238,21 +237,6 @@ def test_a_site_that_stops_is_told_in_the_next_epoch_once(fault, at, validated):
     epoch(3 if at == "start" else 2)
 
 
-def test_a_site_that_has_worked_again_is_told_again():
-    model = Blocks()
-    attached = attach(model, {"norm": Dropout2d(0.3), "stem": Dropout2d(0.1)})
-    seen = []
-    for frozen in (True, True, False, True):
-        model.norm.train(not frozen)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            train(model)
-        seen.append(told(caught))
-        attached.step()
-    wanted = [("norm/Dropout2d", "never_active")]
-    assert seen == [wanted, [], [], wanted]
-
-
 @pytest.mark.parametrize("attacked", ["frozen", "checkpointed"])
 def test_a_state_that_is_loaded_does_not_count_as_seen_at_work(attacked):
     model = Blocks()
@@ -358,13 +342,6 @@ def test_a_parameter_that_is_frozen_later_is_a_finding():
     attached.step(2)
 
 
-def test_gradients_without_a_backward_are_not_told_by_step(net):
-    attached = attach(net, {"param:fc.weight": ClipGradNorm(1.0), "layer1.0": ClipGradNorm(1.0)})
-    with torch.no_grad():
-        net(IMAGE)
-    attached.step()
-
-
 # --- Models that are not trained
 
 
@@ -439,13 +416,6 @@ def test_what_is_no_epoch_without_training(net, use):
     other = copy.deepcopy(net)
     train(other)
     use(attach(net, {"layer1.*": Dropout2d(RAMP)}), other)
-
-
-def test_monte_carlo_is_no_epoch_without_training(net):
-    attached = attach(net, {"layer1.*": Dropout2d(0.5, active="always")})
-    for i in range(3):
-        attached.step(i)
-        net.eval()(IMAGE)
 
 
 # --- Schedules that nobody moves
