@@ -5,7 +5,7 @@
 gradient sites.
 """
 
-from collections import OrderedDict, namedtuple
+from collections import namedtuple
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -275,10 +275,6 @@ def _all_views(layer, h):
     return y, y.flatten(), y[0]
 
 
-def _parameter_view(layer, h):
-    return layer.w[1:].expand(2, -1, -1)
-
-
 def linear():
     return nn.Linear(LENGTH, LENGTH)
 
@@ -294,35 +290,22 @@ def of_pair(h):
 KINDS = {
     "linear": lambda: Kind(lambda s, h: s.inner(h), inner=linear()),
     "InstanceNorm1d": lambda: Kind(lambda s, h: s.inner(h), inner=nn.InstanceNorm1d(CHANNELS)),
-    "GroupNorm": lambda: Kind(lambda s, h: s.inner(h), inner=nn.GroupNorm(2, CHANNELS)),
     "MultiheadAttention": lambda: Kind(
         _multihead, 0, inner=nn.MultiheadAttention(LENGTH, 2, batch_first=True)
     ),
     "attention": lambda: Kind(_attention, inner=nn.Linear(LENGTH, 3 * LENGTH)),
     "LSTM": lambda: Kind(lambda s, h: s.inner(h), 0, inner=nn.LSTM(LENGTH, 5, batch_first=True)),
-    "LSTM state": lambda: Kind(
-        lambda s, h: s.inner(h)[1], 1, inner=nn.LSTM(LENGTH, 5, batch_first=True)
-    ),
-    "GRU": lambda: Kind(lambda s, h: s.inner(h), 0, inner=nn.GRU(LENGTH, 5, batch_first=True)),
-    "AvgPool1d": lambda: Kind(lambda s, h: s.inner(h), inner=nn.AvgPool1d(2)),
     "MaxPool1d": lambda: Kind(lambda s, h: s.inner(h), inner=nn.MaxPool1d(2)),
     "AdaptiveMaxPool1d": lambda: Kind(
         lambda s, h: s.inner(h), inner=nn.AdaptiveMaxPool1d(3, return_indices=True), index=0
     ),
     "Flatten": lambda: Kind(lambda s, h: s.inner(h), inner=nn.Flatten()),
-    "Unflatten": lambda: Kind(lambda s, h: s.inner(h), inner=nn.Unflatten(1, (2, 2))),
     "permute": lambda: Kind(lambda s, h: s.inner(h).permute(2, 0, 1), inner=linear()),
     "slice": lambda: Kind(lambda s, h: s.inner(h)[:, 1:3], inner=linear()),
     "slice of its input": lambda: Kind(lambda s, h: h[:, :, ::2]),
-    "transpose": lambda: Kind(lambda s, h: h.transpose(1, 2)),
-    "diagonal": lambda: Kind(lambda s, h: h.diagonal(0, 1, 2)),
-    "unfold": lambda: Kind(lambda s, h: h.unfold(2, 3, 1)),
     "expand": lambda: Kind(lambda s, h: h.mean(2, keepdim=True).expand(-1, -1, LENGTH)),
     "chunk": lambda: Kind(lambda s, h: s.inner(h).chunk(2, 1), 1, inner=linear()),
     "unbind": lambda: Kind(lambda s, h: list(h.unbind(0)), -1),
-    "split": lambda: Kind(lambda s, h: h.split([1, 2, 1], dim=1), -2),
-    "max with indices": lambda: Kind(lambda s, h: h.max(2), 0),
-    "svd": lambda: Kind(lambda s, h: torch.linalg.svd(h + tensor(CHANNELS, LENGTH)), 1),
     "used in the layer too": lambda: Kind(_both, 0, inner=linear()),
     "in place in the layer": lambda: Kind(_works_in_place, inner=linear()),
     "ReLU in place": lambda: Kind(
@@ -333,25 +316,16 @@ KINDS = {
     "view of an attribute": lambda: Kind(_remembers_a_view),
     "same twice": lambda: Kind(_same_twice, -1),
     "views of one": lambda: Kind(_all_views, 0),
-    "views of one, a view": lambda: Kind(_all_views, 1),
     "list": lambda: Kind(lambda s, h: [h * 2, h.cos()], 1),
     "dict": lambda: Kind(lambda s, h: {"a": h * 2, "b": h[0]}, "b"),
-    "OrderedDict": lambda: Kind(lambda s, h: OrderedDict(a=h * 2, b=h), "b"),
     "namedtuple": lambda: Kind(lambda s, h: Point(h, h.exp()), 0),
     "dataclass": lambda: Kind(lambda s, h: Record(h.flatten(), h, "kept"), "out"),
     "nested": lambda: Kind(lambda s, h: ((h, h * 2), h[1:], {"c": h}), 1),
     "its input": lambda: Kind(lambda s, h: h),
-    "Identity": lambda: Kind(lambda s, h: s.inner(h), inner=nn.Identity()),
     "of its list": lambda: Kind(lambda s, h: h[1], takes=of_pair, at_input=False),
-    "of its tuple": lambda: Kind(
-        lambda s, h: (h[0], h[1]), 0, takes=lambda h: (h, h * 2), at_input=False
-    ),
     "of its dict": lambda: Kind(lambda s, h: h["k"], takes=lambda h: {"k": h}, at_input=False),
     "its list": lambda: Kind(lambda s, h: h, 0, takes=of_pair, at_input=False),
     "parameter": lambda: Kind(lambda s, h: s.w, w=nn.Parameter(tensor(3, 5))),
-    "view of a parameter": lambda: Kind(_parameter_view, w=nn.Parameter(tensor(3, 5))),
-    "buffer": lambda: Kind(lambda s, h: s.b * 2, b=tensor(3, 5)),
-    "buffer and input": lambda: Kind(lambda s, h: (s.b * h)[0], b=tensor(BATCH, CHANNELS, LENGTH)),
     "residual": lambda: Kind(lambda s, h: h + s.inner(h), inner=linear()),
     "no gradient inside": lambda: Kind(lambda s, h: Nothing.apply(h) + s.inner(h), inner=linear()),
     "detached": lambda: Kind(lambda s, h: (h.detach(), h * 2), 0),

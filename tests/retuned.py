@@ -1,6 +1,6 @@
 """A model with all that it drops by itself retuned: two training steps, and what they have shown.
 
-``tests/models/test_retune_families.py`` and ``test_retune_transformers.py`` assert what
+``tests/models/test_retune_families.py`` asserts what
 ``python -m tests.write_tables retuned`` writes to ``docs/retuned.md``.
 """
 

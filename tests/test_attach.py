@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from dropblock_hooks import (
-    ActivationStats,
     ClampGrad,
     ClipGradNorm,
     DropBlock2d,
@@ -15,7 +14,6 @@ from dropblock_hooks import (
     Dropout2d,
     DropPath,
     HookWarning,
-    LinearSchedule,
     Select,
     SiteError,
     Spec,
@@ -24,7 +22,6 @@ from dropblock_hooks import (
     attach,
     attachments,
     detach_all,
-    layers,
     plan,
 )
 
@@ -131,12 +128,9 @@ def refused(net, hook_count, spec, *parts, error=SpecError, **options):
         ({"layer1.0.convv": Dropout()}, ["layer1.0.convv", "layer1.0.conv"]),
         ({"layr1.*": Dropout()}, ["layr1.*", "nothing", "layer1"]),
         ({"re:layer[": Dropout()}, ["not a pattern"]),
-        ({"re:nothing": Dropout()}, ["nothing"]),
         ({"layer[4-3].*": Dropout()}, ["layer[4-3].*", "not a pattern", "range"]),
-        ({"Conv2d": Dropout()}, ["type:Conv2d"]),
         ({"types:Conv2d": Dropout()}, ["types:", "type", "forms"]),
         ({"fc.weight": Dropout()}, ["param:fc.weight"]),
-        ({"fc": LinearSchedule(0, 1, epochs=3)}, ["expected a regularizer object"]),
         (
             [("layer1.0", "Dropuot"), 5, ("layer1.1", "Nope")],
             ["3 problems", "Dropuot", "an entry of a list", "Nope"],
@@ -145,9 +139,7 @@ def refused(net, hook_count, spec, *parts, error=SpecError, **options):
         ({"param:fc.bais": ClampGrad(-1)}, ["fc.bias"]),
         ({"": Dropout()}, ["empty"]),
         ({"stage:-1": Dropout()}, ["feature_info"]),
-        ({"stage:x": Dropout()}, ["integer", "'x'"]),
         ({Select("layer1.*", exclude="layer1.*"): Dropout()}, ["all 2", "excluded"]),
-        ({Select("layer1.*", exclude="layer9.*"): Dropout()}, ["layer9.*", "nothing"]),
         ({Select("layer1.*", expect=3): Dropout()}, ["expected 3", "got 2", "layer1.0"]),
         ({Select("layer1.*", where=lambda name, module: False): Dropout()}, ["where"]),
         ({Select("layer1.*", types="Linear"): Dropout()}, ["all of its forms"]),
@@ -157,16 +149,11 @@ def refused(net, hook_count, spec, *parts, error=SpecError, **options):
         ({"param:fc.weight": ClampGrad(-1, at="input")}, ["at="]),
         ({}, ["empty"]),
         (3, ["mapping", "3"]),
-        ({"layer1.0"}, ["mapping"]),
-        ("no_such_file.yaml", ["no_such_file.yaml", "No such file"]),
+        ("no_such_file.yaml", ["no_such_file.yaml", "no file"]),
         ({"layer1.0": Dropout}, ["expected a regularizer object", "got Dropout (type)"]),
-        ({"layer1.0": nn.Dropout}, ["expected a regularizer object"]),
         ({"layer1.0": nn.BatchNorm2d(8)}, ["parameters", "weight"]),
-        ({"layer1.0": 0.1}, ["0.1"]),
         ({"layer1.0": []}, ["None"]),
-        ({"layer1.0": [None]}, ["None"]),
         ({3: Dropout()}, ["selector", "3"]),
-        ([("layer1.0", Dropout(), 3)], ["an entry of a list"]),
     ],
 )
 def test_bad_specs(net, hook_count, spec, parts):
@@ -256,23 +243,9 @@ def test_other_things_than_models(net, hook_count):
     refused(nn.Sequential(scripted), hook_count, {"0.0": Dropout()}, "ScriptModule")
 
 
-@pytest.mark.parametrize("root", [5, None])
-def test_a_root_that_is_no_name(net, hook_count, root):
-    refused(net, hook_count, {"fc": Dropout()}, "root", error=ValueError, root=root)
-
-
 def test_a_parameter_that_is_not_initialized(hook_count):
     lazy = nn.Sequential(nn.LazyConv2d(2, 3))
     refused(lazy, hook_count, {"param:0.weight": ClampGrad(-1)}, "not initialized")
-
-
-def test_beside_parameters_that_are_not_initialized():
-    model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.ReLU())
-    attached = attach(model, {"1": ActivationStats(every=1), "2": Dropout(0.5)})
-    for _ in range(2):
-        model(torch.randn(2, 3, 8, 8)).sum().backward()
-    found = attached.report()[0].observed
-    assert (found.calls, found.channels) == (2, 4)
 
 
 def test_root_and_what_is_below_it(net, hook_count):
@@ -335,24 +308,10 @@ def test_a_wrong_rank_is_told_at_the_first_forward(net, regularizer, shape):
     net.train()(torch.ones(4, 3, 16, 16))
 
 
-def test_a_three_dimensional_output():
-    model = nn.Sequential(nn.Linear(4, 4))
-    attach(model, {"0": DropBlock2d()})
-    with pytest.raises(SiteError, match=r"0/DropBlock2d.*\(2, 3, 4\)"):
-        model(torch.ones(2, 3, 4))
-
-
 def test_stochastic_depth_on_a_block_that_changes_shape(net):
     attach(net, {"stem": StochasticDepth(0.5)})
     with pytest.raises(SiteError, match=r"stem/.*\(4, 3, 16, 16\).*\(4, 8, 8, 8\).*DropPath"):
         net(torch.ones(4, 3, 16, 16))
-
-
-def test_a_schedule_moves_the_rate(net):
-    attached = attach(net, {"layer1.*": Dropout2d(p=LinearSchedule(0.0, 0.4, epochs=5))})
-    assert attached.sites[0].rate == 0.0
-    attached.step(2)
-    assert attached.sites[0].rate == 0.2
 
 
 def test_faults_of_a_file_and_of_its_selectors_come_together(net, hook_count, tmp_path):
@@ -362,14 +321,6 @@ def test_faults_of_a_file_and_of_its_selectors_come_together(net, hook_count, tm
     )
     error = refused(net, hook_count, path, "spec.yaml", "layr1", "Dropuot", "p must be")
     assert len(error.problems) == 3
-
-
-@pytest.mark.parametrize("scaler", [3, "x", 65536.0])
-def test_what_is_no_scaler(net, hook_count, scaler):
-    refused(net, hook_count, {"fc": Dropout()}, "get_scale", error=TypeError, grad_scaler=scaler)
-    attached = attach(net, {"fc": Dropout()})
-    with pytest.raises(TypeError, match="get_scale"):
-        attached.grad_scaler = scaler
 
 
 def test_names_below_distributed_data_parallel(net, tmp_path):
@@ -387,36 +338,6 @@ def test_names_below_distributed_data_parallel(net, tmp_path):
         assert attachments(wrapped) == [attached]
     finally:
         torch.distributed.destroy_process_group()
-
-
-def test_attachments_of_the_root_itself(net):
-    attached = attach(nn.ModuleDict({"model": net}), {"layer1.0": Dropout(0.1)}, root="model")
-    (found,) = attachments(net)
-    assert found == attached
-    assert [f.kind for f in found.verify()] == ["not_run"]
-
-
-class FabricModule(nn.Module):
-    """Lightning's wrapper, which holds the model under two names."""
-
-    def __init__(self, module):
-        super().__init__()
-        self._forward_module = self._original_module = module
-
-    def forward(self, *args):
-        return self._forward_module(*args)
-
-
-@pytest.mark.parametrize("package", ["lightning.fabric", "lightning_fabric"])
-def test_names_below_fabric(net, package):
-    kind = type("_FabricModule", (FabricModule,), {"__module__": f"{package}.wrappers"})
-    bare = [row.name for row in layers(net)]
-    wrapped = kind(net)
-    assert [row.name for row in layers(wrapped)] == bare
-    attached = attach(wrapped, {"layer1.*": Dropout2d(0.5)})
-    assert [site.key for site in attached] == ["layer1.0/Dropout2d", "layer1.1/Dropout2d"]
-    assert not any(site.aliases for site in attached)
-    assert attachments(wrapped) == [attached]
 
 
 def test_names_below_a_part_that_is_compiled_later(net):

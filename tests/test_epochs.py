@@ -15,7 +15,6 @@ from dropblock_hooks import (
     Dropout2d,
     HookWarning,
     LinearSchedule,
-    Spec,
     SpecError,
     StepSchedule,
     attach,
@@ -113,9 +112,3 @@ def test_set_follows_the_training_too(net):
     with pytest.raises(ValueError, match="does not say its epochs"):
         unsaid.set("layer1.*", p=LinearSchedule(0.0, 0.4))
     assert {site.rate for site in unsaid.sites} == {0.1}
-
-
-def test_files_hold_them():
-    spec = Spec.from_yaml("layer1.*: {Dropout2d: {p: {LinearSchedule: {start: 0, stop: 0.1}}}}")
-    assert Spec.from_yaml(spec.to_yaml()) == spec
-    assert "epochs" not in spec.to_yaml()

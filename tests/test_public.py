@@ -80,83 +80,6 @@ MEMBERS = {
 MADE = set(MEMBERS) - {"Spec", "Regularizer"} | {"Now", "Schedule", "Seen", "Watch"}
 """Abstract classes, and classes that only the package instantiates: no constructor is public."""
 
-CALLS = """
-    ByDepth(0.0, 0.2)
-    ByDepth(0.1, LinearSchedule(0.0, 0.2), share=0.5)
-    ConstantSchedule(0.1)
-    ConstantSchedule(1)
-    LinearSchedule(0.0, 0.1)
-    LinearSchedule(0.0, 0.1, epochs=90, delay=5)
-    CosineSchedule(0.0, 0.1)
-    CosineSchedule(0.1, 0.0, epochs=90, delay=5)
-    StepSchedule({0: 0.0})
-    StepSchedule({0: 0.0, 30: 0.1})
-    WindowSchedule(0.1, 5, 10)
-    WindowSchedule(0.1, 5, 10, outside=0.05)
-    Dropout()
-    Dropout(0.2, at="input", active="always")
-    Dropout(p=LinearSchedule(0.0, 0.2), index=1)
-    Dropout1d()
-    Dropout1d(0.2, layout="NLC")
-    Dropout2d()
-    Dropout2d(0.2, layout="NHWC", index="out")
-    Dropout3d()
-    Dropout3d(0.2, at="input")
-    DropBlock1d()
-    DropBlock1d(0.2, 5)
-    DropBlock2d()
-    DropBlock2d(0.2, (3, 5), calibration="paper", normalize="sample", share_channels=True)
-    DropBlock2d(0.2, layout="NLC", grid=(7, 7), prefix_tokens=1)
-    DropBlock3d()
-    DropBlock3d(0.2, 3, normalize=None)
-    Disout()
-    Disout(0.2, 5, alpha=2.0, share_channels=True)
-    DropPath(0.1)
-    DropPath(0.1, scale_by_keep=False)
-    StochasticDepth(0.1)
-    StochasticDepth(0.1, mode="batch")
-    GaussianNoise(0.1)
-    GaussianNoise(0.1, at="input")
-    GaussianDropout(0.1)
-    GaussianDropout(0.1, active="always")
-    ClampGrad(-1)
-    ClampGrad(-1, 1, at="input")
-    ClampGrad(max=CosineSchedule(1.0, 0.1, epochs=10), when="accumulated")
-    ClipGradNorm(1.0)
-    ClipGradNorm(1.0, norm_type=float("inf"), per="sample")
-    ClipGradNorm(1.0, group=True, when="accumulated")
-    ScaleGrad(-1)
-    ScaleGrad(0.5, index=0)
-    ZeroGrad()
-    ZeroGrad(at="input")
-    GradNoise(0.1)
-    GradNoise(0.1, when="accumulated")
-    DropGrad2d()
-    DropGrad2d(0.2)
-    AdaptiveClipGrad()
-    AdaptiveClipGrad(0.02, eps=0.01, norm_type=1.0)
-    CentralizeGrad()
-    CentralizeGrad(when="accumulated")
-    Retune(0.1)
-    Retune(ByDepth(0.0, 0.2), active="always")
-    ActivationStats()
-    ActivationStats(every=5, low=1e-6, high=1e5, when="before")
-    Capture()
-    Capture(True, False, every=2, keep=None, reduce="channels")
-    GradientStats()
-    GradientStats(every=5, index=0)
-    WeightStats()
-    WeightStats(active="always")
-    Watchdog()
-    Watchdog("nonfinite", action="raise", every=None, max_dead=0.5)
-    Foreign(nn.AlphaDropout, p=0.2)
-    Foreign(nn.Dropout(), at="input")
-    Select("layer4.*")
-    Select(names=("a", "b"), types="Conv2d", stages=(3, 4), exclude="a.0", expect=2, compose=True)
-    Spec({"a": Dropout(0.1), "b": [Dropout2d(0.2), ClampGrad(-1)], "c": None})
-"""
-"""Calls whose reprs are frozen: of each registered class one by default and one that is changed."""
-
 
 def call_text(function):
     """The parameters of a call with their defaults, without annotations."""
@@ -258,9 +181,10 @@ def columns():
 
 
 def reprs():
+    """The calls of the file, with what they show now."""
     names = {**vars(dropblock_hooks), "nn": nn}
-    lines = [line.strip() for line in CALLS.strip().splitlines()]
-    return [f"{line} -> {eval(line, names)!r}" for line in lines]
+    calls = [line.partition(" -> ")[0] for line in frozen()["reprs"] if line]
+    return [f"{call} -> {eval(call, names)!r}" for call in calls]
 
 
 def sections():

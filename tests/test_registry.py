@@ -2,7 +2,6 @@
 
 import pickle
 from dataclasses import dataclass
-from typing import Annotated
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from dropblock_hooks import (
     NonNegative,
     Positive,
     Probability,
-    Range,
     Rate,
     Regularizer,
     Schedule,
@@ -140,25 +138,3 @@ def test_a_reserved_name():
 
     with pytest.raises(TypeError, match="'training'"):
         Bad()
-
-
-Half = Annotated[float | Schedule, Range(0, 0.5)]
-
-
-@register
-class Quoted(Regularizer):
-    q: "Half" = 0.1
-    plain: "float | None" = None
-
-
-def test_annotations_are_read_where_they_were_written():
-    elsewhere = register(type("Elsewhere", (Quoted,), {"__module__": "math"}))
-    # from code that was run, and is no module
-    fields = {"__module__": "gone", "__annotations__": {"q": Half}, "q": 0.1}
-    gone = register(type("Gone", (Regularizer,), fields))
-    for cls in (Quoted, elsewhere, gone):
-        with pytest.raises(ValueError, match=r"q must be in \[0, 0.5\], got 0.6"):
-            cls(0.6)
-    for cls in (Quoted, elsewhere):
-        with pytest.raises(TypeError, match=r"plain takes no schedule.*annotate it Rate"):
-            cls(plain=LinearSchedule(0, 1, epochs=2))

@@ -25,12 +25,9 @@ from tests.cases import rest_slow
 WAYS = {
     "one glob": lambda n: ["*.1"],
     "exact names": lambda n: [f"{i}.1" for i in range(n)],
-    "globs that end wild": lambda n: [f"{i}.[1]" for i in range(n)],
     "globs that begin wild": lambda n: [f"**.{i}.1" for i in range(n)],
-    "globs wild in the middle": lambda n: [f"{i}.**.1" for i in range(n)],
     "a type": lambda n: ["type:ReLU"],
     "parameters": lambda n: [f"param:{i}.0.weight" for i in range(n)],
-    "globs of parameters": lambda n: [f"param:{i}.0.w*" for i in range(n)],
 }
 SMALL, LARGE = 25, 100
 
@@ -122,19 +119,6 @@ def test_an_attachment_is_linear(use, first):
     assert growth(prepare) < 4.5
 
 
-@pytest.mark.parametrize("at", ["output", "input"])
-@pytest.mark.parametrize("regularizer", [Dropout, ClipGradNorm], ids=lambda r: r.__name__)
-@pytest.mark.parametrize("off", ["evaluation", "paused"])
-def test_a_site_with_nothing_to_do_does_little(regularizer, at, off):
-    layer, x = nn.Identity(), torch.ones(2, 3, requires_grad=True)
-    bare = calls(lambda: layer(x))
-    attached = attach(nn.Sequential(layer), {"0": regularizer(0.5, at=at)})
-    attached.enabled = off != "paused"
-    layer.train(off != "evaluation")
-    layer(x)
-    assert calls(lambda: layer(x)) - bare <= 12
-
-
 def own_calls(model, x):
     """The package's functions that a warm forward calls, by name."""
     names = []
@@ -172,18 +156,3 @@ def test_functions_called_in_a_forward(regularizer, training, most):
     names = own_calls(model, torch.randn(8, 64, 14, 14, requires_grad=True))
     assert len(names) <= most, names
     assert not [name for name in names if ".checks." in name]
-
-
-def test_attach_enters_few_modules():
-    """About 20 is the goal of the redesign, 47 were before it; 49 is the number of 2026-11-25."""
-    timm = pytest.importorskip("timm", reason="the model is timm's")
-    attach(timm.create_model("resnet18"), {"layer4.1": DropBlock2d()})  # what is set up once
-    model, modules = timm.create_model("resnet18"), set()
-
-    def see(frame, event, argument):
-        name = frame.f_globals.get("__name__", "")
-        if event == "call" and name.startswith("dropblock_hooks."):
-            modules.add(name)
-
-    profiled(lambda: attach(model, {"layer4.1": DropBlock2d()}), see)
-    assert 0 < len(modules) <= 52, sorted(modules)

@@ -3,7 +3,7 @@
 import copy
 import math
 import pickle
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -193,35 +193,6 @@ def test_constant_means_constant(schedule, ts):
     assert is_moving(schedule) is not schedule.constant
 
 
-@pytest.mark.parametrize(
-    ("schedule", "constant"),
-    [
-        (ConstantSchedule(0.3), True),
-        (LinearSchedule(0.1, 0.1, 5), True),
-        (LinearSchedule(0.1, 0.2, 5), False),
-        (StepSchedule({0: 0.1, 5: 0.1}), True),
-        (StepSchedule({0: 0.1, 5: 0.2}), False),
-        (WindowSchedule(0.1, 0, 5, outside=0.1), True),
-        (WindowSchedule(0.1, 0, 5), False),
-        (ByDepth(0.1, 0.3), True),
-        (ByDepth(0.1, LinearSchedule(0.0, 0.3, 5)), False),
-    ],
-    ids=repr,
-)
-def test_constant(schedule, constant):
-    assert schedule.constant is constant
-    assert is_moving(schedule) is not constant
-
-
-@each_example
-def test_frozen_and_different_from_others(schedule):
-    assert [schedule == other for other in EXAMPLES].count(True) == 1
-    assert schedule != 0.1
-    for field in fields(schedule):
-        with pytest.raises(FrozenInstanceError):
-            setattr(schedule, field.name, 0.5)
-
-
 def test_what_is_given_is_copied_and_numbers_become_floats():
     given_values = {0: 0.1, 5: 0.2}
     schedule = StepSchedule(given_values)
@@ -234,14 +205,6 @@ def test_what_is_given_is_copied_and_numbers_become_floats():
     assert [type(getattr(ramp, f.name)) for f in fields(ramp)] == [float, float, int, float]
 
 
-@each_example
-@pytest.mark.parametrize("t", [-1, -0.5, -1e9])
-def test_before_the_beginning_is_as_at_the_beginning(schedule, t):
-    """`step` refuses a negative time; a plain call must still not fail in some other way."""
-    windowed = isinstance(schedule, WindowSchedule)
-    assert schedule(t) == (schedule.outside if windowed else schedule(0))
-
-
 def test_a_schedule_of_ones_own():
     class Square(Schedule):
         def __call__(self, t):
@@ -252,11 +215,6 @@ def test_a_schedule_of_ones_own():
     assert not Square().constant
     with pytest.raises(NotImplementedError, match="Schedule must define __call__"):
         Schedule()(0)
-
-
-@pytest.mark.parametrize("rate", [0.3, 1, np.float64(0.5)])
-def test_a_bare_number_is_constant(rate):
-    assert (value_at(rate, 17), span_of(rate), is_moving(rate)) == (rate, (rate, rate), False)
 
 
 def test_a_plain_function_is_a_schedule():
@@ -277,21 +235,14 @@ NO_NUMBERS = [
     pytest.param(math.nan, ValueError, "must be a finite number, got nan", id="nan"),
     pytest.param(math.inf, ValueError, "must be a finite number, got inf", id="inf"),
     pytest.param("0.1", TypeError, "must be a number.*'0.1'.*write 0.1", id="text"),
-    pytest.param("fast", TypeError, "must be a number.*'fast'", id="word"),
-    pytest.param(None, TypeError, "must be a number.*None", id="none"),
     pytest.param(True, TypeError, "must be a number.*True", id="bool"),
-    pytest.param(1j, TypeError, "must be a number", id="complex"),
     pytest.param(torch.tensor(0.1), TypeError, "must be a number.*tensor", id="tensor"),
-    pytest.param([0.1], TypeError, "must be a number", id="list"),
 ]
 FIELDS = {
     "value of ConstantSchedule": lambda v: ConstantSchedule(v),
     "start of LinearSchedule": lambda v: LinearSchedule(v, 0.1, 5),
     "stop of LinearSchedule": lambda v: LinearSchedule(0.1, v, 5),
     "delay of LinearSchedule": lambda v: LinearSchedule(0.0, 0.1, 5, v),
-    "start of CosineSchedule": lambda v: CosineSchedule(v, 0.1, 5),
-    "stop of CosineSchedule": lambda v: CosineSchedule(0.1, v, 5),
-    "delay of CosineSchedule": lambda v: CosineSchedule(0.0, 0.1, 5, v),
     "value of WindowSchedule": lambda v: WindowSchedule(v, 0, 5),
     "begin of WindowSchedule": lambda v: WindowSchedule(0.1, v, 5),
     "end of WindowSchedule": lambda v: WindowSchedule(0.1, 0, v),
