@@ -121,7 +121,7 @@ SIZES = [(5, 7), (C, 7), (5, C), (C, C), (9, 5), (9, 9), (9, C)]  # 6 and 9 are 
 NO_WIDTH_FIRST = [(5, 7), (5, C), (7, 9)]  # docs/limits.md: without a graph, widths must tell
 
 
-SOME = rest_slow(LAYOUTS, ["permute", "leaves", "stays"])
+SOME = rest_slow(LAYOUTS, ["permute", "stays"])
 
 
 def before(layout, size):
@@ -320,7 +320,8 @@ def test_two_images_of_one_forward_are_not_mixed_up():
         model(torch.randn(2, 3, 64, 64), torch.randn(2, 3, 32, 128))
 
 
-@pytest.mark.parametrize("flatten", rest_slow([True, False]))
+@pytest.mark.slow
+@pytest.mark.parametrize("flatten", [True, False])
 def test_compiled_tokens_form_the_grid_of_this_image(flatten):
     model = Vit(flatten=flatten).train()
     (site,) = attach(model, {"layers.1": Dropout2d(0.5, active="always")}).sites

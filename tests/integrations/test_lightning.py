@@ -409,6 +409,7 @@ def test_bad_arguments(arguments):
         Regularize(drop(), **arguments)
 
 
+@pytest.mark.slow
 def test_compiled(pl):
     net = module(pl)
     callback, _, _ = fitted(pl, drop(0.2), net=torch.compile(net, backend="eager"))

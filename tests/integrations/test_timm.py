@@ -16,6 +16,7 @@ from timm.task import ClassificationTask
 
 from dropblock_hooks import ClipGradNorm, DropBlock2d, HookWarning, LinearSchedule, attach
 from dropblock_hooks.integrations.timm import keep_in_checkpoints
+from tests.cases import rest_slow
 
 SPEC = {
     "layer[34].*": DropBlock2d(p=LinearSchedule(0.0, 0.2), block_size=2),
@@ -108,7 +109,7 @@ def same(first, second):
     return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
 
 
-@pytest.mark.parametrize("options", [{}, {"amp": True}, {"task": True}])
+@pytest.mark.parametrize("options", rest_slow([{"amp": True}, {}, {"task": True}]))
 def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, options):
     for name in ("whole", "broken"):
         (tmp_path / name).mkdir()

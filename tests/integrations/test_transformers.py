@@ -270,6 +270,7 @@ def test_a_checkpoint_without_it(tmp_path):
     assert kept["stateful_callbacks"]["Regularize"]["attributes"]["saved"]["epoch"] == 0.75
 
 
+@pytest.mark.slow
 def test_a_compiled_model(tmp_path):
     callback, options = Regularize(SPEC), {"torch_compile": True, "torch_compile_backend": "eager"}
     trainer(tmp_path, callback, num_train_epochs=1, **options).train()
