@@ -149,7 +149,7 @@ def refused(net, hook_count, spec, *parts, error=SpecError, **options):
         ({"param:fc.weight": ClampGrad(-1, at="input")}, ["at="]),
         ({}, ["empty"]),
         (3, ["mapping", "3"]),
-        ("no_such_file.yaml", ["no_such_file.yaml", "no file"]),
+        ("no_such_file.yaml", ["no_such_file.yaml", "No such file"]),
         ({"layer1.0": Dropout}, ["expected a regularizer object", "got Dropout (type)"]),
         ({"layer1.0": nn.BatchNorm2d(8)}, ["parameters", "weight"]),
         ({"layer1.0": []}, ["None"]),
