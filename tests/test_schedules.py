@@ -64,9 +64,6 @@ EXAMPLES = [
     ByDepth(0.0, 0.2),
     ByDepth(LinearSchedule(0.0, 0.1, epochs=5), 0.2, share=0.25),
 ]
-each_example = pytest.mark.parametrize("schedule", EXAMPLES, ids=repr)
-
-
 # Formulas -------------------------------------------------------------------------------------
 
 
