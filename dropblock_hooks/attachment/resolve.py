@@ -34,6 +34,7 @@ class Placement:
         regularizer: the regularizer or observer.
         facts: the axes of the layer, as the model shows them.
         attribute: the attribute with the layer's own rate, if that is retuned.
+        line: the line of the entry in its file, as a message begins with it.
     """
 
     entry: Entry
@@ -42,11 +43,12 @@ class Placement:
     regularizer: Regularizer
     facts: Facts | None = None
     attribute: str | None = None
+    line: str = ""
 
     @property
     def where(self) -> str:
-        """The selector of the entry, as messages quote it."""
-        return quote(self.entry.selector)
+        """The selector of the entry, as messages quote it, after its line in a file."""
+        return f"{self.line}{quote(self.entry.selector)}"
 
 
 class Placed(NamedTuple):
@@ -73,7 +75,7 @@ def place(model: nn.Module, draft: Draft, epochs: int | None = None) -> Placed:
         try:
             targets = match(entry.selector, index)
         except NoMatchError as error:
-            problems.append(f"{quote(entry.selector)}: {error}")
+            problems.append(f"{draft.places[i]}{quote(entry.selector)}: {error}")
             continue
         if entry.regularizers is None:
             names = {target.name for target in targets}
@@ -84,7 +86,8 @@ def place(model: nn.Module, draft: Draft, epochs: int | None = None) -> Placed:
             placements = kept
             continue
         for j, regularizer in enumerate(entry.regularizers):
-            placements += [Placement(entry, (i, j), target, regularizer) for target in targets]
+            line = draft.places[i]
+            placements += [Placement(entry, (i, j), t, regularizer, line=line) for t in targets]
     placements = [_with_own_rate(p, model) for p in placements]
     problems += [*_refused(placements), *_conflicts(placements)]
     if problems:

@@ -150,6 +150,7 @@ class Draft:
 
     Attributes:
         entries: what could be read.
+        places: the line of each entry, as a message begins with it; nothing if it is not known.
         problems: what could not.
         source: the name of the file, or nothing.
     """
@@ -158,6 +159,7 @@ class Draft:
         self.source, self._lines = source, lines or {}
         self.problems: list[str] = []
         self.entries: list[Entry] = []
+        self.places: list[str] = []
         if isinstance(data, Mapping):
             for selector, value in data.items():
                 self._read((key_text(selector),), selector, value)
@@ -207,12 +209,13 @@ class Draft:
             yield
         except PlainError as error:
             for path, message in error.faults:
-                known = path
-                while known and known not in self._lines:
-                    known = known[:-1]
-                line = f"line {self._lines[known]}: " if known else ""
                 keys = shorten(" → ".join(map(label, path)))
-                self.problems.append(f"{line}{keys}: {message}")
+                self.problems.append(f"{self._place(path)}{keys}: {message}")
+
+    def _place(self, path: Keys) -> str:
+        while path and path not in self._lines:
+            path = path[:-1]
+        return f"line {self._lines[path]}: " if path else ""
 
     def _read(self, path: Keys, selector: Any, value: Any) -> None:
         regularizers: tuple[Regularizer, ...] | None = ()
@@ -220,6 +223,7 @@ class Draft:
             regularizers = self._regularizers(value, path)
         with self._noting():
             self.entries.append(Entry(_selector(selector, path), regularizers))
+            self.places.append(self._place(path))
 
     def _regularizers(self, value: Any, path: Keys) -> tuple[Regularizer, ...] | None:
         if value is None:

@@ -38,6 +38,7 @@ from dropblock_hooks import (
     StochasticDepth,
     WindowSchedule,
     ZeroGrad,
+    attach,
 )
 
 unit = st.floats(0, 1)
@@ -278,3 +279,17 @@ def test_a_class_that_is_not_registered_cannot_be_written():
 
     with pytest.raises(ValueError, match="registered"):
         Spec({"a": Unregistered()}).to_yaml()
+
+
+def test_faults_on_a_model_name_the_line_of_the_file(tmp_path):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+    path = tmp_path / "spec.yaml"
+    path.write_text("# a comment\n'0': Dropout\nlayer7: Dropout\n'1':\n- Retune: {p: 0.1}\n")
+    with pytest.raises(SpecError) as caught:
+        attach(model, path)
+    unmatched, refused = caught.value.problems
+    assert unmatched.startswith("line 3: 'layer7': ")
+    assert refused.startswith("line 4: '1': ")
+    with pytest.raises(SpecError) as caught:
+        attach(model, {"layer7": Dropout()})
+    assert caught.value.problems[0].startswith("'layer7': ")
