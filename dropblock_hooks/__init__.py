@@ -20,10 +20,7 @@ The map:
 `Regularizer`, `register`   one class, one file: a regularizer of your own
 ==========================  ========================================================================
 
-The folders, each with a map of its own in its ``__init__``, from the bottom up: ``functional``,
-``selectors``, ``regularizers``, ``axes`` (how axes are read), ``observers``, ``spec``, ``sites``
-(run time), ``attachment`` (the handle), ``planning`` (the dry run), ``calls`` (a model with
-regularizers, run).
+The ``__init__`` of each folder has a map of its modules.
 """
 
 from . import functional, plots, presets

@@ -23,7 +23,7 @@ _PREFIX = 10  # a longer prefix of all names is printed only once
 
 @dataclass(frozen=True)
 class Short:
-    """A text that may be cut in the middle; `whole` is shown by ``wide=True`` and in notebooks."""
+    """A text that may be cut in the middle; ``wide=True`` and notebooks show `whole`."""
 
     text: str
     whole: str = ""
@@ -38,14 +38,10 @@ class Varying:
 
 @dataclass(frozen=True)
 class Section(Generic[Row]):
-    """Rows under one heading.
+    """Rows under one heading; the first column has the names, and `note` is a line above.
 
-    Attributes:
-        rows: the rows.
-        columns: the columns; the first one has the names.
-        note: a line above the heading.
-        entry: the entry of a spec that a row belongs to, for tables of sites. Equal rows of one
-            entry print as one line, and what all names begin with prints once.
+    In a table of sites, `entry` gives the entry of the spec that a row belongs to. Equal rows of an
+    entry print as one line, and a common prefix of all names prints once.
     """
 
     rows: Sequence[Row]
@@ -55,10 +51,7 @@ class Section(Generic[Row]):
 
 
 class Table(Sequence[Row], Generic[Row]):
-    """A sequence of dataclass rows with a title.
-
-    It prints as text for the terminal: equal rows are one line, and long texts are shortened.
-    Rows, `to_dict`, `to_pandas` and the HTML of notebooks are complete.
+    """A sequence of dataclass rows that prints as text for the terminal.
 
     Args:
         rows: the rows.
@@ -100,13 +93,10 @@ class Table(Sequence[Row], Generic[Row]):
         return pandas.DataFrame(self.to_dict())
 
     def to_text(self, width: int = WIDTH, wide: bool = False) -> str:
-        """The table as text.
-
-        Equal sites of one entry of a spec print as one line, and a long prefix of all names prints
-        once, above the table. Names and numbers are never shortened.
+        """The table as text: equal sites of an entry of the spec print as one line.
 
         Args:
-            width: the width to which other texts are shortened, in characters.
+            width: in characters; longer texts are shortened, but no names and numbers.
             wide: print a line for each row, and shorten nothing.
         """
         width = sys.maxsize if wide else width

@@ -90,11 +90,7 @@ def _check(options: argparse.Namespace) -> Result:
 
 @dataclass(frozen=True)
 class KindRow:
-    """One registered class.
-
-    `kind` is ``"activation"`` or ``"gradient"``, what a regularizer acts on; ``"observer"`` or
-    ``"schedule"``.
-    """
+    """A registered class; `kind` is "activation", "gradient", "observer" or "schedule"."""
 
     name: str
     kind: str

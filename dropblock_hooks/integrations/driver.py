@@ -14,9 +14,7 @@ from ..warn import warn
 
 
 class TrainerDriver:
-    """Attaches a spec for one training of a trainer, and moves its time.
-
-    A callback makes one driver and calls it in the hooks of its trainer.
+    """Attaches a spec for a training and moves its time; a callback calls it in its hooks.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
@@ -106,11 +104,8 @@ class TrainerDriver:
             self.attached.step(epoch if self.unit == "epoch" else step)
 
     def end_epoch(self) -> None:
-        """Warn of what `Attachment.verify` finds, each finding once.
-
-        An epoch without a `tick` (a training that was resumed at its end) is left out.
-        """
-        if self.attached is not None and self._ticked:
+        """Warn of what `Attachment.verify` finds, each finding once."""
+        if self.attached is not None and self._ticked:  # not resumed at the end of the epoch
             self._ticked = False
             tell_faults(self.attached)
 

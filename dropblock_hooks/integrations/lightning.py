@@ -31,10 +31,10 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
     Args:
         spec: what `attach` takes; the names are those of the LightningModule.
         unit: of the schedules: "epoch", or "step" for steps of the optimizer.
-        log_every_n_steps: how often ``log_dict`` gets the rates and shares within an epoch, beside
-            each epoch's end.
+        log_every_n_steps: also pass rates and shares to ``log_dict`` every so many steps, not only
+            at the end of each epoch.
         root: name of the submodule where names begin, for example ``"model"``.
-        epochs: how long the training is, in `unit`, instead of what the trainer says.
+        epochs: length of the training in `unit`, instead of the trainer's.
         fractions: whether the time moves within an epoch, by ``1 / num_training_batches`` a batch.
         rng_state: whether checkpoints of one process hold torch's random state, so that a resumed
             run draws the same masks.
@@ -44,8 +44,8 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
         attached: the `Attachment`, also after fit; None before training begins.
 
     Raises:
-        ValueError, TypeError: for a bad argument. A fault of the spec is told before the first
-            training step.
+        ValueError: for a bad argument.
+        SpecError: before the first training step, for a spec that does not fit the module.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
         self._loaded = state_dict
 
     def _log(self, trainer: Any, module: Any, on_step: bool) -> None:
-        if self.attached is not None and not trainer.barebones:  # it forbids to log
+        if self.attached is not None and not trainer.barebones:  # which can't log
             module.log_dict(
                 self.attached.scalars(),
                 on_step=on_step,

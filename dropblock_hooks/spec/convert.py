@@ -122,33 +122,27 @@ def _parse_call(text: str, path: Keys) -> tuple[str, dict[str, Any]]:
     if text.isidentifier():
         return text, {}
     try:
-        return _call(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        ((name, given),) = _literal(ast.parse(text.strip(), mode="eval").body).items()
+    except (SyntaxError, ValueError, TypeError, AttributeError, RecursionError, MemoryError):
         hint = "; inside { } it needs quotes" if text.count("(") > text.count(")") else ""
         problem = f"can't read {shown(text)}: expected Name(field=value, ...){hint}"
         raise PlainError((path, problem)) from None
+    return name, given
 
 
-def _call(node: ast.AST) -> tuple[str, dict[str, Any]]:
+def _literal(node: ast.expr) -> Any:
+    """The value of a literal; of a call, ``{Name: {field: value}}``."""
+    if isinstance(node, ast.Name) and node.id in ("inf", "nan"):
+        return float(node.id)
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        raise ValueError
-    name: str = node.func.id
-    cls: Any = registered(object).get(name)
+        return ast.literal_eval(node)
+    cls: Any = registered(object).get(node.func.id)
     names = [f.name for f in fields(cls) if f.init and not f.kw_only] if cls else []
     given = dict(zip(names, map(_literal, node.args), strict=False))
     given |= {each.arg or "**": _literal(each.value) for each in node.keywords}
     if cls and len(given) < len(node.args) + len(node.keywords):  # too many, or one twice
         raise ValueError
-    return name, given
-
-
-def _literal(node: ast.expr) -> Any:
-    if isinstance(node, ast.Call):
-        name, given = _call(node)
-        return {name: given}
-    if isinstance(node, ast.Name) and node.id in ("inf", "nan"):
-        return float(node.id)
-    return ast.literal_eval(node)
+    return {node.func.id: given}
 
 
 def to_plain(obj: Any) -> Any:
