@@ -32,8 +32,8 @@ def attach(
     """Put regularizers on the layers of a model, by name, through hooks.
 
     Everything is resolved and checked before the first hook goes in; the model keeps its class, its
-    ``forward``, its modules and the keys of its ``state_dict``. In evaluation it computes what it
-    did, to the bit, but for ``nn.TransformerEncoderLayer``: torch leaves its fused path where there
+    ``forward``, its modules and the keys of its ``state_dict``. In evaluation its outputs stay the
+    same to the bit, except for ``nn.TransformerEncoderLayer``: torch leaves its fused path if there
     are hooks, and the last digits can differ.
 
     Example:
@@ -50,18 +50,18 @@ def attach(
         spec: a mapping selector → regularizer(s), a list of such pairs, a `Spec`, or the path of a
             YAML or JSON file.
         root: name of the submodule where names begin, for example ``"backbone.body"``.
-        grad_scaler: the GradScaler of the training loop, or what wraps it (timm's NativeScaler):
+        grad_scaler: the GradScaler of the training loop, or its wrapper (timm's NativeScaler):
             bounds of gradient regularizers are then in the unit of the unscaled loss. One that is
             made later can be set as ``attached.grad_scaler``. False: the loss is not scaled, and
             a GradScaler elsewhere in the process is another model's.
         optimizer: that of the training loop, or a list of several: gradients of parameters are
             regularized at its step where a spec says ``when="accumulated"``. One that is made later
             can be set as ``attached.optimizer``.
-        epochs: how long the training is, in the unit of ``step``: what schedules without epochs of
-            their own follow, as ``LinearSchedule(0.0, 0.1)``. You get a warning of a longer one.
-        example_input: what the model is called with (a tensor, or a tuple of arguments or a
-            mapping of keywords): it is planned first, see `plan`, and what can't work is refused;
-            otherwise the first forward shows it.
+        epochs: the length of the training, in the unit of ``step``, for schedules without epochs of
+            their own, such as ``LinearSchedule(0.0, 0.1)``. A longer schedule is a warning.
+        example_input: an input of the model: a tensor, a tuple of arguments, or a mapping of
+            keywords. With it, `plan` runs first, and sites that can't work are a `SpecError`;
+            otherwise the first forward raises the error.
 
     Raises:
         SpecError: with all that is wrong with the spec on this model; nothing was installed.
@@ -100,7 +100,7 @@ def attach(
 
 
 def attachments(model: nn.Module) -> list[Attachment]:
-    """What is attached to a model: also to a deep copy, or to one that was loaded.
+    """The attachments of a model, also of a deep copy or a loaded model.
 
     Example:
         >>> import copy

@@ -13,7 +13,7 @@ _MOST = 8  # sites that a text names
 
 
 class Kind(StrEnum):
-    """What is wrong; the comment beside each kind says when it is found."""
+    """The kinds of faults; the comment beside each kind says when it is found."""
 
     # the spec and the dry run
     SPEC = "spec"  # the spec cannot work on this model, or is likely not meant
@@ -67,8 +67,8 @@ class Finding:
         kind: the kind of fault, for programs.
         severity: how bad it is.
         sites: keys of the sites; empty for the attachment or the model as a whole.
-        text: what happened, for people.
-        cure: what to do about it; may be empty.
+        text: the description, for people.
+        cure: the advice; may be empty.
         epoch: the time at which it was found.
     """
 
@@ -100,10 +100,10 @@ Alert = Finding
 
 
 class WatchdogError(RuntimeError):
-    """What a `Watchdog` with ``action="raise"`` raises.
+    """The error of a `Watchdog` with ``action="raise"``.
 
     Attributes:
-        findings: what it has found.
+        findings: the new findings.
     """
 
     def __init__(self, findings: Sequence[Finding]) -> None:

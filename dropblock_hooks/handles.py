@@ -1,4 +1,4 @@
-"""What compiled code needs: handles, operators, and a way to have it compiled anew.
+"""Tools for compiled code: handles, operators, and compiling anew.
 
 A handle is a tensor by which an operator finds a Python object. A compiled graph takes it as an
 input, so another copy of a model, whose objects have other handles, runs the same graph.
@@ -52,7 +52,7 @@ def define_operator(
     Args:
         name: its name.
         schema: its arguments and its result.
-        fake: what it does where the compiler traces. Without it, torch.compile takes the operator
+        fake: the function for the tracing compiler. Without it, torch.compile takes the operator
             as a whole, and AOTAutograd traces into it.
     """
 
@@ -68,7 +68,7 @@ def define_operator(
 
 
 def differentiate(name: str, backward: Callable[..., Any], save: Callable[..., Any]) -> None:
-    """Register the backward of an operator, and what saves tensors for it."""
+    """Register the backward of an operator, and the function that saves tensors for it."""
     torch.library.register_autograd(
         f"dropblock_hooks::{name}", backward, setup_context=save, lib=_library
     )
@@ -83,7 +83,7 @@ def is_exporting() -> bool:
 
 
 def check_version() -> None:
-    """Raise RuntimeError where this torch is too old to compile what is attached."""
+    """Raise RuntimeError if this torch is too old to compile a model with sites."""
     if _TOO_OLD:
         raise RuntimeError(
             f"torch {torch.__version__} can't compile or export a model with active regularizers "

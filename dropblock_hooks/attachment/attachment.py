@@ -1,4 +1,4 @@
-"""The Attachment: the handle of what ``attach`` has put on a model."""
+"""The Attachment: the handle that ``attach`` returns."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ class Attachment:
                 of each class of regularizers separately.
 
         Raises:
-            KeyError, RuntimeError, TypeError, ValueError: where no site is meant, with the reason;
-                after `remove`; for a field that is no rate of theirs, or a bad value.
+            KeyError: if `which` means no site, with the reason.
+            RuntimeError, TypeError, ValueError: after `remove`; for an unknown field or bad value.
         """
         self._check_installed()
         sites = find(which, self._base, self._hooks)
@@ -180,7 +180,7 @@ class Attachment:
     def remove(self) -> None:
         """Take every hook off; safe to repeat. Call it after the backward.
 
-        The model then computes what it did before. Warns of schedules that nobody has moved.
+        The model then computes the same as before. Warns of schedules that nobody has moved.
         """
         run = self._run
         forgotten = not_stepped(self._hooks) if run.installed else []
@@ -198,7 +198,7 @@ class Attachment:
 
     def __exit__(self, kind: object, *raised: object) -> None:
         try:
-            if kind is None:  # what a `Watchdog` has seen since its last look
+            if kind is None:  # with the calls since the last look of a `Watchdog`
                 tell_new_alerts(self._base, self._run, self._hooks)
         finally:
             self.remove()
@@ -235,7 +235,7 @@ class Attachment:
         use_optimizers(self._run, self._installed, checked_optimizers(given))
 
     def report(self, *, distributed: bool = False) -> Table[SiteRow]:
-        """A table of what happened at each site. Waits for the device.
+        """A table with a row for each site. Waits for the device.
 
         Args:
             distributed: add up the counts of all ranks. All must call it, with the same sites.
@@ -271,7 +271,7 @@ class Attachment:
         It covers this epoch, or the last one if this one has no training call yet.
 
         Args:
-            distributed: cover all ranks, and what differs between them. All must call it.
+            distributed: cover all ranks, and their differences. All must call it.
         """
         found = find_faults(self._base, self._run, self._hooks) + self.alerts
         return compare(self._run, self.sites, found) if distributed else found
@@ -317,7 +317,7 @@ class Attachment:
         return save(self.sites, self._run)
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        """Restore what `state_dict` gave, and begin a new window.
+        """Restore the result of `state_dict`, and begin a new window.
 
         Args:
             state: from an attachment of the same spec.

@@ -1,8 +1,8 @@
-"""Everything that is wrong at the sites, why a site did nothing, and when that is looked for.
+"""The checks of run time: the faults of each site, with their likely cause.
 
-``verify`` lists it. The first training forward of a window warns of sites that were not called. The
-end of an epoch warns of the rest: what compiled code did, which gradients came, and whether the
-model was trained at all. ``plan`` asks `fault_of`.
+``verify`` lists them. The first training forward of a window warns of sites that were not called.
+The end of an epoch warns of the rest: sites in compiled code, missing gradients, and a model that
+was not trained at all. ``plan`` calls `fault_of`.
 """
 
 import math
@@ -50,7 +50,7 @@ class ModelHook:
 
     @property
     def __name__(self) -> str:
-        """What torch.jit.script asks for first."""
+        """The name, which torch.jit.script asks for first."""
         raise AttributeError(
             "torch.jit.script can't compile a model with an attachment: script it after "
             "attached.remove(), or use torch.export"
@@ -91,13 +91,13 @@ class ModelHook:
 
 @dataclass(frozen=True)
 class Window:
-    """The calls of one window.
+    """The calls in a window.
 
     Attributes:
-        sites: of each site, by its key.
-        layers: of each layer that has a site, by its name.
-        model: forwards of the model; none where it was compiled.
-        backward: whether gradients may have come; before a backward, none can be missing.
+        sites: the counts of each site, by its key.
+        layers: the calls of each layer with a site, by its name.
+        model: the forwards of the model; none if it was compiled.
+        backward: False before a backward, when no gradient can be missing yet.
     """
 
     sites: Mapping[str, Snapshot]
@@ -105,20 +105,10 @@ class Window:
     model: Snapshot
     backward: bool = True
 
-    @property
-    def ran(self) -> bool:
-        """Whether anything was called."""
-        return any(each.calls or each.active for each in (self.model, *self.sites.values()))
-
-    @property
-    def trained(self) -> bool:
-        """Whether anything was called in training mode, or regularized."""
-        return any(each.trained or each.active for each in (self.model, *self.sites.values()))
-
-    @property
-    def off(self) -> bool:
-        """Whether a training forward met the regularizers switched off."""
-        return any(each.off for each in self.sites.values())
+    def has(self, *names: str) -> bool:
+        """Whether the model or a site has any of these counts: ``"trained"``, say."""
+        every = (self.model, *self.sites.values())
+        return any(getattr(each, name) for name in names for each in every)
 
 
 def windows(run: Run, hooks: Iterable[SiteHook]) -> tuple[Window, Window]:
@@ -142,8 +132,9 @@ def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fi
         return [_error(run, (), Kind.REMOVED, "the attachment was removed", _AGAIN)]
     found = run.scale.findings(run.epoch)
     now, before = windows(run, hooks)
-    window = before if before.ran and not now.trained else now
-    if not window.ran and not _leaves_no_trace(base, hooks):
+    stale = before.has("calls", "active") and not now.has("trained", "active")
+    window = before if stale else now
+    if not window.has("calls", "active") and not _leaves_no_trace(base, hooks):
         text = "no layer was called in this epoch, nor after attaching or loading"
         found.append(_error(run, (), Kind.NOT_RUN, text, "Run a training step first"))
     here = {hook.site.key for hook in hooks}
@@ -165,7 +156,7 @@ def not_stepped(hooks: Iterable[SiteHook]) -> list[Finding]:
 
 
 def tell_faults(attached: Any) -> None:
-    """Warn of what is wrong, once; each `Watchdog` looks, and acts as it was told to."""
+    """Warn of each fault once, and let each `Watchdog` look and act."""
     base, run, hooks = attached._base, attached._run, attached._hooks
     alerts = look_for_alerts(base, run, hooks)
     tell(find_faults(base, run, hooks), run.told)
@@ -174,7 +165,7 @@ def tell_faults(attached: Any) -> None:
 
 @contextmanager
 def around_step(base: nn.Module, run: Run, hooks: Sequence[SiteHook], t: float) -> Iterator[None]:
-    """Look back before time moves to `t`, and report what was found when it has moved."""
+    """Check the window before time moves to `t`, and report the findings afterwards."""
     if graph_task() != NO_TASK:
         warn(
             "step() was called during a backward: activation checkpoints that are recomputed "
@@ -193,12 +184,12 @@ def around_step(base: nn.Module, run: Run, hooks: Sequence[SiteHook], t: float) 
 
 
 def _look_back(base: nn.Module, run: Run, hooks: Sequence[SiteHook], ended: bool) -> list[Finding]:
-    """What is wrong with a window that closes; `ended` says whether an epoch has ended."""
+    """The faults in a window that closes; `ended` says whether an epoch has ended."""
     window, _ = windows(run, hooks)
-    if not window.trained:
+    if not window.has("trained", "active"):
         silent = run.was_off or _leaves_no_trace(base, hooks)
         return [_not_trained(base, run, window)] if ended and not silent else []
-    if window.off:
+    if window.has("off"):
         return []
     for hook in hooks:  # a site that works again is reported again when it stops
         if window.sites[hook.site.key].active and fault_of(base, hook, window) is None:
@@ -210,7 +201,7 @@ def _look_back(base: nn.Module, run: Run, hooks: Sequence[SiteHook], ended: bool
 
 
 def _leaves_no_trace(base: nn.Module, hooks: Iterable[SiteHook]) -> bool:
-    """Whether compiled code may run the model unseen: all rates are only read."""
+    """Whether compiled code may run the model uncounted, because it only reads rates."""
     return all(_reads_rate(base, hook) for hook in hooks)
 
 
@@ -228,14 +219,14 @@ def _not_trained(base: nn.Module, run: Run, window: Window) -> Finding:
 
 
 def _idle_sites(base: nn.Module, hooks: Iterable[SiteHook], window: Window) -> list[Finding]:
-    """Why sites did nothing; that a parameter is frozen is likely meant."""
+    """The faults of sites that did nothing, without frozen parameters, which are likely meant."""
     idle = [h for h in hooks if _needs_calls(h) and not window.sites[h.site.key].active]
     faults = [fault_of(base, hook, window) for hook in idle]
     return [fault for fault in faults if fault is not None and fault.kind != Kind.LOST]
 
 
 def fault_of(base: nn.Module, hook: SiteHook, window: Window) -> Finding | None:
-    """What is wrong at a site; None where nothing is."""
+    """The fault of a site; None if there is none."""
     site, name = hook.site, hook.owner_name
     owner = holder(hook, base, name) or find_module(base, name)
     if owner is None:
@@ -244,19 +235,20 @@ def fault_of(base: nn.Module, hook: SiteHook, window: Window) -> Finding | None:
     if broken is not None:
         return _error(site.run, (site.key,), *broken)
     counts = window.sites[site.key]
-    if counts.active or not window.ran:
+    if counts.active or not window.has("calls", "active"):
         return None
-    enabled = site.run.enabled and not window.off
+    trained = window.has("trained", "active")
+    enabled = site.run.enabled and not window.has("off")
     if site.regularizer.accumulates:
-        if not (enabled and window.trained):
+        if not (enabled and trained):
             return None
         return _error(site.run, (site.key,), *_of_update(site.run))
     gradient = site.regularizer.acts_on == "gradient"
-    missed = not counts.calls or (window.trained and owner.training and not counts.trained)
+    missed = not counts.calls or (trained and owner.training and not counts.trained)
     kind = Kind.NEVER_CALLED if missed else Kind.NEVER_ACTIVE
     if hook.parameter is not None:  # a gradient has to come to it: its layer need not be called
         kind, missed = Kind.NEVER_ACTIVE, missed and enabled
-        if not (window.trained or counts.calls):
+        if not (trained or counts.calls):
             return None
     elif not counts.trained and _reads_rate(base, hook):
         return None
@@ -282,7 +274,7 @@ def fault_of(base: nn.Module, hook: SiteHook, window: Window) -> Finding | None:
 
 
 def _needs_calls(hook: SiteHook) -> bool:
-    """Whether it is a fault that its layer is never called."""
+    """Whether its layer must be called."""
     return getattr(hook.site.regularizer, "needs_calls", True)
 
 
@@ -294,7 +286,7 @@ def _reads_rate(base: nn.Module, hook: SiteHook) -> bool:
 
 
 def _broken_hook(hook: SiteHook, owner: nn.Module) -> tuple[Kind, str, str] | None:
-    """Why a hook is no longer called; for a parameter, why its gradient is not met."""
+    """The reason why a hook gets no calls, or no gradients; None if it is in place."""
     if isinstance(hook, ParameterHook):
         refusal, parameter = shard_refusal(owner), owner._parameters.get(hook.parameter)
         if refusal is not None:
@@ -312,7 +304,7 @@ def _broken_hook(hook: SiteHook, owner: nn.Module) -> tuple[Kind, str, str] | No
 
 
 def _of_update(run: Run) -> tuple[Kind, str, str]:
-    """Why the gradient of a parameter was not regularized, though training went on."""
+    """The reason why the gradient of a parameter was not regularized during training."""
     text = "its gradient was not regularized at any optimizer step: the optimizer"
     if run.optimizers:
         return Kind.NEVER_ACTIVE, f"{text} made no step, or the parameter had no gradient", ""

@@ -1,4 +1,4 @@
-"""Several processes: counts added up over the ranks, and what differs between them."""
+"""Several processes: sums of the counts over the ranks, and differences between ranks."""
 
 import functools
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def world_size() -> int:
 
 
 def _gathered(mine: Any) -> list[Any]:
-    """What every rank gives, by rank, on all ranks."""
+    """The objects of all ranks, in the order of the ranks."""
     if not world_size():
         raise RuntimeError(
             "distributed=True needs the other processes, and there is no process group: call "
@@ -38,7 +38,7 @@ def summed(mine: Readings, sites: Sequence[Site]) -> Readings:
     """The counts of all ranks: calls and elements are added up.
 
     Raises:
-        RuntimeError: on every rank, where the ranks have different sites.
+        RuntimeError: on every rank, if the ranks have different sites.
     """
     ranks, forwards, observed = zip(*_gathered(mine), strict=True)
     if any(list(sites) != list(ranks[0]) for sites in ranks):
@@ -57,7 +57,7 @@ def summed(mine: Readings, sites: Sequence[Site]) -> Readings:
 
 
 def compare(run: Run, sites: Sequence[Site], local: Sequence[Finding]) -> list[Finding]:
-    """The findings of all ranks, and what differs between them; the same list on every rank."""
+    """The findings of all ranks and their differences; the same list on every rank."""
     mine = {site.key: repr(site.regularizer) for site in sites}
     mine[""] = f"epoch {run.epoch:g}{'' if run.enabled else ', paused'}"
     ranks = _gathered((list(local), mine, torch.initial_seed()))
@@ -88,7 +88,7 @@ _EQUAL_SEEDS = Finding(
 
 
 def tell_equal_seeds(run: Run, sites: Sequence[Site]) -> None:
-    """Warn, once for an attachment, where another rank has the same random seed.
+    """Warn, once for an attachment, if another rank has the same random seed.
 
     Each rank puts its seed into the store of the process group and reads the seeds that are there.
     No rank waits: of two ranks, at least the later one finds the seed of the other.

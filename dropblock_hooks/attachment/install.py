@@ -1,4 +1,4 @@
-"""Installing: the hooks of placements, put on the layers of a model; all or none."""
+"""Installs the hooks of placements on the layers of a model; all or none."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -35,9 +35,9 @@ def install(
     run: Run,
     make: Callable[[Site, Placement], SiteHook] = make_hook,
 ) -> Attachment:
-    """Put the hooks of all placements on a model; where one fails, take out what was put on.
+    """Put the hooks of all placements on a model. If one fails, remove them all.
 
-    `make` makes the hook of a site; `run` is what the sites share.
+    `make` makes the hook of a site; all sites share `run`.
     """
     hooks = []
     for order, (key, p) in enumerate(zip(site_keys(placements), placements, strict=True)):
@@ -63,7 +63,7 @@ def install(
 
 
 def site_keys(placements: list[Placement]) -> list[str]:
-    """The key of each site: its layer and its regularizer, numbered where they are the same."""
+    """The key of each site: its layer and its regularizer, and a number if that is not unique."""
     keys: list[str] = []
     repeated: Counter[str] = Counter()
     for p in placements:

@@ -23,11 +23,11 @@ Which: TypeAlias = str | Select | type[Regularizer]
 
 
 def find(which: Which, base: nn.Module, hooks: Sequence[SiteHook]) -> tuple[Site, ...]:
-    """The sites that are meant, among those of these hooks; more than one in model order.
+    """The sites of these hooks that `which` means, in model order.
 
     Raises:
-        KeyError: where none is meant, with the reason.
-        TypeError: for what can mean none.
+        KeyError: if it means none, with the reason.
+        TypeError: for objects that cannot mean a site.
     """
     if isinstance(which, type) and issubclass(which, Regularizer):
         order = {name: i for i, (name, _) in enumerate(named_modules(base))}
@@ -82,12 +82,12 @@ def captures(which: Any, meant: Sequence[Site]) -> dict[str, list[Record]]:
 
 
 def values_at(sites: Sequence[Site], t: float) -> list[dict[str, float]]:
-    """The values of sites at a time, each within its range; errors name the site."""
+    """The values of sites at a time, each checked for its range; errors name the site."""
     return [_values_of(site, site.regularizer, t) for site in sites]
 
 
 def _values_of(site: Site, regularizer: Regularizer, t: float) -> dict[str, float]:
-    when = ""  # the values themselves say it
+    when = ""  # errors of the values themselves say it
     try:
         values = regularizer.values(t)
         when = f" at t={t:g}"

@@ -1,4 +1,4 @@
-"""The report: what has happened at each site, as a table and for loggers."""
+"""The report of all sites, as a table and for loggers."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ Size = tuple[int, ...] | None
 
 @dataclass(frozen=True)
 class SiteRow:
-    """One site in a report. Norms are None where there are none.
+    """The row of a site in a report. Norms are None if there are none.
 
     Attributes:
         site: its key.
@@ -48,7 +48,7 @@ class SiteRow:
         block_size: the size of the blocks on this map.
         clipped: whether blocks are smaller than asked for, because the map is smaller.
         aliases: other names of the same, shared, layer.
-        observed: what an observer has seen in the last window.
+        observed: the result of an observer for the last window.
     """
 
     site: str
@@ -76,15 +76,15 @@ class SiteRow:
 
 
 class Readings(NamedTuple):
-    """What all sites have counted, and the states of observers, by key."""
+    """The counts of all sites and the states of observers, by key."""
 
     sites: dict[str, Totals]
-    forwards: int | None  # of the model; None where compiled ones could not be counted
-    observed: dict[str, Any]  # None where nothing was seen
+    forwards: int | None  # of the model; None if compiled ones could not be counted
+    observed: dict[str, Any]  # None before the first call
 
 
 def readings(sites: Sequence[Site], run: Run) -> Readings:
-    """What they have counted so far."""
+    """The counts and states of now."""
     totals = read([site.counter for site in sites])
     counted = {site.key: each for site, each in zip(sites, totals, strict=True)}
     compiled = any(each.life.compiled for each in totals)
@@ -97,9 +97,9 @@ def _states(sites: Sequence[Site]) -> dict[str, Any]:
 
 
 def results(sites: Sequence[Site], states: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What observers have computed, by key; without those that have seen nothing.
+    """The results of observers by key, from these states, or from those of now.
 
-    By default from the `states` of this process.
+    Observers without any call are left out.
     """
     states = _states(sites) if states is None else states
     return {
@@ -110,7 +110,7 @@ def results(sites: Sequence[Site], states: Mapping[str, Any] | None = None) -> d
 
 
 def scalars(sites: Sequence[Site], prefix: str) -> dict[str, float]:
-    """Rates, realized rates of the sites that were active, and what was observed, by tag."""
+    """Rates, realized rates of active sites and results of observers, by tag."""
     found: dict[str, float] = {}
     observed = results(sites)
     totals = read([site.counter for site in sites])
@@ -163,7 +163,7 @@ def _to_tensorboard(writer: Any, tag: str, counts: list[int], edges: list[float]
 
 
 def _histograms(sites: Sequence[Site]) -> Iterator[tuple[str, list[int], list[float]]]:
-    """What observers have counted into bins: tags, counts and edges, without empty ends."""
+    """Histograms of observers: tags, counts and edges, without empty bins at the ends."""
     observed = results(sites)
     for site in sites:
         counts = getattr(observed.get(site.key), "histogram", ())
@@ -207,12 +207,12 @@ def site_row(site: Site, have: Readings, observed: Any) -> SiteRow:
 
 
 def is_clipped(block: Size, regularizer: Regularizer) -> bool:
-    """Whether a block in force is smaller than the one asked for."""
+    """Whether a block is smaller than its regularizer says."""
     return block is not None and block != getattr(regularizer, "edges", block)
 
 
 class Report(Table[SiteRow]):
-    """What happened at each site: regularizers of activations, of gradients, then observers.
+    """The table of sites: regularizers of activations, of gradients, then observers.
 
     Attributes:
         findings: blocks that are larger than the map, and bounds that change nearly all gradients.
@@ -253,7 +253,7 @@ def site_table(sites: Sequence[Site], have: Readings, title: str) -> Report:
 def _sections(
     members: Sequence[tuple[Site, SiteRow]], have: Readings
 ) -> Iterator[Section[SiteRow]]:
-    """The section of sites of one kind, and that of the norms before their bounds."""
+    """The section of sites of the same kind, and the section of their norms."""
     known = {site.key: site for site, _ in members}
     rows, first = [row for _, row in members], members[0][0].regularizer
     open_ = {key for key, site in known.items() if _is_open(site, have.sites[key])}
@@ -295,7 +295,7 @@ def _sections(
 
 
 def _is_open(site: Site, counted: Totals) -> bool:
-    """Whether its row shows this epoch, and not the one before."""
+    """Whether its row shows this epoch, rather than the last one."""
     watch = site.watch
     if watch is not None:
         return watch.closed is None or not watch.observer.is_empty(watch.open)
@@ -311,7 +311,7 @@ def _bounds(row: SiteRow) -> str:
 
 
 def _calls(row: SiteRow) -> str:
-    """The number of calls; with those in one forward of the model, where that is not one."""
+    """The number of calls; also the number in a forward of the model, unless that is 1."""
     each = row.calls_per_forward
     return cell(row.calls) + (f" ({each:.4g} per forward)" if each not in (None, 0, 1) else "")
 
@@ -323,7 +323,7 @@ def _map_cell(row: SiteRow) -> Any:
 
 
 def entry_of(selector: str, row: Any) -> str | None:
-    """What equal rows of a report or plan share: the entry of the spec and the class."""
+    """The spec entry and the class, which rows have in common that print as one line."""
     return None if row.aliases else f"{selector}/{row.site.rpartition('/')[2]}"
 
 
@@ -333,7 +333,7 @@ def block_cell(row: Any) -> str:
 
 
 def _options(regularizer: Regularizer) -> Short:
-    """What a regularizer states besides its rates; its repr as a whole."""
+    """The fields of a regularizer without its rates."""
     stated = stated_fields(regularizer).items()
     own = [f"{n}={text(x)}" for n, x in stated if n and n not in regularizer.rates]
     return Short(", ".join(own), repr(regularizer))

@@ -1,4 +1,4 @@
-"""Resolve a spec on a model: what goes where, and all that is wrong, before any hook goes in."""
+"""Resolves a spec on a model, and finds all of its faults before any hook is installed."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -126,7 +126,7 @@ def _with_own_rate(p: Placement, model: nn.Module) -> Placement:
 
 
 def _refused(placements: list[Placement]) -> list[str]:
-    """What can't work where it was put, the same reason once for each entry."""
+    """The regularizers that can't work on their layers, each reason once for an entry."""
     reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
     for p in placements:
         reason = next(filter(None, _refusals(p)), None)
@@ -137,7 +137,7 @@ def _refused(placements: list[Placement]) -> list[str]:
 
 
 def _refusals(p: Placement) -> Iterator[str | None]:
-    """Why a regularizer can't work where it was put; the first reason counts."""
+    """The reasons why a regularizer can't work on its target; the first one counts."""
     regularizer, target, module = p.regularizer, p.target, p.target.module
     if isinstance(module, torch.jit.ScriptModule):
         yield (
@@ -194,7 +194,7 @@ class _Present(NamedTuple):
 
 
 def _conflicts(placements: list[Placement]) -> list[str]:
-    """What no layer can have: one class from two entries, or two that set its own rate."""
+    """Layers with a class from two entries, or with two regularizers that set their own rate."""
     layers: dict[tuple[nn.Module, str | None], list[_Present]] = {}
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for p in placements:
@@ -228,7 +228,7 @@ def _conflicts(placements: list[Placement]) -> list[str]:
 
 
 def _set_one_rate(module: nn.Module, *two: _Present) -> bool:
-    """Whether one of two sets the rate that the other sets, or drops at."""
+    """Whether both set the same rate of the layer, or one sets it and the other drops too."""
     retuned = [each.attribute for each in two if isinstance(each.regularizer, Retune)]
     if len(retuned) == 2:
         return retuned[0] == retuned[1]
@@ -258,7 +258,7 @@ def _with_rates(placements: list[Placement], epochs: int | None) -> list[Placeme
 
 
 def _nested(placements: list[Placement]) -> list[str]:
-    """Sites of one class inside one another, which drop again."""
+    """Warnings of layers inside others with the same class, which applies to them twice."""
     groups: dict[str, dict[str, str]] = defaultdict(dict)
     for p in placements:
         if not p.target.form and not isinstance(p.regularizer, Retune | Observer):

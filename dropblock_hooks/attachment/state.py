@@ -14,7 +14,7 @@ from ..sites.site import Site
 
 _VERSION = 3
 Taken = Mapping[Site, tuple[Snapshot, Mapping[str, Tensor]]]
-"""What sites are to take over: their counts, and the tensors of observers."""
+"""The saved counts and tensors of observers, by site."""
 
 
 def save(sites: Sequence[Site], run: Run) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def _saved(site: Site, life: Snapshot) -> dict[str, Any]:
     }
     if life.norms.bins:
         state["norms"] = life.norms.saved()
-    if site.watch is not None and (kept := site.watch.state_dict()):  # what an observer has seen
+    if site.watch is not None and (kept := site.watch.state_dict()):
         state["buffers"] = {
             name: {
                 "dtype": str(tensor.dtype).removeprefix("torch."),
@@ -53,7 +53,7 @@ def _saved(site: Site, life: Snapshot) -> dict[str, Any]:
 
 
 def load(state: Mapping[str, Any], sites: Sequence[Site], strict: bool) -> tuple[float, Taken]:
-    """The epoch of a state, and what these sites take over from it; nothing is changed yet.
+    """The epoch of a state, and the counts and tensors for these sites; changes nothing yet.
 
     Raises:
         ValueError: for a state that is damaged or, where `strict`, of another spec.

@@ -1,4 +1,4 @@
-"""When the sites of a `Watchdog` are looked at, and its rules: what their numbers mean together."""
+"""The looks of a `Watchdog` at its sites, and its rules, which judge all sites together."""
 
 import math
 from collections import defaultdict
@@ -25,7 +25,7 @@ _FEW = 4  # fewer layers have no depth
 
 
 class Sight(NamedTuple):
-    """What was read at one site: its layer, its observer and its numbers."""
+    """A `Watchdog` site with its layer, its observer and its numbers."""
 
     site: Site
     module: nn.Module
@@ -72,7 +72,7 @@ def look_at_forward(base: nn.Module, run: Run, hooks: Sequence[SiteHook], every:
 def look_at_step(
     base: nn.Module, run: Run, hooks: Sequence[SiteHook], ended: bool
 ) -> list[Finding]:
-    """What is new when time moves: at the end of an epoch, and within one at each n-th step.
+    """New findings when time moves: at the end of an epoch, and at each n-th step within it.
 
     A trainer may move time at every batch, and never call the model itself but a part of it.
     """
@@ -87,7 +87,7 @@ def look_at_step(
 def look_for_alerts(
     base: nn.Module, run: Run, hooks: Sequence[SiteHook], statistics: bool = True
 ) -> list[Finding]:
-    """Judge all sites, and begin anew; the findings that hold and were not there before.
+    """Judge all sites, and begin new statistics; returns the new findings.
 
     Without `statistics`, only values that are not finite are judged.
     """
@@ -99,7 +99,7 @@ def look_for_alerts(
         clock.waiting = clock.steps = 0
         statistics = any(sight.judged for sight in sights)
     before, found = clock.alerts, _judge(base, run, sights, statistics)
-    if not statistics:  # what was found from statistics still holds
+    if not statistics:  # findings from statistics still hold
         found = {key: each for key, each in before.items() if key[1] != Kind.NONFINITE} | found
     if any(s.kept.calls or s.kept.grads or s.kept.bad_calls for s in sights):
         run.told -= before.keys() - found.keys()
@@ -110,7 +110,7 @@ def look_for_alerts(
 
 
 def alerts_now(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
-    """What holds: of the last look, and what has come since then. Reports nothing."""
+    """The findings of the last look that hold, and those since then. Reports nothing."""
     sights = _sights(base, hooks)
     before = Clock.of(run.shared).alerts
     found = _judge(base, run, sights, any(sight.judged for sight in sights))
@@ -120,15 +120,15 @@ def alerts_now(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fin
 def tell_new_alerts(
     base: nn.Module, run: Run, hooks: Sequence[SiteHook], statistics: bool = True
 ) -> None:
-    """Look for what is new, and report it."""
+    """Look at all sites, and report new findings."""
     tell_alerts(run, hooks, look_for_alerts(base, run, hooks, statistics))
 
 
 def tell_alerts(run: Run, hooks: Iterable[SiteHook], findings: Iterable[Finding]) -> None:
-    """Report findings as the `Watchdog` of their site was told to.
+    """Report findings by the `action` of the `Watchdog` of their site.
 
     Raises:
-        WatchdogError: where that is to raise.
+        WatchdogError: for ``action="raise"``.
     """
     observers = {hook.site.key: hook.site.regularizer for hook in hooks}
     groups: dict[object, list[Finding]] = {}
@@ -164,10 +164,10 @@ def _new(found: Alerts, before: Alerts) -> list[Finding]:
 
 
 def _first_cause(findings: Sequence[Finding], sights: Sequence[Sight]) -> list[Finding]:
-    """The finding that came first, which tells the others as its likely effects.
+    """The first finding, whose text lists the others as its likely effects.
 
-    NaN and Inf come before all; then what the forward shows, in the order of the layers; then what
-    the backward shows, in reverse order. Layers that were never called are apart.
+    NaN and Inf come first. Then come findings of the forward, in the order of the layers, and those
+    of the backward, in reverse order. Layers that were never called are separate findings.
     """
     at = {sight.site.key: sight.kept.at for sight in sights}
     of_backward = (Kind.NO_GRADIENT, Kind.VANISHING, Kind.EXPLODING)
@@ -189,7 +189,7 @@ def _first_cause(findings: Sequence[Finding], sights: Sequence[Sight]) -> list[F
 
 
 def _judge(base: nn.Module, run: Run, sights: list[Sight], statistics: bool) -> Alerts:
-    """Everything that is wrong, by the rules."""
+    """The findings of all rules."""
 
     def under(rule: Kind) -> list[Sight]:
         return [sight for sight in sights if rule in sight.dog.names]
@@ -231,7 +231,7 @@ def _nonfinite(run: Run, sights: list[Sight]) -> Iterator[Finding]:
 
 
 def _of_forward(first: Sight, sights: Sequence[Sight]) -> Finding:
-    """The layer that made the first bad value, or where it was first seen.
+    """The layer that made the first bad value, or else the first layer that has it.
 
     This is the innermost layer, of the first with bad values and all around it, that was given
     finite values. If code between two layers made them, it is the layer that holds this code.
@@ -341,5 +341,5 @@ def _no_gradient(base: nn.Module, every: list[Sight], sights: list[Sight]) -> It
 
 
 def _has_gradient(p: nn.Parameter) -> bool:
-    """Whether it has one that is not zero: zeros are what ``zero_grad(set_to_none=False)`` left."""
+    """Whether its gradient is not zero, as it is after ``zero_grad(set_to_none=False)``."""
     return p.grad is not None and bool((p.grad != 0).any())
