@@ -150,7 +150,10 @@ def test_plan_tells_what_is_wrong(capsys):
     code, out, err = run(capsys, "plan", "resnet18", "spec.yaml")
     assert (code, out) == (1, "")
     assert err.splitlines()[0] == "dropblock-hooks: 2 problems in the spec in spec.yaml:"
-    assert [line.split(":")[0] for line in err.splitlines()[1:]] == ["  - 'layr4'", "  - 'layr3'"]
+    assert [line.split(" ")[3:6] for line in err.splitlines()[1:]] == [
+        ["line", "1:", "'layr4':"],
+        ["line", "2:", "'layr3':"],
+    ]
 
 
 def test_check(capsys):
