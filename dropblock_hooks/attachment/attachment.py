@@ -16,10 +16,10 @@ from ..selectors.select import Select
 from ..sites.grad_scaler import LossScale, checked_scaler
 from ..sites.hooks import SiteHook, take_off
 from ..sites.run import Run
-from ..sites.site import Site
+from ..sites.site import Site, not_stepped
 from ..sites.updates import checked_optimizers, use_optimizers
 from ..tables import Table, counted
-from .checks import around_step, find_faults, not_stepped
+from .checks import around_step, find_faults
 from .distributed import compare, summed, world_size
 from .lookup import Which, captures, find, values_at, with_rates
 from .report import SiteRow, log, readings, scalars, site_table
@@ -161,7 +161,7 @@ class Attachment:
 
     @enabled.setter
     def enabled(self, on: bool) -> None:
-        self._run.switch(bool(on))
+        self._run.enabled = bool(on)
         self.put()
 
     @contextmanager
@@ -183,7 +183,7 @@ class Attachment:
         The model then computes the same as before. Warns of schedules that nobody has moved.
         """
         run = self._run
-        forgotten = not_stepped(self._hooks) if run.installed else []
+        forgotten = not_stepped(self.sites) if run.installed else []
         run.installed, run.scale = False, LossScale()
         run.drop_optimizers()
         for module, hook in self._installed:

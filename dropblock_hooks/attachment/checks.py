@@ -23,6 +23,7 @@ from ..sites.hooks import SiteHook, holder
 from ..sites.parameters import ParameterHook
 from ..sites.retune import RetuneHook
 from ..sites.run import Run
+from ..sites.site import not_stepped
 from ..tables import counted
 from ..warn import warn
 from .distributed import tell_equal_seeds
@@ -34,6 +35,7 @@ _REPLACED = (
     "its layer was replaced or removed after attach, or the hook was taken off",
     _AGAIN,
 )
+_EVALUATIONS = 2
 _CLEARED = (Kind.NEVER_CALLED, Kind.NEVER_ACTIVE, Kind.REPLACED)
 
 
@@ -61,6 +63,7 @@ class ModelHook:
         self.hooks = tuple(hooks)
         self.parameters = [hook for hook in self.hooks if isinstance(hook, ParameterHook)]
         self.every = interval(self.hooks)
+        self._training, self._turns = False, 0  # the mode of the last forward; turns to training
 
     def __call__(self, model: nn.Module, *args: Any) -> None:
         run = self.run
@@ -72,6 +75,8 @@ class ModelHook:
             run.counter.trained += 1
         else:
             run.counter.evaluated += 1
+        if model.training is not self._training and not run.stepped:
+            self._turn(model.training)
         for hook in self.parameters:
             owner = None if hook.site.calls else find_module(model, hook.owner_name)
             if owner is not None:
@@ -87,6 +92,13 @@ class ModelHook:
             tell(_idle_sites(model, layers, window), run.told)
         if self.every:
             look_at_forward(model, run, self.hooks, self.every)
+
+    def _turn(self, training: bool) -> None:
+        """Warn, once, where training goes on after two evaluations and nobody has called step."""
+        self._training = training
+        self._turns += training
+        if training and self._turns > _EVALUATIONS:
+            tell(not_stepped(hook.site for hook in self.hooks), self.run.told)
 
 
 @dataclass(frozen=True)
@@ -143,16 +155,11 @@ def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fi
         fault = fault_of(base, hook, window)
         if fault is not None and (_needs_calls(hook) or fault.kind != Kind.NEVER_CALLED):
             found.append(fault)
-    return found + not_stepped(hooks)
+    return found + not_stepped(hook.site for hook in hooks)
 
 
 def _error(run: Run, sites: tuple[str, ...], kind: Kind, text: str, cure: str = "") -> Finding:
     return Finding(kind, Severity.ERROR, sites, text, cure, run.epoch)
-
-
-def not_stepped(hooks: Iterable[SiteHook]) -> list[Finding]:
-    """The finding that schedules are moving and nobody has called ``step``; or nothing."""
-    return next((found for hook in hooks if (found := hook.site.not_stepped())), [])
 
 
 def tell_faults(attached: Any) -> None:
@@ -187,8 +194,8 @@ def _look_back(base: nn.Module, run: Run, hooks: Sequence[SiteHook], ended: bool
     """The faults in a window that closes; `ended` says whether an epoch has ended."""
     window, _ = windows(run, hooks)
     if not window.has("trained", "active"):
-        silent = run.was_off or _leaves_no_trace(base, hooks)
-        return [_not_trained(base, run, window)] if ended and not silent else []
+        told = ended and not _leaves_no_trace(base, hooks)
+        return [_not_trained(base, run, window)] if told else []
     if window.has("off"):
         return []
     for hook in hooks:  # a site that works again is reported again when it stops

@@ -93,10 +93,11 @@ def tell_equal_seeds(run: Run, sites: Sequence[Site]) -> None:
     Each rank puts its seed into the store of the process group and reads the seeds that are there.
     No rank waits: of two ranks, at least the later one finds the seed of the other.
     """
-    if not run.installed or world_size() < 2 or not any(site.draws for site in sites):
+    if run.compared or not run.installed or world_size() < 2:
         return
-    if not run.tell_once("compared"):
+    if not any(site.draws for site in sites):
         return
+    run.compared = True
     store, rank = distributed.distributed_c10d._get_default_store(), distributed.get_rank()
     seed = str(torch.initial_seed())
     store.set(f"dropblock_hooks/seed/{rank}", seed)

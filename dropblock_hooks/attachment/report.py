@@ -87,8 +87,7 @@ def readings(sites: Sequence[Site], run: Run) -> Readings:
     """The counts and states of now."""
     totals = read([site.counter for site in sites])
     counted = {site.key: each for site, each in zip(sites, totals, strict=True)}
-    compiled = any(each.life.compiled for each in totals)
-    forwards = None if compiled else run.counter.snapshot().calls
+    forwards = None if run.compiled else run.counter.snapshot().calls
     return Readings(counted, forwards, _states(sites))
 
 

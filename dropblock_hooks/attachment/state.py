@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from ..checks import as_number
-from ..sites.counter import Snapshot, read
-from ..sites.norms import Norms
+from ..sites.counter import Norms, Snapshot, read
 from ..sites.run import Run
 from ..sites.site import Site
 
@@ -112,5 +111,5 @@ def restore(state: Mapping[str, Any], taken: Taken, run: Run) -> None:
         site.counter.restore(snapshot)
         if tensors and site.watch is not None:
             site.watch.load_state_dict(tensors)
-    run.open_window()
+    run.looked = False
     run.fresh = True

@@ -114,7 +114,8 @@ class SiteProbe:
         regularizer = self.site.regularizer
         at_output = regularizer.at == "output" and not regularizer.needs_input
         self.drops_samples = at_output and unit_dropped(regularizer) == "samples"
-        self.site.form_of = MethodType(self._form_of, self.site)  # type: ignore[method-assign]
+        self._read = self.site.reader.view
+        self.site.reader.view = self._view  # type: ignore[method-assign]
         if hook.parameter is None:  # what is registered is a method of the hook, as always
             hook.__call__ = MethodType(self._called, hook)  # type: ignore[method-assign]
 
@@ -126,12 +127,12 @@ class SiteProbe:
             self.error = str(error).removeprefix(str(self.site.error("")))
             return None
 
-    def _form_of(self, site: Site, x: Tensor) -> View:
+    def _view(self, x: Tensor) -> View:
         """Note the tensor that the site works on, and read its axes."""
         self.shape = tuple(x.shape)
         if self.drops_samples and x.grad_fn is not None:
             self._nodes.append(x.grad_fn)
-        return type(site).form_of(site, x)
+        return self._read(x)
 
     def findings(
         self, base: nn.Module, window: Window, outputs: list[Tensor], sources: list[Node]

@@ -23,7 +23,6 @@ class Now:
     Attributes:
         input: the layer's first input; for ``at="input"`` the regularized value itself.
         layout: the axes of the tensor as the layer gave it, such as ``"NCHW"``; "" if unknown.
-        training: the mode of the layer.
         grad_scale: the factor of a GradScaler; multiply bounds of gradients by it.
         parameter: the parameter whose gradient it is, at ``param:`` selectors.
         norms: ``apply`` may store the norms of a gradient here, in units of the unscaled loss. The
@@ -32,7 +31,6 @@ class Now:
 
     input: Any = None
     layout: str = ""
-    training: bool = True
     grad_scale: float | Tensor = 1.0
     parameter: Any = None
     norms: Tensor | None = None
@@ -70,7 +68,6 @@ class Regularizer:
       called then. A subclass that defines ``apply`` or ``bind`` must set this and `linear` again.
     - ``reads_grad_scale = True``: ``apply`` multiplies a bound by ``now.grad_scale``. A GradScaler
       that ``attach`` was not given is then reported.
-    - ``follows_host = True``: ``apply`` also runs in evaluation, told by ``now.training``.
     - ``bounds = {"max_norm": 1}``: the rates that bound ``now.norms``, with the sign of each bound.
 
     Args:
@@ -101,7 +98,6 @@ class Regularizer:
     random: ClassVar[bool] = True
     idle_at_zero: ClassVar[bool] = False
     reads_grad_scale: ClassVar[bool] = False
-    follows_host: ClassVar[bool] = False
     bounds: ClassVar[Mapping[str, int]] = {}
 
     def apply(self, x: Tensor, now: Now) -> Applied:

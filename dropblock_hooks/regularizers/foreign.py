@@ -24,9 +24,10 @@ class Foreign(Regularizer):
 
     A module or a function in a spec means ``Foreign(module)``. Spec files cannot hold a `Foreign`.
 
-    Each site has its own instance, which follows the training mode and the device of its layer.
-    Schedules and floats in `kwargs` are set as attributes of the instance. The realized rate is the
-    share of nonzero elements that became zero. The state of the attachment does not hold buffers.
+    Each site has its own instance, in training mode, on the device of its layer. It is called while
+    the layer is in training mode; with ``active="always"``, in evaluation too. Schedules and floats
+    in `kwargs` are set as attributes of the instance. The realized rate is the share of nonzero
+    elements that became zero. The state of the attachment does not hold buffers.
 
     Example:
         >>> from torch import nn
@@ -37,7 +38,6 @@ class Foreign(Regularizer):
         target: the class, module or function.
         kwargs: arguments of the class, and options of `Regularizer`; with `grid`, tokens come as a
             map (N, C, height, width).
-
     """
 
     target: Callable[..., Any]
@@ -52,7 +52,6 @@ class Foreign(Regularizer):
             kwargs=tuple(kwargs.items()),
             spatial=None if grid is None else len(grid),
             samplewise=_name(target) in ("DropPath", "StochasticDepth"),
-            follows_host=isinstance(target, nn.Module) or inspect.isclass(target),
         )
         self.__post_init__()
 
@@ -86,8 +85,7 @@ class Foreign(Regularizer):
         return self.apply if module is None else _Hosted(module, tuple(self.rates))
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        """Call the function."""
-        return _counted(self.target, x, now)
+        return _counted(self.target, x)
 
     @property
     def kind(self) -> object:
@@ -113,39 +111,37 @@ class Foreign(Regularizer):
         return Foreign(self.target, **kwargs | rates | self._options())
 
     def _options(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _DEFAULTS}
+        """The options that are set."""
+        options = {name: getattr(self, name) for name in _DEFAULTS}
+        return {name: value for name, value in options.items() if value != _DEFAULTS[name]}
 
     def _stated(self) -> dict[str, Any]:
         """The parts of the repr: the target, its arguments, and the options that are set."""
-        options = self._options().items()
-        changed = {name: value for name, value in options if value != _DEFAULTS[name]}
-        return {"": _name(self.target), **dict(self.kwargs), **changed}
+        return {"": _name(self.target), **dict(self.kwargs), **self._options()}
 
 
 class _Hosted:
     """The module of one site. It is no child of the model."""
 
     def __init__(self, module: nn.Module, rates: tuple[str, ...]) -> None:
-        self.module = module
+        self.module = module.train()
         self.rates = rates
 
     def __call__(self, x: Tensor, now: Now) -> Applied:
         module = self.module
-        if module.training != now.training:
-            module.train(now.training)
         for name in self.rates:
             if getattr(module, name, None) != getattr(now, name):
                 setattr(module, name, getattr(now, name))
         if any(buffer.device != x.device for buffer in module.buffers()):
             module.to(x.device)
-        return _counted(module, x, now)
+        return _counted(module, x)
 
 
-def _counted(function: Callable[[Tensor], Tensor], x: Tensor, now: Now) -> Applied:
-    """Call `function`; while active, count the share of nonzero elements that became zero."""
-    nonzero = x.detach() != 0 if now.training else None  # before a call that may work in place
+def _counted(function: Callable[[Tensor], Tensor], x: Tensor) -> Applied:
+    """Call `function`, and count the share of nonzero elements that became zero."""
+    nonzero = x.detach() != 0  # before a call that may work in place
     y = function(x)
-    if nonzero is None or getattr(y, "shape", None) != x.shape:
+    if getattr(y, "shape", None) != x.shape:
         return y, None  # the site refuses what is no tensor of this shape
     share = ((y.detach() == 0) & nonzero).sum() / nonzero.sum().clamp_min(1)
     return y, (share * y.numel()).round().long()

@@ -215,7 +215,7 @@ class DropGrad2d(DropsShare, OnGradients, Regularizer):
 
 
 class _OfParameters(OnGradients):
-    """Mix-in of regularizers that need the parameter."""
+    """Mix-in of regularizers of parameters only."""
 
     def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
         if parameter is None:

@@ -126,12 +126,8 @@ def in_place_of(module: nn.Module) -> Regularizer | None:
 def is_read(base: nn.Module, names: Iterable[str], attribute: str) -> bool:
     """Whether the source of a module above a layer reads its rate, as fused attention does.
 
-    True where the source of the parent is missing.
-
-    Args:
-        base: the model.
-        names: all names of the layer.
-        attribute: the attribute that holds its rate.
+    `names` are all names of the layer, and `attribute` holds its rate. True where the source of the
+    parent is missing.
     """
     for name in filter(None, names):
         *above, local = name.split(".")

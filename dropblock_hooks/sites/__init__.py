@@ -4,13 +4,11 @@ updates           the optimizers, and gradients that are regularized once per op
 parameters        hooks of parameters, which regularize their gradients
 retune            hooks of layers that drop by themselves, and of rates that modules hold
 observe           the hook of an observer
-observe_operator  the operators through which compiled code runs an observer
 hooks             the hooks that a site puts on its layer
-operator          the operator through which compiled code runs a regularizer
+operator          the operators through which compiled code runs a regularizer or an observer
 act               runs a regularizer on one activation or gradient, and counts
 site              `Site`: the state of one regularizer on one layer
-counter           `Counter`: totals that only grow; a window is the difference of two snapshots
-norms             histograms of gradient norms before a bound
+counter           `Counter`: totals that only grow, and windows of them; histograms of norms
 run               `Run`: what the sites of one attachment share: time, switches, loss scale
 grad_scaler       the GradScaler that multiplies the loss
 indexing          tensors inside the inputs and outputs of a layer

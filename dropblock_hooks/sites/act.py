@@ -23,72 +23,65 @@ from .site import Site
 NOT_DENSE = "the gradient is not dense: build the layer without sparse=True"
 PLAIN = frozenset(CHANNELS_FIRST.values())
 is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
-_is_batched = torch._C._functorch.is_legacy_batchedtensor  # batched gradients
 
 
 def act(site: Site, x: Tensor, given: Any, training: bool) -> Tensor:
     """Return the regularized activation, or a copy whose gradient will be regularized.
 
-    Args:
-        site: the site.
-        x: what the layer returns, or takes.
-        given: the first input of the layer.
-        training: the mode of the layer.
+    `given` is the first input of the layer, and `training` its mode.
     """
     if torch._C._are_functorch_transforms_active() or torch._C._is_tracing():
         refuse_tracing(site, training)
     if site.idle:  # neither the layout nor the mask matters
         site.count_idle(x.numel())
         return x
-    form = site.form_of(x)
     if site.regularizer.acts_on == "activation":
-        return act_on_activation(site, x, form, given, training)
-    if not may_get_gradient(x):
+        return act_on_activation(site, x, None, given, training)
+    form = site.form_of(x)
+    if not ((x.requires_grad or is_transformed(x)) and torch.is_grad_enabled()):
         return x
     copied = x.clone()  # others may use `x` too, and work in place on a view would lose the hook
-    copied.register_hook(partial(regularize_any, site, form, site.values))  # type: ignore[no-untyped-call]  # torch's
+    copied.register_hook(partial(regularize_grad, site, form, site.values))  # type: ignore[no-untyped-call]  # torch's
     return copied
 
 
-def act_on_activation(site: Site, x: Tensor, form: View, given: Any, training: bool) -> Tensor:
+def act_on_activation(
+    site: Site, x: Tensor, form: View | None, given: Any, training: bool
+) -> Tensor:
     """Regularize an activation, and count it unless a checkpoint recomputes it."""
     counts = graph_task() == NO_TASK
     if not counts and site.draws and site.rate != 0.0 and not site.recomputed:
         site.recomputed = True  # before the warning, which may be turned into an error
         tell_lost_random_state(site.key)
     # what always() adds in evaluation is not counted
-    counts = counts and (training or site.regularizer.active == "always")
-    return perform(site, x, form, site.values, given, training, counts=counts)
+    counts = counts and (training or site.always)
+    return perform(site, x, form, site.values, given, counts=counts)
 
 
 def perform(
     site: Site,
     x: Tensor,
-    form: View,
+    form: View | None,
     values: Mapping[str, float],
     given: Any = None,
-    training: bool = True,
     grad_scale: float | Tensor = 1.0,
     parameter: Tensor | None = None,
     counts: bool = False,
 ) -> Tensor:
     """Run the regularizer of a site on an activation or a gradient; count the call on request.
 
+    Without `form`, the axes are read from the tensor.
+
     Raises:
         SiteError: if the regularizer refuses the tensor, or returns something else than it must.
     """
     regularizer = site.regularizer
-    now = Now(
-        input=given,
-        layout=form.layout,
-        training=training or site.is_on(training),
-        grad_scale=grad_scale,
-        **values,
-    )
-    if parameter is not None:
-        now.parameter = parameter
+    now = Now(input=given, grad_scale=grad_scale, parameter=parameter, **values)
     inner, plain = x, True
     try:
+        if form is None:
+            form = site.reader.view(x)
+        now.layout = form.layout
         if regularizer.spatial is not None or regularizer.channelwise:
             plain = form.layout in PLAIN and form.grid is None and not form.prefix
             inner = x if plain else form.take(x)
@@ -111,37 +104,28 @@ def perform(
 
 
 def may_get_gradient(x: Tensor) -> bool:
-    """Whether a gradient may be computed for what is made of this tensor now.
-
-    Inside ``torch.func.grad`` the tensor does not tell: an outer transform may want its gradient.
-    """
-    return torch.is_grad_enabled() and (
-        x.requires_grad or (not is_compiling() and is_transformed(x))
-    )
-
-
-def regularize_any(
-    site: Site, form: View, values: Mapping[str, Any], grad: Tensor | None
-) -> Tensor | None:
-    """Regularize a gradient, which is None where an autograd function returned None."""
-    return None if grad is None else regularize_grad(site, form, values, grad)
+    """Whether a gradient may be computed for what is made of this tensor now."""
+    # inside torch.func.grad the tensor does not tell: an outer transform may want its gradient
+    asked = x.requires_grad or (not is_compiling() and is_transformed(x))
+    return asked and torch.is_grad_enabled()
 
 
 def regularize_grad(
     site: Site,
-    form: View,
+    form: View | None,
     values: Mapping[str, Any],
-    grad: Tensor,
+    grad: Tensor | None,
     parameter: Tensor | None = None,
     scale: float | Tensor | None = None,
-) -> Tensor:
+) -> Any:
     """Regularize the gradient of an activation or a parameter, and count it.
 
-    Once the attachment is switched off or removed, the gradient is returned as it is. `values` are
-    the rates of the forward, and `scale` is the factor of the loss; None asks the GradScaler.
+    Once the attachment is switched off or removed, the gradient is returned as it is; so is None,
+    which an autograd function may return. `values` are the rates of the forward, and `scale` is the
+    factor of the loss; None asks the GradScaler.
     """
     run = site.run
-    if not (run.installed and run.enabled):
+    if grad is None or not (run.installed and run.enabled):
         return grad
     if grad.layout is not torch.strided:
         raise site.error(NOT_DENSE)
@@ -180,7 +164,7 @@ def see(
         differentiable=differentiable,
         nesting=nesting,
         given=[x.detach() for x in given],
-        form=partial(_form_or_none, site),
+        form=site.form_or_none,
     )
     return _update(site, seen)
 
@@ -209,23 +193,15 @@ def _update(site: Site, seen: Seen) -> int:
         raise site.error(error) from error
 
 
-def _form_or_none(site: Site, x: Tensor) -> View | None:
-    """How the axes of a tensor are read; None if its channels are not known."""
-    try:
-        return site.reader.view(x) if x.ndim > 1 else None
-    except ValueError:
-        return None  # the report says so
-
-
 def has_data(x: Any) -> bool:
-    """Whether it is a tensor with numbers, outside of function transforms and batched gradients.
+    """Whether it is a tensor with numbers, outside of function transforms.
 
     A count without numbers is unknown. One of a transform must not outlive it.
     """
     if not isinstance(x, Tensor) or torch._C._are_functorch_transforms_active():
         return False
     fake = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", ())
-    return not (x.is_meta or isinstance(x, fake) or is_transformed(x) or _is_batched(x))
+    return not (x.is_meta or isinstance(x, fake))
 
 
 def refuse_tracing(site: Site, training: bool) -> None:
@@ -233,13 +209,13 @@ def refuse_tracing(site: Site, training: bool) -> None:
 
     ``torch.func.grad`` works, except in compiled code.
     """
-    exported = is_exporting() and site.regularizer.acts_on == "gradient"
+    refused = is_exporting() and site.regularizer.acts_on == "gradient"
     transformed = torch._C._are_functorch_transforms_active()
     if transformed and not is_compiling():
         stack = torch._C._functorch.get_interpreter_stack() or ()
         transformed = not {each.key().name for each in stack} <= {"Grad", "Functionalize"}
     tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # torch's
-    if site.is_on(training) and (tracing or exported or transformed):
+    if site.is_on(training) and (tracing or refused or transformed):
         raise site.error(
             "active regularizers can't be used in torch.jit.trace, torch.func.vmap, "
             "torch.func.jvp or a compiled torch.func transform, nor regularizers of gradients in "

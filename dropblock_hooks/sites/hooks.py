@@ -16,20 +16,9 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from ..handles import check_version, is_exporting
 from ..selectors.wrappers import find_module
 from . import indexing, operator
-from .act import act, may_get_gradient, perform, refuse_tracing
+from .act import act
 from .run import Run
 from .site import Site
-
-
-def act_traced(site: Site, x: Tensor, given: Any, training: bool) -> Tensor:
-    """The same as `act`, in code that torch.compile or torch.export traces."""
-    refuse_tracing(site, training)
-    if is_exporting():  # the program keeps the present rates as constants
-        return perform(site, x, site.form_of(x), site.values, given, training)
-    if site.regularizer.acts_on == "gradient" and not may_get_gradient(x):
-        operator.note_call(site, training)  # the first pass of a reentrant checkpoint, say
-        return x
-    return operator.regularize(site, x, given, training)
 
 
 class Turn(IntEnum):
@@ -110,6 +99,25 @@ class SiteHook:
         if self.site.watch is not None:
             self.site.watch.look(module, self.parameter)
 
+    def pick(self, given: tuple[Any, ...]) -> tuple[Any, indexing.Index, Tensor]:
+        """Return the value that holds the tensor, the index in it, and the tensor.
+
+        `given` is what torch calls a hook with, but for the module.
+
+        Raises:
+            SiteError: where there is no such tensor.
+        """
+        site, index, value = self.site, self.site.regularizer.index, given[-1]
+        what = "the output"
+        if site.regularizer.at == "input":
+            what = "what the layer is given"
+            value = value if isinstance(index, str) else given[0]
+            index = 0 if index is None else index
+        try:
+            return value, index, indexing.get(value, index)
+        except ValueError as error:
+            raise site.error(f"{what} {error}") from None
+
     def _act(self, module: nn.Module, *given: Any) -> Any:
         """Run the regularizer; `given` are the arguments of a hook of torch, but for the module."""
         raise NotImplementedError
@@ -117,18 +125,12 @@ class SiteHook:
     def _compile(self, module: nn.Module, *given: Any) -> Any:
         """Run while torch.compile or torch.export traces.
 
-        A site that is off in this mode leaves the graph as it is. If its schedule moves, the
-        evaluation is noted, for the warning that nobody calls ``step``.
+        A site that is off in this mode leaves the graph as it is.
         """
         site = self.site
         check_version()
-        if is_exporting():
-            return self._act(module, *given) if site.acts(module.training) else None
-        if site.may_act(module.training):
-            return self._act(module, *given)
-        if site.moves:
-            operator.note_call(site, module.training)
-        return None
+        on = site.acts(module.training) if is_exporting() else site.is_on(module.training)
+        return self._act(module, *given) if on else None
 
 
 def put_on(module: nn.Module, hook: Any, at_input: bool, with_kwargs: bool = False) -> None:
@@ -138,20 +140,15 @@ def put_on(module: nn.Module, hook: Any, at_input: bool, with_kwargs: bool = Fal
     because the backward meets them the other way round. Hooks of others stay where they are.
     """
     hooks = module._forward_pre_hooks if at_input else module._forward_hooks
-    later = [key for key, there in hooks.items() if _is_later(ours(there), hook.turn)]
+    turns = {key: getattr(ours(there), "turn", Turn.FIRST) for key, there in hooks.items()}
+    same = hook.turn == Turn.GRADIENTS
+    later = [key for key, turn in turns.items() if turn >= hook.turn + (not same)]
     if at_input:
         module.register_forward_pre_hook(hook.__call__, with_kwargs=True)
     else:
         module.register_forward_hook(hook.__call__, with_kwargs=with_kwargs)
     for key in later:
         hooks[key] = hooks.pop(key)
-
-
-def _is_later(there: object, turn: Turn) -> bool:
-    theirs = getattr(there, "turn", None)
-    if not isinstance(theirs, Turn):
-        return False
-    return theirs > turn or theirs == turn == Turn.GRADIENTS
 
 
 class LayerHook(SiteHook):
@@ -165,32 +162,25 @@ class LayerHook(SiteHook):
     def install(self, module: nn.Module) -> None:
         put_on(module, self, self.at_input)
 
-    def _act(self, module: nn.Module, args: tuple[Any, ...], last: Any = None) -> Any:
-        """Run the regularizer; `last` is the output, or at an input the keyword arguments."""
-        site, index, value = self.site, self.site.regularizer.index, last
-        if self.at_input:
-            index = 0 if index is None else index
-            value = (last or {}) if isinstance(index, str) else args
-        try:
-            x = indexing.get(value, index)
-        except ValueError as error:
-            what = "what the layer is given" if self.at_input else "the output"
-            raise site.error(f"{what} {error}") from None
-        given = x if self.at_input else args[0] if args else None
+    def _act(self, module: nn.Module, *given: Any) -> Any:
+        site, args = self.site, given[0]
+        value, index, x = self.pick(given)
+        layer_input = x if self.at_input else args[0] if args else None
         needs_input = site.regularizer.needs_input and not self.at_input
-        if needs_input and _gives_back(module, given, x):
+        if needs_input and _gives_back(module, layer_input, x):
             raise site.error(
                 "the layer gives its input back, which it may have changed in place, and "
                 f"{site.regularizer.label} needs it as it was: work out of place there "
                 "(x = x + y for x += y)"
             )
-        y = (act_traced if is_compiling() else act)(site, x, given, module.training)
+        run = operator.regularize if is_compiling() else act
+        y = run(site, x, layer_input, module.training)
         if y is x:
             return None
         changed = y if index is None else indexing.put(value, index, y)
-        if not self.at_input or last is None:  # quantization moves hooks without with_kwargs=True
+        if not self.at_input or len(given) == 1:  # quantization moves hooks without with_kwargs
             return changed
-        return (args, changed) if isinstance(index, str) else (changed, last)
+        return (args, changed) if isinstance(index, str) else (changed, given[1])
 
 
 def _gives_back(module: nn.Module, given: Any, output: Tensor) -> bool:
@@ -221,11 +211,10 @@ def take_off(run: Run, module: nn.Module) -> None:
         (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
     )
     for each in tables:
-        for key in [
-            key for key, hook in each[0].items() if getattr(ours(hook), "run", None) is run
-        ]:
-            for table in each:
-                table.pop(key, None)
+        for key, hook in list(each[0].items()):
+            if getattr(ours(hook), "run", None) is run:
+                for table in each:
+                    table.pop(key, None)
 
 
 def holder(hook: SiteHook, model: nn.Module, name: str) -> nn.Module | None:

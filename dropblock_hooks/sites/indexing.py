@@ -25,7 +25,10 @@ def get(value: Any, index: Index) -> Tensor:
     if index is not None:
         if index not in (_indices(value) or ()):
             raise ValueError(f"is {_shown(value)}: it has no element {index!r}")
-        found = value[index] if _has_items(value) else getattr(value, str(index))
+        if isinstance(index, str) and not isinstance(value, Mapping):
+            found = getattr(value, index)
+        else:
+            found = value[index]
     if not isinstance(found, Tensor) or not found.is_floating_point():
         if index is None and _indices(value) is not None:
             raise ValueError(f"is {_shown(value)}: say which element with index=")
@@ -57,10 +60,10 @@ def put(value: Any, index: Index, new: Tensor) -> Any:
         changed = type(value)(value)
     else:
         changed = copy.copy(value)
-    if _has_items(value):
-        changed[index] = new
+    if isinstance(index, str) and not isinstance(value, Mapping):
+        object.__setattr__(changed, index, new)  # also where it is frozen
     else:
-        object.__setattr__(changed, str(index), new)  # also where it is frozen
+        changed[index] = new
     return changed
 
 
@@ -89,10 +92,6 @@ class Nested:
         for number, place in enumerate(self.places):
             numbers[place] = number
         return tree_unflatten(numbers, self.spec)
-
-
-def _has_items(value: Any) -> bool:
-    return isinstance(value, (tuple, list, Mapping))
 
 
 def _indices(value: Any) -> Collection[Any] | None:

@@ -1,7 +1,7 @@
 """The hook of an observer: it sees what a layer returns, or takes, and the gradient of its output.
 
-Eager code calls the `Watch` of the site directly, compiled code through `observe_operator`. Both
-run the same Python.
+Eager code calls the `Watch` of the site directly, compiled code through `operator`. Both run the
+same Python.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..observers.base import Observer
 from . import indexing
 from .act import has_data, may_get_gradient, see, see_gradient
 from .hooks import SiteHook, Turn, put_on
-from .observe_operator import observe_and_watch, watch_gradient, written
+from .operator import observe_and_watch, watch_gradient, written
 from .site import Site
 
 _Put = Callable[[Sequence[Any]], Any]
@@ -80,23 +80,15 @@ class ObserveHook(SiteHook):
         Raises:
             SiteError: if there is no tensor, unless the observer sees all tensors of the layer.
         """
-        observer, index = self.observer, self.observer.index
+        observer = self.observer
         if not (observer.sees_values or observer.sees_gradients):
             return [], _first, _single
-        value: Any = given
-        if observer.at == "output":
-            value = given[-1]
-        elif index is not None or not observer.whole:
-            value = given[1] if isinstance(index, str) else given[0]
-            index = 0 if index is None else index
-        if index is None and observer.whole and not isinstance(value, Tensor):
-            nested = indexing.Nested(value)
-            return nested.tensors, nested, nested.nesting
-        try:
-            x = indexing.get(value, index)
-        except ValueError as error:
-            what = "what the layer is given" if observer.at == "input" else "the output"
-            raise self.site.error(f"{what} {error}") from None
+        if observer.whole and observer.index is None:
+            whole = given[-1] if observer.at == "output" else given
+            if not isinstance(whole, Tensor):
+                nested = indexing.Nested(whole)
+                return nested.tensors, nested, nested.nesting
+        value, index, x = self.pick(given)
         return [x], lambda new: indexing.put(value, index, new[0]), _single
 
     def _given(self, given: tuple[Any, ...]) -> list[Tensor]:

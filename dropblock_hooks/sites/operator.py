@@ -1,11 +1,15 @@
-"""The way from compiled code to a site: one operator that runs the eager regularizer.
+"""The way from compiled code to a site: operators that run the eager code.
 
 torch.compile does not trace into operators. Compiled code holds a handle that names the site, and a
 seed, which is drawn in the graph so that a recomputation draws the same one. When the code runs,
 ``regularize`` finds the site, seeds the random number generator, and runs the same regularizer as
 in eager mode, with the rates of now. So one graph serves all rates. ``regularize_backward`` does
 the same with the gradient, with the rates of the forward. ``note`` counts a call in which nothing
-is done.
+is done. ``observe`` and ``observe_gradient`` hand tensors to an observer.
+
+``note`` and ``observe`` say that they change the handle, so that the compiler neither leaves them
+out nor changes the order of calls. A backward holds no handle, because autograd refuses tensors
+that were changed after they were saved: it holds a row or a ticket that begins with its number.
 
 An operator may not return one of its inputs, and its output must have the strides that its fake
 implementation promises, so each result is copied where it is not a new tensor of those strides.
@@ -13,17 +17,28 @@ implementation promises, so each result is copied where it is not a new tensor o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import ast
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..axes.view import View
+from ..checkpointing import NO_TASK, graph_task
 from ..functional.sparse import reusing
-from ..handles import define_operator, differentiate, find
-from .act import act_on_activation, perform, regularize_grad
+from ..handles import define_operator, differentiate, find, is_exporting
+from .act import (
+    act_on_activation,
+    may_get_gradient,
+    perform,
+    refuse_tracing,
+    regularize_grad,
+    see,
+    see_gradient,
+)
 from .site import Site
 
 _SEEDS = 2**63 - 1
@@ -38,13 +53,19 @@ _AUTOGRAD = (
 
 
 def regularize(site: Site, x: Tensor, given: Any, training: bool) -> Tensor:
-    """Regularize an activation, or its gradient, in code that torch.compile traces.
+    """The same as `act`, in code that torch.compile or torch.export traces.
 
-    `given` is the first input of the layer. The backward is the regularizer itself where that is
-    linear, or acts on gradients; others need the activation and `given` again.
+    The backward is the regularizer itself where that is linear, or acts on gradients; others need
+    the activation and `given` again.
     """
-    form, regularizer = site.form_of(x), site.regularizer
-    linear = regularizer.linear or regularizer.acts_on == "gradient"
+    refuse_tracing(site, training)
+    if is_exporting():  # the program keeps the present rates as constants
+        return perform(site, x, None, site.values, given)
+    regularizer, gradient = site.regularizer, site.regularizer.acts_on == "gradient"
+    if gradient and not may_get_gradient(x):
+        note(site.handle, training)  # the first pass of a reentrant checkpoint, say
+        return x
+    form, linear = site.form_of(x), regularizer.linear or gradient
     needed = isinstance(given, Tensor) and not linear and given is not x
     y: Tensor
     y, _ = regularize_op(
@@ -58,21 +79,19 @@ def regularize(site: Site, x: Tensor, given: Any, training: bool) -> Tensor:
     return y
 
 
-def note_call(site: Site, training: bool) -> None:
-    """Call ``site.note_call(training)`` when the compiled code runs."""
-    note_op(site.handle, training)
-
-
 @define_operator(
     "note",
     "(Tensor(a!) handle, bool training) -> ()",  # one that "changes" something is never left out
     fake=lambda handle, training: None,
 )
-def note_op(handle: Tensor, training: bool) -> None:
+def note(handle: Tensor, training: bool) -> None:
     """Count a forward in which nothing is done to the activation."""
     site: Site | None = find(handle)
-    if site is not None:
-        site.note_call(training)
+    if site is None or graph_task() != NO_TASK:
+        return
+    site.run.compiled = True
+    if site.enter(training) and site.regularizer.acts_on == "activation":
+        site.counter.add(None, 0, 0.0)
 
 
 @define_operator(
@@ -102,7 +121,10 @@ def regularize_op(
     numbers: that of the handle, or -1 where the site was not active, and the rates that were used.
     """
     site: Site | None = find(handle)
-    active = site is not None and site.enter(training, compiled=True)
+    active = False
+    if site is not None:
+        site.run.compiled = True
+        active = site.enter(training)
     rates = site.values.values() if site is not None else [0.0] * n_rates
     number = float(handle) if active else _OFF
     row = torch.tensor([number, *rates], dtype=torch.float64, device="cpu")
@@ -120,7 +142,7 @@ def regularize_op(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, layer_input, _, seed, *ctx.read, linear, _ = inputs
+    x, layer_input, _, seed, *ctx.read, _, linear, _ = inputs
     ctx.set_materialize_grads(False)
     # not the handle, which other operators "change": autograd would refuse it
     ctx.save_for_backward(*((None, None) if linear else (x, layer_input)), seed, output[1])
@@ -139,7 +161,7 @@ differentiate("regularize", _backward, _save)
 @define_operator(
     "regularize_backward",
     "(Tensor grad, Tensor? x, Tensor? layer_input, Tensor? seed, Tensor row, "
-    f"{_VIEW}, bool training) -> (Tensor, Tensor)",
+    f"{_VIEW}) -> (Tensor, Tensor)",
     fake=lambda grad, x, layer_input, *given: (
         torch.empty_like(grad),
         grad.new_empty(0) if layer_input is None else torch.empty_like(layer_input),
@@ -154,7 +176,6 @@ def regularize_backward_op(
     layout: str,
     grid: Sequence[int],
     prefix: int,
-    training: bool,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of the activation and of the layer's input, with the mask of the forward.
 
@@ -178,10 +199,10 @@ def regularize_backward_op(
     draws = site.kept_draws.pop(int(seed or 0), None) or []
     with _seeded(seed, grad.device), reusing(draws):
         if x is None:
-            return _new(perform(site, grad, form, rates, None, training), grad), nothing
+            return _new(perform(site, grad, form, rates), grad), nothing
         with _autograd():
             inputs = [t.detach().requires_grad_() for t in (x, layer_input) if t is not None]
-            y = perform(site, inputs[0], form, rates, inputs[-1], training)
+            y = perform(site, inputs[0], form, rates, inputs[-1])
             found = torch.autograd.grad(y, inputs, grad, allow_unused=True)
     grads = [torch.zeros_like(t.detach()) for t in inputs]
     for to, each in zip(grads, found, strict=True):
@@ -225,3 +246,101 @@ def _autograd() -> Iterator[None]:
         excluded = excluded.remove(key)
     with torch._C._ForceDispatchKeyGuard(included, excluded), torch.enable_grad():
         yield
+
+
+RECOMPUTED = -1
+"""The number of a call that activation checkpointing recomputes, or of a site that is off."""
+
+
+def written(nesting: Any) -> str:
+    """Return a nested structure of numbers and None as a Python literal."""
+    if isinstance(nesting, dict):
+        return "{" + "".join([f"{key!r}: {written(each)}, " for key, each in nesting.items()]) + "}"
+    if isinstance(nesting, (list, tuple)):
+        inside = "".join([f"{written(each)}, " for each in nesting])
+        return f"[{inside}]" if isinstance(nesting, list) else f"({inside})"
+    return str(nesting)
+
+
+@define_operator(
+    "observe",
+    "(Tensor(a!) handle, Tensor[] tensors, Tensor[] given, str nesting, bool training, "
+    "bool differentiable) -> Tensor",
+    fake=lambda *given: torch.empty(2, dtype=torch.int64, device="cpu"),
+)
+def observe(
+    handle: Tensor,
+    tensors: Sequence[Tensor],
+    given: Sequence[Tensor],
+    nesting: str,
+    training: bool,
+    differentiable: bool,
+) -> Tensor:
+    """Hand the tensors of one call to an observer; return the numbers of handle and call."""
+    number = int(handle)
+    site, call = find(number), None
+    if site is not None and graph_task() == NO_TASK and site.enter(training):
+        read = partial(ast.literal_eval, nesting)
+        call = see(site, tensors, given, read, training, differentiable)
+    return torch.tensor([number, RECOMPUTED if call is None else call], device="cpu")
+
+
+@define_operator(
+    "observe_gradient",
+    "(Tensor grad, Tensor ticket, int at) -> ()",
+    fake=lambda grad, ticket, at: None,
+)
+def observe_gradient(grad: Tensor, ticket: Tensor, at: int) -> None:
+    """Hand the gradient of one tensor of a call to an observer."""
+    number, call = ticket.tolist()
+    site = find(number)
+    if site is not None:
+        see_gradient(site, grad, at, call)
+
+
+torch.fx.has_side_effect(observe_gradient)
+
+
+def watch_gradient(x: Tensor, see: Callable[[Tensor | None], None]) -> Tensor:
+    """Return the tensor, whose gradient `see` is called with.
+
+    A view and a leaf are copied: work in place would lose the hook of a view, and a parameter would
+    keep it. So is a tensor whose gradient is regularized: of two hooks on it, the first acts first.
+    """
+    hooks: dict[int, Any] = x._backward_hooks or {}
+    regularized = any(getattr(hook, "func", None) is regularize_grad for hook in hooks.values())
+    if regularized or x._is_view() or x.is_leaf:
+        x = x.clone()
+    x.register_hook(see)  # type: ignore[no-untyped-call]  # torch's
+    return x
+
+
+# Dynamo traces one operator faster than the Python code in it, which AOTAutograd decomposes later.
+@define_operator(
+    "observe_and_watch",
+    "(Tensor(a!) handle, Tensor[] tensors, Tensor[] given, str nesting, bool training, "
+    "bool gradients) -> Tensor[]",
+)
+def observe_and_watch(
+    handle: Tensor,
+    tensors: Sequence[Tensor],
+    given: Sequence[Tensor],
+    nesting: str,
+    training: bool,
+    gradients: bool,
+) -> list[Tensor]:
+    """Observe one call; return its tensors with watched gradients, or nothing without any."""
+    if torch._C._are_functorch_transforms_active():
+        return []
+    differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    with torch.no_grad():
+        ticket = observe(handle, tensors, given, nesting, training, differentiable)
+    if not (gradients and differentiable):
+        return []
+
+    def hand_over(at: int, grad: Tensor | None) -> None:
+        if grad is not None:  # as of a tensor that nothing was made of
+            with torch.no_grad():
+                observe_gradient(grad, ticket, at)
+
+    return [watch_gradient(x, partial(hand_over, at)) for at, x in enumerate(tensors)]

@@ -35,13 +35,11 @@ class ParameterHook(SiteHook):
     gradient does not tell which forward it comes from.
 
     Attributes:
-        owner: a weak reference to the module that holds the parameter.
         outer: the backward in which the last forward was recomputed, if there was one.
         part_of: the last outer backward that brought the gradient in parts.
     """
 
     parameter: str
-    owner: weakref.ref[nn.Module] | None = None
     outer = part_of = NO_TASK
 
     def __init__(self, site: Site, parameter: str) -> None:
@@ -49,9 +47,6 @@ class ParameterHook(SiteHook):
         self.parameter = parameter
         if isinstance(site.regularizer, Observer):
             self.turn = Turn.BEFORE if site.regularizer.when == "before" else Turn.LAST
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "owner": None}
 
     def install(self, module: nn.Module) -> None:
         module.register_forward_pre_hook(self.__call__)
@@ -76,12 +71,11 @@ class ParameterHook(SiteHook):
         """
         if self.site.regularizer.accumulates:
             return not self.lost(module)
-        if self.owner is None or self.owner() is not module:
-            return False
         parameter = module._parameters.get(self.parameter)
         # torch.nn.utils.prune keeps it under another name
         held = module._parameters.values() if parameter is None else (parameter,)
-        return any((hook := grad_hook(each)) and self in hook.sites for each in held)
+        found = [hook for hook in map(grad_hook, held) if hook is not None]
+        return any(self in hook.sites and hook.owner() is module for hook in found)
 
     def _act(self, module: nn.Module, *given: Any) -> None:
         if not is_compiling():
@@ -89,7 +83,7 @@ class ParameterHook(SiteHook):
         if is_compiling() or torch._C._are_functorch_transforms_active():
             refuse_tracing(self.site, module.training)
         if is_compiling():
-            operator.note_call(self.site, module.training)
+            operator.note(self.site.handle, module.training)
         elif torch.is_grad_enabled():
             self.rehook(module)
 
@@ -124,12 +118,13 @@ class ParameterHook(SiteHook):
         if found is None:
             found = GradHook(parameter)
             parameter.register_hook(found)  # type: ignore[no-untyped-call]  # torch's
+        found.owner = weakref.ref(module)
         # those on the module stand in written order; a module that was replaced has none
-        for hook in (*hooks_of(module), self):
-            if isinstance(hook, ParameterHook) and hook.parameter == self.parameter:
-                hook.owner = weakref.ref(module)
-                if hook not in found.sites and not hook.site.regularizer.accumulates:
-                    found.sites.append(hook)
+        here = [hook for hook in hooks_of(module) if isinstance(hook, ParameterHook)]
+        for hook in (*here, self):
+            wanted = hook.parameter == self.parameter and not hook.site.regularizer.accumulates
+            if wanted and hook not in found.sites:
+                found.sites.append(hook)
         found.sites.sort(key=lambda hook: hook.turn)
 
 
@@ -137,10 +132,12 @@ class GradHook:
     """Tensor hook of a parameter: regularizes its gradient, with the rates of the backward.
 
     Attributes:
+        owner: a weak reference to the module that holds the parameter.
         sites: the hooks of the sites on this parameter, in the order in which they act.
     """
 
     __torch_unserializable__ = True  # a ParameterHook puts it back after loading
+    owner: weakref.ref[nn.Module]
 
     def __init__(self, parameter: Tensor) -> None:
         self.sites: list[ParameterHook] = []
@@ -150,15 +147,16 @@ class GradHook:
         self.value = None if found else parameter.detach()
 
     def __call__(self, grad: Tensor | None) -> Tensor | None:
+        module, value = self.owner(), self.value
+        if module is None:
+            return grad
+        if value is None:
+            value = next((p for p in module._parameters.values() if grad_hook(p) is self), None)
         for hook in self.sites:
-            site, module = hook.site, None if hook.owner is None else hook.owner()
-            if grad is None or module is None or not site.is_on(module.training):
-                continue
-            hook.check_parts()
-            value = self.value
-            if value is None:
-                value = next((p for p in module._parameters.values() if grad_hook(p) is self), None)
-            grad = regularize_grad(site, site.form_of(grad), site.values, grad, value)
+            site = hook.site
+            if grad is not None and site.is_on(module.training):
+                hook.check_parts()
+                grad = regularize_grad(site, None, site.values, grad, value)
         return grad
 
 

@@ -58,7 +58,7 @@ class RetuneHook(LayerHook):
         # the call is counted; how much the module has dropped is not known
         if is_compiling():
             if not is_exporting():
-                operator.note_call(self.site, module.training)
+                operator.note(self.site.handle, module.training)
         elif graph_task() == NO_TASK:
             self.site.counter.add(None, 0, 0.0)
         return None

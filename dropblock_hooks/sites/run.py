@@ -30,9 +30,10 @@ class Run:
         scale: the GradScaler.
         counter: counts the forwards of the model.
         looked: whether the first training forward of this window was looked at.
-        was_off: whether the regularizers were switched off at any time in this window.
+        compiled: whether compiled code has called a site; then not all calls are counted.
         told: the problems that were reported, each by a site key and a kind.
         keys: the keys of all sites.
+        compared: whether the random seeds were compared with those of the other ranks.
         optimizers: those with a step hook of ours, held weakly, and the handles of the hooks.
         grids: the spatial sizes of the maps behind rows of tokens.
         shared: what the sites of observers share.
@@ -45,7 +46,7 @@ class Run:
         self.stepped, self.fresh = False, True
         self.scale = LossScale(grad_scaler)
         self.counter = Counter()
-        self.looked = self.was_off = False
+        self.looked = self.compiled = self.compared = False
         self.told: set[tuple[str, str]] = set()
         self.keys: tuple[str, ...] = ()
         self.optimizers: list[tuple[weakref.ref[Any], RemovableHandle]] = []
@@ -69,11 +70,6 @@ class Run:
             handle.remove()
         self.optimizers = []
 
-    def switch(self, on: bool) -> None:
-        """Switch the regularizers on or off."""
-        self.enabled = on
-        self.was_off |= not on
-
     @contextmanager
     def acting_always(self) -> Iterator[None]:
         """Random regularizers of activations act in evaluation too within a ``with`` block."""
@@ -82,12 +78,6 @@ class Run:
             yield
         finally:
             self.always = before
-
-    def tell_once(self, kind: str) -> bool:
-        """Whether this is the first time that the attachment reports something of this kind."""
-        first = (".", kind) not in self.told
-        self.told.add((".", kind))
-        return first
 
     def close_window(self, sites: Iterable[Any]) -> None:
         """Close the window of the model and of all sites, and begin the next one.
@@ -99,8 +89,4 @@ class Run:
             site.counter.close_window()
             if site.watch is not None:
                 site.watch.close_window()
-        self.open_window()
-
-    def open_window(self) -> None:
-        """Begin a window: its first training forward will be looked at."""
-        self.looked, self.was_off = False, not self.enabled
+        self.looked = False

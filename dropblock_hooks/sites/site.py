@@ -1,25 +1,22 @@
 """A site: one regularizer on one layer, its state and what it has counted."""
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..axes.facts import Facts
 from ..axes.reader import Reader
 from ..axes.view import View
 from ..checkpointing import NO_TASK, graph_task
-from ..findings import Finding, Kind, Severity, tell
-from ..handles import is_exporting, new_handle
+from ..findings import Finding, Kind, Severity
+from ..handles import new_handle
 from ..observers.base import Watch
 from ..regularizers.base import Regularizer
 from ..regularizers.dropout import DropsShare
-from .counter import Counter
-from .norms import Norms
+from .counter import Counter, Norms
 from .run import Run
-
-_EVALUATIONS = 2
 
 
 class SiteError(ValueError):
@@ -74,8 +71,6 @@ class Site:
         self.handle = new_handle(self)
         self.kept_draws: dict[int, list[Any]] = {}  # of compiled forwards, by seed
         self.recomputed = False
-        self._mode: bool | None = None  # of the last call, while nobody has stepped a schedule
-        self._resumed = 0  # how often training went on after an evaluation
         self.bound: Any = None
         self.set_regularizer(regularizer)
 
@@ -88,7 +83,7 @@ class Site:
             self.bound.load_state_dict(before.state_dict())
         self.move(values)
         self.moves = regularizer.moving
-        self._beyond_training = regularizer.active == "always" or regularizer.follows_host
+        self.always = regularizer.active == "always"
 
     def move(self, values: dict[str, float]) -> None:
         """Put other values in place; a new dict, since a pending backward may hold the old one."""
@@ -159,11 +154,6 @@ class Site:
         return self.counter.read().life.share()
 
     @property
-    def mean_norm(self) -> float | None:
-        """The mean of `norms`; None where there are none."""
-        return self.counter.read().shown.norms.mean
-
-    @property
     def norms(self) -> Norms | None:
         """Those of its gradients before its bound, over the same window; None without any."""
         norms = self.counter.read().shown.norms
@@ -180,26 +170,22 @@ class Site:
         size = self.counter.map_size
         return None if size is None else self.regularizer.block_in_force(size)
 
-    def enter(self, training: bool, compiled: bool = False) -> bool:
+    def enter(self, training: bool) -> bool:
         """Count a forward call in this mode; return whether the regularizer is to run.
 
-        The forward that a checkpoint recomputes is not counted. `compiled` says whether compiled
-        code has called.
+        The forward that a checkpoint recomputes is not counted.
         """
         run = self.run
         if graph_task() == NO_TASK:
-            self.counter.compiled += compiled
             if training:
                 self.counter.trained += 1
             else:
                 self.counter.evaluated += 1
-            if self.moves:
-                self._watch_time(training)
             if training and not run.enabled:
                 self.counter.off += 1
         if training:
             return run.installed and run.enabled
-        return (self._beyond_training or run.always) and self.acts(False)
+        return (self.always or run.always) and self.acts(False)
 
     def count_idle(self, elements: int) -> None:
         """Count a call at rate 0, in which nothing is run."""
@@ -207,28 +193,9 @@ class Site:
             none = 0 if isinstance(self.regularizer, DropsShare) else None
             self.counter.add(none, elements, 0.0)
 
-    def note_call(self, training: bool) -> None:
-        """Note a forward of compiled code in which nothing of the site itself runs."""
-        if graph_task() != NO_TASK:
-            return
-        if not self.may_act(training):
-            self._watch_time(training)
-        elif self.enter(training, compiled=True) and self.regularizer.acts_on == "activation":
-            self.counter.add(None, 0, 0.0)
-
-    def may_act(self, training: bool) -> bool:
-        """Whether it acts in this mode unless it is switched off: what compiled code asks."""
-        return self._beyond_training or self.is_on(training)
-
     def acts(self, training: bool) -> bool:
         """Whether the regularizer is to be run in this mode of its layer."""
-        run = self.run
-        if not (run.installed and run.enabled):
-            return False
-        if self.is_on(training):
-            return True
-        tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # torch's
-        return self.regularizer.follows_host and not (tracing or is_exporting())
+        return self.run.installed and self.run.enabled and self.is_on(training)
 
     @property
     def draws(self) -> bool:
@@ -236,9 +203,8 @@ class Site:
         return self.regularizer.random and self.regularizer.acts_on == "activation"
 
     def is_on(self, training: bool) -> bool:
-        """Whether the regularizer is active in this mode of its layer."""
-        always = self.regularizer.active == "always"
-        return training or always or (self.run.always and self.draws)
+        """Whether it acts in this mode of its layer unless it is switched off."""
+        return training or self.always or (self.run.always and self.draws)
 
     def form_of(self, x: Tensor) -> View:
         """How the axes of a tensor are read.
@@ -251,32 +217,30 @@ class Site:
         except ValueError as error:
             raise self.error(error) from None
 
+    def form_or_none(self, x: Tensor) -> View | None:
+        """How the axes of a tensor are read; None if its channels are not known."""
+        try:
+            return self.reader.view(x) if x.ndim > 1 else None
+        except ValueError:
+            return None  # the report says so
+
     def error(self, cause: object) -> SiteError:
         """An error that names the site."""
         where = f" at its {self.at}" if self.at == "input" else ""
         return SiteError(f"{self.key} on {self.module_type} '{self.name or '.'}'{where}: {cause}")
 
-    def _watch_time(self, training: bool) -> None:
-        """Warn, once, when training goes on after evaluations, and nobody has called ``step``."""
-        if self.run.stepped or not self.moves:
-            return
-        if training and self._mode is False:
-            self._resumed += 1
-        if training or self._mode is not None:
-            self._mode = training
-        if self._resumed >= _EVALUATIONS:
-            tell(self.not_stepped(), self.run.told)
 
-    def not_stepped(self) -> list[Finding]:
-        """The finding that a schedule is moving and nobody has called ``step``; or nothing."""
-        if self.run.stepped or not (self.moves and self.counter.trained):
-            return []
-        text = (
-            f"the rate of {self.key} is still {self.rate} in call {self.calls} of the layer, "
-            "since nobody has called step"
-        )
-        cure = (
-            "Call attached.step(epoch) at the start of each epoch, or step() at its end; if the "
-            "rate is to stand still, step(0) at the start silences this"
-        )
-        return [Finding(Kind.NOT_STEPPED, Severity.WARNING, (), text, cure, self.run.epoch)]
+def not_stepped(sites: Iterable[Site]) -> list[Finding]:
+    """The finding that schedules are moving and nobody has called ``step``; or nothing."""
+    for site in sites:
+        if site.moves and site.counter.trained and not site.run.stepped:
+            text = (
+                f"the rate of {site.key} is still {site.rate} in call {site.calls} of the layer, "
+                "since nobody has called step"
+            )
+            cure = (
+                "Call attached.step(epoch) at the start of each epoch, or step() at its end; if "
+                "the rate is to stand still, step(0) at the start silences this"
+            )
+            return [Finding(Kind.NOT_STEPPED, Severity.WARNING, (), text, cure, site.run.epoch)]
+    return []

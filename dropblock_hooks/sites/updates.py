@@ -26,6 +26,10 @@ from .site import Site
 
 _WRAPPED = ("_base_optimizer", "base_optimizer", "_optimizer", "original_optimizer", "optimizer")
 """Where timm's Lookahead, SAM, Lightning and Fabric, Opacus, accelerate keep their optimizer."""
+_APART = (
+    "each process would draw other numbers after the mean, and the processes' parameters would "
+    "part: use when='backward'"
+)
 
 
 def checked_optimizers(given: Any) -> list[Optimizer]:
@@ -65,8 +69,8 @@ def use_optimizers(
         if isinstance(hook, ParameterHook) and hook.site.regularizer.accumulates
     ]
     held = set().union(*map(_held, optimizers))
-    parameters = [(hook.site.key, module._parameters.get(hook.parameter)) for module, hook in hooks]
-    trained = {key: id(p) for key, p in parameters if p is not None and p.requires_grad}
+    parameters = {hook.site.key: module._parameters.get(hook.parameter) for module, hook in hooks}
+    trained = {key: id(p) for key, p in parameters.items() if p is not None and p.requires_grad}
     unheld = [key for key, parameter in trained.items() if parameter not in held]
     if optimizers and unheld and len(unheld) == len(trained):
         raise ValueError(
@@ -126,8 +130,6 @@ class StepHook:
     @torch.no_grad()
     def _regularize(self, optimizer: Any) -> None:
         """Regularize the gradients in the order of the spec, in place."""
-        if not (self.run.installed and self.run.enabled):
-            return
         held = _held(optimizer)
         entries: dict[Any, list[tuple[Site, Tensor, Tensor]]] = defaultdict(list)
         for reference, hook in self.hooks:
@@ -135,8 +137,12 @@ class StepHook:
             own = None if module is None else module._parameters.get(hook.parameter)
             if module is None or own is None or own.grad is None or id(own) not in held:
                 continue
-            if site.is_on(module.training):
-                refusal = shard_refusal(module) or _refusal(site, own.grad)
+            if site.acts(module.training):
+                refusal = shard_refusal(module)
+                if own.grad.layout is not torch.strided:
+                    refusal = NOT_DENSE
+                elif _draws_in_processes(site):
+                    refusal = _APART
                 if refusal is not None:
                     raise site.error(refusal)
                 entries[site.position].append((site, own, own.grad))
@@ -148,27 +154,20 @@ class StepHook:
                 norm["common_norm"] = common_norm([g for *_, g in entry], clip.norm_type)
             for site, parameter, grad in entry:
                 factor: Any = 1.0 if scale is None else scale
-                if isinstance(factor, Tensor):  # wide, so that bound * scale fits
+                if isinstance(factor, Tensor):
                     dtype = wide_dtype(grad.device)
                     factor = factor.to(grad.device, dtype, non_blocking=True).reshape(())
                 values = {**site.values, **norm}
-                new = regularize_grad(site, site.form_of(grad), values, grad, parameter, factor)
+                new = regularize_grad(site, None, values, grad, parameter, factor)
                 if new is not grad:
                     grad.copy_(new)
 
 
-def _refusal(site: Site, grad: Tensor) -> str | None:
-    """Why this gradient can't be regularized at a step, or None."""
-    if grad.layout is not torch.strided:
-        return NOT_DENSE
+def _draws_in_processes(site: Site) -> bool:
+    """Whether each process would draw other numbers, after the mean over processes was taken."""
     distributed = torch.distributed
     ready = distributed.is_available() and distributed.is_initialized()
-    if not site.regularizer.random or not ready or distributed.get_world_size() == 1:
-        return None
-    return (
-        "each process would draw other numbers after the mean, and the processes' parameters "
-        "would part: use when='backward'"
-    )
+    return site.regularizer.random and ready and distributed.get_world_size() > 1
 
 
 def _is_inside_a_step(optimizer: Any) -> bool:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dropblock_hooks import ActivationStats, GradientStats, attach
-from dropblock_hooks.sites.observe_operator import observe, observe_gradient
+from dropblock_hooks.sites.operator import observe, observe_gradient
 
 LAYOUTS = {
     "contiguous": lambda x: x,

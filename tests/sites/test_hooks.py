@@ -232,14 +232,14 @@ def test_a_regularizer_of_ones_own_sees_now():
         factor: float = 2.0
 
         def apply(self, x, now):
-            seen.update(p=now.p, layout=now.layout, training=now.training, input=now.input)
+            seen.update(p=now.p, layout=now.layout, input=now.input)
             return x * self.factor, x.numel()
 
     model = nn.Sequential(Returns(lambda x: x + 1))
     attached = attach(model, {"0": Peek(layout="NHWC")})
     x = torch.ones(2, 3)
     assert (model(x) == 4).all()
-    assert seen == {"p": 0.25, "layout": "NHWC", "training": True, "input": x}
+    assert seen == {"p": 0.25, "layout": "NHWC", "input": x}
     assert attached.sites[0].realized_rate == 1.0
 
 

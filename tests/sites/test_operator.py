@@ -62,7 +62,7 @@ def test_the_operators_of_activations_pass_torchs_check(name, layout, dtype):
     saved = (None, None) if linear else (x, layer_input)
     torch.library.opcheck(
         ops.regularize_backward.default,
-        (torch.ones_like(y), *saved, seed, row, *read(layout), True),
+        (torch.ones_like(y), *saved, seed, row, *read(layout)),
     )
 
 
@@ -79,7 +79,7 @@ def test_the_operators_of_gradients_pass_torchs_check(layout, dtype):
     assert torch.equal(y, x)
     assert row[1:].tolist() == [-0.1, 0.1]
     torch.library.opcheck(
-        ops.regularize_backward.default, (x, None, None, None, row, *read(layout), True)
+        ops.regularize_backward.default, (x, None, None, None, row, *read(layout))
     )
 
 
