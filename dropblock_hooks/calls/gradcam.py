@@ -8,10 +8,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from torch.utils._pytree import tree_map
 
-from ..axes.facts import ModelFacts
-from ..axes.grids import Grids
-from ..axes.options import AxisOptions
-from ..axes.reader import Reader
+from ..attachment.resolve import place
 from ..checks import check_option
 from ..planning.dry_run import arguments_of
 from ..planning.recording import recorded
@@ -19,9 +16,11 @@ from ..quoting import kind_of, listed, quote, shown
 from ..selectors.index import Index, Target
 from ..selectors.select import Select, Selector, match
 from ..selectors.wrappers import unwrap
+from ..sites.site import SiteError
+from ..spec.spec import Draft
 from ..warn import warn
-from .gradcam_layer import FeatureHook, Features, default_layers
-from .once import no_tensor, summary, undisturbed
+from .gradcam_layer import Features, LastMap, default_layers, features
+from .once import call_once, no_tensor, summary, undisturbed
 
 Wanted = int | Sequence[int] | Tensor | Callable[[Any], Tensor] | None
 METHODS = ("gradcam", "gradcam++", "layercam")
@@ -106,38 +105,41 @@ def gradcam(
         (https://ieeexplore.ieee.org/document/9462463).
     """
     check_option("method", method, METHODS)
-    options = AxisOptions(layout, grid, prefix_tokens)
-    options.check(2, "gradcam")
+    axes: dict[str, Any] = {"layout": layout, "grid": grid, "prefix_tokens": prefix_tokens}
+    observer = LastMap(gradients=True, detach=False, index=index, **axes)
     names = Index(unwrap(model))
     layers = [] if layer is None else [_named(layer, names)]
-    args, kwargs = arguments_of(x)
-    n, *size = _images([*args, *kwargs.values()])
-    facts, grids = ModelFacts(names), Grids()
+    given = arguments_of(x)
+    n, *size = _images([*given[0], *given[1].values()])
+    classes: Tensor | None = None
+
+    def forward() -> Any:
+        args, kwargs = tree_map(_copied, given)
+        return names.model(*args, **kwargs)
+
+    def loss(output: Any) -> Tensor:
+        nonlocal classes
+        scores, classes = _scores(output, target, n)
+        return scores.sum()
+
     with undisturbed(names.model):
-        args, kwargs = tree_map(_copied, (args, kwargs))
         if layer is None:
             with recorded(names.model) as calls, torch.no_grad():
-                output = names.model(*args, **kwargs)
+                output = forward()
             layers = default_layers(names, calls, output)[:_TRIES]
-        hooks = [
-            FeatureHook(each, Reader(options, facts.of(each, "output"), grids, spatial=2), index)
-            for each in layers
-        ]
-        handles = [each.layer.module.register_forward_hook(each) for each in hooks]
-        grids.watch(names.model)
-        try:
-            scores, classes = _scores(names.model(*args, **kwargs), target, n)
-            reached = {hook.edge: hook for hook in hooks if hook.edge is not None}
-            edges = list(reached)
-            found = torch.autograd.grad(scores.sum(), edges, allow_unused=True) if edges else ()
-        finally:
-            grids.unwatch(names.model)
-            for handle in handles:
-                handle.remove()
-        for hook, gradient in zip(reached.values(), found, strict=True):
-            hook.gradient = gradient
-        name, seen = _first_fit(hooks, n)
+        errors = []
+        for each in layers:
+            placements, *_ = place(names.model, Draft.of({each.name or ".": observer}))
+            try:
+                (site,) = call_once(names.model, placements, forward, loss)
+                seen = features(site, n)
+                break
+            except SiteError as error:
+                errors.append(error)
+        else:
+            raise _no_fit(errors)
         raw = weighted(seen, method).clamp(min=0)
+    name = each.name
     empty = [str(i) for i, map_ in enumerate(raw) if not bool(map_.any())]
     if empty:
         warn(
@@ -235,16 +237,10 @@ def _copied(value: Any) -> Any:
     return copied.requires_grad_().clone() if copied.is_floating_point() else copied
 
 
-def _first_fit(hooks: list[FeatureHook], images: int) -> tuple[str, Features]:
-    """The name of the first layer that Grad-CAM can use, and its features."""
-    errors = []
-    for hook in hooks:
-        try:
-            return hook.layer.name, hook.features(images)
-        except ValueError as error:
-            errors.append(error)
+def _no_fit(errors: list[SiteError]) -> ValueError:
+    """The error where Grad-CAM can use none of the layers that were tried."""
     if not errors:
-        raise ValueError("no layer of the model gives a map: Grad-CAM needs one")
+        return ValueError("no layer of the model gives a map: Grad-CAM needs one")
     if len(errors) == 1:
-        raise errors[0]
-    raise ValueError(f"no layer fits, of {len(errors)} tried; name one by layer=. {errors[0]}")
+        return errors[0]
+    return ValueError(f"no layer fits, of {len(errors)} tried; name one by layer=. {errors[0]}")

@@ -2,22 +2,18 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves
 
-from ..axes.reader import Reader
-from ..axes.view import NAMELESS
-from ..checkpointing import NO_TASK, graph_task
 from ..planning.recording import LayerCalls
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.select import match
-from ..selectors.wrappers import bare_type
-from ..sites import indexing
+from ..sites.site import Site
 from ..tables import shown
+from .once import Once
 
 _NO_FEATURES = re.compile("Norm|Pool|Permute|Transpose|Flatten|Drop|Identity")  # without layers
 
@@ -29,68 +25,52 @@ class Features(NamedTuple):
     gradient: Tensor
 
 
-class FeatureHook:
-    """Forward hook of a layer: keeps the output of its last call, for the gradient there.
+class LastMap(Once):
+    """Keeps the last output of a layer with its graph, from which its channels are read."""
 
-    Attributes:
-        edge: the place of the output in the autograd graph; None if it can't get a gradient.
-        gradient: its gradient; None if the scores do not depend on the output.
+    whole: ClassVar[bool] = False
+    channelwise: ClassVar[bool] = True
+    spatial: ClassVar[int | None] = 2
+
+    @property
+    def label(self) -> str:
+        return "gradcam"
+
+
+def features(site: Site, images: int) -> Features:
+    """Return the activations and the gradient that a `LastMap` has kept.
+
+    Raises:
+        SiteError: if the layer has no map, is not called, or gets no gradient.
     """
-
-    def __init__(self, layer: Target, reader: Reader, index: int | str | None) -> None:
-        self.layer, self._reader, self._index = layer, reader, index
-        self.edge: GradientEdge | None = None
-        self.gradient: Tensor | None = None
-        self._value = torch.empty(0)
-        self._why = "it is never called in this forward"
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
-        if graph_task() != NO_TASK:
-            return None  # a checkpoint recomputes the layer
-        self.edge = None
-        self._why = "its output does not reach the scores: it is not used, or cut off by detach()"
-        try:
-            x = indexing.get(output, self._index)
-        except ValueError as error:
-            self._why = f"the output {error}"
-            return None
-        if not torch.is_grad_enabled():
-            return None
-        try:
-            self._reader.view(x)
-        except ValueError as error:
-            self._why = str(error)
-            return None
-        self._value = x.detach().clone()
-        # the layers behind may change the copy in place
-        copied = (x if x.requires_grad else x.detach().requires_grad_()).clone()
-        self.edge = get_gradient_edge(copied)
-        return indexing.put(output, self._index, copied)
-
-    def features(self, images: int) -> Features:
-        """The last activations and their gradient, or a ValueError that says why not."""
-        if self.gradient is None:
-            raise self._error(self._why)
-        view = self._reader.last or NAMELESS
-        wide = torch.promote_types(self._value.dtype, torch.float32)
-        x, grad = view.take(self._value).to(wide), view.take(self.gradient).to(wide)
-        if x.shape[2:] == (1, 1) or len(x) != images:
-            raise self._error(
-                f"it must give a map of several positions for each of {images} images, got "
-                f"{len(x)} of {shown(tuple(x.shape[2:]))}"
-            )
-        if not (x.isfinite().all() and grad.isfinite().all()):
-            raise self._error("its output, or the gradient there, holds NaN or Inf")
-        if not grad.any():
-            raise self._error(
-                "the gradient is 0 at all places of its map: the scores do not depend on it (a "
-                "head that reads the class token only, or with weights of 0? saturated units?)"
-            )
-        return Features(x, grad)
-
-    def _error(self, cause: str) -> ValueError:
-        kind, name = bare_type(self.layer.module).__name__, self.layer.name or "."
-        return ValueError(f"gradcam on {kind} '{name}': {cause}")
+    calls = site.bound.result()
+    if not calls:
+        raise site.error("it is never called in this forward")
+    value, grad = calls[-1].value.detach(), calls[-1].grad
+    if grad is None:
+        raise site.error(
+            "its output does not reach the scores: it is not used, or cut off by detach() or "
+            "no_grad()"
+        )
+    try:
+        view = site.reader.last or site.reader.view(calls[-1].value)
+    except ValueError as error:
+        raise site.error(error) from None
+    wide = torch.promote_types(value.dtype, torch.float32)
+    x, grad = view.take(value).to(wide), view.take(grad).to(wide)
+    if x.shape[2:] == (1, 1) or len(x) != images:
+        raise site.error(
+            f"it must give a map of several positions for each of {images} images, got "
+            f"{len(x)} of {shown(tuple(x.shape[2:]))}"
+        )
+    if not (x.isfinite().all() and grad.isfinite().all()):
+        raise site.error("its output, or the gradient there, holds NaN or Inf")
+    if not grad.any():
+        raise site.error(
+            "the gradient is 0 at all places of its map: the scores do not depend on it (a head "
+            "that reads the class token only, or with weights of 0? saturated units?)"
+        )
+    return Features(x, grad)
 
 
 def default_layers(names: Index, calls: Mapping[str, LayerCalls], output: Any) -> list[Target]:
