@@ -31,10 +31,7 @@ class LastMap(Once):
     whole: ClassVar[bool] = False
     channelwise: ClassVar[bool] = True
     spatial: ClassVar[int | None] = 2
-
-    @property
-    def label(self) -> str:
-        return "gradcam"
+    caller: ClassVar[str] = "gradcam"
 
 
 def features(site: Site, images: int) -> Features:

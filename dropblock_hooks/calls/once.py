@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,11 @@ from ..sites.site import Site
 class Once(Capture):
     """A `Capture` for one call, which may stand beside another one."""
 
+    caller: ClassVar[str] = "capture"
+
     @property
     def label(self) -> str:
-        return "capture"
+        return self.caller
 
     def __repr__(self) -> str:
         return self.label
@@ -129,17 +131,14 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def _paused(model: nn.Module) -> Iterator[None]:
     """Switch all sites off; unlike `Attachment.paused`, this does not appear in the report."""
-    sites = [site for attached in attachments(model) for site in attached]
-    runs = list({id(site.run): site.run for site in sites}.values())
-    before = [(run, run.enabled, run.stepped) for run in runs]
     with ExitStack() as stack:
-        for counter in (*(s.counter for s in sites), *(r.counter for r in runs)):
-            stack.callback(setattr, counter, "evaluated", counter.evaluated)
-        try:
-            for run in runs:
-                run.enabled = False
-                run.stepped = True  # otherwise this looks like a validation
-            yield
-        finally:
-            for run, *was in before:
-                run.enabled, run.stepped = was
+        for site in (site for attached in attachments(model) for site in attached):
+            run = site.run
+            for owner, name in (
+                *((run, "enabled"), (run, "stepped")),
+                *((run.counter, "evaluated"), (site.counter, "evaluated")),
+            ):
+                stack.callback(setattr, owner, name, getattr(owner, name))
+            run.enabled = False
+            run.stepped = True  # otherwise this looks like a validation
+        yield

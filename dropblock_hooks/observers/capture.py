@@ -24,11 +24,10 @@ class Record(NamedTuple):
 
     Attributes:
         epoch: the time of the call.
-        call: its number among the calls that the site has seen, from 0.
-        value: the floating-point tensors in the output of the layer, with its nesting, and None in
-            other places; None where activations are not kept.
-        grad: the gradients of these tensors, with the same nesting; None before a backward, and
-            where no gradient has come.
+        call: the number of the call, counted from 0.
+        value: the output of the layer with its nesting. Objects other than floating-point tensors
+            are None; all is None where activations are not kept.
+        grad: the gradients of these tensors, with the same nesting; None before a backward.
         training: whether the layer was in training mode.
     """
 
@@ -82,24 +81,23 @@ class Capture(Observer):
         4 (8, 3) (8, 3)
 
     Args:
-        gradients: keep the gradients of the values. They are as autograd has them: under AMP, of
-            the scaled loss. A gradient is that of the value that is kept, so the gradient
-            regularizers of this layer have changed it, also with ``when="before"``. In a reentrant
-            checkpoint they are an error. In compiled code inside a checkpoint, gradients are
-            matched with calls last call first.
+        gradients: keep the gradients of the values, under AMP those of the scaled loss. The
+            gradient regularizers of this layer have changed them, also with ``when="before"``.
+            Reentrant checkpoints are refused. In compiled code inside a checkpoint, the gradients
+            of the last call must come first.
         activations: keep the values.
         every: look at each n-th call of the layer, the first one included.
-        keep: how many records, the last ones; None keeps all, so that memory grows.
-        reduce: keep less of each tensor: its ``"mean"`` or ``"norm"`` over all axes but the first,
-            its mean over the positions of each channel (``"channels"``, a tensor (N, C)), or what a
-            function of the tensor returns, which can't be written to a file.
-        device: where they are kept; by default where they are.
-        dtype: as what they are kept, ``"float16"`` say; by default as they are.
-        detach: False keeps the graph of the values, and all memory that it holds, until other
-            records take their place. Compiled code refuses it.
-        when, at, index, layout, grid, prefix_tokens: as of every `Observer`. At the input, without
+        keep: the number of records, the last ones; None keeps all, so that memory grows.
+        reduce: keep the ``"mean"`` or ``"norm"`` of each tensor over all axes but the first, the
+            mean of each channel (``"channels"``, a tensor (N, C)), or the result of a function of
+            the tensor. A function can't be written to a file.
+        device: the device of the kept tensors; by default their own.
+        dtype: the type of the kept tensors, such as ``"float16"``; by default their own.
+        detach: False keeps the autograd graph of the values, and its memory, until other records
+            take their place. Compiled code refuses it.
+        when, at, index, layout, grid, prefix_tokens: as for every `Observer`. At the input, without
             `index`, the value is ``(arguments, keywords)``.
-        active: in training alone (``"train"``), or ``"always"``.
+        active: ``"train"`` or ``"always"``.
     """
 
     gradients: bool = False

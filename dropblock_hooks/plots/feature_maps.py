@@ -63,15 +63,12 @@ def plot_feature_maps(
         sheet[top : top + height, left : left + width] = maps[channel]
         ax.text(left, top - 1, str(channel), fontsize=9, va="bottom", ha="left")
     low, high = (float(edge) for edge in seen[seen.isfinite()].aminmax())
-    signed = low < 0 < high
-    bound = max(-low, high)
-    drawn = ax.imshow(
-        sheet.numpy(),
-        cmap="RdBu_r" if signed else "viridis",
-        vmin=-bound if signed else low,
-        vmax=bound if signed else high,
-        interpolation="nearest",
-    )
+    colors = "viridis"
+    if low < 0 < high:
+        colors, high = "RdBu_r", max(-low, high)
+        low = -high
+    scale: dict[str, Any] = {"cmap": colors, "vmin": low, "vmax": high}
+    drawn = ax.imshow(sheet.numpy(), interpolation="nearest", **scale)
     ax.set_title(f"{title}\n{len(channels)} of {len(maps)} channels, {height} × {width}", pad=14)
     ax.set_axis_off()
     figure.colorbar(drawn, ax=ax, label=label, fraction=0.05, shrink=0.8)
