@@ -157,7 +157,7 @@ def test_any_file(net, tmp_path, hook_count, n):
             texts.append(outcome(net, path))
         except BaseException as error:
             raise AssertionError(f"{data[:2000]!r}") from error
-    assert n / 50 < texts.count(None) < n / 2  # some are still specs
+    assert 0 < texts.count(None) < n / 2  # some are still specs
     assert hook_count(net) == 0
 
 
