@@ -107,7 +107,8 @@ def gradcam(
     check_option("method", method, METHODS)
     axes: dict[str, Any] = {"layout": layout, "grid": grid, "prefix_tokens": prefix_tokens}
     observer = LastMap(gradients=True, detach=False, index=index, **axes)
-    names = Index(unwrap(model))
+    base = unwrap(model)
+    names = Index(base)
     layers = [] if layer is None else [_named(layer, names)]
     given = arguments_of(x)
     n, *size = _images([*given[0], *given[1].values()])
@@ -115,23 +116,23 @@ def gradcam(
 
     def forward() -> Any:
         args, kwargs = tree_map(_copied, given)
-        return names.model(*args, **kwargs)
+        return base(*args, **kwargs)
 
     def loss(output: Any) -> Tensor:
         nonlocal classes
         scores, classes = _scores(output, target, n)
         return scores.sum()
 
-    with undisturbed(names.model):
+    with undisturbed(base):
         if layer is None:
-            with recorded(names.model) as calls, torch.no_grad():
+            with recorded(base) as calls, torch.no_grad():
                 output = forward()
             layers = default_layers(names, calls, output)[:_TRIES]
         errors = []
         for each in layers:
-            placements, *_ = place(names.model, Draft.of({each.name or ".": observer}))
+            placements, *_ = place(base, Draft.of({each.name or ".": observer}))
             try:
-                (site,) = call_once(names.model, placements, forward, loss)
+                (site,) = call_once(base, placements, forward, loss)
                 seen = features(site, n)
                 break
             except SiteError as error:

@@ -15,7 +15,7 @@ from ..checks import as_count, as_number, check_option
 from ..quoting import quote, shown
 from ..registry import register
 from .base import Observer, Seen, State
-from .watched import Watched, bounded, can_die
+from .watched import Watched
 
 RULES = (
     "nonfinite",
@@ -125,9 +125,7 @@ class Watchdog(Observer):
         return {"watched": Watched()}
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
-        watched: Watched = state["watched"]
-        watched.can_die = "dead" in self.names and can_die(module)
-        watched.bounds = bounded(module) if "saturated" in self.names else None
+        state["watched"].look(module, self.names)
 
     def update(self, state: State, seen: Seen) -> None:
         watched: Watched = state["watched"]

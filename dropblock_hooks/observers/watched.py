@@ -85,6 +85,14 @@ class Watched:
             with torch.device("cpu"):
                 self.units = {"alive": torch.zeros(0, dtype=torch.bool)}
 
+    def look(self, module: nn.Module, rules: Sequence[str]) -> None:
+        """Find out which rules look at this layer."""
+        name = type(module).__name__.lower()
+        self.can_die = "dead" in rules and name in _CAN_DIE
+        # the bound of a ReLU6 at 0 is where its dead channels are
+        relu = name == "relu6" or (isinstance(module, nn.Hardtanh) and name != "hardtanh")
+        self.bounds = bounds_of(module) if "saturated" in rules and not relu else None
+
     def see(self, seen: Seen) -> None:
         """Add one call of the layer."""
         time = self.at = Clock.of(seen.shared).tick()
@@ -148,19 +156,6 @@ class Watched:
             self.norm += norm
         else:
             self.grad_bad = min(self.grad_bad, time)
-
-
-def can_die(module: nn.Module) -> bool:
-    """Whether the layer is an activation that is zero on one side."""
-    return type(module).__name__.lower() in _CAN_DIE
-
-
-def bounded(module: nn.Module) -> tuple[float, float] | None:
-    """Return the bounds of an activation; None for a ReLU6, whose zeros mean dead or alive."""
-    name = type(module).__name__.lower()
-    if name == "relu6" or (isinstance(module, nn.Hardtanh) and name != "hardtanh"):
-        return None
-    return bounds_of(module)
 
 
 def _largest_norm(tensors: Sequence[Tensor]) -> Tensor | None:
