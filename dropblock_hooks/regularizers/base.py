@@ -18,7 +18,7 @@ from .rates import Range, RateLike, checked_rate, hints_of, ranges_of
 
 
 class Now:
-    """What ``apply`` knows of one call: the rate fields by name, as floats, and the attributes.
+    """The arguments of ``apply`` in a call: the rates by name, as floats, and these attributes.
 
     Attributes:
         input: the layer's first input; for ``at="input"`` the regularized value itself.
@@ -74,7 +74,7 @@ class Regularizer:
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict; for inputs also the keyword.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
-            for tokens. ``"auto"`` reads them from the model, and refuses where it can't.
+            for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: size of the map that tokens form, ``(height, width)``; None asks the model.
         prefix_tokens: number of class and register tokens before the map, which are left alone;
             None asks the model.
@@ -121,7 +121,7 @@ class Regularizer:
         return f"a parameter has no {missing}, which {self.label} needs"
 
     def bind(self) -> Callable[[Tensor, Now], Applied]:
-        """Return the callable of one site: ``apply``, or an object with a state of its own.
+        """Return the callable of a site: ``apply``, or an object with a state of its own.
 
         `Attachment.set` calls it again. The new object takes over the state of the old one if both
         have ``state_dict`` and ``load_state_dict``.
@@ -138,7 +138,7 @@ class Regularizer:
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        if {"apply", "bind"} & vars(cls).keys():  # what is inherited describes another `apply`
+        if {"apply", "bind"} & vars(cls).keys():  # inherited values describe another `apply`
             cls.linear = vars(cls).get("linear", False)
             cls.idle_at_zero = vars(cls).get("idle_at_zero", False)
 
@@ -168,7 +168,7 @@ class Regularizer:
 
     @property
     def axes(self) -> AxisOptions:
-        """What the user says about the axes."""
+        """The options about the axes."""
         return AxisOptions(self.layout, self.grid, self.prefix_tokens)
 
     @property

@@ -121,7 +121,7 @@ class Foreign(Regularizer):
 
 
 class _Hosted:
-    """The module of one site. It is no child of the model."""
+    """The module of a site. It is no child of the model."""
 
     def __init__(self, module: nn.Module, rates: tuple[str, ...]) -> None:
         self.module = module.train()
@@ -142,7 +142,7 @@ def _counted(function: Callable[[Tensor], Tensor], x: Tensor) -> Applied:
     nonzero = x.detach() != 0  # before a call that may work in place
     y = function(x)
     if getattr(y, "shape", None) != x.shape:
-        return y, None  # the site refuses what is no tensor of this shape
+        return y, None  # the site refuses it
     share = ((y.detach() == 0) & nonzero).sum() / nonzero.sum().clamp_min(1)
     return y, (share * y.numel()).round().long()
 

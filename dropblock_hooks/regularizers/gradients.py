@@ -1,8 +1,7 @@
 """Regularizers of gradients: of the activation at a layer, or of parameters (``param:`` selectors).
 
-At a layer, the backward of an identity function regularizes the gradient of what the layer returns.
-The layer itself and all layers before it receive the new gradient. A list acts in written order.
-Across layers, the order of the backward decides. The rates are those of the forward.
+At a layer, the gradient of its output is regularized, with the rates of the forward. The layer
+itself and all layers before it receive the new gradient. A list acts in written order.
 
 The gradient of a parameter is regularized in each backward, before DistributedDataParallel averages
 it. With ``when="accumulated"``, the accumulated, averaged and unscaled gradient is regularized once
@@ -42,7 +41,7 @@ from .rates import NonNegative, Positive, Probability, Rate
 
 @dataclass(frozen=True, repr=False)
 class OnGradients:
-    """Mix-in of regularizers of gradients, also for those of your own.
+    """Mix-in of regularizers of gradients, also for your own.
 
     Example:
         >>> @register
@@ -88,7 +87,7 @@ class ClampGrad(OnGradients, Regularizer):
         check_bounds(values.get("min"), values.get("max"))
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        bounds = (vars(now).get("min"), vars(now).get("max"))  # without those that are None
+        bounds = (vars(now).get("min"), vars(now).get("max"))
         low, high = (None if bound is None else bound * now.grad_scale for bound in bounds)
         largest = largest_magnitude(x, low is not None, high is not None)
         now.norms = unscaled(largest, now.grad_scale)
@@ -228,17 +227,17 @@ class _OfParameters(OnGradients):
 class AdaptiveClipGrad(_OfParameters, Regularizer):
     """Scales gradients of parameters down to a share of the weights' norm, unit by unit.
 
-    A unit is a row of a weight; a parameter of one axis is one unit. The norms that the report
-    shows are those of gradients divided by those of weights. The paper leaves the last linear layer
-    out. See `functional.adaptive_clip_grad`. Brock et al., 2021, "High-Performance Large-Scale
-    Image Recognition Without Normalization" (https://arxiv.org/abs/2102.06171).
+    A unit is a row of a weight, or a parameter with a single axis. The report shows the norms of
+    gradients divided by the norms of weights. The paper leaves the last linear layer out. See
+    `functional.adaptive_clip_grad`. Brock et al., 2021, "High-Performance Large-Scale Image
+    Recognition Without Normalization" (https://arxiv.org/abs/2102.06171).
 
     Example:
         >>> AdaptiveClipGrad(0.02)
         AdaptiveClipGrad(clip_factor=0.02, eps=0.001, norm_type=2.0)
 
     Args:
-        clip_factor: largest ratio of the norm of a unit's gradient to that of its weights.
+        clip_factor: largest ratio of the gradient norm of a unit to the norm of its weights.
         eps: least norm that a unit's weights count with, above 0.
         norm_type: order of the norms; inf allowed.
     """
@@ -264,7 +263,7 @@ class AdaptiveClipGrad(_OfParameters, Regularizer):
 class CentralizeGrad(_OfParameters, Regularizer):
     """Takes the mean of each row away from gradients of weights; see `functional.centralize_grad`.
 
-    Parameters whose rows have one value are left as they are: biases, those of norms, scales of
+    It does not change parameters whose rows have one value: biases, parameters of norms, scales of
     channels. Yong et al., 2020, "Gradient Centralization" (https://arxiv.org/abs/2004.01461).
 
     Example:

@@ -100,7 +100,7 @@ def unit_dropped(regularizer: Regularizer) -> str | None:
 
 
 def rate_attribute(module: nn.Module) -> str | None:
-    """The attribute that holds the rate of a layer, and can be set; None where there is none."""
+    """The attribute that holds the rate of a layer, and can be set; or None."""
     for name in RATES:
         static = inspect.getattr_static(type(module), name, None)
         fixed = isinstance(static, property) and static.fset is None
@@ -110,7 +110,7 @@ def rate_attribute(module: nn.Module) -> str | None:
 
 
 def in_place_of(module: nn.Module) -> Regularizer | None:
-    """The regularizer of this package that drops what the layer drops; None where it is unknown.
+    """The regularizer of this package that drops as the layer does; None if that is unknown.
 
     Torch's dropouts are recognized by their ``forward``, drop paths by the name of their class.
     """
@@ -142,7 +142,7 @@ def is_read(base: nn.Module, names: Iterable[str], attribute: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _source(cls: Any) -> str | None:
-    """The source of all methods of a class; None where that of one is missing."""
+    """The source of all methods of a class; None if a method has no source."""
     bases = cls.__mro__[: cls.__mro__.index(nn.Module)]
     methods = [each for base in bases for each in vars(base).values() if inspect.isfunction(each)]
     try:

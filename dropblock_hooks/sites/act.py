@@ -1,4 +1,4 @@
-"""What a site does with one tensor in eager mode: regularize it, and count.
+"""Regularizes a tensor in eager mode, or shows it to an observer, and counts.
 
 Compiled code runs the same functions, inside the operators of `operator`.
 """
@@ -32,7 +32,7 @@ def act(site: Site, x: Tensor, given: Any, training: bool) -> Tensor:
     """
     if torch._C._are_functorch_transforms_active() or torch._C._is_tracing():
         refuse_tracing(site, training)
-    if site.idle:  # neither the layout nor the mask matters
+    if site.idle:  # without reading the layout or drawing a mask
         site.count_idle(x.numel())
         return x
     if site.regularizer.acts_on == "activation":
@@ -104,7 +104,7 @@ def perform(
 
 
 def may_get_gradient(x: Tensor) -> bool:
-    """Whether a gradient may be computed for what is made of this tensor now."""
+    """Whether autograd may compute a gradient for this tensor."""
     # inside torch.func.grad the tensor does not tell: an outer transform may want its gradient
     asked = x.requires_grad or (not is_compiling() and is_transformed(x))
     return asked and torch.is_grad_enabled()
@@ -120,9 +120,9 @@ def regularize_grad(
 ) -> Any:
     """Regularize the gradient of an activation or a parameter, and count it.
 
-    Once the attachment is switched off or removed, the gradient is returned as it is; so is None,
-    which an autograd function may return. `values` are the rates of the forward, and `scale` is the
-    factor of the loss; None asks the GradScaler.
+    A paused or removed attachment returns it unchanged. An autograd function may return None.
+    `values` are the rates of the forward. `scale` is the factor of the loss; None asks the
+    GradScaler.
     """
     run = site.run
     if grad is None or not (run.installed and run.enabled):
@@ -172,7 +172,7 @@ def see(
 def see_gradient(site: Site, grad: Tensor | None, at: int = 0, ticket: int | None = None) -> None:
     """Hand a gradient to an observer, and count it if the observer sees no values.
 
-    The gradient is None if nothing was made of the tensor. For `at` and `ticket` see `Seen`.
+    The gradient of an unused tensor is None. For `at` and `ticket` see `Seen`.
     """
     run, observer = site.run, site.bound.observer
     if grad is None or not (has_data(grad) and run.installed and run.enabled):
@@ -218,7 +218,7 @@ def refuse_tracing(site: Site, training: bool) -> None:
     if site.is_on(training) and (tracing or refused or transformed):
         raise site.error(
             "active regularizers can't be used in torch.jit.trace, torch.func.vmap, "
-            "torch.func.jvp or a compiled torch.func transform, nor regularizers of gradients in "
-            "torch.export: call model.eval() before, without active='always' and always(), or use "
-            "`with attached.paused():`"
+            "torch.func.jvp or a compiled torch.func transform, and regularizers of gradients "
+            "can't be used in torch.export: call model.eval() before, without active='always' and "
+            "always(), or use `with attached.paused():`"
         )

@@ -24,7 +24,7 @@ from ..checks import as_number
 from ..functional.masks import wide_dtype
 
 _PER_OCTAVE, _LOWEST, _OCTAVES = 4, -64, 128
-_LAST = _PER_OCTAVE * _OCTAVES + 1  # the bin above all others; bin 0 is that of zeros
+_LAST = _PER_OCTAVE * _OCTAVES + 1  # the bin above all others; zeros are in bin 0
 _MOST_NORMS = 64  # tensors of norms that wait to be counted together
 
 
@@ -75,12 +75,12 @@ class Norms:
 
     @property
     def mean(self) -> float | None:
-        """The mean; None where there are no norms."""
+        """The mean; None without norms."""
         return self.total / self.count if self.bins else None
 
     @property
     def largest(self) -> float | None:
-        """The largest norm, within 9 %; None where there are no norms."""
+        """The largest norm, within 9 %; None without norms."""
         return self.quantile(1.0)
 
     def quantile(self, q: float) -> float | None:
@@ -108,7 +108,7 @@ class Norms:
 
 
 class Snapshot(NamedTuple):
-    """The totals of a counter at one moment, or what was counted between two moments.
+    """The totals of a counter at a moment, or their growth between two moments.
 
     Attributes:
         evaluated: calls of the layer in evaluation mode.
@@ -141,7 +141,7 @@ class Snapshot(NamedTuple):
         return Norms(self.cells)
 
     def plus(self, other: Snapshot, sign: int = 1) -> Snapshot:
-        """The sum, for example over ranks, or with ``sign=-1`` what was counted since `other`."""
+        """The sum, for example over ranks, or with ``sign=-1`` the growth since `other`."""
         cells = self.cells or other.cells
         if self.cells and other.cells:
             cells = [a + sign * b for a, b in zip(self.cells, other.cells, strict=True)]
@@ -159,13 +159,13 @@ class Snapshot(NamedTuple):
 
 @dataclass(frozen=True)
 class Totals:
-    """What one counter holds, read at one moment.
+    """The numbers of a counter, read at a moment.
 
     Attributes:
-        life: since attaching, with what a loaded state had counted.
+        life: since attaching, including the counts of a loaded state.
         window: since the epoch began, or since attaching or loading; elements also since ``set``.
-        closed: the window before; empty where there is none.
-        map_size: the spatial size of the last tensor; None where there is none.
+        closed: the window before; empty in the first window.
+        map_size: the spatial size of the last tensor; None before the first.
         map_varies: whether other sizes came before.
     """
 
@@ -227,7 +227,7 @@ class Counter:
             affected: the number of affected elements; None if it is unknown.
             total: the number of all elements.
             rate: the nominal rate.
-            size: the spatial size of the tensor, where it is a map.
+            size: the spatial size of a map; None for other tensors.
             norms: of a gradient, before it was bounded; some may not be finite.
         """
         self.active += 1

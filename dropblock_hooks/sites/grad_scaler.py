@@ -1,4 +1,4 @@
-"""The GradScaler that multiplies the loss: unwrapped, read, and reported where it is missing."""
+"""Finds the GradScaler that multiplies the loss, reads its scale, and reports a forgotten one."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def checked_scaler(given: Any) -> Any:
         level = [getattr(x, name) for x in level for name in _WRAPPED if hasattr(x, name)]
     raise TypeError(
         f"grad_scaler must have get_scale(), got {type(given).__name__}: give the "
-        "torch.amp.GradScaler itself, or what holds it as .scaler or ._scaler; or False, "
-        "where the loss is not scaled"
+        "torch.amp.GradScaler itself, or an object that holds it as .scaler or ._scaler; or "
+        "False, if the loss is not scaled"
     )
 
 
 class LossScale:
-    """What is known of the GradScaler of an attachment.
+    """The GradScaler of an attachment.
 
     Attributes:
         scaler: the GradScaler; False where the loss is not scaled; None where nobody has said.

@@ -22,7 +22,7 @@ from .site import Site
 
 
 class Turn(IntEnum):
-    """When a hook is called among those of its layer; the backward goes the other way round."""
+    """The place of a hook among the hooks of its layer. The backward meets them in reverse."""
 
     FIRST = 0
     BEFORE = 1
@@ -40,7 +40,7 @@ class SiteHook:
     Attributes:
         parameter: the name of the parameter, if it is for one.
         plain: whether it is called with the tensor itself as its last argument.
-        turn: when it is called among those of its layer.
+        turn: its place among the hooks of its layer.
     """
 
     parameter: str | None = None
@@ -60,7 +60,7 @@ class SiteHook:
         if not site.enter(module.training):
             return None
         if site.idle and self.plain and type(given[-1]) is Tensor and not torch._C._is_tracing():
-            site.count_idle(given[-1].numel())  # neither the layout nor the mask matters
+            site.count_idle(given[-1].numel())  # without reading the layout or drawing a mask
             return None
         callback = set_eval_frame(None)  # after a graph break, dynamo would compile what we call
         try:
@@ -70,7 +70,7 @@ class SiteHook:
 
     @property
     def run(self) -> Run:
-        """What the sites of the attachment share."""
+        """The state that the sites of the attachment share."""
         return self.site.run
 
     @property
@@ -92,7 +92,7 @@ class SiteHook:
         return all(hook is not self for hook in hooks_of(module))
 
     def put(self, module: nn.Module) -> None:
-        """Put in place what the site sets on the module: a rate, or the hook of a parameter."""
+        """Set the rate of the module, or hook its parameter again."""
 
     def look(self, module: nn.Module) -> None:
         """Let an observer look at the layer."""
@@ -102,10 +102,10 @@ class SiteHook:
     def pick(self, given: tuple[Any, ...]) -> tuple[Any, indexing.Index, Tensor]:
         """Return the value that holds the tensor, the index in it, and the tensor.
 
-        `given` is what torch calls a hook with, but for the module.
+        `given` are the arguments of a hook of torch after the module.
 
         Raises:
-            SiteError: where there is no such tensor.
+            SiteError: if there is no such tensor.
         """
         site, index, value = self.site, self.site.regularizer.index, given[-1]
         what = "the output"
@@ -119,13 +119,13 @@ class SiteHook:
             raise site.error(f"{what} {error}") from None
 
     def _act(self, module: nn.Module, *given: Any) -> Any:
-        """Run the regularizer; `given` are the arguments of a hook of torch, but for the module."""
+        """Run the regularizer; `given` are the arguments of a hook of torch after the module."""
         raise NotImplementedError
 
     def _compile(self, module: nn.Module, *given: Any) -> Any:
         """Run while torch.compile or torch.export traces.
 
-        A site that is off in this mode leaves the graph as it is.
+        A site that is off in this mode adds nothing to the graph.
         """
         site = self.site
         check_version()
@@ -136,8 +136,8 @@ class SiteHook:
 def put_on(module: nn.Module, hook: Any, at_input: bool, with_kwargs: bool = False) -> None:
     """Put a hook on a layer, where its turn is.
 
-    Regularizers of activations stand in written order. Those of gradients stand in reverse order,
-    because the backward meets them the other way round. Hooks of others stay where they are.
+    Regularizers of activations stand in written order. Regularizers of gradients stand in reverse
+    order, because the backward meets them in reverse. Hooks of other libraries keep their places.
     """
     hooks = module._forward_pre_hooks if at_input else module._forward_hooks
     turns = {key: getattr(ours(there), "turn", Turn.FIRST) for key, there in hooks.items()}
@@ -170,7 +170,7 @@ class LayerHook(SiteHook):
         if needs_input and _gives_back(module, layer_input, x):
             raise site.error(
                 "the layer gives its input back, which it may have changed in place, and "
-                f"{site.regularizer.label} needs it as it was: work out of place there "
+                f"{site.regularizer.label} needs the unchanged input: work out of place there "
                 "(x = x + y for x += y)"
             )
         run = operator.regularize if is_compiling() else act
@@ -192,7 +192,7 @@ def _gives_back(module: nn.Module, given: Any, output: Tensor) -> bool:
 
 
 def ours(hook: Any) -> Any:
-    """The hook of ours whose method is registered; what is none of ours as it is."""
+    """The `SiteHook` or model hook behind a registered method; other hooks are returned."""
     owner = getattr(hook, "__self__", None)
     return owner if isinstance(getattr(owner, "turn", None), Turn) else hook
 

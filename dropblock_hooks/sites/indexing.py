@@ -1,4 +1,4 @@
-"""Tensors inside what a layer takes or returns: found, and replaced in a copy."""
+"""Finds tensors in the inputs and outputs of a layer, and replaces them in a copy."""
 
 import copy
 import dataclasses
@@ -19,7 +19,7 @@ def get(value: Any, index: Index) -> Tensor:
     """The floating-point tensor itself, or at `index` of a tuple, list, dict or dataclass.
 
     Raises:
-        ValueError: where there is none; the message says what there is.
+        ValueError: if there is no such tensor; the message describes the value.
     """
     found = value
     if index is not None:
@@ -53,7 +53,7 @@ def put(value: Any, index: Index, new: Tensor) -> Any:
         # the constructor of a named tuple may take other arguments
         return kind._make(items) if hasattr(kind, "_fields") else kind(items)
     if is_compiling():  # torch.compile can't trace copy.copy
-        if dataclasses.is_dataclass(value):  # some are mappings, too: those of Hugging Face
+        if dataclasses.is_dataclass(value):  # the outputs of Hugging Face are mappings, too
             if not all(f.init for f in dataclasses.fields(value)):
                 raise TypeError("compiled code can't copy a dataclass with fields of init=False")
             return dataclasses.replace(value, **{str(index): new})  # type: ignore[type-var]
@@ -61,7 +61,7 @@ def put(value: Any, index: Index, new: Tensor) -> Any:
     else:
         changed = copy.copy(value)
     if isinstance(index, str) and not isinstance(value, Mapping):
-        object.__setattr__(changed, index, new)  # also where it is frozen
+        object.__setattr__(changed, index, new)  # also of a frozen class
     else:
         changed[index] = new
     return changed
@@ -71,7 +71,7 @@ class Nested:
     """All floating-point tensors in a nested value. Calling it puts others in their places.
 
     Attributes:
-        tensors: what the value holds now.
+        tensors: the tensors in the value.
     """
 
     def __init__(self, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""The hook of an observer: it sees what a layer returns, or takes, and the gradient of its output.
+"""The hook of an observer: it sees the output of a layer and its gradient, or the input.
 
 Eager code calls the `Watch` of the site directly, compiled code through `operator`. Both run the
 same Python.
@@ -40,7 +40,7 @@ class ObserveHook(SiteHook):
         put_on(module, self, at_input=self.site.at == "input", with_kwargs=True)
 
     def _act(self, module: nn.Module, *given: Any) -> Any:
-        if torch._C._is_tracing():  # a traced program has nowhere to keep what is seen
+        if torch._C._is_tracing():  # a traced program has no place for the state
             return None
         tensors, put, nesting = self._found(given)
         if not all(map(has_data, tensors)):

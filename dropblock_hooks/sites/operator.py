@@ -7,12 +7,12 @@ in eager mode, with the rates of now. So one graph serves all rates. ``regulariz
 the same with the gradient, with the rates of the forward. ``note`` counts a call in which nothing
 is done. ``observe`` and ``observe_gradient`` hand tensors to an observer.
 
-``note`` and ``observe`` say that they change the handle, so that the compiler neither leaves them
-out nor changes the order of calls. A backward holds no handle, because autograd refuses tensors
+``note`` and ``observe`` say that they change the handle, so that the compiler never leaves them
+out or changes the order of calls. A backward holds no handle, because autograd refuses tensors
 that were changed after they were saved: it holds a row or a ticket that begins with its number.
 
 An operator may not return one of its inputs, and its output must have the strides that its fake
-implementation promises, so each result is copied where it is not a new tensor of those strides.
+implementation promises. So a result is copied unless it is a new tensor with these strides.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _AUTOGRAD = (
 def regularize(site: Site, x: Tensor, given: Any, training: bool) -> Tensor:
     """The same as `act`, in code that torch.compile or torch.export traces.
 
-    The backward is the regularizer itself where that is linear, or acts on gradients; others need
-    the activation and `given` again.
+    A linear regularizer, or one of gradients, is its own backward. Others need the activation and
+    `given` again.
     """
     refuse_tracing(site, training)
     if is_exporting():  # the program keeps the present rates as constants
@@ -117,8 +117,8 @@ def regularize_op(
 ) -> tuple[Tensor, Tensor]:
     """Run the site's regularizer on an activation and count it.
 
-    Return the regularized activation, and what the backward has to know as a row of float64
-    numbers: that of the handle, or -1 where the site was not active, and the rates that were used.
+    Return the regularized activation, and a row of float64 numbers for the backward: the number of
+    the handle, or -1 if the site was not active, and the rates.
     """
     site: Site | None = find(handle)
     active = False
@@ -276,7 +276,7 @@ def observe(
     training: bool,
     differentiable: bool,
 ) -> Tensor:
-    """Hand the tensors of one call to an observer; return the numbers of handle and call."""
+    """Hand the tensors of a call to an observer; return the numbers of handle and call."""
     number = int(handle)
     site, call = find(number), None
     if site is not None and graph_task() == NO_TASK and site.enter(training):
@@ -291,7 +291,7 @@ def observe(
     fake=lambda grad, ticket, at: None,
 )
 def observe_gradient(grad: Tensor, ticket: Tensor, at: int) -> None:
-    """Hand the gradient of one tensor of a call to an observer."""
+    """Hand a gradient to an observer."""
     number, call = ticket.tolist()
     site = find(number)
     if site is not None:

@@ -67,7 +67,7 @@ class ParameterHook(SiteHook):
     def follows(self, module: nn.Module) -> bool:
         """Whether the gradient of the parameter that this module holds now will be met.
 
-        What acts once per update needs no hook on the parameter: an optimizer has a `StepHook`.
+        For ``when="accumulated"`` the optimizer has a `StepHook` instead.
         """
         if self.site.regularizer.accumulates:
             return not self.lost(module)

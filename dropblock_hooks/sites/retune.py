@@ -34,7 +34,7 @@ class RetuneHook(LayerHook):
 
     def install(self, module: nn.Module) -> None:
         self.before = getattr(module, self.attribute)
-        # before all other hooks: they see what the layer itself would return
+        # before all other hooks, which then see the dropped tensor
         module.register_forward_hook(self.__call__, prepend=True)
         self.put(module)
 

@@ -1,4 +1,4 @@
-"""What the sites of one attachment share: the time, the switches, the loss scale."""
+"""The state that the sites of an attachment share."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .grad_scaler import LossScale
 
 
 class Run:
-    """What the sites of one attachment share: the time, the switches, the loss scale.
+    """The state that the sites of an attachment share.
 
     Attributes:
         root: the submodule at which names begin.
-        epochs: the length of the training, where it was given.
+        epochs: the length of the training, or None.
         epoch: the time.
         enabled: whether the regularizers act; `Attachment.paused` switches them off.
         installed: whether the attachment has not been removed.
@@ -33,10 +33,10 @@ class Run:
         compiled: whether compiled code has called a site; then not all calls are counted.
         told: the problems that were reported, each by a site key and a kind.
         keys: the keys of all sites.
-        compared: whether the random seeds were compared with those of the other ranks.
-        optimizers: those with a step hook of ours, held weakly, and the handles of the hooks.
+        compared: whether the random seeds were compared with the other ranks.
+        optimizers: weak references to the optimizers, and the handles of their step hooks.
         grids: the spatial sizes of the maps behind rows of tokens.
-        shared: what the sites of observers share.
+        shared: the state that observers share.
     """
 
     def __init__(self, root: str = "", grad_scaler: Any = None, epochs: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A site: one regularizer on one layer, its state and what it has counted."""
+"""A site: one regularizer on one layer, with its state and counts."""
 
 import copy
 from collections.abc import Iterable
@@ -31,13 +31,13 @@ class Site:
         name: the layer (or parameter), as the bare model names it.
         aliases: other names of the same, shared, module.
         module_type: class name of the layer.
-        facts: what the model tells about the axes; None for a parameter.
+        facts: the facts about the axes; None for a parameter.
         reader: reads the axes of its tensors.
-        regularizer: what is done here.
+        regularizer: the regularizer or observer.
         values: the rates now, by field.
-        rate: the main rate now: the first one of the regularizer; None where it has none.
-        counter: what was counted.
-        bound: what the regularizer has bound for this site, with a state of its own perhaps.
+        rate: the first of the rates; None without rates.
+        counter: the counts.
+        bound: the callable of this site, which may have a state.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Site:
 
     @property
     def watch(self) -> Watch | None:
-        """What it has seen, where it is one of an observer."""
+        """The `Watch` of an observer; None for a regularizer."""
         return self.bound if isinstance(self.bound, Watch) else None
 
     def __repr__(self) -> str:
@@ -155,18 +155,18 @@ class Site:
 
     @property
     def norms(self) -> Norms | None:
-        """Those of its gradients before its bound, over the same window; None without any."""
+        """The norms of gradients before the bound, over the same window; None without norms."""
         norms = self.counter.read().shown.norms
         return norms if norms.bins else None
 
     @property
     def map_size(self) -> tuple[int, ...] | None:
-        """Spatial size of the tensor seen last; None where there is none."""
+        """Spatial size of the last tensor; None without a map."""
         return self.counter.map_size
 
     @property
     def block_size(self) -> tuple[int, ...] | None:
-        """The block in force on that map, clipped where it is larger."""
+        """The block in force on that map, clipped to it."""
         size = self.counter.map_size
         return None if size is None else self.regularizer.block_in_force(size)
 
@@ -210,7 +210,7 @@ class Site:
         """How the axes of a tensor are read.
 
         Raises:
-            SiteError: where that can't be known.
+            SiteError: if the axes are not known.
         """
         try:
             return self.reader.view(x)

@@ -43,7 +43,7 @@ def checked_optimizers(given: Any) -> list[Optimizer]:
 
 
 def _innermost(given: Any) -> Optimizer:
-    # a wrapper may pretend to be of the class that it wraps, so what is inside comes first
+    # a wrapper may pretend to be of the class that it wraps, so look inside first
     for name in _WRAPPED:
         wrapped = getattr(given, "__dict__", {}).get(name)
         if isinstance(wrapped, Optimizer):
@@ -96,7 +96,7 @@ def _held(optimizer: Any) -> set[int]:
 class StepHook:
     """Step pre-hook of an optimizer: regularizes the gradients of the parameters that it holds.
 
-    The modules are held weakly. The Attachment holds neither this hook nor the optimizer.
+    It holds the modules weakly.
     """
 
     def __init__(self, run: Run, installed: Iterable[tuple[nn.Module, ParameterHook]]) -> None:

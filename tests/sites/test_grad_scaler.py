@@ -171,7 +171,7 @@ def test_what_wraps_one_is_looked_through(wrap):
 )
 def test_what_holds_none_is_refused(given):
     _, attached = make({"2": ClampGrad(-1, 1)})
-    with pytest.raises(TypeError, match=r"get_scale\(\), got .*GradScaler itself, or what holds"):
+    with pytest.raises(TypeError, match=r"get_scale\(\), got .*GradScaler itself, or an object"):
         attached.grad_scaler = given
     with pytest.raises(TypeError, match="get_scale"):
         attach(nn.Linear(2, 2), {".": ClampGrad(-1, 1)}, grad_scaler=given)
