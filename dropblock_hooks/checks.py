@@ -41,13 +41,13 @@ def as_count(name: str, value: Any, minimum: int = 1) -> int:
 
 
 def closest(word: str, known: Iterable[str], n: int = 3) -> str:
-    """`" (closest: a, b)"`, or nothing where no known name resembles `word`."""
+    """`" (closest: a, b)"`, or an empty text if no known name resembles `word`."""
     near = difflib.get_close_matches(word[:200], dict.fromkeys(known), n=n, cutoff=0.55)
     return f" (closest: {', '.join(near)})" if near else ""
 
 
 def check_probability(p: float) -> float:
-    """p, or a ValueError unless it lies in [0, 1]."""
+    """Return p if it is in [0, 1]; raise ValueError otherwise."""
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"p must be in [0, 1], got {p}")
     return p

@@ -76,7 +76,7 @@ def by_stage(
         Spec({Select(stages=(-2, -1)): DropBlock2d(p=ByDepth(start=0.025, stop=0.1), block_size=7)})
 
     Args:
-        regularizer: what is put there; its first rate is spread.
+        regularizer: for each stage; its first rate rises with depth.
         stages: by number, negative from the end.
         first: share of the rate at the first stage.
     """

@@ -1,4 +1,4 @@
-"""Values, names and exceptions as messages quote them: in one line, and not too long."""
+"""Short one-line texts of values, names and exceptions for messages."""
 
 import contextlib
 from collections.abc import Iterable
@@ -7,11 +7,11 @@ from typing import Any
 from .registry import text
 
 LIMIT = 200
-"""Most characters of one value in a message."""
+"""The highest number of characters of a value in a message."""
 
 
 def shorten(line: str, limit: int = LIMIT) -> str:
-    """`line`, without its middle where it is longer than `limit`: ``layer…conv2``."""
+    """`line`, without its middle if it is longer than `limit`: ``layer…conv2``."""
     if len(line) <= limit:
         return line
     return f"{line[: limit // 2]}…{line[len(line) - (limit - 1) // 2 :]}"
@@ -23,7 +23,7 @@ def quote(value: Any, limit: int = LIMIT) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value with its type, and with the number that a text looks like: ``'7' (str; ...)``."""
+    """A value with its type; of a text like a number also this number: ``'7' (str; ...)``."""
     hint = ""
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
@@ -34,13 +34,13 @@ def shown(value: Any) -> str:
 
 
 def label(name: str, limit: int = 100) -> str:
-    """A name of a key, a layer or a file."""
+    """The name of a key, a layer or a file."""
     short = shorten(name, limit)
     return short if short.isprintable() else repr(short)[1:-1]
 
 
 def listed(names: Iterable[str], most: int) -> str:
-    """The first names without repetition, and how many more there are; the root is a dot."""
+    """The first different names and the number of others; the root is a dot."""
     different = list(dict.fromkeys(names))
     more = f" and {len(different) - most} more" if len(different) > most else ""
     return ", ".join(label(name) or "." for name in different[:most]) + more

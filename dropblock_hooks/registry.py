@@ -1,4 +1,4 @@
-"""Names that may stand in a spec file, and the classes behind them."""
+"""The classes that a spec file can name."""
 
 import inspect
 import re
@@ -88,7 +88,7 @@ def brief(obj: Any) -> str:
 
 
 def text(value: Any) -> str:
-    """The repr of a value, the same in another process: of functions the name, no addresses."""
+    """The repr of a value without addresses; of a function its name."""
     if inspect.isroutine(value) or inspect.isclass(value):
         return value.__qualname__
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
@@ -97,9 +97,9 @@ def text(value: Any) -> str:
 def stated_fields(obj: Any) -> dict[str, Any]:
     """The fields of a dataclass that differ from their defaults, keywords last.
 
-    A number other than 0 is said even where it is the default: a block of 7 is worth reading; not
-    so of a class with ``states_defaults = False``. A class may say them itself, by a method
-    ``_stated``; the name "" is for a text that needs none.
+    Defaults that are numbers other than 0 are included, too (``block_size=7``), unless the class
+    has ``states_defaults = False``. A method ``_stated`` of the class replaces this rule; its name
+    "" stands for a text without a name.
     """
     if hasattr(type(obj), "_stated"):
         own: dict[str, Any] = obj._stated()

@@ -16,7 +16,7 @@ Row = TypeVar("Row")
 Columns = dict[str, Callable[[Row], Any]]
 """For each heading, a function from the row to the cell; a heading may have two lines."""
 WIDTH = 100
-"""The width of printed tables, in characters, where the terminal does not say its own."""
+"""The width of printed tables, in characters, if that of the terminal is not known."""
 _NARROWEST = 80
 _PREFIX = 10  # a longer prefix of all names is printed only once
 

@@ -14,10 +14,10 @@ _NOT_THE_USERS = (_HERE, "<frozen", *(sysconfig.get_path(name) + os.sep for name
 
 
 class HookWarning(UserWarning):
-    """Something about attached regularizers that is likely not what was meant.
+    """A likely mistake in the use of attached regularizers.
 
     Attributes:
-        findings: the same as `Finding` objects, where there are any.
+        findings: the same as `Finding` objects; it may be empty.
     """
 
     def __init__(self, message: str = "", findings: Sequence[Any] = ()) -> None:
@@ -28,8 +28,8 @@ class HookWarning(UserWarning):
 def warn(message: str, findings: Sequence[Any] = ()) -> None:
     """Warn with `HookWarning` at the innermost line that is neither ours nor of a library.
 
-    A warning may arise deep in a forward, below this package, torch and the code of a model
-    library; the line worth showing is the one that called them.
+    A warning may arise deep in a forward, below code of torch and of a model library. The user
+    needs the line that called them.
     """
     frame: FrameType | None = sys._getframe()
     level = 1

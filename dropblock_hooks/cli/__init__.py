@@ -2,7 +2,7 @@
 
 command     `main`: the parser, printing and exit codes
 commands    a function for each command; its docstring is the help text
-models      build the model that a command is about
+models      build a model from its name
 """
 
 from .command import main

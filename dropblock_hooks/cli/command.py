@@ -57,11 +57,10 @@ def _parser() -> argparse.ArgumentParser:
     shared.add_argument("--wide", action="store_true", help="shorten nothing")
     parser = argparse.ArgumentParser(
         prog="dropblock-hooks",
-        description="Regularizers on the layers of PyTorch models: what a model has, and what a "
-        "spec does.",
+        description="Lists the layers of PyTorch models, and shows the effect of a spec on them.",
         epilog="MODEL is a name of timm or torchvision (resnet50, timm:resnet50, "
-        "torchvision:resnet50), or package.module:factory, a function or class of yours that is "
-        "called without arguments.",
+        "torchvision:resnet50), or package.module:factory, your own function or class, which "
+        "is called without arguments.",
         parents=[shared],
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")

@@ -1,6 +1,6 @@
-"""Build the model that a command is about: one of timm or torchvision, or the user's own.
+"""Build a model of timm, of torchvision or of the user from its name.
 
-Nothing is downloaded. A model is built on the meta device where that works, and takes no memory.
+No weights are downloaded. If possible, a model is built on the meta device and takes no memory.
 """
 
 import inspect
@@ -43,7 +43,7 @@ def model_of(name: str) -> nn.Module:
 def samples(model: nn.Module, input_size: list[int] | None) -> Tensor:
     """Two samples of zeros on the device of the model.
 
-    The size is the given one, else that of the model's configuration, else 3×224×224.
+    The default size is that of the model's configuration, or 3×224×224.
     """
     own = own_input(model)
     if own is not None and not input_size:
@@ -73,7 +73,7 @@ def _library_model(name: str, library: str) -> Callable[[], Any]:
 
 
 def imported(name: str) -> Any:
-    """Import a module of the user's, or what is in it, also from the current folder."""
+    """Import a module of the user or one of its members, also from the current folder."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:

@@ -1,7 +1,7 @@
-"""What fits the package to trainers; each module is imported only when asked for.
+"""Callbacks for trainers; users import the module of their trainer.
 
-driver        `TrainerDriver`: attach, move the time, warn, remove; what all callbacks share
-lightning     `Regularize`, a callback for the Trainer of Lightning, under both of its names
+driver        `TrainerDriver`: attach, move the time, warn, remove; shared by the callbacks
+lightning     `Regularize`, a callback for the Trainer of Lightning
 transformers  `Regularize`, a callback for the Trainer of Transformers
 timm          the Attachment in the checkpoints of timm's ``train.py``
 """

@@ -1,4 +1,4 @@
-"""``TrainerDriver``: what the callbacks of all trainers share."""
+"""``TrainerDriver``: shared by the callbacks of all trainers."""
 
 import math
 from collections.abc import Mapping
@@ -30,10 +30,10 @@ class TrainerDriver:
         10
 
     Args:
-        spec: what `attach` takes.
+        spec: any spec that `attach` accepts.
         unit: of the schedules: ``"epoch"``, or ``"step"`` for steps of the optimizer.
         root: name of the submodule where names begin.
-        strict: False takes what fits from a state of another spec.
+        strict: False loads the matching parts of the state of another spec.
 
     Attributes:
         attached: the `Attachment`, also after the training; None before.
@@ -110,7 +110,7 @@ class TrainerDriver:
             tell_faults(self.attached)
 
     def end(self) -> None:
-        """Remove the hooks. What was counted can still be read."""
+        """Remove the hooks; the counts can still be read."""
         if self.attached is not None:
             self.attached.remove()
 

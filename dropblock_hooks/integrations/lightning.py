@@ -17,7 +17,7 @@ except ImportError:  # under the older name
 
 
 class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
-    """A callback that puts regularizers on a LightningModule for the time of ``trainer.fit``.
+    """A callback that puts regularizers on a LightningModule during ``trainer.fit``.
 
     The trainer gives the length of the training, the time, the GradScaler and the optimizers. After
     each epoch the callback warns of what `Attachment.verify` finds. Its state is in the trainer's
@@ -29,7 +29,7 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
         True
 
     Args:
-        spec: what `attach` takes; the names are those of the LightningModule.
+        spec: any spec that `attach` accepts, with the names of the LightningModule.
         unit: of the schedules: "epoch", or "step" for steps of the optimizer.
         log_every_n_steps: also pass rates and shares to ``log_dict`` every so many steps, not only
             at the end of each epoch.
@@ -38,7 +38,7 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
         fractions: whether the time moves within an epoch, by ``1 / num_training_batches`` a batch.
         rng_state: whether checkpoints of one process hold torch's random state, so that a resumed
             run draws the same masks.
-        strict: False takes what fits from a checkpoint of another spec.
+        strict: False loads the matching parts of a checkpoint of another spec.
 
     Attributes:
         attached: the `Attachment`, also after fit; None before training begins.
@@ -82,7 +82,7 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
         return key
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Forget what an earlier run has loaded."""
+        """Forget the state that an earlier run loaded."""
         self._loaded = {}
         self._keeps_random = self.rng_state and trainer.world_size == 1
 
@@ -91,7 +91,7 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
         self._restore_random()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Attach: now the layers are made and sharded, and the length of the training is known."""
+        """Attach: layers exist and are sharded, and the length of the training is known."""
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         if scaler is None and pl_module.automatic_optimization:
             scaler = False  # a module that optimizes by itself may have one of its own
@@ -140,7 +140,7 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
         self._driver.end()
 
     def state_dict(self) -> dict[str, Any]:
-        """For Lightning's checkpoint; it calls this on all ranks and keeps that of the first."""
+        """The state for Lightning's checkpoint, which keeps that of the first rank."""
         attached = self._driver.state()
         if attached is None:
             return {}
@@ -152,11 +152,11 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From Lightning's checkpoint; the state waits until training begins."""
+        """Keep the state of a checkpoint until training begins."""
         self._loaded = state_dict
 
     def _log(self, trainer: Any, module: Any, on_step: bool) -> None:
-        if self.attached is not None and not trainer.barebones:  # which can't log
+        if self.attached is not None and not trainer.barebones:  # barebones can't log
             module.log_dict(
                 self.attached.scalars(),
                 on_step=on_step,
@@ -167,7 +167,7 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
             )
 
     def _restore_random(self) -> None:
-        """Torch's random state as the checkpoint has it, on one process."""
+        """Restore torch's random state from the checkpoint of a single process."""
         random = self._loaded.get("random")
         if self._keeps_random and random is not None:
             torch.set_rng_state(random["cpu"])

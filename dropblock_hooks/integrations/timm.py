@@ -18,7 +18,7 @@ def keep_in_checkpoints(
     resume: str | os.PathLike[str] | None = None,
     loss_scaler: Any = None,
 ) -> None:
-    """Put the state of an Attachment into each file of a CheckpointSaver, and take it out of one.
+    """Save the state of an Attachment with each file of a CheckpointSaver, and load it on resume.
 
     Call it before the first epoch, on every rank. The state is in each file as
     ``file["saver"]["dropblock_hooks"]``.
@@ -30,11 +30,10 @@ def keep_in_checkpoints(
         ... )  # doctest: +SKIP
 
     Args:
-        attached: what ``attach`` gave.
+        attached: the Attachment of the model.
         saver: ``CheckpointSaver`` of timm 1.0.31 or later; None on the ranks that write no files.
-        resume: the file that ``--resume`` names; nothing where it is empty.
-        loss_scaler: timm's ``NativeScaler``, which multiplies the loss; None leaves what the
-            Attachment was given.
+        resume: the file of ``--resume``; None or an empty string loads nothing.
+        loss_scaler: timm's ``NativeScaler``; None keeps the scaler of the Attachment.
 
     Raises:
         ValueError: for a file of another spec, with the differences; nothing is changed.

@@ -12,7 +12,7 @@ from ..spec.spec import Spec
 from .driver import TrainerDriver
 
 _ATTACHED: WeakKeyDictionary[nn.Module, Attachment] = WeakKeyDictionary()
-"""What callbacks have attached: the Trainer does not tell them when a training raises."""
+"""The Attachments of callbacks, because the Trainer does not report exceptions to them."""
 
 
 class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of a skipped package
@@ -29,11 +29,11 @@ class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of 
         >>> trainer = Trainer(model, args, callbacks=[callback])  # doctest: +SKIP
 
     Args:
-        spec: what ``attach`` takes. Schedules without epochs follow the training's length.
+        spec: any spec that ``attach`` accepts.
         unit: of schedules: ``"epoch"`` (fractions too, at each step), or ``"step"`` of the
             optimizer.
         root: name of the submodule where names begin.
-        strict: False takes what fits from a checkpoint of another spec.
+        strict: False loads the matching parts of a checkpoint of another spec.
 
     Attributes:
         attached: the `Attachment`, also after the training; None before it begins.
@@ -61,7 +61,7 @@ class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of 
         return self._driver.attached
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint of the Trainer holds of it."""
+        """The state for a checkpoint of the Trainer."""
         return {"args": self._arguments, "attributes": {"saved": self._driver.state()}}
 
     def on_init_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -74,7 +74,7 @@ class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of 
             )
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Attach, and restore what a checkpoint has counted."""
+        """Attach, and restore the counts of a checkpoint."""
         model, optimizer = given["model"], given.get("optimizer")
         self._driver.end()
         if _ATTACHED.get(model) in attachments(model):
@@ -103,12 +103,12 @@ class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of 
         self._driver.end_epoch()
 
     def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Put the scalars beside the loss."""
+        """Log the scalars together with the loss."""
         if self.attached is not None and "loss" in given["logs"]:
             scalars = self.attached.scalars()
             given["logs"].update(scalars)
             state.log_history[-1].update(scalars)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Remove the hooks; what was counted can still be read."""
+        """Remove the hooks; the counts can still be read."""
         self._driver.end()

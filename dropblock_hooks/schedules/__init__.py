@@ -1,4 +1,4 @@
-"""Schedules: pure functions from the epoch to a number, usable wherever a rate or bound is taken.
+"""Schedules: pure functions from the epoch to a number, accepted for each rate and bound.
 
 base      `Schedule`; the value, range and length of any rate
 curves    over time: constant, linear, cosine, in steps, in a window

@@ -24,7 +24,7 @@ _T = TypeVar("_T", Regularizer, Schedule)
 
 
 class PlainError(ValueError):
-    """Plain data with faults: each a path of keys and what is wrong there."""
+    """Plain data with faults; each fault is a path of keys and a message."""
 
     def __init__(self, *faults: tuple[Keys, str]) -> None:
         super().__init__(faults[0][1])
@@ -42,7 +42,7 @@ def key_text(key: Any) -> str:
 
 
 def regularizer_from(value: Any, path: Keys = ()) -> Regularizer:
-    """A regularizer from an object of ours or somebody else's, or from plain data."""
+    """A regularizer from a regularizer, a module of another library, or plain data."""
     if isinstance(value, Regularizer):
         return value
     if not is_foreign(value) or isinstance(value, Schedule):

@@ -35,7 +35,7 @@ def read_yaml(text: str | bytes) -> tuple[Any, Lines]:
     """The data as ``yaml.safe_load`` reads it, and the lines of its keys.
 
     Raises:
-        ValueError: for invalid YAML, a key that stands twice, ``<<``, and text over the limits.
+        ValueError: for invalid YAML, a duplicate key, ``<<``, and text over the limits.
     """
     decoded = _decoded(text)
     lines: Lines = {}
@@ -63,7 +63,7 @@ def _data_of(root: yaml.Node) -> Any:
 
 
 def _note_lines(node: yaml.Node, path: Keys, lines: Lines, count: Iterator[int]) -> None:
-    """Note the lines of the keys below a node; refuse what is too large, or stands twice."""
+    """Note the line of each key below a node; refuse duplicate keys and too many values."""
     if next(count) >= MOST_NODES:
         raise ValueError(
             f"it has more than {MOST_NODES:,} values; an alias counts as what it stands for"
@@ -93,7 +93,7 @@ def read_json(text: str | bytes) -> tuple[Any, Lines]:
     """The data; the lines of JSON's keys are not known.
 
     Raises:
-        ValueError: for invalid JSON, a key that stands twice, and text over the limits.
+        ValueError: for invalid JSON, a duplicate key, and text over the limits.
     """
     try:
         return json.loads(_decoded(text), object_pairs_hook=_unique), {}

@@ -1,4 +1,4 @@
-"""A spec: its entries, everything that is wrong with it, and how it is read and written."""
+"""`Spec`: entries, read from and written to Python objects, YAML and JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .files import MOST_BYTES, Keys, Lines, read_json, read_yaml
 
 
 class SpecError(ValueError):
-    """What is wrong with a spec: all problems, in the message and in `problems`."""
+    """A spec has errors; the message and `problems` list all of them."""
 
     def __init__(self, problems: Iterable[str], source: str = "") -> None:
         self.problems = tuple(shorten(problem, 1_000) for problem in problems)
@@ -49,7 +49,7 @@ class SpecError(ValueError):
 
 
 class Entry(NamedTuple):
-    """A selector and what is put there; None removes what earlier entries put there."""
+    """A selector and its regularizers; None removes those of earlier entries."""
 
     selector: Selector
     regularizers: tuple[Regularizer, ...] | None
@@ -75,7 +75,7 @@ class Spec:
         True
 
     Raises:
-        SpecError: with all that is wrong.
+        SpecError: with all errors.
     """
 
     entries: tuple[Entry, ...]
@@ -144,15 +144,15 @@ class Spec:
 
 
 class Draft:
-    """A spec that may have faults: the entries that could be read, and the problems.
+    """A spec that may have faults.
 
     ``attach`` resolves these entries on the model, so that all faults come in one error.
 
     Attributes:
-        entries: what could be read.
+        entries: those without faults.
         places: the line of each entry, as a message begins with it; nothing if it is not known.
-        problems: what could not.
-        source: the name of the file, or nothing.
+        problems: the faults of the others.
+        source: the name of the file; empty if there is none.
     """
 
     def __init__(self, data: Any, source: str = "", lines: Lines | None = None) -> None:
@@ -175,7 +175,7 @@ class Draft:
 
     @classmethod
     def of(cls, spec: Any) -> Draft:
-        """From all that ``attach`` takes."""
+        """Read any spec that ``attach`` accepts."""
         if not isinstance(spec, str | os.PathLike):
             return cls(spec.entries if isinstance(spec, Spec) else spec)
         name = os.fsdecode(spec)
@@ -189,7 +189,7 @@ class Draft:
 
     @classmethod
     def of_text(cls, text: str | bytes, source: str, is_json: bool = False) -> Draft:
-        """From the text of a file."""
+        """Read the text of a file."""
         try:
             data, lines = (read_json if is_json else read_yaml)(text)
         except ValueError as error:
@@ -197,14 +197,14 @@ class Draft:
         return cls(data, source, lines)
 
     def checked(self) -> tuple[Entry, ...]:
-        """The entries, or a SpecError with all faults."""
+        """Return the entries; raise SpecError if there are problems."""
         if self.problems:
             raise SpecError(self.problems, self.source)
         return tuple(self.entries)
 
     @contextlib.contextmanager
     def _noting(self) -> Iterator[None]:
-        """Collect the faults of what is read within, each after its line and its keys."""
+        """Add the faults that are raised inside to `problems`, with their lines and keys."""
         try:
             yield
         except PlainError as error:
