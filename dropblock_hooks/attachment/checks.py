@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -29,6 +29,7 @@ from ..warn import warn
 from .distributed import tell_equal_seeds
 from .watchdog import interval, look_at_forward, look_at_step, look_for_alerts, tell_alerts
 
+_Fault: TypeAlias = tuple[Kind, str, str]  # with text and cure
 _AGAIN = "Call attach again"
 _REPLACED = (
     Kind.REPLACED,
@@ -158,7 +159,7 @@ def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fi
     return found + not_stepped(hook.site for hook in hooks)
 
 
-def _error(run: Run, sites: tuple[str, ...], kind: Kind, text: str, cure: str = "") -> Finding:
+def _error(run: Run, sites: tuple[str, ...], kind: Kind, text: str, cure: str) -> Finding:
     return Finding(kind, Severity.ERROR, sites, text, cure, run.epoch)
 
 
@@ -234,22 +235,24 @@ def _idle_sites(base: nn.Module, hooks: Iterable[SiteHook], window: Window) -> l
 
 def fault_of(base: nn.Module, hook: SiteHook, window: Window) -> Finding | None:
     """The fault of a site; None if there is none."""
-    site, name = hook.site, hook.owner_name
+    name = hook.owner_name
     owner = holder(hook, base, name) or find_module(base, name)
     if owner is None:
-        return _error(site.run, (site.key,), *_REPLACED)
-    broken = _broken_hook(hook, owner)
-    if broken is not None:
-        return _error(site.run, (site.key,), *broken)
-    counts = window.sites[site.key]
+        fault: _Fault | None = _REPLACED
+    else:
+        fault = _broken_hook(hook, owner) or _idle(base, hook, owner, window)
+    return None if fault is None else _error(hook.site.run, (hook.site.key,), *fault)
+
+
+def _idle(base: nn.Module, hook: SiteHook, owner: nn.Module, window: Window) -> _Fault | None:
+    """The reason why a site was not called or not active; None if it was, or need not be."""
+    site, counts = hook.site, window.sites[hook.site.key]
     if counts.active or not window.has("calls", "active"):
         return None
     trained = window.has("trained", "active")
     enabled = site.run.enabled and not window.has("off")
     if site.regularizer.accumulates:
-        if not (enabled and trained):
-            return None
-        return _error(site.run, (site.key,), *_of_update(site.run))
+        return _of_update(site.run) if enabled and trained else None
     gradient = site.regularizer.acts_on == "gradient"
     missed = not counts.calls or (trained and owner.training and not counts.trained)
     kind = Kind.NEVER_CALLED if missed else Kind.NEVER_ACTIVE
@@ -270,14 +273,14 @@ def fault_of(base: nn.Module, hook: SiteHook, window: Window) -> Finding | None:
         why = "the layer is in evaluation mode inside a training model (frozen)"
         cure = "Call train() on the layer, or use active='always'"
     elif missed:
-        why, cure = _why_not_called(base, name, window)
+        why, cure = _why_not_called(base, hook.owner_name, window)
     elif not enabled:
         why, cure = "the attachment is paused", "Set attached.enabled = True"
     elif gradient:
         why, cure = "no gradient reached it", "Look for a detach() or no_grad() behind the layer"
     else:
         why, cure = "the model only ran in evaluation mode", "Call model.train() before training"
-    return _error(site.run, (site.key,), kind, f"{text}: {why}", cure)
+    return kind, f"{text}: {why}", cure
 
 
 def _needs_calls(hook: SiteHook) -> bool:
@@ -292,7 +295,7 @@ def _reads_rate(base: nn.Module, hook: SiteHook) -> bool:
     return is_read(base, (hook.site.name, *hook.site.aliases), hook.attribute)
 
 
-def _broken_hook(hook: SiteHook, owner: nn.Module) -> tuple[Kind, str, str] | None:
+def _broken_hook(hook: SiteHook, owner: nn.Module) -> _Fault | None:
     """The reason why a hook gets no calls, or no gradients; None if it is in place."""
     if isinstance(hook, ParameterHook):
         refusal, parameter = shard_refusal(owner), owner._parameters.get(hook.parameter)
@@ -310,7 +313,7 @@ def _broken_hook(hook: SiteHook, owner: nn.Module) -> tuple[Kind, str, str] | No
     return _REPLACED if hook.lost(owner) else None
 
 
-def _of_update(run: Run) -> tuple[Kind, str, str]:
+def _of_update(run: Run) -> _Fault:
     """The reason why the gradient of a parameter was not regularized during training."""
     text = "its gradient was not regularized at any optimizer step: the optimizer"
     if run.optimizers:
