@@ -10,12 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..attachment.resolve import place
 from ..planning.dry_run import arguments_of
 from ..quoting import kind_of, listed, shown
 from ..selectors.select import Select
 from ..selectors.wrappers import unwrap
-from ..spec.spec import Draft
 from .once import Once, call_once, no_tensor
 
 Layers = str | Select | Sequence[str]
@@ -88,12 +86,11 @@ def capture(
     options: dict[str, Any] = {"when": when, "at": at, "index": index, "reduce": reduce}
     once = Once(gradients, keep=None, device=device, dtype=dtype, **options)
     base = unwrap(model)
-    placements, *_ = place(base, Draft.of({layers: once}))
     while isinstance(model, DistributedDataParallel):
         model = model.module  # it would wait for its own backward
     args, kwargs = arguments_of(x)
     scalar = partial(_scalar, loss) if gradients else None
-    sites = call_once(base, placements, lambda: model(*args, **kwargs), scalar)
+    sites = call_once(base, layers, once, lambda: model(*args, **kwargs), scalar)
     records = {site.name or ".": site.bound.result() for site in sites}
     never = [name for name, calls in records.items() if not calls]
     if never:

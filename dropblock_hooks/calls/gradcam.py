@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from torch.utils._pytree import tree_map
 
-from ..attachment.resolve import place
 from ..checks import check_option
 from ..planning.dry_run import arguments_of
 from ..planning.recording import recorded
@@ -17,7 +16,6 @@ from ..selectors.index import Index, Target
 from ..selectors.select import Select, Selector, match
 from ..selectors.wrappers import unwrap
 from ..sites.site import SiteError
-from ..spec.spec import Draft
 from ..warn import warn
 from .gradcam_layer import Features, LastMap, default_layers, features
 from .once import call_once, no_tensor, summary, undisturbed
@@ -130,9 +128,8 @@ def gradcam(
             layers = default_layers(names, calls, output)[:_TRIES]
         errors = []
         for each in layers:
-            placements, *_ = place(base, Draft.of({each.name or ".": observer}))
             try:
-                (site,) = call_once(base, placements, forward, loss)
+                (site,) = call_once(base, each.name or ".", observer, forward, loss)
                 seen = features(site, n)
                 break
             except SiteError as error:

@@ -10,14 +10,16 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ..attach import attachments
 from ..attachment.install import install
-from ..attachment.resolve import Placement
+from ..attachment.resolve import place
 from ..checkpointing import NO_TASK, graph_task
 from ..handles import as_written
 from ..observers.capture import Capture
 from ..quoting import kind_of, quote
+from ..selectors.select import Select
 from ..sites.observe import ObserveHook
 from ..sites.run import Run
 from ..sites.site import Site
+from ..spec.spec import Draft
 
 
 class Once(Capture):
@@ -53,7 +55,8 @@ class EdgeHook(ObserveHook):
 
 def call_once(
     base: nn.Module,
-    placements: list[Placement],
+    layers: str | Select,
+    observer: Once,
     call: Callable[[], Any],
     loss: Callable[[Any], Tensor] | None,
 ) -> list[Site]:
@@ -62,6 +65,7 @@ def call_once(
     The model runs as it was written, without ``torch.compile``. The backward starts at the `loss`
     of the output, and does not reach parameters; without a loss there is none.
     """
+    placements, *_ = place(base, Draft.of({layers: observer}))
     run = Run()
     run.looked = True  # the caller reports layers that were not called
     edges: list[GradientEdge] = []
