@@ -134,7 +134,7 @@ def test_a_cell_that_is_run_again_registers_again():
 def test_a_reserved_name():
     @register
     class Bad(Regularizer):
-        training: Rate = 0.1
+        grad_scale: Rate = 0.1
 
-    with pytest.raises(TypeError, match="'training'"):
+    with pytest.raises(TypeError, match="'grad_scale'"):
         Bad()
