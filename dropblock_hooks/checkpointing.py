@@ -14,26 +14,19 @@ NO_TASK = -1
 def tell_lost_random_state(key: str) -> None:
     """Warn if the checkpoint around this recomputation has not restored the random state.
 
-    This is read from the frames of ``torch.utils.checkpoint``. Other checkpoint functions are not
-    known.
-
-    Args:
-        key: the key of the site that draws.
+    It reads the frames of ``torch.utils.checkpoint``. Other checkpoint functions are not known.
+    `key` is the key of the site that draws.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
             scope = frame.f_locals
             context = getattr(scope.get("ctx"), "preserve_rng_state", None)
-            preserve = scope.get("preserve_rng_state", context)
-            if preserve is not None:
-                if not preserve:
-                    warn(f"{key}: {_LOST}")
+            if scope.get("preserve_rng_state", context) is False:
+                warn(
+                    f"{key}: the gradients are wrong: its layer is checkpointed with "
+                    "preserve_rng_state=False, so the recomputation draws another mask than the "
+                    "forward did; leave preserve_rng_state at True"
+                )
                 return
         frame = frame.f_back
-
-
-_LOST = (
-    "the gradients are wrong: its layer is checkpointed with preserve_rng_state=False, so the "
-    "recomputation draws another mask than the forward did; leave preserve_rng_state at True"
-)

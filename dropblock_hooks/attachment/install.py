@@ -7,7 +7,7 @@ from torch import nn
 
 from ..observers.base import Observer
 from ..selectors.wrappers import bare_type
-from ..sites.hooks import LayerHook, SiteHook
+from ..sites.hooks import SiteHook
 from ..sites.observe import ObserveHook
 from ..sites.parameters import ParameterHook
 from ..sites.retune import RetuneHook
@@ -26,7 +26,7 @@ def make_hook(site: Site, p: Placement) -> SiteHook:
         return RetuneHook(site, p.attribute)
     if isinstance(p.regularizer, Observer):
         return ObserveHook(site)
-    return LayerHook(site)
+    return SiteHook(site)
 
 
 def install(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, TypeAlias, get_args, get_type_hints
 
 from ..checks import as_number
-from ..quoting import quote, shorten
+from ..quoting import quote
 from ..schedules.base import Schedule, span_of
 
 
@@ -52,10 +52,7 @@ def checked_rate(name: str, rate: Any, allowed: Range) -> Any:
         cls = rate.__name__
         raise TypeError(f"{name} got the class {cls}: write {cls}(...)")
     if not callable(rate):
-        try:
-            number = as_number(name, rate, "a number or a schedule")
-        except ValueError:
-            raise ValueError(f"{name} must be {allowed}, got {shorten(str(rate))}") from None
+        number = as_number(name, rate, "a number or a schedule")
         if number not in allowed:
             raise ValueError(f"{name} must be {allowed}, got {number:g}")
         return number

@@ -33,22 +33,26 @@ class Turn(IntEnum):
 
 
 class SiteHook:
-    """Base of the hooks of a site on its layer.
+    """Forward hook, or forward pre-hook at an input: regularizes a tensor, or its gradient.
 
-    Its method `__call__` is registered, which torch calls faster than the object.
+    Subclasses are for parameters, observers and `Retune`. The method `__call__` is registered,
+    which torch calls faster than the object.
 
     Attributes:
-        parameter: the name of the parameter, if it is for one.
-        plain: whether it is called with the tensor itself as its last argument.
+        parameter: the name of the parameter of a `ParameterHook`.
+        with_kwargs: whether a hook at an output gets the keyword arguments.
+        plain: whether the last argument is the tensor itself.
         turn: its place among the hooks of its layer.
     """
 
     parameter: str | None = None
-    plain = False
+    with_kwargs = False
     turn = Turn.ACTIVATIONS
 
     def __init__(self, site: Site) -> None:
         self.site = site
+        self.at_input = site.regularizer.at == "input"
+        self.plain = not self.at_input and site.regularizer.index is None
         if site.regularizer.acts_on == "gradient":
             self.turn = Turn.GRADIENTS
 
@@ -81,7 +85,7 @@ class SiteHook:
 
     def install(self, module: nn.Module) -> None:
         """Put it on the module."""
-        raise NotImplementedError
+        put_on(module, self)
 
     def remove(self, module: nn.Module) -> None:
         """Take the hooks of its attachment off the module."""
@@ -109,7 +113,7 @@ class SiteHook:
         """
         site, index, value = self.site, self.site.regularizer.index, given[-1]
         what = "the output"
-        if site.regularizer.at == "input":
+        if self.at_input:
             what = "what the layer is given"
             value = value if isinstance(index, str) else given[0]
             index = 0 if index is None else index
@@ -120,49 +124,6 @@ class SiteHook:
 
     def _act(self, module: nn.Module, *given: Any) -> Any:
         """Run the regularizer; `given` are the arguments of a hook of torch after the module."""
-        raise NotImplementedError
-
-    def _compile(self, module: nn.Module, *given: Any) -> Any:
-        """Run while torch.compile or torch.export traces.
-
-        A site that is off in this mode adds nothing to the graph.
-        """
-        site = self.site
-        check_version()
-        on = site.acts(module.training) if is_exporting() else site.is_on(module.training)
-        return self._act(module, *given) if on else None
-
-
-def put_on(module: nn.Module, hook: Any, at_input: bool, with_kwargs: bool = False) -> None:
-    """Put a hook on a layer, where its turn is.
-
-    Regularizers of activations stand in written order. Regularizers of gradients stand in reverse
-    order, because the backward meets them in reverse. Hooks of other libraries keep their places.
-    """
-    hooks = module._forward_pre_hooks if at_input else module._forward_hooks
-    turns = {key: getattr(ours(there), "turn", Turn.FIRST) for key, there in hooks.items()}
-    same = hook.turn == Turn.GRADIENTS
-    later = [key for key, turn in turns.items() if turn >= hook.turn + (not same)]
-    if at_input:
-        module.register_forward_pre_hook(hook.__call__, with_kwargs=True)
-    else:
-        module.register_forward_hook(hook.__call__, with_kwargs=with_kwargs)
-    for key in later:
-        hooks[key] = hooks.pop(key)
-
-
-class LayerHook(SiteHook):
-    """Forward hook, or forward pre-hook at an input: regularizes a tensor, or its gradient."""
-
-    def __init__(self, site: Site) -> None:
-        super().__init__(site)
-        self.at_input = site.regularizer.at == "input"
-        self.plain = not self.at_input and site.regularizer.index is None
-
-    def install(self, module: nn.Module) -> None:
-        put_on(module, self, self.at_input)
-
-    def _act(self, module: nn.Module, *given: Any) -> Any:
         site, args = self.site, given[0]
         value, index, x = self.pick(given)
         layer_input = x if self.at_input else args[0] if args else None
@@ -181,6 +142,34 @@ class LayerHook(SiteHook):
         if not self.at_input or len(given) == 1:  # quantization moves hooks without with_kwargs
             return changed
         return (args, changed) if isinstance(index, str) else (changed, given[1])
+
+    def _compile(self, module: nn.Module, *given: Any) -> Any:
+        """Run while torch.compile or torch.export traces.
+
+        A site that is off in this mode adds nothing to the graph.
+        """
+        site = self.site
+        check_version()
+        on = site.acts(module.training) if is_exporting() else site.is_on(module.training)
+        return self._act(module, *given) if on else None
+
+
+def put_on(module: nn.Module, hook: SiteHook) -> None:
+    """Put a hook on a layer, where its turn is.
+
+    Regularizers of activations stand in written order. Regularizers of gradients stand in reverse
+    order, because the backward meets them in reverse. Hooks of other libraries keep their places.
+    """
+    hooks = module._forward_pre_hooks if hook.at_input else module._forward_hooks
+    turns = {key: getattr(ours(there), "turn", Turn.FIRST) for key, there in hooks.items()}
+    same = hook.turn == Turn.GRADIENTS
+    later = [key for key, turn in turns.items() if turn >= hook.turn + (not same)]
+    if hook.at_input:
+        module.register_forward_pre_hook(hook.__call__, with_kwargs=True)
+    else:
+        module.register_forward_hook(hook.__call__, with_kwargs=hook.with_kwargs)
+    for key in later:
+        hooks[key] = hooks.pop(key)
 
 
 def _gives_back(module: nn.Module, given: Any, output: Tensor) -> bool:

@@ -18,7 +18,7 @@ from ..handles import check_version, is_exporting
 from ..observers.base import Observer
 from . import indexing
 from .act import has_data, may_get_gradient, see, see_gradient
-from .hooks import SiteHook, Turn, put_on
+from .hooks import SiteHook, Turn
 from .operator import observe_and_watch, watch_gradient, written
 from .site import Site
 
@@ -28,6 +28,8 @@ _Put = Callable[[Sequence[Any]], Any]
 class ObserveHook(SiteHook):
     """Forward hook, or forward pre-hook at an input, that observes and changes nothing."""
 
+    with_kwargs = True
+
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         observer: Observer = site.regularizer  # type: ignore[assignment]  # `make_hook` has asked
@@ -35,9 +37,6 @@ class ObserveHook(SiteHook):
         self.turn = Turn.BEFORE if observer.when == "before" else Turn.AFTER
         if observer.when == "before" and not observer.sees_values:
             self.turn = Turn.LAST  # the first that a gradient meets
-
-    def install(self, module: nn.Module) -> None:
-        put_on(module, self, at_input=self.site.at == "input", with_kwargs=True)
 
     def _act(self, module: nn.Module, *given: Any) -> Any:
         if torch._C._is_tracing():  # a traced program has no place for the state
@@ -80,16 +79,16 @@ class ObserveHook(SiteHook):
         Raises:
             SiteError: if there is no tensor, unless the observer sees all tensors of the layer.
         """
-        observer = self.observer
+        observer, whole = self.observer, given[-1]
+        if observer.at == "input":
+            whole = given
         if not (observer.sees_values or observer.sees_gradients):
-            return [], _first, _single
-        if observer.whole and observer.index is None:
-            whole = given[-1] if observer.at == "output" else given
-            if not isinstance(whole, Tensor):
-                nested = indexing.Nested(whole)
-                return nested.tensors, nested, nested.nesting
-        value, index, x = self.pick(given)
-        return [x], lambda new: indexing.put(value, index, new[0]), _single
+            whole = ()
+        elif isinstance(whole, Tensor) or not observer.whole or observer.index is not None:
+            value, index, x = self.pick(given)
+            return [x], lambda new: indexing.put(value, index, new[0]), lambda: 0
+        nested = indexing.Nested(whole)
+        return nested.tensors, nested, nested.nesting
 
     def _given(self, given: tuple[Any, ...]) -> list[Tensor]:
         """Return the tensors that are arguments of the layer, where the observer reads them."""
@@ -101,11 +100,3 @@ class ObserveHook(SiteHook):
         if not may_get_gradient(x):
             return x
         return watch_gradient(x, partial(see_gradient, self.site, at=at, ticket=ticket))
-
-
-def _first(new: Sequence[Any]) -> Any:
-    return new[0]
-
-
-def _single() -> int:
-    return 0

@@ -8,11 +8,11 @@ from torch.compiler import is_compiling
 from ..checkpointing import NO_TASK, graph_task
 from ..handles import is_exporting
 from . import operator
-from .hooks import LayerHook, Turn
+from .hooks import SiteHook, Turn
 from .site import Site
 
 
-class RetuneHook(LayerHook):
+class RetuneHook(SiteHook):
     """Sets an attribute of a module to 0 and drops in its place, or sets it to the rate of now.
 
     Attributes:

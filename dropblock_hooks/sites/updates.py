@@ -79,7 +79,7 @@ def use_optimizers(
         )
     run.drop_optimizers()
     for optimizer in optimizers:
-        handle = optimizer.register_step_pre_hook(StepHook(run, hooks))
+        handle = optimizer.register_step_pre_hook(StepHook(hooks))
         run.optimizers.append((weakref.ref(optimizer), handle))
     if optimizers and unheld:
         warn(
@@ -99,33 +99,28 @@ class StepHook:
     It holds the modules weakly.
     """
 
-    def __init__(self, run: Run, installed: Iterable[tuple[nn.Module, ParameterHook]]) -> None:
-        self.run = run
+    def __init__(self, installed: Iterable[tuple[nn.Module, ParameterHook]]) -> None:
         self.hooks = [(weakref.ref(module), hook) for module, hook in installed]
 
     def __call__(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not torch.compiler.is_compiling() and _is_inside_a_step(optimizer):
             return None
+        regularize: Callable[[Any], None] = self._regularize
+        if "torch._dynamo" in sys.modules:  # a compiled step runs this in eager mode
+            regularize = torch.compiler.disable(regularize)  # type: ignore[no-untyped-call]  # torch's
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
-            self._begin(optimizer)
+            regularize(optimizer)
             return None
 
         def evaluated(*given: Any, **options: Any) -> Any:
             loss = closure(*given, **options)
-            self._begin(optimizer)
+            regularize(optimizer)
             return loss
 
         if "closure" in kwargs:
             return args, {**kwargs, "closure": evaluated}
         return (args[0], evaluated, *args[2:]), kwargs
-
-    def _begin(self, optimizer: Any) -> None:
-        """Regularize in eager mode: a compiled optimizer step is interrupted here."""
-        regularize: Callable[[Any], None] = self._regularize
-        if "torch._dynamo" in sys.modules:  # importing it takes a second
-            regularize = torch.compiler.disable(regularize)  # type: ignore[no-untyped-call]  # torch's
-        regularize(optimizer)
 
     @torch.no_grad()
     def _regularize(self, optimizer: Any) -> None:
