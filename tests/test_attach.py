@@ -340,14 +340,6 @@ def test_names_below_distributed_data_parallel(net, tmp_path):
         torch.distributed.destroy_process_group()
 
 
-def test_names_below_a_part_that_is_compiled_later(net):
-    attached = attach(net, {"layer1.*": Dropout2d(0.5), "param:layer1.0.conv.bias": ClampGrad(-1)})
-    net.layer1 = torch.compile(net.layer1, backend="eager")
-    assert [f.kind for f in attached.verify()] == ["not_run"]
-    assert len(attached["layer1.*"]) == 2
-    attached.remove()
-
-
 def test_names_that_only_look_like_a_wrappers():
     """Wrappers are told by their type: an attribute of such a name is a name."""
     model = nn.ModuleDict({"module": nn.Sequential(nn.Linear(2, 2)), "_orig_mod": nn.Linear(2, 2)})

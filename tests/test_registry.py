@@ -10,8 +10,6 @@ from torch import nn
 from dropblock_hooks import (
     Dropout,
     LinearSchedule,
-    NonNegative,
-    Positive,
     Probability,
     Rate,
     Regularizer,
@@ -61,23 +59,6 @@ def test_one_class_is_all_it_takes():
 def test_its_rates_are_checked_by_their_annotation(value):
     with pytest.raises((ValueError, TypeError), match="^p must be"):
         Fade(value)
-
-
-def test_ranges_of_rates():
-    @register
-    class Ranged(Regularizer):
-        a: NonNegative = 0.0
-        b: Positive = 1.0
-
-    assert Ranged(0, 0.1).b == 0.1
-    with pytest.raises(ValueError, match="a must be >= 0, got -1"):
-        Ranged(-1)
-    with pytest.raises(ValueError, match="b must be > 0, got 0"):
-        Ranged(0, 0)
-    with pytest.raises(ValueError, match="b must be > 0, got LinearSchedule.*reaches 0"):
-        Ranged(0, LinearSchedule(0, 1, epochs=2))
-    with pytest.raises(TypeError, match="write LinearSchedule"):
-        Ranged(LinearSchedule)
 
 
 def test_a_decorator_that_was_forgotten():

@@ -53,17 +53,6 @@ simple = st.one_of(st.builds(ConstantSchedule, values), ramps, steps, windows)
 by_depth = st.builds(ByDepth, values | simple, values | simple, st.floats(0, 1))
 schedules = simple | by_depth
 
-EXAMPLES = [
-    ConstantSchedule(0.1),
-    LinearSchedule(0.0, 0.2, epochs=5),
-    LinearSchedule(0.3, 0.1, epochs=90, delay=10),
-    CosineSchedule(0.0, 0.2, epochs=5, delay=0.5),
-    StepSchedule({0: 0.0, 30: 0.1, 60: 0.2}),
-    WindowSchedule(0.1, begin=0, end=50),
-    WindowSchedule(0.1, begin=5, end=50, outside=0.3),
-    ByDepth(0.0, 0.2),
-    ByDepth(LinearSchedule(0.0, 0.1, epochs=5), 0.2, share=0.25),
-]
 # Formulas -------------------------------------------------------------------------------------
 
 

@@ -99,13 +99,6 @@ def test_the_likely_cause(model, layer, cause):
     attached.remove()
 
 
-def test_what_is_called_is_not_told():
-    model = Attention(fused=False)
-    clip = ClipGradNorm(1.0)
-    attach(model, {"attn_drop": Dropout(0.1), "proj": clip, "param:qkv.bias": clip})
-    model(torch.ones(2, 3, 4))
-
-
 def test_frozen_layers_are_told():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm2d(4))
     attach(model, {"1": Dropout2d(0.1), "2": [Dropout2d(0.1, active="always"), ClipGradNorm(1.0)]})

@@ -12,16 +12,13 @@ from dropblock_hooks import (
     AdaptiveClipGrad,
     CentralizeGrad,
     ClampGrad,
-    DropBlock2d,
     Dropout,
     Foreign,
     Retune,
     StochasticDepth,
     ZeroGrad,
     attach,
-    detach_all,
 )
-from tests.cases import rest_slow
 from tests.classes import own_regularizers
 
 OWN = list(own_regularizers().values())
@@ -148,28 +145,3 @@ def test_a_checkpoint_recomputes_what_its_forward_did(reentrant):
             y, grad = gradient()
         torch.testing.assert_close(grad, 2 * y * (y / x.detach()))
         assert bool((y == 0).any()) == (block is not nullcontext)
-
-
-@pytest.mark.parametrize("backend", rest_slow(["eager", "aot_eager"]))
-def test_compiled(backend):
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(6, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)).eval()
-    x = images()
-    with torch.no_grad():
-        plain = torch.compile(copy.deepcopy(model), backend=backend, fullgraph=True)(x)
-        attached = attach(model, {"1": [Dropout(0.5), DropBlock2d(0.2, 3), ClampGrad(-1, 1)]})
-        call = torch.compile(model, backend=backend, fullgraph=True)
-        assert torch.equal(call(x), plain)
-        with attached.always():
-            assert varies(call, x)
-            with attached.paused():
-                assert torch.equal(call(x), plain)
-        assert torch.equal(call(x), plain)
-        compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-        with attached.always():
-            assert varies(call, x)
-        assert torch.equal(call(x), plain)
-        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled
-    assert [site.active_calls for site in attached.sites] == [0, 0, 0]  # it is no training
-    detach_all(model)

@@ -128,14 +128,6 @@ def test_a_whole_model_in_a_file(wrapped):
     assert torch.equal(copy.deepcopy(loaded)(x), one)
 
 
-def test_a_copy_below_a_root():
-    model = nn.ModuleDict({"net": NormNet()})
-    attached = attach(model, SPEC, root="net")
-    (found,) = attachments(copy.deepcopy(model))
-    assert [s.key for s in found] == [s.key for s in attached]
-    assert found["bn1"][0].key == "bn1/DropBlock2d"
-
-
 def test_a_part_of_a_model_that_is_copied_alone():
     """Below the layers that were named: the sites that came along are found and removable."""
     model = nn.Sequential(NormNet(), NormNet())

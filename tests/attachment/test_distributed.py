@@ -283,29 +283,6 @@ def test_without_a_process_group(net, call):
         getattr(attached, call)(distributed=True)
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_names_through_fsdp1(net, when):
-    """It can't be built without an accelerator: an object of its class that holds the layer."""
-    fsdp = pytest.importorskip("torch.distributed.fsdp", reason="this torch has no FSDP")
-
-    def wrap(module):
-        wrapper = fsdp.FullyShardedDataParallel.__new__(fsdp.FullyShardedDataParallel)
-        nn.Module.__init__(wrapper)
-        wrapper._fsdp_wrapped_module = module
-        return wrapper
-
-    attached = attach(net, {"layer1.*": Dropout2d(0.5)}) if when == "before" else None
-    net.layer1[0] = wrap(net.layer1[0])
-    model = wrap(net)
-    attached = attached or attach(model, {"layer1.*": Dropout2d(0.5)})
-    assert [s.key for s in attached] == ["layer1.0/Dropout2d", "layer1.1/Dropout2d"]
-    assert attachments(model) == [attached]
-    for layer in (net.layer1[0]._fsdp_wrapped_module, net.layer1[1]):
-        layer(torch.ones(2, 8, 4, 4))
-    assert attached.verify() == []
-    assert attached["layer1.0"] == attached.sites[:1]
-
-
 def test_data_parallel_is_refused_wherever_it_is(net):
     net.layer1 = nn.DataParallel(net.layer1)
     with pytest.raises(RuntimeError, match=r"submodule 'layer1' is nn.DataParallel.*Distributed"):

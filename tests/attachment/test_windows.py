@@ -443,19 +443,6 @@ def test_a_forgotten_step_is_told_at_the_end(net, leaves, mode):
     attached.remove()  # once
 
 
-@pytest.mark.parametrize("how", ["stepped", "constant", "not trained"])
-def test_no_step_is_forgotten(net, how):
-    rate = 0.1 if how == "constant" else RAMP
-    with attach(net, {"layer1.*": Dropout2d(rate)}) as attached:
-        if how == "stepped":
-            attached.step(0)
-        if how in ("stepped", "constant"):
-            train(net)
-            assert attached.verify() == []
-        if how == "not trained":
-            evaluate(net)
-
-
 HOWS = ("end", "middle", "sanity", "step(0)", "constant")
 
 

@@ -80,31 +80,6 @@ def forms(model, spec, *inputs):
     return [site.reader.last for site in run(model, spec, *inputs)[1]]
 
 
-@pytest.mark.parametrize(
-    ("form", "shape"),
-    [
-        (View("NCHW"), (2, 3, 4, 6)),
-        (View("NHWC"), (2, 4, 6, 3)),
-        (View("NDHWC"), (2, 5, 4, 6, 3)),
-        (View("NLC"), (2, 7, 3)),
-        (View("NLC", None, 2), (2, 7, 3)),
-        (View("NCL", (4, 6), 0), (2, 3, 24)),
-        (View("NCL", (4, 6), 1), (2, 3, 25)),
-        (View("NLC", (4, 6), 5), (2, 29, 3)),
-        (View("NLC", (2, 4, 6), 1), (2, 49, 3)),
-    ],
-)
-def test_a_map_goes_back_to_where_it_came_from(form, shape):
-    x = torch.randn(shape)
-    inner = form.take(x)
-    assert inner.shape[1] == 3
-    assert torch.equal(form.put(inner, x), x)
-    changed = form.put(torch.zeros_like(inner), x)
-    assert changed.count_nonzero() == 2 * 3 * form.prefix
-    if form.grid:
-        assert inner.shape[2:] == form.grid
-
-
 def test_channels_are_dropped_along_their_own_axis():
     y, _ = run(Turned(6), {".": Dropout2d(0.5)}, torch.randn(8, 3, 5, 5))
     zero = (y == 0).flatten(1, 2)

@@ -249,14 +249,6 @@ def test_a_layer_that_nobody_calls():
     assert not std.any()
 
 
-def test_a_submodule():
-    model, attached = prepared()
-    with attached.always():
-        assert sample(model.conv, images(), n=2).std.max() > 0
-    with attached.always(), pytest.raises(RuntimeError, match="what is attached draws no random"):
-        sample(model.head, torch.ones(2, 8))
-
-
 def test_a_compiled_model():
     torch._dynamo.reset()
     model, attached = prepared()

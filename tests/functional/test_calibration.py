@@ -205,7 +205,7 @@ def test_many_small_maps_scatter_around_p_as_chance_does():
         size = tuple(random.integers(2, 10, size=random.integers(1, 4)).tolist())
         block = tuple(int(random.integers(1, s + 1)) for s in size)
         p = float(random.uniform(0.05, 0.95))
-        shares = shares_of(draw(size, block, p, 2000))
+        shares = shares_of(draw(size, block, p, 1000))
         error = math.sqrt(plane_variance(p, size, block) / len(shares))
         scores.append((shares.mean() - p) / error)
     assert abs(np.square(scores).sum() - 300) <= 4 * math.sqrt(2 * 300)

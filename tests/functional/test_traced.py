@@ -57,11 +57,3 @@ def test_exported_for_any_batch_size(name):
     y = program.module()(torch.ones(400, 10, 9, 9))
     assert y.shape == (400, 10, 9, 9)
     assert_rate(y)
-
-
-def test_an_exported_block_has_one_map_size():
-    size = torch.export.Dim("size", min=7, max=64)
-    with pytest.raises(Exception, match="specialized"):
-        torch.export.export(
-            Call(DROPS["drop_block2d"]), (torch.ones(4, 10, 9, 9),), dynamic_shapes=({2: size},)
-        )

@@ -393,12 +393,6 @@ def test_a_length_that_is_not_known(pl):
         fitted(pl, drop(), options={"max_epochs": -1, "max_steps": 4})
 
 
-def test_two_that_differ(pl):
-    first, second = Regularize(drop()), Regularize({"3": Dropout(0.1)}, unit="step", root="model")
-    trainer(pl, first, second).fit(module(pl), Batches())
-    assert first.attached[KEY].calls == second.attached["3/Dropout"].calls == 8
-
-
 @pytest.mark.parametrize(
     "arguments",
     [{"unit": "epochs"}, {"log_every_n_steps": 0}, {"log_every_n_steps": 2.5}, {"epochs": -1}],

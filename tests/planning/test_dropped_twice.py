@@ -188,12 +188,6 @@ def test_the_rate_is_the_one_that_retune_sets(selector, p, both):
     assert model.drop_path.drop_prob == 0.2
 
 
-@by_selector
-def test_a_layer_that_is_set_to_0_drops_nothing(selector):
-    model, spec = Branch(DropPaths(0.2)), {"norm": DropPath(p=0.1), selector: Retune(p=0)}
-    assert told_by_plan(model, spec, IMAGE) == told_by_attach(model, spec) == []
-
-
 def test_inside_the_drop_blocks_of_timm():
     timm = pytest.importorskip("timm", reason="its models")
     model = timm.create_model("resnet18", drop_block_rate=0.1)

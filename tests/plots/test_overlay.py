@@ -37,14 +37,6 @@ def test_a_map_lies_over_its_image(image):
     figure.draw_without_rendering()
 
 
-@pytest.mark.usefixtures("matplotlib")
-def test_a_map_in_its_own_unit():
-    figure = overlay(7 * MAP.bfloat16().requires_grad_(), torch.zeros(8, 8), title="seven")
-    assert figure.axes[0].get_images()[1].get_clim() == (0, 7)
-    assert figure.axes[0].get_title() == "seven"
-    figure.draw_without_rendering()
-
-
 @pytest.mark.parametrize(
     ("cam_map", "image", "message"),
     [

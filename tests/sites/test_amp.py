@@ -11,42 +11,12 @@ from tests.stacks import (
     GRADIENTS,
     SAME_COMPILED,
     Stack,
-    autocast,
     make_net,
-    put_on,
     regularizers,
     train,
 )
 
 LOW = [Stack(precision="bf16"), Stack(precision="fp16")]
-
-
-class Types:
-    """Forward hook: notes the type of what each layer returns."""
-
-    def __init__(self):
-        self.seen = []
-
-    def __call__(self, module, args, output):
-        self.seen.append((output.dtype, output.is_contiguous()))
-
-
-@pytest.mark.parametrize("stack", LOW, ids=str)
-@pytest.mark.parametrize("regularizer", regularizers().values(), ids=regularizers())
-def test_types_are_those_of_the_bare_model(stack, regularizer):
-    def types(attached):
-        net, seen = make_net(regularizer), Types()
-        if attached:
-            put_on(net, regularizer)
-        for module in net.modules():
-            module.register_forward_hook(seen)
-        with autocast(stack):
-            net(net.example()).float().sum().backward()
-        return seen.seen, [p.grad.dtype for p in net.parameters()]
-
-    bare = types(attached=False)
-    assert bare[0][0][0] != torch.float32, "autocast is on"
-    assert types(attached=True) == bare
 
 
 @pytest.mark.parametrize("stack", LOW, ids=str)

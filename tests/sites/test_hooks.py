@@ -149,15 +149,6 @@ def test_parameters_of_owners_that_are_never_called():
     assert not model._forward_pre_hooks
 
 
-def test_two_calls_in_one_forward_are_counted_apart():
-    model = nn.Sequential(nn.Identity())
-    attached = attach(model, {"0": [Dropout(0.5), ZeroGrad()]})
-    x = torch.ones(3, requires_grad=True)
-    (model[0](x) + model[0](x)).sum().backward()
-    assert [s.active_calls for s in attached.sites] == [2, 2]
-    assert (x.grad == 0).all()
-
-
 class Scaler:
     """Stands for a GradScaler: the scale only."""
 
