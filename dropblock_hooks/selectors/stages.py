@@ -125,6 +125,8 @@ def _find(index: Index, prefix: str, names: list[str], local: str) -> str | None
     3. For ``block.3``: child 3 of ``blocks``, or of another container of stages, which has as many
        children as there are such entries.
     """
+    if prefix + local in index.modules:
+        return prefix + local
     spelled = "[._]".join(map(re.escape, re.split("[._]", local)))
     for inside in ("", r".*\."):
         pattern = re.compile(re.escape(prefix) + inside + spelled)
