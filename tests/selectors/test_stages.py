@@ -69,6 +69,15 @@ def test_the_last_layer_that_is_called(model, expected):
     assert attached.sites[0].calls == 1
 
 
+def test_the_exact_name_counts_before_similar_names():
+    """As in inception_resnet_v2, where ``repeat_1`` stands beside ``repeat.1``."""
+    model = nn.Module()
+    model.repeat = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1))
+    model.repeat_1 = nn.Conv2d(8, 8, 1)
+    model.feature_info = entries("repeat", "repeat_1")
+    assert target(model, 1) == "repeat_1"
+
+
 @pytest.mark.parametrize(
     ("model", "selector", "message"),
     [
