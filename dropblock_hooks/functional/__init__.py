@@ -7,9 +7,9 @@ dropblock   dropout of blocks
 gamma       the seed rate at which blocks drop a given share
 noise       Gaussian noise, also in blocks (Disout)
 gradients   bounds of gradients by value and by norm, adaptive clipping, centralization
-masks       random masks, and what they do to a tensor
+masks       random masks, and their application to a tensor
 sparse      large tensors on the CPU: blocks, drawn by their seeds, and whole channels and samples
-bits        masks of one bit for each element
+bits        masks with a bit for each element
 """
 
 from .dropblock import drop_block1d, drop_block2d, drop_block3d

@@ -1,4 +1,4 @@
-"""Masks of one bit per element, packed into bytes that are also read as int64 words.
+"""Masks with a bit for each element, packed into bytes that are also read as int64 words.
 
 Growing, counting and saving such a mask is cheap beside a pass over the tensor.
 """

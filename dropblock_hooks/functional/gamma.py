@@ -53,7 +53,7 @@ def block_gamma(
 
     Args:
         p: share of the elements to drop, in [0, 1].
-        size: edges of the map, in elements; an int is a map of one axis.
+        size: edges of the map, in elements; an int is a map with a single axis.
         block_size: edge of the block, in elements, or one per axis; clipped to the map.
         calibration: ``"exact"`` or ``"paper"``.
 
@@ -94,7 +94,7 @@ def _exact_gamma(p: float, size: tuple[int, ...], block: tuple[int, ...]) -> flo
         kept = sum(w * math.exp(-c * u) for c, w in shares)
         slope = sum(w * c * math.exp(-c * u) for c, w in shares) / kept
         lost = sum(w * math.expm1(-c * u) for c, w in shares)
-        value = math.log1p(lost) if kept > 0.5 else math.log(kept)  # each exact where it is used
+        value = math.log1p(lost) if kept > 0.5 else math.log(kept)  # each is exact in its range
         step = (value - target) / slope
         u += step
         if step <= 1e-13 * u:
@@ -122,7 +122,7 @@ def expected_share(
     edges: Sequence[int],
     calibration: Calibration = "exact",
 ) -> float | None:
-    """The expected dropped share of a map: p, or what the paper's γ gives; None if unknown."""
+    """The expected dropped share of a map: p, or less for the paper's γ; None if unknown."""
     if calibration == "exact" or p == 0.0:
         return p
     if size is None:

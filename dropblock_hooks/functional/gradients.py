@@ -26,7 +26,7 @@ def clamp_counted(grad: Tensor, min: Bound | None, max: Bound | None) -> tuple[T
 
 
 def _fit(bound: Bound | None, dtype: torch.dtype) -> Any:
-    """The bound, or the largest number of the type where it has none as large."""
+    """The bound, or the largest number of the type if the bound is larger."""
     largest = torch.finfo(dtype).max
     if isinstance(bound, Tensor):
         largest = min(largest, torch.finfo(bound.dtype).max)
@@ -52,7 +52,7 @@ def unscaled(norms: Tensor, scale: Bound) -> Tensor:
 
 
 def scale_counted(grad: Tensor, max_norm: Bound, norm: Tensor) -> tuple[Tensor, Tensor]:
-    """`grad` times ``max_norm / norm`` where that is below 1, and how many values were changed.
+    """`grad` times ``min(max_norm / norm, 1)``, and the number of changed values.
 
     `norm` is the norm of `grad`, of each of its groups, or of `grad` and others together.
     """
@@ -153,17 +153,17 @@ def clip_grad_norm(
     per: Per = "tensor",
     channel_axis: int = 1,
 ) -> Tensor:
-    """Scales a gradient down to a norm of `max_norm`, where it is above.
+    """Scales a gradient with a larger norm down to a norm of `max_norm`.
 
-    As ``torch.nn.utils.clip_grad_norm_``, but on one tensor, without changing it, and a gradient
-    whose norm is not finite passes as it is. The norm is taken in float64.
+    As ``torch.nn.utils.clip_grad_norm_``, but on one tensor, without changing it. A gradient whose
+    norm is not finite passes unchanged. The norm is taken in float64.
 
     Example:
         >>> clip_grad_norm(torch.tensor([3.0, 4.0]), 1.0)
         tensor([0.6000, 0.8000])
 
     Args:
-        grad: a gradient, (N, C, ...) where it is taken apart.
+        grad: a gradient, (N, C, ...) for samples and channels.
         max_norm: largest norm, in the unit of `grad`, above 0.
         norm_type: order of the norm; inf allowed.
         per: one norm for the whole ``"tensor"``, for each ``"sample"`` (axis 0) or for each
@@ -191,10 +191,10 @@ def adaptive_clip_grad(
 ) -> Tensor:
     """Scales the gradient of each unit down to a share of the norm of that unit's weights.
 
-    A unit is an element of axis 0: an output of a linear layer or of a convolution. A tensor of one
-    axis, such as a bias, is one unit. A gradient norm above ``clip_factor * max(norm of the
-    weights, eps)`` is scaled down to it. Norms are taken in float64; those that are not finite
-    pass.
+    A unit is an element of axis 0: an output of a linear layer or of a convolution. A tensor with
+    a single axis, such as a bias, is one unit. A gradient norm above ``clip_factor * max(norm of
+    the weights, eps)`` is scaled down to it. Norms are taken in float64. A norm that is not finite
+    passes.
 
     Example:
         >>> adaptive_clip_grad(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 10.0]]))
@@ -204,7 +204,7 @@ def adaptive_clip_grad(
         grad: the gradient of a parameter, of any shape.
         parameter: the parameter, of the same shape.
         clip_factor: largest ratio of the norms, above 0.
-        eps: least norm that weights count with, above 0: that of zeros would stop all learning.
+        eps: least norm of weights, above 0, so that zero weights can learn.
         norm_type: order of the norm; inf allowed.
 
     Raises:
@@ -227,8 +227,8 @@ def adaptive_clip_grad(
 def centralize_grad(grad: Tensor) -> Tensor:
     """Subtracts from a gradient the mean of each row, over all axes but the first.
 
-    A gradient whose rows have one value, such as that of a bias, is returned as it is. The mean is
-    taken in at least float32.
+    A gradient whose rows have one value, such as the gradient of a bias, is returned itself. The
+    mean is taken in at least float32.
 
     Example:
         >>> centralize_grad(torch.tensor([[1.0, 3.0], [5.0, 6.0]]))

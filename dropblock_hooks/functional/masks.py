@@ -1,4 +1,4 @@
-"""Random masks, and what they do to a tensor; shared by all dropouts."""
+"""Random masks, and their application to a tensor; shared by all dropouts."""
 
 from collections.abc import Sequence
 
@@ -51,7 +51,7 @@ def keep_scale(p: float) -> float:
 
 
 def count_ratio(total: int, kept: Tensor | int, eps: float) -> Tensor | float:
-    """The ratio total / kept; 0 where nothing is kept."""
+    """The ratio total / kept; 0 for kept = 0."""
     least = max(eps, 1e-30)
     if isinstance(kept, int):
         return total / max(kept, least) if kept else 0.0
@@ -70,7 +70,7 @@ def scaled(x: Tensor, scale: float | Tensor | None) -> Tensor:
 
 
 class Mask:
-    """What a boolean mask drops: `drawn` is the mask, which broadcasts to the shape of the tensor.
+    """Applies a boolean mask: `drawn`, which broadcasts to the shape of the tensor.
 
     `sparse.Blocks` has the same methods.
 

@@ -95,7 +95,7 @@ def distort_blocks(
     places, drawn = draw_blocks(x, p, edges, "exact", share_channels, generator)
     spread = x.detach().to(torch.promote_types(x.dtype, torch.float32)).std(correction=0)
     noise = normal_like(x, alpha * spread, generator)
-    # -0.0 where nothing is added: adding 0.0 would change -0.0
+    # -0.0 outside the blocks, since adding 0.0 would change -0.0
     y = (x + noise.masked_fill_(~places.mask(drawn), -0.0)).to(x.dtype)
     return y, places.count(drawn)
 
@@ -113,10 +113,10 @@ def disout(
     """Adds noise to blocks of feature maps (N, C, H, W).
 
     Returns ``input + m * alpha * std(input) * z``. m is 1 in blocks as of `drop_block2d` and 0
-    elsewhere; z is standard normal for each element. The standard deviation is that of the whole
+    elsewhere; z is standard normal for each element. The standard deviation is taken over the whole
     tensor. It is a constant to autograd, so the gradient passes unchanged. Inf or NaN anywhere in
     `input` stay in place and make every distorted element NaN. `alpha` is at least 0. The other
-    arguments are those of `drop_block2d`. `share_channels` shares the blocks, never the noise.
+    arguments are as in `drop_block2d`. `share_channels` shares the blocks, never the noise.
 
     The authors scale the noise by weights of the next layer, which a hook does not have; `alpha`
     takes their place. Their code replaces the features by noise and scales everything by all / kept

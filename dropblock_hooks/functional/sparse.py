@@ -1,6 +1,6 @@
 """Drops blocks, and whole channels and samples, of large tensors on the CPU in eager mode.
 
-Seeds are rare, so the gaps between seeds are drawn instead of one number for each position. For
+Seeds are rare, so the gaps between seeds are drawn instead of a number for each position. For
 each seed a block of zeros is written, in a tensor of any memory format. A block has an edge for
 each axis: (1, 1, 7, 7) for DropBlock, (1, C, 7, 7) with shared channels, (1, 1, 1, 1) for elements.
 """
@@ -20,7 +20,7 @@ LEAST = {"blocks": 2**17, "units": 2**18}  # elements, from which the sparse for
 _CPU = torch.device("cpu")
 T = TypeVar("T")
 _FREQUENT = 0.4  # from this chance on, one draw for each position is faster than one for each gap
-_LONG = 64  # contiguous elements, from which writing them costs what a pass over them costs
+_LONG = 64  # contiguous elements, from which writing them costs as much as a pass
 _ROWS = 2**16  # that are written at once
 _SHORT = 4096  # elements of a row, up to which gathering rows is faster than a pass over all
 
@@ -61,7 +61,7 @@ def draw_positions(total: int, chance: float, generator: torch.Generator | None 
 
 
 class Blocks:
-    """The blocks that fit into tensors of one shape and memory format.
+    """The blocks that fit into tensors of a shape and memory format.
 
     `drawn` holds the dropped blocks in one of two forms: the places in memory of their first
     elements (int32 or int64), or one bit for each element in memory, set where the element is kept
@@ -289,7 +289,7 @@ def once(draw: Callable[[], T]) -> T:
 
 
 class _Drop(torch.autograd.Function):
-    """Scales `x` and drops what was drawn. The backward does the same to the gradient."""
+    """Scales `x` and drops the drawn elements. The backward does the same to the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: float | None, places: Any, drawn: Tensor) -> Tensor:
@@ -310,7 +310,7 @@ class _Drop(torch.autograd.Function):
 
 
 def drop_drawn(x: Tensor, scale: float | Tensor | None, places: Any, drawn: Tensor) -> Tensor:
-    """``x * scale`` without what was drawn of `Blocks`, `Units` or a `Mask`."""
+    """``x * scale`` without the drawn elements of `Blocks`, `Units` or a `Mask`."""
     if type(places) is Mask:
         return places.drop(x, scale, drawn)
     y: Tensor = _Drop.apply(x, scale, places, drawn)
