@@ -182,6 +182,7 @@ def test_what_draws_in_the_backward_needs_no_random_state_of_the_forward():
     assert x.grad is not None
 
 
+@pytest.mark.slow
 def test_calls_of_a_compiled_block_in_a_reentrant_checkpoint():
     """The first pass of the checkpoint runs without gradients, and is the call."""
     torch._dynamo.reset()

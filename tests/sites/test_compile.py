@@ -206,7 +206,7 @@ def test_realized_rate(case, p):
     attached = attach(model, {"block": CASES[case].with_rates(p=p)})
     call, x = compiled(model), images(n=8)
     shares = []
-    for epoch in range(200):
+    for epoch in range(100):
         attached.step(epoch)  # a window for each batch
         train(call, x)
         shares.append(attached.sites[0].realized_rate)
@@ -450,6 +450,7 @@ def test_what_is_compiled_sees_later_hooks(net, make, backend):
         torch.testing.assert_close(outcome(call, net), outcome(bare, bare))
 
 
+@pytest.mark.slow
 def test_attaching_leaves_a_pending_backward_and_other_models_as_they_are(net):
     model = Small()
     attached = attach(model, {"block": ScaleGrad(-2.0)})

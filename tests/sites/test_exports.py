@@ -68,7 +68,7 @@ def _nodes(graph):
     return [(n.op, str(n.target), str(n.args), str(n.kwargs)) for n in graph.nodes]
 
 
-EXPORTS = [strict, not_strict, symbolic, jit_trace, onnx]
+EXPORTS = [not_strict, symbolic, jit_trace, strict, onnx]
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,7 @@ def _forget_graphs():
 
 
 @not_in_dynamo_of_2_9("hooks of the whole model in a strict export")
-@pytest.mark.parametrize("export", rest_slow(EXPORTS, plain=4))
+@pytest.mark.parametrize("export", rest_slow(EXPORTS, plain=3))
 def test_in_evaluation_it_is_the_graph_of_the_bare_model(export):
     bare = export(make_net(Dropout2d()).eval())
     assert len(bare) > 5

@@ -91,7 +91,7 @@ def gradients(make=Net):
     st.floats(0.1, 3.0),
     st.integers(0, 2**31),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_quantiles_are_numpys_over_all_scales(exponent, batches, spread, seed):
     draw = np.random.default_rng(seed)
     parts = [10**exponent * np.exp(spread * draw.standard_normal(n)) for n in batches]
@@ -117,10 +117,7 @@ def test_what_is_not_finite_or_lies_outside_the_bins():
             ("tensor", "sample", "channel"),
             (1.0, 2.0**16),
         ),
-        plain=[
-            *itertools.product(("eager",), ("tensor", "sample", "channel"), (2.0**16,)),
-            ("both", "channel", 2.0**16),
-        ],
+        plain=[*itertools.product(("eager",), ("tensor", "sample", "channel"), (2.0**16,))],
     ),
 )
 def test_norms_of_a_training(mode, per, scale):

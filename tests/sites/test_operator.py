@@ -42,6 +42,7 @@ def read(layout):
     return "NHWC" if layout == "NHWC view" else "NCHW", [], 0
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", REGULARIZERS)
