@@ -161,9 +161,10 @@ def put_on(module: nn.Module, hook: SiteHook) -> None:
     order, because the backward meets them in reverse. Hooks of other libraries keep their places.
     """
     hooks = module._forward_pre_hooks if hook.at_input else module._forward_hooks
-    turns = {key: getattr(ours(there), "turn", Turn.FIRST) for key, there in hooks.items()}
-    same = hook.turn == Turn.GRADIENTS
-    later = [key for key, turn in turns.items() if turn >= hook.turn + (not same)]
+    there = {key: ours(each) for key, each in hooks.items()}
+    turns = {key: each.turn for key, each in there.items() if isinstance(each, SiteHook)}
+    least = hook.turn if hook.turn == Turn.GRADIENTS else hook.turn + 1
+    later = [key for key, turn in turns.items() if turn >= least]
     if hook.at_input:
         module.register_forward_pre_hook(hook.__call__, with_kwargs=True)
     else:
@@ -181,9 +182,9 @@ def _gives_back(module: nn.Module, given: Any, output: Tensor) -> bool:
 
 
 def ours(hook: Any) -> Any:
-    """The `SiteHook` or model hook behind a registered method; other hooks are returned."""
+    """The `SiteHook` behind a registered method; other hooks are returned."""
     owner = getattr(hook, "__self__", None)
-    return owner if isinstance(getattr(owner, "turn", None), Turn) else hook
+    return owner if isinstance(owner, SiteHook) else hook
 
 
 def hooks_of(module: nn.Module) -> Iterator[Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
+from torch.utils.hooks import RemovableHandle
 
 from ..checkpointing import NO_TASK, graph_task
 from ..findings import Finding, Kind, Severity, tell
@@ -56,13 +57,11 @@ class ParameterHook(SiteHook):
         super().remove(module)
         for parameter in module._parameters.values():
             hook = grad_hook(parameter)
-            if parameter is None or hook is None or self not in hook.sites:
+            if hook is None or self not in hook.sites:
                 continue
             hook.sites.remove(self)
             if not hook.sites:
-                table: dict[int, Any] = parameter._backward_hooks or {}
-                for key in [key for key, there in table.items() if there is hook]:
-                    del table[key]
+                hook.handle.remove()
 
     def follows(self, module: nn.Module) -> bool:
         """Whether the gradient of the parameter that this module holds now will be met.
@@ -117,7 +116,7 @@ class ParameterHook(SiteHook):
         found = grad_hook(parameter)
         if found is None:
             found = GradHook(parameter)
-            parameter.register_hook(found)  # type: ignore[no-untyped-call]  # torch's
+            found.handle = parameter.register_hook(found)  # type: ignore[no-untyped-call]  # torch's
         found.owner = weakref.ref(module)
         # those on the module stand in written order; a module that was replaced has none
         here = [hook for hook in hooks_of(module) if isinstance(hook, ParameterHook)]
@@ -138,6 +137,7 @@ class GradHook:
 
     __torch_unserializable__ = True  # a ParameterHook puts it back after loading
     owner: weakref.ref[nn.Module]
+    handle: RemovableHandle
 
     def __init__(self, parameter: Tensor) -> None:
         self.sites: list[ParameterHook] = []
