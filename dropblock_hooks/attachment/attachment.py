@@ -317,16 +317,17 @@ class Attachment:
         return save(self.sites, self._run)
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        """Restore the result of `state_dict`, and begin a new window.
+        """Restore the result of `state_dict`. Realized rates go on in the epoch of the state.
 
         Args:
-            state: from an attachment of the same spec.
+            state: from an attachment of the same spec. The training may have become longer:
+                schedules without epochs of their own follow ``attach(..., epochs=)``.
             strict: False restores the sites whose key is the same, also with another schedule.
 
         Raises:
             ValueError: for a state of another spec, with the differences; nothing is changed.
         """
-        t, taken = load(state, self.sites, strict)
+        t, taken = load(state, self.sites, strict, self._run.epochs)
         self._move(t, values_at(self.sites, t))
         restore(state, taken, self._run)
 

@@ -18,6 +18,7 @@ from ..sites.run import Run
 from ..sites.site import Site
 from ..tables import Columns, Section, Short, Table, Varying, named
 from ..tables import shown as cell
+from .blocks import block_finding, is_clipped, limited_block
 
 Size = tuple[int, ...] | None
 
@@ -205,33 +206,27 @@ def site_row(site: Site, have: Readings, observed: Any) -> SiteRow:
     )
 
 
-def is_clipped(block: Size, regularizer: Regularizer) -> bool:
-    """Whether a block is smaller than its regularizer says."""
-    return block is not None and block != getattr(regularizer, "edges", block)
-
-
 class Report(Table[SiteRow]):
     """The table of sites: regularizers of activations, of gradients, then observers.
 
     Attributes:
-        findings: blocks that are larger than the map, and bounds that change nearly all gradients.
+        findings: blocks as large as the map, and bounds that change nearly all gradients.
     """
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        return tuple(finding for row in self.rows for finding in _clipped(row))
+        of_blocks = (block_finding(row) for row in self.rows)
+        of_bounds = (_bound_finding(row) for row in self.rows)
+        return tuple(finding for finding in (*of_blocks, *of_bounds) if finding is not None)
 
 
-def _clipped(row: SiteRow) -> Iterator[Finding]:
-    if row.clipped:
-        text = f"the blocks are clipped to the map: {cell(row.block_size)} of {cell(row.map_size)}"
-        cure = "Ask for a smaller block_size"
-        yield Finding(Kind.CLIPPED, Severity.NOTE, (row.site,), text, cure)
+def _bound_finding(row: SiteRow) -> Finding | None:
     share, norm = row.realized_rate or 0.0, row.mean_norm
     if norm is not None and share > 0.9 and row.active_calls >= 10:
         text = f"the bound changed {share:.0%} of the gradients, of mean norm {norm:.3g}"
         cure = "Raise the bound or lower the learning rate: the bound sets the length of each step"
-        yield Finding(Kind.CLIPPED, Severity.NOTE, (row.site,), text, cure)
+        return Finding(Kind.CLIPPED, Severity.NOTE, (row.site,), text, cure)
+    return None
 
 
 def site_table(sites: Sequence[Site], have: Readings, title: str) -> Report:
@@ -281,7 +276,7 @@ def _sections(
     else:
         columns = {"rate\nnow": attrgetter("rate"), f"realized\n{window}": share, **active}
         columns["map\nlast"] = _map_cell
-        columns["block\nlast"] = lambda row: block_cell(row) if row.clipped else ""
+        columns["block\nlast"] = limited_block
     yield Section(rows, name | options | columns, note, entry)
     norms: Columns[SiteRow] = {
         "mean": lambda row: Varying(row.mean_norm),
@@ -324,11 +319,6 @@ def _map_cell(row: SiteRow) -> Any:
 def entry_of(selector: str, row: Any) -> str | None:
     """The spec entry and the class, which rows have in common that print as one line."""
     return None if row.aliases else f"{selector}/{row.site.rpartition('/')[2]}"
-
-
-def block_cell(row: Any) -> str:
-    """The block of a row of a report or plan."""
-    return cell(row.block_size) + (" (clipped)" if row.clipped else "")
 
 
 def _options(regularizer: Regularizer) -> Short:

@@ -7,38 +7,37 @@ import torch
 from torch import Tensor
 
 from ..checks import as_number
-from ..sites.counter import Norms, Snapshot, read
+from ..sites.counter import Norms, Snapshot, Totals, read
 from ..sites.run import Run
 from ..sites.site import Site
 
 _VERSION = 3
-Taken = Mapping[Site, tuple[Snapshot, Mapping[str, Tensor]]]
-"""The saved counts and tensors of observers, by site."""
+Taken = Mapping[Site, tuple[Snapshot, Snapshot, Mapping[str, Tensor]]]
+"""The saved counts, the elements of the open window, and the tensors of observers, by site."""
 
 
 def save(sites: Sequence[Site], run: Run) -> dict[str, Any]:
-    """Epoch and statistics."""
+    """Epoch, statistics, and the elements counted in this epoch."""
     totals = read([site.counter for site in sites])
     return {
         "version": _VERSION,
         "epoch": run.epoch,
+        "epochs": run.epochs or 0,
         "stepped": run.stepped,
         "forwards": run.counter.snapshot().calls,
-        "sites": {s.key: _saved(s, t.life) for s, t in zip(sites, totals, strict=True)},
+        "sites": {s.key: _saved(s, t) for s, t in zip(sites, totals, strict=True)},
     }
 
 
-def _saved(site: Site, life: Snapshot) -> dict[str, Any]:
+def _saved(site: Site, counted: Totals) -> dict[str, Any]:
+    life = counted.life
     state: dict[str, Any] = {
         "regularizer": repr(site.regularizer),
         "calls": life.calls,
         "active_calls": life.active,
-        "affected": life.affected,
-        "total": life.total,
-        "expected": life.expected,
+        **_elements(life),
+        "window": _elements(counted.window),
     }
-    if life.norms.bins:
-        state["norms"] = life.norms.saved()
     if site.watch is not None and (kept := site.watch.state_dict()):
         state["buffers"] = {
             name: {
@@ -51,8 +50,17 @@ def _saved(site: Site, life: Snapshot) -> dict[str, Any]:
     return state
 
 
-def load(state: Mapping[str, Any], sites: Sequence[Site], strict: bool) -> tuple[float, Taken]:
+def _elements(counted: Snapshot) -> dict[str, Any]:
+    state = {name: getattr(counted, name) for name in ("affected", "total", "expected")}
+    return {**state, "norms": counted.norms.saved()} if counted.norms.bins else state
+
+
+def load(
+    state: Mapping[str, Any], sites: Sequence[Site], strict: bool, epochs: int | None = None
+) -> tuple[float, Taken]:
     """The epoch of a state, and the counts and tensors for these sites; changes nothing yet.
+
+    A schedule that takes its length from the training (`epochs`) is the same in a longer one.
 
     Raises:
         ValueError: for a state that is damaged or, where `strict`, of another spec.
@@ -63,12 +71,15 @@ def load(state: Mapping[str, Any], sites: Sequence[Site], strict: bool) -> tuple
         raise ValueError("this is not the state_dict of an Attachment") from error
     if version != _VERSION:
         raise ValueError(f"the state has version {version}, this code reads {_VERSION}")
-    here = {site.key: repr(site.regularizer) for site in sites}
-    found: dict[str, tuple[Snapshot, dict[str, Tensor]]] = {}
+    own, theirs = f"epochs={epochs})", f"epochs={state.get('epochs')})"
+    here = {site.key: repr(site.regularizer).replace(own, theirs) for site in sites}
+    found: dict[str, tuple[Snapshot, Snapshot, dict[str, Tensor]]] = {}
     there = {}
     for key, each in saved:
         try:
-            there[key], found[key] = each["regularizer"], (_snapshot(each), _tensors(each))
+            there[key], window = each["regularizer"], _snapshot(each.get("window", {}))
+            calls = {"trained": int(each["calls"]), "active": int(each["active_calls"])}
+            found[key] = _snapshot(each)._replace(**calls), window, _tensors(each)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"the state of {key} is damaged: {each!r}") from error
     different = [
@@ -79,14 +90,13 @@ def load(state: Mapping[str, Any], sites: Sequence[Site], strict: bool) -> tuple
     if strict and different:
         lines = "\n".join(different)
         raise ValueError(f"the state is of another spec (strict=False takes what fits):\n{lines}")
-    taken = {site: found.get(site.key) or (site.counter.read().life, {}) for site in sites}
-    return as_number("epoch", epoch), taken
+    return as_number("epoch", epoch), {s: found[s.key] for s in sites if s.key in found}
 
 
 def _snapshot(saved: Mapping[str, Any]) -> Snapshot:
+    if not saved:
+        return Snapshot()
     return Snapshot(
-        trained=int(saved["calls"]),
-        active=int(saved["active_calls"]),
         affected=int(saved["affected"]),
         total=int(saved["total"]),
         expected=float(saved["expected"]),
@@ -106,9 +116,9 @@ def _tensors(saved: Mapping[str, Any]) -> dict[str, Tensor]:
 def restore(state: Mapping[str, Any], taken: Taken, run: Run) -> None:
     """Take over the statistics of a state that was loaded, and begin a new window."""
     run.stepped = bool(state.get("stepped", True))
-    run.counter.restore(Snapshot(trained=int(state.get("forwards", 0))))
-    for site, (snapshot, tensors) in taken.items():
-        site.counter.restore(snapshot)
+    run.counter.restore(Snapshot(trained=int(state.get("forwards", 0))), Snapshot())
+    for site, (life, window, tensors) in taken.items():
+        site.counter.restore(life, window)
         if tensors and site.watch is not None:
             site.watch.load_state_dict(tensors)
     run.looked = False

@@ -17,6 +17,8 @@ def keep_in_checkpoints(
     *,
     resume: str | os.PathLike[str] | None = None,
     loss_scaler: Any = None,
+    optimizer: Any = None,
+    strict: bool = True,
 ) -> None:
     """Save the state of an Attachment with each file of a CheckpointSaver, and load it on resume.
 
@@ -34,6 +36,8 @@ def keep_in_checkpoints(
         saver: ``CheckpointSaver`` of timm 1.0.31 or later; None on the ranks that write no files.
         resume: the file of ``--resume``; None or an empty string loads nothing.
         loss_scaler: timm's ``NativeScaler``; None keeps the scaler of the Attachment.
+        optimizer: of the training, for ``when="accumulated"``; None keeps that of the Attachment.
+        strict: False loads the sites whose key is the same, as in `Attachment.load_state_dict`.
 
     Raises:
         ValueError: for a file of another spec, with the differences; nothing is changed.
@@ -42,7 +46,7 @@ def keep_in_checkpoints(
         checkpoint = load_checkpoint_metadata(os.fspath(resume))
         beside = checkpoint.get("saver") or {} if isinstance(checkpoint, dict) else {}
         if _KEY in beside:
-            attached.load_state_dict(beside[_KEY])
+            attached.load_state_dict(beside[_KEY], strict)
         else:
             warn(
                 f"{resume} has no state of an Attachment, because it was written without one: "
@@ -50,6 +54,8 @@ def keep_in_checkpoints(
             )
     if loss_scaler is not None:
         attached.grad_scaler = loss_scaler
+    if optimizer is not None:
+        attached.optimizer = optimizer
     if saver is not None:
         own = saver.state_dict
         saver.state_dict = lambda *args, **kwargs: {

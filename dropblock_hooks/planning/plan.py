@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ..attachment.blocks import block_finding
 from ..attachment.checks import Window, fault_of, windows
 from ..attachment.install import install, make_hook, site_keys
 from ..attachment.resolve import Placement, place
@@ -92,7 +93,8 @@ def plan_placements(
         for row in rows
         if row.problem is not None
     ]
-    findings = [*merged(findings), *find_doubled(base, placements, keys)]
+    blocks = [found for row in rows if (found := block_finding(row)) is not None]
+    findings = [*merged([*findings, *blocks]), *find_doubled(base, placements, keys)]
     title = f"{counted(len(keys), 'site')} on {bare_type(base).__name__}"
     return Plan(rows, title, grouped(problems), findings)
 

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..attachment.report import block_cell, entry_of, is_clipped
+from ..attachment.blocks import block_cell, is_clipped
+from ..attachment.report import entry_of
 from ..attachment.resolve import Placement
 from ..findings import Finding
 from ..regularizers.base import Regularizer

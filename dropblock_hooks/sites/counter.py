@@ -271,13 +271,17 @@ class Counter:
         self._begun = self._begun._replace(**elements)
         self._before = self._before._replace(**elements)
 
-    def restore(self, life: Snapshot) -> None:
-        """Take over totals that were read or saved, and begin a window that is empty."""
-        vars(self).update(life._asdict())
-        if life.cells is not None:
-            self.cells = torch.tensor(life.cells, dtype=torch.float64, device="cpu")
-        self._norms = []
+    def restore(self, life: Snapshot, window: Snapshot) -> None:
+        """Take over totals that were read or saved. Only elements count in the open window."""
+        self._take(life.plus(window, -1))
         self._begun = self._before = self.snapshot()
+        self._take(life)
+
+    def _take(self, totals: Snapshot) -> None:
+        vars(self).update(totals._asdict())
+        self._norms = []
+        if totals.cells is not None:
+            self.cells = torch.tensor(totals.cells, dtype=torch.float64, device="cpu")
 
     def read(self) -> Totals:
         """Everything that was counted. Waits for the device."""

@@ -258,7 +258,7 @@ def test_state(net):
     assert (resumed.epoch, resumed.rates) == (attached.epoch, attached.rates)
     for a, b in zip(attached.report(), resumed.report(), strict=True):
         assert (a.total_realized_rate, a.calls) == (b.total_realized_rate, b.calls)
-        assert b.realized_rate is None, "loading begins a new window"
+        assert b.realized_rate == a.realized_rate
     assert resumed.state_dict() == state
 
 
@@ -439,3 +439,20 @@ def test_blocks_larger_than_the_map_are_findings_of_the_report(net):
     attached = attach(net, {"layer1.0": DropBlock2d(0.1, 21), "layer1.1": DropBlock2d(0.1, 3)})
     net(torch.ones(2, 3, 16, 16))
     assert ids(attached.report().findings) == [("layer1.0/DropBlock2d", "clipped")]
+
+
+def test_a_longer_training_is_no_other_spec():
+    def made(length, **own):
+        model = nn.Sequential(nn.Conv2d(3, 8, 3))
+        return attach(model, {"0": Dropout2d(LinearSchedule(0, 0.5, **own))}, epochs=length)
+
+    attached = made(5)
+    attached.step(4)
+    longer = made(9)
+    longer.load_state_dict(attached.state_dict())
+    assert longer.epoch == 4
+    assert longer.sites[0].rate == LinearSchedule(0, 0.5, epochs=9)(4)
+    made(9, epochs=5).load_state_dict(made(5, epochs=5).state_dict())
+    for other in (made(9, delay=2), made(9, epochs=7)):
+        with pytest.raises(ValueError, match="the state is of another spec"):
+            other.load_state_dict(attached.state_dict())

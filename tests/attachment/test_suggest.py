@@ -115,8 +115,8 @@ def test_in_the_state():
     _, loaded = make({"2": ClipGradNorm(1.0, per="sample"), "0": ClampGrad(-1.0, 1.0)})
     loaded.load_state_dict(json.loads(json.dumps(state)))
     assert loaded.state_dict() == state
-    assert [site.norms for site in loaded] == [None, None]  # a new window
-    assert {row.over for row in loaded.suggest()} == {"life"}
+    assert [repr(site.norms) for site in loaded] == [repr(site.norms) for site in attached]
+    assert {row.over for row in loaded.suggest()} == {"window"}
     for row, other in zip(attached.suggest(), loaded.suggest(), strict=True):
         assert row.proposed == pytest.approx(other.proposed, rel=1e-9)
         assert row.seen == other.seen

@@ -34,8 +34,8 @@ nr  state                                                    rate  checks  seen 
                                                                    active        it is on
 15  ``set(...)``                                             none  O: calls      no change
                                                              until it is called  are kept
-16  ``load_state_dict``                                      none  O: not  as    as 1 (fresh again)
-                                                                   run     kept
+16  ``load_state_dict``                                      as    O: not  as    as 1 (fresh again)
+                                                             kept  run     kept
 17  a copy or a pickle of the model                          its own O and C     never "not trained"
                                                              from the copy on    on a deep copy
 18  after ``remove()``                                       as before  removed  none
@@ -165,21 +165,29 @@ def test_set_begins_a_window():
     assert attached.verify() == []
 
 
-def test_loading_begins_a_window():
+def test_loading_goes_on_with_the_rate_of_the_epoch():
     call = model = nn.Sequential(nn.Identity())
     attached = attach(model, {"0": Dropout(0.5)})
     site, x = attached.sites[0], torch.ones(1000, requires_grad=True)
     call(x)
-    state = attached.state_dict()
     attached.step(1)
     call(x)
-    attached.load_state_dict(state)
-    assert (attached.epoch, site.calls, site.realized_rate) == (0, 1, None)
-    assert site.total_realized_rate == state["sites"]["0/Dropout"]["affected"] / 1000
-    assert [finding.kind for finding in attached.verify()] == ["not_run"]
+    state = attached.state_dict()
+    rate, total = site.realized_rate, site.total_realized_rate
+    attached.step(2)
     call(x)
-    assert site.realized_rate > 0
-    assert (site.calls, site.active_calls, attached.verify()) == (2, 2, [])
+    attached.load_state_dict(state)
+    assert (attached.epoch, site.calls) == (1, 2)
+    assert (site.realized_rate, site.total_realized_rate) == (rate, total)
+    assert [finding.kind for finding in attached.verify()] == ["not_run"]
+    attached.step(1)
+    call(x)
+    assert site.realized_rate == 3 * site.total_realized_rate / 2 - (2 * total - rate) / 2
+    assert (site.calls, site.active_calls, attached.verify()) == (3, 3, [])
+    attached.step(2)
+    call(x)
+    assert abs(site.realized_rate - 0.5) < 0.1
+    assert site.counter.read().window.total == 1000
 
 
 # --- Sites that stop

@@ -127,6 +127,23 @@ def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, options):
     assert scaler.is_enabled() if options.get("amp") else scaler is None
 
 
+def test_a_training_may_become_longer(tmp_path):
+    main(args_of(tmp_path, stop=2))
+    last = str(tmp_path / "last.pth.tar")
+    _, _, attached, rates = main(args_of(tmp_path, resume=last, epochs=8, stop=3))
+    assert next(iter(rates[2].values()))["p"] == LinearSchedule(0.0, 0.2, epochs=8)(2)
+    assert attached.sites[0].calls == 3 * 4
+    other = {"layer3": DropBlock2d(p=0.3, block_size=2), "param:fc.weight": ClipGradNorm(0.01)}
+    with pytest.raises(ValueError, match="another spec"):
+        main(args_of(tmp_path, resume=last, spec=other))
+    model = timm.create_model("resnet10t", num_classes=4, stem_width=8, channels=(8, 8, 16, 16))
+    attached = attach(model, other)
+    optimizer = create_optimizer_v2(model, opt="sgd", lr=0.05)
+    keep_in_checkpoints(attached, None, resume=last, strict=False, optimizer=optimizer)
+    assert attached.optimizer is optimizer
+    assert [site.calls for site in attached] == [0, 12]
+
+
 def test_files_stay_files_of_timm(tmp_path):
     model, ema, _, _ = main(args_of(tmp_path, stop=1))
     for name, is_ema in (("last", False), ("checkpoint-0", False), ("model_best", True)):

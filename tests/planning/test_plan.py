@@ -396,3 +396,26 @@ def test_rates_that_compiled_code_reads_as_constants():
     planned = plan(model, {"[01]": Retune(ramp), "2": Retune(0.2)}, torch.ones(2, 3))
     assert found(planned, "recompiles").sites == ("1/Retune",)
     assert [layer.p for layer in model] == [0.5] * 3
+
+
+@pytest.mark.parametrize(("block_size", "mark"), [(7, "whole map"), (9, "clipped")])
+def test_a_block_as_large_as_the_map_is_reported(block_size, mark):
+    def model():
+        return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU())
+
+    spec, x = {"0": DropBlock2d(0.1, block_size)}, torch.randn(2, 3, 7, 7)
+    told = "the block is as large as the map (7x7): it drops whole channels"
+    planned = plan(model(), spec, x)
+    assert [finding.kind for finding in planned.findings] == ["clipped"]
+    assert told in planned.warnings[0]
+    assert f"7x7 ({mark})" in str(planned)
+    with pytest.warns(HookWarning, match="as large as the map"):
+        attach(model(), spec, example_input=x)
+    net = model()
+    attached = attach(net, spec)
+    net(x)
+    assert f"7x7 ({mark})" in str(attached.report())
+    assert told in str(attached.report().findings[0])
+    smaller = {"0": DropBlock2d(0.1, block_size=3)}
+    assert plan(model(), smaller, x).findings == ()
+    attach(net, {"1": DropBlock2d(0.1, block_size=3)}, example_input=x)
