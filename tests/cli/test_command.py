@@ -129,7 +129,7 @@ def test_plan(capsys):
     code, out, err = run(capsys, "plan", "resnet18", "spec.yaml", "--epochs", "10")
     assert (code, err) == (0, "")
     assert "2 sites layer4.*/DropBlock2d" in out
-    assert "warnings" not in out
+    assert "it drops\n    whole channels" in out
     data = data_of(capsys, "plan", "resnet18", "spec.yaml", "--epochs", "10")
     assert [site["site"] for site in data["sites"]][:1] == ["layer4.0/DropBlock2d"]
     assert data["problems"] == []
