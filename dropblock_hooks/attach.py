@@ -92,7 +92,8 @@ def attach(
         for site in attachment.sites:
             site.reader.remember(layouts.get(site.key) or "")
         forget_compiled()
-        tell(findings, run.told)
+        if findings:
+            tell(findings, run.told)
     except BaseException:  # a filter may make errors of warnings
         attachment.remove()
         raise

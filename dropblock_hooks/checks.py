@@ -2,7 +2,7 @@
 
 import difflib
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any
 
@@ -66,3 +66,15 @@ def check_floating(input: Tensor) -> None:
     """Raise TypeError unless `input` holds floating-point numbers."""
     if not input.is_floating_point():
         raise TypeError(f"input must be a floating-point tensor, got {input.dtype}")
+
+
+def check_block_size(block_size: int | Sequence[int], spatial: int) -> tuple[int, ...]:
+    """One block edge per spatial axis."""
+    if isinstance(block_size, list | tuple):
+        if len(block_size) != spatial:
+            raise ValueError(
+                f"block_size must be an integer or {spatial} of them (one per spatial axis), "
+                f"got {quote(tuple(block_size))}"
+            )
+        return tuple(as_count("block_size", b) for b in block_size)
+    return (as_count("block_size", block_size),) * spatial

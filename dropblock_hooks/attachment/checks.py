@@ -16,6 +16,7 @@ from torch import nn
 
 from ..checkpointing import NO_TASK, graph_task
 from ..findings import Finding, Kind, Severity, tell
+from ..observers.watchdog import Watchdog
 from ..regularizers.retune import is_read
 from ..selectors.wrappers import bare_type, find_module, shard_refusal
 from ..sites.counter import Snapshot, read
@@ -27,7 +28,7 @@ from ..sites.site import not_stepped
 from ..tables import counted
 from ..warn import warn
 from .distributed import tell_equal_seeds
-from .watchdog import interval, look_at_forward, look_at_step, look_for_alerts, tell_alerts
+from .watchdog import look_at_forward, look_at_step, look_for_alerts, tell_alerts
 
 _Fault: TypeAlias = tuple[Kind, str, str]  # with text and cure
 _AGAIN = "Call attach again"
@@ -44,9 +45,8 @@ class ModelHook:
     """Forward hook of the model: counts forwards, and checks the sites at the first of a window.
 
     It hooks parameters whose owners are never called themselves: the projections of an attention
-    that takes their weights, and parameter lists.
-
-    In compiled code it does nothing; ``Attachment.step`` checks then.
+    that takes their weights, and parameter lists. In compiled code it does nothing, and
+    ``Attachment.step`` checks.
     """
 
     closes = True  # it is called behind the hooks of sites
@@ -63,7 +63,7 @@ class ModelHook:
         self.run = run
         self.hooks = tuple(hooks)
         self.parameters = [hook for hook in self.hooks if isinstance(hook, ParameterHook)]
-        self.every = interval(self.hooks)
+        self.every = _interval(self.hooks)
         self._training, self._turns = False, 0  # the mode of the last forward; turns to training
 
     def __call__(self, model: nn.Module, *args: Any) -> None:
@@ -183,7 +183,8 @@ def around_step(base: nn.Module, run: Run, hooks: Sequence[SiteHook], t: float) 
     epochs = math.floor(t) - math.floor(run.epoch)
     ended = epochs == 1 and not run.fresh  # otherwise the time was set
     told = _look_back(base, run, hooks, ended) if epochs and run.installed else []
-    alerts = look_at_step(base, run, hooks, epochs != 0)
+    every = _interval(hooks)
+    alerts = [] if every is None else look_at_step(base, run, hooks, every, epochs != 0)
     yield
     run.stepped, run.fresh = True, False
     tell(told, run.told)
@@ -340,3 +341,10 @@ def _why_not_called(base: nn.Module, name: str, window: Window) -> tuple[str, st
         return why, "Name the layers inside it"
     why = "a branch not taken, or its parent uses the layer without calling it (it reads the "
     return f"{why}weight, or calls forward() directly)", "Name the parent"
+
+
+def _interval(hooks: Iterable[SiteHook]) -> int | None:
+    """The smallest `every` of all `Watchdog` sites; 0 for never, None without any site."""
+    observers = [hook.site.regularizer for hook in hooks]
+    found = [each.every or 0 for each in observers if isinstance(each, Watchdog)]
+    return min(filter(None, found), default=0) if found else None

@@ -10,8 +10,7 @@ from ..checks import closest
 from ..observers.capture import Capture, Record
 from ..quoting import listed, quote
 from ..regularizers.base import Regularizer
-from ..schedules.base import UNSAID, length_of, same_kind, within
-from ..schedules.by_depth import spread_rate
+from ..schedules.base import UNSAID, length_of, same_kind, spread_rate, within
 from ..selectors.index import Index, NoMatchError
 from ..selectors.select import Select, match
 from ..selectors.wrappers import named_modules

@@ -14,8 +14,7 @@ from ..observers.base import Observer
 from ..quoting import label, listed, quote, shorten
 from ..regularizers.base import Regularizer
 from ..regularizers.retune import RATES, Retune, in_place_of, is_read, rate_attribute, unit_dropped
-from ..schedules.base import UNSAID, length_of, within
-from ..schedules.by_depth import spread_rate
+from ..schedules.base import UNSAID, length_of, spread_rate, within
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.select import match
 from ..selectors.wrappers import bare_type, shard_refusal
@@ -92,23 +91,29 @@ def place(model: nn.Module, draft: Draft, epochs: int | None = None) -> Placed:
     problems += [*_refused(placements), *_conflicts(placements)]
     if problems:
         raise SpecError(problems, draft.source)
-    rates = [(p.where, rate) for p in placements for rate in p.regularizer.rates.values()]
-    lengths = {f"{where}: {quote(rate)}": length_of(rate) for where, rate in rates}
-    unsaid = []
-    if epochs is None:
-        unsaid = [f"{rate}: {UNSAID}" for rate, length in lengths.items() if length is None]
-    else:
-        text = f"epochs, and the training has {epochs}: it does not come to its end"
-        warnings += [
-            f"{rate} takes {n:g} {text}" for rate, n in lengths.items() if n and n > epochs
-        ]
-    warnings += _nested(placements)
+    unsaid, long = _lengths(placements, epochs)
+    warnings += [*long, *_nested(placements)]
     facts = ModelFacts(index)
     placements = [
         p if p.target.form else replace(p, facts=facts.of(p.target, p.regularizer.at))
         for p in _with_rates(placements, epochs)
     ]
     return Placed(placements, warnings, unsaid)
+
+
+def _lengths(placements: list[Placement], epochs: int | None) -> tuple[list[str], list[str]]:
+    """The schedules without a length, and those that are longer than the training."""
+    unsaid: list[str] = []
+    long: list[str] = []
+    for p in placements:
+        for rate in p.regularizer.rates.values():
+            length = length_of(rate)
+            if length is None and epochs is None:
+                unsaid.append(f"{p.where}: {quote(rate)}: {UNSAID}")
+            elif length and epochs is not None and length > epochs:
+                text = f"takes {length:g} epochs, and the training has {epochs}: it does not end"
+                long.append(f"{p.where}: {quote(rate)} {text}")
+    return list(dict.fromkeys(unsaid)), list(dict.fromkeys(long))
 
 
 def _with_own_rate(p: Placement, model: nn.Module) -> Placement:
@@ -187,10 +192,14 @@ def _retune_refusal(p: Placement, retune: Retune) -> str | None:
 class _Present(NamedTuple):
     """A regularizer on a layer: of an entry, or of a live attachment."""
 
-    source: str
+    placement: Placement | None
     regularizer: Regularizer
     attribute: str | None
     entry: int | None = None
+
+    @property
+    def source(self) -> str:
+        return "a live Attachment" if self.placement is None else self.placement.where
 
 
 def _conflicts(placements: list[Placement]) -> list[str]:
@@ -201,11 +210,11 @@ def _conflicts(placements: list[Placement]) -> list[str]:
         module, parameter = p.target.module, p.target.parameter
         if (module, parameter) not in layers:
             layers[module, parameter] = [
-                _Present("a live Attachment", h.site.regularizer, getattr(h, "attribute", None))
+                _Present(None, h.site.regularizer, getattr(h, "attribute", None))
                 for h in hooks_on(module)
                 if h.parameter == parameter
             ]
-        mine = _Present(p.where, p.regularizer, p.attribute, p.position[0])
+        mine = _Present(p, p.regularizer, p.attribute, p.position[0])
         composed = getattr(p.entry.selector, "compose", False)
         for other in layers[module, parameter]:
             one_rate = _set_one_rate(module, other, mine)
@@ -259,16 +268,17 @@ def _with_rates(placements: list[Placement], epochs: int | None) -> list[Placeme
 
 def _nested(placements: list[Placement]) -> list[str]:
     """Warnings of layers inside others with the same class, which applies to them twice."""
-    groups: dict[str, dict[str, str]] = defaultdict(dict)
+    groups: dict[str, dict[str, Placement]] = defaultdict(dict)
     for p in placements:
         if not p.target.form and not isinstance(p.regularizer, Retune | Observer):
-            groups[p.regularizer.label][p.target.name] = p.where
+            groups[p.regularizer.label][p.target.name] = p
     warnings = []
     for kind, layers in groups.items():
         inner = [name for name in layers if name and not layers.keys().isdisjoint(_around(name))]
         if inner:
+            entries = ", ".join(dict.fromkeys(p.where for p in layers.values()))
             warnings.append(
-                f"{', '.join(dict.fromkeys(layers.values()))}: {kind} is put on {len(layers)} "
+                f"{entries}: {kind} is put on {len(layers)} "
                 f"layers of which {len(inner)} lie inside others ({listed(inner, 3)}), and applies "
                 "again in each. In a selector, ** takes the layers inside too, * only one level"
             )

@@ -52,13 +52,6 @@ Alerts = dict[tuple[str, str], Finding]
 """Findings by site and kind."""
 
 
-def interval(hooks: Iterable[SiteHook]) -> int | None:
-    """The smallest `every` of all `Watchdog` sites; 0 for never, None without any site."""
-    observers = [hook.site.regularizer for hook in hooks]
-    found = [each.every or 0 for each in observers if isinstance(each, Watchdog)]
-    return min(filter(None, found), default=0) if found else None
-
-
 def look_at_forward(base: nn.Module, run: Run, hooks: Sequence[SiteHook], every: int) -> None:
     """Look at each n-th forward; at the forwards 1, 2, 4, 8, ... only for NaN and Inf."""
     clock = Clock.of(run.shared)
@@ -70,15 +63,12 @@ def look_at_forward(base: nn.Module, run: Run, hooks: Sequence[SiteHook], every:
 
 
 def look_at_step(
-    base: nn.Module, run: Run, hooks: Sequence[SiteHook], ended: bool
+    base: nn.Module, run: Run, hooks: Sequence[SiteHook], every: int, ended: bool
 ) -> list[Finding]:
     """New findings when time moves: at the end of an epoch, and at each n-th step within it.
 
     A trainer may move time at every batch, and never call the model itself but a part of it.
     """
-    every = interval(hooks)
-    if every is None:
-        return []
     clock = Clock.of(run.shared)
     clock.steps += 1
     return look_for_alerts(base, run, hooks) if ended or 0 < every <= clock.steps else []

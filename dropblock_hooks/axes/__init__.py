@@ -1,7 +1,6 @@
 """How the axes of a tensor are read: where the channels are, and which map the tokens form.
 
-options  what the user says: layout, grid, prefix_tokens
-view     the answer for one tensor: its maps with the channels first, and back
+view     how the axes of a tensor are read: the options of a user, and the answer
 graph    follows axes through the autograd graph of this forward
 grids    the sizes of maps in this forward, before they became tokens
 facts    what a model tells about one layer, as plain data

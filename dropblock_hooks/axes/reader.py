@@ -20,7 +20,6 @@ from ..tables import shown
 from .facts import Facts
 from .graph import UNTOLD, channels_of
 from .grids import Grid, Grids
-from .options import AxisOptions
 from .view import (
     CHANNELS_FIRST,
     FIRST,
@@ -28,6 +27,7 @@ from .view import (
     LAYOUTS,
     NAMELESS,
     PARAMETER,
+    AxisOptions,
     View,
     is_tokens,
     layout_with,

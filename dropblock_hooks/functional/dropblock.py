@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..checks import check_option
+from ..checks import check_block_size, check_option
 from .bits import grow
-from .gamma import Calibration, check_block_size, clipped_block, gamma_of
+from .gamma import Calibration, clipped_block, gamma_of
 from .masks import Mask, bernoulli, check_call, count_ratio, keep_scale
 from .sparse import Blocks, drop_drawn, once, takes
 

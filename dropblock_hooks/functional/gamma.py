@@ -9,22 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, TypeAlias, get_args
 
-from ..checks import as_count, as_number, check_option, check_probability
-from ..quoting import quote
+from ..checks import as_count, as_number, check_block_size, check_option, check_probability
 
 Calibration: TypeAlias = Literal["exact", "paper"]
-
-
-def check_block_size(block_size: int | Sequence[int], spatial: int) -> tuple[int, ...]:
-    """One block edge per spatial axis."""
-    if isinstance(block_size, list | tuple):
-        if len(block_size) != spatial:
-            raise ValueError(
-                f"block_size must be an integer or {spatial} of them (one per spatial axis), "
-                f"got {quote(tuple(block_size))}"
-            )
-        return tuple(as_count("block_size", b) for b in block_size)
-    return (as_count("block_size", block_size),) * spatial
 
 
 def clipped_block(size: Sequence[int], block: Sequence[int]) -> tuple[int, ...]:

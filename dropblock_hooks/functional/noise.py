@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..checks import as_number, check_floating
+from ..checks import as_number, check_block_size, check_floating
 from .dropblock import draw_blocks
-from .gamma import check_block_size
 from .masks import check_call, in_format_of
 
 

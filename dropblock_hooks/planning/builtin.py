@@ -13,6 +13,7 @@ from torch import nn
 
 from ..attachment.resolve import Placement
 from ..findings import Finding, Kind, Severity
+from ..regularizers.base import highest_rate
 from ..regularizers.retune import Retune, rate_attribute, unit_dropped, unit_of
 from ..selectors.index import Index, Target
 from ..selectors.select import Select, Selector, match
@@ -21,7 +22,7 @@ from ..sites.hooks import hooks_on
 from ..sites.retune import RetuneHook
 from ..spec.spec import Spec
 from ..tables import Columns, Table, counted, named, ranged
-from .table import highest_rate, range_of
+from .table import range_of
 
 
 @dataclass(frozen=True)

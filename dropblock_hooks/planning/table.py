@@ -1,6 +1,5 @@
 """The table of a plan: a row for each site to be, and the main rate over its schedule."""
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +8,7 @@ from ..attachment.blocks import block_cell, is_clipped
 from ..attachment.report import entry_of
 from ..attachment.resolve import Placement
 from ..findings import Finding
-from ..regularizers.base import Regularizer
-from ..schedules.base import span_of
-from ..schedules.by_depth import ByDepth
+from ..regularizers.base import rate_range
 from ..selectors.wrappers import bare_type
 from ..sites.site import Site
 from ..tables import Section, Short, Table, named, ranged
@@ -135,34 +132,9 @@ def _expected(p: Placement, map_size: Size | None, calls: int | None) -> float |
     )
 
 
-def rate_range(regularizer: Regularizer) -> Range | None:
-    """The lowest and highest main rate; of a plain function its first one; None without a rate."""
-    rate = next(iter(regularizer.rates.values()), None)
-    if rate is None:
-        return None
-    low, high = _range(rate)
-    if math.isfinite(high - low):
-        return low, high
-    first = next(iter(regularizer.values(0.0).values()))
-    return first, first
-
-
-def highest_rate(regularizer: Regularizer) -> float:
-    """The highest main rate; 0 without a rate."""
-    return (rate_range(regularizer) or (0.0, 0.0))[1]
-
-
 def range_of(values: Iterable[float | None]) -> float | Range | None:
     """The lowest and the highest value, or one number if they are equal."""
     known = [value for value in values if value is not None]
     if not known:
         return None
     return known[0] if min(known) == max(known) else (min(known), max(known))
-
-
-def _range(rate: Any) -> Range:
-    if isinstance(rate, ByDepth):  # which knows its place in the model by now
-        (low, high), (low_end, high_end) = _range(rate.start), _range(rate.stop)
-        ends = low + (low_end - low) * rate.share, high + (high_end - high) * rate.share
-        return min(ends), max(ends)
-    return span_of(rate)

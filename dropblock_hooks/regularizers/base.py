@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, TypeAlias, get_args, get_origin
 
 from torch import Tensor, nn
 
-from ..axes.options import AxisOptions
+from ..axes.view import AxisOptions
 from ..checks import check_option
 from ..quoting import label, quote, shown
 from ..registry import brief, check_fields, name_of
-from ..schedules.base import Schedule, is_moving, same_kind, value_at
+from ..schedules.base import Schedule, is_moving, same_kind, span_of, value_at
+from ..schedules.by_depth import ByDepth
 from .rates import Range, RateLike, checked_rate, hints_of, ranges_of
 
 
@@ -227,3 +229,28 @@ class Regularizer:
 
     def __repr__(self) -> str:
         return brief(self)
+
+
+def rate_range(regularizer: Regularizer) -> tuple[float, float] | None:
+    """The lowest and highest main rate; of a plain function its first one; None without a rate."""
+    rate = next(iter(regularizer.rates.values()), None)
+    if rate is None:
+        return None
+    low, high = _range(rate)
+    if math.isfinite(high - low):
+        return low, high
+    first = next(iter(regularizer.values(0.0).values()))
+    return first, first
+
+
+def highest_rate(regularizer: Regularizer) -> float:
+    """The highest main rate; 0 without a rate."""
+    return (rate_range(regularizer) or (0.0, 0.0))[1]
+
+
+def _range(rate: Any) -> tuple[float, float]:
+    if isinstance(rate, ByDepth):  # which knows its place in the model by now
+        (low, high), (low_end, high_end) = _range(rate.start), _range(rate.stop)
+        ends = low + (low_end - low) * rate.share, high + (high_end - high) * rate.share
+        return min(ends), max(ends)
+    return span_of(rate)

@@ -6,8 +6,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ..checks import check_block_size
 from ..functional.dropblock import Normalize, drop_blocks
-from ..functional.gamma import Calibration, check_block_size, clipped_block, expected_share
+from ..functional.gamma import Calibration, clipped_block, expected_share
 from ..functional.noise import distort_blocks
 from ..registry import register
 from .base import Applied, MapSize, Now, Regularizer

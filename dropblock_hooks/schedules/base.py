@@ -49,6 +49,10 @@ class Schedule:
         """The schedule in a training of so many epochs, which are its own if it has none."""
         return self
 
+    def at(self, i: int, n: int) -> Schedule:
+        """The schedule of site `i` of `n` sites; only `ByDepth` differs between them."""
+        return self
+
     def __repr__(self) -> str:
         return brief(self)
 
@@ -74,6 +78,11 @@ def length_of(rate: Any) -> float | None:
 def within(rate: Any, epochs: int) -> Any:
     """The rate in a training of so many epochs, which a schedule without `epochs` follows."""
     return rate.within(epochs) if isinstance(rate, Schedule) else rate
+
+
+def spread_rate(rate: Any, i: int, n: int) -> Any:
+    """The rate of site `i` of `n`: its own share of a `ByDepth`, the same for all otherwise."""
+    return rate.at(i, n) if isinstance(rate, Schedule) else rate
 
 
 def value_at(rate: Any, t: float) -> float:

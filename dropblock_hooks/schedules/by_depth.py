@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from ..checks import as_number
 from ..registry import register
@@ -61,8 +60,3 @@ class ByDepth(Schedule):
     @property
     def constant(self) -> bool:
         return not is_moving(self.start) and not is_moving(self.stop)
-
-
-def spread_rate(rate: Any, i: int, n: int) -> Any:
-    """The rate of site `i` of `n`: its own share of a `ByDepth`, the same for all otherwise."""
-    return rate.at(i, n) if isinstance(rate, ByDepth) else rate

@@ -29,8 +29,8 @@ import torch
 
 from dropblock_hooks.axes.facts import ModelFacts
 from dropblock_hooks.axes.grids import Grids
-from dropblock_hooks.axes.options import AxisOptions
 from dropblock_hooks.axes.reader import Reader
+from dropblock_hooks.axes.view import AxisOptions
 from dropblock_hooks.selectors.index import Index
 from dropblock_hooks.selectors.stages import stage_channels
 from tests.families import MEMBERS

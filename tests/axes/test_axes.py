@@ -21,9 +21,8 @@ from dropblock_hooks import (
 )
 from dropblock_hooks.axes.facts import ModelFacts
 from dropblock_hooks.axes.grids import Grids
-from dropblock_hooks.axes.options import AxisOptions
 from dropblock_hooks.axes.reader import Reader
-from dropblock_hooks.axes.view import View
+from dropblock_hooks.axes.view import AxisOptions, View
 from dropblock_hooks.selectors.index import Index
 from tests.cases import rest_slow
 from tests.families import MEMBERS
