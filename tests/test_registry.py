@@ -106,7 +106,7 @@ def test_a_cell_that_is_run_again_registers_again():
     for default in (0.1, 0.2):
 
         @register
-        class Cell(Regularizer):
+        class Cell(Dropout):
             p: Probability = default
 
     assert Spec({"a": "Cell"}).entries[0].regularizers[0].p == 0.2

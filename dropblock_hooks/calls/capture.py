@@ -14,7 +14,7 @@ from ..planning.dry_run import arguments_of
 from ..quoting import kind_of, listed, shown
 from ..selectors.select import Select
 from ..selectors.wrappers import unwrap
-from .once import Once, call_once, no_tensor
+from .once import Once, call_once, main_tensor
 
 Layers = str | Select | Sequence[str]
 
@@ -54,7 +54,8 @@ def capture(
         x: the argument of the model: a tensor, a tuple of arguments or a mapping of keywords.
         layers: a selector, or a list of names.
         gradients: also return the gradients of the values; None if the loss does not depend on one.
-        loss: computes a scalar from the output; by default the sum of the output.
+        loss: computes a scalar from the output; by default the sum of the output, or
+            of its ``logits`` or ``out``.
         when: ``"before"`` or ``"after"`` the regularizers of the layer.
         at: the ``"output"`` or the ``"input"`` of the layer.
         index: which element of a tuple, list or dict.
@@ -114,9 +115,7 @@ def capture(
 
 def _scalar(loss: Callable[[Any], Tensor] | None, output: Any) -> Tensor:
     """The number of which the gradients are."""
-    if loss is None and not isinstance(output, Tensor):
-        raise no_tensor(output, "loss", ".sum()")
-    scalar: Any = output.sum() if loss is None else loss(output)
+    scalar: Any = main_tensor(output, "loss", ".sum()").sum() if loss is None else loss(output)
     if not isinstance(scalar, Tensor) or scalar.numel() != 1:
         got = f"shape {tuple(scalar.shape)}" if isinstance(scalar, Tensor) else kind_of(scalar)
         raise ValueError(f"loss must return a tensor with one number, got {got}")

@@ -18,7 +18,7 @@ from ..selectors.wrappers import unwrap
 from ..sites.site import SiteError
 from ..warn import warn
 from .gradcam_layer import Features, LastMap, default_layers, features
-from .once import call_once, no_tensor, summary, undisturbed
+from .once import call_once, main_tensor, summary, undisturbed
 
 Wanted = int | Sequence[int] | Tensor | Callable[[Any], Tensor] | None
 METHODS = ("gradcam", "gradcam++", "layercam")
@@ -83,8 +83,9 @@ def gradcam(
             returns tokens, the first norm of its last block, because a head that reads only the
             class token gives the other tokens no gradient behind that norm. Of a layer that is
             called several times, the last call counts.
-        target: a class, or one for each image; None is the class with the largest output. A
-            function takes the output and returns one score for each image.
+        target: a class, or one for each image; None is the class with the largest output. The
+            scores are the output (images, classes), or its ``logits`` or ``out``. A function takes
+            the output and returns one score for each image.
         method: ``"gradcam"`` weighs a channel by the mean of its gradient, ``"gradcam++"`` by
             positions with a positive gradient, ``"layercam"`` weighs each position by itself.
         index: which element, if the layer returns several tensors.
@@ -159,8 +160,7 @@ def _scores(output: Any, target: Any, images: int) -> tuple[Tensor, Tensor | Non
                 f"({images},) with a gradient, got {shown(scores)}"
             )
         return scores, None
-    if not isinstance(output, Tensor):
-        raise no_tensor(output, "target", ".amax(1)")
+    output = main_tensor(output, "target", ".amax(1)")
     if output.ndim != 2 or len(output) != images:
         pick = "output" if output.ndim < 2 else "output[:, 3].flatten(1).mean(1)"
         raise ValueError(

@@ -88,12 +88,27 @@ def summary(x: Tensor) -> str:
     return f"{tuple(x.shape)} from {low} to {high}"
 
 
-def no_tensor(output: Any, argument: str, then: str = "") -> TypeError:
-    """The error for an output that is no tensor: an argument must be a function that picks one."""
+def main_tensor(output: Any, argument: str, then: str = "") -> Tensor:
+    """The output of a model, or the tensor ``logits`` or ``out`` in it.
+
+    Args:
+        output: of the model.
+        argument: the name of the argument that may pick another tensor, for the error.
+        then: the operation on the tensor that the error shows.
+
+    Raises:
+        TypeError: if the output has no such tensor.
+    """
+    if isinstance(output, Tensor):
+        return output
+    for name in ("logits", "out"):
+        found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+        if isinstance(found, Tensor):
+            return found
     first, kind = "0", kind_of(output)
     if isinstance(output, Mapping):
         first, kind = quote(next(iter(output), 0)), f"{kind} with {quote(list(output))}"
-    return TypeError(
+    raise TypeError(
         f"the output is no tensor but {kind}: pick one, as in "
         f"{argument}=lambda output: output[{first}]{then}"
     )

@@ -13,7 +13,7 @@ from ..quoting import listed
 from ..selectors.wrappers import unwrap
 from ..sites.site import Site
 from ..warn import warn
-from .once import evaluation, no_tensor, summary
+from .once import evaluation, main_tensor, summary
 
 
 class Sampled(NamedTuple):
@@ -57,8 +57,8 @@ def sample(
         model: a model with an attachment, wrapped or not.
         x: the argument of the model: a tensor, a tuple of arguments or a mapping of keywords.
         n: the number of forwards, at least 2.
-        transform: applied to each output before the mean. If the output is no tensor, it must pick
-            one: ``lambda output: output["logits"].softmax(-1)``.
+        transform: applied to each output before the mean. By default the output is taken, or its
+            ``logits`` or ``out``. It must pick a tensor from any other output.
 
     Raises:
         RuntimeError: if nothing random is active in evaluation.
@@ -104,7 +104,4 @@ def _acting(model: nn.Module) -> list[Site]:
 
 def _tensor(output: Any, transform: Callable[[Any], Any] | None) -> Tensor:
     """The output, or the result of `transform`."""
-    y = output if transform is None else transform(output)
-    if not isinstance(y, Tensor):
-        raise no_tensor(y, "transform")
-    return y
+    return main_tensor(output if transform is None else transform(output), "transform")

@@ -56,6 +56,14 @@ class Observer(Regularizer):
     by_epoch: ClassVar[bool] = True
     needs_calls: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        sees = self.sees_values or self.sees_gradients
+        needed = {"start": True, "update": sees, "compute": self.by_epoch}
+        for name in filter(needed.get, needed):
+            if getattr(type(self), name) is getattr(Observer, name):
+                raise TypeError(f"{type(self).__name__} must define {name}()")
+        super().__post_init__()
+
     def start(self) -> State:
         """Return an empty state. `Watch` adds ``state["calls"]``, the number of calls."""
         raise NotImplementedError(f"{type(self).__name__} must define start()")

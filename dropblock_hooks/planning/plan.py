@@ -53,11 +53,11 @@ def plan(
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(inplace=True))
-        >>> plan(model, {"0": DropBlock2d(0.1, block_size=9)}, torch.ones(2, 3, 9, 9))
+        >>> plan(model, {"0": DropBlock2d(0.1, block_size=3)}, torch.ones(2, 3, 9, 9))
         1 site on Sequential
-        site           type    shape    layout  calls  block          rate  expected
-        -------------  ------  -------  ------  -----  -------------  ----  --------
-        0/DropBlock2d  Conv2d  2x8x7x7  NCHW    1      7x7 (clipped)  0.1   0.1
+        site           type    shape    layout  calls  block  rate  expected
+        -------------  ------  -------  ------  -----  -----  ----  --------
+        0/DropBlock2d  Conv2d  2x8x7x7  NCHW    1      3x3    0.1   0.1
 
     Args:
         model: any model; one on the meta device takes no memory.

@@ -145,11 +145,11 @@ class Regularizer:
             cls.idle_at_zero = vars(cls).get("idle_at_zero", False)
 
     def __post_init__(self) -> None:
-        check_fields(type(self))
+        cls: Any = type(self)  # mypy takes no class as hashable
+        check_fields(cls)
         if isinstance(self.index, bool) or not isinstance(self.index, int | str | None):
             raise TypeError(f"index must be an integer or a key, got {quote(self.index)}")
         self.axes.check(self.spatial, self.label)
-        cls: Any = type(self)  # mypy takes no class as hashable
         hints, ranges = hints_of(cls), ranges_of(cls)
         if reserved := ranges.keys() & Now.__annotations__:
             raise TypeError(f"{cls.__name__}: a rate can't be named {min(reserved)!r}: Now has it")
@@ -167,6 +167,8 @@ class Regularizer:
             elif hints.get(name) is bool and not isinstance(value, bool):
                 raise TypeError(f"{name} must be True or False, got {shown(value)}")
         self.check(self.values(0.0))
+        if cls.apply is Regularizer.apply and cls.bind is Regularizer.bind:
+            raise TypeError(f"{cls.__name__} must define apply(x, now)")
 
     @property
     def axes(self) -> AxisOptions:

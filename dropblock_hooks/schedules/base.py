@@ -11,7 +11,7 @@ from ..registry import brief, check_fields
 
 UNSAID = (
     "it does not say its epochs: give it epochs=, or the length of the whole training "
-    "(attach(..., epochs=90); of a callback epochs=, of the command --epochs)"
+    "(epochs=90 of attach, plan or a callback; --epochs 90 of the command)"
 )
 
 

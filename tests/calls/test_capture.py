@@ -140,18 +140,18 @@ def test_the_loss_of_the_output(net, x):
             self.net = net
 
         def forward(self, x):
-            return {"logits": self.net(x), "other": 3}
+            return {"scores": self.net(x), "other": 3}
 
     model = Wrapped().eval()
-    with pytest.raises(TypeError, match="no tensor but dict with .*as in loss=.*'logits'"):
+    with pytest.raises(TypeError, match="no tensor but dict with .*as in loss=.*'scores'"):
         capture(model, x, "net.head", gradients=True)
     values, grads = capture(
-        model, x, ["net.head", "."], gradients=True, loss=lambda y: y["logits"][:, 1].sum()
+        model, x, ["net.head", "."], gradients=True, loss=lambda y: y["scores"][:, 1].sum()
     )
     assert grads["net.head"].tolist() == [[0, 1, 0, 0]] * 2
     assert grads["."]["other"] is None
     assert values["."]["other"] is None
-    for bad in (lambda y: y["logits"], lambda y: 1):
+    for bad in (lambda y: y["scores"], lambda y: 1):
         with pytest.raises(ValueError, match="loss must return a tensor with one number"):
             capture(model, x, "net.head", gradients=True, loss=bad)
     with pytest.raises(ValueError, match="loss is for gradients=True"):

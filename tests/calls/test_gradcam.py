@@ -448,7 +448,7 @@ def test_what_is_no_score_for_each_image(net, x, function):
 @pytest.mark.parametrize(
     ("output", "message"),
     [
-        (lambda y: {"logits": y}, r"no tensor but dict with \['logits'\].*output\['logits'\]"),
+        (lambda y: {"scores": y}, r"no tensor but dict with \['scores'\].*output\['scores'\]"),
         (lambda y: (y, y), r"no tensor but tuple: .*lambda output: output\[0\]"),
     ],
 )

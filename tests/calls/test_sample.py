@@ -1,5 +1,6 @@
 """`sample`: Monte-Carlo dropout."""
 
+import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,8 @@ from dropblock_hooks import (
     HookWarning,
     LinearSchedule,
     attach,
+    capture,
+    gradcam,
     sample,
 )
 
@@ -175,8 +178,7 @@ def wrapped(wrap):
     ("wrap", "pick", "said"),
     [
         (lambda y: (y, 1), lambda output: output[0], "tuple"),
-        (lambda y: {"logits": y}, lambda output: output["logits"], r"dict with \['logits'\]"),
-        (Output, lambda output: output.logits, "Output"),
+        (lambda y: {"scores": y}, lambda output: output["scores"], r"dict with \['scores'\]"),
     ],
 )
 def test_an_output_that_is_no_tensor(wrap, pick, said):
@@ -185,6 +187,23 @@ def test_an_output_that_is_no_tensor(wrap, pick, said):
         sample(model, x)
     assert sample(model, x, n=2, transform=pick).samples.shape == (2, 2, 3)
     assert model.training
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [Output, lambda y: {"logits": y, "loss": 0}, lambda y: {"aux": y.sum(), "out": y}],
+    ids=["attribute", "logits", "out"],
+)
+def test_the_logits_of_an_output_are_found(wrap):
+    model, x = wrapped(wrap), torch.ones(2, 3)
+    assert sample(model, x, n=2).samples.shape == (2, 2, 3)
+    _, grads = capture(model, x, "inner", gradients=True)
+    assert torch.equal(grads["inner"], torch.ones(2, 3))
+    net = nn.Sequential(nn.Conv2d(3, 3, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), Returns(wrap))
+    images = torch.rand(2, 3, 8, 8)
+    found, bare = gradcam(net, images, "0"), copy.deepcopy(net)
+    bare[3].wrap = lambda y: y
+    assert torch.equal(found.raw, gradcam(bare, images, "0").raw)
 
 
 @pytest.mark.parametrize(

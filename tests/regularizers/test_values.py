@@ -34,13 +34,15 @@ from dropblock_hooks import (
     GaussianNoise,
     GradNoise,
     LinearSchedule,
-    Now,
+    Observer,
+    Probability,
     Regularizer,
     ScaleGrad,
     StepSchedule,
     StochasticDepth,
     WindowSchedule,
     ZeroGrad,
+    register,
 )
 
 pytestmark = pytest.mark.pairwise
@@ -315,17 +317,33 @@ def test_layouts_are_those_of_its_rank(cls, taken, refused, closest):
 
 def test_words_and_numbers_of_a_class_of_ones_own_are_checked():
     @dataclass(frozen=True, repr=False)
-    class Rounded(Regularizer):
+    class Rounded(GaussianNoise):
+        std: float = 0.1
         to: Literal["up", "down", None] = None
         digits: Literal[1, 2] = 1
 
-    assert (Rounded().to, Rounded("up", 2).digits) == (None, 2)
+    assert (Rounded().to, Rounded(0.1, "up", 2).digits) == (None, 2)
     with pytest.raises(ValueError, match="to must be one of 'up', 'down', None, got 'dwn'.*: down"):
-        Rounded("dwn")
+        Rounded(to="dwn")
     with pytest.raises(ValueError, match="digits must be one of 1, 2, got 3"):
         Rounded(digits=3)
 
 
-def test_a_regularizer_must_define_apply():
-    with pytest.raises(NotImplementedError, match="Regularizer must define apply"):
-        Regularizer().apply(torch.ones(3), Now())
+def test_a_class_must_define_its_methods():
+    @register(name="TestWithoutApply")
+    class WithoutApply(Regularizer):
+        p: Probability = 0.1
+
+    with pytest.raises(TypeError, match=r"WithoutApply must define apply\(x, now\)"):
+        WithoutApply()
+
+    @register(name="TestWithoutCompute")
+    class WithoutCompute(Observer):
+        def start(self):
+            return {}
+
+        def update(self, state, seen):
+            pass
+
+    with pytest.raises(TypeError, match=r"WithoutCompute must define compute\(\)"):
+        WithoutCompute()
