@@ -8,13 +8,13 @@ The map:
 `LinearSchedule`            schedules: functions of the epoch, wherever a rate or bound is taken
 `Select`, `Spec`            selectors, and the spec that maps them to regularizers; YAML and JSON
 `sample`                    Monte-Carlo dropout: mean and spread of many forwards in evaluation
-`gradcam`                   where a model looks: the places that speak for a class
-`plan`                      what a spec will do on a model, before anything is put on
-`layers`                    what a model has to attach to
-`builtin`, `Retune`         what a model drops by itself, and another rate for it
-`capture`, `Capture`        activations and gradients: of one call, or of a training
+`gradcam`                   the places of an image that speak for a class
+`plan`                      a dry run of a spec: sites, shapes and faults, before training
+`layers`                    the layers of a model, with their names and shapes
+`builtin`, `Retune`         the model's own dropouts, and another rate for them
+`capture`, `Capture`        activations and gradients, of a single call or of a training
 `watch`                     `Watchdog`: what goes wrong first, and the layer that made it
-`Observer`                  what watches a layer and changes nothing: ``observers``
+`Observer`                  measures a layer and changes nothing: ``observers``
 ``plots``                   pictures, by matplotlib
 ``functional``              the equations, as pure functions of tensors
 `Regularizer`, `register`   one class, one file: a regularizer of your own

@@ -54,7 +54,7 @@ def attach(
             bounds of gradient regularizers are then in the unit of the unscaled loss. One that is
             made later can be set as ``attached.grad_scaler``. False: the loss is not scaled, and
             a GradScaler elsewhere in the process is another model's.
-        optimizer: that of the training loop, or a list of several: gradients of parameters are
+        optimizer: of the training loop, or a list of several: gradients of parameters are
             regularized at its step where a spec says ``when="accumulated"``. One that is made later
             can be set as ``attached.optimizer``.
         epochs: the length of the training, in the unit of ``step``, for schedules without epochs of

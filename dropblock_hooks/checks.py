@@ -54,7 +54,7 @@ def check_probability(p: float) -> float:
 
 
 def check_option(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    """Raise ValueError unless `value` is one of the allowed words or numbers."""
+    """Raise ValueError unless `value` is among the allowed words or numbers."""
     if not isinstance(value, str | int | None) or value not in allowed:
         words = [word for word in allowed if isinstance(word, str)]
         hint = closest(value, words) if isinstance(value, str) else ""

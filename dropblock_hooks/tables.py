@@ -16,7 +16,7 @@ Row = TypeVar("Row")
 Columns = dict[str, Callable[[Row], Any]]
 """For each heading, a function from the row to the cell; a heading may have two lines."""
 WIDTH = 100
-"""The width of printed tables, in characters, if that of the terminal is not known."""
+"""The width of printed tables, in characters, if the width of the terminal is not known."""
 _NARROWEST = 80
 _PREFIX = 10  # a longer prefix of all names is printed only once
 

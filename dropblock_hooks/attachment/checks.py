@@ -139,7 +139,7 @@ def windows(run: Run, hooks: Iterable[SiteHook]) -> tuple[Window, Window]:
 def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
     """Everything that is wrong, in the order of the sites.
 
-    It speaks of the open window, or of the one before if the model was not trained since then.
+    It is about the open window, or the one before if the model was not trained since then.
     """
     if not run.installed:
         return [_error(run, (), Kind.REMOVED, "the attachment was removed", _AGAIN)]
@@ -235,7 +235,7 @@ def _idle_sites(base: nn.Module, hooks: Iterable[SiteHook], window: Window) -> l
 
 
 def fault_of(base: nn.Module, hook: SiteHook, window: Window) -> Finding | None:
-    """The fault of a site; None if there is none."""
+    """The fault of a site, or None."""
     name = hook.owner_name
     owner = holder(hook, base, name) or find_module(base, name)
     if owner is None:

@@ -25,7 +25,7 @@ Size = tuple[int, ...] | None
 
 @dataclass(frozen=True)
 class SiteRow:
-    """The row of a site in a report. Norms are None if there are none.
+    """The row of a site in a report. Norms are None without a bound.
 
     Attributes:
         site: its key.

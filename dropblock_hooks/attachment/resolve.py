@@ -24,11 +24,11 @@ from ..spec.spec import Draft, Entry, SpecError
 
 @dataclass(frozen=True)
 class Placement:
-    """One regularizer of one entry on one layer, parameter or attribute.
+    """A regularizer of an entry on a layer, parameter or attribute.
 
     Attributes:
         entry: the entry of the spec.
-        position: the number of the entry, and that of the regularizer in it.
+        position: the number of the entry, and the number of the regularizer in it.
         target: the layer.
         regularizer: the regularizer or observer.
         facts: the axes of the layer, as the model shows them.

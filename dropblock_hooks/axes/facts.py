@@ -1,4 +1,4 @@
-"""What a model tells about the axes of one layer's tensors, as plain data."""
+"""The hints of a model about the axes of a layer's tensors, as plain data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WIDTHS = (
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of one layer. It holds no reference to the model.
+    """The hints about a layer. It holds no reference to the model.
 
     Attributes:
         type_name: class name of the layer.
@@ -39,7 +39,7 @@ class Facts:
         batched: how many axes a batch has, where the layer also takes a single sample; else 0.
         norms_last: whether the model has norms of channels that are last.
         samples_second: class name of a layer of the model with ``batch_first=False``.
-        prefixes: how many class and register tokens may come before those of the map.
+        prefixes: how many class and register tokens may come before the tokens of the map.
     """
 
     type_name: str = ""
@@ -55,7 +55,7 @@ class Facts:
 
 
 class ModelFacts:
-    """Gathers the facts of the layers of one model, when a spec is attached."""
+    """Gathers the facts of the layers of a model, when a spec is attached."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
@@ -88,7 +88,7 @@ class ModelFacts:
         )
 
     def _inside(self, module: nn.Module) -> Facts:
-        """The facts of the model, and what the types of the layers in a module tell."""
+        """The facts of the model, and the hints from the types of the layers in a module."""
         if module not in self._inner:
             sides: set[str] = set()
             widths: set[int] = set()
@@ -106,7 +106,7 @@ class ModelFacts:
 
 
 def kind_of(module: nn.Module) -> str:
-    """Whether a layer of this type has its channels `FIRST` or `LAST`; "" where it does not say."""
+    """Whether a layer of this type has its channels `FIRST` or `LAST`; "" if it does not say."""
     if isinstance(module, (nn.GroupNorm, nn.SyncBatchNorm)) or _rank(module):
         return FIRST
     if isinstance(module, (nn.Linear, nn.Embedding, nn.RNNBase)):
@@ -119,7 +119,7 @@ def kind_of(module: nn.Module) -> str:
 def _normalized(module: Any) -> tuple[int, ...]:
     """The width of a norm; () for other layers, and for a norm of several axes.
 
-    A norm of several axes does not say which of them is that of the channels.
+    A norm of several axes does not say which of them holds the channels.
     """
     normalized = getattr(module, "normalized_shape", None) or ()
     return tuple(normalized) if len(normalized) == 1 else ()

@@ -2,7 +2,7 @@
 
 A convolution puts channels on axis 1, a layer norm works on the last one. From the tensor back to
 such a node the axes are followed through permutations, views and elementwise operations, so that
-sizes that are equal by chance mislead nobody. What the walk does not know ends it there.
+sizes that are equal by chance mislead nobody. An unknown node ends the walk.
 """
 
 import math
@@ -65,7 +65,7 @@ def channels_of(x: Tensor) -> str:
 
 
 def _shape(node: Any, number: int) -> _Shape:
-    """The shape of what a node has given in the forward; () where it is not kept."""
+    """The shape of the output of a node in the forward; () if it is not kept."""
     kept = getattr(node, "_input_metadata", ())
     return tuple(kept[number].shape) if number < len(kept) else ()
 
@@ -118,7 +118,7 @@ def _behind(node: Any, shape: _Shape, axes: _Axes) -> Iterator[tuple[Any, int, _
 
 
 def _before_linear(node: Any, shape: _Shape, axes: _Axes) -> Iterator[tuple[Any, int, _Axes]]:
-    """What a linear layer has taken, if this node is its product of rows: it keeps their axes."""
+    """The input of a linear layer, if this node is its product of rows: it keeps their axes."""
     if node.name() not in ("AddmmBackward0", "MmBackward0"):
         return
     kept = tuple(None if axis == len(shape) - 1 else axis for axis in axes)

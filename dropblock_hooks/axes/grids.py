@@ -20,11 +20,11 @@ Grid = tuple[int, ...]
 
 _MAP = re.compile(r"(Conv|Pool)\w*[23]d")
 _RATIOS = (1, 2, 4, 8)
-"""By what the maps of later stages are smaller than the embedded image."""
+"""The factors by which the maps of later stages are smaller than the embedded image."""
 
 
 class Grids:
-    """The sizes of maps in one forward of one model; all sites of an attachment share it.
+    """The sizes of maps in a forward of a model; all sites of an attachment share it.
 
     Attributes:
         hooks: on the watched layers.
@@ -40,7 +40,7 @@ class Grids:
 
         Args:
             spatial: number of axes of a map.
-            samples: only those of a batch of this length.
+            samples: only sizes of a batch of this length.
         """
         met, stages = [], []
         for hook in self.hooks:

@@ -1,4 +1,4 @@
-"""Reads the tensors of one layer: where the channels are, and which map tokens form.
+"""Reads the tensors of a layer: where the channels are, and which map tokens form.
 
 Four rules are asked for the channels in turn, and the first answer counts: the layer's own type (a
 convolution, a Linear, a norm), the autograd graph of this forward, the number of channels of the
@@ -42,15 +42,15 @@ _ASKED = 3  # calls with one shape, in which the autograd graph is followed
 
 
 class Reader:
-    """Reads the tensors of one layer, and remembers the answers by shape.
+    """Reads the tensors of a layer, and remembers the answers by shape.
 
     Args:
-        options: what the user says.
-        facts: what the model tells about the layer; None for a parameter.
+        options: of the user.
+        facts: the hints of the model about the layer; None for a parameter.
         grids: the sizes of maps in this forward.
         spatial: number of spatial axes that are needed; None for none.
         channels: whether the channels are needed.
-        samples: whether axis 0 must be that of the samples.
+        samples: whether axis 0 must hold the samples.
         index: which element of the layer's output the tensors are.
 
     Attributes:
@@ -143,7 +143,7 @@ class Reader:
         return view
 
     def _by_rules(self, shape: Shape, seen: str) -> View:
-        """How a tensor of this shape is read, but for the grid of tokens.
+        """How a tensor of this shape is read, without the grid of tokens.
 
         `seen` is what the autograd graph says, as `channels_of` returns it.
         """
@@ -186,7 +186,7 @@ class Reader:
         return View(layout, None, prefix)
 
     def _check_samples(self, shape: Shape) -> None:
-        """Raise ValueError if axis 0 may not be that of the samples."""
+        """Raise ValueError if axis 0 may not hold the samples."""
         facts, why = self.facts, ""
         if facts.batched > len(shape):
             why = f"no axis of samples, since a batch of this layer has {facts.batched} axes"

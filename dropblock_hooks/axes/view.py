@@ -1,4 +1,4 @@
-"""The axes of a tensor: what a user says about them, and its maps with the channels first."""
+"""The axes of a tensor: the options of a user, and its maps with the channels first."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ _TOKENS = CHANNELS_FIRST[1], CHANNELS_LAST[1]
 
 
 class View(NamedTuple):
-    """How the axes of one tensor are read.
+    """How the axes of a tensor are read.
 
     Example:
         >>> tokens = torch.randn(2, 25, 8)  # a class token, and a map of 4 x 6
@@ -31,7 +31,7 @@ class View(NamedTuple):
     Attributes:
         layout: ``"NCHW"``, ``"NLC"``, ...; "" where no axis has a name.
         grid: size of the map that tokens form.
-        prefix: number of tokens before those of the map.
+        prefix: number of tokens before the map.
     """
 
     layout: str
@@ -101,7 +101,7 @@ class AxisOptions:
     Args:
         layout: ``"NCHW"``, ``"NLC"``, ...; ``"auto"`` asks the model and the autograd graph.
         grid: size of the map that tokens form, ``(height, width)``.
-        prefix_tokens: number of tokens before those of the map; None asks the model.
+        prefix_tokens: number of tokens before the map; None asks the model.
     """
 
     layout: str = "auto"

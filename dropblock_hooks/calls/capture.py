@@ -114,7 +114,7 @@ def capture(
 
 
 def _scalar(loss: Callable[[Any], Tensor] | None, output: Any) -> Tensor:
-    """The number of which the gradients are."""
+    """The number that the backward starts from."""
     scalar: Any = main_tensor(output, "loss", ".sum()").sum() if loss is None else loss(output)
     if not isinstance(scalar, Tensor) or scalar.numel() != 1:
         got = f"shape {tuple(scalar.shape)}" if isinstance(scalar, Tensor) else kind_of(scalar)

@@ -228,7 +228,7 @@ def _images(given: list[Any]) -> tuple[int, int, int]:
 
 
 def _copied(value: Any) -> Any:
-    """A copy of a tensor of which a graph is kept: it tells how axes are ordered."""
+    """A copy of a tensor with a graph, which tells the order of the axes."""
     if not isinstance(value, Tensor):
         return value
     copied = value.detach().clone()

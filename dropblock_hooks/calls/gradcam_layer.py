@@ -19,7 +19,7 @@ _NO_FEATURES = re.compile("Norm|Pool|Permute|Transpose|Flatten|Drop|Identity")  
 
 
 class Features(NamedTuple):
-    """The activations (N, C, h, w) of one layer and their gradient, in float32 or wider."""
+    """The activations (N, C, h, w) of a layer and their gradient, in float32 or wider."""
 
     features: Tensor
     gradient: Tensor

@@ -88,7 +88,7 @@ def sample(
 
 
 def _acting(model: nn.Module) -> list[Site]:
-    """The sites that draw random numbers in evaluation; RuntimeError if there are none."""
+    """The sites that draw random numbers in evaluation; RuntimeError without any."""
     sites = [site for attached in attachments(model) for site in attached if site.draws]
     on = [site for site in sites if site.run.enabled and site.is_on(False) and not site.idle]
     acting = [site for site in on if any(site.values.values()) or not site.values]

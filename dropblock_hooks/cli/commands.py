@@ -42,7 +42,7 @@ def _table(table: Table[Any], options: argparse.Namespace) -> Result:
 def _layers(options: argparse.Namespace) -> Result:
     """List the layers of a model: type, output shape, calls per forward and parameters.
 
-    With a selector, list what it matches.
+    With a selector, list its matches.
     """
     model = model_of(options.model)
     example = samples(model, options.input_size)[:1]
@@ -68,7 +68,7 @@ def _builtin(options: argparse.Namespace) -> Result:
 
 
 def _plan(options: argparse.Namespace) -> Result:
-    """Show what a spec will do on a model.
+    """Show the dry run of a spec on a model.
 
     For each site: shape, block size, rate and expected dropped share. Problems and warnings follow.
     Nothing is trained. If a plan has no shapes, give the shape of one sample by --input-size.

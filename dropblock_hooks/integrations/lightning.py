@@ -36,8 +36,8 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
         root: name of the submodule where names begin, for example ``"model"``.
         epochs: length of the training in `unit`, instead of the trainer's.
         fractions: whether the time moves within an epoch, by ``1 / num_training_batches`` a batch.
-        rng_state: whether checkpoints of one process hold torch's random state, so that a resumed
-            run draws the same masks.
+        rng_state: whether checkpoints of a single process hold torch's random state, so that a
+            resumed run draws the same masks.
         strict: False loads the matching parts of a checkpoint of another spec.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""The observer: an immutable description of what to measure, and the state of one site."""
+"""The observer: an immutable description of a measurement, and the state of a site."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..regularizers.base import Regularizer
 from ..tables import Columns
 
 State: TypeAlias = dict[str, Any]
-"""Tensors and numbers by name: what one site of an observer has seen."""
+"""Tensors and numbers by name: the state of an observer at one site."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -98,7 +98,7 @@ class Observer(Regularizer):
         return not state["calls"]
 
     def bind(self) -> Any:
-        """Return the `Watch` of one site."""
+        """Return the `Watch` of a site."""
         return Watch(self)
 
     def headings(self) -> tuple[str, Columns[Any]]:
@@ -167,7 +167,7 @@ class Seen(NamedTuple):
 
 
 class Watch:
-    """What one site of an observer has seen.
+    """The state of an observer at one site.
 
     Attributes:
         observer: the observer.
@@ -211,7 +211,7 @@ class Watch:
             self.open, self.closed = self._started(), kept
 
     def shown(self) -> State | None:
-        """Return what the report shows, on the CPU; None where nothing was seen."""
+        """Return the result for the report, on the CPU; None without any call."""
         state = self.open
         if self.closed is not None and self.observer.is_empty(state):
             state = self.closed
@@ -220,7 +220,7 @@ class Watch:
         return on_device(state, torch.device("cpu"))
 
     def result(self) -> Any:
-        """Return what the observer computes from the state of now."""
+        """Return the result of the observer for the present state."""
         return self.observer.compute(self.open)
 
     def state_dict(self) -> dict[str, Tensor]:

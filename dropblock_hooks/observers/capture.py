@@ -54,7 +54,7 @@ class _Call:
     grads: dict[int, Tensor] = field(default_factory=dict)
 
     def record(self, number: int) -> Record:
-        """Return what is shown."""
+        """Return the shown values."""
         value, grad = (
             tree_map(kept.get, self.nesting) if kept else None for kept in (self.values, self.grads)
         )
@@ -81,7 +81,7 @@ class Capture(Observer):
         4 (8, 3) (8, 3)
 
     Args:
-        gradients: keep the gradients of the values, under AMP those of the scaled loss. The
+        gradients: keep the gradients of the values; under AMP, of the scaled loss. The
             gradient regularizers of this layer have changed them, also with ``when="before"``.
             Reentrant checkpoints are refused. In compiled code inside a checkpoint, the gradients
             of the last call must come first.
@@ -165,7 +165,7 @@ class Capture(Observer):
         return [call.record(number) for number, call in list(state["kept"].items())]
 
     def _copy(self, x: Tensor, form: View | None) -> Tensor:
-        """Return what is kept of a tensor."""
+        """Return the part of a tensor that is kept."""
         y = self._reduced(x, form)
         dtype = getattr(torch, self.dtype) if self.dtype else y.dtype
         return y.to(self.device or y.device, dtype, copy=True)

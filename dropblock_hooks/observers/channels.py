@@ -72,7 +72,7 @@ def look_at_running(state: State, module: nn.Module) -> None:
 
 
 def add_batch(state: State, x: Tensor) -> None:
-    """Add the mean and the variance by channel of one batch of shape (N, C, ...)."""
+    """Add the mean and the variance by channel of a batch of shape (N, C, ...)."""
     if x.numel() <= x.shape[1]:
         return  # one value has no variance
     variance, mean = torch.var_mean(x.to(state["sums"].dtype), [0, *range(2, x.ndim)])

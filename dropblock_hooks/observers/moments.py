@@ -23,13 +23,13 @@ _BITS = {torch.float32: (23, torch.int32), torch.float64: (52, torch.int64)}  # 
 
 @dataclass(frozen=True)
 class Statistics:
-    """The statistics of an epoch. None where there is nothing to compute it from.
+    """The statistics of an epoch. None without values to compute it from.
 
     Attributes:
         calls: the number of calls; for `WeightStats`, of parameters.
         left_out: calls with NaN or Inf. They are left out of the moments, from `values` to `norm`.
         values: the number of values.
-        mean, std, rms: of all values; the deviation is that of the population, and rough below
+        mean, std, rms: of all values; the deviation is of the population, and rough below
             1e-4 of the mean.
         largest: the largest magnitude.
         norm: the mean norm of a call; for `WeightStats`, the norm of all values.
@@ -71,7 +71,7 @@ class Statistics:
     updates: Mapping[str, float] = field(default_factory=dict)
 
     def scalars(self) -> dict[str, float]:
-        """Return what is logged, by name."""
+        """Return the numbers for a logger, by name."""
         counted = ("left_out", "dead", "saturated")
         found = {
             name: value
@@ -98,7 +98,7 @@ def new_moments(edges: Sequence[float]) -> State:
 
 
 def add_moments(state: State, x: Tensor, scale: float | Tensor = 1.0) -> None:
-    """Add the moments of the values of one call, divided by `scale`."""
+    """Add the moments of the values of a call, divided by `scale`."""
     sums = state["sums"]
     if not x.numel():
         sums[KEPT].add_(1)  # its norm is 0
@@ -142,7 +142,7 @@ def add_shares(
 
 
 def statistics(state: State) -> Statistics:
-    """Return what was summed in a state."""
+    """Return the sums in a state."""
     sums, calls, looked = state["sums"].tolist(), state["calls"], state["looked"]
     values = int(sums[COUNT])
     mean, square = sums[SUM] / max(values, 1), sums[SQUARES] / max(values, 1)

@@ -140,7 +140,7 @@ class ActivationStats(Measuring):
 class GradientStats(Measuring):
     """Mean, deviation, largest magnitude and norm of the gradient at a layer's output, by epoch.
 
-    The gradients are those of the unscaled loss, after the gradient regularizers of the layer;
+    They are gradients of the unscaled loss, after the gradient regularizers of the layer;
     with ``when="before"``, as they arrived. With a ``param:`` selector, they are the gradients of a
     parameter in each backward, before they accumulate.
 

@@ -29,7 +29,7 @@ RULES = (
 
 @register
 class Watchdog(Observer):
-    """Warns of what goes wrong, with the layer, the epoch, the figure and the likely cure.
+    """Warns of NaN, dead layers and other faults, with the layer, the epoch and the likely cure.
 
     Attach it to many layers, blocks and the layers inside them: then it names the layer that
     computed the first NaN or Inf. It looks at its numbers when an epoch ends (``attached.step``) or

@@ -1,4 +1,4 @@
-"""What the sites of a `Watchdog` keep."""
+"""The state of the sites of a `Watchdog`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Clock:
 
 
 class Watched:
-    """What a site of a `Watchdog` has counted since the last look. Times are those of the `Clock`.
+    """The counts of a site of a `Watchdog` since the last look. Times are those of the `Clock`.
 
     Numbers on the CPU are read at once, numbers on other devices at the next look.
 

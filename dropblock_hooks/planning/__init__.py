@@ -1,9 +1,9 @@
-"""What a spec will do on a model, before anything is put on.
+"""The dry run of a spec on a model, before any hook is put on.
 
-plan       `plan`: all that can be said, from a forward of a copy where an input is given
+plan       `plan`: sites, shapes and faults, from a forward of a copy
 table      the table of a plan, and the main rate of a regularizer over its schedule
-recording  what the layers did in one forward of a copy, and shortcuts around them
+recording  the calls of the layers in a forward of a copy, and shortcuts around them
 dry_run    a forward of a deep copy, on fake tensors where that works
 layers     `layers`: the layers of a model
-builtin    `builtin`: what a model already drops, and where a site drops it again
+builtin    `builtin`: the model's own dropouts, and where a site drops it again
 """

@@ -53,7 +53,7 @@ class DryRun:
     mode: FakeTensorMode | None
 
     def run(self) -> Any:
-        """The output of one forward."""
+        """The output of a forward."""
         with self.mode or nullcontext():
             return self.model(*self.args, **self.kwargs)
 

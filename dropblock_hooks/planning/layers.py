@@ -40,7 +40,7 @@ def layers(model: nn.Module, example_input: Any = None) -> Table[LayerRow]:
 
     Args:
         model: any model.
-        example_input: what the model is called with: a tensor, or a tuple of arguments or a
+        example_input: the argument of the model: a tensor, or a tuple of arguments or a
             mapping of keywords.
 
     Raises:

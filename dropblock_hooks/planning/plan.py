@@ -1,4 +1,4 @@
-"""``plan``: what a spec will do on a model, before anything is attached.
+"""``plan``: the dry run of a spec on a model, before anything is attached.
 
 The real hooks of the spec run in one forward of a copy. A site that can't work notes its error, and
 the forward goes on.
@@ -44,7 +44,7 @@ def plan(
     root: str = "",
     epochs: int | None = None,
 ) -> Plan:
-    """What a spec will do on a model: its sites, shapes, calls and blocks, and what is wrong.
+    """The dry run of a spec on a model: its sites, shapes, calls and blocks, and its faults.
 
     The spec is put on a deep copy of the model, without your own hooks, and the copy runs one
     training forward on fake tensors, which hold no numbers and cost nothing. If that fails, real
@@ -62,7 +62,7 @@ def plan(
     Args:
         model: any model; one on the meta device takes no memory.
         spec: whatever ``attach`` takes.
-        example_input: what the model is called with: a tensor, or a tuple of arguments or a
+        example_input: the argument of the model: a tensor, or a tuple of arguments or a
             mapping of keywords. By default two images of the size that a timm model tells.
         root: name of the submodule where names begin, as in ``attach``.
         epochs: how long the training is, as in ``attach``.
@@ -100,7 +100,7 @@ def plan_placements(
 
 
 class SiteProbe:
-    """Calls the hook of a site on the copy, and notes what it meets.
+    """Calls the hook of a site on the copy, and notes its tensors and errors.
 
     Attributes:
         hook: of the site.
@@ -139,7 +139,7 @@ class SiteProbe:
     def findings(
         self, base: nn.Module, window: Window, outputs: list[Tensor], sources: list[Node]
     ) -> Iterator[Finding]:
-        """What is likely not meant, after the forward."""
+        """The findings after the forward."""
         fault = None if self.error else fault_of(base, self.hook, window)
         if fault is not None:
             wrong = fault.kind in (Kind.NEVER_CALLED, Kind.NEVER_ACTIVE)

@@ -28,7 +28,7 @@ _SUM = re.compile(r"Add(Backward|$|_)")
 
 @dataclass
 class LayerCalls:
-    """The calls of one layer in a forward.
+    """The calls of a layer in a forward.
 
     Attributes:
         calls: the number of calls.
@@ -79,7 +79,7 @@ def recorded(model: nn.Module, *, residual: bool = False) -> Iterator[dict[str, 
 def record_forward(
     model: nn.Module, example: Any, *, residual: bool = False
 ) -> dict[str, LayerCalls]:
-    """What the layers of a copy do in one forward in eval mode.
+    """The calls of the layers of a copy in a forward in eval mode.
 
     Args:
         model: any model.

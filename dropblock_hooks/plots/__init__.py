@@ -3,9 +3,9 @@
 ``figure.savefig("picture.png")`` writes it. Without matplotlib, ImportError is raised.
 
 overlay       `overlay`: a map of positions over its image
-feature_maps  `plot_feature_maps`: the channels of one sample
-depth         `plot_activations`, `plot_gradient_flow`: what observers measured, layer by layer
-masks         `plot_masks`: what is dropped of the maps of a model, over its image
+feature_maps  `plot_feature_maps`: the channels of a sample
+depth         `plot_activations`, `plot_gradient_flow`: the results of observers, layer by layer
+masks         `plot_masks`: the dropped positions of the maps of a model, over its image
 figure        the Figure to draw on, numbers and images: what all pictures share
 """
 

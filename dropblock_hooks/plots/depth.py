@@ -124,7 +124,7 @@ def _rows_in_model_order(attached: Attachment) -> _Rows:
 
 
 def _seen(rows: _Rows, kind: type, needed: bool = True) -> _Rows:
-    """The sites of one class of observers that have measured something, with their rows."""
+    """The sites of a class of observers that have measured something, with their rows."""
     ours = [(site, row) for site, row in rows if isinstance(site.regularizer, kind)]
     seen = [(site, row) for site, row in ours if row.observed and row.observed.calls]
     if needed and not seen:

@@ -1,4 +1,4 @@
-"""``plot_feature_maps``: the channels of one sample, as a grid of pictures."""
+"""``plot_feature_maps``: the channels of a sample, as a grid of pictures."""
 
 import math
 from typing import Any
@@ -17,7 +17,7 @@ def plot_feature_maps(
     title: str = "feature maps",
     own_scale: bool = False,
 ) -> Any:
-    """Draw channels of the activations of one sample, with a color bar.
+    """Draw channels of the activations of a sample, with a color bar.
 
     The channels are spread evenly over all channels; each has its number above it.
 

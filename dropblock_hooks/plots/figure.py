@@ -20,7 +20,7 @@ def new_figure(**options: Any) -> Any:
 
 
 def figure_of(ax: Any = None, **options: Any) -> tuple[Any, Any]:
-    """The Figure of the given axes, and these axes; without axes, those of a new Figure."""
+    """The Figure of the given axes, and these axes; without axes, a new Figure and its axes."""
     if ax is None:
         figure = new_figure(**options)
         return figure, figure.add_subplot()

@@ -1,4 +1,4 @@
-"""``plot_masks``: what is dropped of the maps of a model, over its image."""
+"""``plot_masks``: the dropped positions of the maps of a model, over its image."""
 
 import copy
 from collections.abc import Sequence

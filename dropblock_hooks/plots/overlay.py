@@ -14,7 +14,7 @@ def overlay(cam_map: Any, image: Any, ax: Any = None, *, title: str = "Grad-CAM"
         ['Grad-CAM', 'value of the map']
 
     Args:
-        cam_map: (h, w), the map of one image, such as ``cam.maps[0]`` of `gradcam`. It is resized
+        cam_map: (h, w), the map of an image, such as ``cam.maps[0]`` of `gradcam`. It is resized
             to the image. Colors go from 0 to 1, or to its maximum if that is larger.
         image: (C, H, W), (H, W, C) or (H, W), with 1 or 3 channels. It is shown from its smallest
             value to its largest, so it may be normalized.

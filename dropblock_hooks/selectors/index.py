@@ -71,7 +71,7 @@ class Index:
         return found
 
     def table(self, form: str) -> dict[str, Target]:
-        """What a form of selector chooses from: attributes, parameters or modules."""
+        """The choices of a form of selector: attributes, parameters or modules."""
         if form == "attr":
             return self.attributes
         return self.parameters if form == "param" else self.modules

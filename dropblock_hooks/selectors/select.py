@@ -31,7 +31,7 @@ class Select:
         Select(types='Conv2d', stages=-1, exclude='**.downsample.*', expect=8)
 
     Args:
-        names: a selector, or several of which any may match.
+        names: a selector, or several; any of them may match.
         types: a class name or class, or several; base classes count.
         stages: feature stages by number: alone, the last layer of the stage; beside `names` or
             `types`, the layers inside it.
@@ -84,7 +84,7 @@ def match(selector: Selector, index: Index) -> list[Target]:
     """The layers, parameters or attributes that a selector matches, in model order.
 
     Raises:
-        NoMatchError: where there are none, with the reason and the closest names.
+        NoMatchError: without any, with the reason and the closest names.
     """
     if isinstance(selector, Select):
         return _match_select(selector, index)
@@ -114,7 +114,7 @@ def _form(text: str) -> tuple[str, str]:
 
 
 def _named(form: str, text: str, index: Index) -> list[Target]:
-    """What a name, a pattern or a class matches, also modules without a forward."""
+    """The matches of a name, a pattern or a class, also modules without a forward."""
     if form == "type":
         return _match_type(text, index)
     table = index.table(form)
@@ -128,7 +128,7 @@ def _named(form: str, text: str, index: Index) -> list[Target]:
 
 
 def _match_type(wanted: str | type, index: Index) -> list[Target]:
-    """The layers of a class, or of one that inherits from it."""
+    """The layers of a class, or of a class that inherits from it."""
     targets = [target for target in index.modules.values() if _has_forward(target.module)]
     if isinstance(wanted, type):
         found = [target for target in targets if isinstance(target.module, wanted)]
@@ -151,7 +151,7 @@ def _has_forward(module: nn.Module) -> bool:
 
 
 def _no_match(form: str, text: str, index: Index) -> str:
-    """Why a name or a pattern matches nothing, and what was probably meant."""
+    """Why a name or a pattern matches nothing, and the closest names."""
     word, colon, _ = text.partition(":")
     if colon and word != "re":
         hint = closest(word, FORMS)

@@ -1,7 +1,7 @@
 """Look through the wrappers around models and layers.
 
 ``torch.compile``, data parallelism, activation checkpointing and averaged copies put another module
-around one, and an attribute into every name below. The names here are those of the bare model.
+around one, and an attribute into every name below. The names here are the names of the bare model.
 """
 
 import sys
