@@ -154,7 +154,7 @@ def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fi
     found += [_error(run, (key,), *_REPLACED) for key in run.keys if key not in here]
     for hook in hooks:
         fault = fault_of(base, hook, window)
-        if fault is not None and (_needs_calls(hook) or fault.kind != Kind.NEVER_CALLED):
+        if fault is not None:
             found.append(fault)
     return found + not_stepped(hook.site for hook in hooks)
 
@@ -229,7 +229,7 @@ def _not_trained(base: nn.Module, run: Run, window: Window) -> Finding:
 
 def _idle_sites(base: nn.Module, hooks: Iterable[SiteHook], window: Window) -> list[Finding]:
     """The faults of sites that did nothing, without frozen parameters, which are likely meant."""
-    idle = [h for h in hooks if _needs_calls(h) and not window.sites[h.site.key].active]
+    idle = [hook for hook in hooks if not window.sites[hook.site.key].active]
     faults = [fault_of(base, hook, window) for hook in idle]
     return [fault for fault in faults if fault is not None and fault.kind != Kind.LOST]
 
@@ -248,7 +248,8 @@ def fault_of(base: nn.Module, hook: SiteHook, window: Window) -> Finding | None:
 def _idle(base: nn.Module, hook: SiteHook, owner: nn.Module, window: Window) -> _Fault | None:
     """The reason why a site was not called or not active; None if it was, or need not be."""
     site, counts = hook.site, window.sites[hook.site.key]
-    if counts.active or not window.has("calls", "active"):
+    needless = not getattr(site.regularizer, "needs_calls", True)
+    if counts.active or needless or not window.has("calls", "active"):
         return None
     trained = window.has("trained", "active")
     enabled = site.run.enabled and not window.has("off")
@@ -282,11 +283,6 @@ def _idle(base: nn.Module, hook: SiteHook, owner: nn.Module, window: Window) -> 
     else:
         why, cure = "the model only ran in evaluation mode", "Call model.train() before training"
     return kind, f"{text}: {why}", cure
-
-
-def _needs_calls(hook: SiteHook) -> bool:
-    """Whether its layer must be called."""
-    return getattr(hook.site.regularizer, "needs_calls", True)
 
 
 def _reads_rate(base: nn.Module, hook: SiteHook) -> bool:

@@ -81,7 +81,8 @@ class Norms:
     @property
     def largest(self) -> float | None:
         """The largest norm, within 9 %; None without norms."""
-        return self.quantile(1.0)
+        found = self.quantile(1.0)
+        return None if found is None or self.mean is None else max(found, self.mean)
 
     def quantile(self, q: float) -> float | None:
         """The norm that a share `q` of them does not exceed, within 9 %; None without norms.
