@@ -182,7 +182,9 @@ def around_step(base: nn.Module, run: Run, hooks: Sequence[SiteHook], t: float) 
         )
     epochs = math.floor(t) - math.floor(run.epoch)
     ended = epochs == 1 and not run.fresh  # otherwise the time was set
-    told = _look_back(base, run, hooks, ended) if epochs and run.installed else []
+    told = [] if run.installed else find_faults(base, run, hooks)  # that it was removed
+    if epochs and run.installed:
+        told = _look_back(base, run, hooks, ended)
     every = _interval(hooks)
     alerts = [] if every is None else look_at_step(base, run, hooks, every, epochs != 0)
     yield
@@ -278,7 +280,7 @@ def _idle(base: nn.Module, hook: SiteHook, owner: nn.Module, window: Window) -> 
         why, cure = _why_not_called(base, hook.owner_name, window)
     elif not enabled:
         why, cure = "the attachment is paused", "Set attached.enabled = True"
-    elif gradient:
+    elif gradient and trained:
         why, cure = "no gradient reached it", "Look for a detach() or no_grad() behind the layer"
     else:
         why, cure = "the model only ran in evaluation mode", "Call model.train() before training"

@@ -1,5 +1,6 @@
 """Resolves a spec on a model, and finds all of its faults before any hook is installed."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,12 +15,15 @@ from ..observers.base import Observer
 from ..quoting import label, listed, quote, shorten
 from ..regularizers.base import Regularizer
 from ..regularizers.retune import RATES, Retune, in_place_of, is_read, rate_attribute, unit_dropped
-from ..schedules.base import UNSAID, length_of, spread_rate, within
+from ..schedules.base import UNSAID, length_of, span_of, spread_rate, within
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.select import match
 from ..selectors.wrappers import bare_type, shard_refusal
 from ..sites.hooks import hooks_on
 from ..spec.spec import Draft, Entry, SpecError
+
+_UNKNOWN = (-math.inf, math.inf)  # the span of a function of the epoch
+_MOST_TIMES = 1000  # at which such a function is tried
 
 
 @dataclass(frozen=True)
@@ -111,8 +115,8 @@ def _lengths(placements: list[Placement], epochs: int | None) -> tuple[list[str]
             if length is None and epochs is None:
                 unsaid.append(f"{p.where}: {quote(rate)}: {UNSAID}")
             elif length and epochs is not None and length > epochs:
-                text = f"takes {length:g} epochs, and the training has {epochs}: it does not end"
-                long.append(f"{p.where}: {quote(rate)} {text}")
+                text = f"takes {length:g} epochs, and the training has {epochs}"
+                long.append(f"{p.where}: {quote(rate)} {text}: it does not reach its end")
     return list(dict.fromkeys(unsaid)), list(dict.fromkeys(long))
 
 
@@ -260,6 +264,9 @@ def _with_rates(placements: list[Placement], epochs: int | None) -> list[Placeme
                     rates[name] = spread_rate(timed, i, len(group))
                 if any(rates[name] is not rate for name, rate in p.regularizer.rates.items()):
                     changed[id(p)] = replace(p, regularizer=p.regularizer.with_rates(**rates))
+                if epochs and any(span_of(rate) == _UNKNOWN for rate in rates.values()):
+                    for t in range(0, epochs, -(-epochs // _MOST_TIMES)):
+                        changed.get(id(p), p).regularizer.values(t)  # raises if out of range
             except Exception as error:  # a schedule may be anybody's
                 text = f"{p.where}: {quote(p.regularizer)} at {label(p.target.name)}: {error}"
                 raise SpecError([text]) from error

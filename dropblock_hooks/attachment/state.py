@@ -10,6 +10,7 @@ from ..checks import as_number
 from ..sites.counter import Norms, Snapshot, Totals, read
 from ..sites.run import Run
 from ..sites.site import Site
+from ..warn import warn
 
 _VERSION = 3
 Taken = Mapping[Site, tuple[Snapshot, Snapshot, Mapping[str, Tensor]]]
@@ -71,8 +72,8 @@ def load(
         raise ValueError("this is not the state_dict of an Attachment") from error
     if version != _VERSION:
         raise ValueError(f"the state has version {version}, this code reads {_VERSION}")
+    here = {site.key: repr(site.regularizer) for site in sites}
     own, theirs = f"epochs={epochs})", f"epochs={state.get('epochs')})"
-    here = {site.key: repr(site.regularizer).replace(own, theirs) for site in sites}
     found: dict[str, tuple[Snapshot, Snapshot, dict[str, Tensor]]] = {}
     there = {}
     for key, each in saved:
@@ -85,12 +86,15 @@ def load(
     different = [
         f"  - {key}: the state has {there.get(key, 'none')}, the model has {here.get(key, 'none')}"
         for key in here | there
-        if here.get(key) != there.get(key)
+        if there.get(key) not in (here.get(key), here.get(key, "").replace(own, theirs))
     ]
     if strict and different:
         lines = "\n".join(different)
         raise ValueError(f"the state is of another spec (strict=False takes what fits):\n{lines}")
-    return as_number("epoch", epoch), {s: found[s.key] for s in sites if s.key in found}
+    taken = {site: found[site.key] for site in sites if site.key in found}
+    if sites and not taken:
+        warn("the state has none of these sites, so only its epoch is restored")
+    return as_number("epoch", epoch), taken
 
 
 def _snapshot(saved: Mapping[str, Any]) -> Snapshot:

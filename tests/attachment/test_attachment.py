@@ -453,6 +453,36 @@ def test_a_longer_training_is_no_other_spec():
     assert longer.epoch == 4
     assert longer.sites[0].rate == LinearSchedule(0, 0.5, epochs=9)(4)
     made(9, epochs=5).load_state_dict(made(5, epochs=5).state_dict())
+    with pytest.warns(HookWarning, match="takes 20 epochs, and the training has 10"):
+        made(20, epochs=20).load_state_dict(made(10, epochs=20).state_dict())
+    made(10, epochs=10).load_state_dict(made(None, epochs=10).state_dict())
     for other in (made(9, delay=2), made(9, epochs=7)):
         with pytest.raises(ValueError, match="the state is of another spec"):
             other.load_state_dict(attached.state_dict())
+
+
+def test_a_step_after_the_end_is_reported_once():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3))
+    with attach(model, {"0": Dropout2d(0.5)}) as attached:
+        model(torch.randn(2, 3, 8, 8))
+    with pytest.warns(HookWarning, match="the attachment was removed"):
+        attached.step(1)
+    attached.step(2)
+
+
+def test_a_state_without_these_sites():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3))
+    state = attach(model, {"0": Dropout2d(0.5)}).state_dict()
+    other = attach(model, {"1": Dropout2d(0.5)})
+    with pytest.warns(HookWarning, match="none of these sites"):
+        other.load_state_dict(state, strict=False)
+
+
+def test_gradients_in_evaluation_mode_are_not_called_lost():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3)).eval()
+    attached = attach(model, {"param:0.weight": ClipGradNorm(1.0)})
+    attached.step(0)
+    model(torch.randn(2, 3, 8, 8)).sum().backward()
+    (finding,) = attached.verify()
+    assert "evaluation mode" in str(finding)
+    assert "detach" not in str(finding)
