@@ -82,6 +82,10 @@ class Statistics:
         return found | {f"update/{name}": update for name, update in self.updates.items()}
 
 
+_ROW = 4096  # values that are added up in float32
+_PART = 2**18  # values that are made float64 at a time
+
+
 def octaves(low: float, high: float) -> tuple[float, ...]:
     """Return the powers of 2 from `low`, rounded down, to `high`, rounded up."""
     first, last = math.floor(math.log2(low)), math.ceil(math.log2(high))
@@ -103,17 +107,41 @@ def add_moments(state: State, x: Tensor, scale: float | Tensor = 1.0) -> None:
     if not x.numel():
         sums[KEPT].add_(1)  # its norm is 0
         return
-    wide = wide_dtype(x.device)
     low, high = torch.aminmax(x)
     largest = torch.maximum(high, -low).to(sums.dtype)
     finite = torch.isfinite(largest)
     unscaled = 1.0 / scale
-    norm = torch.linalg.vector_norm(x, dtype=wide) * unscaled
+    total, squares = _sums(x, largest)
+    norm = squares.sqrt() * unscaled
     ones = torch.ones_like(norm)
-    total = x.sum(dtype=wide) * unscaled
-    new = torch.stack((ones, ones * x.numel(), total, norm.square(), norm))
+    new = torch.stack((ones, ones * x.numel(), total * unscaled, norm.square(), norm))
     sums[KEPT:ZEROS].add_(torch.where(finite, new, 0.0))
     state["largest"].clamp_(min=torch.where(finite, largest * unscaled, 0.0))
+
+
+def _sums(x: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of the values, and of their squares.
+
+    On the CPU, torch adds up float32 in float64 ten times slower than in float32. So rows of some
+    thousand values are added up in float32, where the result is as good.
+    """
+    wide = wide_dtype(x.device)
+    if x.device.type != "cpu" or type(x) is not Tensor or x.dtype == torch.float64:
+        return x.sum(dtype=wide), torch.linalg.vector_norm(x, dtype=wide).square()
+    in_memory = x.permute(sorted(range(x.ndim), key=x.stride, reverse=True))
+    flat = in_memory.reshape(-1).float()
+    whole = flat.numel() // _ROW * _ROW
+    rows, rest = flat[:whole].view(-1, _ROW), flat[whole:].double()
+    norms = torch.linalg.vector_norm(rows, dim=1).double()
+    total = rows.sum(1).sum(dtype=wide) + rest.sum()
+    squares = torch.dot(norms, norms) + torch.dot(rest, rest)
+    spread = float(squares) > 1.01 * float(total) ** 2 / x.numel()
+    if 1e-12 < float(largest) < 1e15 and spread:  # no overflow, and no cancellation
+        return total, squares
+    parts = [part.double() for part in torch.split(flat, _PART)]
+    sums = [torch.stack((part.sum(), torch.dot(part, part))) for part in parts]
+    total, squares = torch.stack(sums).sum(0)
+    return total, squares
 
 
 def add_shares(

@@ -190,8 +190,9 @@ class Site:
     def count_idle(self, elements: int) -> None:
         """Count a call at rate 0, in which nothing is run."""
         if graph_task() == NO_TASK:
-            none = 0 if isinstance(self.regularizer, DropsShare) else None
-            self.counter.add(none, elements, 0.0)
+            self.counter.active += 1
+            if isinstance(self.regularizer, DropsShare):
+                self.counter.total += elements
 
     def acts(self, training: bool) -> bool:
         """Whether the regularizer is to be run in this mode of its layer."""
