@@ -14,6 +14,7 @@ from experiments.overhead.memory import saved_bytes
 from experiments.overhead.peers import PEERS, nominal, realized
 from experiments.overhead.timing import Made, Work, interleave, measure
 from experiments.study import fit, read_study
+from tests.cases import rest_slow
 from tests.experiments.conftest import ROOT
 
 
@@ -98,7 +99,7 @@ def test_a_difference_and_a_unit_are_compared():
     assert ratio["ratio"] > 0
 
 
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("name", rest_slow(PEERS))
 def test_peers_are_asked_for_what_drops_the_same_share(name):
     p = nominal(name, (14, 14), 5, 0.1)
     assert realized(name, p, (14, 14), 5) == pytest.approx(0.1, abs=0.003)

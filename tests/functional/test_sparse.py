@@ -14,6 +14,7 @@ from scipy import stats
 
 from dropblock_hooks.functional import drop_block2d, drop_path, dropout, dropout2d
 from dropblock_hooks.functional import sparse as kernel
+from tests.cases import rest_slow
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +82,9 @@ def test_gaps_are_geometric(p):
         assert stats.chisquare(found, expected * found.sum() / expected.sum()).pvalue > 1e-4
 
 
-@pytest.mark.parametrize(("total", "p"), [(1, 0.3), (5, 0.05), (40, 0.02), (64, 0.2)])
+@pytest.mark.parametrize(
+    ("total", "p"), rest_slow([(1, 0.3), (5, 0.05), (40, 0.02), (64, 0.2)], plain=3)
+)
 def test_short_rows_have_the_same_chance_everywhere(total, p):
     """Where the first draw of gaps is often too short, and at both ends."""
     rounds, generator, ones = 2_000, seeded(5), torch.ones(total)

@@ -161,7 +161,7 @@ def test_the_package_finds_the_same(name, method, monkeypatch):
 # all families, without a layer named
 
 PLAIN = {
-    "hiera", "levit", "mambaout", "resnet", "vision_transformer",
+    "levit", "mambaout", "resnet", "vision_transformer",
 }  # fmt: skip
 GIVEN = {  # what these families do not tell
     "gemma4_vit": {"grid": (4, 4), "prefix_tokens": 0},

@@ -21,6 +21,7 @@ from dropblock_hooks import (
     Regularizer,
     Retune,
 )
+from tests.cases import rest_slow
 from tests.classes import own_classes
 
 REGULARIZERS = [
@@ -66,7 +67,9 @@ def test_every_linear_class_is_tested():
     assert ours == {type(regularizer) for regularizer in REGULARIZERS}
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", rest_slow([torch.float32, torch.float64, torch.bfloat16]), ids=str
+)
 @pytest.mark.parametrize("regularizer", REGULARIZERS, ids=repr)
 def test_the_vector_jacobian_product_is_apply_of_the_gradient(regularizer, dtype):
     for shape in SHAPES[regularizer.spatial or 2]:

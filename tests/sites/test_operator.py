@@ -15,6 +15,7 @@ from dropblock_hooks import (
     StochasticDepth,
     attach,
 )
+from tests.cases import rest_slow
 
 LAYOUTS = {
     "contiguous": lambda x: x,
@@ -43,7 +44,7 @@ def read(layout):
 
 
 @pytest.mark.pairwise
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("dtype", rest_slow(TYPES), ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", REGULARIZERS)
 def test_the_operators_of_activations_pass_torchs_check(name, layout, dtype):
@@ -67,7 +68,7 @@ def test_the_operators_of_activations_pass_torchs_check(name, layout, dtype):
     )
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("dtype", rest_slow(TYPES), ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_operators_of_gradients_pass_torchs_check(layout, dtype):
     (site,) = attach(nn.Sequential(nn.Identity()), {"0": ClampGrad(-0.1, 0.1)}).sites
