@@ -264,7 +264,8 @@ def _with_rates(placements: list[Placement], epochs: int | None) -> list[Placeme
                     rates[name] = spread_rate(timed, i, len(group))
                 if any(rates[name] is not rate for name, rate in p.regularizer.rates.items()):
                     changed[id(p)] = replace(p, regularizer=p.regularizer.with_rates(**rates))
-                if epochs and any(span_of(rate) == _UNKNOWN for rate in rates.values()):
+                at_end = i in (0, len(group) - 1)  # the rates of the other sites lie between
+                if epochs and at_end and _UNKNOWN in map(span_of, rates.values()):
                     for t in range(0, epochs, -(-epochs // _MOST_TIMES)):
                         changed.get(id(p), p).regularizer.values(t)  # raises if out of range
             except Exception as error:  # a schedule may be anybody's

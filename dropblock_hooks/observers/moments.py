@@ -18,6 +18,8 @@ from .base import State
 
 KEPT, COUNT, SUM, SQUARES, NORMS, ZEROS, NONFINITE, BINS = range(8)
 """The places in ``state["sums"]``: kept calls, their values, sums of these; shares; the bins."""
+_ROW = 4096  # values that are added up in float32
+_PART = 2**18  # values that are made float64 at a time
 _BITS = {torch.float32: (23, torch.int32), torch.float64: (52, torch.int64)}  # of the mantissa
 
 
@@ -80,10 +82,6 @@ class Statistics:
         }
         found |= {f"norm/{name}": norm for name, norm in self.norms.items()}
         return found | {f"update/{name}": update for name, update in self.updates.items()}
-
-
-_ROW = 4096  # values that are added up in float32
-_PART = 2**18  # values that are made float64 at a time
 
 
 def octaves(low: float, high: float) -> tuple[float, ...]:

@@ -70,6 +70,8 @@ def measure(work: Work, rounds: int, device: torch.device = CPU) -> list[dict[st
     in MB above the memory in use before, and the number of rounds.
     """
     made = work.make(device)
+    saved = {name: saved_share(step, made.activation) for name, step in made.steps.items()}
+    peak = {name: peak_bytes(step, device) / 1e6 for name, step in made.steps.items()}
     seconds = interleave(made.steps, rounds, device)
     done = len(next(iter(seconds.values())))
     seconds |= {unit: [value] * done for unit, value in work.units.items()}
@@ -80,7 +82,6 @@ def measure(work: Work, rounds: int, device: torch.device = CPU) -> list[dict[st
         if minus:
             cost = [a - b for a, b in zip(cost, seconds[above], strict=True)]
         q25, ratio, q75 = paired_ratios(cost, seconds[reference])
-        step = made.steps.get(variant)
         row = {
             "work": work.name,
             "shape": "x".join(map(str, work.shape)),
@@ -90,8 +91,8 @@ def measure(work: Work, rounds: int, device: torch.device = CPU) -> list[dict[st
             "q25": q25,
             "ratio": ratio,
             "q75": q75,
-            "saved": step and saved_share(step, made.activation),
-            "peak_mb": step and peak_bytes(step, device) / 1e6,
+            "saved": saved.get(variant),
+            "peak_mb": peak.get(variant),
             "rounds": done,
         }
         rows.append(row)
