@@ -14,7 +14,7 @@ from ..planning.dry_run import arguments_of
 from ..quoting import kind_of, listed, shown
 from ..selectors.select import Select
 from ..selectors.wrappers import unwrap
-from .once import Once, call_once, main_tensor
+from .once import Once, call_once, main_tensor, same_function
 
 Layers = str | Select | Sequence[str]
 
@@ -32,6 +32,7 @@ def capture(
     reduce: str | Callable[[Tensor], Tensor] | None = None,
     device: Any = None,
     dtype: Any = None,
+    target: Callable[[Any], Tensor] | None = None,
 ) -> Any:
     """Call a model once, and return the activations of layers; nothing stays on the model.
 
@@ -44,7 +45,7 @@ def capture(
         >>> {name: tuple(value.shape) for name, value in values.items()}
         {'0': (2, 8, 4, 4)}
         >>> values, grads = capture(
-        ...     model, torch.ones(2, 3, 6, 6), "0", gradients=True, loss=lambda y: y[:, 0].sum()
+        ...     model, torch.ones(2, 3, 6, 6), "0", gradients=True, target=lambda y: y[:, 0].sum()
         ... )
         >>> grads["0"].shape == values["0"].shape
         True
@@ -54,14 +55,15 @@ def capture(
         x: the argument of the model: a tensor, a tuple of arguments or a mapping of keywords.
         layers: a selector, or a list of names.
         gradients: also return the gradients of the values; None if the loss does not depend on one.
-        loss: computes a scalar from the output; by default the sum of the output, or
-            of its ``logits`` or ``out``.
+        loss: another name of `target`.
         when: ``"before"`` or ``"after"`` the regularizers of the layer.
         at: the ``"output"`` or the ``"input"`` of the layer.
         index: which element of a tuple, list or dict.
         reduce: keep less of each tensor; see `Capture`.
         device: the device of the values.
         dtype: the type of the values.
+        target: a function of the output that returns the scalar of which gradients are taken; by
+            default the sum of the output, or of its ``logits`` or ``out``.
 
     Returns:
         The values by name of the layer, nested like its output; a list of them if the layer was
@@ -70,7 +72,7 @@ def capture(
     Raises:
         SpecError: if the model has no such layer.
         RuntimeError: if a layer was not called, or no gradient came.
-        TypeError, ValueError: if `layers` is no selector, or `loss` returns no scalar or comes
+        TypeError, ValueError: if `layers` is no selector, or `target` returns no scalar or comes
             without ``gradients=True``.
     """
     if gradients and not torch.is_grad_enabled():
@@ -78,8 +80,9 @@ def capture(
             "gradients=True needs gradients: call capture outside of torch.no_grad() and "
             "torch.inference_mode()"
         )
+    loss = same_function(target, "loss", loss)
     if loss is not None and not gradients:
-        raise ValueError(f"loss is for gradients=True, got gradients={shown(gradients)}")
+        raise ValueError(f"target (or loss) needs gradients=True, got {shown(gradients)}")
     if isinstance(layers, list | tuple) and layers:
         layers = Select(names=tuple(layers))
     if not isinstance(layers, str | Select):
@@ -115,10 +118,10 @@ def capture(
 
 def _scalar(loss: Callable[[Any], Tensor] | None, output: Any) -> Tensor:
     """The number that the backward starts from."""
-    scalar: Any = main_tensor(output, "loss", ".sum()").sum() if loss is None else loss(output)
+    scalar: Any = main_tensor(output, "target", ".sum()").sum() if loss is None else loss(output)
     if not isinstance(scalar, Tensor) or scalar.numel() != 1:
         got = f"shape {tuple(scalar.shape)}" if isinstance(scalar, Tensor) else kind_of(scalar)
-        raise ValueError(f"loss must return a tensor with one number, got {got}")
+        raise ValueError(f"target (or loss) must return a tensor with one number, got {got}")
     return scalar
 
 

@@ -13,7 +13,7 @@ from ..quoting import listed
 from ..selectors.wrappers import unwrap
 from ..sites.site import Site
 from ..warn import warn
-from .once import evaluation, main_tensor, summary
+from .once import evaluation, main_tensor, same_function, summary
 
 
 class Sampled(NamedTuple):
@@ -35,7 +35,12 @@ class Sampled(NamedTuple):
 
 
 def sample(
-    model: nn.Module, x: Any, n: int = 30, transform: Callable[[Any], Any] | None = None
+    model: nn.Module,
+    x: Any,
+    n: int = 30,
+    transform: Callable[[Any], Any] | None = None,
+    *,
+    target: Callable[[Any], Any] | None = None,
 ) -> Sampled:
     """Run a model n times in evaluation, each time with a new mask: Monte-Carlo dropout.
 
@@ -48,7 +53,7 @@ def sample(
         >>> attached = attach(model, {"1": Dropout(0.2)})
         >>> with attached.always():
         ...     mean, std, samples = sample(
-        ...         model, torch.ones(5, 4), n=20, transform=lambda y: y.softmax(-1)
+        ...         model, torch.ones(5, 4), n=20, target=lambda y: y.softmax(-1)
         ...     )
         >>> mean.shape, std.shape, samples.shape
         (torch.Size([5, 3]), torch.Size([5, 3]), torch.Size([20, 5, 3]))
@@ -57,12 +62,13 @@ def sample(
         model: a model with an attachment, wrapped or not.
         x: the argument of the model: a tensor, a tuple of arguments or a mapping of keywords.
         n: the number of forwards, at least 2.
-        transform: applied to each output before the mean. By default the output is taken, or its
-            ``logits`` or ``out``. It must pick a tensor from any other output.
+        transform: another name of `target`.
+        target: a function of each output that returns the tensor to sample. By default the output
+            is taken, or its ``logits`` or ``out``. It must pick a tensor from any other output.
 
     Raises:
         RuntimeError: if nothing random is active in evaluation.
-        TypeError: if an output, or the result of `transform`, is no tensor.
+        TypeError: if an output, or the result of `target`, is no tensor.
         ValueError: if n is below 2.
 
     Reference:
@@ -72,10 +78,11 @@ def sample(
     bare, n = unwrap(model), as_count("n", n, 2)
     sites = _acting(bare)
     args, kwargs = arguments_of(x)
+    picked = same_function(target, "transform", transform) or (lambda output: output)
     before = sum(site.calls for site in sites)
     with evaluation(model), torch.no_grad():
         samples = torch.stack(
-            [_tensor(model(*args, **kwargs), transform).clone() for _ in range(n)]
+            [main_tensor(picked(model(*args, **kwargs)), "target").clone() for _ in range(n)]
         )
         std, mean = torch.std_mean(samples.to(torch.result_type(samples, 1.0)), 0)
     # compiled code may not count these calls, so equal samples are needed too
@@ -100,8 +107,3 @@ def _acting(model: nn.Module) -> list[Site]:
             "paused attachment draw none"
         )
     return acting
-
-
-def _tensor(output: Any, transform: Callable[[Any], Any] | None) -> Tensor:
-    """The output, or the result of `transform`."""
-    return main_tensor(output if transform is None else transform(output), "transform")

@@ -14,7 +14,7 @@ from torch import nn
 from ..attachment.resolve import Placement
 from ..findings import Finding, Kind, Severity
 from ..regularizers.base import highest_rate
-from ..regularizers.retune import Retune, rate_attribute, unit_dropped, unit_of
+from ..regularizers.retune import Retune, is_read, rate_attribute, reads_own, unit_dropped, unit_of
 from ..selectors.index import Index, Target
 from ..selectors.select import Select, Selector, match
 from ..selectors.wrappers import bare_type, submodule, unwrap
@@ -34,7 +34,8 @@ class BuiltinRow:
         type: class name of the layer or module.
         attribute: the attribute that holds the rate.
         rate: the present rate.
-        on: whether the rate is above 0 and the layer is in training mode.
+        on: whether the rate is above 0, the layer is in training mode, and the code of the model
+            reads the attribute.
         selector: the selector that retunes it.
         retuned: key of the site that sets it now; None without one.
         aliases: other names of the same, shared, layer.
@@ -132,12 +133,15 @@ def rates_of(index: Index) -> list[BuiltinRow]:
         # other layers than dropouts may mean something else by `p`
         drops = unit_of(bare_type(target.module).__name__) and not target.module._modules
         own = rate_attribute(target.module) if drops else None
-        rows += [_row(target, own)] if own else [_row(t, str(t.attribute)) for t in held[name]]
+        for each in (target,) if own else held[name]:
+            rows.append(_row(index.model, each, own or str(each.attribute)))
     return rows
 
 
-def _row(target: Target, attribute: str) -> BuiltinRow:
+def _row(base: nn.Module, target: Target, attribute: str) -> BuiltinRow:
     module, name = target.module, target.name or "."
+    used = not target.attribute or reads_own(module, attribute)
+    used = used or is_read(base, (target.owner,), attribute)
     hooks = (hook for hook in hooks_on(module) if isinstance(hook, RetuneHook))
     site = next((hook.site for hook in hooks if hook.attribute == attribute), None)
     rate = site.rate or 0.0 if site and site.run.enabled else float(getattr(module, attribute))
@@ -146,7 +150,7 @@ def _row(target: Target, attribute: str) -> BuiltinRow:
         type=bare_type(module).__name__,
         attribute=attribute,
         rate=rate,
-        on=rate > 0 and module.training,
+        on=rate > 0 and module.training and used,
         selector=f"attr:{name}" if target.attribute else name,
         retuned=None if site is None else site.key,
         aliases=target.aliases,
@@ -224,9 +228,10 @@ def _own_dropper(p: Placement, droppers: Mapping[str, BuiltinRow]) -> BuiltinRow
             if "samples" not in units or len(units) == 1:
                 return droppers[name]
         if unit in ("samples", "blocks"):
+            start = name if unit == "blocks" else f"{name}."  # a block's own output is no branch
             for other, row in droppers.items():
-                block = other.rpartition(".")[0]
-                around = other and (not block or f"{name}.".startswith(f"{block}."))
+                block, dot, _ = other.rpartition(".")
+                around = other and start and start.startswith(block + dot)
                 if around and unit_of(row.type) == unit:
                     return row
     return None

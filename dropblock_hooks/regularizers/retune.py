@@ -123,6 +123,12 @@ def in_place_of(module: nn.Module) -> Regularizer | None:
     return DropPath(0.0, scale_by_keep=bool(getattr(module, "scale_by_keep", True)))
 
 
+def reads_own(module: nn.Module, attribute: str) -> bool:
+    """Whether a method of a module may read this attribute; ``__init__`` only stores it."""
+    source = None if "forward" in vars(module) else _source(bare_type(module))
+    return source is None or bool(re.search(rf"[.'\"]{attribute}\b", source))
+
+
 def is_read(base: nn.Module, names: Iterable[str], attribute: str) -> bool:
     """Whether the source of a module above a layer reads its rate, as fused attention does.
 
@@ -142,11 +148,11 @@ def is_read(base: nn.Module, names: Iterable[str], attribute: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _source(cls: Any) -> str | None:
-    """The source of all methods of a class; None if a method has no source."""
+    """The source of all methods of a class but ``__init__``; None if a method has no source."""
     bases = cls.__mro__[: cls.__mro__.index(nn.Module)]
-    methods = [each for base in bases for each in vars(base).values() if inspect.isfunction(each)]
+    held = [getattr(x, "fget", x) for b in bases for n, x in vars(b).items() if n != "__init__"]
     try:
-        return "".join(map(inspect.getsource, methods))
+        return "".join(map(inspect.getsource, filter(inspect.isfunction, held)))
     except OSError:
         return None
 

@@ -143,7 +143,7 @@ def test_the_loss_of_the_output(net, x):
             return {"scores": self.net(x), "other": 3}
 
     model = Wrapped().eval()
-    with pytest.raises(TypeError, match="no tensor but dict with .*as in loss=.*'scores'"):
+    with pytest.raises(TypeError, match="no tensor but dict with .*as in target=.*'scores'"):
         capture(model, x, "net.head", gradients=True)
     values, grads = capture(
         model, x, ["net.head", "."], gradients=True, loss=lambda y: y["scores"][:, 1].sum()
@@ -152,9 +152,9 @@ def test_the_loss_of_the_output(net, x):
     assert grads["."]["other"] is None
     assert values["."]["other"] is None
     for bad in (lambda y: y["scores"], lambda y: 1):
-        with pytest.raises(ValueError, match="loss must return a tensor with one number"):
+        with pytest.raises(ValueError, match="must return a tensor with one number"):
             capture(model, x, "net.head", gradients=True, loss=bad)
-    with pytest.raises(ValueError, match="loss is for gradients=True"):
+    with pytest.raises(ValueError, match=r"target \(or loss\) needs gradients=True"):
         capture(model, x, "net.head", loss=lambda y: y)
 
 

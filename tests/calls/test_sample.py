@@ -183,7 +183,7 @@ def wrapped(wrap):
 )
 def test_an_output_that_is_no_tensor(wrap, pick, said):
     model, x = wrapped(wrap), torch.ones(2, 3)
-    with pytest.raises(TypeError, match=f"no tensor but {said}: pick one, as in transform="):
+    with pytest.raises(TypeError, match=f"no tensor but {said}: pick one, as in target="):
         sample(model, x)
     assert sample(model, x, n=2, transform=pick).samples.shape == (2, 2, 3)
     assert model.training
@@ -285,3 +285,19 @@ def test_a_compiled_model():
     model.eval()
     with torch.no_grad():
         assert torch.equal(call(images()), plain)
+
+
+def test_target_is_the_function_of_the_output_in_each_call():
+    model, x = nn.Sequential(nn.Conv2d(3, 2, 1), nn.ReLU(), nn.Flatten(1)), torch.rand(2, 3, 4, 4)
+    attach(model, {"1": Dropout(0.5, active="always")})
+    assert sample(model, x, n=2, target=lambda y: y.sum(1)).samples.shape == (2, 2)
+    attach(model, {"0": Dropout(0.0)})
+    _, grads = capture(model, x, "1", gradients=True, target=lambda y: 3 * y[0].sum())
+    assert grads["1"].unique().tolist() == [0.0, 3.0]
+    assert gradcam(model, x, "0", target=lambda y: y.sum(1)).target is None
+    for call in (
+        lambda f: sample(model, x, transform=f, target=f),
+        lambda f: capture(model, x, "1", gradients=True, loss=f, target=f),
+    ):
+        with pytest.raises(TypeError, match="is another name of target: give one of them"):
+            call(lambda y: y.sum())

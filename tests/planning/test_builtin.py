@@ -75,6 +75,28 @@ def test_off_are_rates_of_0_and_layers_in_evaluation():
     assert [row.on for row in builtin(model)] == [False, True, False]
 
 
+class Stores(nn.Module):
+    """Two rates that only ``__init__`` sees, and two that a forward reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.drop_rate = self.used_drop = self.fc.drop_alone = self.fc.drop_prob = 0.3
+
+    def forward(self, x):
+        return nn.functional.dropout(self.fc(x), self.used_drop + self.fc.drop_prob)
+
+
+def test_off_are_attributes_that_nothing_reads():
+    on = {row.selector: row.on for row in builtin(Stores())}
+    assert on == {
+        "attr:drop_rate": False,
+        "attr:used_drop": True,
+        "attr:fc.drop_alone": False,
+        "attr:fc.drop_prob": True,
+    }
+
+
 def test_a_model_without_any():
     found = builtin(nn.Sequential(nn.Linear(3, 3), nn.Identity()))
     assert len(found) == 0

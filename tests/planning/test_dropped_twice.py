@@ -191,12 +191,13 @@ def test_the_rate_is_the_one_that_retune_sets(selector, p, both):
 def test_inside_the_drop_blocks_of_timm():
     timm = pytest.importorskip("timm", reason="its models")
     model = timm.create_model("resnet18", drop_block_rate=0.1)
-    (told,) = told_by_attach(model, {"layer4.*": DropBlock2d(p=0.2, block_size=7)})
+    assert told_by_attach(model, {"layer4.*": DropBlock2d(p=0.2, block_size=7)}) == []
+    (told,) = told_by_attach(model, {"layer4.*.bn2": DropBlock2d(p=0.2, block_size=7)})
     assert told.text.endswith("drops, 0.28 in all")
     assert told_by_attach(model, {"layer3.1.conv1": DropBlock2d(p=0.2, block_size=7)}) != []
     assert told_by_attach(model, {"layer3.1.conv1": Dropout(0.2)}) == []
     spec = {
-        "layer4.*": DropBlock2d(p=0.2, block_size=7),
+        "layer4.*.bn2": DropBlock2d(p=0.2, block_size=7),
         "layer4.*.drop_block": Retune(p=0.5),
     }
     assert told_by_attach(model, spec)[0].text.endswith("drops, 0.6 in all")
