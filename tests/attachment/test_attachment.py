@@ -1,6 +1,7 @@
 """The handle: time, switches, table, statistics, state."""
 
 import copy
+import io
 import math
 import re
 
@@ -10,7 +11,9 @@ import torch
 from torch import nn
 
 from dropblock_hooks import (
+    ActivationStats,
     ByDepth,
+    Capture,
     ClampGrad,
     ClipGradNorm,
     CosineSchedule,
@@ -18,9 +21,12 @@ from dropblock_hooks import (
     Dropout,
     Dropout2d,
     GaussianNoise,
+    GradientStats,
     HookWarning,
     LinearSchedule,
     Select,
+    Watchdog,
+    WeightStats,
     WindowSchedule,
     attach,
 )
@@ -260,6 +266,20 @@ def test_state(net):
         assert (a.total_realized_rate, a.calls) == (b.total_realized_rate, b.calls)
         assert b.realized_rate == a.realized_rate
     assert resumed.state_dict() == state
+
+
+def test_the_state_is_read_without_pickled_code(net):
+    measures = [ActivationStats(), GradientStats(), Watchdog(), Capture(gradients=True)]
+    spec = {
+        "layer1.*": [DropBlock2d(RAMP, 3), *measures],
+        "param:fc.*": [ClipGradNorm(1e-6), WeightStats()],
+    }
+    attached = attach(net, spec)
+    run(net, 2)
+    file = io.BytesIO()
+    torch.save(attached.state_dict(), file)
+    file.seek(0)
+    attached.load_state_dict(torch.load(file, weights_only=True))
 
 
 def test_state_of_another_spec(net):

@@ -201,6 +201,20 @@ def test_limits(text, part):
         Spec.from_yaml(text)
 
 
+def test_limits_of_json():
+    for text, part in [("[" * 5000 + "]" * 5000, "nested"), ('"' + "x" * 1_000_000 + '"', "bytes")]:
+        with pytest.raises(SpecError, match=part):
+            Spec.from_json(text)
+
+
+def test_the_time_to_read_json_is_linear():
+    fields = ", ".join(f'"k{i}": 1' for i in range(20_000))
+    start = time.perf_counter()
+    with pytest.raises(SpecError, match="StepSchedule"):
+        Spec.from_json(f'{{"a": {{"Dropout": {{"p": {{"StepSchedule": {{{fields}}}}}}}}}}}')
+    assert time.perf_counter() - start < SECONDS
+
+
 @pytest.mark.parametrize("path", ["a\0b", "x" * 10_000, "\ud800", "."], ids=ascii)
 def test_paths_that_are_no_spec(net, path):
     with pytest.raises(SpecError):

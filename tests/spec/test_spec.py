@@ -223,6 +223,34 @@ def test_bad_json(text, part):
         Spec.from_json(text)
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "!!python/object/apply:os.mkdir [ran]",
+        "!!python/name:os.mkdir",
+        "!!python/module:os",
+        "{!!python/object/apply:os.mkdir [ran]: 1}",
+        "\"Dropout(p=__import__('os').mkdir('ran'))\"",
+        "\"__import__('os').mkdir('ran')\"",
+        "\"Dropout(*[__import__('os').mkdir('ran')])\"",
+        "\"os.mkdir('ran')\"",
+        "{os.mkdir: {path: ran}}",
+        "{Foreign: {module: os.mkdir}}",
+        "{Foreign: {module: torch.nn.Dropout}}",
+        "{Dropout: {p: \"__import__('os').mkdir('ran')\"}}",
+        "{Dropout: {p: {os.mkdir: {path: ran}}}}",
+        '{Dropout: {p: "lambda t: 0.1"}}',
+    ],
+)
+def test_a_file_runs_no_code(value, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    net = nn.Sequential(nn.Linear(2, 2))
+    for text in (f"'0': {value}", f"- {{select: {{names: '0', where: {value}}}, apply: Dropout}}"):
+        with pytest.raises(SpecError):
+            attach(net, Spec.from_yaml(text))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_all_problems_of_a_file_at_once(tmp_path):
     path = tmp_path / "spec.yaml"
     path.write_text("a: {Dropout: {p: 2}}\nb: [Dropuot, {ZeroGrad: {p: 1}}]\n3: Dropout\n")
