@@ -21,13 +21,13 @@ class TrainerDriver:
         >>> driver = TrainerDriver({"1": Dropout(p=LinearSchedule(0.0, 0.1))})
         >>> attached = driver.begin(model, 2)
         >>> for epoch in range(2):
-        ...     for i in range(5):
-        ...         driver.tick(epoch + i / 5, 5 * epoch + i)
+        ...     for batch in range(5):
+        ...         driver.tick(epoch, batches=5)
         ...         y = model(torch.ones(8, 4))
-        ...     driver.end_epoch()
+        ...     logged = driver.end_epoch()
         >>> driver.end()
-        >>> attached["1/Dropout"].calls
-        10
+        >>> attached["1/Dropout"].calls, logged["reg/1/Dropout/p"]
+        (10, 0.1)
 
     Args:
         spec: any spec that `attach` accepts.
@@ -49,7 +49,7 @@ class TrainerDriver:
         self.spec, self.unit, self.root, self.strict = spec, unit, root, strict
         self.attached: Attachment | None = None
         self._loaded: Mapping[str, Any] | None = None
-        self._ticked = False
+        self._batch = self._step = 0
 
     def begin(
         self,
@@ -91,32 +91,57 @@ class TrainerDriver:
                 "the checkpoint has no state of Regularize, because it was written without it: "
                 "counts begin anew, and rates follow the time of the trainer"
             )
-        self._loaded, self._ticked = None, False
+        by_step = self._loaded is not None and self.unit == "step"
+        self._step = int(attached.epoch) + 1 if by_step else 0
+        self._loaded, self._batch = None, 0
         return attached
 
-    def tick(self, epoch: float, step: int) -> None:
-        """Move the schedules before a training step: to an epoch, or a number of optimizer steps.
+    def tick(
+        self,
+        epoch: float,
+        step: int | None = None,
+        *,
+        batch: int | None = None,
+        batches: float | None = None,
+    ) -> None:
+        """Move the schedules. Call it before each training batch.
 
-        Fractions of an epoch are allowed.
+        Args:
+            epoch: the epoch, from 0; fractions are allowed.
+            step: the steps of the optimizer so far; None counts the calls of `tick`.
+            batch: the batch in its epoch, from 0; None counts the calls since the last `end_epoch`.
+            batches: the batches of an epoch, for a time with fractions; None, 0 or infinity if they
+                are not known.
         """
         if self.attached is not None:
-            self._ticked = True
+            batch = self._batch if batch is None else batch
+            if batches and batch < batches < math.inf:
+                epoch += batch / batches
+            step = self._step if step is None else step
             self.attached.step(epoch if self.unit == "epoch" else step)
+            self._batch, self._step = batch + 1, self._step + 1
 
-    def end_epoch(self) -> None:
-        """Warn of what `Attachment.verify` finds, each finding once."""
-        if self.attached is not None and self._ticked:  # not resumed at the end of the epoch
-            self._ticked = False
+    def end_epoch(self) -> dict[str, float]:
+        """Warn of what `Attachment.verify` finds, each finding once; return the scalars to log."""
+        if self.attached is not None and self._batch:  # not resumed at the end of the epoch
+            self._batch = 0
             tell_faults(self.attached)
+        return self.scalars()
 
     def end(self) -> None:
         """Remove the hooks; the counts can still be read."""
         if self.attached is not None:
             self.attached.remove()
 
-    def state(self) -> dict[str, Any] | None:
-        """The state for a checkpoint; None before `begin`."""
-        return None if self.attached is None else self.attached.state_dict()
+    def scalars(self) -> dict[str, float]:
+        """The scalars of `Attachment.scalars`; none before `begin`."""
+        return {} if self.attached is None else self.attached.scalars()
+
+    def state(self) -> Mapping[str, Any] | None:
+        """The state for a checkpoint; what was loaded until `begin`; None if there is neither."""
+        if self._loaded is not None or self.attached is None:
+            return self._loaded
+        return self.attached.state_dict()
 
     def load(self, state: Mapping[str, Any] | None) -> None:
         """Keep a state for the next `begin`; None forgets it."""

@@ -1,6 +1,5 @@
 """``Regularize``: a callback of Lightning's Trainer."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +7,7 @@ import torch
 
 from ..attachment.attachment import Attachment
 from ..checks import as_count
+from ..warn import warn
 from .driver import TrainerDriver
 
 try:
@@ -82,8 +82,15 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
         return key
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Forget the state that an earlier run loaded."""
+        """Forget the state that an earlier run loaded, and warn of a search without callbacks."""
         self._loaded = {}
+        for callback in trainer.callbacks:
+            kinds = {kind.__name__ for kind in type(callback).__mro__}
+            for finder in kinds & {"LearningRateFinder", "BatchSizeFinder"}:
+                warn(
+                    f"{finder} searches without other callbacks, so without these regularizers: "
+                    "to search with them, call attach(module, spec) before, and remove() after it"
+                )
         self._keeps_random = self.rng_state and trainer.world_size == 1
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
@@ -112,10 +119,13 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
         """Move the schedules."""
+        if getattr(trainer.fit_loop, "_skip_backward", False):
+            return  # StochasticWeightAveraging's last epoch, which trains nothing
         self._within_epoch = True
-        n = trainer.num_training_batches
-        share = batch_idx / n if self.fractions and batch_idx < n < math.inf else 0.0
-        self._driver.tick(trainer.current_epoch + share, trainer.global_step)
+        batches = trainer.num_training_batches if self.fractions else None
+        self._driver.tick(
+            trainer.current_epoch, trainer.global_step, batch=batch_idx, batches=batches
+        )
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -123,13 +133,12 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
         """Log, every `log_every_n_steps` steps."""
         every = self.log_every_n_steps
         if every is not None and trainer.global_step % every == 0:
-            self._log(trainer, pl_module, on_step=True)
+            self._log(trainer, pl_module, self._driver.scalars(), on_step=True)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Log, and warn of new findings."""
-        self._log(trainer, pl_module, on_step=False)
         self._within_epoch = False
-        self._driver.end_epoch()
+        self._log(trainer, pl_module, self._driver.end_epoch(), on_step=False)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Remove the hooks."""
@@ -155,10 +164,10 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
         """Keep the state of a checkpoint until training begins."""
         self._loaded = state_dict
 
-    def _log(self, trainer: Any, module: Any, on_step: bool) -> None:
-        if self.attached is not None and not trainer.barebones:  # barebones can't log
+    def _log(self, trainer: Any, module: Any, scalars: dict[str, float], on_step: bool) -> None:
+        if scalars and not trainer.barebones:  # barebones can't log
             module.log_dict(
-                self.attached.scalars(),
+                scalars,
                 on_step=on_step,
                 on_epoch=not on_step,
                 batch_size=1,

@@ -104,8 +104,8 @@ class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of 
 
     def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Log the scalars together with the loss."""
-        if self.attached is not None and "loss" in given["logs"]:
-            scalars = self.attached.scalars()
+        if "loss" in given["logs"]:
+            scalars = self._driver.scalars()
             given["logs"].update(scalars)
             state.log_history[-1].update(scalars)
 
