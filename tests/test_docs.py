@@ -15,6 +15,7 @@ PAGES = [
     *(DOCS / f"{name}.md" for name in ("observers", "retune", "specs")),
     *sorted((DOCS / "trainers").glob("*.md")),
 ]
+SLOW = ("fastai", "ultralytics")  # to import
 
 # what trainers say of a tiny run, and libraries of their own insides
 pytestmark = [
@@ -26,6 +27,7 @@ pytestmark = [
         "Checkpoint directory .* exists",
         "`isinstance.treespec, LeafSpec.` is deprecated",
         "GPU available but not used",
+        "`torch.jit.* is deprecated",
     )
 ]
 
@@ -42,9 +44,17 @@ def wordings(text):
     return re.sub(r"[ -]+", " ", re.sub(r"-?\d+(\.\d+)?(e[-+]\d+)?", "0", text))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def marked(page):
+    """A case of the test below."""
+    marks = [pytest.mark.slow] if page.stem in SLOW else []
+    return pytest.param(page, marks=marks, id=page.stem)
+
+
+@pytest.mark.parametrize("page", list(map(marked, PAGES)))
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("YOLO_CONFIG_DIR", str(tmp_path))
+    monkeypatch.setenv("YOLO_OFFLINE", "1")
     code = list(blocks(page))
     assert code
     for library in re.findall(r"^(?:from|import) (\w+)", "".join(code), re.MULTILINE):

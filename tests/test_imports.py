@@ -20,9 +20,11 @@ PUBLIC = {
     "dropblock_hooks.cli",
     "dropblock_hooks.functional",
     "dropblock_hooks.integrations",
+    "dropblock_hooks.integrations.driver",
     "dropblock_hooks.integrations.lightning",
     "dropblock_hooks.integrations.timm",
     "dropblock_hooks.integrations.transformers",
+    "dropblock_hooks.integrations.ultralytics",
     "dropblock_hooks.plots",
     "dropblock_hooks.presets",
 }

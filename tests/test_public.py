@@ -53,6 +53,8 @@ MODULES = {
     "dropblock_hooks.integrations.lightning": ["lightning", "pytorch_lightning"],
     "dropblock_hooks.integrations.timm": ["timm"],
     "dropblock_hooks.integrations.transformers": ["transformers"],
+    "dropblock_hooks.integrations.driver": [],
+    "dropblock_hooks.integrations.ultralytics": [],
 }
 """The modules that users import from, and the libraries without which their imports fail."""
 

@@ -138,7 +138,7 @@ class TrainerDriver:
         return {} if self.attached is None else self.attached.scalars()
 
     def state(self) -> Mapping[str, Any] | None:
-        """The state for a checkpoint; what was loaded until `begin`; None if there is neither."""
+        """The state for a checkpoint: before `begin` the loaded one, or None."""
         if self._loaded is not None or self.attached is None:
             return self._loaded
         return self.attached.state_dict()

@@ -149,7 +149,7 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
         self._driver.end()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state for Lightning's checkpoint, which keeps that of the first rank."""
+        """The state for Lightning's checkpoint. Lightning saves the state of the first rank."""
         attached = self._driver.state()
         if attached is None:
             return {}
@@ -171,7 +171,7 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
                 on_step=on_step,
                 on_epoch=not on_step,
                 batch_size=1,
-                sync_dist=True,  # says that it is known; the numbers remain those of the first rank
+                sync_dist=True,  # silences a warning; only the first rank logs
                 rank_zero_only=True,
             )
 

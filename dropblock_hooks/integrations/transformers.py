@@ -84,7 +84,7 @@ class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of 
             )
         resumed = state.global_step > 0
         if resumed:
-            # the Trainer saves only over what it finds
+            # the Trainer updates existing entries only
             empty = {**self.state(), "attributes": {}}
             stored = state.stateful_callbacks.setdefault(type(self).__name__, empty)
             self._driver.load(stored["attributes"].get("saved"))
