@@ -8,6 +8,7 @@
 | data | data sets of a seed: digits, canvas, CIFAR, image folders |
 | loading | batches whose order and augmentation no mask can move |
 | models | the model of a run, with its spec attached |
+| metrics | the metric of a run, given batch by batch |
 | train | one training run, readable from top to bottom |
 | checkpoint | the state at the end of an epoch |
 | runs | the folder of a run: claimed, begun, finished or failed |

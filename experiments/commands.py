@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 import yaml
 from rich.console import Console
 from rich.markdown import Markdown
@@ -17,7 +18,7 @@ from rich.progress import Progress as Bar
 
 from experiments.checkpoint import write_whole
 from experiments.engine import default_jobs, launch, launch_on_ray, write_work
-from experiments.report import write_report
+from experiments.report import settings_of, write_report
 from experiments.runs import RunFolder, folders_of
 from experiments.stats import epochs_of, frame_of
 from experiments.study import Study
@@ -111,49 +112,73 @@ def run_all_with(options: argparse.Namespace, study: Study) -> Callable[..., Non
     if options.jobs is not None and options.jobs < 1:
         raise ValueError(f"--jobs must be at least 1, got {options.jobs}")
 
-    def run_all(folders: Sequence[RunFolder], progress: Progress | None = None) -> None:
+    def run_all(folders: Sequence[RunFolder], names: Sequence[str]) -> None:
         if not folders:
             return
         for folder in folders:
             if folder.status in ("failed", "open"):
                 folder.forget_failure()
-        shown = progress or Progress(["search"] * len(folders))
+        shown, imports = Progress(names), study.path.parent
         work = {"workers": options.workers, "log": options.log, "tests": not options.search}
+        path = options.out / study.name / f"work.{os.getpid()}.json"
         try:
             if options.ray:
                 launch_on_ray(
-                    folders, options.ray, options.jobs, study.folder, lambda: shown(folders), **work
+                    folders, options.ray, options.jobs, imports, lambda: shown(folders), **work
                 )
                 return
-            path = options.out / study.name / f"work.{os.getpid()}.json"
-            command = write_work(path, folders, study.folder, **work)
+            command = write_work(path, folders, imports, **work)
             jobs = min(options.jobs or default_jobs(folders[0].run.threads), len(folders))
-            try:
-                launch(folders, command, jobs, lambda: shown(folders))
-            finally:
-                path.unlink(missing_ok=True)
+            launch(folders, command, jobs, lambda: shown(folders))
         finally:
+            path.unlink(missing_ok=True)
             shown.bar.stop()
 
     return run_all
 
 
+SOURCE = "source.txt"
+
+
+def begin_report(study: Study, folder: Path) -> None:
+    """Write the study into the folder of its report, which can then be made at any time.
+
+    Raises:
+        ValueError: if the folder has the report of another study file.
+    """
+    note = folder / SOURCE
+    other = Path(note.read_text(encoding="utf-8")) if note.exists() else study.path
+    if other != study.path and other.exists():
+        raise ValueError(
+            f"{folder} has the report of {other}: rename {study.path}, or give another --out"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(note, str(study.path).encode())
+    write_whole(folder / "study.yaml", settings_of(study).encode())
+
+
+def imports_of(folder: Path) -> Path:
+    """The folder of the study file of a report, where its own factories are."""
+    note = folder / SOURCE
+    return Path(note.read_text(encoding="utf-8")).parent if note.exists() else Path.cwd()
+
+
 def report(study: Study, folder: Path, pool: Path) -> int:
-    """Write and print the report; return 0, or 3 where runs are missing."""
+    """Write the report from the runs, print it, and return 0, or 3 where runs are missing."""
     folders = folders_of(study, pool)
     frame = frame_of(folders)
     path = write_report(folder, study, frame, epochs_of(folders), mixed_versions(folders))
-    show(path)
-    return 0 if (frame["status"] == "finished").all() else 3
+    return show(path, frame)
 
 
-def show(path: Path) -> None:
-    """Print a report up to its settings, and its path."""
+def show(path: Path, frame: pd.DataFrame) -> int:
+    """Print a report up to its settings, and its path; return 0, or 3 where runs are missing."""
     text = path.read_text(encoding="utf-8").partition("## Settings")[0]
     lines = [line for line in text.splitlines() if not line.startswith("![")]
     console = Console(width=None if sys.stdout.isatty() else 150)
     console.print(Markdown("\n".join(lines)))
     print(path)
+    return 0 if (frame["status"] == "finished").all() else 3
 
 
 def mixed_versions(folders: Sequence[tuple[str, RunFolder]]) -> str:

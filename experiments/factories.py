@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
-import sys
+import os
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ SHORT = {
     "cifar10": "experiments.data.vision:cifar10",
     "cifar100": "experiments.data.vision:cifar100",
     "imagefolder": "experiments.data.vision:imagefolder",
-    "accuracy": "experiments.train:accuracy",
+    "accuracy": "experiments.metrics:accuracy",
 }
 
 
@@ -41,17 +42,16 @@ def load(reference: str) -> Callable[..., Any]:
         raise FactoryError(
             f"{reference!r} is unknown: write package.module:name, or one of {known}"
         )
-    try:
-        found = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name and (module == error.name or module.startswith(f"{error.name}.")):
-            raise FactoryError(
-                f"{reference!r}: there is no module {error.name!r}: put it beside the study, or "
-                "install it"
-            ) from error
-        raise FactoryError(f"{reference!r} can't be imported: {_told(error, module)}") from error
-    except Exception as error:  # whatever the user's module raises
-        raise FactoryError(f"{reference!r} can't be imported: {_told(error, module)}") from error
+    with told(f"{reference!r} can't be imported"):
+        try:
+            found = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name and f"{module}.".startswith(f"{error.name}."):
+                raise FactoryError(
+                    f"{reference!r}: there is no module {error.name!r}: put it beside the study, "
+                    "or install it"
+                ) from error
+            raise
     factory = getattr(found, name, None)
     if not callable(factory):
         names = [n for n in vars(found) if not n.startswith("_") and callable(getattr(found, n))]
@@ -78,22 +78,31 @@ def call(reference: str, given: Mapping[str, Any], **offered: Any) -> Any:
     except (TypeError, ValueError):  # a class written in C
         named = {}
     taken = {name: value for name, value in offered.items() if name in named}
-    try:
+    with told(f"{reference!r} failed"):
         return factory(**{**taken, **given})
+
+
+@contextmanager
+def told(what: str) -> Iterator[None]:
+    """Turn an error of the user's code into a FactoryError that names its file and line.
+
+    Args:
+        what: begins the message.
+    """
+    try:
+        yield
+    except FactoryError:
+        raise
+    except SyntaxError as error:
+        where = f"({error.filename}:{error.lineno})"
+        raise FactoryError(f"{what}: {error.msg} {where}") from error
     except Exception as error:  # whatever the user's code raises
-        told = _told(error, getattr(factory, "__module__", ""))
-        raise FactoryError(f"{reference!r} failed: {told}") from error
-
-
-def _told(error: BaseException, module: str) -> str:
-    """The error, and the last line of the user's own file that it came through."""
-    if isinstance(error, SyntaxError):
-        return f"{error.msg} ({error.filename}:{error.lineno})"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = getattr(sys.modules.get(module), "__file__", None)
-    inside = [f for f in frames if f.filename != __file__ and "importlib" not in f.filename]
-    frame = next((f for f in reversed(inside) if f.filename == own), (inside or frames)[-1])
-    return f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+        frames = traceback.extract_tb(error.__traceback__)
+        others = ("site-packages", "importlib", f"{Path(__file__).parent}{os.sep}")
+        own = [f for f in frames if not any(part in f.filename for part in others)]
+        frame = (own or frames)[-1]
+        message = f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+        raise FactoryError(f"{what}: {message}") from error
 
 
 def digest(reference: str) -> str:

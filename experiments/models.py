@@ -15,7 +15,7 @@ from torch.utils.data import default_collate
 from dropblock_hooks import Attachment, attach
 from experiments.config import Run
 from experiments.data import Data
-from experiments.factories import FactoryError, call
+from experiments.factories import FactoryError, call, told
 from experiments.loading import Seeded
 from experiments.seeds import derive_seed
 
@@ -54,33 +54,29 @@ def make_model(
 def _build(run: Run, data: Data) -> nn.Module:
     channels = _channels(data)
     source, colon, name = run.model.partition(":")
-    try:
-        if colon and source != "torchvision":
-            made = call(run.model, run.model_args, num_classes=data.classes, in_chans=channels)
-            if not isinstance(made, nn.Module):
-                raise FactoryError(f"{run.model!r} must return a Module, got {type(made).__name__}")
-            return made
-        if colon:
-            model = torchvision.models.get_model(name, num_classes=data.classes, **run.model_args)
-            return ThreeChannels(model) if channels == 1 else model
-        if not timm.is_model(run.model):
-            close = difflib.get_close_matches(run.model, timm.list_models(), 3)
-            hint = f" (closest: {', '.join(close)})" if close else ""
-            raise FactoryError(
-                f"{run.model!r} is no model of timm{hint}: write torchvision:NAME for one of "
-                "torchvision, or package.module:factory for your own"
-            )
-        return timm.create_model(
-            run.model, in_chans=channels, num_classes=data.classes, **run.model_args
+    if colon and source != "torchvision":
+        made = call(run.model, run.model_args, num_classes=data.classes, in_chans=channels)
+        if not isinstance(made, nn.Module):
+            raise FactoryError(f"{run.model!r} must return a Module, got {type(made).__name__}")
+        return made
+    if not colon and not timm.is_model(run.model):
+        close = difflib.get_close_matches(run.model, timm.list_models(), 3)
+        hint = f" (closest: {', '.join(close)})" if close else ""
+        raise FactoryError(
+            f"{run.model!r} is no model of timm{hint}: write torchvision:NAME for one of "
+            "torchvision, or package.module:factory for your own"
         )
-    except FactoryError:
-        raise
-    except Exception as error:  # whatever a constructor raises
-        raise FactoryError(f"model_args do not fit {run.model}: {error!r}") from error
+    args = {"num_classes": data.classes, **run.model_args}
+    with told(f"model_args do not fit {run.model}"):
+        if not colon:
+            return timm.create_model(run.model, in_chans=channels, **args)
+        model = torchvision.models.get_model(name, **args)
+        return ThreeChannels(model) if channels == 1 else model
 
 
 def _channels(data: Data) -> int | None:
-    first = data.train[0][0]
+    with told("the first item of the training set can't be read"):
+        first = data.train[0][0]
     return first.shape[0] if isinstance(first, Tensor) and first.ndim == 3 else None
 
 
@@ -90,20 +86,14 @@ def _try(model: nn.Module, run: Run, data: Data) -> None:
     items = len(data.train)  # type: ignore[arg-type]
     count = min(2, run.batch_size, items % run.batch_size or run.batch_size)
     first = Seeded(data.train, run.seed, 0)
-    inputs, targets = default_collate([first[index] for index in range(min(count, items))])
+    with told("the first items of the training set make no batch"):
+        inputs, targets = default_collate([first[index] for index in range(min(count, items))])
     alone = f" alone in a batch ({items} items in batches of {run.batch_size})" if count < 2 else ""
     shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else type(inputs).__name__
-    try:
+    with told(f"{run.model} fails on an item of shape {shape}{alone}"):
         outputs = copy.deepcopy(model)(inputs)
-    except Exception as error:  # whatever a model raises
-        raise FactoryError(
-            f"{run.model} fails on an item of shape {shape}{alone}: {error!r}"
-        ) from error
-    try:
-        loss = call(run.loss, run.loss_args)(outputs, targets)
-    except FactoryError:
-        raise
-    except Exception as error:  # whatever a loss raises
-        raise FactoryError(f"{run.loss} fails on the outputs of {run.model}: {error!r}") from error
+    criterion = call(run.loss, run.loss_args)
+    with told(f"{run.loss} fails on the outputs of {run.model}"):
+        loss = criterion(outputs, targets)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise FactoryError(f"{run.loss} must return one number as a tensor, got {loss!r:.100}")

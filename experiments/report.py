@@ -24,20 +24,22 @@ import yaml
 
 from experiments.checkpoint import write_whole
 from experiments.plots import forest, learning, save
-from experiments.stats import LEVEL, compare, scale_of, tests_in
+from experiments.stats import LEVEL, at_chance, compare, scale_of, tests_in
 from experiments.study import Study, read_study
 
 
 def read_report(folder: Path) -> tuple[Study, pd.DataFrame, pd.DataFrame]:
-    """The study, the runs and the epochs of a report's folder.
+    """The study, the runs and the epochs of a report's folder. Before a report there are no runs.
 
     Raises:
         OSError: if a file is missing.
     """
     study = replace(read_study(folder / "study.yaml"), name=folder.resolve().name)
-    frame = pd.read_csv(folder / "runs.csv", dtype={"error": str}).fillna({"error": ""})
-    path = folder / "epochs.csv"
-    return study, frame, pd.read_csv(path) if path.exists() else pd.DataFrame()
+    runs, epochs = folder / "runs.csv", folder / "epochs.csv"
+    frame = pd.DataFrame(columns=["status"])
+    if runs.exists():
+        frame = pd.read_csv(runs, dtype={"error": str}).fillna({"error": ""})
+    return study, frame, pd.read_csv(epochs) if epochs.exists() else pd.DataFrame()
 
 
 def write_report(
@@ -62,7 +64,7 @@ def write_report(
         save(learning(epochs), folder / "learning.png")
         pictures.append("learning.png")
     files = {
-        "study.yaml": yaml.safe_dump(study.plain(), sort_keys=False, allow_unicode=True, width=100),
+        "study.yaml": settings_of(study),
         "runs.csv": frame.to_csv(index=False),
         "comparisons.csv": compared.to_csv(index=False),
         **({"epochs.csv": epochs.to_csv(index=False)} if len(epochs) else {}),
@@ -71,6 +73,11 @@ def write_report(
     for name, text in files.items():
         write_whole(folder / name, text.encode())
     return folder / "report.md"
+
+
+def settings_of(study: Study) -> str:
+    """The study as YAML, with all placeholders filled."""
+    return yaml.safe_dump(study.plain(), sort_keys=False, allow_unicode=True, width=100)
 
 
 def make_report(
@@ -94,8 +101,7 @@ def make_report(
     parts += ["## Means", mean_table(study, frame)]
     if "learning.png" in pictures:
         parts += ["![training](learning.png)"]
-    settings = yaml.safe_dump(study.plain(), sort_keys=False, allow_unicode=True, width=100)
-    parts += ["## Settings", f"```yaml\n{settings}```"]
+    parts += ["## Settings", f"```yaml\n{settings_of(study)}```"]
     return "\n\n".join(parts) + "\n"
 
 
@@ -113,9 +119,10 @@ def warnings(study: Study, frame: pd.DataFrame) -> list[str]:
             lines.append(f"- {row.condition}, seed {row.seed}: {row.status}{why}")
     tests = tests_in(frame)
     chance = frame["chance"].mean() if "chance" in frame else float("nan")
-    if tests and chance == chance:
-        best = frame.groupby("condition")[tests[0]].mean().max()
-        if best < chance + 0.02:
+    if tests:
+        sign = 1 if study.file.higher_is_better else -1
+        best = sign * (sign * frame.groupby("condition")[tests[0]].mean()).max()
+        if at_chance(best, chance, sign):
             lines.append(
                 f"**All conditions are at chance level** on {tests[0]} ({best:.1%}; the most "
                 f"frequent class alone gives {chance:.1%}). Nothing can be compared."

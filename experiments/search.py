@@ -1,7 +1,8 @@
 """The search of a study: the same number of runs for each condition, ranked over seeds.
 
 Optuna proposes the candidates. All of them run with two seeds, the best third with three more, and
-the best two with five more (as far as `seeds` allows). Only the validation set is scored. The run
+the best two with five more (as far as `seeds` allows). A condition that has fewer candidates runs
+them with more seeds, so that it has as many runs. Only the validation set is scored. The run
 folders are the only store: after an interruption the same candidates are asked for again, and
 finished runs are read.
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,16 +25,18 @@ import optuna
 import pandas as pd
 
 from experiments.config import Run
+from experiments.data import load_data
 from experiments.runs import RunFolder
 from experiments.seeds import derive_seed
-from experiments.stats import interval
-from experiments.study import Study, StudyError, params_of, with_values
+from experiments.stats import at_chance, interval
+from experiments.study import Search, Study, StudyError
 
 FIRST_SEED = 1001  # so that a search has no seed of a study
-ROUNDS = (2, 5)  # seeds of a candidate after the first and the second round
 BATCH = 4  # candidates that Optuna is asked for at a time
 
 Values = dict[str, Any]
+RunAll = Callable[[Sequence[RunFolder], Sequence[str]], None]
+"""Trains runs until all are settled; the texts name the runs."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Found:
     runs: int
 
 
-def search(study: Study, pool: Path, run_all: Callable[[Sequence[RunFolder]], None]) -> list[Found]:
+def search(study: Study, pool: Path, run_all: RunAll) -> list[Found]:
     """Search each condition, and return the results.
 
     Args:
@@ -66,23 +69,33 @@ def search(study: Study, pool: Path, run_all: Callable[[Sequence[RunFolder]], No
     Raises:
         StudyError: if the study has no search, a space is wrong, or there is no validation set.
     """
-    check(study)
-    return [_search_one(study, name, pool, run_all) for name in study.conditions]
+    asked = check(study)
+    return [_Condition(study, asked, name, pool, run_all).search() for name in study.conditions]
 
 
-def check(study: Study) -> None:
+def rounds_of(asked: Search) -> tuple[int, int, int]:
+    """The runs of a condition in each of the three rounds."""
+    two, five = min(2, asked.seeds), min(5, asked.seeds)
+    kept, last = _kept(asked.candidates), min(2, asked.candidates)
+    return two * asked.candidates, (five - two) * kept, (asked.seeds - five) * last
+
+
+def _kept(candidates: int) -> int:
+    """The best third of the candidates, but at least two."""
+    return min(candidates, max(2, math.ceil(candidates / 3)))
+
+
+def check(study: Study) -> Search:
     """Refuse a search that can't be made.
 
     Raises:
         StudyError: with everything that is wrong.
     """
-    from experiments.data import load_data
-
     asked = study.file.search
     if asked is None:
         raise StudyError(study.name, ["it has no search: add search: {space: {lr: [0.05, 0.1]}}"])
     problems = [p for name, one in asked.space.items() if (p := _space_problem(name, one))]
-    known = {name for condition in study.conditions for name in params_of(study, condition)}
+    known = {name for condition in study.conditions for name in study.params(condition)}
     for name in asked.space:
         field = name.partition(".")[0]
         if name not in known and field not in Run.model_fields:
@@ -90,7 +103,7 @@ def check(study: Study) -> None:
                 f"search.space.{name}: no condition has params: {{{name}: ...}}, and a run has no "
                 f"field {field!r}"
             )
-    taken = sorted(set(study.seeds) & set(range(FIRST_SEED, FIRST_SEED + asked.seeds)))
+    taken = sorted(set(study.seeds) & set(range(FIRST_SEED, FIRST_SEED + sum(rounds_of(asked)))))
     if taken:
         problems.append(f"seeds: searches use {taken}: choose others")
     for name, run in study.conditions.items():
@@ -102,6 +115,7 @@ def check(study: Study) -> None:
             break
     if problems:
         raise StudyError(study.name, problems)
+    return asked
 
 
 def _space_problem(name: str, one: Any) -> str | None:
@@ -118,102 +132,119 @@ def _space_problem(name: str, one: Any) -> str | None:
     return None
 
 
-def _search_one(
-    study: Study, condition: str, pool: Path, run_all: Callable[[Sequence[RunFolder]], None]
-) -> Found:
-    asked = study.file.search
-    assert asked is not None
-    params = {*params_of(study, condition)}
-    others = {name for each in study.conditions for name in params_of(study, each)} - params
-    space = {name: one for name, one in asked.space.items() if name not in others}
-    if not space:
-        return Found(condition, pd.DataFrame(), {}, "there is nothing to search", 0)
-    scores: dict[int, dict[int, float]] = {}
-    candidates: list[Values] = []
+class _Condition:
+    """The search of one condition: its candidates, and their scores by seed."""
 
-    def score(numbers: Sequence[int], upto: Callable[[int], int]) -> None:
-        """Run candidates with further seeds, and read their scores."""
-        folders = {
-            (number, seed): RunFolder(pool, with_values(study, condition, candidates[number], seed))
-            for number in numbers
-            for seed in range(FIRST_SEED, FIRST_SEED + min(upto(number), asked.seeds))
-        }
-        run_all([*folders.values()])
+    def __init__(self, study: Study, asked: Search, name: str, pool: Path, run_all: RunAll) -> None:
+        self.study, self.asked, self.name = study, asked, name
+        self.pool, self.run_all = pool, run_all
+        self.sign = 1 if study.file.higher_is_better else -1
+        own = study.params(name)
+        others = {each for other in study.conditions for each in study.params(other)} - {*own}
+        self.space = {key: one for key, one in asked.space.items() if key not in others}
+        self.candidates: list[Values] = []
+        self.scores: dict[int, dict[int, float]] = {}
+        self.chance = math.nan
+
+    def search(self) -> Found:
+        """Spend the runs of all rounds, and return what was found."""
+        if not self.space:
+            return Found(self.name, pd.DataFrame(), {}, "there is nothing to search", 0)
+        first, second, third = rounds_of(self.asked)
+        if (combinations := self._combinations()) is not None:
+            self.candidates = combinations
+            self._spend(range(len(combinations)), first)
+        else:
+            self._propose()
+        self._spend(self._best(_kept(self.asked.candidates)), second)
+        self._spend(self._best(2), third)
+        best, runs = self._best(2), sum(len(each) for each in self.scores.values())
+        failed = self._mean(best[0]) == -math.inf
+        values = {} if failed else self.candidates[best[0]]
+        sentence = "all candidates failed or diverged" if failed else self._lead(best)
+        return Found(self.name, self._table(), values, sentence, runs)
+
+    def _combinations(self) -> list[Values] | None:
+        """All combinations of the lists of the space, if they are few; otherwise None."""
+        lists = [one for one in self.space.values() if isinstance(one, list)]
+        few = math.prod(map(len, lists)) <= self.asked.candidates
+        if len(lists) < len(self.space) or not few:
+            return None
+        return [dict(zip(self.space, each, strict=True)) for each in itertools.product(*lists)]
+
+    def _propose(self) -> None:
+        """Ask Optuna for candidates, and score each with its first seeds."""
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        sampler = optuna.samplers.TPESampler(seed=derive_seed(0, f"search/{self.name}") % 2**32)
+        trials = optuna.create_study(direction="maximize", sampler=sampler)
+        while (begin := len(self.candidates)) < self.asked.candidates:
+            count = min(BATCH, self.asked.candidates - begin)
+            asked = [trials.ask() for _ in range(count)]
+            self.candidates += [
+                {name: _suggest(trial, name, one) for name, one in self.space.items()}
+                for trial in asked
+            ]
+            self._spend(range(begin, begin + count), min(2, self.asked.seeds) * count)
+            for number, trial in enumerate(asked, begin):
+                failed = self._mean(number) == -math.inf
+                state = optuna.trial.TrialState.FAIL if failed else None
+                trials.tell(trial, None if failed else self._mean(number), state=state)
+
+    def _spend(self, numbers: Sequence[int], runs: int) -> None:
+        """Share so many more runs among candidates, with the next seeds, and read the scores."""
+        each, more = divmod(runs, len(numbers))
+        folders: dict[tuple[int, int], RunFolder] = {}
+        for place, number in enumerate(numbers):
+            begin = FIRST_SEED + len(self.scores.setdefault(number, {}))
+            for seed in range(begin, begin + each + (place < more)):
+                run = self.study.with_values(self.name, self.candidates[number], seed)
+                folders[number, seed] = RunFolder(self.pool, run)
+        names = [f"search of {self.name}, {self.candidates[number]}" for number, _ in folders]
+        self.run_all([*folders.values()], names)
         for (number, seed), folder in folders.items():
             result = folder.result()
-            value = result.scores.get("validation", math.nan) if result else math.nan
-            scores.setdefault(number, {})[seed] = value
+            self.scores[number][seed] = (
+                result.scores.get("validation", math.nan) if result else math.nan
+            )
+            if result and result.chance is not None:
+                self.chance = result.chance
 
-    sign = 1 if study.file.higher_is_better else -1
+    def _mean(self, number: int) -> float:
+        """The mean, negative if less is better. A candidate that failed or diverged loses."""
+        mean = float(np.mean([*self.scores[number].values()]))
+        return self.sign * mean if mean == mean else -math.inf
 
-    def mean(number: int) -> float:
-        values = [value for value in scores[number].values() if value == value]
-        whole = len(values) == len(scores[number])  # a run that diverged or failed loses
-        return sign * float(np.mean(values)) if whole else -math.inf
+    def _best(self, count: int) -> list[int]:
+        return sorted(self.scores, key=self._mean, reverse=True)[:count]
 
-    first = _propose(space, asked.candidates, condition, candidates, score, mean)
-    kept = sorted(range(len(candidates)), key=mean, reverse=True)
-    kept = kept[: max(2, math.ceil(len(kept) / 3))]
-    score(kept, lambda number: max(ROUNDS[1], first(number)))
-    kept = sorted(kept, key=mean, reverse=True)[:2]
-    score(kept, lambda number: asked.seeds)
-    kept = sorted(kept, key=mean, reverse=True)
-    table = pd.DataFrame(
-        {
-            **values,
-            "n": len(scores[number]),
-            "mean": sign * mean(number),
-            "sd": float(np.std([*scores[number].values()], ddof=1))
-            if len(scores[number]) > 1
-            else None,
-        }
-        for number, values in enumerate(candidates)
-    ).sort_values(["n", "mean"], ascending=[False, sign < 0], kind="stable")
-    runs = sum(len(each) for each in scores.values())
-    return Found(condition, table, candidates[kept[0]], _lead(kept, scores, sign), runs)
-
-
-def _propose(
-    space: Mapping[str, Any],
-    count: int,
-    condition: str,
-    candidates: list[Values],
-    score: Callable[[Sequence[int], Callable[[int], int]], None],
-    mean: Callable[[int], float],
-) -> Callable[[int], int]:
-    """Fill the list of candidates, and score each with its first seeds.
-
-    All combinations of short lists are candidates. There are then fewer than `count`, and each has
-    more seeds, so that the number of runs is the same for all conditions.
-    """
-    lists = [one for one in space.values() if isinstance(one, list)]
-    combinations = math.prod(map(len, lists)) if len(lists) == len(space) else math.inf
-    if combinations <= count:
-        candidates += [
-            dict(zip(space, values, strict=True)) for values in itertools.product(*lists)
+    def _table(self) -> pd.DataFrame:
+        rows = [
+            {
+                **values,
+                "n": len(scores),
+                "mean": self.sign * self._mean(number),
+                "sd": float(np.std([*scores.values()], ddof=1)) if len(scores) > 1 else None,
+            }
+            for number, values in enumerate(self.candidates)
+            if (scores := self.scores[number])
         ]
-        each, more = divmod(ROUNDS[0] * count, len(candidates))
+        order = {"ascending": [False, self.sign < 0], "kind": "stable"}
+        return pd.DataFrame(rows).sort_values(["n", "mean"], **order)
 
-        def seeds(number: int) -> int:
-            return each + (number < more)
-
-        score(range(len(candidates)), seeds)
-        return seeds
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler = optuna.samplers.TPESampler(seed=derive_seed(0, f"search/{condition}") % 2**32)
-    trials = optuna.create_study(direction="maximize", sampler=sampler)
-    while len(candidates) < count:
-        asked = [trials.ask() for _ in range(min(BATCH, count - len(candidates)))]
-        begin = len(candidates)
-        candidates += [
-            {name: _suggest(trial, name, one) for name, one in space.items()} for trial in asked
-        ]
-        score(range(begin, len(candidates)), lambda number: ROUNDS[0])
-        for number, trial in enumerate(asked, begin):
-            failed = mean(number) == -math.inf
-            state = optuna.trial.TrialState.FAIL if failed else None
-            trials.tell(trial, None if failed else mean(number), state=state)
-    return lambda number: ROUNDS[0]
+    def _lead(self, best: Sequence[int]) -> str:
+        """How far the winner leads the second, in units of the metric, paired by seed."""
+        if at_chance(self.sign * self._mean(best[0]), self.chance, self.sign):
+            return "all candidates are at chance level: they are not ranked"
+        if len(best) < 2:
+            return "there was one candidate"
+        first, second = (self.scores[number] for number in best)
+        both = [self.sign * (first[seed] - second[seed]) for seed in first if seed in second]
+        differences = np.array([each for each in both if each == each])
+        low, high = interval(differences, 0.95)
+        if len(differences) < 2:
+            return "the best two can't be compared"
+        text = f"the best leads the second by {differences.mean():.4f} [{low:.4f}, {high:.4f}]"
+        return text if low > 0 else f"{text}: they are not ranked, the interval holds 0"
 
 
 def _suggest(trial: optuna.Trial, name: str, one: Any) -> Any:
@@ -223,17 +254,3 @@ def _suggest(trial: optuna.Trial, name: str, one: Any) -> Any:
     if isinstance(low, int) and isinstance(high, int):
         return trial.suggest_int(name, low, high, log=log)
     return trial.suggest_float(name, low, high, log=log)
-
-
-def _lead(kept: Sequence[int], scores: Mapping[int, Mapping[int, float]], sign: int) -> str:
-    """How far the winner leads the runner-up, in units of the metric, paired by seed."""
-    if len(kept) < 2:
-        return "there was one candidate"
-    first, second = (scores[number] for number in kept[:2])
-    both = [sign * (first[seed] - second[seed]) for seed in first if seed in second]
-    differences = np.array([each for each in both if each == each])
-    low, high = interval(differences, 0.95)
-    if len(differences) < 2:
-        return "the best two can't be compared"
-    text = f"the best leads the second by {differences.mean():.4f} [{low:.4f}, {high:.4f}]"
-    return text if low > 0 else f"{text}: they are not ranked, the interval holds 0"

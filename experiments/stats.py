@@ -150,6 +150,21 @@ def word(low: float, high: float, margin: float) -> str:
     return "better" if low > 0 else "worse" if high < 0 else "open"
 
 
+def at_chance(best: float, chance: float, sign: int) -> bool:
+    """Whether the best score is within two points of the most frequent class alone.
+
+    Args:
+        best: score of a condition.
+        chance: score of a model that always says the most frequent class; NaN if it is not known.
+        sign: -1 if less is better.
+
+    Example:
+        >>> at_chance(0.34, 0.33, 1), at_chance(0.34, 0.33, -1), at_chance(0.34, np.nan, 1)
+        (True, True, False)
+    """
+    return sign * (best - chance) < 0.02
+
+
 def p_value(differences: np.ndarray) -> float:
     """Two-sided p of the paired t-test; 1 where all differences are 0, NaN below two."""
     if len(differences) < 2:

@@ -30,7 +30,12 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from dropblock_hooks import Spec
 from experiments.config import Count, Run, Whole, problems_of, run_hash, unpacked
+from experiments.data import Data, load_data
+from experiments.metrics import try_metric
+from experiments.models import make_model
+from experiments.train import make_optimizer
 
 _PLACEHOLDER = re.compile(r"\$\{(\w+)\}")
 DEFAULT_SEEDS = 5
@@ -81,7 +86,7 @@ class Study:
     Attributes:
         name: of the file, without its suffix.
         file: its fields, as they were read.
-        folder: of the file, where its own factories are.
+        path: of the file. Its own factories are beside it.
         fields: name of a condition -> its fields and the fields of the base, before its
             parameters are filled in.
         conditions: name -> run. Its seed is replaced by each of the seeds.
@@ -90,7 +95,7 @@ class Study:
 
     name: str
     file: StudyFile
-    folder: Path
+    path: Path
     fields: dict[str, dict[str, Any]]
     conditions: dict[str, Run]
     seeds: tuple[int, ...]
@@ -107,6 +112,16 @@ class Study:
         for seed in self.seeds:
             for name, run in self.conditions.items():
                 yield name, run.model_copy(update={"seed": seed})
+
+    def params(self, condition: str) -> dict[str, Any]:
+        """The parameters of a condition, merged with the parameters of the base."""
+        params: dict[str, Any] = self.fields[condition]["params"]
+        return params
+
+    def with_values(self, condition: str, values: Mapping[str, Any], seed: int) -> Run:
+        """The run of a condition with other parameters or fields, as a search tries them."""
+        run = _run_of(self.fields[condition], values, self.path.parent)
+        return run.model_copy(update={"seed": seed})
 
     def plain(self) -> dict[str, Any]:
         """The study as plain data, with all placeholders filled."""
@@ -168,7 +183,7 @@ def read_study(
         problems.append(f"seeds must be different numbers, at least one, got {list(all_seeds)}")
     if problems:
         raise StudyError(path, [*problems, *_fits(conditions, all_seeds[:1] or (1,), file)])
-    return Study(path.stem, file, path.parent.resolve(), fields, conditions, all_seeds)
+    return Study(path.stem, file, path.resolve(), fields, conditions, all_seeds)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -269,8 +284,6 @@ def _filled(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_spec(fields: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The fields with their spec as plain data, so that the hash of a run has its content."""
-    from dropblock_hooks import Spec
-
     spec = fields.get("spec")
     if not spec:
         return {**fields, "spec": None}
@@ -293,16 +306,14 @@ def fit(study: Study) -> None:
 
 def _fits(conditions: Mapping[str, Run], seeds: Sequence[int], file: StudyFile) -> list[str]:
     """What does not fit, and which conditions or tests of `primary` are not there."""
-    from experiments.data import Data, load_data
-    from experiments.models import make_model
-    from experiments.train import make_optimizer
-
     problems: list[str] = []
     loaded: dict[str, Data | None] = {}
+    tried: set[str] = set()
     names: dict[str, str] = {}
     for name, run in conditions.items():
         run = run.model_copy(update={"seed": seeds[0]})
         key = repr((run.data, run.data_args, run.loss))
+        measured = repr((key, run.model, run.model_args, run.metric, run.metric_args))
         try:
             if key not in loaded:
                 loaded[key] = None  # a failure is reported once
@@ -312,11 +323,13 @@ def _fits(conditions: Mapping[str, Run], seeds: Sequence[int], file: StudyFile) 
                 continue
             model, _ = make_model(run, data)
             make_optimizer(run, model)
-            missing = [test for test in file.primary if test not in data.tests]
+            if measured not in tried:
+                tried.add(measured)
+                try_metric(run, model, data)
             problems += [
                 f"primary: {run.data} has no test {test!r}; it has {', '.join(data.tests)}"
-                for test in missing
-                if not any(f"no test {test!r}" in each for each in problems)
+                for test in file.primary
+                if test not in data.tests and not any(f"no test {test!r}" in p for p in problems)
             ]
             other = names.setdefault(run_hash(run), name)
             if other != name:
@@ -324,18 +337,6 @@ def _fits(conditions: Mapping[str, Run], seeds: Sequence[int], file: StudyFile) 
         except ValueError as error:
             problems.append(f"conditions.{name}: {error}")
     return problems
-
-
-def with_values(study: Study, condition: str, values: Mapping[str, Any], seed: int) -> Run:
-    """The run of a condition with other parameters or fields, as a search tries them."""
-    run = _run_of(study.fields[condition], values, study.folder)
-    return run.model_copy(update={"seed": seed})
-
-
-def params_of(study: Study, condition: str) -> dict[str, Any]:
-    """The parameters of a condition, merged with the parameters of the base."""
-    params: dict[str, Any] = study.fields[condition]["params"]
-    return params
 
 
 def only(study: Study, names: Sequence[str]) -> Study:

@@ -35,6 +35,7 @@ from experiments.config import Run
 from experiments.data import Data, load_data
 from experiments.factories import FactoryError, call
 from experiments.loading import batches, in_order
+from experiments.metrics import Metric
 from experiments.models import make_model
 from experiments.seeds import derive_seed
 
@@ -48,7 +49,7 @@ class Result:
         scores: test -> metric after the last epoch; "validation" too, if there is such a set.
         epochs: for each epoch the training loss, the learning rate, the seconds, and the mean
             nominal and realized rate of the sites.
-        chance: accuracy on the first test of a model that always says the most frequent class.
+        chance: metric on the first test of a model that always says the most frequent class.
     """
 
     status: str
@@ -59,11 +60,6 @@ class Result:
     def plain(self) -> dict[str, Any]:
         """Plain data, for a file."""
         return asdict(self)
-
-
-def accuracy() -> Callable[[Tensor, Tensor], float]:
-    """The metric that is used by default: the share of items whose largest output is right."""
-    return lambda outputs, targets: (outputs.argmax(dim=1) == targets).double().mean().item()
 
 
 def train(
@@ -169,27 +165,17 @@ class _Training:
     @torch.no_grad()
     def _score(self, name: str, dataset: Any) -> float:
         """The metric of a data set. Masks drawn in evaluation have a seed of their own."""
-        run, device = self.run, self.device
-        metric = call(run.metric, run.metric_args)
-        by_batch = all(hasattr(metric, each) for each in ("update", "compute"))
+        run, device, metric = self.run, self.device, Metric(self.run)
         self.bare.eval()
-        found: list[tuple[Tensor, Tensor]] = []
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(derive_seed(run.seed, f"test/{name}/0", run.replica))
             for batch in in_order(dataset, run, self.workers):
                 inputs, targets = moved(batch, device)
-                pair = moved((self._outputs(self.bare, inputs), targets), torch.device("cpu"))
-                metric.update(*pair) if by_batch else found.append(pair)
-        try:
-            if by_batch:
-                value = float(metric.compute())
-            else:
-                value = float(metric(*(torch.cat(parts) for parts in zip(*found, strict=True))))
-        except Exception as error:  # whatever the user's metric raises
-            raise FactoryError(f"{run.metric!r} failed on {name!r}: {error!r}") from error
-        if run.metric == "accuracy" and self.chance is None:
-            targets = torch.cat([each for _, each in found])
-            self.chance = (targets == targets.mode().values).double().mean().item()
+                outputs = self._outputs(self.bare, inputs)
+                metric.add(*moved((outputs, targets), torch.device("cpu")))
+        value = metric.value(name)
+        if self.chance is None:
+            self.chance = metric.chance()
         if not math.isfinite(value):
             raise FactoryError(
                 f"{run.metric!r} must return a finite number, got {value} on {name!r}"

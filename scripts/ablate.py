@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the study; return the exit status: 0, or 3 for an unfinished study."""
     options = read_options(arguments)
     sys.path.insert(0, str(options.study.resolve().parent))  # for the study's own factories
-    from experiments.commands import Progress, changes_of, run_all_with, seeds_of
+    from experiments.commands import begin_report, changes_of, report, run_all_with, seeds_of
     from experiments.log import check_loggers
     from experiments.runs import folders_of
     from experiments.study import fit, only, read_study
@@ -44,20 +44,18 @@ def main(arguments: list[str] | None = None) -> int:
     study = read_study(options.study, changes_of(options.set), seeds_of(options.seeds))
     study = only(study, options.only)
     fit(study)
-    pool = options.out / "runs"
+    pool, folder = options.out / "runs", options.out / study.name
     run_all = run_all_with(options, study)
     if options.search:
         from experiments.commands import searched
         from experiments.search import search
 
-        found = search(study, pool, run_all)
-        print(searched(study, found, options.study))
+        print(searched(study, search(study, pool, run_all), options.study))
         return 0
+    begin_report(study, folder)
     names, folders = zip(*folders_of(study, pool), strict=True)
-    run_all(folders, Progress(names))
-    from experiments.commands import report
-
-    return report(study, options.out / study.name, pool)
+    run_all(folders, names)
+    return report(study, folder, pool)
 
 
 def called(work: object) -> int:

@@ -2,8 +2,8 @@
 
 Example: python scripts/report.py runs/quick
 
-Where the folder of runs is beside it (runs/runs), the runs are read first, so that an unfinished
-study can be looked at. The exit status of an unfinished study is 3.
+Where the folder of runs is beside it (runs/runs), the runs are read, so that an unfinished study
+can be looked at. The exit status of an unfinished study is 3.
 """
 
 import argparse
@@ -24,15 +24,19 @@ def main(arguments: list[str] | None = None) -> int:
         raise ValueError(
             f"{folder} has no study.yaml: give the folder of a study, such as runs/quick"
         )
-    from experiments.commands import report, show
+    from experiments.commands import imports_of, report, show
     from experiments.report import read_report, write_report
+    from experiments.runs import folders_of
 
+    sys.path.insert(0, str(imports_of(folder)))
     study, frame, epochs = read_report(folder)
     pool = folder.parent / "runs"
-    if pool.is_dir():
+    there = sum(one.result() is not None for _, one in folders_of(study, pool))
+    if pool.is_dir() and there >= (frame["status"] == "finished").sum():
         return report(study, folder, pool)
-    show(write_report(folder, study, frame, epochs))
-    return 0 if (frame["status"] == "finished").all() else 3
+    if not len(frame):
+        raise ValueError(f"{folder} has no runs.csv, and there are no runs in {pool}")
+    return show(write_report(folder, study, frame, epochs), frame)
 
 
 if __name__ == "__main__":

@@ -81,6 +81,39 @@ def text_metric():
     return lambda outputs, targets: "good"
 
 
+def refusing_metric():
+    """A metric that refuses few items, as some curves do."""
+
+    def metric(outputs, targets):
+        if len(targets) < 100:
+            raise ValueError("too few items")
+        return 0.5
+
+    return metric
+
+
+def failing_metric():
+    return lambda outputs, targets: outputs.argmin(1).no_such_method()
+
+
+def failing_loss():
+    return lambda outputs, targets: outputs.no_such_method()
+
+
+class Unreadable(Noisy):
+    def __getitem__(self, index):
+        raise KeyError("no such image")
+
+
+def unreadable(seed):
+    return Unreadable(8), {"clean": Noisy(3)}
+
+
+class FailingNet(Net):
+    def forward(self, x):
+        return self.head(x)
+
+
 def broken(num_classes):
     raise RuntimeError("no such weights")
 

@@ -2,15 +2,22 @@
 
 import os
 import random
+import shutil
 import signal
 import socket
+import sys
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from experiments.commands import begin_report
 from experiments.config import Run
-from experiments.runs import RunFolder
+from experiments.runs import RunFolder, folders_of
+from experiments.study import read_study
+from experiments.train import Result
 
 
 def runs_csv(folder):
@@ -42,6 +49,58 @@ def test_a_study_runs_and_is_not_run_again(write, command, folder):
     status, _, err = command("report.py", folder / "runs/study")
     assert status == 0, err
     assert (folder / "runs/study/report.md").read_text() == text
+
+
+def finished(path, seeds=(1, 2)):
+    """Settle the runs of a study without a training."""
+    study = read_study(path)
+    for name, one in folders_of(replace(study, seeds=seeds), Path("runs/runs")):
+        value = 0.5 + 0.1 * one.run.seed + 0.2 * (name != "none")
+        row = {"epoch": 0, "loss": 1.0, "seconds": 1.0, "nominal": None, "realized": None}
+        one.path.mkdir(parents=True, exist_ok=True)
+        one.finish(Result("finished", {"clean": value}, [row], 1 / 3))
+    return study
+
+
+def test_a_report_can_be_made_at_any_time_and_anywhere(write, command, folder, monkeypatch):
+    """Also before the study has ended, and from another folder than that of the factories."""
+    begin_report(finished(write(), seeds=(1,)), Path("runs/study"))
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each != str(folder)])
+    monkeypatch.delitem(sys.modules, "mine")
+    status, out, err = command("report.py", folder / "runs/study")
+    assert status == 3, err
+    assert "Unfinished: 2 of 4 runs" in out
+
+
+def test_a_report_keeps_runs_that_are_no_longer_there(write, command, folder):
+    study = finished(write())
+    begin_report(study, Path("runs/study"))
+    status, _, err = command("report.py", "runs/study")
+    assert status == 0, err
+    text = (folder / "runs/study/runs.csv").read_text()
+    shutil.rmtree(folder / "runs/runs")
+    (folder / "runs/runs").mkdir()
+    status, _, err = command("report.py", "runs/study")
+    assert status == 0, err
+    assert (folder / "runs/study/runs.csv").read_text() == text
+
+
+def test_a_folder_of_another_study_is_refused(write, command, folder):
+    finished(write())
+    status, _, err = command("ablate.py", "study.yaml", "--jobs", 1)
+    assert status == 0, err
+    before = (folder / "runs/study/report.md").read_text()
+    (folder / "other").mkdir()
+    other = write("other/study.yaml", question="Another one?")
+    status, _, err = command("ablate.py", other)
+    assert status == 2
+    assert f"has the report of {folder / 'study.yaml'}: rename" in err
+    assert (folder / "runs/study/report.md").read_text() == before
+    (folder / "study.yaml").unlink()  # as if the project had moved
+    status, _, err = command("ablate.py", other)
+    assert status == 0, err
 
 
 @pytest.mark.slow
@@ -93,7 +152,7 @@ def test_ten_kills_change_nothing(write, start, command, folder):
         process.communicate()
     status, _, err = command("ablate.py", path)
     assert status == 0, err
-    pd.testing.assert_frame_equal(runs_csv(folder), whole)
+    pd.testing.assert_frame_equal(runs_csv(folder), whole, check_exact=True)
 
 
 @pytest.mark.slow

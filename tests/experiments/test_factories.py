@@ -8,6 +8,7 @@ from experiments.config import Run, run_hash
 from experiments.data import load_data
 from experiments.factories import FactoryError, call, digest, load
 from experiments.models import make_model
+from experiments.study import StudyError, fit, read_study
 from experiments.train import train
 
 
@@ -36,14 +37,28 @@ def test_a_factory_gets_what_it_names(folder):
     assert call("mine:net", {"num_classes": 4}, num_classes=2).head.out_features == 4
 
 
-def test_an_error_names_the_own_file_and_line(folder):
-    line = next(
-        number
-        for number, text in enumerate((folder / "mine.py").read_text().splitlines(), 1)
-        if "no such weights" in text
+def line_of(folder, text):
+    lines = (folder / "mine.py").read_text().splitlines()
+    return next(
+        f"{folder}/mine.py:{number}" for number, line in enumerate(lines, 1) if text in line
     )
-    with pytest.raises(FactoryError, match=re.escape(f"no such weights ({folder}/mine.py:{line})")):
-        make_model(make(model="mine:broken"), load_data(make()))
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"model": "mine:broken"}, "no such weights"),
+        ({"model": "mine:FailingNet"}, "return self.head(x)"),
+        ({"data": "mine:unreadable"}, "no such image"),
+        ({"loss": "mine:failing_loss"}, "outputs.no_such_method()"),
+        ({"metric": "mine:failing_metric"}, "argmin(1).no_such_method()"),
+    ],
+    ids=["factory", "forward", "item", "loss", "metric"],
+)
+def test_an_error_names_the_own_file_and_line_before_the_training(write, folder, fields, text):
+    base = {"model": "mine:net", "data": "mine:stripes", **fields}
+    with pytest.raises(StudyError, match=re.escape(line_of(folder, text))):
+        fit(read_study(write(base=base, conditions={"none": {}})))
 
 
 def test_an_error_of_an_import_names_the_own_file(folder):
@@ -91,9 +106,17 @@ def test_one_class_is_refused(folder):
         load_data(make(data="single:data"))
 
 
-def test_a_metric_must_return_a_number(folder):
+def test_a_metric_must_return_a_number(write, folder):
     with pytest.raises(FactoryError, match=r"mine:text_metric.*'clean'"):
         train(make(metric="mine:text_metric"))
+    base = {"model": "mine:net", "data": "mine:stripes", "metric": "mine:text_metric"}
+    with pytest.raises(StudyError, match="'mine:text_metric' must return a number"):
+        fit(read_study(write(base=base)))
+
+
+def test_a_metric_may_refuse_the_few_items_of_the_trial(write, folder):
+    base = {"model": "mine:net", "data": "mine:stripes", "metric": "mine:refusing_metric"}
+    fit(read_study(write(base=base)))
 
 
 def test_the_name_of_a_run_has_its_fields_and_the_files_of_its_factories(folder):

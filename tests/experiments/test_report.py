@@ -1,6 +1,7 @@
 """Reports: what they say first, and that all that is committed is what the runs tell."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,16 @@ def test_equal_conditions_are_the_same(write):
 def test_chance_level_is_told_before_the_answer(write):
     text = text_of(*make_frame(write, clean=[0.33, 0.35, 0.34, 0.33, 0.35, 0.34]))
     assert text.index("All conditions are at chance level") < text.index("## Answer")
+
+
+def test_chance_level_of_an_error_is_told(write):
+    text = text_of(*make_frame(write, clean=[0.65, 0.66, 0.67, 0.65, 0.66, 0.67], chance=0.66))
+    assert "All conditions are at chance level" in text
+    study, frame = make_frame(write, clean=[0.3] * 6, chance=0.66)
+    study = replace(study, file=study.file.model_copy(update={"higher_is_better": False}))
+    assert "All conditions" not in text_of(study, frame)
+    assert "All conditions" in text_of(study, frame.assign(clean=0.65))
+    assert "All conditions" not in text_of(study, frame.assign(clean=0.65, chance=None))
 
 
 def test_missing_runs_are_told_first_with_their_reason(write):

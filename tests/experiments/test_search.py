@@ -12,10 +12,11 @@ from experiments.train import Result
 class Judge:
     """Settles runs by a formula of their fields instead of training them."""
 
-    def __init__(self, score):
-        self.score, self.runs = score, []
+    def __init__(self, score, chance=None):
+        self.score, self.chance, self.runs, self.names = score, chance, [], []
 
-    def __call__(self, folders):
+    def __call__(self, folders, names):
+        self.names += names
         for folder in folders:
             if folder.status == "open":
                 self.runs.append(folder.run)
@@ -24,7 +25,7 @@ class Judge:
                 epochs = [
                     {"epoch": 0, "loss": 1.0, "seconds": 1.0, "nominal": None, "realized": None}
                 ]
-                folder.finish(Result("finished", {"validation": value}, epochs))
+                folder.finish(Result("finished", {"validation": value}, epochs, self.chance))
 
 
 def rate_of(run):
@@ -52,7 +53,8 @@ def test_every_condition_gets_the_same_number_of_runs_and_the_best_wins(write, f
     none, dropped = search(study, folder / "pool", judge)
     assert (none.best, dropped.best) == ({"lr": 0.2}, {"lr": 0.2, "rate": 0.3})
     assert dropped.runs == 2 * 6 + 2 * (min(5, seeds) - 2) + 2 * max(0, seeds - 5)
-    assert abs(none.runs - dropped.runs) <= 2 * 6
+    assert none.runs == dropped.runs
+    assert "search of none, {'lr': 0.05}" in judge.names
     assert all(run.seed > 1000 for run in judge.runs)
     assert "leads" in dropped.sentence
 
@@ -76,8 +78,8 @@ def test_ranges_are_asked_of_optuna_and_the_same_after_a_stop(write, folder):
 
     stopped = Judge(closeness)
 
-    def stop_early(folders):
-        stopped(folders)
+    def stop_early(folders, names):
+        stopped(folders, names)
         if len(stopped.runs) > 20:
             raise Stop
 
@@ -113,16 +115,34 @@ def test_a_condition_without_anything_to_search_has_no_runs(write, folder):
 def test_runs_that_fail_lose(write, folder):
     study = read_study(write(search={"space": {"lr": [0.05, 0.2]}, "candidates": 2, "seeds": 3}))
 
-    def judge(folders):
-        good = Judge(closeness)
+    def judge(folders, names, bad=(0.2,)):
         for one in folders:
-            if one.run.lr == 0.2 and one.status == "open":
+            if one.run.lr in bad:
                 one.path.mkdir(parents=True, exist_ok=True)
                 one.fail(RuntimeError("no"))
-            good([one])
+        Judge(closeness)(folders, names)
 
     found = search(study, folder / "pool", judge)
     assert found[0].best == {"lr": 0.05}
+    found = search(study, folder / "none", lambda *runs: judge(*runs, bad=(0.05, 0.2)))
+    assert (found[0].best, found[0].sentence) == ({}, "all candidates failed or diverged")
+
+
+@pytest.mark.parametrize("candidates", [1, 2, 3, 4, 9])
+def test_halving_keeps_two_candidates_or_the_best_third(write, folder, candidates):
+    space = {"lr": [0.01 * (1 + number) for number in range(candidates)]}
+    study = read_study(write(search={"space": space, "candidates": candidates, "seeds": 10}))
+    counts = sorted(search(study, folder / "pool", Judge(closeness))[0].table["n"])
+    expected = {1: [10], 2: [10, 10], 3: [2, 10, 10], 4: [2, 2, 10, 10]}
+    assert counts == expected.get(candidates, [2] * 6 + [5, 10, 10])
+
+
+def test_chance_level_is_told_by_a_search(write, folder):
+    study = read_study(write(search={"space": {"lr": [0.05, 0.2]}, "candidates": 2, "seeds": 3}))
+    low = search(study, folder / "pool", Judge(lambda run: 0.34, chance=1 / 3))
+    assert "at chance level" in low[0].sentence
+    high = search(study, folder / "other", Judge(closeness, chance=1 / 3))
+    assert "at chance level" not in high[0].sentence
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from experiments import train as module
 from experiments.config import Run
 from experiments.data import load_data
 from experiments.loading import Seeded, batches
+from experiments.metrics import Metric
 from experiments.models import make_model
 from experiments.train import train
 
@@ -152,6 +153,23 @@ def test_scores_are_those_of_a_plain_loop(folder):
         assert result.scores[name] == pytest.approx(right, abs=1e-12)
     assert result.chance == pytest.approx(1 / 3)
     assert set(train(run, tests=False).scores) == {"validation"}
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [("accuracy", 1 / 3), ("mine:recall", 1 / 3), ("mine:refusing_metric", None)],
+)
+def test_chance_is_the_metric_of_the_most_frequent_class(folder, metric, expected):
+    outputs, targets = torch.randn(15, 3), torch.arange(15) % 3
+    metric = Metric(make(metric=metric))
+    metric.add(outputs, targets)
+    assert metric.chance() == (None if expected is None else pytest.approx(expected))
+
+
+def test_targets_that_are_no_classes_have_no_chance(folder):
+    metric = Metric(make(metric="torch.nn:MSELoss"))
+    metric.add(torch.ones(4, 1), torch.zeros(4, 1))
+    assert (metric.value("clean"), metric.chance()) == (1.0, None)
 
 
 def test_a_run_that_diverges_says_so(folder):

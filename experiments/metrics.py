@@ -1,0 +1,106 @@
+"""Metrics: of all outputs and targets of a data set, or batch by batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+from torch.utils.data import Subset
+
+from experiments.config import Run
+from experiments.data import Data
+from experiments.factories import FactoryError, call, told
+from experiments.loading import in_order
+
+
+def accuracy() -> Callable[[Tensor, Tensor], float]:
+    """The metric that is used by default: the share of items whose largest output is right."""
+    return lambda outputs, targets: (outputs.argmax(dim=1) == targets).double().mean().item()
+
+
+class Metric:
+    """The metric of a run, which is given batches. A `torchmetrics.Metric` keeps none of them.
+
+    Args:
+        run: whose metric it is.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.made: Any = call(run.metric, run.metric_args)
+        self.by_batch = all(hasattr(self.made, each) for each in ("update", "compute"))
+        self.outputs: list[Any] = []
+        self.targets: list[Any] = []
+
+    def add(self, outputs: Any, targets: Any) -> None:
+        """Add the outputs and targets of a batch."""
+        self.targets.append(targets)
+        if self.by_batch:
+            with told(f"{self.run.metric!r} failed"):
+                self.made.update(outputs, targets)
+            self.outputs = [outputs]  # the last batch alone
+        else:
+            self.outputs.append(outputs)
+
+    def value(self, name: str) -> float:
+        """The metric of all batches.
+
+        Args:
+            name: of the data set, for messages.
+
+        Raises:
+            FactoryError: if the metric fails, or returns no number.
+        """
+        with told(f"{self.run.metric!r} failed on {name!r}"):
+            if self.by_batch:
+                found = self.made.compute()
+            else:
+                found = self.made(torch.cat(self.outputs), torch.cat(self.targets))
+        try:
+            return float(found)
+        except (TypeError, ValueError, RuntimeError):
+            what = f"{self.run.metric!r} must return a number"
+            raise FactoryError(f"{what}, got {found!r:.100} on {name!r}") from None
+
+    def chance(self) -> float | None:
+        """The metric of a model that always says the most frequent class; None without classes."""
+        if not isinstance(self.outputs[0], Tensor) or not isinstance(self.targets[0], Tensor):
+            return None
+        targets, count = torch.cat(self.targets), self.outputs[0].shape[-1]
+        if self.outputs[0].ndim != 2 or targets.ndim != 1 or targets.is_floating_point():
+            return None
+        if not 0 <= int(targets.mode().values) < count:
+            return None
+        constant = Metric(self.run)
+        said = one_hot(targets.mode().values.long(), count).float()
+        try:
+            constant.add(said.expand(len(targets), -1), targets)
+            value = constant.value("constant outputs")
+        except FactoryError:  # some metrics refuse constant outputs: then no level is known
+            return None
+        return value if math.isfinite(value) else None
+
+
+@torch.no_grad()
+def try_metric(run: Run, model: nn.Module, data: Data) -> None:
+    """Try the metric on some items of the first test, so that it does not fail after the training.
+
+    Raises:
+        FactoryError: if the metric fails, or returns no number. A ValueError of the metric is
+            allowed, because some metrics refuse few items.
+    """
+    name, test = next(iter(data.tests.items()))
+    total = len(test)  # type: ignore[arg-type]
+    some = Subset(test, range(0, total, math.ceil(total / 16)))
+    metric, model = Metric(run), model.eval()
+    try:
+        for inputs, targets in in_order(some, run):
+            metric.add(model(inputs), targets)
+        metric.value(name)
+    except FactoryError as error:
+        if not isinstance(error.__cause__, ValueError):
+            raise
