@@ -1,0 +1,49 @@
+"""Everything that names the version or an extra agrees with the package."""
+
+import configparser
+import re
+from pathlib import Path
+
+import pytest
+
+import dropblock_hooks
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = Path(dropblock_hooks.__file__).parent
+SETUP = configparser.ConfigParser()
+SETUP.read(ROOT / "setup.cfg", encoding="utf-8")
+SOURCES = [
+    *PACKAGE.rglob("*.py"),
+    *(ROOT / "docs").rglob("*.md"),
+    *(ROOT / "docs").rglob("*.py"),
+    *ROOT.glob("*.md"),
+    *(ROOT / "experiments").rglob("*.md"),
+    *(ROOT / "experiments").rglob("*.py"),
+]
+
+
+@pytest.mark.parametrize(
+    ("file", "pattern"),
+    [
+        ("CITATION.cff", r"^version: (\S+)$"),
+        ("CHANGELOG.md", r"^## (\d\S*)"),  # the newest entry
+    ],
+)
+def test_the_version_is_that_of_the_package(file, pattern):
+    text = (ROOT / file).read_text(encoding="utf-8")
+    assert re.findall(pattern, text, re.MULTILINE)[:1] == [dropblock_hooks.__version__]
+
+
+def test_the_version_is_stated_in_one_place():
+    assert SETUP["metadata"]["version"] == "attr: dropblock_hooks.__version__"
+
+
+def test_every_extra_that_is_named_exists():
+    named = {}
+    for path in SOURCES:
+        text = path.read_text(encoding="utf-8")
+        for extras in re.findall(r"(?:dropblock[-_]hooks|'\.|-e \.)\[([\w,-]+)\]", text):
+            named |= dict.fromkeys(extras.split(","), path.name)
+    assert {"timm", "plot", "dev", "experiments"} <= set(named)
+    unknown = set(named) - set(SETUP["options.extras_require"])
+    assert {extra: named[extra] for extra in unknown} == {}
