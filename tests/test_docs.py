@@ -4,6 +4,7 @@ What they print is what the page shows.
 """
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ import pytest
 import dropblock_hooks
 
 DOCS = Path(__file__).parents[1] / "docs"
+GUIDE = DOCS / "guide"
 PAGES = [
     *(DOCS / f"{name}.md" for name in ("observers", "retune", "specs")),
+    *(page for page in sorted(GUIDE.glob("*.md")) if "```python" in page.read_text("utf-8")),
     *sorted((DOCS / "trainers").glob("*.md")),
 ]
 SLOW = ("fastai", "ultralytics")  # to import
@@ -33,10 +36,22 @@ pytestmark = [
 
 
 def blocks(page):
-    """The Python of a page, each block at its own lines, as tracebacks show it."""
+    """The Python of a page, each block at its own lines, as tracebacks show it.
+
+    Blocks that begin with the name of a file are not part of it: the page imports that file.
+    """
     text = page.read_text(encoding="utf-8")
-    for found in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+    python = r"^```python\n(?!# \w+\.py\n)(.*?)^```"
+    for found in re.finditer(python, text, re.DOTALL | re.MULTILINE):
         yield "\n" * text.count("\n", 0, found.start(1)) + found[1]
+
+
+def save_files(page, folder):
+    """Write the blocks whose first line names a file, such as ``# spec.yaml``."""
+    named = r"^```\w+\n# (\w+)\.(\w+)\n(.*?)^```"
+    for stem, ending, text in re.findall(named, page.read_text("utf-8"), re.DOTALL | re.MULTILINE):
+        (folder / f"{stem}.{ending}").write_text(text, "utf-8")
+        sys.modules.pop(stem, None)  # of an earlier run
 
 
 def wordings(text):
@@ -51,8 +66,10 @@ def marked(page):
 
 
 @pytest.mark.parametrize("page", list(map(marked, PAGES)))
-def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
+def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys, own_registry):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    save_files(page, tmp_path)
     monkeypatch.setenv("YOLO_CONFIG_DIR", str(tmp_path))
     monkeypatch.setenv("YOLO_OFFLINE", "1")
     code = list(blocks(page))
@@ -68,7 +85,7 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
 
 
 def test_the_schedules_have_the_values_of_the_table():
-    text = (DOCS / "specs.md").read_text(encoding="utf-8")
+    text = (GUIDE / "schedules.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(.*?)` \| (0\.[\d., ]+) \|$", text, re.MULTILINE)
     assert len(rows) == 5
     for schedule, values in rows:
