@@ -5,8 +5,7 @@ from typing import Any
 from torch import nn
 
 from .attachment.attachment import Attachment
-from .attachment.install import install, site_keys
-from .attachment.resolve import place
+from .attachment.place import install, place, site_keys
 from .findings import Finding, Kind, Severity, tell
 from .handles import forget_compiled
 from .planning.builtin import find_doubled

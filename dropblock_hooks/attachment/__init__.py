@@ -2,12 +2,11 @@
 
 attachment   `Attachment`: the handle and its operations
 lookup       sites found by key, selector or class; their rates and captures
-resolve      the layers and regularizers of a spec on a model, and all of its faults
-install      hooks of all sites, put on together or not at all
+place        a spec on a model: its targets and all of its faults; the hooks, all or none
 blocks       how the map limits a block
 report       the table of the sites, and scalars and histograms for a logger
 suggest      gradient bounds, proposed from the norms that were seen
-checks       everything that is wrong, why a site did nothing, and when it is reported
+checks       when the hooks are asked what is wrong, and faults of the training
 watchdog     when a `Watchdog` looks, and its rules
 distributed  several processes: sums of counts, and differences
 state        ``state_dict`` and its loading

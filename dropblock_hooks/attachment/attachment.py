@@ -187,7 +187,7 @@ class Attachment:
         run.installed, run.scale = False, LossScale()
         run.drop_optimizers()
         for module, hook in self._installed:
-            hook.remove(module)
+            hook.restore(module)
         for module in self._base.modules():  # to which others may have moved hooks
             take_off(run, module)
         run.grids.unwatch(self._base)

@@ -34,7 +34,7 @@ def find(which: Which, base: nn.Module, hooks: Sequence[SiteHook]) -> tuple[Site
         if not meant:
             there = listed((hook.site.regularizer.label for hook in hooks), 5)
             raise KeyError(f"no site has a {which.__name__} (there are: {there})")
-        meant.sort(key=lambda hook: order.get(hook.owner_name, len(order)))
+        meant.sort(key=lambda hook: order.get(hook.site.owner, len(order)))
         return tuple(hook.site for hook in meant)
     if not isinstance(which, str | Select):
         raise TypeError(

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ..attach import attachments
-from ..attachment.install import install
-from ..attachment.resolve import place
+from ..attachment.place import install, place
 from ..checkpointing import NO_TASK, graph_task
 from ..handles import as_written
 from ..observers.capture import Capture

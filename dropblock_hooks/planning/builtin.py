@@ -11,15 +11,22 @@ from typing import Any
 
 from torch import nn
 
-from ..attachment.resolve import Placement
+from ..attachment.place import Placement
 from ..findings import Finding, Kind, Severity
 from ..regularizers.base import highest_rate
-from ..regularizers.retune import Retune, is_read, rate_attribute, reads_own, unit_dropped, unit_of
+from ..regularizers.retune import (
+    Retune,
+    held_rate,
+    is_read,
+    rate_attribute,
+    reads_own,
+    unit_dropped,
+    unit_of,
+)
 from ..selectors.index import Index, Target
 from ..selectors.select import Select, Selector, match
 from ..selectors.wrappers import bare_type, submodule, unwrap
 from ..sites.hooks import hooks_on
-from ..sites.retune import RetuneHook
 from ..spec.spec import Spec
 from ..tables import Columns, Table, counted, named, ranged
 from .table import range_of
@@ -121,8 +128,8 @@ def builtin(model: nn.Module, *, root: str = "") -> Builtin:
 def rates_of(index: Index) -> list[BuiltinRow]:
     """The rates of the dropout layers and modules of a model, in the order of its modules."""
     held = defaultdict(list)
-    for target in index.attributes.values():
-        local = str(target.attribute)
+    for target in index.order(index.table("attr").values()):
+        local = target.local
         skips_layers = local == "layerdrop"
         if "drop" in local and not skips_layers and isinstance(vars(target.module)[local], float):
             held[target.owner].append(target)
@@ -134,16 +141,16 @@ def rates_of(index: Index) -> list[BuiltinRow]:
         drops = unit_of(bare_type(target.module).__name__) and not target.module._modules
         own = rate_attribute(target.module) if drops else None
         for each in (target,) if own else held[name]:
-            rows.append(_row(index.model, each, own or str(each.attribute)))
+            rows.append(_row(index.model, each, own or each.local))
     return rows
 
 
 def _row(base: nn.Module, target: Target, attribute: str) -> BuiltinRow:
     module, name = target.module, target.name or "."
-    used = not target.attribute or reads_own(module, attribute)
+    used = not target.form or reads_own(module, attribute)
     used = used or is_read(base, (target.owner,), attribute)
-    hooks = (hook for hook in hooks_on(module) if isinstance(hook, RetuneHook))
-    site = next((hook.site for hook in hooks if hook.attribute == attribute), None)
+    sites = [hook.site for hook in hooks_on(module)]
+    site = next((site for site in sites if held_rate(site.regularizer) == attribute), None)
     rate = site.rate or 0.0 if site and site.run.enabled else float(getattr(module, attribute))
     return BuiltinRow(
         name=name,
@@ -151,7 +158,7 @@ def _row(base: nn.Module, target: Target, attribute: str) -> BuiltinRow:
         attribute=attribute,
         rate=rate,
         on=rate > 0 and module.training and used,
-        selector=f"attr:{name}" if target.attribute else name,
+        selector=f"{target.form}:{name}" if target.form else name,
         retuned=None if site is None else site.key,
         aliases=target.aliases,
     )
@@ -201,7 +208,7 @@ def find_doubled(
 def _droppers(base: nn.Module, placements: Sequence[Placement]) -> dict[str, BuiltinRow]:
     """The layers of a model that drop in training, at the rates that the placements set."""
     retuned = {
-        (p.target.owner, p.attribute): highest_rate(p.regularizer)
+        (p.target.owner, held_rate(p.regularizer)): highest_rate(p.regularizer)
         for p in placements
         if isinstance(p.regularizer, Retune)
     }

@@ -16,17 +16,14 @@ from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..attachment.blocks import block_finding
-from ..attachment.checks import Window, fault_of, windows
-from ..attachment.install import install, make_hook, site_keys
-from ..attachment.resolve import Placement, place
+from ..attachment.place import Placement, install, place, site_keys
 from ..axes.view import View
 from ..findings import Finding, Kind, Severity, grouped, merged
 from ..regularizers.retune import unit_dropped
 from ..selectors.wrappers import bare_type, submodule, unwrap
 from ..sites.counter import Snapshot
 from ..sites.hooks import SiteHook
-from ..sites.retune import RetuneHook
-from ..sites.run import Run
+from ..sites.run import Run, Window, windows
 from ..sites.site import Site, SiteError
 from ..spec.spec import Draft
 from ..tables import counted
@@ -118,8 +115,8 @@ class SiteProbe:
         self.drops_samples = at_output and unit_dropped(regularizer) == "samples"
         self._read = self.site.reader.view
         self.site.reader.view = self._view  # type: ignore[method-assign]
-        if hook.parameter is None:  # what is registered is a method of the hook, as always
-            hook.__call__ = MethodType(self._called, hook)  # type: ignore[method-assign]
+        # what is registered is a method of the hook, as always
+        hook.__call__ = MethodType(self._called, hook)  # type: ignore[method-assign]
 
     def _called(self, hook: SiteHook, module: nn.Module, *given: Any) -> Any:
         """Run the hook, and keep its error."""
@@ -140,11 +137,11 @@ class SiteProbe:
         self, base: nn.Module, window: Window, outputs: list[Tensor], sources: list[Node]
     ) -> Iterator[Finding]:
         """The findings after the forward."""
-        fault = None if self.error else fault_of(base, self.hook, window)
+        fault = None if self.error else self.hook.diagnose(base, window)
         if fault is not None:
             wrong = fault.kind in (Kind.NEVER_CALLED, Kind.NEVER_ACTIVE)
             yield replace(fault, severity=Severity.WARNING if wrong else Severity.NOTE)
-        if isinstance(self.hook, RetuneHook) and self.site.moves and not self.hook.ours:
+        if self.hook.holds_rate and self.site.moves:
             text = "torch.compile reads the rate as a constant and compiles again for each value"
             cure = "Use a StepSchedule of few values"
             yield Finding(Kind.RECOMPILES, Severity.NOTE, (self.site.key,), text, cure)
@@ -169,7 +166,7 @@ def _probe(
 
     def make(site: Site, p: Placement) -> SiteHook:
         site.idle = False  # a schedule that starts at 0 must not hide the layout and the map
-        probes.append(SiteProbe(make_hook(site, p)))
+        probes.append(SiteProbe(p.hook(site, p.target.local)))
         return probes[-1].hook
 
     moved = [

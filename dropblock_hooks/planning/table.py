@@ -4,11 +4,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from ..attachment.blocks import block_cell, is_clipped
+from ..attachment.place import Placement
 from ..attachment.report import entry_of
-from ..attachment.resolve import Placement
 from ..findings import Finding
 from ..regularizers.base import rate_range
+from ..regularizers.retune import held_rate
+from ..selectors.index import HELD
 from ..selectors.wrappers import bare_type
 from ..sites.site import Site
 from ..tables import Section, Short, Table, named, ranged
@@ -100,14 +104,14 @@ def plan_row(
     block, map_size, calls = None, None, None
     if site is not None:
         block, map_size, calls = site.block_size, site.map_size, site.calls
-        if p.target.parameter is not None:
-            shape = tuple(p.target.module.get_parameter(p.target.parameter).shape)
+        value = getattr(p.target.module, p.target.local, None) if p.target.form else None
+        shape = tuple(value.shape) if isinstance(value, Tensor) else shape
     return PlanRow(
         site=key,
         selector=str(p.entry.selector),
         regularizer=repr(regularizer),
         type=bare_type(p.target.module).__name__,
-        at={"param": "parameter", "attr": "attribute"}.get(p.target.form, regularizer.at),
+        at=HELD[p.target.form].noun if p.target.form else regularizer.at,
         shape=shape,
         layout=site.layout or None if site and calls else None,
         calls=calls,
@@ -123,7 +127,7 @@ def plan_row(
 
 def _expected(p: Placement, map_size: Size | None, calls: int | None) -> float | Range | None:
     """The share dropped at the lowest and the highest rate, on the map seen last."""
-    if calls == 0 and p.attribute is None:  # else the rate may be read without a call
+    if calls == 0 and not held_rate(p.regularizer):  # which may be read without a call
         return 0.0
     name = next(iter(p.regularizer.rates), "")
     return range_of(

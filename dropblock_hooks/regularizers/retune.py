@@ -57,6 +57,7 @@ class Retune(DropsShare, Regularizer):
     """
 
     p: Probability
+    attribute: str = field(default="", init=False, repr=False, compare=False)
     ours: Regularizer | None = field(default=None, init=False, repr=False, compare=False)
 
     random: ClassVar[bool] = False  # unless a hook of this package drops
@@ -67,10 +68,13 @@ class Retune(DropsShare, Regularizer):
         if self.at != "output" or self.index is not None or self.layout != "auto":
             raise ValueError("Retune sets the rate of a layer: it takes no at, index or layout")
 
-    def acting_as(self, ours: Regularizer | None) -> "Retune":
-        """A copy that drops as this regularizer does; None for a layer that drops by itself."""
+    def fitted(self, attribute: str, ours: Regularizer | None = None) -> "Retune":
+        """A copy for a module that holds its rate in this attribute.
+
+        It drops as `ours` does; without `ours`, the module drops by itself.
+        """
         changed = copy.copy(self)
-        vars(changed).update(ours=ours, random=ours is not None)
+        vars(changed).update(attribute=attribute, ours=ours, random=ours is not None)
         return changed
 
     def apply(self, x: Tensor, now: Now) -> Applied:
@@ -97,6 +101,11 @@ def unit_dropped(regularizer: Regularizer) -> str | None:
         return None
     names = [regularizer.label, *(cls.__name__ for cls in type(regularizer).__mro__)]
     return next(filter(None, map(unit_of, names)), None)
+
+
+def held_rate(regularizer: Regularizer) -> str:
+    """The attribute of its layer that a `Retune` sets; ``""`` of another regularizer."""
+    return regularizer.attribute if isinstance(regularizer, Retune) else ""
 
 
 def rate_attribute(module: nn.Module) -> str | None:

@@ -1,11 +1,11 @@
-"""The modules, parameters and rates of a model by name."""
+"""The modules of a model, and the parameters and rates that they hold, by name."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from .wrappers import bare_type, named_modules
 
@@ -16,65 +16,62 @@ class NoMatchError(ValueError):
 
 @dataclass(frozen=True)
 class Target:
-    """A layer, or a parameter or a rate that it holds."""
+    """A layer, or a value that it holds.
+
+    Attributes:
+        name: its name in the model.
+        module: the layer.
+        form: the form of its selectors: a key of `HELD`, or ``""`` for a layer.
+        local: the name of the value in the module; ``""`` for a layer.
+        aliases: other names of the same, shared, layer.
+    """
 
     name: str
     module: nn.Module
-    parameter: str | None = None
+    form: str = ""
+    local: str = ""
     aliases: tuple[str, ...] = ()
-    attribute: str | None = None
 
     @property
     def owner(self) -> str:
         """The name of the module."""
         return self.name.rpartition(".")[0] if self.form else self.name
 
-    @property
-    def form(self) -> str:
-        """The form of its selector: ``"param"``, ``"attr"``, or ``""`` for a layer."""
-        return "param" if self.parameter else "attr" if self.attribute else ""
-
 
 class Index:
-    """The modules, parameters and rates of a model by name.
+    """The modules of a model, and the values that they hold, by name.
 
     A shared module or parameter has several names, and is the target of its first one.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.modules: dict[str, Target] = {}
-        self.parameters: dict[str, Target] = {}
         names: dict[int, list[str]] = {}
         modules = list(named_modules(model))
         for name, module in modules:
             names.setdefault(id(module), []).append(name)
-        first: dict[int, Target] = {}
+        self.modules: dict[str, Target] = {}
         for name, module in modules:
             own, *aliases = names[id(module)]
-            self.modules[name] = Target(own, module, None, tuple(aliases))
-            for local, parameter in module._parameters.items():
-                if parameter is not None:
-                    full = f"{name}.{local}" if name else local
-                    target = Target(full, module, local)
-                    self.parameters[full] = first.setdefault(id(parameter), target)
-
-    @cached_property
-    def attributes(self) -> dict[str, Target]:
-        """The attributes with a name of a rate and a number in [0, 1]."""
-        found = {}
-        for name, target in self.modules.items():
-            for local, value in vars(target.module).items() if name == target.name else ():
-                if _names_rate(local) and is_share(value):
-                    full = f"{name}.{local}" if name else local
-                    found[full] = Target(full, target.module, attribute=local)
-        return found
+            self.modules[name] = Target(own, module, aliases=tuple(aliases))
+        self._tables = {"": self.modules}
 
     def table(self, form: str) -> dict[str, Target]:
-        """The choices of a form of selector: attributes, parameters or modules."""
-        if form == "attr":
-            return self.attributes
-        return self.parameters if form == "param" else self.modules
+        """The targets of a form of selector: a key of `HELD`, or ``""`` for the modules."""
+        if form not in self._tables:
+            self._tables[form] = dict(self._held(form))
+        return self._tables[form]
+
+    def _held(self, form: str) -> Iterator[tuple[str, Target]]:
+        first: dict[Any, Target] = {}
+        for name, layer in self.modules.items():
+            for local, value in HELD[form].values(layer.module).items():
+                if value is not None:
+                    full = f"{name}.{local}" if name else local
+                    # a tensor may be shared, and equal numbers may be the same object
+                    key = id(value) if isinstance(value, Tensor) else (id(layer.module), local)
+                    target = Target(full, layer.module, form, local)
+                    yield full, first.setdefault(key, target)
 
     def order(self, targets: Iterable[Target]) -> list[Target]:
         """The targets without repetition, in model order."""
@@ -96,5 +93,29 @@ def is_share(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
-def _names_rate(local: str) -> bool:
-    return "drop" in local or "prob" in local or local == "p"
+def _rates(module: nn.Module) -> dict[str, Any]:
+    """The attributes with a name of a rate and a number in [0, 1]."""
+    return {
+        local: value
+        for local, value in vars(module).items()
+        if ("drop" in local or "prob" in local or local == "p") and is_share(value)
+    }
+
+
+class Held(NamedTuple):
+    """A kind of values that a module holds.
+
+    Attributes:
+        noun: what one of them is called.
+        values: finds them in a module, by name.
+    """
+
+    noun: str
+    values: Callable[[nn.Module], Mapping[str, Any]]
+
+
+HELD = {
+    "param": Held("parameter", lambda module: module._parameters),
+    "attr": Held("attribute", _rates),
+}
+"""The kinds of values that can be targets, by the form of their selectors."""

@@ -11,7 +11,7 @@ from torch import nn
 from ..checks import as_count, closest
 from ..quoting import kind_of, label, listed, quote
 from ..registry import brief
-from .index import Index, NoMatchError, Target
+from .index import HELD, Index, NoMatchError, Target
 from .stages import stage_module, stage_target
 from .wrappers import bare_type
 
@@ -19,7 +19,7 @@ ROOT = "."
 """The selector of the model itself, whose name is empty."""
 _SPAN = r"(?:[^.\n]+\.)*"
 _TOKEN = re.compile(r"\*+|\[(!?)([^\]]+)\]|.", re.DOTALL)
-FORMS = ("param", "attr", "re", "type", "stage", "stride")
+FORMS = (*HELD, "re", "type", "stage", "stride")
 
 
 @dataclass(frozen=True)
@@ -158,14 +158,13 @@ def _no_match(form: str, text: str, index: Index) -> str:
         return f"unknown form of selector {label(word)}:{hint}; forms: {', '.join(FORMS)}"
     kinds = {
         f"param:{text}.**" if form == "param" else text: index.modules,
-        f"param:{text}": index.parameters,
-        f"attr:{text}": index.attributes,
+        **{f"{held}:{text}": index.table(held) for held in HELD},
         f"type:{text}": index.types,
     }
     table = index.table(form)
     for meant, known in kinds.items():
         if text in known:
-            noun = {"param": "parameter", "attr": "rate"}.get(form, "layer")
+            noun = "rate" if form == "attr" else HELD[form].noun if form in HELD else "layer"
             return f"{quote(text)} is no {noun}: did you mean {quote(meant)}?"
     if word != "re" and (below := matching(f"**.{text}", table)):
         meant = f"{form}:**.{text}" if form else f"**.{text}"

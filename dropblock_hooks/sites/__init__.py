@@ -1,15 +1,18 @@
-"""One regularizer on one layer, at run time.
+"""One regularizer on one layer, parameter or rate, at run time.
+
+The class of a hook knows everything about its kind of target: what is refused there, how it is
+hooked and restored, where it is now, and why it did nothing.
 
 updates           regularizes gradients once per optimizer step
 parameters        hooks on parameters, which regularize their gradients
-retune            hooks on layers that have a rate already
+retune            hooks on modules that hold a rate already
 observe           the hook of an observer
-hooks             the hooks that a site puts on its layer
+hooks             the hook of a layer, from which the others inherit
 operator          the operators through which compiled code runs a regularizer or an observer
 act               runs a regularizer on one activation or gradient, and counts
 site              `Site`: a regularizer on a layer, and its state
 counter           `Counter`: totals that only grow, and windows of them; histograms of norms
-run               `Run`: the time, the switches and the loss scale of an attachment; closes windows
+run               `Run`: the time, the switches and the loss scale of an attachment; its windows
 grad_scaler       the GradScaler that multiplies the loss
 indexing          tensors inside the inputs and outputs of a layer
 """

@@ -1,4 +1,7 @@
-"""The hooks that a site puts on its layer, and how they are put on, found and taken off.
+"""The hooks that a site puts on its target, and how they are put on, found and taken off.
+
+There is one class for each kind of target, which decides everything about that kind: `SiteHook` for
+layers, `ParameterHook`, `AttributeHook` and `RetuneHook` for rates, `ObserveHook` for observers.
 
 A model with hooks pickles and copies: they are objects of module-level classes that hold their
 site, and no reference to the model, to the Attachment, or to a tensor of a graph.
@@ -6,19 +9,32 @@ site, and no reference to the model, to the Attachment, or to a tensor of a grap
 
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, compiler, nn
 from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.compiler import is_compiling, is_dynamo_compiling
 
+from ..findings import Finding, Kind, Severity
 from ..handles import check_version, is_exporting
+from ..regularizers.base import Regularizer
+from ..selectors.index import Target
 from ..selectors.wrappers import find_module
+from ..tables import counted
 from . import indexing, operator
 from .act import act
-from .run import Run
+from .run import Run, Window
 from .site import Site
+
+Fault: TypeAlias = tuple[Kind, str, str]
+"""What is wrong with a site: the kind, the text and the cure."""
+
+REPLACED = (
+    Kind.REPLACED,
+    "its layer was replaced or removed after attach, or the hook was taken off",
+    "Call attach again",
+)
 
 
 class Turn(IntEnum):
@@ -35,26 +51,44 @@ class Turn(IntEnum):
 class SiteHook:
     """Forward hook, or forward pre-hook at an input: regularizes a tensor, or its gradient.
 
-    Subclasses are for parameters, observers and `Retune`. The method `__call__` is registered,
-    which torch calls faster than the object.
+    The method `__call__` is registered, which torch calls faster than the object.
+
+    Class attributes:
+        takes: the regularizers that this hook is for.
+        by_call: whether it acts when its layer is called; a parameter acts when a gradient comes.
+        with_kwargs: whether a hook at an output gets the keyword arguments.
+        holds_rate: whether the module itself holds the rate of now.
 
     Attributes:
-        parameter: the name of the parameter of a `ParameterHook`.
-        with_kwargs: whether a hook at an output gets the keyword arguments.
+        local: the name of the value in its module, as in `Target`.
         plain: whether the last argument is the tensor itself.
         turn: its place among the hooks of its layer.
     """
 
-    parameter: str | None = None
-    with_kwargs = False
+    takes: ClassVar[type[Regularizer]] = Regularizer
+    by_call: ClassVar[bool] = True
+    with_kwargs: ClassVar[bool] = False
+    holds_rate = False
     turn = Turn.ACTIVATIONS
 
-    def __init__(self, site: Site) -> None:
-        self.site = site
+    def __init__(self, site: Site, local: str = "") -> None:
+        self.site, self.local = site, local
         self.at_input = site.regularizer.at == "input"
         self.plain = not self.at_input and site.regularizer.index is None
         if site.regularizer.acts_on == "gradient":
             self.turn = Turn.GRADIENTS
+
+    @classmethod
+    def fitted(cls, target: Target, regularizer: Regularizer, model: nn.Module) -> Regularizer:
+        """Return the regularizer with what it must know about its target."""
+        return regularizer
+
+    @classmethod
+    def refusals(cls, target: Target, regularizer: Regularizer) -> Iterator[str | None]:
+        """Yield the reasons why a fitted regularizer can't work there; the first one counts."""
+        if regularizer.accumulates:
+            yield "what acts once per update is for parameters: write param: before the selector"
+        yield regularizer.refusal(target.module, None)
 
     def __call__(self, module: nn.Module, *given: Any) -> Any:
         """Run at every forward of the layer, in evaluation too, so this is short."""
@@ -77,31 +111,101 @@ class SiteHook:
         """The state that the sites of the attachment share."""
         return self.site.run
 
-    @property
-    def owner_name(self) -> str:
-        """The name of the module that it is on."""
-        name = self.site.name
-        return name.rpartition(".")[0] if self.site.at in ("parameter", "attribute") else name
-
     def install(self, module: nn.Module) -> None:
-        """Put it on the module."""
-        put_on(module, self)
+        """Put it on the module, where its turn is.
 
-    def remove(self, module: nn.Module) -> None:
-        """Take the hooks of its attachment off the module."""
+        Regularizers of activations stand in written order. Regularizers of gradients stand in
+        reverse order, because the backward meets them in reverse. Hooks of other libraries keep
+        their places.
+        """
+        hooks = module._forward_pre_hooks if self.at_input else module._forward_hooks
+        least = self.turn if self.turn == Turn.GRADIENTS else self.turn + 1
+        there = {key: ours(each) for key, each in hooks.items()}
+        later = [key for key, each in there.items() if each is not None and each.turn >= least]
+        if self.at_input:
+            module.register_forward_pre_hook(self.__call__, with_kwargs=True)
+        else:
+            module.register_forward_hook(self.__call__, with_kwargs=self.with_kwargs)
+        for key in later:
+            hooks[key] = hooks.pop(key)
+
+    def restore(self, module: nn.Module) -> None:
+        """Take the hooks of its attachment off the module, and put its values back."""
         take_off(self.run, module)
+
+    def find(self, model: nn.Module) -> nn.Module | None:
+        """Return the module that it is on now, or else the module that has the name of its owner.
+
+        Hooks may be moved (``prepare_qat``), and a module may be put inside another (a wrapper).
+        """
+        named = find_module(model, self.site.owner)
+        if named is not None and not self.lost(named):
+            return named
+        return next((module for module in model.modules() if not self.lost(module)), named)
 
     def lost(self, module: nn.Module) -> bool:
         """Whether it is no longer on the module."""
-        return all(hook is not self for hook in hooks_of(module))
+        return self not in hooks_on(module)
 
     def put(self, module: nn.Module) -> None:
-        """Set the rate of the module, or hook its parameter again."""
+        """Put the present rate into the module, or hook its parameter again."""
+
+    def leaves_no_trace(self, model: nn.Module) -> bool:
+        """Whether it may act without a call of its layer, because other code reads the rate."""
+        return False
 
     def look(self, module: nn.Module) -> None:
         """Let an observer look at the layer."""
         if self.site.watch is not None:
-            self.site.watch.look(module, self.parameter)
+            self.site.watch.look(module, self.local or None)
+
+    def diagnose(self, model: nn.Module, window: Window) -> Finding | None:
+        """Return why the site did nothing in a window, or can't do anything; None if it is well."""
+        owner = self.find(model)
+        fault: Fault | None = REPLACED
+        if owner is not None:
+            fault = self.broken(owner)
+            needs = getattr(self.site.regularizer, "needs_calls", True)
+            ran = window.sites[self.site.key].active or not window.has("calls", "active")
+            if fault is None and needs and not ran:
+                fault = self.idle(model, owner, window)
+        if fault is None:
+            return None
+        kind, text, cure = fault
+        return Finding(kind, Severity.ERROR, (self.site.key,), text, cure, self.run.epoch)
+
+    def broken(self, owner: nn.Module) -> Fault | None:
+        """Return why it gets no calls, or no gradients; None if it is in place."""
+        return REPLACED if self.lost(owner) else None
+
+    def idle(self, model: nn.Module, owner: nn.Module, window: Window) -> Fault | None:
+        """Return why its layer was not called, or the site not active; None if it need not be."""
+        counts, gradient = window.sites[self.site.key], self.site.regularizer.acts_on == "gradient"
+        trained = window.has("trained", "active")
+        enabled = self.run.enabled and not window.has("off")
+        missed = not counts.calls or (trained and owner.training and not counts.trained)
+        missed = missed and (enabled or self.by_call)
+        kind = Kind.NEVER_CALLED if missed and self.by_call else Kind.NEVER_ACTIVE
+        if gradient and kind == Kind.NEVER_ACTIVE and not window.backward:
+            return None
+        text = f"the layer was called {counted(counts.calls, 'time')} and never active"
+        if missed:
+            text = f"the layer was never called{' in training mode' if counts.calls else ''}"
+            text += "" if self.by_call else ", and the parameter got no gradient"
+        if model.training and not owner.training:
+            why = "the layer is in evaluation mode inside a training model (frozen)"
+            cure = "Call train() on the layer, or use active='always'"
+        elif missed:
+            why, cure = _why_not_called(model, self.site.owner, window)
+        elif not enabled:
+            why, cure = "the attachment is paused", "Set attached.enabled = True"
+        elif gradient and trained:
+            why = "no gradient reached it"
+            cure = "Look for a detach() or no_grad() behind the layer"
+        else:
+            why = "the model only ran in evaluation mode"
+            cure = "Call model.train() before training"
+        return kind, f"{text}: {why}", cure
 
     def pick(self, given: tuple[Any, ...]) -> tuple[Any, indexing.Index, Tensor]:
         """Return the value that holds the tensor, the index in it, and the tensor.
@@ -154,25 +258,6 @@ class SiteHook:
         return self._act(module, *given) if on else None
 
 
-def put_on(module: nn.Module, hook: SiteHook) -> None:
-    """Put a hook on a layer, where its turn is.
-
-    Regularizers of activations stand in written order. Regularizers of gradients stand in reverse
-    order, because the backward meets them in reverse. Hooks of other libraries keep their places.
-    """
-    hooks = module._forward_pre_hooks if hook.at_input else module._forward_hooks
-    there = {key: ours(each) for key, each in hooks.items()}
-    turns = {key: each.turn for key, each in there.items() if isinstance(each, SiteHook)}
-    least = hook.turn if hook.turn == Turn.GRADIENTS else hook.turn + 1
-    later = [key for key, turn in turns.items() if turn >= least]
-    if hook.at_input:
-        module.register_forward_pre_hook(hook.__call__, with_kwargs=True)
-    else:
-        module.register_forward_hook(hook.__call__, with_kwargs=hook.with_kwargs)
-    for key in later:
-        hooks[key] = hooks.pop(key)
-
-
 def _gives_back(module: nn.Module, given: Any, output: Tensor) -> bool:
     """Whether a layer returns the memory of its input; an ``nn.Identity`` may."""
     if isinstance(module, nn.Identity) or not isinstance(given, Tensor):
@@ -181,16 +266,36 @@ def _gives_back(module: nn.Module, given: Any, output: Tensor) -> bool:
     return output is given or (not is_compiling() and bool(alias(output, given)))
 
 
-def ours(hook: Any) -> Any:
-    """The `SiteHook` behind a registered method; other hooks are returned."""
+def _why_not_called(model: nn.Module, name: str, window: Window) -> tuple[str, str]:
+    """The likely cause why a layer was not called, and the cure."""
+    if not name:
+        return "the model itself was not called, only layers inside it", "Name these layers"
+    layer, parent = find_module(model, name), find_module(model, name.rpartition(".")[0])
+    if isinstance(parent, nn.MultiheadAttention) or getattr(parent, "fused_attn", False):
+        return (
+            "fused attention uses the weights and drops values without calling this layer",
+            "Name the attention (index=0 of nn.MultiheadAttention) or the projection behind it, "
+            "or set fused_attn = False",
+        )
+    inside = [calls for each, calls in window.layers.items() if each.startswith(f"{name}.")]
+    container = isinstance(layer, nn.Sequential | nn.ModuleList | nn.ModuleDict) and len(layer)
+    if any(inside) or (container and not inside):
+        why = "a container that the model loops over, as gradient checkpointing does"
+        return why, "Name the layers inside it"
+    why = "a branch not taken, or its parent uses the layer without calling it (it reads the "
+    return f"{why}weight, or calls forward() directly)", "Name the parent"
+
+
+def ours(hook: Any) -> SiteHook | None:
+    """The `SiteHook` behind a registered method; None for the hooks of others."""
     owner = getattr(hook, "__self__", None)
-    return owner if isinstance(owner, SiteHook) else hook
+    return owner if isinstance(owner, SiteHook) else None
 
 
-def hooks_of(module: nn.Module) -> Iterator[Any]:
-    """All forward hooks of a module, whoever put them there."""
-    yield from map(ours, module._forward_pre_hooks.values())
-    yield from map(ours, module._forward_hooks.values())
+def hooks_on(module: nn.Module) -> list[SiteHook]:
+    """Our hooks on this very module, each once."""
+    registered = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    return [hook for hook in dict.fromkeys(map(ours, registered)) if hook is not None]
 
 
 def take_off(run: Run, module: nn.Module) -> None:
@@ -202,23 +307,6 @@ def take_off(run: Run, module: nn.Module) -> None:
     )
     for each in tables:
         for key, hook in list(each[0].items()):
-            if getattr(ours(hook), "run", None) is run:
+            if getattr(ours(hook) or hook, "run", None) is run:
                 for table in each:
                     table.pop(key, None)
-
-
-def holder(hook: SiteHook, model: nn.Module, name: str) -> nn.Module | None:
-    """The module of a model that has a hook now.
-
-    This is the module called `name`, unless its hooks were moved (``prepare_qat``), or it was put
-    inside another module (a wrapper).
-    """
-    named = find_module(model, name)
-    if named is not None and not hook.lost(named):
-        return named
-    return next((module for module in model.modules() if not hook.lost(module)), None)
-
-
-def hooks_on(module: nn.Module) -> list[SiteHook]:
-    """Our hooks on this very module, each once."""
-    return list(dict.fromkeys(h for h in hooks_of(module) if isinstance(h, SiteHook)))

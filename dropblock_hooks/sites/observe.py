@@ -28,11 +28,12 @@ _Put = Callable[[Sequence[Any]], Any]
 class ObserveHook(SiteHook):
     """Forward hook, or forward pre-hook at an input, that observes and changes nothing."""
 
+    takes = Observer
     with_kwargs = True
 
-    def __init__(self, site: Site) -> None:
-        super().__init__(site)
-        observer: Observer = site.regularizer  # type: ignore[assignment]  # `make_hook` has asked
+    def __init__(self, site: Site, local: str = "") -> None:
+        super().__init__(site, local)
+        observer: Observer = site.regularizer  # type: ignore[assignment]  # by `takes`
         self.observer = observer
         self.turn = Turn.BEFORE if observer.when == "before" else Turn.AFTER
         if observer.when == "before" and not observer.sees_values:

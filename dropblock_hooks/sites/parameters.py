@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,10 +14,13 @@ from torch.utils.hooks import RemovableHandle
 from ..checkpointing import NO_TASK, graph_task
 from ..findings import Finding, Kind, Severity, tell
 from ..observers.base import Observer
+from ..regularizers.base import Regularizer
+from ..selectors.index import Target
 from ..selectors.wrappers import shard_refusal
 from . import operator
 from .act import refuse_tracing, regularize_grad
-from .hooks import SiteHook, Turn, hooks_of
+from .hooks import REPLACED, Fault, SiteHook, Turn, hooks_on
+from .run import Window
 from .site import Site
 
 _PARTS = (
@@ -40,21 +44,36 @@ class ParameterHook(SiteHook):
         part_of: the last outer backward that brought the gradient in parts.
     """
 
-    parameter: str
+    by_call = False
     outer = part_of = NO_TASK
 
-    def __init__(self, site: Site, parameter: str) -> None:
-        super().__init__(site)
-        self.parameter = parameter
+    def __init__(self, site: Site, local: str = "") -> None:
+        super().__init__(site, local)
         if isinstance(site.regularizer, Observer):
             self.turn = Turn.BEFORE if site.regularizer.when == "before" else Turn.LAST
 
+    @classmethod
+    def refusals(cls, target: Target, regularizer: Regularizer) -> Iterator[str | None]:
+        parameter: Any = target.module._parameters[target.local]
+        if regularizer.acts_on != "gradient":
+            yield "param: takes regularizers of gradients"
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            yield "the parameter is not initialized: run a forward first"
+        if parameter.is_complex():
+            yield "the parameter is complex: only gradients of real parameters are regularized"
+        if not parameter.requires_grad:
+            yield "the parameter is frozen (requires_grad is False), it gets no gradient"
+        if regularizer.at != "output" or regularizer.index is not None:
+            yield "at= and index= mean nothing for a parameter"
+        yield shard_refusal(target.module)
+        yield regularizer.refusal(target.module, parameter)
+
     def install(self, module: nn.Module) -> None:
         module.register_forward_pre_hook(self.__call__)
-        self.rehook(module)
+        self.put(module)
 
-    def remove(self, module: nn.Module) -> None:
-        super().remove(module)
+    def restore(self, module: nn.Module) -> None:
+        super().restore(module)
         for parameter in module._parameters.values():
             hook = grad_hook(parameter)
             if hook is None or self not in hook.sites:
@@ -63,6 +82,33 @@ class ParameterHook(SiteHook):
             if not hook.sites:
                 hook.handle.remove()
 
+    def broken(self, owner: nn.Module) -> Fault | None:
+        refusal, parameter = shard_refusal(owner), owner._parameters.get(self.local)
+        if refusal is not None:
+            return Kind.SHARDED, refusal, ""
+        if parameter is not None and not parameter.requires_grad:
+            why = "the parameter is frozen (requires_grad is False) and gets no gradient"
+            return Kind.LOST, why, ""
+        if self.follows(owner):
+            return None
+        if self.lost(owner):
+            return REPLACED
+        text = "the layer holds another tensor now, or none, and its hook is no longer there"
+        cure = "Run a forward that is not compiled, or call step(): both hook a new parameter"
+        return Kind.LOST, text, cure
+
+    def idle(self, model: nn.Module, owner: nn.Module, window: Window) -> Fault | None:
+        counts, trained = window.sites[self.site.key], window.has("trained", "active")
+        if not self.site.regularizer.accumulates:
+            return super().idle(model, owner, window) if trained or counts.calls else None
+        if not trained or not self.run.enabled or window.has("off"):
+            return None
+        text = "its gradient was not regularized at any optimizer step: the optimizer"
+        if self.run.optimizers:
+            return Kind.NEVER_ACTIVE, f"{text} made no step, or the parameter had no gradient", ""
+        cure = "Pass it, attach(..., optimizer=optimizer), or set attached.optimizer = optimizer"
+        return Kind.NO_OPTIMIZER, f"{text} is not known", cure
+
     def follows(self, module: nn.Module) -> bool:
         """Whether the gradient of the parameter that this module holds now will be met.
 
@@ -70,7 +116,7 @@ class ParameterHook(SiteHook):
         """
         if self.site.regularizer.accumulates:
             return not self.lost(module)
-        parameter = module._parameters.get(self.parameter)
+        parameter = module._parameters.get(self.local)
         # torch.nn.utils.prune keeps it under another name
         held = module._parameters.values() if parameter is None else (parameter,)
         found = [hook for hook in map(grad_hook, held) if hook is not None]
@@ -84,7 +130,7 @@ class ParameterHook(SiteHook):
         if is_compiling():
             operator.note(self.site.handle, module.training)
         elif torch.is_grad_enabled():
-            self.rehook(module)
+            self.put(module)
 
     def check_parts(self) -> None:
         """Warn if a bound gets parts of a gradient; a reentrant checkpoint has its own backward."""
@@ -96,21 +142,17 @@ class ParameterHook(SiteHook):
         self.part_of = self.outer
 
     def put(self, module: nn.Module) -> None:
-        if self.site.run.installed:
-            self.rehook(module)
-
-    def rehook(self, module: nn.Module) -> None:
         """Hook the parameter, if it is another object than before.
 
         The old one stays hooked: another may stand in its place for one call only, as in
         ``torch.func.functional_call``.
         """
-        if self.site.regularizer.accumulates or self.follows(module):
+        if not self.run.installed or self.site.regularizer.accumulates or self.follows(module):
             return
         refusal = shard_refusal(module)
         if refusal is not None:
             raise self.site.error(refusal)
-        parameter = module._parameters.get(self.parameter)
+        parameter = module._parameters.get(self.local)
         if parameter is None or not parameter.requires_grad:
             return
         found = grad_hook(parameter)
@@ -119,10 +161,10 @@ class ParameterHook(SiteHook):
             found.handle = parameter.register_hook(found)  # type: ignore[no-untyped-call]  # torch's
         found.owner = weakref.ref(module)
         # those on the module stand in written order; a module that was replaced has none
-        here = [hook for hook in hooks_of(module) if isinstance(hook, ParameterHook)]
-        for hook in (*here, self):
-            wanted = hook.parameter == self.parameter and not hook.site.regularizer.accumulates
-            if wanted and hook not in found.sites:
+        for hook in (*hooks_on(module), self):
+            if not isinstance(hook, ParameterHook) or hook.local != self.local:
+                continue
+            if not hook.site.regularizer.accumulates and hook not in found.sites:
                 found.sites.append(hook)
         found.sites.sort(key=lambda hook: hook.turn)
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
 from ..axes.grids import Grids
-from .counter import Counter
+from .counter import Counter, Snapshot, read
 from .grad_scaler import LossScale
 
 
@@ -90,3 +91,37 @@ class Run:
             if site.watch is not None:
                 site.watch.close_window()
         self.looked = False
+
+
+@dataclass(frozen=True)
+class Window:
+    """The calls in a window.
+
+    Attributes:
+        sites: the counts of each site, by its key.
+        layers: the calls of each layer with a site, by its name.
+        model: the forwards of the model; none if it was compiled.
+        backward: False before a backward, when no gradient can be missing yet.
+    """
+
+    sites: Mapping[str, Snapshot]
+    layers: Mapping[str, int]
+    model: Snapshot
+    backward: bool = True
+
+    def has(self, *names: str) -> bool:
+        """Whether the model or a site has any of these counts: ``"trained"``, say."""
+        every = (self.model, *self.sites.values())
+        return any(getattr(each, name) for name in names for each in every)
+
+
+def windows(run: Run, hooks: Iterable[Any]) -> tuple[Window, Window]:
+    """The open window of the sites of these hooks, and the one before."""
+    sites = [hook.site for hook in hooks]
+    model, *totals = read([run.counter, *(site.counter for site in sites)], wait=False)
+    made = []
+    for which in ("window", "closed"):
+        counts = {s.key: getattr(each, which) for s, each in zip(sites, totals, strict=True)}
+        layers = {site.name: counts[site.key].calls for site in sites}
+        made.append(Window(counts, layers, getattr(model, which)))
+    return made[0], made[1]

@@ -15,6 +15,8 @@ from ..handles import new_handle
 from ..observers.base import Watch
 from ..regularizers.base import Regularizer
 from ..regularizers.dropout import DropsShare
+from ..selectors.index import HELD, Target
+from ..selectors.wrappers import bare_type
 from .counter import Counter, Norms
 from .run import Run
 
@@ -29,9 +31,10 @@ class Site:
     Attributes:
         key: its name in the Attachment: ``layer4.0/DropBlock2d``.
         name: the layer (or parameter), as the bare model names it.
+        owner: the name of the module.
         aliases: other names of the same, shared, module.
         module_type: class name of the layer.
-        facts: the facts about the axes; None for a parameter.
+        at: ``"output"`` or ``"input"``; of no layer ``"parameter"`` or ``"attribute"``.
         reader: reads the axes of its tensors.
         regularizer: the regularizer or observer.
         values: the rates now, by field.
@@ -43,19 +46,15 @@ class Site:
     def __init__(
         self,
         key: str,
-        name: str,
-        module_type: str,
+        target: Target,
         regularizer: Regularizer,
         run: Run,
-        aliases: tuple[str, ...] = (),
         facts: Facts | None = None,
     ) -> None:
-        self.key = key
-        self.name = name
-        self.aliases = aliases
-        self.module_type = module_type
-        self.run = run
-        self.facts = facts
+        self.key, self.run = key, run
+        self.name, self.owner, self.aliases = target.name, target.owner, target.aliases
+        self.module_type = bare_type(target.module).__name__
+        self.at: str = HELD[target.form].noun if target.form else regularizer.at
         self.reader = Reader(
             regularizer.axes,
             facts,
@@ -106,13 +105,6 @@ class Site:
 
     def __repr__(self) -> str:
         return f"Site({self.key!r}, {self.regularizer!r})"
-
-    @property
-    def at(self) -> str:
-        """``"output"`` or ``"input"``; of no layer ``"parameter"`` or ``"attribute"``."""
-        if self.facts:
-            return self.regularizer.at
-        return "parameter" if self.regularizer.acts_on == "gradient" else "attribute"
 
     @property
     def layout(self) -> str | None:

@@ -20,7 +20,6 @@ from ..selectors.wrappers import shard_refusal
 from ..warn import warn
 from .act import NOT_DENSE, regularize_grad
 from .hooks import SiteHook
-from .parameters import ParameterHook
 from .run import Run
 from .site import Site
 
@@ -63,13 +62,9 @@ def use_optimizers(
     Raises:
         ValueError: if they hold none of the parameters; then nothing has changed.
     """
-    hooks = [
-        (module, hook)
-        for module, hook in installed
-        if isinstance(hook, ParameterHook) and hook.site.regularizer.accumulates
-    ]
+    hooks = [(module, hook) for module, hook in installed if hook.site.regularizer.accumulates]
     held = set().union(*map(_held, optimizers))
-    parameters = {hook.site.key: module._parameters.get(hook.parameter) for module, hook in hooks}
+    parameters = {hook.site.key: module._parameters.get(hook.local) for module, hook in hooks}
     trained = {key: id(p) for key, p in parameters.items() if p is not None and p.requires_grad}
     unheld = [key for key, parameter in trained.items() if parameter not in held]
     if optimizers and unheld and len(unheld) == len(trained):
@@ -99,7 +94,7 @@ class StepHook:
     It holds the modules weakly.
     """
 
-    def __init__(self, installed: Iterable[tuple[nn.Module, ParameterHook]]) -> None:
+    def __init__(self, installed: Iterable[tuple[nn.Module, SiteHook]]) -> None:
         self.hooks = [(weakref.ref(module), hook) for module, hook in installed]
 
     def __call__(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -129,7 +124,7 @@ class StepHook:
         entries: dict[Any, list[tuple[Site, Tensor, Tensor]]] = defaultdict(list)
         for reference, hook in self.hooks:
             module, site = reference(), hook.site
-            own = None if module is None else module._parameters.get(hook.parameter)
+            own = None if module is None else module._parameters.get(hook.local)
             if module is None or own is None or own.grad is None or id(own) not in held:
                 continue
             if site.acts(module.training):

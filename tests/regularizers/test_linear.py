@@ -30,7 +30,7 @@ REGULARIZERS = [
     *(Dropout2d(p) for p in (0.05, 0.5, 1.0)),
     *(Dropout3d(p) for p in (0.05, 0.5, 1.0)),
     *(DropPath(p, scale_by_keep=s) for p in (0.05, 0.5, 1.0) for s in (True, False)),
-    *(Retune(p).acting_as(Dropout2d()) for p in (0.05, 0.5, 1.0)),
+    *(Retune(p).fitted("p", Dropout2d()) for p in (0.05, 0.5, 1.0)),
     *(GaussianDropout(p) for p in (0.05, 0.5)),
     *(DropBlock1d(p, 5) for p in (0.05, 0.5, 1.0)),
     *(DropBlock2d(p, b) for p in (0.05, 0.5, 1.0) for b in (2, (3, 30))),

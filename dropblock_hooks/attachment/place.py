@@ -1,8 +1,8 @@
-"""Resolves a spec on a model, and finds all of its faults before any hook is installed."""
+"""Places a spec on a model: finds all of its faults, and then installs the hooks, all or none."""
 
 import math
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,13 +14,19 @@ from ..checks import as_count
 from ..observers.base import Observer
 from ..quoting import label, listed, quote, shorten
 from ..regularizers.base import Regularizer
-from ..regularizers.retune import RATES, Retune, in_place_of, is_read, rate_attribute, unit_dropped
+from ..regularizers.retune import Retune, rate_attribute, unit_dropped
 from ..schedules.base import UNSAID, length_of, span_of, spread_rate, within
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.select import match
-from ..selectors.wrappers import bare_type, shard_refusal
-from ..sites.hooks import hooks_on
+from ..sites.hooks import SiteHook, hooks_on
+from ..sites.observe import ObserveHook
+from ..sites.parameters import ParameterHook
+from ..sites.retune import AttributeHook, RetuneHook
+from ..sites.run import Run
+from ..sites.site import Site
 from ..spec.spec import Draft, Entry, SpecError
+from .attachment import Attachment
+from .checks import ModelHook
 
 _UNKNOWN = (-math.inf, math.inf)  # the span of a function of the epoch
 _MOST_TIMES = 1000  # at which such a function is tried
@@ -33,10 +39,9 @@ class Placement:
     Attributes:
         entry: the entry of the spec.
         position: the number of the entry, and the number of the regularizer in it.
-        target: the layer.
+        target: the layer, parameter or attribute.
         regularizer: the regularizer or observer.
         facts: the axes of the layer, as the model shows them.
-        attribute: the attribute with the layer's own rate, if that is retuned.
         line: the line of the entry in its file, as a message begins with it.
     """
 
@@ -45,13 +50,18 @@ class Placement:
     target: Target
     regularizer: Regularizer
     facts: Facts | None = None
-    attribute: str | None = None
     line: str = ""
 
     @property
     def where(self) -> str:
         """The selector of the entry, as messages quote it, after its line in a file."""
         return f"{self.line}{quote(self.entry.selector)}"
+
+    @property
+    def hook(self) -> type[SiteHook]:
+        """The class of hook that the target and the regularizer need."""
+        kinds = _HOOKS[self.target.form]
+        return next(kind for kind in kinds if isinstance(self.regularizer, kind.takes))
 
 
 class Placed(NamedTuple):
@@ -91,7 +101,9 @@ def place(model: nn.Module, draft: Draft, epochs: int | None = None) -> Placed:
         for j, regularizer in enumerate(entry.regularizers):
             line = draft.places[i]
             placements += [Placement(entry, (i, j), t, regularizer, line=line) for t in targets]
-    placements = [_with_own_rate(p, model) for p in placements]
+    placements = [
+        replace(p, regularizer=p.hook.fitted(p.target, p.regularizer, model)) for p in placements
+    ]
     problems += [*_refused(placements), *_conflicts(placements)]
     if problems:
         raise SpecError(problems, draft.source)
@@ -120,110 +132,45 @@ def _lengths(placements: list[Placement], epochs: int | None) -> tuple[list[str]
     return list(dict.fromkeys(unsaid)), list(dict.fromkeys(long))
 
 
-def _with_own_rate(p: Placement, model: nn.Module) -> Placement:
-    """The placement, for `Retune` with the attribute that holds the rate of the layer."""
-    target, retune = p.target, p.regularizer
-    if not isinstance(retune, Retune) or target.parameter:
-        return p
-    attribute = target.attribute or rate_attribute(target.module)
-    if attribute is None:
-        return p
-    ours = None if target.attribute else in_place_of(target.module)
-    if ours is not None and is_read(model, (target.name, *target.aliases), attribute):
-        ours = None
-    return replace(p, regularizer=retune.acting_as(ours), attribute=attribute)
-
-
 def _refused(placements: list[Placement]) -> list[str]:
-    """The regularizers that can't work on their layers, each reason once for an entry."""
+    """The regularizers that can't work on their targets, each reason once for an entry."""
     reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
     for p in placements:
-        reason = next(filter(None, _refusals(p)), None)
+        reason = next(filter(None, p.hook.refusals(p.target, p.regularizer)), None)
+        if isinstance(p.target.module, torch.jit.ScriptModule):
+            reason = (
+                "it is a ScriptModule, which takes no hooks: attach to the module that it was made "
+                "from, and script that after remove(); or put it on a layer around it"
+            )
         if reason:
             about = f"{p.where}: {quote(p.regularizer)} can't work on"
             reasons[about, shorten(reason, 500)].append(p.target.name)
     return [f"{about} {listed(names, 3)}: {why}" for (about, why), names in reasons.items()]
 
 
-def _refusals(p: Placement) -> Iterator[str | None]:
-    """The reasons why a regularizer can't work on its target; the first one counts."""
-    regularizer, target, module = p.regularizer, p.target, p.target.module
-    if isinstance(module, torch.jit.ScriptModule):
-        yield (
-            "it is a ScriptModule, which takes no hooks: attach to the module that it was made "
-            "from, and script that after remove(); or put it on a layer around it"
-        )
-    parameter = module._parameters[target.parameter] if target.parameter else None
-    if parameter is not None:
-        if regularizer.acts_on != "gradient":
-            yield "param: takes regularizers of gradients"
-        if isinstance(parameter, nn.parameter.UninitializedParameter):
-            yield "the parameter is not initialized: run a forward first"
-        if parameter.is_complex():
-            yield "the parameter is complex: only gradients of real parameters are regularized"
-        if not parameter.requires_grad:
-            yield "the parameter is frozen (requires_grad is False), it gets no gradient"
-        if regularizer.at != "output" or regularizer.index is not None:
-            yield "at= and index= mean nothing for a parameter"
-        yield shard_refusal(module)
-    elif regularizer.accumulates:
-        yield "what acts once per update is for parameters: write param: before the selector"
-    elif isinstance(regularizer, Retune):
-        yield _retune_refusal(p, regularizer)
-    elif target.attribute:
-        yield "attr: selectors take Retune only"
-    yield regularizer.refusal(module, parameter)
-
-
-def _retune_refusal(p: Placement, retune: Retune) -> str | None:
-    kind = bare_type(p.target.module).__name__
-    if p.attribute is not None:
-        if retune.ours is None and retune.active == "always":
-            return f"the {kind} itself drops, in training mode only: leave active='always' out"
-        return None
-    if isinstance(p.target.module, nn.Identity):
-        return (
-            "it is an nn.Identity, which models put where a rate is 0. Put DropPath(p=...) on it, "
-            "build the model without drop paths and use presets.drop_path(model, p), or select "
-            "the other layers only, as in Select(names=..., types='DropPath')"
-        )
-    return (
-        f"a {kind} has no {' or '.join(RATES)} that is a number in [0, 1] and can be set. "
-        "builtin(model) lists all rates, with their selectors"
-    )
-
-
 class _Present(NamedTuple):
-    """A regularizer on a layer: of an entry, or of a live attachment."""
+    """A regularizer on a target: of an entry, or of a live attachment."""
 
-    placement: Placement | None
     regularizer: Regularizer
-    attribute: str | None
+    local: str
+    placement: Placement | None = None
     entry: int | None = None
-
-    @property
-    def source(self) -> str:
-        return "a live Attachment" if self.placement is None else self.placement.where
 
 
 def _conflicts(placements: list[Placement]) -> list[str]:
-    """Layers with a class from two entries, or with two regularizers that set their own rate."""
-    layers: dict[tuple[nn.Module, str | None], list[_Present]] = {}
+    """Targets with a class from two entries, or with two regularizers that set their own rate."""
+    there: dict[nn.Module, list[_Present]] = {}
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for p in placements:
-        module, parameter = p.target.module, p.target.parameter
-        if (module, parameter) not in layers:
-            layers[module, parameter] = [
-                _Present(None, h.site.regularizer, getattr(h, "attribute", None))
-                for h in hooks_on(module)
-                if h.parameter == parameter
-            ]
-        mine = _Present(p, p.regularizer, p.attribute, p.position[0])
-        composed = getattr(p.entry.selector, "compose", False)
-        for other in layers[module, parameter]:
-            one_rate = _set_one_rate(module, other, mine)
-            alike = other.regularizer.kind == p.regularizer.kind and other.entry != mine.entry
-            if not one_rate and (composed or not alike or isinstance(p.regularizer, Retune)):
+        module = p.target.module
+        if module not in there:
+            there[module] = [_Present(h.site.regularizer, h.local) for h in hooks_on(module)]
+        mine = _Present(p.regularizer, p.target.local, p, p.position[0])
+        composed = getattr(p.entry.selector, "compose", False) or isinstance(p.regularizer, Retune)
+        for other in there[module]:
+            one_rate = _set_one_rate(module, other.regularizer, mine.regularizer)
+            alike = other.regularizer.kind == p.regularizer.kind and other.local == mine.local
+            if not one_rate and (composed or not alike or other.entry == mine.entry):
                 continue
             cure = "A layer has one rate" if one_rate else "Put them in one list"
             if other.entry is None:
@@ -231,22 +178,22 @@ def _conflicts(placements: list[Placement]) -> list[str]:
                 cure += "detach_all(model)`"
             cure += "" if one_rate else ", or allow it with Select(..., compose=True)"
             kinds = f"{other.regularizer.label} and {mine.regularizer.label}"
-            found[f"{other.source} and {mine.source}: {kinds}", cure].append(p.target.name)
+            source = other.placement.where if other.placement else "a live Attachment"
+            found[f"{source} and {p.where}: {kinds}", cure].append(p.target.name)
             break
-        layers[module, parameter].append(mine)
+        there[module].append(mine)
     return [
         f"{both} can't both be on {listed(names, 3)}. {cure}"
         for (both, cure), names in found.items()
     ]
 
 
-def _set_one_rate(module: nn.Module, *two: _Present) -> bool:
+def _set_one_rate(module: nn.Module, *two: Regularizer) -> bool:
     """Whether both set the same rate of the layer, or one sets it and the other drops too."""
-    retuned = [each.attribute for each in two if isinstance(each.regularizer, Retune)]
+    retuned = [each.attribute for each in two if isinstance(each, Retune)]
     if len(retuned) == 2:
         return retuned[0] == retuned[1]
-    drops = any(unit_dropped(each.regularizer) for each in two)
-    return drops and retuned == [rate_attribute(module)]
+    return any(map(unit_dropped, two)) and retuned == [rate_attribute(module)]
 
 
 def _with_rates(placements: list[Placement], epochs: int | None) -> list[Placement]:
@@ -297,3 +244,54 @@ def _around(name: str) -> list[str]:
     """The names of the modules around a layer."""
     parts = name.split(".")
     return [".".join(parts[:n]) for n in range(len(parts))]
+
+
+def install(
+    base: nn.Module,
+    placements: list[Placement],
+    run: Run,
+    make: Callable[[Site, Placement], SiteHook] | None = None,
+) -> Attachment:
+    """Put the hooks of all placements on a model. If one fails, remove them all.
+
+    `make` makes the hook of a site, by default that of the placement. All sites share `run`.
+    """
+    installed = []
+    for order, (key, p) in enumerate(zip(site_keys(placements), placements, strict=True)):
+        site = Site(key, p.target, p.regularizer, run, p.facts)
+        site.order, site.position, site.selector = order, p.position, str(p.entry.selector)
+        hook = p.hook(site, p.target.local) if make is None else make(site, p)
+        installed.append((p.target.module, hook))
+    hooks = [hook for _, hook in installed]
+    run.keys = tuple(hook.site.key for hook in hooks)
+    attachment = Attachment(base, run, installed)
+    try:
+        for module, hook in installed:
+            hook.install(module)
+            hook.look(module)
+        if any(hook.site.reader.needs_grids for hook in hooks):
+            run.grids.watch(base)
+        base.register_forward_hook(ModelHook(run, hooks))
+    except BaseException:
+        attachment.remove()
+        raise
+    return attachment
+
+
+def site_keys(placements: list[Placement]) -> list[str]:
+    """The key of each site: its layer and its regularizer, and a number if that is not unique."""
+    keys: list[str] = []
+    repeated: Counter[str] = Counter()
+    for p in placements:
+        key = f"{p.target.name or '.'}/{p.regularizer.label}"
+        repeated[key] += 1
+        keys.append(key if repeated[key] == 1 else f"{key}#{repeated[key]}")
+    return keys
+
+
+_HOOKS: dict[str, tuple[type[SiteHook], ...]] = {
+    "": (RetuneHook, ObserveHook, SiteHook),
+    "param": (ParameterHook,),
+    "attr": (AttributeHook,),
+}
+"""The hooks for each form of target; the first one that takes the regularizer is used."""
