@@ -56,8 +56,8 @@ from .observers import (
     WeightStats,
 )
 from .planning.builtin import builtin
-from .planning.layers import layers
 from .planning.plan import plan
+from .planning.recording import layers
 from .planning.table import Plan
 from .registry import register
 from .regularizers.base import Applied, Now, Regularizer
@@ -68,6 +68,8 @@ from .regularizers.dropout import (
     Dropout2d,
     Dropout3d,
     DropPath,
+    GaussianDropout,
+    GaussianNoise,
     StochasticDepth,
 )
 from .regularizers.foreign import Foreign
@@ -82,12 +84,11 @@ from .regularizers.gradients import (
     ScaleGrad,
     ZeroGrad,
 )
-from .regularizers.noise import GaussianDropout, GaussianNoise
 from .regularizers.rates import NonNegative, Positive, Probability, Range, Rate
 from .regularizers.retune import Retune
 from .schedules.base import Schedule
-from .schedules.by_depth import ByDepth
 from .schedules.curves import (
+    ByDepth,
     ConstantSchedule,
     CosineSchedule,
     LinearSchedule,

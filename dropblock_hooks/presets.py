@@ -14,8 +14,7 @@ from .regularizers.dropblock import DropBlock2d
 from .regularizers.dropout import DropPath, StochasticDepth
 from .regularizers.rates import RateLike
 from .schedules.base import Schedule
-from .schedules.by_depth import ByDepth
-from .schedules.curves import StepSchedule
+from .schedules.curves import ByDepth, StepSchedule
 from .selectors.index import Index, NoMatchError
 from .selectors.select import Select, match
 from .selectors.wrappers import unwrap

@@ -1,7 +1,6 @@
 """The command ``dropblock-hooks``.
 
-command     `main`: the parser, printing and exit codes
-commands    a function for each command; its docstring is the help text
+command     `main`, and a function for each command
 models      build a model from its name
 """
 

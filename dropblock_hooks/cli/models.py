@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import closest
-from ..planning.dry_run import own_input
+from ..planning.dry_run import empty_input, own_input
 from ..quoting import described, quote, shown
 
 
@@ -45,12 +45,8 @@ def samples(model: nn.Module, input_size: list[int] | None) -> Tensor:
 
     The default size is that of the model's configuration, or 3×224×224.
     """
-    own = own_input(model)
-    if own is not None and not input_size:
-        return own
-    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    size = input_size or (3, 224, 224)
-    return torch.zeros(2, *size, dtype=like.dtype, device=like.device)
+    own = None if input_size else own_input(model)
+    return empty_input(model, input_size or (3, 224, 224)) if own is None else own
 
 
 def _library_model(name: str, library: str) -> Callable[[], Any]:

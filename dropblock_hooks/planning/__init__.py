@@ -2,8 +2,7 @@
 
 plan       `plan`: sites, shapes and faults, from a forward of a copy
 table      the table of a plan, and the main rate of a regularizer over its schedule
-recording  the calls of the layers in a forward of a copy, and shortcuts around them
+recording  `layers`; the calls of the layers in a forward of a copy, and shortcuts around them
 dry_run    a forward of a deep copy, on fake tensors where that works
-layers     `layers`: the layers of a model
 builtin    `builtin`: the model's own dropouts, and where a site drops it again
 """

@@ -12,7 +12,7 @@ import random
 import sys
 import types
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -139,8 +139,12 @@ def own_input(model: nn.Module) -> Tensor | None:
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
     built = getattr(getattr(model, "patch_embed", None), "img_size", None)
     edges = built if isinstance(built, tuple | list) else edges
+    return empty_input(model, (first.in_channels if first else channels, *edges))
+
+
+def empty_input(model: nn.Module, size: Sequence[int]) -> Tensor:
+    """Two samples of zeros of this size, on the device of the model."""
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    size = (first.in_channels if first else channels, *edges)
     return torch.zeros(2, *size, dtype=like.dtype, device=like.device)
 
 

@@ -1,4 +1,4 @@
-"""Records what each layer of a model does in one forward, and where shortcuts run around it.
+"""What each layer of a model does in one forward, and where shortcuts run around it; ``layers``.
 
 Shortcuts are read from the autograd graph. `DropPath` zeroes whole samples of its layer's output:
 with a shortcut around the layer the sample skips a branch, without one the sample is lost.
@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from ..selectors.wrappers import named_modules
+from ..selectors.index import Index
+from ..selectors.wrappers import bare_type, named_modules, unwrap
+from ..tables import Table, named
 from .dry_run import DryRun, dry_run, shape_of
 
 # operations that keep the residual stream: sums, views, and activations behind the sum
@@ -144,3 +146,65 @@ def _made_from(start: Node | None, ends: Callable[[Node], bool] = lambda node: F
             if not ends(node):
                 waiting += [below for below, _ in node.next_functions]
     return seen
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One layer; `shape` and `calls` are of one forward in eval mode, None without an example."""
+
+    name: str
+    type: str
+    parameters: int
+    aliases: tuple[str, ...]
+    shape: Any = None
+    calls: int | None = None
+
+
+def layers(model: nn.Module, example_input: Any = None) -> Table[LayerRow]:
+    """The layers of a model by name, type and parameters; with an example, shapes and calls too.
+
+    The model is not touched: the forward runs in evaluation on a deep copy, without gradients, and
+    on fake tensors where that works.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+        >>> layers(model, torch.ones(1, 3, 9, 9))
+        name  type        output   calls  parameters
+        ----  ----------  -------  -----  ----------
+        .     Sequential  1x8x7x7  1      224
+        0     Conv2d      1x8x7x7  1      224
+        1     ReLU        1x8x7x7  1      0
+
+    Args:
+        model: any model.
+        example_input: the argument of the model: a tensor, or a tuple of arguments or a
+            mapping of keywords.
+
+    Raises:
+        ValueError: if no forward of a copy runs with the example.
+    """
+    model = unwrap(model)
+    index = Index(model)
+    seen = {} if example_input is None else record_forward(model, example_input)
+    rows = [
+        LayerRow(
+            name=name,
+            type=bare_type(target.module).__name__,
+            parameters=sum(p.numel() for p in target.module.parameters()),
+            aliases=target.aliases,
+            shape=seen[name].shape if seen else None,
+            calls=seen[name].calls if seen else None,
+        )
+        for name, target in index.modules.items()
+        if name == target.name
+    ]
+    columns: dict[str, Any] = {
+        "name": lambda row: named(row.name or ".", row.aliases),
+        "type": lambda row: row.type,
+        "output": lambda row: row.shape,
+        "calls": lambda row: row.calls,
+        "parameters": lambda row: row.parameters,
+    }
+    if not seen:
+        del columns["output"], columns["calls"]
+    return Table(rows, columns)

@@ -2,17 +2,15 @@
 
 ``figure.savefig("picture.png")`` writes it. Without matplotlib, ImportError is raised.
 
-overlay       `overlay`: a map of positions over its image
-feature_maps  `plot_feature_maps`: the channels of a sample
-depth         `plot_activations`, `plot_gradient_flow`: the results of observers, layer by layer
-masks         `plot_masks`: the dropped positions of the maps of a model, over its image
-figure        the Figure to draw on, numbers and images: what all pictures share
+maps    `plot_feature_maps`: the channels of a sample; `overlay`: a map over its image
+depth   `plot_activations`, `plot_gradient_flow`: the results of observers, layer by layer
+masks   `plot_masks`: the dropped positions of the maps of a model, over its image
+figure  the Figure to draw on, numbers and images: what all pictures share
 """
 
 from .depth import plot_activations, plot_gradient_flow
-from .feature_maps import plot_feature_maps
+from .maps import overlay, plot_feature_maps
 from .masks import plot_masks
-from .overlay import overlay
 
 __all__ = [
     "overlay",

@@ -2,9 +2,9 @@
 
 rates       fields that take a number or a schedule, and their ranges
 base        the regularizer: fields, rates, options, one method ``apply``
-dropout     Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath, StochasticDepth
+dropout     Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath, StochasticDepth, GaussianNoise,
+            GaussianDropout
 dropblock   DropBlock1d, DropBlock2d, DropBlock3d, Disout
-noise       GaussianNoise, GaussianDropout
 gradients   ClampGrad, ClipGradNorm, ScaleGrad, ZeroGrad, GradNoise, DropGrad2d; and of parameters
             only: AdaptiveClipGrad, CentralizeGrad. Bounds are multiplied by the loss scale here
 foreign     Foreign: modules and functions of other libraries

@@ -15,7 +15,7 @@ from ..checks import check_option
 from ..quoting import label, quote, shown
 from ..registry import brief, check_fields, name_of
 from ..schedules.base import Schedule, is_moving, same_kind, span_of, value_at
-from ..schedules.by_depth import ByDepth
+from ..schedules.curves import ByDepth
 from .rates import Range, RateLike, checked_rate, hints_of, ranges_of
 
 

@@ -1,15 +1,16 @@
-"""Dropout of elements, of channels and of whole samples of a residual branch."""
+"""Dropout of elements, of channels and of samples of a residual branch; Gaussian noise."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
 from ..functional.dropout import Mode, drop_channels, drop_residual, drop_samples, drop_shape
+from ..functional.noise import add_noise, multiply_noise
 from ..registry import register
 from .base import Applied, MapSize, Now, Regularizer
-from .rates import Probability
+from .rates import NonNegative, Probability, Range, RateLike
 
 
 class DropsShare:
@@ -141,3 +142,36 @@ class StochasticDepth(DropsShare, Regularizer):
                 f"{type(now.input).__name__}"
             )
         return drop_residual(x, now.input, now.p, self.mode)
+
+
+@register
+class GaussianNoise(Regularizer):
+    """Adds zero-mean normal noise; see `functional.gaussian_noise`.
+
+    Example:
+        >>> GaussianNoise(std=0.1, at="input")
+        GaussianNoise(std=0.1, at='input')
+    """
+
+    std: NonNegative
+    idle_at_zero: ClassVar[bool] = True
+
+    def apply(self, x: Tensor, now: Now) -> Applied:
+        return add_noise(x, now.std), None
+
+
+@register
+class GaussianDropout(Regularizer):
+    """Multiplies by normal noise of mean 1; see `functional.gaussian_dropout`.
+
+    Example:
+        >>> GaussianDropout(p=0.2)
+        GaussianDropout(p=0.2)
+    """
+
+    p: Annotated[RateLike, Range(0, 1, open_high=True)]
+    linear: ClassVar[bool] = True
+    idle_at_zero: ClassVar[bool] = True
+
+    def apply(self, x: Tensor, now: Now) -> Applied:
+        return multiply_noise(x, now.p), None
