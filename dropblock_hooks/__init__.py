@@ -43,6 +43,7 @@ from .calls.capture import capture
 from .calls.gradcam import CAM, gradcam
 from .calls.sample import Sampled, sample
 from .calls.watch import watch
+from .checks import Range
 from .findings import Alert, Finding, Kind, Severity, WatchdogError
 from .observers import (
     ActivationStats,
@@ -84,7 +85,7 @@ from .regularizers.gradients import (
     ScaleGrad,
     ZeroGrad,
 )
-from .regularizers.rates import NonNegative, Positive, Probability, Range, Rate
+from .regularizers.rates import NonNegative, Positive, Probability, Rate
 from .regularizers.retune import Retune
 from .schedules.base import Schedule
 from .schedules.curves import (

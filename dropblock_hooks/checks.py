@@ -1,8 +1,10 @@
 """Checks of values that a user gives, each with one clear error message."""
 
 import difflib
+import math
 import operator
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
@@ -11,21 +13,41 @@ from torch import Tensor
 from .quoting import quote, shorten, shown
 
 
-def as_number(name: str, value: Any, kind: str = "a number") -> float:
-    """`value` as a finite float."""
+@dataclass(frozen=True)
+class Range:
+    """The values that a number may take."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        above = value > self.low if self.open_low else value >= self.low
+        below = value < self.high if self.open_high else value <= self.high
+        return above and below
+
+    def __str__(self) -> str:
+        if self.low == -math.inf and self.high == math.inf:
+            return "a finite number"
+        if self.high == math.inf:
+            return f"{'>' if self.open_low else '>='} {self.low:g}"
+        left, right = "(" if self.open_low else "[", ")" if self.open_high else "]"
+        return f"in {left}{self.low:g}, {self.high:g}{right}"
+
+
+PROBABILITY, NON_NEGATIVE, POSITIVE = Range(0, 1), Range(0), Range(0, open_low=True)
+
+
+def as_number(name: str, value: Any, kind: str = "a number", allowed: Range | None = None) -> float:
+    """`value` as a finite float in the allowed range."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be {kind}, got {shown(value)}")
     number = float(value)
     if number - number != 0.0:  # not finite; torch.compile can't trace math.isfinite
         raise ValueError(f"{name} must be a finite number, got {shorten(str(value))}")
-    return number
-
-
-def as_positive(name: str, value: Any) -> float:
-    """`value` as a finite float above 0."""
-    number = as_number(name, value)
-    if number <= 0:
-        raise ValueError(f"{name} must be > 0, got {number}")
+    if allowed is not None and number not in allowed:
+        raise ValueError(f"{name} must be {allowed}, got {shorten(str(value))}")
     return number
 
 
@@ -44,13 +66,6 @@ def closest(word: str, known: Iterable[str], n: int = 3) -> str:
     """`" (closest: a, b)"`, or an empty text if no known name resembles `word`."""
     near = difflib.get_close_matches(word[:200], dict.fromkeys(known), n=n, cutoff=0.55)
     return f" (closest: {', '.join(near)})" if near else ""
-
-
-def check_probability(p: float) -> float:
-    """Return p if it is in [0, 1]; raise ValueError otherwise."""
-    if not 0.0 <= p <= 1.0:
-        raise ValueError(f"p must be in [0, 1], got {p}")
-    return p
 
 
 def check_option(name: str, value: Any, allowed: tuple[Any, ...]) -> None:

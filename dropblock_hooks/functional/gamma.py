@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, TypeAlias, get_args
 
-from ..checks import as_count, as_number, check_block_size, check_option, check_probability
+from ..checks import PROBABILITY, as_count, as_number, check_block_size, check_option
 
 Calibration: TypeAlias = Literal["exact", "paper"]
 
@@ -49,7 +49,7 @@ def block_gamma(
     """
     edges = size if isinstance(size, Sequence) else (size,)
     sizes = tuple(as_count("size", edge) for edge in edges)
-    p = check_probability(as_number("p", p))
+    p = as_number("p", p, allowed=PROBABILITY)
     block = clipped_block(sizes, check_block_size(block_size, len(sizes)))
     check_option("calibration", calibration, get_args(Calibration))
     return gamma_of(p, sizes, block, calibration)

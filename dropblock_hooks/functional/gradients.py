@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from ..checks import as_number, as_positive, check_option
+from ..checks import POSITIVE, as_number, check_option
 from .masks import wide_dtype
 
 Bound: TypeAlias = float | Tensor
@@ -177,7 +177,7 @@ def clip_grad_norm(
         Pascanu et al., 2013, "On the difficulty of training recurrent neural networks"
         (https://arxiv.org/abs/1211.5063).
     """
-    limit = as_positive("max_norm", max_norm)
+    limit = as_number("max_norm", max_norm, allowed=POSITIVE)
     norm = group_norm(grad, check_norm(norm_type, per), per, channel_axis)
     return scale_counted(grad, limit, norm)[0]
 
@@ -214,7 +214,8 @@ def adaptive_clip_grad(
         Brock et al., 2021, "High-Performance Large-Scale Image Recognition Without Normalization"
         (https://arxiv.org/abs/2102.06171), section 4.
     """
-    factor, eps = as_positive("clip_factor", clip_factor), as_positive("eps", eps)
+    factor = as_number("clip_factor", clip_factor, allowed=POSITIVE)
+    eps = as_number("eps", eps, allowed=POSITIVE)
     order = check_norm(norm_type, "tensor")
     if grad.shape != parameter.shape:
         raise ValueError(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..checks import as_number, check_floating, check_probability
+from ..checks import PROBABILITY, as_number, check_floating
 
 _COARSE = 2.0**-10  # below it, the 24 bits of a float32 draw change a rate by more than 6e-5 of it
 
@@ -18,7 +18,7 @@ def check_call(input: Tensor, p: float, training: bool, spatial: int | None = No
             "torch.fx can't trace this function, because it computes with the shape of its input: "
             "make the module that calls it a leaf (Tracer.is_leaf_module), or use torch.export"
         )
-    p = check_probability(as_number("p", p))
+    p = as_number("p", p, allowed=PROBABILITY)
     if spatial is not None and input.ndim != spatial + 2:
         axes = ("N, C, L", "N, C, H, W", "N, C, D, H, W")[spatial - 1]
         raise ValueError(

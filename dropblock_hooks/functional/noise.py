@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..checks import as_number, check_block_size, check_floating
+from ..checks import NON_NEGATIVE, as_number, check_block_size, check_floating
 from .dropblock import draw_blocks
 from .masks import check_call, in_format_of
 
@@ -48,9 +48,7 @@ def gaussian_noise(
         >>> gaussian_noise(torch.zeros(1000), 0.1).std() < 0.2
         tensor(True)
     """
-    std = as_number("std", std)
-    if std < 0:
-        raise ValueError(f"std must be >= 0, got {std}")
+    std = as_number("std", std, allowed=NON_NEGATIVE)
     if not training:
         return input
     check_floating(input)
@@ -134,9 +132,7 @@ def disout(
         networks" (https://arxiv.org/abs/2002.11022); https://github.com/huawei-noah/Disout.
     """
     p = check_call(input, p, training, 2)
-    alpha = as_number("alpha", alpha)
-    if alpha < 0:
-        raise ValueError(f"alpha must be >= 0, got {alpha}")
+    alpha = as_number("alpha", alpha, allowed=NON_NEGATIVE)
     edges = check_block_size(block_size, 2)
     return distort_blocks(
         input, p, edges, alpha, share_channels=share_channels, generator=generator

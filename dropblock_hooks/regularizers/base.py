@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args, get_origin
 from torch import Tensor, nn
 
 from ..axes.view import AxisOptions
-from ..checks import check_option
+from ..checks import Range, check_option
 from ..quoting import label, quote, shown
 from ..registry import brief, check_fields, name_of
 from ..schedules.base import Schedule, is_moving, same_kind, span_of, value_at
 from ..schedules.curves import ByDepth
-from .rates import Range, RateLike, checked_rate, hints_of, ranges_of
+from .rates import RateLike, checked_rate, hints_of, ranges_of
 
 
 class Now:

@@ -6,11 +6,12 @@ from typing import Annotated, ClassVar
 
 from torch import Tensor
 
+from ..checks import Range
 from ..functional.dropout import Mode, drop_channels, drop_residual, drop_samples, drop_shape
 from ..functional.noise import add_noise, multiply_noise
 from ..registry import register
 from .base import Applied, MapSize, Now, Regularizer
-from .rates import NonNegative, Probability, Range, RateLike
+from .rates import NonNegative, Probability, RateLike
 
 
 class DropsShare:

@@ -10,10 +10,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..checks import Range
 from ..quoting import kind_of, label, quote
 from ..schedules.base import Schedule
 from .base import Applied, Now, Regularizer
-from .rates import Range, RateLike
+from .rates import RateLike
 
 _DEFAULTS = {f.name: f.default for f in fields(Regularizer)}  # of the options of all regularizers
 

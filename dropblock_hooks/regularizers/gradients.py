@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ..checks import as_positive
+from ..checks import POSITIVE, as_number
 from ..functional.dropout import drop_channels
 from ..functional.gradients import (
     Per,
@@ -249,8 +249,8 @@ class AdaptiveClipGrad(_OfParameters, Regularizer):
     bounds: ClassVar[Mapping[str, int]] = {"clip_factor": 1}
 
     def check(self, values: Mapping[str, float]) -> None:
-        norm_type = check_norm(self.norm_type, "tensor")
-        vars(self).update(eps=as_positive("eps", self.eps), norm_type=norm_type)
+        eps = as_number("eps", self.eps, allowed=POSITIVE)
+        vars(self).update(eps=eps, norm_type=check_norm(self.norm_type, "tensor"))
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         y, changed, now.norms = clip_adaptive_counted(

@@ -4,45 +4,21 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Annotated, Any, TypeAlias, get_args, get_type_hints
 
-from ..checks import as_number
+from ..checks import NON_NEGATIVE, POSITIVE, PROBABILITY, Range, as_number
 from ..quoting import quote
 from ..schedules.base import Schedule, span_of
-
-
-@dataclass(frozen=True)
-class Range:
-    """The values a rate field may take."""
-
-    low: float = -math.inf
-    high: float = math.inf
-    open_low: bool = False
-    open_high: bool = False
-
-    def __contains__(self, value: float) -> bool:
-        above = value > self.low if self.open_low else value >= self.low
-        below = value < self.high if self.open_high else value <= self.high
-        return above and below
-
-    def __str__(self) -> str:
-        if self.low == -math.inf and self.high == math.inf:
-            return "a finite number"
-        if self.high == math.inf:
-            return f"{'>' if self.open_low else '>='} {self.low:g}"
-        left, right = "(" if self.open_low else "[", ")" if self.open_high else "]"
-        return f"in {left}{self.low:g}, {self.high:g}{right}"
-
 
 RateLike: TypeAlias = float | Schedule | Callable[[float], float]
 Rate: TypeAlias = Annotated[RateLike, Range()]
 """Any number, or a schedule of it."""
-Probability: TypeAlias = Annotated[RateLike, Range(0, 1)]
+Probability: TypeAlias = Annotated[RateLike, PROBABILITY]
 """A number in [0, 1], or a schedule of it."""
-NonNegative: TypeAlias = Annotated[RateLike, Range(0)]
+NonNegative: TypeAlias = Annotated[RateLike, NON_NEGATIVE]
 """A number >= 0, or a schedule of it."""
-Positive: TypeAlias = Annotated[RateLike, Range(0, open_low=True)]
+Positive: TypeAlias = Annotated[RateLike, POSITIVE]
 """A number > 0, or a schedule of it."""
 
 
@@ -52,10 +28,7 @@ def checked_rate(name: str, rate: Any, allowed: Range) -> Any:
         cls = rate.__name__
         raise TypeError(f"{name} got the class {cls}: write {cls}(...)")
     if not callable(rate):
-        number = as_number(name, rate, "a number or a schedule")
-        if number not in allowed:
-            raise ValueError(f"{name} must be {allowed}, got {number:g}")
-        return number
+        return as_number(name, rate, "a number or a schedule", allowed)
     for end in filter(math.isfinite, span_of(rate)):
         if end not in allowed:
             raise ValueError(f"{name} must be {allowed}, got {quote(rate)}, which reaches {end:g}")

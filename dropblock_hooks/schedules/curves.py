@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..checks import as_count, as_number
+from ..checks import NON_NEGATIVE, PROBABILITY, as_count, as_number
 from ..quoting import quote
 from ..registry import register
 from .base import (
@@ -54,11 +54,10 @@ class _Ramp:
     delay: float = 0.0
 
     def __post_init__(self) -> None:
-        put_numbers(self, "start", "stop", "delay")
+        put_numbers(self, "start", "stop")
+        vars(self)["delay"] = as_number("delay", self.delay, allowed=NON_NEGATIVE)
         if self.epochs is not None:
             vars(self)["epochs"] = as_count("epochs", self.epochs)
-        if self.delay < 0:
-            raise ValueError(f"delay must be >= 0, got {self.delay}")
 
     def __call__(self, t: float) -> float:
         if self.epochs is None:
@@ -234,9 +233,7 @@ class ByDepth(Schedule):
                 raise TypeError(f"{name} of ByDepth can't itself be a ByDepth")
             if not callable(end) or isinstance(end, type):
                 vars(self)[name] = as_number(name, end, "a number or a schedule")
-        put_numbers(self, "share")
-        if not 0 <= self.share <= 1:
-            raise ValueError(f"share must be in [0, 1], got {self.share}")
+        vars(self)["share"] = as_number("share", self.share, allowed=PROBABILITY)
 
     def at(self, i: int, n: int) -> ByDepth:
         """The schedule of site `i` of `n`."""
