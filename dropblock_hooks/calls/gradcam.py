@@ -6,18 +6,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
-from torch.utils._pytree import tree_map
 
 from ..checks import check_option
-from ..planning.dry_run import arguments_of
+from ..planning.dry_run import arguments_of, with_graph
 from ..planning.recording import recorded
 from ..quoting import kind_of, listed, quote, shown
-from ..selectors.index import Index, Target
+from ..selectors.index import Index
 from ..selectors.select import Select, Selector, match
 from ..selectors.wrappers import unwrap
 from ..sites.site import SiteError
 from ..warn import warn
-from .gradcam_layer import Features, LastMap, default_layers, features
+from .gradcam_layer import LastMap, default_layers, features
 from .once import call_once, main_tensor, summary, undisturbed
 
 Wanted = int | Sequence[int] | Tensor | Callable[[Any], Tensor] | None
@@ -108,13 +107,13 @@ def gradcam(
     observer = LastMap(gradients=True, detach=False, index=index, **axes)
     base = unwrap(model)
     names = Index(base)
-    layers = [] if layer is None else [_named(layer, names)]
+    layers = [] if layer is None else [_name_of(layer, names)]
     given = arguments_of(x)
     n, *size = _images([*given[0], *given[1].values()])
     classes: Tensor | None = None
 
     def forward() -> Any:
-        args, kwargs = tree_map(_copied, given)
+        args, kwargs = with_graph(given)  # the graph tells the order of the axes
         return base(*args, **kwargs)
 
     def loss(output: Any) -> Tensor:
@@ -128,17 +127,18 @@ def gradcam(
                 output = forward()
             layers = default_layers(names, calls, output)[:_TRIES]
         errors = []
-        for each in layers:
+        for name in layers:
             try:
-                (site,) = call_once(base, each.name or ".", observer, forward, loss)
-                seen = features(site, n)
+                (site,) = call_once(base, name or ".", observer, forward, loss)
+                raw = weighted(*features(site, n), method).clamp(min=0)
                 break
             except SiteError as error:
                 errors.append(error)
         else:
-            raise _no_fit(errors)
-        raw = weighted(seen, method).clamp(min=0)
-    name = each.name
+            why = "no layer of the model gives a map: Grad-CAM needs one"
+            if errors:
+                why = f"no layer fits, of {len(errors)} tried; name one by layer=. {errors[0]}"
+            raise errors[0] if len(errors) == 1 else ValueError(why)
     empty = [str(i) for i, map_ in enumerate(raw) if not bool(map_.any())]
     if empty:
         warn(
@@ -171,23 +171,21 @@ def _scores(output: Any, target: Any, images: int) -> tuple[Tensor, Tensor | Non
     k = output.shape[1]
     try:
         classes = output.argmax(1) if target is None else torch.as_tensor(target)
-        integers = not classes.is_floating_point() and classes.dtype is not torch.bool
-        shaped = classes.shape in ((), (images,))
-        fits = integers and shaped and bool(((classes >= 0) & (classes < k)).all())
-    except (TypeError, ValueError, RuntimeError):  # no numbers
-        fits = False
-    if not fits:
+        if classes.dtype.is_floating_point or classes.dtype is torch.bool:
+            raise TypeError
+        if classes.shape not in ((), (images,)) or not ((classes >= 0) & (classes < k)).all():
+            raise ValueError
+    except (TypeError, ValueError, RuntimeError):  # no numbers, or none of a class
         raise ValueError(
             f"target must be a class in 0..{k - 1}, one for each of {images} images, or a function "
             f"of the output, got {shown(target)}"
-        )
+        ) from None
     classes = classes.long().expand(images).to(output.device)
     return output.gather(1, classes[:, None])[:, 0], classes
 
 
-def weighted(seen: Features, method: str) -> Tensor:
+def weighted(features: Tensor, gradient: Tensor, method: str) -> Tensor:
     """The sum of the features over channels, weighted by one of the `METHODS`: (N, h, w)."""
-    features, gradient = seen
     if method == "layercam":
         return (gradient.clamp(min=0) * features).sum(1)
     if method == "gradcam":
@@ -207,15 +205,15 @@ def _scaled(raw: Tensor, size: list[int]) -> Tensor:
     return interpolate(maps[:, None], size, mode="bilinear", align_corners=False)[:, 0]
 
 
-def _named(layer: Any, names: Index) -> Target:
-    """The only layer that a selector matches."""
+def _name_of(layer: Any, names: Index) -> str:
+    """The name of the only layer that a selector matches."""
     if not isinstance(layer, str | Select):
         raise TypeError(f"layer must be a name or a selector of one layer, got {shown(layer)}")
     found = match(layer, names)
     if len(found) != 1 or found[0].form:
         matched = listed((target.name for target in found), 5)
         raise ValueError(f"layer={quote(layer)} must match one layer, and matches {matched}")
-    return found[0]
+    return found[0].name
 
 
 def _images(given: list[Any]) -> tuple[int, int, int]:
@@ -225,20 +223,3 @@ def _images(given: list[Any]) -> tuple[int, int, int]:
             return len(value), value.shape[2], value.shape[3]
     what = [tuple(v.shape) if isinstance(v, Tensor) else kind_of(v) for v in given]
     raise ValueError(f"x must hold a batch of images (N, C, H, W), got {quote(what)}")
-
-
-def _copied(value: Any) -> Any:
-    """A copy of a tensor with a graph, which tells the order of the axes."""
-    if not isinstance(value, Tensor):
-        return value
-    copied = value.detach().clone()
-    return copied.requires_grad_().clone() if copied.is_floating_point() else copied
-
-
-def _no_fit(errors: list[SiteError]) -> ValueError:
-    """The error where Grad-CAM can use none of the layers that were tried."""
-    if not errors:
-        return ValueError("no layer of the model gives a map: Grad-CAM needs one")
-    if len(errors) == 1:
-        return errors[0]
-    return ValueError(f"no layer fits, of {len(errors)} tried; name one by layer=. {errors[0]}")

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,6 @@ from .once import Once
 _NO_FEATURES = re.compile("Norm|Pool|Permute|Transpose|Flatten|Drop|Identity")  # without layers
 
 
-class Features(NamedTuple):
-    """The activations (N, C, h, w) of a layer and their gradient, in float32 or wider."""
-
-    features: Tensor
-    gradient: Tensor
-
-
 class LastMap(Once):
     """Keeps the last output of a layer with its graph, from which its channels are read."""
 
@@ -34,11 +27,10 @@ class LastMap(Once):
     caller: ClassVar[str] = "gradcam"
 
 
-def features(site: Site, images: int) -> Features:
-    """Return the activations and the gradient that a `LastMap` has kept.
+def features(site: Site, images: int) -> tuple[Tensor, Tensor]:
+    """The activations (N, C, h, w) and their gradient that a `LastMap` has kept, at least float32.
 
-    Raises:
-        SiteError: if the layer has no map, is not called, or gets no gradient.
+    A layer that has no map, is not called, or gets no gradient raises a SiteError.
     """
     calls = site.bound.result()
     if not calls:
@@ -67,11 +59,11 @@ def features(site: Site, images: int) -> Features:
             "the gradient is 0 at all places of its map: the scores do not depend on it (a head "
             "that reads the class token only, or with weights of 0? saturated units?)"
         )
-    return Features(x, grad)
+    return x, grad
 
 
-def default_layers(names: Index, calls: Mapping[str, LayerCalls], output: Any) -> list[Target]:
-    """The layers that Grad-CAM may use if none is named, the best first.
+def default_layers(names: Index, calls: Mapping[str, LayerCalls], output: Any) -> list[str]:
+    """The names of the layers that Grad-CAM may use if none is named, the best first.
 
     The last feature stage comes first, then the layers that were called last. Where a layer
     returns tokens, the first norm of its last block comes before it: behind that norm, a head may
@@ -103,7 +95,7 @@ def default_layers(names: Index, calls: Mapping[str, LayerCalls], output: Any) -
     maps = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.ndim == 4]
     returned = {tuple(x.shape[:2]) for x in maps}
     found.sort(key=lambda name: shapes[name][:2] in returned)
-    return [modules[name] for name in dict.fromkeys(found)]
+    return list(dict.fromkeys(found))
 
 
 def _has_places(shape: Any) -> bool:

@@ -155,6 +155,16 @@ def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (example if isinstance(example, tuple) else (example,)), {}
 
 
+def with_graph(given: Any) -> Any:
+    """Copies of all tensors inside, from which a graph begins; a layer may change them in place."""
+
+    def copied(x: Tensor) -> Tensor:
+        x = x.detach().clone()
+        return x.requires_grad_().clone() if x.is_floating_point() else x
+
+    return tree_map_only(Tensor, copied, given)
+
+
 def shape_of(output: Any) -> Any:
     """The shape of a tensor; of a structure, its type and size."""
     if isinstance(output, Tensor):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from ..attachment.blocks import block_finding
 from ..attachment.place import Placement, install, place, site_keys
@@ -28,7 +28,7 @@ from ..sites.site import Site, SiteError
 from ..spec.spec import Draft
 from ..tables import counted
 from .builtin import find_doubled
-from .dry_run import DryRun, DryRunError, dry_run, own_input
+from .dry_run import DryRun, DryRunError, dry_run, own_input, with_graph
 from .recording import passes_around, recorded
 from .table import Plan, PlanRow, plan_row
 
@@ -175,7 +175,10 @@ def _probe(
     ]
     with recorded(copied) as layers, torch.enable_grad():
         install(copied, moved, shared, make)
-        sources = _ask_for_gradients(run) if any(each.drops_samples for each in probes) else []
+        sources: list[Node] = []
+        if any(each.drops_samples for each in probes):
+            run.args, run.kwargs = given = with_graph((run.args, run.kwargs))
+            sources = [x.grad_fn for x in tree_leaves(given) if getattr(x, "grad_fn", None)]
         outputs = [x for x in tree_leaves(run.run()) if isinstance(x, Tensor)]
     window = replace(
         windows(shared, [each.hook for each in probes])[0],
@@ -189,14 +192,3 @@ def _probe(
         shape = each.shape or layers[p.target.owner].shape
         rows.append(plan_row(each.site.key, p, each.site, shape, each.error))
     return rows, findings
-
-
-def _ask_for_gradients(run: DryRun) -> list[Node]:
-    """Make the graph begin at the arguments of the model; the nodes where it begins."""
-
-    def copied(x: Tensor) -> Tensor:  # a layer may work on it in place
-        return x.detach().requires_grad_().clone() if x.is_floating_point() else x
-
-    run.args, run.kwargs = tree_map_only(Tensor, copied, (run.args, run.kwargs))
-    given = [x for x in tree_leaves((run.args, run.kwargs)) if isinstance(x, Tensor)]
-    return [x.grad_fn for x in given if x.grad_fn is not None]
