@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from experiments.checkpoint import write_whole
-from experiments.engine import default_jobs, launch, launch_on_ray, write_work
+from experiments.engine import default_jobs, launch, launch_on_ray
 from experiments.report import settings_of, write_report
 from experiments.runs import RunFolder, folders_of
 from experiments.stats import epochs_of, frame_of
@@ -118,20 +117,18 @@ def run_all_with(options: argparse.Namespace, study: Study) -> Callable[..., Non
         for folder in folders:
             if folder.status in ("failed", "open"):
                 folder.forget_failure()
-        shown, imports = Progress(names), study.path.parent
+        shown = Progress(names)
         work = {"workers": options.workers, "log": options.log, "tests": not options.search}
-        path = options.out / study.name / f"work.{os.getpid()}.json"
         try:
             if options.ray:
+                imports = study.path.parent
                 launch_on_ray(
                     folders, options.ray, options.jobs, imports, lambda: shown(folders), **work
                 )
-                return
-            command = write_work(path, folders, imports, **work)
-            jobs = min(options.jobs or default_jobs(folders[0].run.threads), len(folders))
-            launch(folders, command, jobs, lambda: shown(folders))
+            else:
+                jobs = min(options.jobs or default_jobs(folders[0].run.threads), len(folders))
+                launch(folders, jobs, lambda: shown(folders), **work)
         finally:
-            path.unlink(missing_ok=True)
             shown.bar.stop()
 
     return run_all

@@ -9,19 +9,19 @@ launcher starts the worker again.
 from __future__ import annotations
 
 import errno
-import json
+import multiprocessing
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
-from experiments.checkpoint import write_whole
-from experiments.config import Run
+import torch
+
 from experiments.log import loggers_of
 from experiments.runs import RunFolder
 from experiments.train import train
@@ -99,63 +99,61 @@ def _numbers(row: dict[str, Any]) -> dict[str, float]:
     return {name: value for name, value in row.items() if value is not None and name != "epoch"}
 
 
-def orphaned() -> Callable[[], bool]:
-    """A function that tells whether the process that started this one is gone."""
-    parent = os.getppid()
-    return lambda: os.getppid() != parent
-
-
 def launch(
-    folders: Sequence[RunFolder],
-    command: Sequence[str],
-    jobs: int,
-    told: Callable[[], None],
+    folders: Sequence[RunFolder], jobs: int, told: Callable[[], None], **options: Any
 ) -> None:
     """Start workers on this machine, and start again those that die, until all runs are settled.
 
     Args:
         folders: of the runs.
-        command: the command line of a worker.
         jobs: how many workers.
         told: called now and then, to show the progress.
+        options: of `work`.
 
     Raises:
         LaunchError: if workers die before they begin a run.
     """
-    started: list[subprocess.Popen[bytes]] = []
+    context = multiprocessing.get_context("spawn")
+    started: list[SpawnProcess] = []
     begun = useless = 0
     try:
         while any(folder.status == "open" for folder in folders):
             told()
-            died = [one for one in started if one.poll() not in (None, 0)]
-            if any(one.returncode == UNWRITABLE for one in died):
+            died = [one for one in started if one.exitcode not in (None, 0)]
+            if any(one.exitcode == UNWRITABLE for one in died):
                 raise LaunchError(f"no run can be written to {folders[0].path.parent}: see above")
             if died:
                 before, begun = begun, sum(len(folder.attempts()) for folder in folders)
                 useless = 0 if begun > before else useless + len(died)
             if useless >= IDLE * jobs:
                 raise LaunchError("workers die before they begin a run: read their output above")
-            started = [one for one in started if one.poll() is None]
+            started = [one for one in started if one.exitcode is None]
             while len(started) < jobs:
-                started.append(subprocess.Popen(command, env=_own_gpu(len(started))))
+                one = context.Process(target=_worker, args=(folders, len(started), options))
+                one.start()
+                started.append(one)
             time.sleep(0.2)
     finally:
         for one in started:
             one.terminate()
         for one in started:
-            one.wait()
+            one.join()
     told()
 
 
-def _own_gpu(slot: int) -> dict[str, str]:
-    """The environment of a worker. On a machine with several GPUs, it sees one of them."""
-    import torch
-
-    count = torch.cuda.device_count()
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = shown.split(",") if shown else [str(index) for index in range(count)]
-    own = {"CUDA_VISIBLE_DEVICES": names[slot % count]} if count > 1 else {}
-    return {**os.environ, **own}
+def _worker(folders: Sequence[RunFolder], slot: int, options: dict[str, Any]) -> None:
+    """Work in a process of its own, until the launcher is gone."""
+    launcher = multiprocessing.parent_process()
+    assert launcher is not None
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher ends its workers
+    if (count := torch.cuda.device_count()) > 1:  # each worker sees one GPU
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+        os.environ["CUDA_VISIBLE_DEVICES"] = shown.split(",")[slot % count]
+    try:
+        work(folders, leave=lambda: os.getppid() != launcher.pid, **options)
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(UNWRITABLE)
 
 
 def launch_on_ray(
@@ -233,45 +231,7 @@ def _check_answers(address: str) -> None:
         ) from error
 
 
-def write_work(
-    path: Path, folders: Sequence[RunFolder], imports: Path, **options: Any
-) -> list[str]:
-    """Write the list of runs for workers of this machine, and return the command of a worker.
-
-    Args:
-        path: of the list.
-        folders: of the runs.
-        imports: folder of the study, which holds its factories.
-        options: of `work`.
-    """
-    runs = [folder.run.model_dump() for folder in folders]
-    pool = str(folders[0].path.parent.resolve())
-    listed = {"pool": pool, "imports": str(imports), "options": options, "runs": runs}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(listed).encode())
-    script = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from experiments.engine import main; main()"
-    )
-    return [sys.executable, "-c", script, str(Path(__file__).parents[1]), str(path)]
-
-
-def main() -> None:
-    """Work on the list of runs that the launcher has written, until the launcher is gone."""
-    leave = orphaned()
-    listed = json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
-    sys.path.insert(0, listed["imports"])
-    folders = [RunFolder(Path(listed["pool"]), Run(**fields)) for fields in listed["runs"]]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher ends its workers
-    try:
-        work(folders, leave=leave, **listed["options"])
-    except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(UNWRITABLE)
-
-
 def default_jobs(threads: int) -> int:
     """One worker for each GPU; without a GPU, one for each CPU that a run needs."""
-    import torch
-
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return torch.cuda.device_count() or max(1, cpus // threads)
