@@ -18,7 +18,7 @@ PAGES = [
     *(page for page in sorted(GUIDE.glob("*.md")) if "```python" in page.read_text("utf-8")),
     *sorted((DOCS / "trainers").glob("*.md")),
 ]
-SLOW = ("fastai", "ultralytics")  # to import
+SLOW = ("fastai", "ultralytics", "stacks")  # to import or to compile
 
 # what trainers say of a tiny run, and libraries of their own insides
 pytestmark = [
