@@ -118,7 +118,7 @@ def run_all_with(options: argparse.Namespace, study: Study) -> Callable[..., Non
             if folder.status in ("failed", "open"):
                 folder.forget_failure()
         shown = Progress(names)
-        work = {"workers": options.workers, "log": options.log, "tests": not options.search}
+        work = {"workers": options.workers, "tests": not options.search}
         try:
             if options.ray:
                 imports = study.path.parent

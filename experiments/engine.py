@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-from experiments.log import loggers_of
 from experiments.runs import RunFolder
 from experiments.train import train
 
@@ -39,7 +38,6 @@ class LaunchError(RuntimeError):
 def work(
     folders: Sequence[RunFolder],
     workers: int = 0,
-    log: Sequence[str] = (),
     tests: bool = True,
     leave: Callable[[], bool] = lambda: False,
 ) -> None:
@@ -48,7 +46,6 @@ def work(
     Args:
         folders: of the runs, in order.
         workers: processes that load items.
-        log: names of loggers: tensorboard, wandb, mlflow.
         tests: whether the tests are scored.
         leave: asked between runs and epochs; true ends the worker.
     """
@@ -56,26 +53,20 @@ def work(
         left = [folder for folder in folders if folder.status == "open"]
         if not left:
             return
-        if not any(_attempt(folder, workers, log, tests, leave) for folder in left):
+        if not any(_attempt(folder, workers, tests, leave) for folder in left):
             time.sleep(WAIT)  # others work on all that is left
 
 
-def _attempt(
-    folder: RunFolder, workers: int, log: Sequence[str], tests: bool, leave: Callable[[], bool]
-) -> bool:
+def _attempt(folder: RunFolder, workers: int, tests: bool, leave: Callable[[], bool]) -> bool:
     """Train a run, if nobody else works on it and it is still open."""
     if leave():
         return True
     with folder.claim() as mine:
         if not mine or folder.status != "open" or not folder.begin():
             return mine
-        loggers = loggers_of(log, folder)
 
-        def on_epoch(row: dict[str, Any], attached: Any) -> None:
+        def on_epoch(row: dict[str, Any]) -> None:
             folder.note_epoch(row)
-            for logger in loggers:
-                scalars = attached.scalars() if attached else {}
-                logger.log_metrics({**_numbers(row), **scalars}, step=row["epoch"])
             if leave():
                 raise SystemExit(1)
 
@@ -88,15 +79,8 @@ def _attempt(
         except Exception as error:  # one run that fails must not stop the others
             folder.fail(error)
         else:
-            for logger in loggers:
-                logger.log_metrics(result.scores, step=folder.run.epochs)
-                logger.finalize("success")
             folder.finish(result)
         return True
-
-
-def _numbers(row: dict[str, Any]) -> dict[str, float]:
-    return {name: value for name, value in row.items() if value is not None and name != "epoch"}
 
 
 def launch(

@@ -65,7 +65,7 @@ class Result:
 def train(
     run: Run,
     folder: Path | None = None,
-    on_epoch: Callable[[dict[str, Any], Attachment | None], None] | None = None,
+    on_epoch: Callable[[dict[str, Any]], None] | None = None,
     workers: int = 0,
     tests: bool = True,
 ) -> Result:
@@ -74,7 +74,7 @@ def train(
     Args:
         run: what to do.
         folder: of the checkpoint that is written after each epoch. None writes none.
-        on_epoch: called after each epoch with its numbers and the attachment.
+        on_epoch: called after each epoch with its numbers.
         workers: processes that load items.
         tests: whether the tests are scored. A search scores the validation set alone.
 
@@ -96,7 +96,7 @@ def train(
             if folder is not None:
                 checkpoint.save(folder, training.state())
             if on_epoch is not None:
-                on_epoch(training.epochs[-1], training.attached)
+                on_epoch(training.epochs[-1])
         return Result("finished", training.scores(tests), training.epochs, training.chance)
 
 

@@ -27,7 +27,6 @@ def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--only", action="append", default=[], metavar="NAME", help="only this condition")
     add("--set", action="append", default=[], metavar="FIELD=VALUE", help="change the base")
     add("--workers", type=int, default=0, help="processes that load items of each run (0)")
-    add("--log", action="append", default=[], help="tensorboard, wandb or mlflow")
     return parser.parse_args(arguments)
 
 
@@ -36,11 +35,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = read_options(arguments)
     sys.path.insert(0, str(options.study.resolve().parent))  # for the study's own factories
     from experiments.commands import begin_report, changes_of, report, run_all_with, seeds_of
-    from experiments.log import check_loggers
     from experiments.runs import folders_of
     from experiments.study import fit, only, read_study
 
-    check_loggers(options.log)
     study = read_study(options.study, changes_of(options.set), seeds_of(options.seeds))
     study = only(study, options.only)
     fit(study)

@@ -7,7 +7,6 @@ Examples:
 """
 
 import argparse
-import csv
 import sys
 from pathlib import Path
 
@@ -40,9 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
     if (options.model is None) != (options.spec is None):
         raise ValueError("--model and --spec go together")
     sys.path.insert(0, str(Path.cwd()))  # for your own factories
+    import pandas as pd
     import torch
-    from rich.console import Console
-    from rich.table import Table
 
     from experiments.overhead import layers, models
     from experiments.overhead.timing import measure
@@ -51,15 +49,10 @@ def main(arguments: list[str] | None = None) -> int:
         raise ValueError("there is no CUDA device")
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
-    console = Console(width=None if sys.stdout.isatty() else 150)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {device}")
     if options.model is not None:
         size = tuple(int(edge) for edge in options.size.split("x"))
-        first, work = models.own_case(
-            options.model, spec_of(options.spec), size, device, options.backend
-        )
-        console.print(table_of(Table(), first))
-        works = [work]
+        works = [models.own_case(options.model, spec_of(options.spec), size, options.backend)]
     else:
         makers = {**vars(layers), "models": models.models}
         sets = SETS if options.set == "all" else [options.set]
@@ -68,11 +61,9 @@ def main(arguments: list[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     for work in works:
         rows += measure(work, options.rounds, device)
-        with (options.out / "rows.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-    console.print(table_of(Table(), rows))
+        table = pd.DataFrame(rows)
+        table.to_csv(options.out / "rows.csv", index=False)
+    print(table.to_string(index=False, na_rep="", float_format="{:.4g}".format))
     return 0
 
 
@@ -83,19 +74,6 @@ def spec_of(text: str) -> object:
     from dropblock_hooks import Spec
 
     return Spec.load(text) if Path(text).is_file() else Spec(yaml.safe_load(text))
-
-
-def table_of(view: object, rows: list[dict]) -> object:
-    """A table of rows."""
-    for name in rows[0]:
-        view.add_column(name, justify="left" if name in ("work", "variant") else "right")
-    for row in rows:
-        cells = [
-            f"{value:.4g}" if isinstance(value, float) else str(value or "")
-            for value in row.values()
-        ]
-        view.add_row(*cells)
-    return view
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
         run = Run.model_validate(read_spec(changes_of(options.fields), Path.cwd()))
     except ValueError as error:
         raise ValueError("\n  - ".join(["the run has faults:", *problems_of(error, "")])) from None
-    result = train(run, options.out, on_epoch=lambda row, attached: print(json.dumps(row)))
+    result = train(run, options.out, on_epoch=lambda row: print(json.dumps(row)))
     print(json.dumps({"status": result.status, **result.scores}))
     return 0 if result.status == "finished" else 3
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from dropblock_hooks import DropBlock2d, DropPath, Regularizer, attach, watch
 from experiments.factories import FactoryError, call
-from experiments.overhead.memory import peak_bytes
-from experiments.overhead.timing import Made, Work, seconds_of
+from experiments.overhead.timing import Made, Work
 
 RATE = 0.1
 SIZE = (8, 3, 224, 224)
@@ -96,47 +95,32 @@ def models() -> Iterator[Work]:
     yield from (model_work(name, compiled=True) for name in COMPILED)
 
 
-def own_case(
-    model: str, spec: Any, size: tuple[int, ...], device: torch.device, backend: str
-) -> tuple[list[dict[str, Any]], Work]:
-    """A user's own model and spec: first calls and memory, and the work of a training step.
+def own_case(model: str, spec: Any, size: tuple[int, ...], backend: str) -> Work:
+    """A training step of a user's own model: bare, attached and compiled.
 
     Args:
-        model: a timm model, or `package.module:factory`.
+        model: a timm model, or `package.module:factory`, which gets `num_classes` and `in_chans` if
+            it has such parameters.
         spec: to attach.
         size: of a batch, (N, C, H, W).
-        device: where.
         backend: of torch.compile.
-
-    Returns:
-        Rows of variant, seconds of the first call and peak in MB, and the work of all variants.
 
     Raises:
         FactoryError: if there is no such model.
-        ValueError: if the spec does not fit it.
     """
-    if ":" in model:
-        bare = call(model, {})
-    elif timm.is_model(model):
-        bare = timm.create_model(model)
-    else:
+    if ":" not in model and not timm.is_model(model):
         raise FactoryError(f"{model!r} is no model of timm: or give package.module:factory")
-    made = {"bare": bare.to(device)}
-    made["attached"] = copy.deepcopy(made["bare"])
-    attach(made["attached"], spec)
-    rows = []
-    for way in ("bare", "attached"):
-        made[f"compiled {way}"] = copy.deepcopy(made[way])
-        made[f"compiled {way}"].compile(backend=backend)
-    x = torch.randn(size, device=device)
-    for way, one in made.items():
+
+    def make(device: torch.device) -> Made:
+        offered = {"num_classes": 10, "in_chans": size[1]}
+        bare = call(model, {}, **offered) if ":" in model else timm.create_model(model)
+        made = {"bare": bare.to(device).train(), "attached": copy.deepcopy(bare)}
+        attach(made["attached"], spec)
         torch.compiler.reset()
-        first = seconds_of(partial(train_step, one.train(), x), 1, device)
-        peak = peak_bytes(partial(train_step, one, x), device) / 1e6
-        rows.append({"variant": way, "first call, s": first, "peak, MB": peak})
-    pairs = [
-        ("attached", "bare"),
-        ("compiled bare", "bare"),
-        ("compiled attached", "compiled bare"),
-    ]
-    return rows, Work("training step", lambda device: _steps(made, x), pairs, size)
+        for way in ("bare", "attached"):
+            made[f"compiled {way}"] = copy.deepcopy(made[way])
+            made[f"compiled {way}"].compile(backend=backend)
+        return _steps(made, torch.randn(size, device=device))
+
+    pairs = [(way, "bare") for way in ("bare", "attached", "compiled bare")]
+    return Work(f"{model}, training step", make, [*pairs, ("compiled attached", "compiled bare")])

@@ -65,11 +65,13 @@ class Work:
 def measure(work: Work, rounds: int, device: torch.device = CPU) -> list[dict[str, Any]]:
     """Time all variants of a work, and compare them: one row for each pair of `against`.
 
-    A row has the median time of the variant in ms, the median and the quartiles of the paired
-    ratios, the bytes saved for the backward as a share of the activation, the peak memory of a step
-    in MB above the memory in use before, and the number of rounds.
+    A row has the seconds of the first call, the median time of the variant in ms, the median and
+    the quartiles of the paired ratios, the bytes saved for the backward as a share of the
+    activation, the peak memory of a step in MB above the memory in use before, and the number of
+    rounds.
     """
     made = work.make(device)
+    first = {name: seconds_of(step, 1, device) for name, step in made.steps.items()}
     saved = {name: saved_share(step, made.activation) for name, step in made.steps.items()}
     peak = {name: peak_bytes(step, device) / 1e6 for name, step in made.steps.items()}
     seconds = interleave(made.steps, rounds, device)
@@ -87,6 +89,7 @@ def measure(work: Work, rounds: int, device: torch.device = CPU) -> list[dict[st
             "shape": "x".join(map(str, work.shape)),
             "variant": variant,
             "reference": reference,
+            "first_s": first.get(variant),
             "ms": 1e3 * statistics.median(cost),
             "q25": q25,
             "ratio": ratio,

@@ -221,7 +221,6 @@ def test_seeds_and_conditions_can_be_chosen(write, command, folder):
         (["--jobs", "0"], "--jobs must be at least 1"),
         (["--seeds", "a"], "--seeds takes seeds such as 1-6"),
         (["--set", "epochs"], "--set takes FIELD=VALUE"),
-        (["--log", "paper"], "--log must be some of tensorboard"),
     ],
 )
 def test_wrong_options_are_one_message(write, command, arguments, told):

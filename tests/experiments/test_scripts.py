@@ -1,18 +1,17 @@
 """The commands as a user types them: train, saliency, bench_overhead; and the quick study."""
 
-import csv
 import itertools
 import json
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 
 from experiments.config import Run
-from experiments.overhead import layers
+from experiments.overhead import layers, timing
 from experiments.overhead.memory import saved_bytes
 from experiments.overhead.peers import PEERS, nominal, realized
-from experiments.overhead.timing import Made, Work, interleave, measure
 from experiments.study import fit, read_study
 from tests.cases import rest_slow
 from tests.experiments.conftest import ROOT
@@ -64,39 +63,47 @@ def test_saliency_of_finished_runs(write, command, folder):
 def test_a_case_of_ones_own(command, folder):
     (folder / "big.py").write_text(
         "from torch import nn\n"
-        "def net():\n"
-        "    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)\n"
+        "def net(num_classes):\n"
+        "    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, num_classes)\n"
         "    return nn.Sequential(nn.Conv2d(3, 4, 3), *head)\n"
     )
     options = ["--model", "big:net", "--spec", "{'0': Dropout2d(0.1)}", "--size", "2x3x8x8"]
     status, out, err = command("bench_overhead.py", *options, "--rounds", 2, "--backend", "eager")
     assert status == 0, err
-    assert "first call, s" in out
-    lines = (folder / "runs/overhead/rows.csv").read_text().splitlines()
-    rows = list(csv.DictReader(lines))
-    assert [row["variant"] for row in rows] == ["attached", "compiled bare", "compiled attached"]
+    assert "first_s" in out
+    rows = pd.read_csv(folder / "runs/overhead/rows.csv")
+    expected = ["bare", "attached", "compiled bare", "compiled attached"]
+    assert rows["variant"].tolist() == expected
+    assert (rows[["first_s", "ms", "peak_mb"]] > 0).all(axis=None)
     status, _, err = command("bench_overhead.py", "--model", "big:net")
     assert status == 2
     assert "--model and --spec go together" in err
+    status, _, err = command("bench_overhead.py", *options[:2], "--spec", "{'9': Dropout2d(0.1)}")
+    assert status == 2
+    assert "'9'" in err
 
 
-def test_timings_are_paired_and_in_turn():
+def test_timings_are_in_turn(monkeypatch):
     order = []
+    monkeypatch.setattr(timing, "LEAST_SECONDS", 0.0)
     steps = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
-    seconds = interleave(steps, 3)
+    seconds = timing.interleave(steps, 3)
     assert {name: len(values) for name, values in seconds.items()} == {"a": 3, "b": 3}
+    assert order[4:] == ["a", "b"] * 3  # after two calls of each that warm up
     with pytest.raises(ValueError, match="at least 2"):
-        interleave(steps, 1)
+        timing.interleave(steps, 1)
 
 
-def test_a_difference_and_a_unit_are_compared():
-    steps = {"a": lambda: sum(range(20000)), "b": lambda: sum(range(10000))}
+def test_a_difference_and_a_unit_are_compared(monkeypatch):
+    seconds = {"a": [3.0, 30.0, 6.0], "b": [1.0, 10.0, 4.0]}
+    monkeypatch.setattr(timing, "interleave", lambda *args: seconds)
     against = [("a - b", "1 s"), ("a", "b")]
-    work = Work("sums", lambda device: Made(steps), against, units={"1 s": 1.0})
+    steps = dict.fromkeys("ab", lambda: None)
+    work = timing.Work("sums", lambda device: timing.Made(steps), against, units={"1 s": 0.5})
     assert work.variants == ["a", "b"]
-    above, ratio = measure(work, 5)
-    assert 0 < above["ratio"] < 0.1
-    assert ratio["ratio"] > 0
+    above, ratio = timing.measure(work, 3)
+    assert (above["ms"], above["ratio"]) == (2000, 4)  # 2, 20 and 2 seconds in units of 0.5
+    assert (ratio["ms"], ratio["ratio"]) == (6000, 3)  # 3, 3 and 1.5
 
 
 @pytest.mark.parametrize("name", rest_slow(PEERS))

@@ -95,7 +95,7 @@ def test_a_run_that_was_interrupted_ends_the_same(folder, schedule, tmp_path):
     class Killed(Exception):
         pass
 
-    def kill(row, attached):
+    def kill(row):
         raise Killed
 
     for _ in range(2):
