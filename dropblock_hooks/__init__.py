@@ -28,6 +28,7 @@ The ``__init__`` of each folder has a map of its modules. The modules beside the
 ``findings``       `Finding` and its kinds; when a warning is repeated
 ``tables``         printed tables: columns, widths, equal rows on one line
 ``registry``       the names of classes in spec files; one-line reprs
+``docstrings``     arguments are described once, also for subclasses
 ``checks``         checks of arguments, and the closest of known words
 ``quoting``        values as messages show them
 ``warn``           warnings at the line of the user

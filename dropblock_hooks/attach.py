@@ -110,6 +110,9 @@ def attachments(model: nn.Module) -> list[Attachment]:
         True
         >>> attachments(copy.deepcopy(model))
         [<Attachment: 1 site on Sequential, epoch 0>]
+
+    Args:
+        model: the model; also a wrapper of it, such as a compiled model.
     """
     found: dict[int, tuple[Run, list[tuple[nn.Module, SiteHook]]]] = {}
     for module in model.modules():
@@ -138,6 +141,9 @@ def detach_all(model: nn.Module) -> int:
         >>> attached = attach(model, {"1": Dropout2d(p=0.1)})
         >>> detach_all(model)
         1
+
+    Args:
+        model: the model; also a wrapper of it, such as a compiled model.
     """
     found = attachments(model)
     for attachment in found:

@@ -15,7 +15,18 @@ from .quoting import quote, shorten, shown
 
 @dataclass(frozen=True)
 class Range:
-    """The values that a number may take."""
+    """The values that a number may take.
+
+    Example:
+        >>> 1.0 in Range(0, 1, open_high=True)
+        False
+
+    Args:
+        low: the lower bound, any number or -inf.
+        high: the upper bound, any number or inf.
+        open_low: True excludes the lower bound itself.
+        open_high: True excludes the upper bound itself.
+    """
 
     low: float = -math.inf
     high: float = math.inf

@@ -13,57 +13,106 @@ _MOST = 8  # sites that a text names
 
 
 class Kind(StrEnum):
-    """The kinds of faults; the comment beside each kind says when it is found."""
+    """The kinds of faults.
+
+    Example:
+        >>> Kind("never_active") is Kind.NEVER_ACTIVE
+        True
+
+    Attributes:
+        SPEC: the spec cannot work on this model, or is likely not meant.
+        DROPPED_TWICE: the same values are dropped by two droppers.
+        LOSES_SAMPLES: whole samples are dropped and no shortcut keeps them.
+        RECOMPILES: compiled code holds a moving rate as a constant.
+        NO_PASS: the dry run of the forward failed.
+        NEVER_CALLED: the layer was not called in this window.
+        NEVER_ACTIVE: the layer was called, and the regularizer never acted.
+        REPLACED: the layer was replaced or removed, or the hook was taken off.
+        IN_PARTS: a bound got the gradient of a parameter in parts.
+        LOST: the parameter is another tensor now, or gets no gradient any more.
+        SHARDED: FSDP keeps the parameter in a form that a hook cannot use.
+        CLIPPED: the block is larger than the map, or a bound changes nearly all gradients.
+        REMOVED: the attachment was removed.
+        NOT_RUN: nothing was called in the last window.
+        NOT_TRAINED: an epoch ended without a training forward of this model.
+        NOT_STEPPED: a schedule is moving, and nobody calls step.
+        GRAD_SCALER: a GradScaler is in use, and the attachment does not know it.
+        NO_OPTIMIZER: accumulated gradients need the optimizer, which is not known.
+        DIFFERS: the ranks of a distributed training differ.
+        EQUAL_GENERATORS: several ranks draw the same masks.
+        ACTION_FAILED: the function that a Watchdog calls raised an error.
+        NONFINITE: NaN or Inf in a forward or a backward.
+        VANISHING: gradients of the first layers are much smaller than of the last.
+        EXPLODING: gradients of the first layers are much larger than of the last.
+        DEAD: channels of an activation were zero all the time.
+        SATURATED: values of an activation lie at its bounds.
+        NO_GRADIENT: no gradient, or only zeros, reached the layer.
+    """
 
     # the spec and the dry run
-    SPEC = "spec"  # the spec cannot work on this model, or is likely not meant
-    DROPPED_TWICE = "dropped_twice"  # the same values are dropped by two droppers
-    LOSES_SAMPLES = "loses_samples"  # whole samples are dropped and no shortcut keeps them
-    RECOMPILES = "recompiles"  # compiled code holds a moving rate as a constant
-    NO_PASS = "no_pass"  # the dry run of the forward failed
+    SPEC = "spec"
+    DROPPED_TWICE = "dropped_twice"
+    LOSES_SAMPLES = "loses_samples"
+    RECOMPILES = "recompiles"
+    NO_PASS = "no_pass"
 
     # sites
-    NEVER_CALLED = "never_called"  # the layer was not called in this window
-    NEVER_ACTIVE = "never_active"  # the layer was called, and the regularizer never acted
-    REPLACED = "replaced"  # the layer was replaced or removed, or the hook was taken off
-    IN_PARTS = "in_parts"  # a bound got the gradient of a parameter in parts
-    LOST = "lost"  # the parameter is another tensor now, or gets no gradient any more
-    SHARDED = "sharded"  # FSDP keeps the parameter in a form that a hook cannot use
-    CLIPPED = "clipped"  # the block is larger than the map, or a bound changes nearly all gradients
+    NEVER_CALLED = "never_called"
+    NEVER_ACTIVE = "never_active"
+    REPLACED = "replaced"
+    IN_PARTS = "in_parts"
+    LOST = "lost"
+    SHARDED = "sharded"
+    CLIPPED = "clipped"
 
     # the training loop
-    REMOVED = "removed"  # the attachment was removed
-    NOT_RUN = "not_run"  # nothing was called in the last window
-    NOT_TRAINED = "not_trained"  # an epoch ended without a training forward of this model
-    NOT_STEPPED = "not_stepped"  # a schedule is moving, and nobody calls step
-    GRAD_SCALER = "grad_scaler"  # a GradScaler is in use, and the attachment does not know it
-    NO_OPTIMIZER = "no_optimizer"  # accumulated gradients need the optimizer, which is not known
-    DIFFERS = "differs"  # the ranks of a distributed training differ
-    EQUAL_GENERATORS = "equal_generators"  # several ranks draw the same masks
-    ACTION_FAILED = "action_failed"  # the function that a Watchdog calls raised an error
+    REMOVED = "removed"
+    NOT_RUN = "not_run"
+    NOT_TRAINED = "not_trained"
+    NOT_STEPPED = "not_stepped"
+    GRAD_SCALER = "grad_scaler"
+    NO_OPTIMIZER = "no_optimizer"
+    DIFFERS = "differs"
+    EQUAL_GENERATORS = "equal_generators"
+    ACTION_FAILED = "action_failed"
 
     # rules of the Watchdog
-    NONFINITE = "nonfinite"  # NaN or Inf in a forward or a backward
-    VANISHING = "vanishing"  # gradients of the first layers are much smaller than of the last
-    EXPLODING = "exploding"  # gradients of the first layers are much larger than of the last
-    DEAD = "dead"  # channels of an activation were zero all the time
-    SATURATED = "saturated"  # values of an activation lie at its bounds
-    NO_GRADIENT = "no_gradient"  # no gradient, or only zeros, reached the layer
+    NONFINITE = "nonfinite"
+    VANISHING = "vanishing"
+    EXPLODING = "exploding"
+    DEAD = "dead"
+    SATURATED = "saturated"
+    NO_GRADIENT = "no_gradient"
 
 
 class Severity(StrEnum):
-    """How bad it is."""
+    """How bad a finding is.
 
-    ERROR = "error"  # it does not work
-    WARNING = "warning"  # it is likely not meant
-    NOTE = "note"  # good to know
+    Example:
+        >>> Severity.ERROR == "error"
+        True
+
+    Attributes:
+        ERROR: it does not work.
+        WARNING: it is likely not meant.
+        NOTE: it is good to know.
+    """
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
 
 
 @dataclass(frozen=True)
 class Finding:
     """Something that is wrong or suspicious.
 
-    Attributes:
+    Example:
+        >>> attached = attach(nn.Sequential(nn.ReLU()), {"0": Dropout()})
+        >>> [finding.kind for finding in attached.verify()]
+        [<Kind.NOT_RUN: 'not_run'>]
+
+    Args:
         kind: the kind of fault, for programs.
         severity: how bad it is.
         sites: keys of the sites; empty for the attachment or the model as a whole.
@@ -102,7 +151,16 @@ Alert = Finding
 class WatchdogError(RuntimeError):
     """The error of a `Watchdog` with ``action="raise"``.
 
-    Attributes:
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 2))
+        >>> try:
+        ...     with attach(model, {"**": Watchdog(action="raise")}) as attached:
+        ...         y = model(torch.full((1, 2), float("nan")))
+        ... except WatchdogError as error:
+        ...     print(error.findings[0].kind)
+        nonfinite
+
+    Args:
         findings: the new findings.
     """
 

@@ -156,7 +156,19 @@ def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) ->
 
 
 def residual_blocks(model: nn.Module, example_input: Any = None) -> tuple[str, ...]:
-    """The innermost layers that add something to their input and keep its shape, in model order."""
+    """The innermost layers that add something to their input and keep its shape, in model order.
+
+    Example:
+        >>> class Block(nn.Module):
+        ...     def forward(self, x):
+        ...         return x + x.relu()
+        >>> residual_blocks(nn.Sequential(nn.Linear(3, 4), Block()), torch.ones(2, 3))
+        ('1',)
+
+    Args:
+        model: any model.
+        example_input: what the model is called with, as for ``plan``.
+    """
     index = Index(unwrap(model))
     layers = record_forward(index.model, example_input, residual=True)
     names = [n for n, target in index.modules.items() if n == target.name and layers[n].adds and n]
@@ -165,6 +177,14 @@ def residual_blocks(model: nn.Module, example_input: Any = None) -> tuple[str, .
 
 def scaled(rate: RateLike, factor: float) -> RateLike:
     """A rate or schedule times a factor.
+
+    Example:
+        >>> scaled(LinearSchedule(0.0, 0.2), 0.5)
+        LinearSchedule(start=0.0, stop=0.1)
+
+    Args:
+        rate: a number or a schedule.
+        factor: any finite number.
 
     Raises:
         TypeError: for a function that is no `Schedule`.

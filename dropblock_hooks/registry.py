@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, dataclass_transform, overload
 
+from .docstrings import complete
+
 _T = TypeVar("_T")
 _CLASSES: dict[str, type] = {}
 _NAMES: dict[type, str] = {}
@@ -59,7 +61,13 @@ def register(cls: type | None = None, /, *, name: str | None = None) -> Any:
         raise ValueError(f"the name {name!r} is taken by {other.__module__}.{other.__qualname__}")
     _CLASSES[name] = cls
     _NAMES[cls] = name
-    return cls
+    return documented(cls)
+
+
+def documented(cls: type[_T]) -> type[_T]:
+    """Describe in the docstring of a dataclass the fields that its bases describe."""
+    own = sorted(fields(cls), key=lambda f: bool(f.kw_only))  # type: ignore[arg-type]
+    return complete(cls, [f.name for f in own], cls.__mro__[1:-1])
 
 
 def check_fields(cls: type) -> None:

@@ -16,7 +16,13 @@ _NOT_THE_USERS = (_HERE, "<frozen", *(sysconfig.get_path(name) + os.sep for name
 class HookWarning(UserWarning):
     """A likely mistake in the use of attached regularizers.
 
-    Attributes:
+    Example:
+        >>> import warnings
+        >>> warnings.simplefilter("error", HookWarning)  # raises an error instead
+        >>> warnings.simplefilter("default", HookWarning)
+
+    Args:
+        message: the text.
         findings: the same as `Finding` objects; it may be empty.
     """
 

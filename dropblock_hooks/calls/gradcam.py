@@ -33,6 +33,12 @@ class _Maps(NamedTuple):
 class CAM(_Maps):
     """The result of `gradcam`: a tuple (maps, raw, target) with the name of the layer.
 
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(10))
+        >>> cam = gradcam(model, torch.rand(2, 3, 8, 8), layer="0")
+        >>> cam.maps.shape, cam.raw.shape
+        (torch.Size([2, 8, 8]), torch.Size([2, 6, 6]))
+
     Attributes:
         maps: (N, H, W) in [0, 1], of the size of the images: `raw` from its smallest value in an
             image to its largest.

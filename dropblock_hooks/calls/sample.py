@@ -19,6 +19,13 @@ from .once import evaluation, main_tensor, same_function, summary
 class Sampled(NamedTuple):
     """The result of `sample`.
 
+    Example:
+        >>> model = nn.Linear(2, 3)
+        >>> with attach(model, {".": Dropout(0.5)}) as attached, attached.always():
+        ...     sampled = sample(model, torch.ones(4, 2), n=8)
+        >>> sampled.mean.shape, sampled.samples.shape
+        (torch.Size([4, 3]), torch.Size([8, 4, 3]))
+
     Attributes:
         mean: the mean of the samples; a floating-point tensor also for integers and booleans.
         std: the unbiased standard deviation of the samples (n - 1).

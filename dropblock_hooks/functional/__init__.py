@@ -1,7 +1,5 @@
 """The equations of the regularizers as pure functions of tensors. Their rates are floats.
 
-Arguments that mean the same everywhere are described in `dropout` and `drop_block2d`.
-
 dropout     dropout of elements, channels, samples and residual branches
 dropblock   dropout of blocks
 gamma       the seed rate at which blocks drop a given share

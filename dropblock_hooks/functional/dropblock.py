@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..checks import check_block_size, check_option
+from ..docstrings import described_in
 from .bits import grow
 from .gamma import Calibration, clipped_block, gamma_of
 from .masks import Mask, bernoulli, check_call, count_ratio, keep_scale
@@ -121,7 +122,7 @@ def drop_block2d(
     Args:
         input: floating-point tensor (N, C, H, W), any memory format, kept.
         p: share of the elements to drop, in [0, 1].
-        block_size: edge of the block in elements, or (height, width).
+        block_size: edge of the block in elements, at least 1, or (height, width).
         inplace: write the result into `input`.
         eps: smallest number of kept elements that the count ratio divides by.
         training: False returns `input`.
@@ -145,6 +146,7 @@ def drop_block2d(
     )  # fmt: skip
 
 
+@described_in(drop_block2d)
 def drop_block1d(
     input: Tensor,
     p: float,
@@ -163,6 +165,10 @@ def drop_block1d(
     Example:
         >>> drop_block1d(torch.ones(2, 8, 100), 0.1, 3).shape
         torch.Size([2, 8, 100])
+
+    Args:
+        input: floating-point tensor (N, C, L), any memory format, kept.
+        block_size: length of the block in elements, at least 1.
     """
     return _public(
         1, input, p, block_size, training, inplace=inplace, eps=eps, calibration=calibration,
@@ -170,6 +176,7 @@ def drop_block1d(
     )  # fmt: skip
 
 
+@described_in(drop_block2d)
 def drop_block3d(
     input: Tensor,
     p: float,
@@ -188,6 +195,10 @@ def drop_block3d(
     Example:
         >>> drop_block3d(torch.ones(2, 8, 4, 8, 8), 0.1, 3).shape
         torch.Size([2, 8, 4, 8, 8])
+
+    Args:
+        input: floating-point tensor (N, C, D, H, W), any memory format, kept.
+        block_size: edge of the block in elements, at least 1, or (depth, height, width).
     """
     return _public(
         3, input, p, block_size, training, inplace=inplace, eps=eps, calibration=calibration,

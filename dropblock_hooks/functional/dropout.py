@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..checks import check_option
+from ..docstrings import described_in
 from .masks import Mask, bernoulli, check_call, in_format_of, keep_scale
 from .sparse import Blocks, Units, drop_drawn, once, takes
 
@@ -52,6 +53,7 @@ def dropout(
     return drop_shape(input, p, input.shape, inplace=inplace, generator=generator)[0]
 
 
+@described_in(dropout)
 def dropout1d(
     input: Tensor,
     p: float = 0.5,
@@ -60,16 +62,21 @@ def dropout1d(
     *,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """As `dropout2d`, for sequences (N, C, L).
+    """As `dropout`, for whole channels of sequences (N, C, L), each with chance p.
 
     Example:
         >>> dropout1d(torch.ones(2, 3, 8), 0.5).shape
         torch.Size([2, 3, 8])
+
+    Args:
+        input: floating-point tensor (N, C, L).
+        p: chance of a channel to be dropped, in [0, 1].
     """
     p = check_call(input, p, training, 1)
     return drop_channels(input, p, inplace=inplace, generator=generator)[0]
 
 
+@described_in(dropout)
 def dropout2d(
     input: Tensor,
     p: float = 0.5,
@@ -85,6 +92,10 @@ def dropout2d(
         >>> set(y.flatten(2).sum(2).flatten().tolist()) <= {0.0, 128.0}
         True
 
+    Args:
+        input: floating-point tensor (N, C, H, W).
+        p: chance of a channel to be dropped, in [0, 1].
+
     Reference:
         Tompson et al., 2015, "Efficient Object Localization Using Convolutional Networks"
         (https://arxiv.org/abs/1411.4280).
@@ -93,6 +104,7 @@ def dropout2d(
     return drop_channels(input, p, inplace=inplace, generator=generator)[0]
 
 
+@described_in(dropout2d)
 def dropout3d(
     input: Tensor,
     p: float = 0.5,
@@ -106,11 +118,15 @@ def dropout3d(
     Example:
         >>> dropout3d(torch.ones(2, 3, 4, 8, 8), 0.5).shape
         torch.Size([2, 3, 4, 8, 8])
+
+    Args:
+        input: floating-point tensor (N, C, D, H, W).
     """
     p = check_call(input, p, training, 3)
     return drop_channels(input, p, inplace=inplace, generator=generator)[0]
 
 
+@described_in(dropout)
 def drop_path(
     input: Tensor,
     p: float = 0.0,
@@ -121,13 +137,15 @@ def drop_path(
 ) -> Tensor:
     """As `dropout`, for whole samples of a residual *branch*, each with chance p.
 
-    `input` (N, ...) is the output of the branch, before the addition. `scale_by_keep` multiplies
-    the kept samples by 1 / (1 - p).
-
     Example:
         >>> y = drop_path(torch.ones(4, 3, 8, 8), 0.5)
         >>> set(y.flatten(1).mean(1).tolist()) <= {0.0, 2.0}
         True
+
+    Args:
+        input: the output (N, ...) of the branch, before the addition.
+        p: chance of a sample to be dropped, in [0, 1].
+        scale_by_keep: True multiplies the kept samples by 1 / (1 - p).
 
     Reference:
         Larsson et al., 2017, "FractalNet" (https://arxiv.org/abs/1605.07648).
@@ -136,6 +154,7 @@ def drop_path(
     return drop_samples(input, p, rescale=scale_by_keep, generator=generator)[0]
 
 
+@described_in(drop_path)
 def stochastic_depth(
     input: Tensor,
     p: float,
@@ -147,16 +166,18 @@ def stochastic_depth(
 ) -> Tensor:
     """As `drop_path`, also given the whole block.
 
-    Without `shortcut`, `input` is the branch, as in ``torchvision.ops.stochastic_depth``. With it,
-    `input` is the output of the whole block, and the result is ``shortcut + drop(input -
-    shortcut)``: a dropped sample passes the block unchanged. The mode ``"row"`` decides for each
-    sample, ``"batch"`` for all at once.
-
     Example:
         >>> x = torch.zeros(4, 3)
         >>> y = stochastic_depth(x + 1, 0.5, shortcut=x)
         >>> set(y.flatten().tolist()) <= {0.0, 2.0}
         True
+
+    Args:
+        input: the branch, as in ``torchvision.ops.stochastic_depth``; with `shortcut`, the output
+            of the whole block.
+        mode: ``"row"`` decides for each sample, ``"batch"`` for all at once.
+        shortcut: the input of the block, of the same shape. The result is
+            ``shortcut + drop(input - shortcut)``: a dropped sample passes the block unchanged.
 
     Raises:
         ValueError: for a shortcut of another shape.

@@ -134,8 +134,8 @@ def clamp_grad(grad: Tensor, min: float | None = None, max: float | None = None)
 
     Args:
         grad: a gradient of any shape.
-        min: lower bound, or None.
-        max: upper bound, or None.
+        min: lower bound; None for no bound.
+        max: upper bound; None for no bound.
 
     Raises:
         ValueError: without a bound, or for min above max.
@@ -165,7 +165,7 @@ def clip_grad_norm(
     Args:
         grad: a gradient, (N, C, ...) for samples and channels.
         max_norm: largest norm, in the unit of `grad`, above 0.
-        norm_type: order of the norm; inf allowed.
+        norm_type: order of the norm, above 0; inf allowed.
         per: one norm for the whole ``"tensor"``, for each ``"sample"`` (axis 0) or for each
             ``"channel"`` (over samples and space).
         channel_axis: the axis of the channels.
@@ -205,7 +205,7 @@ def adaptive_clip_grad(
         parameter: the parameter, of the same shape.
         clip_factor: largest ratio of the norms, above 0.
         eps: least norm of weights, above 0, so that zero weights can learn.
-        norm_type: order of the norm; inf allowed.
+        norm_type: order of the norm, above 0; inf allowed.
 
     Raises:
         ValueError: for clip_factor, eps or norm_type not above 0, or another shape.
@@ -235,6 +235,9 @@ def centralize_grad(grad: Tensor) -> Tensor:
         >>> centralize_grad(torch.tensor([[1.0, 3.0], [5.0, 6.0]]))
         tensor([[-1.0000,  1.0000],
                 [-0.5000,  0.5000]])
+
+    Args:
+        grad: a gradient of any shape.
 
     Reference:
         Yong et al., 2020, "Gradient Centralization: A New Optimization Technique for Deep Neural

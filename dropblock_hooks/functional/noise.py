@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from ..checks import NON_NEGATIVE, as_number, check_block_size, check_floating
-from .dropblock import draw_blocks
+from ..docstrings import described_in
+from .dropblock import draw_blocks, drop_block2d
+from .dropout import dropout
 from .masks import check_call, in_format_of
 
 
@@ -35,6 +37,7 @@ def normal_like(x: Tensor, std: float | Tensor, generator: torch.Generator | Non
     return in_format_of(x, noise * std)
 
 
+@described_in(dropout)
 def gaussian_noise(
     input: Tensor,
     std: float,
@@ -42,11 +45,18 @@ def gaussian_noise(
     *,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Adds zero-mean normal noise of standard deviation `std`, at least 0; otherwise as `dropout`.
+    """Adds zero-mean normal noise of standard deviation `std`; otherwise as `dropout`.
 
     Example:
         >>> gaussian_noise(torch.zeros(1000), 0.1).std() < 0.2
         tensor(True)
+
+    Args:
+        std: standard deviation in the units of `input`, at least 0.
+
+    Reference:
+        Bishop, 1995, "Training with Noise is Equivalent to Tikhonov Regularization", Neural
+        Computation 7(1).
     """
     std = as_number("std", std, allowed=NON_NEGATIVE)
     if not training:
@@ -55,6 +65,7 @@ def gaussian_noise(
     return add_noise(input, std, generator)
 
 
+@described_in(dropout)
 def gaussian_dropout(
     input: Tensor,
     p: float,
@@ -67,6 +78,9 @@ def gaussian_dropout(
     Example:
         >>> gaussian_dropout(torch.ones(1000), 0.2).std() < 1
         tensor(True)
+
+    Args:
+        p: sets the variance of the noise to p / (1 - p), in [0, 1).
 
     Reference:
         Srivastava et al., 2014, section 10 (https://jmlr.org/papers/v15/srivastava14a.html).
@@ -97,6 +111,7 @@ def distort_blocks(
     return y, places.count(drawn)
 
 
+@described_in(drop_block2d)
 def disout(
     input: Tensor,
     p: float,
@@ -112,8 +127,7 @@ def disout(
     Returns ``input + m * alpha * std(input) * z``. m is 1 in blocks as of `drop_block2d` and 0
     elsewhere; z is standard normal for each element. The standard deviation is taken over the whole
     tensor. It is a constant to autograd, so the gradient passes unchanged. Inf or NaN anywhere in
-    `input` stay in place and make every distorted element NaN. `alpha` is at least 0. The other
-    arguments are as in `drop_block2d`. `share_channels` shares the blocks, never the noise.
+    `input` stay in place and make every distorted element NaN.
 
     The authors scale the noise by weights of the next layer, which a hook does not have; `alpha`
     takes their place. Their code replaces the features by noise and scales everything by all / kept
@@ -126,6 +140,11 @@ def disout(
         tensor(True)
         >>> disout(x, 0.2, 5, training=False) is x
         True
+
+    Args:
+        p: share of the elements to distort, in [0, 1].
+        alpha: strength of the noise in standard deviations of `input`, at least 0.
+        share_channels: True shares the blocks between the channels, never the noise.
 
     Reference:
         Tang et al., 2020, "Beyond dropout: Feature map distortion to regularize deep neural

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..axes.view import View
 from ..functional.masks import wide_dtype
+from ..registry import documented
 from ..regularizers.base import Regularizer
 from ..tables import Columns
 
@@ -19,6 +20,7 @@ State: TypeAlias = dict[str, Any]
 """Tensors and numbers by name: the state of an observer at one site."""
 
 
+@documented
 @dataclass(frozen=True, repr=False)
 class Observer(Regularizer):
     """Base of the classes that measure a layer and change nothing.
@@ -35,13 +37,28 @@ class Observer(Regularizer):
     - ``by_epoch = False``: one state for the whole training, which the report does not show.
     - ``needs_calls = False``: it is no fault that the layer is never called.
 
+    Example:
+        >>> from dropblock_hooks import register
+        >>> @register
+        ... class LargestOutput(Observer):
+        ...     def start(self):
+        ...         return {"largest": torch.zeros(())}
+        ...
+        ...     def update(self, state, seen):
+        ...         state["largest"] = torch.maximum(state["largest"], seen.tensor.abs().amax())
+        ...
+        ...     def compute(self, state):
+        ...         return {"largest": float(state["largest"])}
+        >>> LargestOutput(when="before")
+        LargestOutput(when='before')
+
     Args:
-        when: where an observer of activations stands among the regularizers of its layer.
+        at: observe the layer's ``"output"`` or its ``"input"``, where no gradients are seen.
+        when: the place of an observer of activations among the regularizers of its layer.
             ``"after"``: it sees the activation that the next layer gets. ``"before"``: it sees the
             activation that the layer computed. An observer of gradients alone sees the gradient
             after the gradient regularizers of its layer, or (``"before"``) as it arrived.
-        at, index, layout, grid, prefix_tokens, active: as for every `Regularizer`. At the
-            ``"input"`` an observer sees values, but no gradients.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"``.
     """
 
     when: Literal["after", "before"] = field(default="after", kw_only=True)
@@ -124,6 +141,10 @@ class Observer(Regularizer):
 class Seen(NamedTuple):
     """One call of a layer, or one gradient.
 
+    Example:
+        >>> Seen([torch.ones(2)], epoch=0.0, shared={}).tensor
+        tensor([1., 1.])
+
     Attributes:
         tensors: the observed tensors, detached unless the observer `keeps_graph`; or the gradient
             of one of them.
@@ -168,6 +189,10 @@ class Seen(NamedTuple):
 
 class Watch:
     """The state of an observer at one site.
+
+    Example:
+        >>> Capture().bind().open["calls"]
+        0
 
     Attributes:
         observer: the observer.

@@ -22,6 +22,13 @@ _REDUCTIONS = ("mean", "norm", "channels")
 class Record(NamedTuple):
     """One call of a layer.
 
+    Example:
+        >>> model = nn.Sequential(nn.ReLU())
+        >>> attached = attach(model, {"0": Capture()})
+        >>> y = model(torch.ones(1, 2))
+        >>> attached.captured()["0"][0].value
+        tensor([[1., 1.]])
+
     Attributes:
         epoch: the time of the call.
         call: the number of the call, counted from 0.
@@ -68,6 +75,7 @@ class Capture(Observer):
     A copy of each tensor is kept, so later in-place operations do not change it. It holds no part
     of the autograd graph. Every call of the layer is kept, also if a forward calls it several
     times, but not the calls that activation checkpointing recomputes. It works in compiled code.
+    Use it to look at single tensors during a training; `capture` keeps those of one forward.
 
     Example:
         >>> from dropblock_hooks import attach
@@ -81,13 +89,13 @@ class Capture(Observer):
         4 (8, 3) (8, 3)
 
     Args:
-        gradients: keep the gradients of the values; under AMP, of the scaled loss. The
+        gradients: True keeps the gradients of the values; under AMP, of the scaled loss. The
             gradient regularizers of this layer have changed them, also with ``when="before"``.
             Reentrant checkpoints are refused. In compiled code inside a checkpoint, the gradients
             of the last call must come first.
-        activations: keep the values.
-        every: look at each n-th call of the layer, the first one included.
-        keep: the number of records, the last ones; None keeps all, so that memory grows.
+        activations: False keeps no values, which needs ``gradients=True``.
+        every: look at each n-th call of the layer, at least 1; the first one is included.
+        keep: the number of records, the last ones, at least 1; None keeps all, and memory grows.
         reduce: keep the ``"mean"`` or ``"norm"`` of each tensor over all axes but the first, the
             mean of each channel (``"channels"``, a tensor (N, C)), or the result of a function of
             the tensor. A function can't be written to a file.
@@ -95,9 +103,8 @@ class Capture(Observer):
         dtype: the type of the kept tensors, such as ``"float16"``; by default their own.
         detach: False keeps the autograd graph of the values, and its memory, until other records
             take their place. Compiled code refuses it.
-        when, at, index, layout, grid, prefix_tokens: as for every `Observer`. At the input, without
-            `index`, the value is ``(arguments, keywords)``.
-        active: ``"train"`` or ``"always"``.
+        at: observe the layer's ``"output"`` or its ``"input"``, where no gradients are seen.
+            At the input, without `index`, the value is ``(arguments, keywords)``.
     """
 
     gradients: bool = False

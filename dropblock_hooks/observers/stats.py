@@ -36,9 +36,11 @@ class Measuring(Observer):
 
     Args:
         every: zeros, values that are not finite and the histogram are counted at each n-th call of
-            an epoch, the first included.
-        low, high: the bounds of the histogram of magnitudes, from 1e-30 to 1e30. Its bins are
-            octaves: the bounds are rounded down and up to powers of 2.
+            an epoch, the first included; at least 1.
+        low: lower bound of the histogram of magnitudes, at least 1e-30. Its bins are octaves: the
+            bound is rounded down to a power of 2.
+        high: upper bound of the histogram, above `low` and at most 1e30. It is rounded up to a
+            power of 2.
     """
 
     every: int = 10
@@ -81,7 +83,8 @@ class Measuring(Observer):
 class ActivationStats(Measuring):
     """Mean, deviation, largest magnitude and norm of the output of a layer by epoch; dead channels.
 
-    No call waits for the device. A call with NaN or Inf is counted, but left out of the moments.
+    Use it on activation functions, norms and blocks. No call waits for the device. A call with NaN
+    or Inf is counted, but left out of the moments.
 
     A channel is dead if it was exactly zero in every call of the epoch. It is saturated if all its
     values were within 1 % of the bounds of Sigmoid, Tanh, Hardsigmoid, Softsign, Hardtanh or ReLU6.
@@ -140,9 +143,10 @@ class ActivationStats(Measuring):
 class GradientStats(Measuring):
     """Mean, deviation, largest magnitude and norm of the gradient at a layer's output, by epoch.
 
-    They are gradients of the unscaled loss, after the gradient regularizers of the layer;
-    with ``when="before"``, as they arrived. With a ``param:`` selector, they are the gradients of a
-    parameter in each backward, before they accumulate.
+    Use it to find vanishing and exploding gradients. They are gradients of the unscaled loss, after
+    the gradient regularizers of the layer; with ``when="before"``, as they arrived. With a
+    ``param:`` selector, they are the gradients of a parameter in each backward, before they
+    accumulate.
 
     Example:
         >>> import torch
@@ -170,6 +174,8 @@ class WeightStats(Observer):
     For each parameter also its norm and the relative size of its updates: the norm of its change
     since the epoch began, divided by its norm then. For this, a copy of the parameters is held on
     their device.
+
+    Use it to find layers that learn too fast, or not at all.
 
     Parameters are read at the end of an epoch and for a report: a forward costs nothing, and the
     layer need not be called. Parameters that FSDP shards are not read. With a ``param:`` selector,

@@ -64,15 +64,17 @@ class Watchdog(Observer):
         '0'
 
     Args:
-        rules: a name of a rule or several, or ``"all"``.
+        rules: the name of a rule or several names, or ``"all"``.
         action: ``"warn"``; ``"raise"``, a `WatchdogError`; or a function that is called with each
             `Finding`, which cannot be written to a file.
         every: look at each n-th training forward of the model, and at each n-th step within an
-            epoch; 0 or None: only when an epoch or the block ends. Forwards are not counted where
-            the whole model is compiled.
+            epoch, at least 1; 0 or None: only when an epoch or the block ends. Forwards are not
+            counted where the whole model is compiled.
         max_ratio: the largest ratio of gradients at both ends of the model, above 1.
-        max_dead, max_saturated: the largest share of a layer's channels, or of its values.
-        min_calls: with fewer forwards, or gradients, only ``nonfinite`` is judged.
+        max_dead: the largest share of a layer's channels that may be dead, in (0, 1).
+        max_saturated: the largest share of a layer's values that may be saturated, in (0, 1).
+        min_calls: with fewer forwards, or gradients, only ``nonfinite`` is judged; at least 1.
+        at: ``"output"``; no other value is allowed.
     """
 
     rules: tuple[str, ...] | str = "all"

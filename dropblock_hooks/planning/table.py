@@ -63,6 +63,10 @@ class PlanRow:
 class Plan(Table[PlanRow]):
     """The planned sites as a table, with problems and warnings below it.
 
+    Example:
+        >>> plan(nn.Sequential(nn.ReLU()), {"0": Dropout(0.1)}, torch.ones(2, 3)).problems
+        ()
+
     Attributes:
         problems: what can't work; ``attach(..., example_input=...)`` raises an error for it.
         warnings: a line for what is likely not meant, or good to know.

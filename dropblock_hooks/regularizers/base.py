@@ -22,6 +22,13 @@ from .rates import RateLike, checked_rate, hints_of, ranges_of
 class Now:
     """The arguments of ``apply`` in a call: the rates by name, as floats, and these attributes.
 
+    Example:
+        >>> Dropout(0.5).apply(torch.ones(0), Now(p=0.5))
+        (tensor([]), 0)
+
+    Args:
+        values: the rates and attributes by name.
+
     Attributes:
         input: the layer's first input; for ``at="input"`` the regularized value itself.
         layout: the axes of the tensor as the layer gave it, such as ``"NCHW"``; "" if unknown.
@@ -72,14 +79,25 @@ class Regularizer:
       that ``attach`` was not given is then reported.
     - ``bounds = {"max_norm": 1}``: the rates that bound ``now.norms``, with the sign of each bound.
 
+    Example:
+        >>> from dropblock_hooks import register
+        >>> @register
+        ... class Halve(Regularizer):
+        ...     def apply(self, x, now):
+        ...         return x / 2, None
+        >>> Halve(at="input")
+        Halve(at='input')
+
     Args:
         at: regularize the layer's ``"output"`` or its ``"input"``.
-        index: the element of a tuple, list or dict; for inputs also the keyword.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
-        grid: size of the map that tokens form, ``(height, width)``; None asks the model.
-        prefix_tokens: number of class and register tokens before the map, which are left alone;
-            None asks the model.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0. They are
+            left alone. None asks the model.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
     """

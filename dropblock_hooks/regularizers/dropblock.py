@@ -18,7 +18,15 @@ from .rates import NonNegative, Probability
 
 @dataclass(frozen=True, repr=False)
 class _Blocks(DropsShare):
-    """Base of DropBlock and Disout: their rate and the size of their blocks."""
+    """Base of DropBlock and Disout: their rate and the size of their blocks.
+
+    Args:
+        p: share of the elements to drop or distort, a number in [0, 1] or a schedule. It is
+            realized on average on every map and block size.
+        block_size: edge of the block in elements, at least 1, or one edge for each spatial axis. A
+            block larger than the map is clipped, and the report says so.
+        share_channels: True draws one set of blocks for all channels of a sample.
+    """
 
     p: Probability = 0.1
     block_size: int | tuple[int, ...] = 7
@@ -40,7 +48,23 @@ class _Blocks(DropsShare):
 
 @dataclass(frozen=True, repr=False)
 class _DropBlocks(_Blocks):
-    """Base of DropBlock1d, 2d and 3d."""
+    """Base of DropBlock1d, 2d and 3d.
+
+    Args:
+        calibration: ``"exact"`` realizes p, ``"paper"`` uses the γ of the paper, which drops less.
+        normalize: factor of the kept elements: ``"batch"`` all / kept elements of the batch (the
+            paper), ``"sample"`` the same for each sample, ``"expected"`` 1 / (1 - p), or None for
+            no factor.
+
+    Equation:
+        ``y = x * keep * scale``, where ``keep`` is 0 in the blocks and 1 elsewhere. Each position
+        where a block fits begins one with chance γ, and γ solves
+        ``mean over positions of (1 - γ)^c = 1 - p``; c blocks can cover a position.
+
+    Reference:
+        Ghiasi, Lin and Le, 2018, "DropBlock: A regularization method for convolutional networks"
+        (https://arxiv.org/abs/1810.12890).
+    """
 
     calibration: Calibration = "exact"
     normalize: Normalize = "batch"
@@ -66,6 +90,8 @@ class _DropBlocks(_Blocks):
 class DropBlock1d(_DropBlocks, Regularizer):
     """Drops runs of sequences (N, C, L); see `functional.drop_block1d`.
 
+    Use it for audio, text or signals, after convolutions over time.
+
     Example:
         >>> DropBlock1d(p=0.1, block_size=5)
         DropBlock1d(p=0.1, block_size=5)
@@ -78,17 +104,12 @@ class DropBlock1d(_DropBlocks, Regularizer):
 class DropBlock2d(_DropBlocks, Regularizer):
     """Drops blocks of feature maps (N, C, H, W); see `functional.drop_block2d`.
 
+    Use it for images, at the outputs of the last two stages of a network. Its blocks should be
+    smaller than the map: on a map of 7×7, a block of 7 drops whole channels.
+
     Example:
         >>> DropBlock2d(p=0.2, block_size=(3, 5), normalize="sample")
         DropBlock2d(p=0.2, block_size=(3, 5), normalize='sample')
-
-    Args:
-        p: share of the elements to drop, in [0, 1], on average exactly this.
-        block_size: edge of the block in elements, or (height, width); larger than the map is
-            clipped, and the report says so.
-        calibration: ``"exact"``, or ``"paper"`` for the γ of Ghiasi et al., 2018.
-        normalize: ``"batch"``, ``"sample"``, ``"expected"`` or None.
-        share_channels: one mask for all channels of a sample.
     """
 
     spatial: ClassVar[int] = 2
@@ -97,6 +118,8 @@ class DropBlock2d(_DropBlocks, Regularizer):
 @register
 class DropBlock3d(_DropBlocks, Regularizer):
     """Drops blocks of volumes (N, C, D, H, W); see `functional.drop_block3d`.
+
+    Use it for video and medical scans, at the outputs of the last stages.
 
     Example:
         >>> DropBlock3d(p=0.2, block_size=3)
@@ -110,16 +133,24 @@ class DropBlock3d(_DropBlocks, Regularizer):
 class Disout(_Blocks, Regularizer):
     """Distorts blocks of feature maps (N, C, H, W) by noise; see `functional.disout`.
 
-    The realized rate is the share that is distorted.
+    The realized rate is the share that is distorted. Use it in place of `DropBlock2d` where zeros
+    do harm, at the same layers.
 
     Example:
         >>> Disout(p=0.2, block_size=5, alpha=0.5)
         Disout(p=0.2, block_size=5, alpha=0.5)
 
     Args:
-        p: share of the elements to distort, in [0, 1], on average exactly this.
-        block_size, share_channels: as in `DropBlock2d`.
-        alpha: strength of the noise, in standard deviations of the layer's tensor, at least 0.
+        alpha: strength of the noise in standard deviations of the layer's tensor, a number >= 0 or
+            a schedule.
+
+    Equation:
+        ``y = x + m * alpha * std(x) * z``, where m is 1 in the blocks and 0 elsewhere, and z is
+        standard normal noise.
+
+    Reference:
+        Tang et al., 2020, "Beyond dropout: Feature map distortion to regularize deep neural
+        networks" (https://arxiv.org/abs/2002.11022).
     """
 
     alpha: NonNegative = 1.0

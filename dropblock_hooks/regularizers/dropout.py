@@ -25,9 +25,21 @@ class DropsShare:
 class Dropout(DropsShare, Regularizer):
     """Zeroes elements, each with chance p; see `functional.dropout`.
 
+    Use it on the outputs of linear layers. Neighbors in a feature map are correlated, so there
+    `Dropout2d` or `DropBlock2d` removes more information.
+
     Example:
         >>> Dropout(0.2, active="always")
         Dropout(p=0.2, active='always')
+
+    Args:
+        p: chance of an element to be dropped, a number in [0, 1] or a schedule.
+
+    Equation:
+        ``y = x * keep / (1 - p)``, where each element of ``keep`` is 0 with chance p, else 1.
+
+    Reference:
+        Srivastava et al., 2014, "Dropout" (https://jmlr.org/papers/v15/srivastava14a.html).
     """
 
     p: Probability = 0.5
@@ -40,7 +52,19 @@ class Dropout(DropsShare, Regularizer):
 
 @dataclass(frozen=True, repr=False)
 class _Channels(DropsShare):
-    """Base of Dropout1d, 2d and 3d."""
+    """Base of Dropout1d, 2d and 3d.
+
+    Args:
+        p: chance of a channel to be dropped, a number in [0, 1] or a schedule.
+
+    Equation:
+        ``y = x * keep / (1 - p)``, where ``keep`` has one number for each sample and channel: 0
+        with chance p, else 1.
+
+    Reference:
+        Tompson et al., 2015, "Efficient Object Localization Using Convolutional Networks"
+        (https://arxiv.org/abs/1411.4280).
+    """
 
     p: Probability = 0.5
     linear: ClassVar[bool] = True
@@ -54,6 +78,8 @@ class _Channels(DropsShare):
 class Dropout1d(_Channels, Regularizer):
     """Zeroes channels of sequences (N, C, L), each with chance p; see `functional.dropout1d`.
 
+    Use it for audio, text or tokens, between convolutions or blocks.
+
     Example:
         >>> Dropout1d(0.2, layout="NLC")
         Dropout1d(p=0.2, layout='NLC')
@@ -65,6 +91,8 @@ class Dropout1d(_Channels, Regularizer):
 @register
 class Dropout2d(_Channels, Regularizer):
     """Zeroes channels of feature maps (N, C, H, W), each with chance p; see `functional.dropout2d`.
+
+    Use it for images, where a layer has many channels.
 
     Example:
         >>> Dropout2d(0.2, layout="NHWC")
@@ -78,6 +106,8 @@ class Dropout2d(_Channels, Regularizer):
 class Dropout3d(_Channels, Regularizer):
     """Zeroes channels of volumes (N, C, D, H, W), each with chance p; see `functional.dropout3d`.
 
+    Use it for video and medical scans, where a layer has many channels.
+
     Example:
         >>> Dropout3d(0.2)
         Dropout3d(p=0.2)
@@ -90,15 +120,23 @@ class Dropout3d(_Channels, Regularizer):
 class DropPath(DropsShare, Regularizer):
     """Zeroes whole samples of a residual *branch*, each with chance p; see `functional.drop_path`.
 
-    On the output of a whole block it would wipe the residual stream: there, use `StochasticDepth`.
+    Use it on the last layer of a residual branch. On the output of a whole block it would set the
+    residual stream to 0: there, use `StochasticDepth`.
 
     Example:
         >>> DropPath(p=0.1)
         DropPath(p=0.1)
 
     Args:
-        p: chance of a sample to be dropped, in [0, 1].
-        scale_by_keep: multiply the kept samples by 1 / (1 - p).
+        p: chance of a sample to be dropped, a number in [0, 1] or a schedule.
+        scale_by_keep: True multiplies the kept samples by 1 / (1 - p).
+
+    Equation:
+        ``y = x * keep / (1 - p)``, where ``keep`` has one number for each sample: 0 with chance p,
+        else 1.
+
+    Reference:
+        Larsson et al., 2017, "FractalNet" (https://arxiv.org/abs/1605.07648).
     """
 
     p: Probability
@@ -115,16 +153,23 @@ class DropPath(DropsShare, Regularizer):
 class StochasticDepth(DropsShare, Regularizer):
     """Lets samples pass a residual *block* unchanged, each with chance p.
 
-    ``input + drop(output - input)``; see `functional.stochastic_depth`. The block must keep its
-    shape, which the first forward shows.
+    See `functional.stochastic_depth`. Use it on residual blocks whose output has the shape of their
+    input; the first forward checks this.
 
     Example:
         >>> StochasticDepth(p=0.1)
         StochasticDepth(p=0.1)
 
     Args:
-        p: chance of a sample to skip the block, in [0, 1].
+        p: chance of a sample to skip the block, a number in [0, 1] or a schedule.
         mode: ``"row"`` decides for each sample, ``"batch"`` for all at once.
+
+    Equation:
+        ``y = x + (block(x) - x) * keep / (1 - p)``, where ``keep`` is 0 with chance p, else 1.
+
+    Reference:
+        Huang et al., 2016, "Deep Networks with Stochastic Depth"
+        (https://arxiv.org/abs/1603.09382).
     """
 
     p: Probability
@@ -149,9 +194,21 @@ class StochasticDepth(DropsShare, Regularizer):
 class GaussianNoise(Regularizer):
     """Adds zero-mean normal noise; see `functional.gaussian_noise`.
 
+    Use it at the input of a network, or on activations of a known scale, as after a norm.
+
     Example:
         >>> GaussianNoise(std=0.1, at="input")
         GaussianNoise(std=0.1, at='input')
+
+    Args:
+        std: standard deviation in the units of the tensor, a number >= 0 or a schedule.
+
+    Equation:
+        ``y = x + std * z``, where z is standard normal noise.
+
+    Reference:
+        Bishop, 1995, "Training with Noise is Equivalent to Tikhonov Regularization", Neural
+        Computation 7(1).
     """
 
     std: NonNegative
@@ -165,9 +222,21 @@ class GaussianNoise(Regularizer):
 class GaussianDropout(Regularizer):
     """Multiplies by normal noise of mean 1; see `functional.gaussian_dropout`.
 
+    Use it in place of `Dropout`, at the same layers. It has the same variance and no zeros.
+
     Example:
         >>> GaussianDropout(p=0.2)
         GaussianDropout(p=0.2)
+
+    Args:
+        p: sets the variance of the noise to p / (1 - p), a number in [0, 1) or a schedule.
+
+    Equation:
+        ``y = x * (1 + sqrt(p / (1 - p)) * z)``, where z is standard normal noise.
+
+    Reference:
+        Srivastava et al., 2014, "Dropout", section 10
+        (https://jmlr.org/papers/v15/srivastava14a.html).
     """
 
     p: Annotated[RateLike, Range(0, 1, open_high=True)]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..checks import Range
 from ..quoting import kind_of, label, quote
+from ..registry import documented
 from ..schedules.base import Schedule
 from .base import Applied, Now, Regularizer
 from .rates import RateLike
@@ -19,6 +20,7 @@ from .rates import RateLike
 _DEFAULTS = {f.name: f.default for f in fields(Regularizer)}  # of the options of all regularizers
 
 
+@documented
 @dataclass(frozen=True, init=False, repr=False)
 class Foreign(Regularizer):
     """Wraps a module class without parameters, a module, or a function of a tensor.
@@ -28,7 +30,8 @@ class Foreign(Regularizer):
     Each site has its own instance, in training mode, on the device of its layer. It is called while
     the layer is in training mode; with ``active="always"``, in evaluation too. Schedules and floats
     in `kwargs` are set as attributes of the instance. The realized rate is the share of nonzero
-    elements that became zero. The state of the attachment does not hold buffers.
+    elements that became zero. The state of the attachment does not hold buffers. Use it for dropout
+    of torchvision or timm, or of your own code.
 
     Example:
         >>> from torch import nn
@@ -37,8 +40,11 @@ class Foreign(Regularizer):
 
     Args:
         target: the class, module or function.
-        kwargs: arguments of the class, and options of `Regularizer`; with `grid`, tokens come as a
-            map (N, C, height, width).
+        kwargs: arguments of the class; numbers may be schedules. With `grid`, tokens come as a map
+            (N, C, height, width).
+
+    Equation:
+        That of the target.
     """
 
     target: Callable[..., Any]

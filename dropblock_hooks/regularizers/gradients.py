@@ -69,13 +69,19 @@ class OnGradients:
 class ClampGrad(OnGradients, Regularizer):
     """Clamps each value of the gradient to [min, max]; see `functional.clamp_grad`.
 
+    Use it against single very large values. It changes the direction of a gradient, which
+    `ClipGradNorm` keeps.
+
     Example:
         >>> ClampGrad(-1.0, 1.0)
         ClampGrad(min=-1.0, max=1.0)
 
     Args:
-        min: lower bound, or None.
-        max: upper bound, or None.
+        min: lower bound, any number or a schedule; None for no bound.
+        max: upper bound, any number >= `min` or a schedule; None for no bound.
+
+    Equation:
+        ``g' = minimum(maximum(g, min), max)``; Inf and NaN pass.
     """
 
     min: Rate | None = None
@@ -98,17 +104,27 @@ class ClampGrad(OnGradients, Regularizer):
 class ClipGradNorm(OnGradients, Regularizer):
     """Scales the gradient down to a norm of `max_norm`; see `functional.clip_grad_norm`.
 
+    Use it against exploding gradients. ``attached.suggest()`` proposes bounds from measured norms.
+
     Example:
         >>> ClipGradNorm(1.0, per="sample")
         ClipGradNorm(max_norm=1.0, norm_type=2.0, per='sample')
 
     Args:
-        max_norm: largest norm, above 0.
-        norm_type: order of the norm; inf allowed.
+        max_norm: largest norm, a number > 0 or a schedule.
+        norm_type: order of the norm, > 0; inf allowed.
         per: one norm for the whole ``"tensor"``, for each ``"sample"`` or for each ``"channel"``
             (of a parameter: its axis 0).
-        group: one norm over all parameters of the entry, as ``torch.nn.utils.clip_grad_norm_``
-            takes it; once per update, as with ``when="accumulated"``.
+        group: True takes one norm over all parameters of the entry, as
+            ``torch.nn.utils.clip_grad_norm_`` does; once per update, as with
+            ``when="accumulated"``.
+
+    Equation:
+        ``g' = g * minimum(1, max_norm / norm(g))``; a norm that is not finite passes.
+
+    Reference:
+        Pascanu et al., 2013, "On the difficulty of training recurrent neural networks"
+        (https://arxiv.org/abs/1211.5063).
     """
 
     max_norm: Positive
@@ -142,12 +158,21 @@ class ClipGradNorm(OnGradients, Regularizer):
 class ScaleGrad(OnGradients, Regularizer):
     """Multiplies the gradient; a negative scale reverses it (domain-adversarial training).
 
-    Ganin et al., 2016, "Domain-Adversarial Training of Neural Networks"
-    (https://arxiv.org/abs/1505.07818).
+    Use it between a backbone and a head, to let the head train the backbone less.
 
     Example:
         >>> ScaleGrad(-0.1)
         ScaleGrad(scale=-0.1)
+
+    Args:
+        scale: factor of the gradient, any finite number or a schedule.
+
+    Equation:
+        ``g' = scale * g``
+
+    Reference:
+        Ganin et al., 2016, "Domain-Adversarial Training of Neural Networks"
+        (https://arxiv.org/abs/1505.07818).
     """
 
     scale: Rate
@@ -160,9 +185,14 @@ class ScaleGrad(OnGradients, Regularizer):
 class ZeroGrad(OnGradients, Regularizer):
     """Replaces the gradient by zeros: nothing flows back through here.
 
+    Use it to freeze all that comes before a layer while the rest trains.
+
     Example:
         >>> ZeroGrad()
         ZeroGrad()
+
+    Equation:
+        ``g' = 0``
     """
 
     def apply(self, x: Tensor, now: Now) -> Applied:
@@ -173,14 +203,24 @@ class ZeroGrad(OnGradients, Regularizer):
 class GradNoise(OnGradients, Regularizer):
     """Adds zero-mean normal noise to the gradient; `std` is in units of the unscaled loss.
 
-    Neelakantan et al., 2015, "Adding Gradient Noise Improves Learning for Very Deep Networks"
-    (https://arxiv.org/abs/1511.06807), use std = (eta / (1 + t) ** 0.55) ** 0.5 at update t. Under
-    DistributedDataParallel the noise of n processes is averaged, to std / n ** 0.5 if their seeds
-    differ; ``when="accumulated"`` is refused there.
+    Use it on parameters of very deep networks. The paper uses
+    ``std = (eta / (1 + t) ** 0.55) ** 0.5`` at update t. Under DistributedDataParallel the noise of
+    n processes is averaged, to ``std / n ** 0.5`` if their seeds differ; ``when="accumulated"`` is
+    refused there.
 
     Example:
         >>> GradNoise(0.01)
         GradNoise(std=0.01)
+
+    Args:
+        std: standard deviation in units of the unscaled loss, a number >= 0 or a schedule.
+
+    Equation:
+        ``g' = g + std * z``, where z is standard normal noise.
+
+    Reference:
+        Neelakantan et al., 2015, "Adding Gradient Noise Improves Learning for Very Deep Networks"
+        (https://arxiv.org/abs/1511.06807).
     """
 
     std: NonNegative
@@ -195,13 +235,23 @@ class GradNoise(OnGradients, Regularizer):
 class DropGrad2d(DropsShare, OnGradients, Regularizer):
     """Zeroes channels of the gradient of feature maps (N, C, H, W), each with chance p.
 
-    This is `functional.dropout2d` of the gradient: kept channels are scaled by 1 / (1 - p). Inf and
-    NaN pass. Tseng et al., 2020, "Regularizing Meta-Learning via Gradient Dropout"
-    (https://arxiv.org/abs/2004.05859), drop elements of gradients of parameters.
+    This is `functional.dropout2d` of the gradient. Inf and NaN pass. Use it where the forward must
+    stay deterministic. The paper drops elements of gradients of parameters.
 
     Example:
         >>> DropGrad2d(0.2)
         DropGrad2d(p=0.2)
+
+    Args:
+        p: chance of a channel to be dropped, a number in [0, 1] or a schedule.
+
+    Equation:
+        ``g' = g * keep / (1 - p)``, where ``keep`` has one number for each sample and channel: 0
+        with chance p, else 1.
+
+    Reference:
+        Tseng et al., 2020, "Regularizing Meta-Learning via Gradient Dropout"
+        (https://arxiv.org/abs/2004.05859).
     """
 
     p: Probability = 0.5
@@ -228,18 +278,26 @@ class AdaptiveClipGrad(_OfParameters, Regularizer):
     """Scales gradients of parameters down to a share of the weights' norm, unit by unit.
 
     A unit is a row of a weight, or a parameter with a single axis. The report shows the norms of
-    gradients divided by the norms of weights. The paper leaves the last linear layer out. See
-    `functional.adaptive_clip_grad`. Brock et al., 2021, "High-Performance Large-Scale Image
-    Recognition Without Normalization" (https://arxiv.org/abs/2102.06171).
+    gradients divided by the norms of weights. Use it for large batches and networks without norms,
+    on all parameters but those of the last linear layer. See `functional.adaptive_clip_grad`.
 
     Example:
         >>> AdaptiveClipGrad(0.02)
         AdaptiveClipGrad(clip_factor=0.02, eps=0.001, norm_type=2.0)
 
     Args:
-        clip_factor: largest ratio of the gradient norm of a unit to the norm of its weights.
-        eps: least norm that a unit's weights count with, above 0.
-        norm_type: order of the norms; inf allowed.
+        clip_factor: largest ratio of the gradient norm of a unit to the norm of its weights, a
+            number > 0 or a schedule.
+        eps: least norm that a unit's weights count with, > 0.
+        norm_type: order of the norms, > 0; inf allowed.
+
+    Equation:
+        ``g' = g * minimum(1, clip_factor * maximum(norm(w), eps) / norm(g))`` for each unit, with
+        its weights w.
+
+    Reference:
+        Brock et al., 2021, "High-Performance Large-Scale Image Recognition Without Normalization"
+        (https://arxiv.org/abs/2102.06171).
     """
 
     clip_factor: Positive = 0.01
@@ -261,14 +319,21 @@ class AdaptiveClipGrad(_OfParameters, Regularizer):
 
 @register
 class CentralizeGrad(_OfParameters, Regularizer):
-    """Takes the mean of each row away from gradients of weights; see `functional.centralize_grad`.
+    """Subtracts the mean of each row from gradients of weights; see `functional.centralize_grad`.
 
-    It does not change parameters whose rows have one value: biases, parameters of norms, scales of
-    channels. Yong et al., 2020, "Gradient Centralization" (https://arxiv.org/abs/2004.01461).
+    Use it on the weights of convolutions and linear layers. It does not change parameters whose
+    rows have one value: biases, parameters of norms, scales of channels.
 
     Example:
         >>> CentralizeGrad()
         CentralizeGrad()
+
+    Equation:
+        ``g' = g - mean(g)``, the mean over all axes but the first.
+
+    Reference:
+        Yong et al., 2020, "Gradient Centralization: A New Optimization Technique for Deep Neural
+        Networks" (https://arxiv.org/abs/2004.01461).
     """
 
     def apply(self, x: Tensor, now: Now) -> Applied:

@@ -40,7 +40,8 @@ class Retune(DropsShare, Regularizer):
     ``drop_rate`` or ``drop_p``, or that an ``attr:`` selector names, such as ``nn.LSTM.dropout``.
     ``nn.Dropout``, ``nn.Dropout1d`` to ``3d`` and drop paths get the rate 0, and a hook of this
     package drops in their place: their realized rate is measured, and a schedule does not
-    recompile. Other layers drop by themselves. `Attachment.remove` restores every rate.
+    recompile. Other layers drop by themselves. `Attachment.remove` restores every rate. Use it for
+    models that come with dropout.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
@@ -53,7 +54,13 @@ class Retune(DropsShare, Regularizer):
         0.5
 
     Args:
-        p: the rate, in [0, 1].
+        p: the new rate, a number in [0, 1] or a schedule.
+        at: ``"output"``; no other value is allowed.
+        index: None; no other value is allowed.
+        layout: ``"auto"``; no other value is allowed.
+
+    Equation:
+        That of the layer, with another rate.
     """
 
     p: Probability

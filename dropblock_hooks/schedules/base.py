@@ -20,6 +20,17 @@ class Schedule:
 
     A schedule of your own has fields, ``__call__``, and ``@register`` above it. With `span`, the
     bounds of its values can be checked before training.
+
+    Example:
+        >>> from dropblock_hooks import register
+        >>> @register
+        ... class Halving(Schedule):
+        ...     start: float
+        ...
+        ...     def __call__(self, t):
+        ...         return self.start / 2**t
+        >>> Halving(0.4)(2)
+        0.1
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:

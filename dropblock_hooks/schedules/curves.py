@@ -30,6 +30,9 @@ class ConstantSchedule(Schedule):
     Example:
         >>> ConstantSchedule(0.1)(5)
         0.1
+
+    Args:
+        value: the value, any finite number.
     """
 
     value: float
@@ -46,7 +49,15 @@ class ConstantSchedule(Schedule):
 
 @dataclass(frozen=True, repr=False)
 class _Ramp:
-    """Base of LinearSchedule and CosineSchedule."""
+    """Base of LinearSchedule and CosineSchedule.
+
+    Args:
+        start: value until `delay`, any finite number.
+        stop: value from `delay` + `epochs` - 1 on, any finite number.
+        epochs: number of epochs of the ramp, at least 1. None takes the length of the training,
+            ``attach(..., epochs=90)``, less `delay`.
+        delay: number of epochs before the ramp begins, at least 0.
+    """
 
     start: float
     stop: float
@@ -100,13 +111,6 @@ class LinearSchedule(_Ramp, Schedule):
         >>> [LinearSchedule(0.0, 0.2, epochs=5)(t) for t in (0, 2, 4, 9)]
         [0.0, 0.1, 0.2, 0.2]
 
-    Args:
-        start: value until `delay`.
-        stop: value from `delay` + `epochs` - 1 on.
-        epochs: number of epochs of the ramp, at least 1. None takes the length of the training,
-            ``attach(..., epochs=90)``, less `delay`.
-        delay: epochs before the ramp begins.
-
     Raises:
         ValueError: for ``epochs`` below 1 or a negative `delay`.
     """
@@ -119,8 +123,6 @@ class CosineSchedule(_Ramp, Schedule):
     Example:
         >>> round(CosineSchedule(0.0, 0.2, epochs=5)(1), 4)
         0.0293
-
-    Its arguments are those of `LinearSchedule`.
     """
 
     def _way(self, share: float) -> float:
@@ -137,7 +139,8 @@ class StepSchedule(Schedule):
         (0.0, 0.1, 0.2)
 
     Args:
-        values: time to value; must say the value at time 0.
+        values: a mapping from times, at least 0, to values, any finite numbers. It must have the
+            value at time 0.
     """
 
     values: Mapping[float, float] | Iterable[tuple[float, float]]
@@ -186,6 +189,12 @@ class WindowSchedule(Schedule):
         >>> early = WindowSchedule(0.1, begin=0, end=50)
         >>> early(49), early(50)
         (0.1, 0.0)
+
+    Args:
+        value: the value in the window, any finite number.
+        begin: time at which the window begins, in epochs, before `end`.
+        end: time at which the window ends, in epochs.
+        outside: the value before and after, any finite number.
     """
 
     value: float
@@ -220,6 +229,11 @@ class ByDepth(Schedule):
     Example:
         >>> [ByDepth(0.0, 0.2).at(i, 3)(0) for i in range(3)]
         [0.0, 0.1, 0.2]
+
+    Args:
+        start: value at the first site, any number or a schedule.
+        stop: value at the last site, any number or a schedule.
+        share: the place of a site between the ends, in [0, 1]; ``attach`` sets it.
     """
 
     start: float | Schedule | Callable[[float], float]

@@ -38,9 +38,9 @@ class Select:
         exclude: selectors of what is left out, each with everything inside it; ``stage:`` and
             ``stride:`` leave out the whole stage. Each must leave out something.
         where: ``where(name, module) -> bool``; can't be written to a file.
-        expect: how many layers must match.
-        compose: allow the same class of regularizer on a layer that has it from another entry or
-            Attachment; two rates of 0.1 are then 0.19.
+        expect: the number of layers that must match, at least 1; None allows any number above 0.
+        compose: True allows the same class of regularizer on a layer that has it from another
+            entry or Attachment; two rates of 0.1 are then 0.19.
     """
 
     names: str | tuple[str, ...] = ()

@@ -22,11 +22,28 @@ from .run import Run
 
 
 class SiteError(ValueError):
-    """A regularizer met a tensor that it can't work on; the message names the site."""
+    """A regularizer met a tensor that it can't work on; the message names the site.
+
+    Example:
+        >>> model = nn.Sequential(nn.ReLU())
+        >>> attached = attach(model, {"0": DropBlock2d(0.1)})
+        >>> try:
+        ...     y = model(torch.ones(8, 10))
+        ... except SiteError as error:
+        ...     print(str(error).split(":")[0])
+        0/DropBlock2d on ReLU '0'
+    """
 
 
 class Site:
     """One regularizer on one layer.
+
+    Example:
+        >>> model = nn.Sequential(nn.ReLU())
+        >>> site = attach(model, {"0": Dropout(0.5)})["0/Dropout"]
+        >>> y = model(torch.ones(8, 1000))
+        >>> site.calls, round(site.realized_rate, 1)
+        (1, 0.5)
 
     Attributes:
         key: its name in the Attachment: ``layer4.0/DropBlock2d``.

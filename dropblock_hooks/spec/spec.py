@@ -30,7 +30,23 @@ from .files import MOST_BYTES, Keys, Lines, read_json, read_yaml
 
 
 class SpecError(ValueError):
-    """A spec has errors; the message and `problems` list all of them."""
+    """A spec has errors; the message and `problems` list all of them.
+
+    Example:
+        >>> Spec({"layer1": "DropBlok2d"})
+        Traceback (most recent call last):
+        ...
+        dropblock_hooks.spec.spec.SpecError: 1 problem in the spec:
+          - layer1: unknown regularizer 'DropBlok2d' (closest: DropBlock2d, ...
+
+    Args:
+        problems: a text for each error.
+        source: the name of the file; ``""`` if there is none.
+
+    Attributes:
+        problems: a text for each error.
+        findings: the problems as `Finding` objects.
+    """
 
     def __init__(self, problems: Iterable[str], source: str = "") -> None:
         self.problems = tuple(shorten(problem, 1_000) for problem in problems)
@@ -59,10 +75,6 @@ class Entry(NamedTuple):
 class Spec:
     """An ordered mapping selector → regularizers, checked as far as possible without a model.
 
-    Takes a mapping, a list of pairs, the path of a file, or another Spec. Values are regularizers,
-    observers, lists of them, modules of other libraries, or plain data as in files. ``None``
-    removes what earlier entries put on these layers.
-
     Example:
         >>> spec = Spec({"layer3.*": DropBlock2d(0.1), "layer4.*": [Dropout2d(0.2), ClampGrad(-1)]})
         >>> print(spec.to_yaml(), end="")
@@ -73,6 +85,11 @@ class Spec:
         - ClampGrad: {min: -1.0}
         >>> Spec.from_yaml(spec.to_yaml()) == spec
         True
+
+    Args:
+        spec: a mapping, a list of pairs, the path of a file, or another Spec. The values are
+            regularizers, observers, lists of them, modules of other libraries, or plain data as in
+            files. ``None`` removes what earlier entries put on these layers.
 
     Raises:
         SpecError: with all errors.

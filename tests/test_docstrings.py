@@ -1,0 +1,133 @@
+"""The docstrings of public names: a sentence, an example, and a line for each argument.
+
+They are what ``help()`` shows, and the source of the documentation site.
+"""
+
+import importlib
+import inspect
+import re
+from typing import Literal, get_args, get_origin, get_type_hints
+
+import pytest
+
+import dropblock_hooks
+from dropblock_hooks import (
+    Foreign,
+    Observer,
+    OnGradients,
+    Regularizer,
+    Schedule,
+    functional,
+    plots,
+    presets,
+)
+from tests.test_public import MADE, MEMBERS, public_names
+
+ENUMS = {"Kind", "Severity"}
+RANGES = r"\bin [\[(]|>=? |at least|above|before `|any (finite )?number|time at|no other value"
+INTEGRATIONS = ["lightning", "timm", "transformers"]
+PUBLIC = {name: getattr(dropblock_hooks, name) for name in dropblock_hooks.__all__}
+PUBLIC |= {
+    f"{module.__name__.rpartition('.')[2]}.{name}": getattr(module, name)
+    for module in (functional, presets, plots)
+    for name in public_names(module)
+}
+CLASSES = {name: value for name, value in PUBLIC.items() if inspect.isclass(value)}
+CALLED = {
+    name: value
+    for name, value in PUBLIC.items()
+    if inspect.isroutine(value) or (name in CLASSES and name not in MADE | ENUMS)
+}
+ATTACHED = {
+    name: cls
+    for name, cls in CLASSES.items()
+    if issubclass(cls, Regularizer) and cls not in (Regularizer, Observer)
+}
+
+
+def sections(value):
+    """The indented sections of a docstring by their titles."""
+    text = inspect.getdoc(value) + "\n"
+    return dict(re.findall(r"^([A-Z]\w+):\n((?:    .*\n|\n)*)", text, re.MULTILINE))
+
+
+def described(value, section="Args"):
+    """The description of each argument, on one line."""
+    text = sections(value).get(section, "")
+    items = re.findall(r"^    (\w+): (.*\n(?: {8}.*\n)*)", text, re.MULTILINE)
+    return {name: " ".join(description.split()) for name, description in items}
+
+
+def arguments(value):
+    if value is Schedule or getattr(value, "__init__", None) is ValueError.__init__:
+        return []
+    options = arguments(Regularizer) if value is Foreign else []  # which come as keywords
+    return [*inspect.signature(value).parameters, *options]
+
+
+def lacks(value):
+    """What the docstring of a class or function lacks."""
+    if not inspect.getdoc(value).split("\n\n")[0].endswith("."):
+        yield "it does not begin with a sentence"
+    if ">>> " not in sections(value).get("Example", ""):
+        yield "it has no example"
+    if list(described(value)) != arguments(value):
+        yield f"it describes {list(described(value))}, and takes {arguments(value)}"
+
+
+@pytest.mark.parametrize("name", sorted(CALLED))
+def test_a_sentence_an_example_and_each_argument(name):
+    assert list(lacks(CALLED[name])) == []
+
+
+@pytest.mark.parametrize("library", INTEGRATIONS)
+def test_those_of_the_trainers_too(library):
+    pytest.importorskip(library)
+    module = importlib.import_module(f"dropblock_hooks.integrations.{library}")
+    found = {name: list(lacks(getattr(module, name))) for name in public_names(module)}
+    assert [name for name, missing in found.items() if missing] == []
+
+
+@pytest.mark.parametrize("name", sorted(MADE))
+def test_the_members_of_the_objects_that_the_package_makes(name):
+    cls = CLASSES[name]
+    assert ">>> " in sections(cls)["Example"]
+    lines = described(cls, "Attributes") | described(cls)
+    members = MEMBERS.get(name, "").split()
+    assert [m for m in members if m not in lines and not getattr(cls, m).__doc__] == []
+
+
+@pytest.mark.parametrize("name", sorted(ENUMS))
+def test_each_member_of_an_enum_has_a_line(name):
+    assert list(described(CLASSES[name], "Attributes")) == list(CLASSES[name].__members__)
+
+
+@pytest.mark.parametrize("name", sorted(ATTACHED))
+def test_the_allowed_values_of_each_argument(name):
+    hints = get_type_hints(ATTACHED[name], include_extras=True)
+    for argument, text in described(ATTACHED[name]).items():
+        hint = hints.get(argument)
+        parts = [hint, *get_args(hint)]
+        ranges = [r for part in parts for r in getattr(part, "__metadata__", ())]
+        if ranges:  # a rate: what the check of its values says
+            assert str(ranges[0]).replace("a finite", "") in text, (argument, text)
+        elif get_origin(hint) is Literal and "no other value" not in text:
+            options = ["None" if f is None else f'"{f}"' for f in get_args(hint)]
+            assert [option for option in options if option not in text] == [], (argument, text)
+        elif {int, float} & set(parts) and argument != "index":
+            assert re.search(RANGES, text), (argument, text)
+        elif hint is bool:
+            assert re.search("True|False", text), (argument, text)
+
+
+@pytest.mark.parametrize("name", sorted(ATTACHED.keys() - {"OnGradients"}))
+def test_where_to_use_it_and_its_equation(name):
+    assert re.search(r"\bUse it\b|\bAttach it\b", inspect.getdoc(ATTACHED[name]))
+    if not issubclass(ATTACHED[name], Observer):
+        assert sections(ATTACHED[name])["Equation"].strip()
+
+
+def test_a_line_is_that_of_the_nearest_class():
+    assert "no other value" in described(dropblock_hooks.Retune)["at"]
+    assert described(dropblock_hooks.Retune)["grid"] == described(Regularizer)["grid"]
+    assert described(OnGradients)["when"] == described(dropblock_hooks.ClampGrad)["when"]
