@@ -215,7 +215,7 @@ def _nonfinite(run: Run, sights: list[Sight]) -> Iterator[Finding]:
         )
         if scaled:
             cure = "The GradScaler is not recovering: run this layer in float32"
-        yield reached.finding(Kind.NONFINITE, text, cure)
+        yield reached.finding(Kind.NONFINITE, text, _diverged(sights) or cure)
     elif forward.kept.bad < math.inf:
         yield _of_forward(forward, sights)
 
@@ -238,12 +238,13 @@ def _of_forward(first: Sight, sights: Sequence[Sight]) -> Finding:
     if makers:
         text += "and its input was finite"
         cure = (
-            "Look there for a division by 0, a logarithm or root of 0, an exponential, or an "
-            "overflow in half precision"
+            "Look there for a division by 0, a logarithm or root of 0, an exponential, an overflow "
+            "in half precision, or an attention mask of only -inf"
         )
     else:
         text += "and so did its input: the batch, or code that is not watched, made them"
         cure = "Check the inputs"
+    cure = _diverged(sights) or cure
     bad = {
         s.site.key: name
         for s in sights
@@ -261,6 +262,17 @@ def _of_forward(first: Sight, sights: Sequence[Sight]) -> Finding:
             "with such gradients: go back to a checkpoint"
         )
     return sight.finding(Kind.NONFINITE, text, cure)
+
+
+def _diverged(sights: Sequence[Sight]) -> str:
+    """The cure if the gradients of most layers grew by more than `max_ratio` before; else ""."""
+    grown = [s.kept.last / s.kept.first for s in sights if s.kept.first]
+    if not grown or median(grown) <= sights[0].dog.max_ratio:
+        return ""
+    return (
+        f"The gradients grew before, by {median(grown):.3g} at the median layer: lower the "
+        "learning rate, or clip gradients (ClipGradNorm)"
+    )
 
 
 def _finite(p: Tensor) -> bool:
@@ -323,7 +335,7 @@ def _no_gradient(base: nn.Module, every: list[Sight], sights: list[Sight]) -> It
         few, kept, trained = sight.dog.min_calls, sight.kept, sight.trained
         if most < few or not trained or any(map(_has_gradient, trained)):
             continue  # a frozen layer is meant to have none
-        none = kept.differentiable >= few and not kept.grads
+        none = kept.calls >= few and not kept.grads
         zeros = kept.grads >= few and not kept.norm and math.isinf(kept.grad_bad)
         if none or zeros or (not kept.calls and any_left):
             text = f"no gradient, or only zeros, reached it in {kept.calls} calls in training"

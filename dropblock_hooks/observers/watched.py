@@ -62,9 +62,9 @@ class Watched:
         made: the time of the first such output of a finite input.
         grad_bad: the time of the first gradient with NaN or Inf.
         calls, bad_calls: the number of calls, and of outputs with NaN or Inf.
-        differentiable: calls whose output may get a gradient.
         grads: the number of gradients.
         norm: the sum of the finite gradient norms, in units of the unscaled loss.
+        first, last: the first and the last of these norms, without zeros; 0 before any.
         near: the sum over calls of the share of values at the bounds.
         units: the flags of `add_units`.
     """
@@ -80,8 +80,8 @@ class Watched:
         """Begin anew, with what was not finite; and with all `statistics`."""
         self.bad = self.made = self.grad_bad = _INF
         if statistics:
-            self.calls = self.bad_calls = self.differentiable = self.grads = 0
-            self.norm = self.near = 0.0
+            self.calls = self.bad_calls = self.grads = 0
+            self.norm = self.near = self.first = self.last = 0.0
             with torch.device("cpu"):
                 self.units = {"alive": torch.zeros(0, dtype=torch.bool)}
 
@@ -97,7 +97,6 @@ class Watched:
         """Add one call of the layer."""
         time = self.at = Clock.of(seen.shared).tick()
         self.calls += 1
-        self.differentiable += seen.differentiable
         worst, given = _largest_norm(seen.tensors), None
         if worst is None:
             return
@@ -154,6 +153,8 @@ class Watched:
     def _add_norm(self, time: int, norm: float) -> None:
         if norm < _INF:
             self.norm += norm
+            self.last = norm or self.last
+            self.first = self.first or norm
         else:
             self.grad_bad = min(self.grad_bad, time)
 
