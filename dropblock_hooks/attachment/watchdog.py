@@ -22,6 +22,16 @@ from ..sites.site import Site
 
 _SMALLEST_SCALE = 1.0  # a GradScaler below it is not recovering from its overflows
 _FEW = 4  # fewer layers have no depth
+_CURES = {
+    Kind.VANISHING: "Add shortcuts or normalization, or start with larger weights",
+    Kind.EXPLODING: "Start with smaller weights, add normalization, or clip (ClipGradNorm)",
+    Kind.DEAD: "Lower the learning rate, check the bias in front, or use a leaky activation",
+    Kind.SATURATED: "Start with smaller weights in front, or add normalization there",
+    Kind.NO_GRADIENT: (
+        "Look behind it for a detach(), no_grad(), a mask, dead units, or a branch without loss; "
+        "a layer that the model never calls can be removed"
+    ),
+}
 
 
 class Sight(NamedTuple):
@@ -42,9 +52,10 @@ class Sight(NamedTuple):
         """The parameters of the layer itself that get a gradient."""
         return [p for p in self.module._parameters.values() if p is not None and p.requires_grad]
 
-    def finding(self, kind: Kind, text: str, cure: str) -> Finding:
+    def finding(self, kind: Kind, text: str, cure: str = "") -> Finding:
         """A finding about this site."""
         severity = Severity.ERROR if kind == Kind.NONFINITE else Severity.WARNING
+        cure = cure or _CURES[kind]
         return Finding(kind, severity, (self.site.key,), text, cure, self.site.run.epoch)
 
 
@@ -56,10 +67,9 @@ def look_at_forward(base: nn.Module, run: Run, hooks: Sequence[SiteHook], every:
     """Look at each n-th forward; at the forwards 1, 2, 4, 8, ... only for NaN and Inf."""
     clock = Clock.of(run.shared)
     clock.forwards += 1
-    clock.waiting += 1
-    due = clock.waiting >= every
+    due = clock.forwards % every == 0
     if due or clock.forwards.bit_count() == 1:
-        tell_new_alerts(base, run, hooks, statistics=due)
+        tell_new_alerts(base, run, hooks, due)
 
 
 def look_at_step(
@@ -71,7 +81,8 @@ def look_at_step(
     """
     clock = Clock.of(run.shared)
     clock.steps += 1
-    return look_for_alerts(base, run, hooks) if ended or 0 < every <= clock.steps else []
+    due = ended or (every and clock.steps % every == 0)
+    return look_for_alerts(base, run, hooks) if due else []
 
 
 def look_for_alerts(
@@ -85,26 +96,21 @@ def look_for_alerts(
     if not sights or not run.installed:
         return []
     clock = Clock.of(run.shared)
-    if statistics:
-        clock.waiting = clock.steps = 0
-        statistics = any(sight.judged for sight in sights)
-    before, found = clock.alerts, _judge(base, run, sights, statistics)
-    if not statistics:  # findings from statistics still hold
-        found = {key: each for key, each in before.items() if key[1] != Kind.NONFINITE} | found
+    statistics = statistics and any(sight.judged for sight in sights)
+    before, found = clock.alerts, _judge(base, run, sights, clock.alerts, statistics)
     if any(s.kept.calls or s.kept.grads or s.kept.bad_calls for s in sights):
         run.told -= before.keys() - found.keys()
         clock.alerts = found
     for sight in sights:
-        sight.kept.forget(statistics=statistics)
-    return _first_cause(_new(found, before), sights)
+        sight.kept.forget(statistics)
+    return _first_cause([found[key] for key in found if key not in before], sights)
 
 
 def alerts_now(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
     """The findings of the last look that hold, and those since then. Reports nothing."""
-    sights = _sights(base, hooks)
-    before = Clock.of(run.shared).alerts
-    found = _judge(base, run, sights, any(sight.judged for sight in sights))
-    return _first_cause([*before.values(), *_new(found, before)], sights)
+    sights, before = _sights(base, hooks), Clock.of(run.shared).alerts
+    found = _judge(base, run, sights, before, any(sight.judged for sight in sights))
+    return _first_cause(list((before | found).values()), sights)
 
 
 def tell_new_alerts(
@@ -140,19 +146,6 @@ def _sights(base: nn.Module, hooks: Sequence[SiteHook]) -> list[Sight]:
     return sights
 
 
-def _new(found: Alerts, before: Alerts) -> list[Finding]:
-    """The findings that were not there before.
-
-    NaN comes from NaN: while it is there, no other layer with NaN is named.
-    """
-    known = any(kind == Kind.NONFINITE for _, kind in before)
-    return [
-        each
-        for key, each in found.items()
-        if key not in before and not (known and key[1] == Kind.NONFINITE)
-    ]
-
-
 def _first_cause(findings: Sequence[Finding], sights: Sequence[Sight]) -> list[Finding]:
     """The first finding, whose text lists the others as its likely effects.
 
@@ -178,14 +171,23 @@ def _first_cause(findings: Sequence[Finding], sights: Sequence[Sight]) -> list[F
     return [replace(first, text=f"{first.text}. Likely effects of it: {told}"), *apart]
 
 
-def _judge(base: nn.Module, run: Run, sights: list[Sight], statistics: bool) -> Alerts:
-    """The findings of all rules."""
+def _judge(
+    base: nn.Module, run: Run, sights: list[Sight], before: Alerts, statistics: bool
+) -> Alerts:
+    """The findings of all rules. Where statistics are not judged, the findings from them hold.
+
+    NaN comes from NaN: while it is there, all that was found before holds, and nothing is judged.
+    """
 
     def under(rule: Kind) -> list[Sight]:
         return [sight for sight in sights if rule in sight.dog.names]
 
     found = [*_nonfinite(run, under(Kind.NONFINITE))]
-    if statistics:
+    if found and any(kind == Kind.NONFINITE for _, kind in before):
+        return before
+    if not statistics:
+        found += [each for each in before.values() if each.kind != Kind.NONFINITE]
+    else:
         found += _along_depth(Kind.VANISHING, under(Kind.VANISHING))
         found += _along_depth(Kind.EXPLODING, under(Kind.EXPLODING))
         found += [each for sight in sights if sight.judged for each in _of_activation(sight)]
@@ -291,22 +293,20 @@ def _along_depth(kind: Kind, sights: list[Sight]) -> Iterator[Finding]:
         return
     end = max(1, len(layers) // 4)
     norms = [s.kept.norm / s.kept.grads for s in layers]
-    ratio = layers[0].dog.max_ratio
+    first, last, ratio = norms[:end], norms[-end:], layers[0].dog.max_ratio
     # a branch may have small gradients by design: neither rule uses the smallest
     if kind == Kind.VANISHING:
-        most, early, late = "most", max(norms[:end]), median(norms[-end:])
+        most, early, late = "most", max(first), median(last)
         wrong = early * ratio < late
-        cure = "Add shortcuts or normalization, or start with larger weights"
     else:
-        most, early, late = "least", min(norms[:end]), max(norms[-end:])
+        most, early, late = "least", min(first), max(last)
         wrong = early > ratio * late
-        cure = "Start with smaller weights, add normalization, or clip (ClipGradNorm)"
     if early and late and wrong:  # a layer without any gradient is dead
         text = (
             f"gradient norms of the first {end} of {len(layers)} layers are at {most} "
             f"{early:.3g}, and {late:.3g} at the last layers, up to '{layers[-1].site.name}'"
         )
-        yield layers[0].finding(kind, text, cure)
+        yield layers[0].finding(kind, text)
 
 
 def _of_activation(sight: Sight) -> Iterator[Finding]:
@@ -314,21 +314,16 @@ def _of_activation(sight: Sight) -> Iterator[Finding]:
     dog, kept, alive = sight.dog, sight.kept, sight.kept.units["alive"]
     dead = 1.0 - alive.float().mean().item() if len(alive) else 0.0
     if Kind.DEAD in dog.names and dead > dog.max_dead:
-        text = f"{dead:.0%} of its {len(alive)} channels were always zero"
-        cure = "Lower the learning rate, check the bias in front, or use a leaky activation"
-        yield sight.finding(Kind.DEAD, text, cure)
-    near = kept.near / max(kept.calls, 1)
+        yield sight.finding(Kind.DEAD, f"{dead:.0%} of its {len(alive)} channels were always zero")
+    near = float(kept.near) / max(kept.calls, 1)
     if Kind.SATURATED in dog.names and near > dog.max_saturated:
-        text = f"{near:.0%} of its values were within 1 % of its bounds"
-        cure = "Start with smaller weights in front, or add normalization there"
-        yield sight.finding(Kind.SATURATED, text, cure)
+        yield sight.finding(
+            Kind.SATURATED, f"{near:.0%} of its values were within 1 % of its bounds"
+        )
 
 
 def _no_gradient(base: nn.Module, every: list[Sight], sights: list[Sight]) -> Iterator[Finding]:
-    cure = (
-        "Look behind it for a detach(), no_grad(), a mask, dead units, or a branch without "
-        "loss; a layer that the model never calls can be removed"
-    )
+    """Layers with trained parameters that get no gradient, while others do."""
     most = max((s.kept.grads for s in every), default=0)
     any_left = any(_has_gradient(p) for p in base.parameters())
     for sight in sights:
@@ -339,7 +334,7 @@ def _no_gradient(base: nn.Module, every: list[Sight], sights: list[Sight]) -> It
         zeros = kept.grads >= few and not kept.norm and math.isinf(kept.grad_bad)
         if none or zeros or (not kept.calls and any_left):
             text = f"no gradient, or only zeros, reached it in {kept.calls} calls in training"
-            yield sight.finding(Kind.NO_GRADIENT, text, cure)
+            yield sight.finding(Kind.NO_GRADIENT, text)
 
 
 def _has_gradient(p: nn.Parameter) -> bool:

@@ -60,7 +60,7 @@ class ModelFacts:
     def __init__(self, index: Index) -> None:
         self._index = index
         self._stages = stage_channels(index)
-        self._inner: dict[nn.Module, Facts] = {}  # an ancestor is one of many layers
+        self._inner: dict[nn.Module, tuple[str, tuple[int, ...]]] = {}  # an ancestor has many
         modules = list(index.model.modules())
         second = (type(m).__name__ for m in modules if getattr(m, "batch_first", None) is False)
         norms = [m for m in modules if _NORM_LAST.search(type(m).__name__)]
@@ -77,31 +77,27 @@ class ModelFacts:
         while name:
             lineage.insert(-1, self._index.modules[name].module)
             name = name.rpartition(".")[0]
-        inside = next((facts for a in lineage if (facts := self._inside(a)).inside), self._of_model)
+        inside, widths = next((known for a in lineage if (known := self._inside(a))[0]), ("", ()))
         return replace(
-            inside,
+            self._of_model,
             type_name=type(module).__name__,
             own="" if at == "input" and isinstance(module, nn.Embedding) else kind_of(module),
+            inside=inside,
+            widths=widths,
             stage=self._stages.get(target.name) if at == "output" else None,
             heads=_heads(lineage),
             batched=_batched(module),
         )
 
-    def _inside(self, module: nn.Module) -> Facts:
-        """The facts of the model, and the hints from the types of the layers in a module."""
+    def _inside(self, module: nn.Module) -> tuple[str, tuple[int, ...]]:
+        """The hint from the types of the layers in a module, and their numbers of channels."""
         if module not in self._inner:
-            sides: set[str] = set()
-            widths: set[int] = set()
-            for each in module.modules():
-                side = kind_of(each)
-                if side:
-                    sides.add(side)
-                    widths.update(_widths(each))
-                if _REORDER.search(type(each).__name__):
-                    sides.add(MIXED)
-            inside = "".join(sides) if len(sides) < 2 else MIXED
-            found = replace(self._of_model, inside=inside, widths=tuple(sorted(widths)))
-            self._inner[module] = found
+            told = {each: side for each in module.modules() if (side := kind_of(each))}
+            sides = set(told.values())
+            if any(_REORDER.search(type(each).__name__) for each in module.modules()):
+                sides.add(MIXED)
+            widths = tuple(sorted({width for each in told for width in _widths(each)}))
+            self._inner[module] = "".join(sides) if len(sides) < 2 else MIXED, widths
         return self._inner[module]
 
 

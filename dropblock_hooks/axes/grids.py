@@ -47,8 +47,12 @@ class Grids:
             for n, size in hook.met:
                 if len(size) == spatial and samples in (None, n):
                     met.append(size)
-                    stages += [_smaller(size, ratio) for ratio in _RATIOS if hook.embeds]
-        return met, [size for size in stages if size]
+                    stages += [
+                        tuple(edge // ratio for edge in size)
+                        for ratio in _RATIOS
+                        if hook.embeds and not any(edge % ratio for edge in size)
+                    ]
+        return met, stages
 
     def watch(self, model: nn.Module) -> None:
         """Put hooks on the layers of a model that show the sizes of its maps, if there are some."""
@@ -130,13 +134,6 @@ def _is_size(value: Any) -> bool:
     if not isinstance(value, (tuple, list)) or len(value) not in (2, 3):
         return False
     return all(isinstance(edge, (int, torch.SymInt)) for edge in value)
-
-
-def _smaller(size: Grid, ratio: int) -> Grid:
-    """The size divided by a ratio; () where it can't be."""
-    if any(edge % ratio for edge in size):
-        return ()
-    return tuple(edge // ratio for edge in size)
 
 
 def _cuts_patches(module: nn.Module) -> bool:

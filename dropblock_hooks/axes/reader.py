@@ -75,8 +75,7 @@ class Reader:
         self._of_parameter = facts is None
         self.last: View | None = PARAMETER if self._of_parameter else None
         self._sides: dict[int, str] = {}  # where the channels are, by the number of axes
-        self._views: dict[torch.Size, View] = {}  # of tokens, without their grids
-        self._maps: dict[torch.Size, View] = {}  # of tokens, in the last forward
+        self._views: dict[torch.Size, View] = {}  # the answers; of tokens, that of the last forward
         self._asked: Counter[torch.Size] = Counter()
 
     @property
@@ -98,12 +97,12 @@ class Reader:
                 return View(CHANNELS_FIRST[x.ndim - 2])  # the rules take longer to trace
             view = self._by_rules(x.shape, self._sides.get(x.ndim, ""))
             return self._with_grid(x.shape, view) if is_tokens(view.layout, self._spatial) else view
-        view = self._views.get(x.shape) or self._read(x)
+        known = self._views.get(x.shape)
+        view = known if known and self._asked[x.shape] >= _ASKED else self._read(x)
         if self._spatial and is_tokens(view.layout, self._spatial):
-            if graph_task() == NO_TASK or x.shape not in self._maps:
-                self._maps[x.shape] = self._with_grid(x.shape, view)
-            view = self._maps[x.shape]  # in a recomputation, that of the last forward
-        self.last = view
+            again = graph_task() != NO_TASK  # a recomputation, with the map of the last forward
+            view = known if known and again else self._with_grid(x.shape, view)
+        self._views[x.shape] = self.last = view
         return view
 
     def map_of(self, x: Tensor) -> Tensor | None:
@@ -136,10 +135,8 @@ class Reader:
                     "layer of its own at each place, or say layout= for all"
                 )
         if len(self._asked) >= _MOST_SHAPES:
-            self._views, self._maps, self._asked = {}, {}, Counter()
-        self._asked[x.shape] += 1
-        if self._asked[x.shape] >= _ASKED or not follow:
-            self._views[x.shape] = view
+            self._views, self._asked = {}, Counter()
+        self._asked[x.shape] += 1 if follow else _ASKED
         return view
 
     def _by_rules(self, shape: Shape, seen: str) -> View:

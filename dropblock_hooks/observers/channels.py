@@ -40,18 +40,18 @@ def add_units(
     """
     if not x.numel():
         return
-    for name in ("alive", "moved"):
+    for name in ("alive", "moved") if bounds else ("alive",):
         flags = state.get(name)
         if flags is None or flags.shape != x.shape[1:2] or flags.device != x.device:
-            state[name] = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device)
-    alive, moved = state["alive"], state["moved"]
-    if x.device.type == "cpu" and bool(alive.all()) and (bounds is None or bool(moved.all())):
-        return  # nothing more to note in this window
-    alive.logical_or_(~(_by_channel(torch.amax, x.abs()) <= zero))  # true for NaN
-    if bounds is not None:
-        lower, upper = bounds
-        nearest = _by_channel(torch.amin, (x - (lower + upper) / 2).abs_())
-        moved.logical_or_(~(nearest >= (upper - lower) * (0.5 - NEAR)))  # true for NaN
+            flags = state[name] = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device)
+        if x.device.type == "cpu" and bool(flags.all()):
+            continue  # nothing more to note in this window
+        if name == "alive":
+            flags |= ~(_by_channel(torch.amax, x.abs()) <= zero)  # true for NaN
+        elif bounds:
+            lower, upper = bounds
+            nearest = _by_channel(torch.amin, (x - (lower + upper) / 2).abs_())
+            flags |= ~(nearest >= (upper - lower) * (0.5 - NEAR))  # true for NaN
 
 
 def _by_channel(reduce: Any, x: Tensor) -> Tensor:

@@ -130,8 +130,8 @@ class ActivationStats(Measuring):
         found = replace(statistics(state), **shifts(state))
         if "alive" not in state:
             return found
-        alive, moved = state["alive"], state["moved"]
-        saturated = int((~moved).sum()) if state["bounds"] else None
+        alive, moved = state["alive"], state.get("moved")
+        saturated = None if moved is None else int((~moved).sum())
         return replace(found, channels=len(alive), dead=int((~alive).sum()), saturated=saturated)
 
     def headings(self) -> tuple[str, Columns[Any]]:

@@ -26,14 +26,12 @@ class Clock:
 
     Attributes:
         time: the number of calls and gradients that all sites have seen. It orders them.
-        forwards: training forwards since attaching.
-        waiting, steps: training forwards, and calls of ``step``, since the last look.
+        forwards, steps: training forwards, and calls of ``step``, since attaching.
         alerts: the findings that still hold, by site and rule.
     """
 
     time: int = 0
     forwards: int = 0
-    waiting: int = 0
     steps: int = 0
     alerts: dict[tuple[str, str], Any] = field(default_factory=dict)
 
@@ -81,7 +79,8 @@ class Watched:
         self.bad = self.made = self.grad_bad = _INF
         if statistics:
             self.calls = self.bad_calls = self.grads = 0
-            self.norm = self.near = self.first = self.last = 0.0
+            self.norm = self.first = self.last = 0.0
+            self.near: Tensor | float = 0.0
             with torch.device("cpu"):
                 self.units = {"alive": torch.zeros(0, dtype=torch.bool)}
 
@@ -114,7 +113,7 @@ class Watched:
             lower, upper = self.bounds
             edge = NEAR * (upper - lower)
             at_bounds = (x < lower + edge) | (x > upper - edge)
-            self._add(self._add_share, time, at_bounds.mean(dtype=torch.float32))
+            self.near = self.near + at_bounds.mean(dtype=torch.float32)
 
     def see_gradient(self, seen: Seen) -> None:
         """Add one gradient."""
@@ -147,16 +146,12 @@ class Watched:
             if given < _INF:
                 self.made = min(self.made, time)
 
-    def _add_share(self, time: int, share: float) -> None:
-        self.near += share
-
     def _add_norm(self, time: int, norm: float) -> None:
-        if norm < _INF:
-            self.norm += norm
-            self.last = norm or self.last
-            self.first = self.first or norm
-        else:
+        if not norm < _INF:
             self.grad_bad = min(self.grad_bad, time)
+            return
+        self.norm += norm
+        self.first, self.last = self.first or norm, norm or self.last
 
 
 def _largest_norm(tensors: Sequence[Tensor]) -> Tensor | None:
@@ -167,8 +162,8 @@ def _largest_norm(tensors: Sequence[Tensor]) -> Tensor | None:
 
 def _norm(x: Tensor) -> Tensor:
     """Return the norm; it is finite if all values are, whose squares may not fit into float32."""
-    norm: Tensor
     x = x.float() if x.element_size() == 1 else x
+    norm: Tensor
     if x.device.type == "cpu" and x.dtype is not torch.float64:
         norm = torch.linalg.vector_norm(x, dtype=torch.float32)  # several times as fast
         if norm < _INF:

@@ -65,3 +65,4 @@ def case(fault):
 def test_the_first_alert_names_the_cause(fault):
     found = alerts_of(fault)
     assert judged(fault, found), "\n".join(map(str, found)) or "no alert"
+    assert len(found) == 1 or fault.kind != "nonfinite", "NaN has one cause"
