@@ -185,10 +185,10 @@ def _not_trained(base: nn.Module, run: Run, window: Window) -> Finding:
 
 
 def _idle_sites(base: nn.Module, hooks: Iterable[SiteHook], window: Window) -> list[Finding]:
-    """The faults of sites that did nothing, without frozen parameters, which are likely meant."""
+    """The faults of sites that did nothing; freezing a parameter after training it is no fault."""
     idle = [hook for hook in hooks if not window.sites[hook.site.key].active]
-    faults = [hook.diagnose(base, window) for hook in idle]
-    return [fault for fault in faults if fault is not None and fault.kind != Kind.LOST]
+    faults = [(hook, hook.diagnose(base, window)) for hook in idle]
+    return [f for hook, f in faults if f and not (f.kind == Kind.LOST and hook.site.active_calls)]
 
 
 def _interval(hooks: Iterable[SiteHook]) -> int | None:

@@ -22,8 +22,10 @@ _WRAPPERS = {
     "_FabricModule": "_forward_module",
     "ModelEmaV2": "module",
     "ModelEmaV3": "module",
+    "PeftModel": "base_model",
+    "BaseTuner": "model",  # LoraModel, for example
 }
-_LIBRARIES = ("torch.", "lightning", "timm.")
+_LIBRARIES = ("torch.", "lightning", "timm.", "peft.")
 
 
 def _innermost(module: nn.Module) -> nn.Module:

@@ -88,7 +88,7 @@ class ParameterHook(SiteHook):
             return Kind.SHARDED, refusal, ""
         if parameter is not None and not parameter.requires_grad:
             why = "the parameter is frozen (requires_grad is False) and gets no gradient"
-            return Kind.LOST, why, ""
+            return Kind.LOST, why, "If its layer was wrapped or frozen, attach after that"
         if self.follows(owner):
             return None
         if self.lost(owner):

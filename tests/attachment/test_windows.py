@@ -348,6 +348,31 @@ def test_a_parameter_that_is_frozen_later_is_a_finding():
     attached.step(2)
 
 
+class Adapted(nn.Module):
+    """Wraps a layer, freezes it, and trains a layer of its own instead, as adapters do."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.base_layer = layer.requires_grad_(False)
+        self.adapter = copy.deepcopy(layer).requires_grad_(True)
+
+    def forward(self, x):
+        return self.base_layer(x) + self.adapter(x)
+
+
+def test_a_layer_that_is_wrapped_and_frozen_is_told_after_the_first_epoch():
+    model = Blocks()
+    attached = attach(model, parameters_of(model, "stem.weight", "norm.weight"))
+    model.stem = Adapted(model.stem)
+    attached.step(0)
+    train(model)
+    with pytest.warns(HookWarning, match="attach after") as caught:
+        attached.step(1)
+    assert told(caught) == [("stem.weight/ClipGradNorm", "lost")]
+    train(model)
+    attached.step(2)
+
+
 # --- Models that are not trained
 
 
