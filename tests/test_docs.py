@@ -31,6 +31,7 @@ pytestmark = [
         "`isinstance.treespec, LeafSpec.` is deprecated",
         "GPU available but not used",
         "`torch.jit.* is deprecated",
+        "`is_gradient_checkpointing` is deprecated",
     )
 ]
 
