@@ -95,6 +95,7 @@ def test_commands_and_links():
         assert f"## {anchor}" in README.lower()
     commands = [line for line in README.splitlines() if line.startswith("pip install -e")]
     assert [shlex.split(line, comments=True)[3] for line in commands] == [
+        ".[timm]",
         ".[experiments]",
         ".[test]",
     ]
