@@ -192,14 +192,10 @@ def tell(
     told: set[tuple[str, str]],
     action: str | Callable[[Finding], Any] = "warn",
 ) -> None:
-    """Report the findings that were not reported yet.
+    """Report the findings that were not reported yet: their `ids` are not in `told`, and are added.
 
-    Args:
-        findings: the findings.
-        told: the `ids` that were reported; new ones are added. A finding is reported again if its
-            `ids` were removed because it had cleared.
-        action: ``"warn"``, ``"raise"`` (a `WatchdogError`), or a function of a finding. Training
-            goes on if that function raises an error.
+    The action is ``"warn"``, ``"raise"`` (a `WatchdogError`), or a function of a finding. Training
+    goes on if that function raises an error.
     """
     news = [each for each in findings if not told >= each.ids]
     for each in news:

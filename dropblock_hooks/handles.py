@@ -48,13 +48,9 @@ def define_operator(
     """Decorate a function, which becomes an operator that torch.compile does not trace into.
 
     A call takes a tenth of the time of one by ``torch.library.custom_op``. Inductor's cache on disk
-    knows operators by name: an operator whose schema changes needs a new name.
-
-    Args:
-        name: its name.
-        schema: its arguments and its result.
-        fake: the function for the tracing compiler. Without it, torch.compile takes the operator
-            as a whole, and AOTAutograd traces into it.
+    knows operators by name: an operator whose schema changes needs a new name. `fake` is for the
+    tracing compiler. Without it, torch.compile takes the operator as a whole, and AOTAutograd
+    traces into it.
     """
 
     def define(run: Callable[..., Any]) -> Any:

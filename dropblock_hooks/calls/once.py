@@ -90,13 +90,7 @@ def summary(x: Tensor) -> str:
 def main_tensor(output: Any, argument: str, then: str = "") -> Tensor:
     """The output of a model, or the tensor ``logits`` or ``out`` in it.
 
-    Args:
-        output: of the model.
-        argument: the name of the argument that may pick another tensor, for the error.
-        then: the operation on the tensor that the error shows.
-
-    Raises:
-        TypeError: if the output has no such tensor.
+    The error for another output shows how `argument` picks a tensor, and `then` an operation on it.
     """
     if isinstance(output, Tensor):
         return output

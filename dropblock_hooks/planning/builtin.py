@@ -170,12 +170,7 @@ def find_doubled(
     """Finds values that are dropped twice: by one class twice in a list, or by the model too.
 
     Two independent dropouts with the rates a and b together drop a share of 1 - (1 - a)(1 - b).
-    There is one finding for each reason.
-
-    Args:
-        base: the model.
-        placements: the regularizers to be attached.
-        keys: the key of each placement.
+    There is one finding for each reason. `keys` has the key of each placement.
     """
     alike: dict[Any, dict[str, Placement]] = defaultdict(dict)
     for p, key in zip(placements, keys, strict=True):

@@ -36,21 +36,13 @@ class DryRunError(ValueError):
 
 @dataclass
 class DryRun:
-    """A copy that is ready to be called; only for the function that `dry_run` is given.
-
-    Attributes:
-        model: the copy.
-        args: its arguments.
-        kwargs: its keyword arguments.
-        copies: by `id`, the copy of each module of the model.
-        mode: of fake tensors; None for real ones.
-    """
+    """A copy that is ready to be called; only for the function that `dry_run` is given."""
 
     model: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    copies: Mapping[int, Any]
-    mode: FakeTensorMode | None
+    copies: Mapping[int, Any]  # of the modules of the model, by `id`
+    mode: FakeTensorMode | None  # of fake tensors; None for real ones
 
     def run(self) -> Any:
         """The output of a forward."""
@@ -61,15 +53,9 @@ class DryRun:
 def dry_run(model: nn.Module, example: Any, look: Callable[[DryRun], _T]) -> _T:
     """What `look` returns for a copy on fake tensors or, if that fails, on real ones.
 
-    A model on the meta device holds no numbers: it is run as it is.
-
-    Args:
-        model: any model.
-        example: a tensor, a tuple of arguments, or a mapping of keywords; None for `own_input`.
-        look: runs the copy once. What it returns must not hold tensors of the copy.
-
-    Raises:
-        DryRunError: if no forward runs.
+    `look` runs the copy once; what it returns must not hold tensors of the copy. Without an example
+    `own_input` is taken. A model on the meta device holds no numbers: it is run as it is. If no
+    forward runs, a DryRunError says why.
     """
     example = own_input(model) if example is None else example
     if example is None:
@@ -121,10 +107,9 @@ def _dry_run(
         copies: dict[int, Any] = {}
         with FakeCopyMode(mode) if mode else nullcontext():
             copied, inputs = copy.deepcopy(model, copies), copy.deepcopy(example, copies)
-        for module in copied.modules():  # a user's hook may change objects outside of the copy
-            for hooks in (module._forward_hooks, module._forward_pre_hooks):
-                hooks.clear()
-            for hooks in (module._backward_hooks, module._backward_pre_hooks):
+        for m in copied.modules():  # a user's hook may change objects outside of the copy
+            all_hooks: Any = m._forward_hooks, m._forward_pre_hooks, m._backward_hooks
+            for hooks in (*all_hooks, m._backward_pre_hooks):
                 hooks.clear()
         return look(DryRun(copied, *arguments_of(inputs), copies, mode))
 

@@ -81,17 +81,7 @@ def recorded(model: nn.Module, *, residual: bool = False) -> Iterator[dict[str, 
 def record_forward(
     model: nn.Module, example: Any, *, residual: bool = False
 ) -> dict[str, LayerCalls]:
-    """The calls of the layers of a copy in a forward in eval mode.
-
-    Args:
-        model: any model.
-        example: a tensor, a tuple of arguments, or a mapping of keywords; None for the size that
-            the model tells.
-        residual: whether to look for residual blocks.
-
-    Raises:
-        DryRunError: if no forward of a copy runs.
-    """
+    """The calls of the layers in a forward of a copy in eval mode, by `dry_run` and `recorded`."""
 
     def look(run: DryRun) -> dict[str, LayerCalls]:
         run.model.eval()

@@ -51,7 +51,11 @@ def plot_masks(
     """
     channels = as_count("channels", channels)
     args, kwargs = arguments_of(x)
-    image = pixels_of(_image([*args, *kwargs.values()]))
+    images = (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim == 4)
+    first = next((x[0] for x in images if len(x) and x.shape[1] in (1, 3)), None)
+    if first is None:
+        raise ValueError("x must hold an image, a tensor (N, C, H, W) with 1 or 3 channels")
+    image = pixels_of(first)
     masks = _masks(model, which, args, kwargs)
     figure = new_figure(figsize=(1.5 * (channels + 1) + 0.8, 1.7 * len(masks)))
     figure.suptitle("dark: dropped in one training forward", fontsize=9)
@@ -139,11 +143,3 @@ def _probe(site: Site, module: nn.Module) -> list[Tensor]:
     put(before, prepend=True)
     put(after)
     return kept
-
-
-def _image(given: Sequence[Any]) -> Tensor:
-    """The first sample of the first image."""
-    for x in given:
-        if isinstance(x, Tensor) and x.ndim == 4 and len(x) and x.shape[1] in (1, 3):
-            return x[0]
-    raise ValueError("x must hold an image, a tensor (N, C, H, W) with 1 or 3 channels")

@@ -141,7 +141,8 @@ def in_place_of(module: nn.Module) -> Regularizer | None:
 
 def reads_own(module: nn.Module, attribute: str) -> bool:
     """Whether a method of a module may read this attribute; ``__init__`` only stores it."""
-    source = None if "forward" in vars(module) else _source(bare_type(module))
+    kind: Any = bare_type(module)
+    source = None if "forward" in vars(module) else _source(kind)
     return source is None or bool(re.search(rf"[.'\"]{attribute}\b", source))
 
 

@@ -97,11 +97,7 @@ def spread_rate(rate: Any, i: int, n: int) -> Any:
 
 
 def value_at(rate: Any, t: float) -> float:
-    """The number that a rate has at time `t`.
-
-    Raises:
-        TypeError, ValueError: if the value is not a finite number, or the function fails.
-    """
+    """The number of a rate at time `t`; an error if it is not finite, or the function fails."""
     if not callable(rate):
         return float(rate)
     if isinstance(rate, Schedule):

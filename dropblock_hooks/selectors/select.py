@@ -83,8 +83,7 @@ def several(value: Any) -> tuple[Any, ...]:
 def match(selector: Selector, index: Index) -> list[Target]:
     """The layers, parameters or attributes that a selector matches, in model order.
 
-    Raises:
-        NoMatchError: without any, with the reason and the closest names.
+    Without any, a NoMatchError has the reason and the closest names.
     """
     if isinstance(selector, Select):
         return _match_select(selector, index)
@@ -235,9 +234,6 @@ def matching(text: str, names: Collection[str]) -> list[str]:
     """The names that a name, a glob or ``re:...`` matches; the root by `ROOT` alone.
 
     In a glob, ``*`` stays within one component of a name, and ``**`` spans several.
-
-    Raises:
-        re.error: for a bad pattern, such as ``[z-a]``.
     """
     if text == ROOT:
         return [name for name in names if not name]

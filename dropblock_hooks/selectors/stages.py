@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -14,20 +13,12 @@ from .wrappers import bare_type
 _CONTAINERS = ("stages", "layers", "blocks", "levels")
 
 
-@dataclass(frozen=True)
-class Stage:
-    """One entry of ``feature_info``.
+class Stage(NamedTuple):
+    """One entry of ``feature_info``."""
 
-    Attributes:
-        stated: the name that ``feature_info`` gives.
-        name: the name of its module; None if the model has no such module.
-        stride: by how much its map is smaller than the image.
-        channels: of its output.
-    """
-
-    stated: str
-    name: str | None
-    stride: int | None
+    stated: str  # the name that it gives
+    name: str | None  # of its module, if the model has it
+    stride: int | None  # of the image, between two positions of its map
     channels: int | None
 
 
@@ -76,11 +67,7 @@ def stage_channels(index: Index) -> dict[str, int]:
 
 
 def stages_of(index: Index) -> list[Stage]:
-    """The stages of the model.
-
-    Raises:
-        NoMatchError: for a model without ``feature_info``, or with several.
-    """
+    """The stages of a model; NoMatchError for one without ``feature_info``, or with several."""
     host = _host(index)
     entries = [e for e in _entries(index.modules[host].module) or [] if "module" in e]
     names = [e["module"] or "(no layer)" for e in entries]

@@ -40,9 +40,7 @@ def _innermost(module: nn.Module) -> nn.Module:
 def unwrap(model: object, spec: object = None) -> nn.Module:
     """The model inside its wrappers; `spec` is what was given as the second argument.
 
-    Raises:
-        TypeError: for another object than a module.
-        RuntimeError: for ``nn.DataParallel``, anywhere in the model.
+    Another object than a module is a TypeError, ``nn.DataParallel`` anywhere in it a RuntimeError.
     """
     if not isinstance(model, nn.Module):
         got = kind_of(model)
@@ -103,11 +101,7 @@ def shard_refusal(owner: nn.Module) -> str | None:
 
 
 def submodule(model: nn.Module, root: str) -> nn.Module:
-    """The submodule where names begin.
-
-    Raises:
-        ValueError: for a root that is no name of a submodule, with the closest names.
-    """
+    """The submodule where names begin; for another `root` a ValueError names the closest ones."""
     modules = dict(named_modules(model))
     if root not in modules:
         hint = closest(str(root), modules)

@@ -76,11 +76,7 @@ def built(base: type[_T], value: Any, path: Keys) -> _T:
 
 
 def construct(cls: Any, given: Mapping[Any, Any], path: Keys) -> Any:
-    """An instance of a class from its fields as plain data.
-
-    Raises:
-        PlainError: with the faults of all fields.
-    """
+    """An instance of a class from its fields as plain data; a PlainError has all faults."""
     names, hints = [f.name for f in fields(cls) if f.init], hints_of(cls)
     arguments: dict[str, Any] = {}
     faults: list[tuple[Keys, str]] = []
@@ -146,11 +142,7 @@ def _literal(node: ast.expr) -> Any:
 
 
 def to_plain(obj: Any) -> Any:
-    """``{Name: fields}`` of a regularizer or schedule.
-
-    Raises:
-        ValueError: for a function, a `Foreign`, and a class that is not registered.
-    """
+    """``{Name: fields}`` of a regularizer or schedule of a registered class."""
     if type(obj) not in registered(object).values():
         raise ValueError(
             f"{quote(obj)} can't be written to a file: it holds code, or is not registered"

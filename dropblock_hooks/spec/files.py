@@ -34,8 +34,7 @@ def _decoded(text: str | bytes) -> str:
 def read_yaml(text: str | bytes) -> tuple[Any, Lines]:
     """The data as ``yaml.safe_load`` reads it, and the lines of its keys.
 
-    Raises:
-        ValueError: for invalid YAML, a duplicate key, ``<<``, and text over the limits.
+    Invalid YAML, a duplicate key, ``<<``, and text over the limits are ValueErrors.
     """
     decoded = _decoded(text)
     lines: Lines = {}
@@ -44,7 +43,10 @@ def read_yaml(text: str | bytes) -> tuple[Any, Lines]:
         if root is None:
             raise ValueError("it is empty")
         _note_lines(root, (), lines, itertools.count())
-        return _data_of(root), lines
+        try:
+            return SafeConstructor().construct_document(root), lines
+        except (ValueError, LookupError, AttributeError) as error:  # PyYAML raises all of these
+            raise ValueError(f"a value can't be read: {error}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark else ""
@@ -53,13 +55,6 @@ def read_yaml(text: str | bytes) -> tuple[Any, Lines]:
         raise ValueError(f"{where}{problem}{hint}") from None
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
-
-
-def _data_of(root: yaml.Node) -> Any:
-    try:
-        return SafeConstructor().construct_document(root)
-    except (ValueError, LookupError, AttributeError) as error:  # PyYAML raises all of these
-        raise ValueError(f"a value can't be read: {error}") from None
 
 
 def _note_lines(node: yaml.Node, path: Keys, lines: Lines, count: Iterator[int]) -> None:
@@ -90,11 +85,7 @@ def _note_lines(node: yaml.Node, path: Keys, lines: Lines, count: Iterator[int])
 
 
 def read_json(text: str | bytes) -> tuple[Any, Lines]:
-    """The data; the lines of JSON's keys are not known.
-
-    Raises:
-        ValueError: for invalid JSON, a duplicate key, and text over the limits.
-    """
+    """The data; the lines of JSON's keys are not known. Its errors are those of `read_yaml`."""
     try:
         return json.loads(_decoded(text), object_pairs_hook=_unique), {}
     except RecursionError:
