@@ -12,7 +12,7 @@ from ..checks import as_count, closest
 from ..quoting import kind_of, label, listed, quote
 from ..registry import brief
 from .index import HELD, Index, NoMatchError, Target
-from .stages import stage_module, stage_target
+from .stages import stage_target
 from .wrappers import bare_type
 
 ROOT = "."
@@ -91,38 +91,34 @@ def match(selector: Selector, index: Index) -> list[Target]:
 
 
 def _match_text(text: str, index: Index) -> list[Target]:
-    form, rest = _form(text)
-    if form in ("stage", "stride"):
-        return [stage_target(index, form, rest)]
-    found = _named(form, rest, index)
+    found = _named(text, index)
     called = [target for target in found if target.form or _has_forward(target.module)]
     if not called:
         raise NoMatchError(
-            f"{quote(rest)} is a {bare_type(found[0].module).__name__}, which is never called "
-            f"itself; did you mean {quote('*' if rest == ROOT else rest + '.*')}?"
+            f"{quote(text)} is a {bare_type(found[0].module).__name__}, which is never called "
+            f"itself; did you mean {quote('*' if text == ROOT else text + '.*')}?"
         )
     return called
 
 
-def _form(text: str) -> tuple[str, str]:
-    """The form of a selector (empty for names and patterns of layers), and the text after it."""
+def _named(text: str, index: Index, whole: bool = False) -> list[Target]:
+    """The matches of a text, also modules without a forward; of a stage its end, or the `whole`."""
     form, colon, rest = text.partition(":")
     if not (rest if colon else text).strip():
         raise NoMatchError(f"the selector {quote(text)} is empty")
-    return (form, rest) if colon and form in FORMS and form != "re" else ("", text)
-
-
-def _named(form: str, text: str, index: Index) -> list[Target]:
-    """The matches of a name, a pattern or a class, also modules without a forward."""
+    if not colon or form not in FORMS or form == "re":
+        form, rest = "", text  # the name or the pattern of a layer
+    if form in ("stage", "stride"):
+        return [stage_target(index, form, rest, whole)]
     if form == "type":
-        return _match_type(text, index)
+        return _match_type(rest, index)
     table = index.table(form)
     try:
-        found = [table[name] for name in matching(text, table)]
+        found = [table[name] for name in matching(rest, table)]
     except (re.error, OverflowError, RecursionError) as error:
-        raise NoMatchError(f"{quote(text)} is not a pattern: {error}") from None
+        raise NoMatchError(f"{quote(rest)} is not a pattern: {error}") from None
     if not found:
-        raise NoMatchError(_no_match(form, text, index))
+        raise NoMatchError(_no_match(form, rest, index))
     return found
 
 
@@ -196,12 +192,8 @@ def _match_select(select: Select, index: Index) -> list[Target]:
 
 def _left_out(text: str, found: list[Target], index: Index) -> set[Target]:
     """What of `found` an exclude leaves out: what it matches, and everything inside that."""
-    form, rest = _form(text)
     try:
-        if form in ("stage", "stride"):
-            roots = [stage_module(index, form, rest)]
-        else:
-            roots = [target.name for target in _named(form, rest, index)]
+        roots = [target.name for target in _named(text, index, whole=True)]
     except NoMatchError as error:
         raise NoMatchError(f"exclude={quote(text)} leaves out nothing: {error}") from None
     starts = tuple(f"{root}." if root else "" for root in roots)
@@ -223,8 +215,9 @@ def _candidates(select: Select, index: Index) -> list[Target]:
         typed = {target: None for wanted in types for target in _match_type(wanted, index)}
         found = [target for target in found if target in typed] if names else [*typed]
     if stages:
-        roots = tuple(f"{stage_module(index, 'stage', str(stage))}." for stage in stages)
-        found = [target for target in found if f"{target.name}.".startswith(roots)]
+        roots = [stage_target(index, "stage", str(stage), whole=True) for stage in stages]
+        starts = tuple(f"{root.name}." for root in roots)
+        found = [target for target in found if f"{target.name}.".startswith(starts)]
     if not found:
         raise NoMatchError(f"{quote(select)}: no layer matches all of its forms")
     return found

@@ -22,13 +22,8 @@ class Stage(NamedTuple):
     channels: int | None
 
 
-def stage_target(index: Index, kind: str, text: str) -> Target:
-    """The last layer of a stage, by number (``"stage"``) or by stride (``"stride"``)."""
-    return index.modules[[*_ends(index, stage_module(index, kind, text))][-1]]
-
-
-def stage_module(index: Index, kind: str, text: str) -> str:
-    """The name of the module that holds a stage."""
+def stage_target(index: Index, kind: str, text: str, whole: bool = False) -> Target:
+    """The last layer of a stage, or the `whole`; it is given by ``"stage"`` or by ``"stride"``."""
     if not re.fullmatch(r"-?\d{1,9}", text):
         raise NoMatchError(f"{kind}: takes an integer, got {quote(text)}")
     stages = stages_of(index)
@@ -44,12 +39,13 @@ def stage_module(index: Index, kind: str, text: str) -> str:
         known = [f"{i}: {each.stated}, stride {each.stride}" for i, each in enumerate(stages)]
         hint = shorten("; ".join(known))
         raise NoMatchError(f"{kind}:{number} is no stage of the model ({hint})")
-    if found[-1].name is None:
-        stated = quote(found[-1].stated)
+    stated, name, *_ = found[-1]
+    if name is None:
         raise NoMatchError(
-            f"feature_info names {stated}, which the model does not have: name a layer instead"
+            f"feature_info names {quote(stated)}, which the model does not have: name a layer "
+            "instead"
         )
-    return found[-1].name
+    return index.modules[name if whole else [*_ends(index, name)][-1]]
 
 
 def stage_channels(index: Index) -> dict[str, int]:
