@@ -47,8 +47,8 @@ def plot_gradient_flow(attached: Attachment, ax: Any = None) -> Any:
     for style, label, field in (("o-", "norm, mean", "norm"), (".:", "largest value", "largest")):
         if seen:
             ax.plot(xs, [getattr(o, field) or math.nan for o in observed], style, ms=4, label=label)
-    _mark(ax, [x for x, o in zip(xs, observed, strict=True) if o.norm == 0], "v", "C0", "0")
-    _mark_nan(ax, xs, observed)
+    _mark(ax, ((x, o.norm == 0) for x, o in zip(xs, observed, strict=True)), "vC0", "0")
+    _mark(ax, ((x, o.left_out) for x, o in zip(xs, observed, strict=True)), "xC3", "NaN or Inf")
     if clips:
         xs = [names.index(s.name) for s, _ in clips]
         norms = [row for _, row in clips]
@@ -103,7 +103,7 @@ def plot_activations(attached: Attachment, ax: Any = None) -> Any:
     drawn = ax.pcolormesh(sides, edges, shares, cmap="Blues", vmin=0.0)
     rms = [math.nan if o.rms is None else o.rms for o in observed]
     ax.plot(rms, "o-", color="C1", ms=3, label="rms")
-    _mark_nan(ax, range(len(seen)), observed)
+    _mark(ax, ((x, o.left_out) for x, o in enumerate(observed)), "xC3", "NaN or Inf")
     ax.legend(fontsize=8, framealpha=0.6)
     ax.set_yscale("log")
     used = [i for i, row in enumerate(shares) if max(row) > 1e-3]
@@ -152,13 +152,8 @@ def _figure_of(ax: Any, labels: Sequence[str], title: str, attached: Attachment)
     return figure, ax
 
 
-def _mark_nan(ax: Any, xs: Iterable[int], observed: Sequence[Any]) -> None:
-    bad = [x for x, o in zip(xs, observed, strict=True) if o.left_out]
-    _mark(ax, bad, "x", "C3", "NaN or Inf")
-
-
-def _mark(ax: Any, xs: Sequence[int], marker: str, color: str, label: str) -> None:
-    """Mark places at the lower edge."""
-    if xs:
+def _mark(ax: Any, marked: Iterable[tuple[int, Any]], style: str, label: str) -> None:
+    """Mark the places of the true values at the lower edge."""
+    if xs := [x for x, value in marked if value]:
         at_edge: dict[str, Any] = {"ls": "", "transform": ax.get_xaxis_transform()}
-        ax.plot(xs, [0.02] * len(xs), marker, color=color, ms=5, label=label, **at_edge)
+        ax.plot(xs, [0.02] * len(xs), style, ms=5, label=label, **at_edge)

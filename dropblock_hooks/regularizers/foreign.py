@@ -6,6 +6,7 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -89,7 +90,7 @@ class Foreign(Regularizer):
 
     def bind(self) -> Callable[[Tensor, Now], Applied]:
         module = self._module()
-        return self.apply if module is None else _Hosted(module, tuple(self.rates))
+        return self.apply if module is None else partial(_hosted, module.train(), [*self.rates])
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return _counted(self.target, x)
@@ -127,21 +128,14 @@ class Foreign(Regularizer):
         return {"": _name(self.target), **dict(self.kwargs), **self._options()}
 
 
-class _Hosted:
-    """The module of a site. It is no child of the model."""
-
-    def __init__(self, module: nn.Module, rates: tuple[str, ...]) -> None:
-        self.module = module.train()
-        self.rates = rates
-
-    def __call__(self, x: Tensor, now: Now) -> Applied:
-        module = self.module
-        for name in self.rates:
-            if getattr(module, name, None) != getattr(now, name):
-                setattr(module, name, getattr(now, name))
-        if any(buffer.device != x.device for buffer in module.buffers()):
-            module.to(x.device)
-        return _counted(module, x)
+def _hosted(module: nn.Module, rates: list[str], x: Tensor, now: Now) -> Applied:
+    """Apply the module of a site, at the rates of now. It is no child of the model."""
+    for name in rates:
+        if getattr(module, name, None) != getattr(now, name):
+            setattr(module, name, getattr(now, name))
+    if any(buffer.device != x.device for buffer in module.buffers()):
+        module.to(x.device)
+    return _counted(module, x)
 
 
 def _counted(function: Callable[[Tensor], Tensor], x: Tensor) -> Applied:

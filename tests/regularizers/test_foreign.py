@@ -23,7 +23,7 @@ def test_a_class_has_an_instance_per_site_and_a_schedule():
     model = nn.Sequential(nn.Identity(), nn.Identity())
     spec = {"*": Foreign(nn.Dropout2d, p=LinearSchedule(0.0, 1.0, epochs=3))}
     attached = attach(model, spec)
-    first, second = (site.bound.module for site in attached.sites)
+    first, second = (site.bound.args[0] for site in attached.sites)
     assert first is not second
     assert torch.equal(model(X), X)
     attached.step(2)
@@ -57,7 +57,7 @@ def test_a_bare_module_is_copied_and_a_function_taken_as_it_is():
     model = nn.Sequential(nn.Identity(), nn.Identity())
     attached = attach(model, {"0": drop, "1": lambda x: seen.append(1) or x + 1})
     assert (model(X) == 1).all()
-    assert attached.sites[0].bound.module is not drop
+    assert attached.sites[0].bound.args[0] is not drop
     assert seen == [1]
     assert attached.sites[1].rate is None
     assert (model.eval()(X) == 1).all()
