@@ -10,7 +10,7 @@ from torch import distributed
 
 from ..findings import Finding, Kind, Severity, tell
 from ..observers.base import State
-from ..sites.counter import Totals
+from ..sites.counter import Counter
 from ..sites.run import Run
 from ..sites.site import Site
 from .report import Readings
@@ -46,7 +46,7 @@ def summed(mine: Readings, sites: Sequence[Site]) -> Readings:
             "the ranks have different sites, which cannot be added up: "
             "verify(distributed=True) says where they differ"
         )
-    total = {key: functools.reduce(Totals.plus, (r[key] for r in ranks)) for key in mine.sites}
+    total = {key: functools.reduce(Counter.plus, (r[key] for r in ranks)) for key in mine.sites}
     seen: dict[str, State | None] = {}
     for site in sites:
         if site.watch is not None:

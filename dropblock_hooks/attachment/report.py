@@ -13,7 +13,7 @@ from ..observers.base import Observer
 from ..quoting import kind_of
 from ..registry import stated_fields, text
 from ..regularizers.base import Regularizer
-from ..sites.counter import Totals, read
+from ..sites.counter import Counter, read
 from ..sites.run import Run
 from ..sites.site import Site
 from ..tables import Columns, Section, Short, Table, Varying, named
@@ -79,17 +79,16 @@ class SiteRow:
 class Readings(NamedTuple):
     """The counts of all sites and the states of observers, by key."""
 
-    sites: dict[str, Totals]
+    sites: dict[str, Counter]
     forwards: int | None  # of the model; None if compiled ones could not be counted
     observed: dict[str, Any]  # None before the first call
 
 
 def readings(sites: Sequence[Site], run: Run) -> Readings:
     """The counts and states of now."""
-    totals = read([site.counter for site in sites])
-    counted = {site.key: each for site, each in zip(sites, totals, strict=True)}
-    forwards = None if run.compiled else run.counter.snapshot().calls
-    return Readings(counted, forwards, _states(sites))
+    read([site.counter for site in sites])
+    forwards = None if run.compiled else run.counter.life().calls
+    return Readings({site.key: site.counter for site in sites}, forwards, _states(sites))
 
 
 def _states(sites: Sequence[Site]) -> dict[str, Any]:
@@ -113,11 +112,12 @@ def scalars(sites: Sequence[Site], prefix: str) -> dict[str, float]:
     """Rates, realized rates of active sites and results of observers, by tag."""
     found: dict[str, float] = {}
     observed = results(sites)
-    totals = read([site.counter for site in sites])
-    trained = any(each.window.trained or each.window.active for each in totals)
-    for site, counted in zip(sites, totals, strict=True):
+    read([site.counter for site in sites])
+    windows = [site.counter.window() for site in sites]
+    trained = any(window.trained or window.active for window in windows)
+    for site, window in zip(sites, windows, strict=True):
         numbers: dict[str, Any] = dict(site.values)
-        numbers["realized_rate"] = (counted.window if trained else counted.shown).share()
+        numbers["realized_rate"] = (window if trained else site.counter.shown()).share()
         seen = observed.get(site.key, {})
         numbers |= seen if isinstance(seen, Mapping) else seen.scalars()
         found |= {f"{prefix}{site.key}/{n}": x for n, x in numbers.items() if x is not None}
@@ -178,7 +178,8 @@ def _histograms(sites: Sequence[Site]) -> Iterator[tuple[str, list[int], list[fl
 def site_row(site: Site, have: Readings, observed: Any) -> SiteRow:
     """The row of a site."""
     counted, item = have.sites[site.key], site.regularizer
-    size, life, norms = counted.map_size, counted.life, counted.shown.norms
+    size, life, shown = counted.map_size, counted.life(), counted.shown()
+    norms = shown.norms
     block = None if size is None else item.block_in_force(size)
     return SiteRow(
         site=site.key,
@@ -187,7 +188,7 @@ def site_row(site: Site, have: Readings, observed: Any) -> SiteRow:
         at=site.at,
         rate=site.rate,
         values=dict(site.values),
-        realized_rate=counted.shown.share(),
+        realized_rate=shown.share(),
         total_realized_rate=life.share(),
         mean_norm=norms.mean,
         median_norm=norms.quantile(0.5),
@@ -288,12 +289,12 @@ def _sections(
     yield Section([r for r in rows if r.mean_norm is not None], name | norms, note, entry)
 
 
-def _is_open(site: Site, counted: Totals) -> bool:
+def _is_open(site: Site, counted: Counter) -> bool:
     """Whether its row shows this epoch, rather than the last one."""
     watch = site.watch
     if watch is not None:
         return watch.closed is None or not watch.observer.is_empty(watch.open)
-    return bool(counted.window.total) or not counted.closed.total
+    return bool(counted.window().total) or not counted.closed().total
 
 
 def _of_observed(find: Callable[[Any], Any], row: SiteRow) -> Any:

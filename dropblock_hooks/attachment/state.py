@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..checks import as_number
-from ..sites.counter import Norms, Snapshot, Totals, read
+from ..sites.counter import Norms, Snapshot, read
 from ..sites.run import Run
 from ..sites.site import Site
 from ..warn import warn
@@ -19,25 +19,25 @@ Taken = Mapping[Site, tuple[Snapshot, Snapshot, Mapping[str, Tensor]]]
 
 def save(sites: Sequence[Site], run: Run) -> dict[str, Any]:
     """Epoch, statistics, and the elements counted in this epoch."""
-    totals = read([site.counter for site in sites])
+    read([site.counter for site in sites])
     return {
         "version": _VERSION,
         "epoch": run.epoch,
         "epochs": run.epochs or 0,
         "stepped": run.stepped,
-        "forwards": run.counter.snapshot().calls,
-        "sites": {s.key: _saved(s, t) for s, t in zip(sites, totals, strict=True)},
+        "forwards": run.counter.life().calls,
+        "sites": {site.key: _saved(site) for site in sites},
     }
 
 
-def _saved(site: Site, counted: Totals) -> dict[str, Any]:
-    life = counted.life
+def _saved(site: Site) -> dict[str, Any]:
+    life = site.counter.life()
     state: dict[str, Any] = {
         "regularizer": repr(site.regularizer),
         "calls": life.calls,
         "active_calls": life.active,
         **_elements(life),
-        "window": _elements(counted.window),
+        "window": _elements(site.counter.window()),
     }
     if site.watch is not None and (kept := site.watch.state_dict()):
         state["buffers"] = {

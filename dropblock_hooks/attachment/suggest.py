@@ -60,9 +60,9 @@ def suggestions(sites: Sequence[Site], share: float) -> Table[Suggestion]:
 
 def _rows(site: Site, share: float) -> Iterator[Suggestion]:
     counted = site.counter.read()
-    norms, over = counted.shown.norms, "window"
+    norms, over = counted.shown().norms, "window"
     if not norms.bins:
-        norms, over = counted.life.norms, "life"
+        norms, over = counted.life().norms, "life"
     bound, reason = norms.quantile(1 - share), ""
     if bound is None:
         reason = "no gradient was seen yet: train a step first"
@@ -74,6 +74,6 @@ def _rows(site: Site, share: float) -> Iterator[Suggestion]:
     given = ", ".join(f"{name}={value!r}" for name, value in wanted.items())
     call = "" if reason else f"attached.set({site.key!r}, {given})"
     for name, value in wanted.items():
-        now, changed = site.values[name], counted.shown.share()
+        now, changed = site.values[name], counted.shown().share()
         proposed = None if reason else value
         yield Suggestion(site.key, name, now, changed, proposed, norms.count, over, call, reason)

@@ -1,8 +1,8 @@
 """Counting: totals that only grow, snapshots of them, and windows between two snapshots.
 
 A `Counter` adds in Python. A count that is a tensor is added on its device and is read only when
-someone asks, for all counters at once (`read`). The totals are never set back: a window is the
-difference of two snapshots.
+someone asks, for all counters at once (`read`), which puts numbers in place of the tensors. The
+totals are never set back: a window is the difference of two snapshots.
 
 The norms of gradients are counted in a histogram, one tensor of *cells*: the sum of the norms, then
 the number of norms in each bin. A bin covers a quarter of an octave (a factor of two), from 2**-64
@@ -12,9 +12,7 @@ count as 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -50,8 +48,8 @@ class Norms:
         bins: the number of norms in each bin that is not empty.
     """
 
-    def __init__(self, cells: Sequence[float] | None) -> None:
-        self.total, *counts = cells or (0.0,)
+    def __init__(self, cells: Tensor | None) -> None:
+        self.total, *counts = (0.0,) if cells is None else cells.tolist()
         self.bins = {at: n for at, n in enumerate(counts) if n}
 
     def saved(self) -> dict[str, Any]:
@@ -59,14 +57,14 @@ class Norms:
         return {"total": self.total, "bins": [[at, n] for at, n in self.bins.items()]}
 
     @staticmethod
-    def restored(saved: Mapping[str, Any]) -> list[float]:
+    def restored(saved: Mapping[str, Any]) -> Tensor:
         """Return the cells of what `saved` returned, or raise ValueError, TypeError or KeyError."""
         cells = [float(saved["total"]), *[0.0] * (_LAST + 1)]
         for at, n in saved["bins"]:
             if not 0 <= at <= _LAST:
                 raise ValueError(f"the bins are 0 to {_LAST}")
             cells[1 + at] = float(n)
-        return cells
+        return torch.tensor(cells, dtype=torch.float64, device="cpu")
 
     @property
     def count(self) -> int:
@@ -115,21 +113,21 @@ class Snapshot(NamedTuple):
         evaluated: calls of the layer in evaluation mode.
         trained: calls in training mode.
         active: calls in which the regularizer was active; for gradients, gradients seen.
+        off: how many of the training calls were made while the attachment was switched off.
         affected: elements that were dropped or changed; a tensor until it is read.
         total: elements that passed.
         expected: the sum of the nominal rates over these elements.
-        off: how many of the training calls were made while the attachment was switched off.
-        cells: the histogram of norms before a bound; a tensor until it is read, None without norms.
+        cells: the histogram of norms before a bound; None without norms.
     """
 
     evaluated: int = 0
     trained: int = 0
     active: int = 0
+    off: int = 0
     affected: Any = 0
     total: int = 0
     expected: float = 0.0
-    off: int = 0
-    cells: Any = None
+    cells: Tensor | None = None
 
     @property
     def calls(self) -> int:
@@ -143,10 +141,10 @@ class Snapshot(NamedTuple):
 
     def plus(self, other: Snapshot, sign: int = 1) -> Snapshot:
         """The sum, for example over ranks, or with ``sign=-1`` the growth since `other`."""
-        cells = self.cells or other.cells
-        if self.cells and other.cells:
-            cells = [a + sign * b for a, b in zip(self.cells, other.cells, strict=True)]
         sums = [a + sign * b for a, b in zip(self[:-1], other[:-1], strict=True)]
+        cells = other.cells if self.cells is None else self.cells
+        if self.cells is not None and other.cells is not None:
+            cells = self.cells + sign * other.cells
         return Snapshot._make([*sums, cells])
 
     def share(self) -> float | None:
@@ -158,48 +156,13 @@ class Snapshot(NamedTuple):
         return self.expected / self.total if self.total else None
 
 
-@dataclass(frozen=True)
-class Totals:
-    """The numbers of a counter, read at a moment.
-
-    Attributes:
-        life: since attaching, including the counts of a loaded state.
-        window: since the epoch began, or since attaching or loading; elements also since ``set``.
-        closed: the window before; empty in the first window.
-        map_size: the spatial size of the last tensor; None before the first.
-        map_varies: whether other sizes came before.
-    """
-
-    life: Snapshot
-    window: Snapshot
-    closed: Snapshot
-    map_size: tuple[int, ...] | None
-    map_varies: bool
-
-    @property
-    def shown(self) -> Snapshot:
-        """The open window; where no element was counted in it, the window that closed last."""
-        return self.window if self.window.total else self.closed
-
-    def plus(self, other: Totals) -> Totals:
-        """The sum over two ranks."""
-        return Totals(
-            self.life.plus(other.life),
-            self.window.plus(other.window),
-            self.closed.plus(other.closed),
-            self.map_size or other.map_size,
-            self.map_varies or other.map_varies or self.map_size != other.map_size,
-        )
-
-
 class Counter:
     """Counts the calls of a layer and the elements that a regularizer affects.
 
-    It is exact if one thread at a time runs the forward.
+    It has the attributes of a `Snapshot`. Their tensors are never changed in place, because
+    snapshots hold them. The counts are exact if one thread at a time runs the forward.
 
     Attributes:
-        evaluated, trained, active, affected, total, expected, off, cells: as in a
-            `Snapshot`. Tensors are never changed in place, because snapshots hold them.
         map_size: the spatial size of the last tensor; None before the first.
         map_varies: whether a tensor of another size came before.
     """
@@ -212,7 +175,7 @@ class Counter:
         self._norms: list[Tensor] = []  # that are not in the cells yet
         self.map_size: tuple[int, ...] | None = None
         self.map_varies = False
-        self._begun = self._before = Snapshot()
+        self._begun = self._before = Snapshot()  # where the open window began, and the one before
 
     def add(
         self,
@@ -256,67 +219,80 @@ class Counter:
             here = [each.reshape(-1) for each in norms if each.device == device]
             self.cells = _add_norms(self.cells, torch.cat(here))
 
-    def snapshot(self) -> Snapshot:
-        """The totals of now; a tensor in them is not read."""
+    def life(self) -> Snapshot:
+        """The totals since attaching, including those of a loaded state."""
         self._bin_norms()
         return Snapshot._make(getattr(self, name) for name in Snapshot._fields)
 
+    def window(self) -> Snapshot:
+        """The growth since the epoch began, or since attaching, loading or (elements) ``set``."""
+        return self.life().plus(self._begun, -1)
+
+    def closed(self) -> Snapshot:
+        """The growth in the window before; empty in the first window."""
+        return self._begun.plus(self._before, -1)
+
+    def shown(self) -> Snapshot:
+        """The open window; where no element was counted in it, the window that closed last."""
+        window = self.window()
+        return window if window.total else self.closed()
+
+    def calls_in_windows(self) -> tuple[Snapshot, Snapshot]:
+        """The calls in the open window and in the one before; no device is waited for."""
+        now, begun, before = (Snapshot(*s[:4]) for s in (self.life(), self._begun, self._before))
+        return now.plus(begun, -1), begun.plus(before, -1)
+
     def close_window(self) -> None:
         """Begin a new window; the present one becomes the closed one."""
-        self._before, self._begun = self._begun, self.snapshot()
+        self._before, self._begun = self._begun, self.life()
 
     def forget_elements(self) -> None:
         """Begin the windows of the elements anew, as after ``set``; calls stay in theirs."""
-        now = self.snapshot()
-        elements = {name: getattr(now, name) for name in ("affected", "total", "expected", "cells")}
-        self._begun = self._begun._replace(**elements)
-        self._before = self._before._replace(**elements)
+        elements = self.life()[4:]
+        self._begun = Snapshot._make((*self._begun[:4], *elements))
+        self._before = Snapshot._make((*self._before[:4], *elements))
 
     def restore(self, life: Snapshot, window: Snapshot) -> None:
         """Take over totals that were read or saved. Only elements count in the open window."""
-        self._take(life.plus(window, -1))
-        self._begun = self._before = self.snapshot()
-        self._take(life)
-
-    def _take(self, totals: Snapshot) -> None:
-        vars(self).update(totals._asdict())
+        self._begun = self._before = life.plus(window, -1)
         self._norms = []
-        if totals.cells is not None:
-            self.cells = torch.tensor(totals.cells, dtype=torch.float64, device="cpu")
+        vars(self).update(life._asdict())
 
-    def read(self) -> Totals:
-        """Everything that was counted. Waits for the device."""
-        return read([self])[0]
+    def plus(self, other: Counter) -> Counter:
+        """The counts of two ranks together."""
+        both = Counter()
+        both.restore(self.life().plus(other.life()), Snapshot())
+        both._begun, both._before = self._begun.plus(other._begun), self._before.plus(other._before)
+        both.map_size = self.map_size or other.map_size
+        both.map_varies = self.map_varies or other.map_varies or self.map_size != other.map_size
+        return both
+
+    def read(self) -> Counter:
+        """Read everything that was counted, which waits for the device; return itself."""
+        read([self])
+        return self
 
 
-def read(counters: Iterable[Counter], *, wait: bool = True) -> list[Totals]:
-    """Read several counters at one moment; each device is waited for once.
-
-    With ``wait=False`` no device is waited for: affected elements on a device count as 0 then, and
-    norms are left out.
-    """
-    counters = list(counters)
-    moments = [(c.snapshot(), c._begun, c._before) for c in counters]
-    found = (x for triple in moments for each in triple for x in (each.affected, each.cells))
-    unread = [x for x in found if isinstance(x, Tensor)] if wait else []
-    numbers: dict[int, list[float]] = {}
-    for device in {each.device for each in unread}:
-        rows = {id(each): each.detach().reshape(-1) for each in unread if each.device == device}
-        values = iter(torch.cat(list(rows.values())).tolist())
-        numbers |= {key: list(islice(values, row.numel())) for key, row in rows.items()}
+def read(counters: Sequence[Counter]) -> None:
+    """Put numbers in place of the tensors of several counters; each device is waited for once."""
+    moments = [(counter.life(), counter._begun, counter._before) for counter in counters]
+    found = [x for moment in moments for each in moment for x in (each.affected, each.cells)]
+    unread = {id(x): x for x in found if isinstance(x, Tensor)}
+    numbers: dict[int, Tensor] = {}
+    for device in {x.device for x in unread.values()}:
+        rows = {key: x.detach().reshape(-1) for key, x in unread.items() if x.device == device}
+        values = torch.cat(list(rows.values())).cpu().double()
+        parts = values.split([row.numel() for row in rows.values()])
+        numbers |= dict(zip(rows, parts, strict=True))
 
     def known(counts: Snapshot) -> Snapshot:
         affected = counts.affected
         if isinstance(affected, Tensor):
-            affected = int(numbers.get(id(affected), [0.0])[0])
+            affected = int(numbers[id(affected)])
         return counts._replace(affected=affected, cells=numbers.get(id(counts.cells)))
 
-    totals = []
-    for counter, triple in zip(counters, moments, strict=True):
-        now, begun, before = map(known, triple)
-        window, closed = now.plus(begun, -1), begun.plus(before, -1)
-        totals.append(Totals(now, window, closed, counter.map_size, counter.map_varies))
-    return totals
+    for counter, (life, begun, before) in zip(counters, moments, strict=True):
+        vars(counter).update(known(life)._asdict(), _begun=known(begun), _before=known(before))
 
 
 def _add_norms(cells: Tensor | None, norms: Tensor) -> Tensor | None:

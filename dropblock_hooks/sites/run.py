@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.hooks import RemovableHandle
 
 from ..axes.grids import Grids
-from .counter import Counter, Snapshot, read
+from .counter import Counter, Snapshot
 from .grad_scaler import LossScale
 
 
@@ -118,10 +118,10 @@ class Window:
 def windows(run: Run, hooks: Iterable[Any]) -> tuple[Window, Window]:
     """The open window of the sites of these hooks, and the one before."""
     sites = [hook.site for hook in hooks]
-    model, *totals = read([run.counter, *(site.counter for site in sites)], wait=False)
+    counted = [site.counter.calls_in_windows() for site in sites]
     made = []
-    for which in ("window", "closed"):
-        counts = {s.key: getattr(each, which) for s, each in zip(sites, totals, strict=True)}
+    for which, model in enumerate(run.counter.calls_in_windows()):
+        counts = {s.key: each[which] for s, each in zip(sites, counted, strict=True)}
         layers = {site.name: counts[site.key].calls for site in sites}
-        made.append(Window(counts, layers, getattr(model, which)))
+        made.append(Window(counts, layers, model))
     return made[0], made[1]

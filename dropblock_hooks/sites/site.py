@@ -150,22 +150,22 @@ class Site:
         that closed then. Attaching, `Attachment.set` and loading a state begin one that shows
         nothing. Reading it waits for the device.
         """
-        return self.counter.read().shown.share()
+        return self.counter.read().shown().share()
 
     @property
     def expected_rate(self) -> float | None:
         """The mean nominal rate over the same window as `realized_rate`."""
-        return self.counter.read().shown.expected_share()
+        return self.counter.read().shown().expected_share()
 
     @property
     def total_realized_rate(self) -> float | None:
         """The same as `realized_rate`, since attaching."""
-        return self.counter.read().life.share()
+        return self.counter.read().life().share()
 
     @property
     def norms(self) -> Norms | None:
         """The norms of gradients before the bound, over the same window; None without norms."""
-        norms = self.counter.read().shown.norms
+        norms = self.counter.read().shown().norms
         return norms if norms.bins else None
 
     @property
