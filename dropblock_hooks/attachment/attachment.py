@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -173,9 +173,14 @@ class Attachment:
         finally:
             self.enabled = before
 
-    def always(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def always(self) -> Iterator[None]:
         """Let dropout act in evaluation too, within a ``with`` block; not counted. See `sample`."""
-        return self._run.acting_always()
+        before, self._run.always = self._run.always, True
+        try:
+            yield
+        finally:
+            self._run.always = before
 
     def remove(self) -> None:
         """Take every hook off; safe to repeat. Call it after the backward.

@@ -185,14 +185,10 @@ class Counter:
         size: tuple[int, ...] | None = None,
         norms: Tensor | None = None,
     ) -> None:
-        """Add one active call.
+        """Add one active call with `total` elements, at this nominal rate.
 
-        Args:
-            affected: the number of affected elements; None if it is unknown.
-            total: the number of all elements.
-            rate: the nominal rate.
-            size: the spatial size of a map; None for other tensors.
-            norms: of a gradient, before it was bounded; some may not be finite.
+        `affected` of them were affected (None: unknown). `size` is the spatial size of a map, and
+        `norms` are those of a gradient before it was bounded, which may not be finite.
         """
         self.active += 1
         if size is not None and self.map_size != size:
@@ -213,11 +209,22 @@ class Counter:
         self.expected += rate * total
 
     def _bin_norms(self) -> None:
-        """Count the norms in the cells. Many at once take hardly longer than one."""
-        norms, self._norms = self._norms, []
-        for device in dict.fromkeys(each.device for each in norms):
-            here = [each.reshape(-1) for each in norms if each.device == device]
-            self.cells = _add_norms(self.cells, torch.cat(here))
+        """Count the norms in the cells, without those that are not finite or have no data.
+
+        Many at once take hardly longer than one. No device is waited for.
+        """
+        waiting, self._norms = self._norms, []
+        for device in dict.fromkeys(each.device for each in waiting if not each.is_meta):
+            dtype = wide_dtype(device)
+            here = [each.reshape(-1) for each in waiting if each.device == device]
+            norms = torch.cat(here).to(dtype)
+            before = norms.new_zeros(_LAST + 2) if self.cells is None else self.cells
+            finite = norms < float("inf")  # False for NaN, too
+            norms = norms.where(finite, 0.0)
+            at = norms.log2() * _PER_OCTAVE + (1 - _LOWEST * _PER_OCTAVE)  # -inf of 0
+            at = at.clamp(0, _LAST).long() + 1
+            self.cells = before.to(device, dtype).index_add(0, at, finite.to(dtype))
+            self.cells[0] += norms.sum()
 
     def life(self) -> Snapshot:
         """The totals since attaching, including those of a loaded state."""
@@ -293,23 +300,3 @@ def read(counters: Sequence[Counter]) -> None:
 
     for counter, (life, begun, before) in zip(counters, moments, strict=True):
         vars(counter).update(known(life)._asdict(), _begun=known(begun), _before=known(before))
-
-
-def _add_norms(cells: Tensor | None, norms: Tensor) -> Tensor | None:
-    """Return new cells with these norms counted; no device is waited for.
-
-    Norms that are not finite are left out, and so are those without data.
-    """
-    norms = norms.detach().reshape(-1)
-    if norms.is_meta or norms.numel() == 0:
-        return cells
-    dtype = wide_dtype(norms.device)
-    norms = norms.to(dtype)
-    cells = norms.new_zeros(_LAST + 2) if cells is None else cells.to(norms.device, dtype)
-    finite = norms < float("inf")  # False for NaN, too
-    norms = norms.where(finite, 0.0)
-    at = norms.log2() * _PER_OCTAVE + (1 - _LOWEST * _PER_OCTAVE)  # -inf of 0
-    at = at.clamp(0, _LAST).long() + 1
-    counted = cells.index_add(0, at, finite.to(dtype))
-    counted[0] += norms.sum()
-    return counted

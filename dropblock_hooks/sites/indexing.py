@@ -81,17 +81,13 @@ class Nested:
         self.tensors: list[Tensor] = [self.leaves[i] for i in self.places]
 
     def __call__(self, new: Sequence[Any]) -> Any:
-        leaves = list(self.leaves)
-        for place, x in zip(self.places, new, strict=True):
-            leaves[place] = x
-        return tree_unflatten(leaves, self.spec)
+        there = dict(zip(self.places, new, strict=True))
+        return tree_unflatten([there.get(i, x) for i, x in enumerate(self.leaves)], self.spec)
 
     def nesting(self) -> Any:
         """The nested structure: the index of each tensor in its place, None in other places."""
-        numbers: list[int | None] = [None] * len(self.leaves)
-        for number, place in enumerate(self.places):
-            numbers[place] = number
-        return tree_unflatten(numbers, self.spec)
+        numbers = {place: number for number, place in enumerate(self.places)}
+        return tree_unflatten([numbers.get(i) for i in range(len(self.leaves))], self.spec)
 
 
 def _indices(value: Any) -> Collection[Any] | None:

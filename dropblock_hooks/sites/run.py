@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,15 +69,6 @@ class Run:
         for _, handle in self.optimizers:
             handle.remove()
         self.optimizers = []
-
-    @contextmanager
-    def acting_always(self) -> Iterator[None]:
-        """Random regularizers of activations act in evaluation too within a ``with`` block."""
-        before, self.always = self.always, True
-        try:
-            yield
-        finally:
-            self.always = before
 
     def close_window(self, sites: Iterable[Any]) -> None:
         """Close the window of the model and of all sites, and begin the next one.

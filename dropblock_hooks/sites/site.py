@@ -131,7 +131,7 @@ class Site:
 
     @property
     def calls(self) -> int:
-        """Forward calls of the layer since it was attached; for a parameter, of its owner.
+        """Forward calls of the layer, or of the owner of a parameter, since attaching.
 
         Compiled code counts those in which the site is on.
         """
@@ -188,10 +188,9 @@ class Site:
         if graph_task() == NO_TASK:
             if training:
                 self.counter.trained += 1
+                self.counter.off += not run.enabled
             else:
                 self.counter.evaluated += 1
-            if training and not run.enabled:
-                self.counter.off += 1
         if training:
             return run.installed and run.enabled
         return (self.always or run.always) and self.acts(False)
@@ -217,11 +216,7 @@ class Site:
         return training or self.always or (self.run.always and self.draws)
 
     def form_of(self, x: Tensor) -> View:
-        """How the axes of a tensor are read.
-
-        Raises:
-            SiteError: if the axes are not known.
-        """
+        """How the axes of a tensor are read; SiteError if they are not known."""
         try:
             return self.reader.view(x)
         except ValueError as error:
