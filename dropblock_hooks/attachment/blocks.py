@@ -14,7 +14,7 @@ def is_clipped(block: tuple[int, ...] | None, regularizer: Regularizer) -> bool:
 
 def block_finding(row: Any) -> Finding | None:
     """The finding that a block is as large as the map, for a row of a report or plan."""
-    if _covers_map(row):
+    if row.block_size is not None and row.block_size == row.map_size:
         text = f"the block is as large as the map ({cell(row.map_size)}): it drops whole channels"
     elif row.clipped:
         text = f"the blocks are clipped to the map: {cell(row.block_size)} of {cell(row.map_size)}"
@@ -24,16 +24,8 @@ def block_finding(row: Any) -> Finding | None:
     return Finding(Kind.CLIPPED, Severity.WARNING, (row.site,), text, cure)
 
 
-def _covers_map(row: Any) -> bool:
-    return row.block_size is not None and row.block_size == row.map_size
-
-
-def block_cell(row: Any) -> str:
-    """The block of a row of a report or plan."""
-    mark = " (clipped)" if row.clipped else " (whole map)" if _covers_map(row) else ""
-    return f"{cell(row.block_size)}{mark}"
-
-
-def limited_block(row: Any) -> str:
-    """The block, if the map limits it."""
-    return block_cell(row) if row.clipped or _covers_map(row) else ""
+def block_cell(row: Any, only_limited: bool = False) -> str:
+    """The block of a row of a report or plan; on request only where the map limits it."""
+    covers = row.block_size is not None and row.block_size == row.map_size
+    mark = " (clipped)" if row.clipped else " (whole map)" if covers else ""
+    return f"{cell(row.block_size)}{mark}" if mark or not only_limited else ""

@@ -67,7 +67,9 @@ class ModelHook:
         else:
             run.counter.evaluated += 1
         if model.training is not self._training and not run.stepped:
-            self._turn(model.training)
+            self._training, self._turns = model.training, self._turns + model.training
+            if model.training and self._turns > _EVALUATIONS:  # training goes on after two
+                tell(not_stepped(hook.site for hook in self.hooks), run.told)
         for hook in self.others:
             owner = None if hook.site.calls else find_module(model, hook.site.owner)
             if owner is not None:
@@ -83,39 +85,30 @@ class ModelHook:
         if self.every:
             look_at_forward(model, run, self.hooks, self.every)
 
-    def _turn(self, training: bool) -> None:
-        """Warn, once, where training goes on after two evaluations and nobody has called step."""
-        self._training = training
-        self._turns += training
-        if training and self._turns > _EVALUATIONS:
-            tell(not_stepped(hook.site for hook in self.hooks), self.run.told)
-
 
 def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
     """Everything that is wrong, in the order of the sites.
 
     It is about the open window, or the one before if the model was not trained since then.
     """
+
+    def error(sites: tuple[str, ...], *fault: Any) -> Finding:
+        kind, text, cure = fault
+        return Finding(kind, Severity.ERROR, sites, text, cure, run.epoch)
+
     if not run.installed:
-        return [_error(run, (), Kind.REMOVED, "the attachment was removed", REPLACED[-1])]
+        return [error((), Kind.REMOVED, "the attachment was removed", REPLACED[-1])]
     found = run.scale.findings(run.epoch)
     now, before = windows(run, hooks)
     stale = before.has("calls", "active") and not now.has("trained", "active")
     window = before if stale else now
     if not window.has("calls", "active") and not _leaves_no_trace(base, hooks):
         text = "no layer was called in this epoch, nor after attaching or loading"
-        found.append(_error(run, (), Kind.NOT_RUN, text, "Run a training step first"))
+        found.append(error((), Kind.NOT_RUN, text, "Run a training step first"))
     here = {hook.site.key for hook in hooks}
-    found += [_error(run, (key,), *REPLACED) for key in run.keys if key not in here]
-    for hook in hooks:
-        fault = hook.diagnose(base, window)
-        if fault is not None:
-            found.append(fault)
+    found += [error((key,), *REPLACED) for key in run.keys if key not in here]
+    found += filter(None, [hook.diagnose(base, window) for hook in hooks])
     return found + not_stepped(hook.site for hook in hooks)
-
-
-def _error(run: Run, sites: tuple[str, ...], kind: Kind, text: str, cure: str) -> Finding:
-    return Finding(kind, Severity.ERROR, sites, text, cure, run.epoch)
 
 
 def tell_faults(attached: Any) -> None:
@@ -153,8 +146,17 @@ def _look_back(base: nn.Module, run: Run, hooks: Sequence[SiteHook], ended: bool
     """The faults in a window that closes; `ended` says whether an epoch has ended."""
     window, _ = windows(run, hooks)
     if not window.has("trained", "active"):
-        told = ended and not _leaves_no_trace(base, hooks)
-        return [_not_trained(base, run, window)] if told else []
+        if not ended or _leaves_no_trace(base, hooks):
+            return []
+        text = f"an epoch has ended in which this {bare_type(base).__name__} was not trained"
+        if window.model.evaluated:
+            text += f": it ran {counted(window.model.evaluated, 'forward')} in evaluation mode"
+        cure = (
+            "Call model.train() before training. If another model is trained (a trainer may have "
+            "copied this one), attach to that one; if this one is compiled, its code calls none of "
+            "these layers"
+        )
+        return [Finding(Kind.NOT_TRAINED, Severity.WARNING, (), text, cure, run.epoch)]
     if window.has("off"):
         return []
     for hook in hooks:  # a site that works again is reported again when it stops
@@ -169,19 +171,6 @@ def _look_back(base: nn.Module, run: Run, hooks: Sequence[SiteHook], ended: bool
 def _leaves_no_trace(base: nn.Module, hooks: Iterable[SiteHook]) -> bool:
     """Whether compiled code may run the model uncounted, because it only reads rates."""
     return all(hook.leaves_no_trace(base) for hook in hooks)
-
-
-def _not_trained(base: nn.Module, run: Run, window: Window) -> Finding:
-    """An epoch without a training forward of this model."""
-    text = f"an epoch has ended in which this {bare_type(base).__name__} was not trained"
-    if window.model.evaluated:
-        text += f": it ran {counted(window.model.evaluated, 'forward')} in evaluation mode"
-    cure = (
-        "Call model.train() before training. If another model is trained (a trainer may have "
-        "copied this one), attach to that one; if this one is compiled, its code calls none of "
-        "these layers"
-    )
-    return Finding(Kind.NOT_TRAINED, Severity.WARNING, (), text, cure, run.epoch)
 
 
 def _idle_sites(base: nn.Module, hooks: Iterable[SiteHook], window: Window) -> list[Finding]:

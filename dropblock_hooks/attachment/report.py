@@ -18,7 +18,7 @@ from ..sites.run import Run
 from ..sites.site import Site
 from ..tables import Columns, Section, Short, Table, Varying, named
 from ..tables import shown as cell
-from .blocks import block_finding, is_clipped, limited_block
+from .blocks import block_cell, block_finding, is_clipped
 
 Size = tuple[int, ...] | None
 
@@ -216,9 +216,8 @@ class Report(Table[SiteRow]):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        of_blocks = (block_finding(row) for row in self.rows)
-        of_bounds = (_bound_finding(row) for row in self.rows)
-        return tuple(finding for finding in (*of_blocks, *of_bounds) if finding is not None)
+        found = [find(row) for find in (block_finding, _bound_finding) for row in self.rows]
+        return tuple(filter(None, found))
 
 
 def _bound_finding(row: SiteRow) -> Finding | None:
@@ -273,11 +272,15 @@ def _sections(
         columns = calls | {head: partial(_of_observed, find) for head, find in found.items()}
     elif first.acts_on == "gradient":
         note = "gradients (changed: share of their values)"
-        columns = {"bounds\nnow": _bounds, f"changed\n{window}": share, **active}
+        columns = {
+            "bounds\nnow": lambda row: ", ".join(f"{n}={cell(x)}" for n, x in row.values.items()),
+            f"changed\n{window}": share,
+            **active,
+        }
     else:
         columns = {"rate\nnow": attrgetter("rate"), f"realized\n{window}": share, **active}
         columns["map\nlast"] = _map_cell
-        columns["block\nlast"] = limited_block
+        columns["block\nlast"] = partial(block_cell, only_limited=True)
     yield Section(rows, name | options | columns, note, entry)
     norms: Columns[SiteRow] = {
         "mean": lambda row: Varying(row.mean_norm),
@@ -299,10 +302,6 @@ def _is_open(site: Site, counted: Counter) -> bool:
 
 def _of_observed(find: Callable[[Any], Any], row: SiteRow) -> Any:
     return None if row.observed is None else find(row.observed)
-
-
-def _bounds(row: SiteRow) -> str:
-    return ", ".join(f"{field}={cell(value)}" for field, value in row.values.items())
 
 
 def _calls(row: SiteRow) -> str:
