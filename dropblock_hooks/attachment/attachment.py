@@ -27,14 +27,15 @@ from .state import load, restore, save
 from .suggest import Suggestion, suggestions
 from .watchdog import alerts_now, tell_new_alerts
 
-Installed = list[tuple[nn.Module, SiteHook]]
-
 
 class Attachment:
     """Regularizers attached to a model: the list of its sites, their time and switches.
 
     ``attach`` makes it, ``attachments(model)`` finds it again, also on a copy or a loaded model.
     As a context manager it removes itself at the end.
+
+    Attributes:
+        sites: the sites, in the order of the spec.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
@@ -48,14 +49,12 @@ class Attachment:
         {'1/Dropout2d': {'p': 0.2}}
     """
 
-    def __init__(self, base: nn.Module, run: Run, installed: Installed) -> None:
+    def __init__(
+        self, base: nn.Module, run: Run, installed: list[tuple[nn.Module, SiteHook]]
+    ) -> None:
         self._base, self._run, self._installed = base, run, installed
         self._hooks = [hook for _, hook in installed]
-
-    @property
-    def sites(self) -> tuple[Site, ...]:
-        """The sites, in the order of the spec."""
-        return tuple(hook.site for hook in self._hooks)
+        self.sites = tuple(hook.site for hook in self._hooks)
 
     def __iter__(self) -> Iterator[Site]:
         return iter(self.sites)
@@ -98,7 +97,7 @@ class Attachment:
             KeyError: if `which` means no site, with the reason.
             RuntimeError, TypeError, ValueError: after `remove`; for an unknown field or bad value.
         """
-        self._check_installed()
+        self._run.check_installed()
         sites = find(which, self._base, self._hooks)
         for site, regularizer in zip(sites, with_rates(sites, rates, self._run), strict=True):
             site.set_regularizer(regularizer)
@@ -114,10 +113,6 @@ class Attachment:
         """Let observers look at their layers, before they are read."""
         for module, hook in self._installed:
             hook.look(module)
-
-    def _check_installed(self) -> None:
-        if not self._run.installed:
-            raise RuntimeError("the attachment was removed, so nothing acts: attach again")
 
     @property
     def epoch(self) -> float:
@@ -236,7 +231,7 @@ class Attachment:
     @optimizer.setter
     def optimizer(self, given: Any) -> None:
         if given is not None:
-            self._check_installed()
+            self._run.check_installed()
         use_optimizers(self._run, self._installed, checked_optimizers(given))
 
     def report(self, *, distributed: bool = False) -> Table[SiteRow]:
@@ -257,9 +252,10 @@ class Attachment:
         return alerts_now(self._base, self._run, self._hooks)
 
     def _title(self) -> str:
-        on = "" if self.enabled else ", paused"
+        notes = "" if self.enabled else ", paused"
+        notes += ", step() was never called" if not_stepped(self.sites) else ""
         text = f"{counted(len(self), 'site')} on {type(self._base).__name__}, epoch {self.epoch:g}"
-        return text + (on if self._run.installed else ", removed")
+        return text + (notes if self._run.installed else ", removed")
 
     def __str__(self) -> str:
         return str(self.report())
@@ -313,7 +309,7 @@ class Attachment:
             KeyError, RuntimeError, ValueError: if `which` means no site; after `remove`; for a
                 share outside (0, 1), or if no site has a bound.
         """
-        self._check_installed()
+        self._run.check_installed()
         sites = self.sites if which is None else find(which, self._base, self._hooks)
         return suggestions(sites, share)
 
@@ -346,10 +342,8 @@ class Attachment:
 
         Args:
             writer: TensorBoard's ``SummaryWriter``, a run of wandb or its module, a logger of
-                Lightning, or an object with ``add_scalar``, ``log`` or ``log_metrics``.
+                Lightning, or an object with ``add_scalar``, ``log`` or ``log_metrics``. Others
+                raise TypeError.
             step: where on the axis of steps.
-
-        Raises:
-            TypeError: for a writer with none of these methods.
         """
         log(writer, self.scalars(), self.sites, step)

@@ -64,6 +64,11 @@ class Run:
         copied.told.add((".", "not_trained"))  # an average of the weights is never trained
         return copied
 
+    def check_installed(self) -> None:
+        """Raise RuntimeError after the attachment was removed."""
+        if not self.installed:
+            raise RuntimeError("the attachment was removed, so nothing acts: attach again")
+
     def drop_optimizers(self) -> None:
         """Take our hooks off the optimizers."""
         for _, handle in self.optimizers:

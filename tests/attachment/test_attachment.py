@@ -333,8 +333,10 @@ def test_a_schedule_that_nobody_steps_is_told_once(net, schedule):
         run(net, 3)
     assert len(told) == 1
     assert {finding.kind for finding in attached.verify()} == {"not_stepped"}
+    assert "step() was never called" in attached.report().title
     attached.step(1)
     assert attached.verify() == []
+    assert "never called" not in attached.report().title
 
 
 @pytest.mark.parametrize("rate", [0.1, LinearSchedule(0.1, 0.1, epochs=5), ByDepth(0.1, 0.2)])
