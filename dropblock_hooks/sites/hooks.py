@@ -282,8 +282,11 @@ def _why_not_called(model: nn.Module, name: str, window: Window) -> tuple[str, s
     if any(inside) or (container and not inside):
         why = "a container that the model loops over, as gradient checkpointing does"
         return why, "Name the layers inside it"
-    why = "a branch not taken, or its parent uses the layer without calling it (it reads the "
-    return f"{why}weight, or calls forward() directly)", "Name the parent"
+    return (
+        "a branch not taken, or its parent uses the layer without calling it (it reads the weight, "
+        "or calls forward() directly)",
+        "Name the parent",
+    )
 
 
 def ours(hook: Any) -> SiteHook | None:

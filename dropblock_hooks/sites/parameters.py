@@ -103,11 +103,12 @@ class ParameterHook(SiteHook):
             return super().idle(model, owner, window) if trained or counts.calls else None
         if not trained or not self.run.enabled or window.has("off"):
             return None
-        text = "its gradient was not regularized at any optimizer step: the optimizer"
+        text = "its gradient was not regularized at any optimizer step"
         if self.run.optimizers:
-            return Kind.NEVER_ACTIVE, f"{text} made no step, or the parameter had no gradient", ""
+            text += ": the optimizer made no step, or the parameter had no gradient"
+            return Kind.NEVER_ACTIVE, text, ""
         cure = "Pass it, attach(..., optimizer=optimizer), or set attached.optimizer = optimizer"
-        return Kind.NO_OPTIMIZER, f"{text} is not known", cure
+        return Kind.NO_OPTIMIZER, f"{text}: the optimizer is not known", cure
 
     def follows(self, module: nn.Module) -> bool:
         """Whether the gradient of the parameter that this module holds now will be met.
