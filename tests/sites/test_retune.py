@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import math
 import pickle
+import random
 
 import pytest
 import torch
@@ -460,3 +461,23 @@ def test_rates_that_modules_hold():
     assert attached.scalars() == {"reg/dropout/Retune/p": 0.4, "reg/lstm.dropout/Retune/p": 0.1}
     attached.remove()
     assert (model.dropout, type(model.dropout), model.lstm.dropout) == (0, int, 0.5)
+
+
+class DropPath(nn.Module):
+    """Draws from Python's generator."""
+
+    def __init__(self, drop_prob):
+        super().__init__()
+        self.drop_prob = drop_prob
+
+    def forward(self, x):
+        return x * 0 if self.training and random.random() < self.drop_prob else x
+
+
+def test_attaching_draws_no_random_numbers():
+    """The states of Python's and torch's generators stay."""
+    model = nn.Sequential(nn.Dropout(0.1), nn.AlphaDropout(0.1), DropPath(0.1))
+    before = random.getstate(), torch.get_rng_state()
+    attach(model, {"*": Retune(p=0.3)}).remove()
+    assert random.getstate() == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
