@@ -85,6 +85,7 @@ class Watchdog(Observer):
     max_saturated: float = field(default=0.8, kw_only=True)
     min_calls: int = field(default=10, kw_only=True)
 
+    channelwise: ClassVar[bool] = True
     whole: ClassVar[bool] = True
     by_epoch: ClassVar[bool] = False
     reads_given: ClassVar[bool] = True

@@ -87,6 +87,20 @@ def test_each_rule_fires_and_is_silent_on_a_healthy_net(make, expected):
     assert found_in(healthy, rule) == []
 
 
+def test_dead_channels_of_tokens_are_told_and_positions_of_zeros_are_not():
+    model = nn.Sequential(nn.Linear(16, 40), nn.GELU(), nn.Linear(40, 3))
+    x = torch.randn(8, 6, 16)
+    assert found_in(model, "dead", size=x.shape) == []
+    nn.init.zeros_(model[0].bias)
+    found = []
+    with watch(model, "dead", action=found.append):  # 74 positions are padding
+        for _ in range(12):
+            model(torch.nn.functional.pad(x, (0, 0, 0, 74))).sum().backward()
+    assert found == []
+    nn.init.constant_(model[0].bias[:38], -100.0)
+    assert found_in(model, "dead", size=x.shape, lr=0.0) == [("1", "dead")]
+
+
 def broken(every=None, action="warn"):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     attached = watch(model, action=action, every=every)
