@@ -180,13 +180,13 @@ def show(path: Path, frame: pd.DataFrame) -> int:
 
 def mixed_versions(folders: Sequence[tuple[str, RunFolder]]) -> str:
     """A warning where runs were made with different versions, otherwise nothing."""
-    seen: dict[str, set[str]] = {}
-    for _, each in folders:
-        for attempt in each.attempts()[-1:]:
-            for name, value in attempt.items():
-                if name not in ("epochs", "began", "host"):
-                    seen.setdefault(name, set()).add(value)
-    mixed = [f"{name} {', '.join(sorted(found))}" for name, found in seen.items() if len(found) > 1]
+    last = pd.DataFrame([attempt for _, each in folders for attempt in each.attempts()[-1:]])
+    versions = last.drop(columns=["epochs", "began", "host"], errors="ignore")
+    mixed = [
+        f"{name} {', '.join(sorted(column.unique()))}"
+        for name, column in versions.items()
+        if column.nunique() > 1
+    ]
     return f"**Runs were made with different versions:** {'; '.join(mixed)}." if mixed else ""
 
 

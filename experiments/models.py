@@ -20,17 +20,6 @@ from experiments.loading import Seeded
 from experiments.seeds import derive_seed
 
 
-class ThreeChannels(nn.Module):
-    """A model of colored images that takes gray ones."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.model(x.expand(-1, 3, -1, -1))  # type: ignore[no-any-return]
-
-
 def make_model(
     run: Run, data: Data, grad_scaler: Any = None
 ) -> tuple[nn.Module, Attachment | None]:
@@ -47,8 +36,7 @@ def make_model(
         _try(model, run, data)
     if not run.spec:
         return model, None
-    root = "model" if isinstance(model, ThreeChannels) else ""
-    return model, attach(model, run.spec, root=root, epochs=run.epochs, grad_scaler=grad_scaler)
+    return model, attach(model, run.spec, epochs=run.epochs, grad_scaler=grad_scaler)
 
 
 def _build(run: Run, data: Data) -> nn.Module:
@@ -68,10 +56,9 @@ def _build(run: Run, data: Data) -> nn.Module:
         )
     args = {"num_classes": data.classes, **run.model_args}
     with told(f"model_args do not fit {run.model}"):
-        if not colon:
-            return timm.create_model(run.model, in_chans=channels, **args)
-        model = torchvision.models.get_model(name, **args)
-        return ThreeChannels(model) if channels == 1 else model
+        if colon:
+            return torchvision.models.get_model(name, **args)
+        return timm.create_model(run.model, in_chans=channels, **args)
 
 
 def _channels(data: Data) -> int | None:

@@ -98,13 +98,8 @@ def compare(frame: pd.DataFrame, study: Study) -> pd.DataFrame:
             low, high = interval(differences, 1 - (1 - LEVEL) / family)
             margin = primary.get(test, np.nan)
             row = {"a": a, "b": b, "test": test, "primary": test in primary}
-            row |= {
-                "n": len(differences),
-                "difference": _mean(differences),
-                "low": low,
-                "high": high,
-            }
-            row |= {"sd": differences.std(ddof=1) if len(differences) > 1 else np.nan}
+            row |= {"n": len(differences), "difference": pd.Series(differences).mean()}
+            row |= {"low": low, "high": high, "sd": pd.Series(differences).std()}
             row |= {"margin": margin, "word": word(sign * low, sign * high, margin)}
             rows.append({**row, "p": p_value(differences)})
     table = pd.DataFrame(rows)
@@ -190,7 +185,3 @@ def holm(p: np.ndarray) -> np.ndarray:
     back[order] = np.minimum(raised, 1.0)
     corrected[known] = back
     return corrected
-
-
-def _mean(values: Sequence[float] | np.ndarray) -> float:
-    return float(np.mean(values)) if len(values) else np.nan

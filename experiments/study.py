@@ -1,18 +1,6 @@
 """A study: a YAML file as conditions and seeds, or everything that is wrong with the file.
 
-The file has these fields; all but `conditions` are optional:
-
-| field | content |
-| --- | --- |
-| question | the question of the study, as text |
-| base | fields of a run (see `experiments.config.Run`) that all conditions share |
-| conditions | name -> fields that differ from the base. The first is the baseline |
-| grid | field -> values, or field -> {name: value}: every combination is a condition |
-| compare | more pairs to compare. Each condition is always compared with the first |
-| primary | test -> margin in points: what the question is judged by |
-| seeds | a number n, for 1 to n, or a list |
-| higher_is_better | false for a metric such as an error |
-| search | {space, candidates, seeds}: see `experiments.search` |
+`experiments/README.md` lists the fields of a study file.
 
 A condition may have `params: {rate: 0.2}`. `${rate}` stands for this number in its fields and in
 its spec. A search replaces it.
@@ -125,15 +113,7 @@ class Study:
 
     def plain(self) -> dict[str, Any]:
         """The study as plain data, with all placeholders filled."""
-        default = Run()
-        kept = {
-            name: {
-                key: value
-                for key, value in run.model_dump().items()
-                if value != getattr(default, key)
-            }
-            for name, run in self.conditions.items()
-        }
+        kept = {n: run.model_dump(exclude_defaults=True) for n, run in self.conditions.items()}
         rest = self.file.model_dump(include={"question", "primary", "higher_is_better"})
         pairs = [list(pair) for pair in self.file.compare]
         return {**rest, "compare": pairs, "conditions": kept, "seeds": list(self.seeds)}
@@ -163,9 +143,10 @@ def read_study(
         problems = problems_of(error, "", StudyFile)
         file = StudyFile.model_construct(**_valid_fields(plain, error))
     base = _changed(unpacked(dict(file.base)), changes or {})
-    fields = {
-        name: _merged(base, unpacked(own)) for name, own in _conditions(file, problems).items()
-    }
+    fields = {}
+    for name, own in _conditions(file, problems).items():
+        params = {**base.get("params", {}), **own.get("params", {})}
+        fields[name] = {**base, **unpacked(own), "params": params}
     conditions: dict[str, Run] = {}
     for name, merged in fields.items():
         try:
@@ -245,12 +226,6 @@ def _changed(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
             inner = inner if isinstance(inner, dict) else {}
             copy[first] = _changed(inner, {rest: value}) if dot else value
     return copy
-
-
-def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a condition, merged with the fields of the base; `params` are merged, too."""
-    params = {**base.get("params", {}), **own.get("params", {})}
-    return {**base, **own, "params": params}
 
 
 def _run_of(fields: Mapping[str, Any], chosen: Mapping[str, Any], folder: Path) -> Run:

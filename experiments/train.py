@@ -263,11 +263,7 @@ def make_schedule(run: Run, optimizer: torch.optim.Optimizer, steps: int) -> LRS
         return OneCycleLR(optimizer, run.lr, total)
     if run.schedule == "cosine":
         return CosineAnnealingLR(optimizer, total)
-    return LambdaLR(optimizer, _constant)
-
-
-def _constant(step: int) -> float:
-    return 1.0
+    return LambdaLR(optimizer, lambda step: 1.0)
 
 
 def mean_rates(attached: Attachment | None) -> dict[str, float | None]:

@@ -41,9 +41,11 @@ def main(arguments: list[str] | None = None) -> int:
     sys.path.insert(0, str(Path.cwd()))  # for your own factories
     import pandas as pd
     import torch
+    import yaml
 
     from experiments.overhead import layers, models
     from experiments.overhead.timing import measure
+    from experiments.study import read_spec
 
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("there is no CUDA device")
@@ -51,8 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
     device = torch.device(options.device)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {device}")
     if options.model is not None:
+        spec = read_spec({"spec": yaml.safe_load(options.spec)}, Path.cwd())["spec"]
         size = tuple(int(edge) for edge in options.size.split("x"))
-        works = [models.own_case(options.model, spec_of(options.spec), size, options.backend)]
+        works = [models.own_case(options.model, spec, size, options.backend)]
     else:
         makers = {**vars(layers), "models": models.models}
         sets = SETS if options.set == "all" else [options.set]
@@ -65,15 +68,6 @@ def main(arguments: list[str] | None = None) -> int:
         table.to_csv(options.out / "rows.csv", index=False)
     print(table.to_string(index=False, na_rep="", float_format="{:.4g}".format))
     return 0
-
-
-def spec_of(text: str) -> object:
-    """A spec from a file, or from YAML."""
-    import yaml
-
-    from dropblock_hooks import Spec
-
-    return Spec.load(text) if Path(text).is_file() else Spec(yaml.safe_load(text))
 
 
 if __name__ == "__main__":

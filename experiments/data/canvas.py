@@ -12,7 +12,7 @@ run draws training and validation from the rest.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -36,9 +36,7 @@ GRAY = 128
 Numbers = NDArray[np.int64]
 
 
-def canvas(
-    seed: int, train_images: int = 2000, validation: float = 0.0, image_size: int = SIZE
-) -> Data:
+def canvas(seed: int, train_images: int = 2000, validation: float = 0.0) -> Data:
     """Images to train on, made by the seed; the four tests are the same for all seeds.
 
     The tests are clean, occluded (each image three times, with another of its digits hidden),
@@ -48,15 +46,10 @@ def canvas(
         seed: decides which digits are in training and validation, and all their images.
         train_images: images for training and validation together.
         validation: share of the images, and of the digits outside of the test, for a search.
-        image_size: side of the canvas in pixels, at least 48.
 
     Raises:
-        ValueError: if a class would lack digits or images, or a digit its place.
+        ValueError: if a class would lack digits or images.
     """
-    if image_size < 2 * SIDES[-1]:
-        raise ValueError(
-            f"image_size must be at least {2 * SIDES[-1]} for canvas, got {image_size}"
-        )
     digits, held = split_digits(seed, validation), round(validation * train_images)
     fewest = min(
         len(numbers) for part in ("train", "validation") for numbers in digits[part] or [[]]
@@ -66,27 +59,27 @@ def canvas(
             f"each class of canvas needs {COPIES} digits and an image in training and in "
             f"validation, got train_images {train_images} and validation {validation:g}"
         )
-    train, labels, _ = compose("train", digits["train"], train_images - held, image_size, seed)
+    train, labels, _ = compose("train", digits["train"], train_images - held, seed)
     order = torch.randperm(len(labels), generator=own_generator(seed, "split"))
-    parts = compose("validation", digits["validation"], held, image_size, seed) if held else None
+    parts = compose("validation", digits["validation"], held, seed) if held else None
     return Data(
         Tensors(train[order], labels[order]),
-        _tests(image_size),
+        _tests(),
         None if parts is None else Tensors(*parts[:2]),
         classes=CLASSES,
     )
 
 
-@lru_cache(maxsize=2)
-def _tests(size: int) -> dict[str, Tensors]:
-    images, labels, boxes = clean_canvases(size)
+@cache
+def _tests() -> dict[str, Tensors]:
+    images, labels, boxes = clean_canvases()
     noisy = tests_of(images.float().mul(1 / 255), labels, list(range(len(labels))), noise=0.25)
     digits = split_digits(0, 0.0)["test"]
     cluttered = torch.empty_like(images)
     for number, shown in enumerate(boxes):
         generator = own_generator(0, f"canvas/other clutter/{number}")
-        patches = _draw_clutter(digits, OTHER_CLUTTER, size, generator)
-        cluttered[number, 0] = torch.from_numpy(_paint(shown, patches, size))
+        patches = _draw_clutter(digits, OTHER_CLUTTER, generator)
+        cluttered[number, 0] = torch.from_numpy(_paint(shown, patches))
     hidden = occluded(images, torch.from_numpy(boxes[:, :, 1:]))
     return {
         "clean": Tensors(images, labels),
@@ -96,10 +89,10 @@ def _tests(size: int) -> dict[str, Tensors]:
     }
 
 
-@lru_cache(maxsize=2)
-def clean_canvases(size: int) -> tuple[Tensor, Tensor, Numbers]:
+@cache
+def clean_canvases() -> tuple[Tensor, Tensor, Numbers]:
     """The 1,000 images of the test, their labels, and their digits with top, left and side."""
-    return compose("test", split_digits(0, 0.0)["test"], TEST_IMAGES, size)
+    return compose("test", split_digits(0, 0.0)["test"], TEST_IMAGES)
 
 
 @cache
@@ -131,30 +124,30 @@ def _shuffled(numbers: Numbers, seed: int, purpose: str) -> Numbers:
 
 
 def compose(
-    split: str, digits: Sequence[Numbers], count: int, size: int, seed: int = 0
+    split: str, digits: Sequence[Numbers], count: int, seed: int = 0
 ) -> tuple[Tensor, Tensor, Numbers]:
-    """The first images of a split, bytes (count, 1, size, size), their labels and digits.
+    """The first images of a split, bytes (count, 1, 64, 64), their labels and digits.
 
     Image n shows the class n modulo 10. It depends on n, not on how many images are made.
     """
-    images = np.empty((count, 1, size, size), dtype=np.uint8)
+    images = np.empty((count, 1, SIZE, SIZE), dtype=np.uint8)
     shown = np.empty((count, COPIES, 4), dtype=np.int64)
     for number in range(count):
         generator = own_generator(seed, f"canvas/{split}/{number}")
-        shown[number] = _draw_digits(digits[number % CLASSES], size, generator)
-        patches = _draw_clutter(digits, CLUTTER, size, generator)
-        images[number, 0] = _paint(shown[number], patches, size)
+        shown[number] = _draw_digits(digits[number % CLASSES], generator)
+        patches = _draw_clutter(digits, CLUTTER, generator)
+        images[number, 0] = _paint(shown[number], patches)
     return torch.from_numpy(images), torch.arange(count) % CLASSES, shown
 
 
-def _draw_digits(numbers: Numbers, size: int, generator: Generator) -> Numbers:
+def _draw_digits(numbers: Numbers, generator: Generator) -> Numbers:
     """Three of the numbers, each with top, left and side of its box; boxes do not overlap."""
     chosen = numbers[torch.randperm(len(numbers), generator=generator)[:COPIES].numpy()]
     sides = _draw_sides(SIDES, COPIES, generator).tolist()
     while True:  # until a place is left for each
         placed: list[tuple[int, int, int]] = []
         for side in sides:
-            free = np.ones((size - side + 1, size - side + 1), dtype=bool)
+            free = np.ones((SIZE - side + 1, SIZE - side + 1), dtype=bool)
             for top, left, taken in placed:
                 rows = slice(max(0, top - side + 1), top + taken)
                 free[rows, max(0, left - side + 1) : left + taken] = False
@@ -172,7 +165,7 @@ def _draw_sides(among: range, count: int, generator: Generator) -> Numbers:
 
 
 def _draw_clutter(
-    digits: Sequence[Numbers], kind: tuple[int, range], size: int, generator: Generator
+    digits: Sequence[Numbers], kind: tuple[int, range], generator: Generator
 ) -> Numbers:
     """Patches: digit, its side, top and left in it; side, top and left on the canvas."""
     count, among = kind
@@ -180,14 +173,14 @@ def _draw_clutter(
     numbers = every[torch.randint(len(every), (count,), generator=generator).numpy()]
     enlarged, sides = (_draw_sides(one, count, generator) for one in (SIDES, among))
     within = torch.rand(4, count, generator=generator, dtype=torch.float64).numpy()
-    rooms = np.stack([enlarged - sides, enlarged - sides, size - sides, size - sides]) + 1
+    rooms = np.stack([enlarged - sides, enlarged - sides, SIZE - sides, SIZE - sides]) + 1
     cut_top, cut_left, top, left = (within * rooms).astype(np.int64)
     return np.column_stack([numbers, enlarged, cut_top, cut_left, sides, top, left])
 
 
-def _paint(digits: Numbers, clutter: Numbers, size: int) -> NDArray[np.uint8]:
-    """One canvas (size, size): black, and where digits and patches meet, the brighter pixel."""
-    made = np.zeros((size, size), dtype=np.uint8)
+def _paint(digits: Numbers, clutter: Numbers) -> NDArray[np.uint8]:
+    """One canvas (64, 64): black, and where digits and patches meet, the brighter pixel."""
+    made = np.zeros((SIZE, SIZE), dtype=np.uint8)
     table = _enlarged_digits()
     for number, top, left, side in digits.tolist():
         place = made[top : top + side, left : left + side]

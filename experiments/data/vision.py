@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,27 +15,15 @@ from torchvision.transforms import v2
 from experiments.data import Data
 from experiments.seeds import own_generator
 
-Augmentation = Literal["none", "flip", "crop-flip", "resized-crop-flip"]
 NORMS = {
-    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-    "imagefolder": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "CIFAR10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "CIFAR100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "ImageFolder": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
 
 
-def cifar10(seed: int, root: str = "data", **options: Any) -> Data:
-    """CIFAR-10 from the files that torchvision leaves in `root`; options as of `_data`."""
-    return _cifar(datasets.CIFAR10, "cifar10", seed, root, **options)
-
-
-def cifar100(seed: int, root: str = "data", **options: Any) -> Data:
-    """CIFAR-100 from the files that torchvision leaves in `root`; options as of `_data`."""
-    return _cifar(datasets.CIFAR100, "cifar100", seed, root, **options)
-
-
-def _cifar(
-    kind: Any, name: str, seed: int, root: str, image_size: int = 32, **options: Any
-) -> Data:
+def _cifar(kind: Any, seed: int, root: str = "data", image_size: int = 32, **options: Any) -> Data:
+    """CIFAR from the files that torchvision leaves in `root`; options as of `_data`."""
     try:
         parts = [kind(root, train=train) for train in (True, False)]
     except RuntimeError as error:
@@ -43,45 +31,44 @@ def _cifar(
             f"{error} In {Path(root).resolve()} must be the files that "
             f"torchvision.datasets.{kind.__name__}(root, download=True) leaves"
         ) from error
-    return _data(*parts, name, seed, image_size, v2.Resize((image_size, image_size)), **options)
+    return _data(*parts, seed, image_size, v2.Resize((image_size, image_size)), **options)
+
+
+cifar10, cifar100 = partial(_cifar, datasets.CIFAR10), partial(_cifar, datasets.CIFAR100)
 
 
 def imagefolder(seed: int, root: str, image_size: int = 224, **options: Any) -> Data:
     """Images in `root/train/CLASS` and `root/val/CLASS`; options as of `_data`."""
-    parts = []
-    for name in ("train", "val"):
-        try:
-            parts.append(datasets.ImageFolder(str(Path(root) / name)))
-        except OSError as error:
-            raise ValueError(
-                f"{error} Images must be in {root}/train/CLASS and {root}/val/CLASS"
-            ) from error
-    if parts[0].classes != parts[1].classes:
-        differ = sorted({*parts[0].classes} ^ {*parts[1].classes})
+    folder = Path(root).resolve()
+    try:
+        parts = [datasets.ImageFolder(str(folder / name)) for name in ("train", "val")]
+    except OSError as error:
         raise ValueError(
-            f"{root}: train and val must have the same classes, they differ in {differ}"
+            f"{error} Images must be in {folder}/train/CLASS and {folder}/val/CLASS"
+        ) from error
+    if differ := sorted({*parts[0].classes} ^ {*parts[1].classes}):
+        raise ValueError(
+            f"{folder}: train and val must have the same classes, they differ in {differ}"
         )
     fit = v2.Compose([v2.Resize(round(image_size * 256 / 224)), v2.CenterCrop(image_size)])
-    return _data(*parts, "imagefolder", seed, image_size, fit, **options)
+    return _data(*parts, seed, image_size, fit, **options)
 
 
 def _data(
     train: Any,
     test: Any,
-    name: str,
     seed: int,
     size: int,
     fit: v2.Transform,
     train_images: int | None = None,
     validation: float = 0.0,
-    augmentation: Augmentation = "none",
+    augmentation: str = "none",
 ) -> Data:
-    """Data sets of the images, with these options.
+    """Data sets of the images.
 
     Args:
         train: images to train on.
         test: images to test on.
-        name: decides mean and standard deviation of the channels.
         seed: draws the images.
         size: side in pixels.
         fit: makes an image square and of that size.
@@ -98,9 +85,10 @@ def _data(
     }
     if augmentation not in changes:
         raise ValueError(f"augmentation must be one of {list(changes)}, got {augmentation!r}")
-    last = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(*NORMS[name])]
-    order = torch.randperm(len(train), generator=own_generator(seed, "split")).tolist()
-    chosen = order[: train_images or len(order)]
+    norm = v2.Normalize(*NORMS[type(train).__name__])
+    last = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), norm]
+    chosen = torch.randperm(len(train), generator=own_generator(seed, "split")).tolist()
+    chosen = chosen[: train_images or len(chosen)]
     kept = len(chosen) - round(validation * len(chosen))
     plain = v2.Compose([fit, *last])
     return Data(
@@ -118,7 +106,6 @@ class Changed(Dataset[tuple[Tensor, int]]):
         self.images, self.transform = images, transform
 
     def __len__(self) -> int:
-        assert isinstance(self.images, Sized)
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:

@@ -20,7 +20,6 @@ from dropblock_hooks import (
     DropBlock2d,
     Dropout2d,
     DropPath,
-    GaussianDropout,
     GaussianNoise,
     GradientStats,
     Watchdog,
@@ -130,7 +129,6 @@ def compiled() -> Iterator[Work]:
 def others() -> Iterator[Work]:
     """Dropout2d, DropPath and noise: attached, as a function, and without this package."""
     p, std = 0.1, 0.1
-    spread = (p / (1 - p)) ** 0.5
     three: dict[str, tuple[Any, Function, Function]] = {
         "Dropout2d": (
             Dropout2d(p, layout="NCHW"),
@@ -146,11 +144,6 @@ def others() -> Iterator[Work]:
             GaussianNoise(std),
             partial(functional.gaussian_noise, std=std),
             lambda x: x + std * torch.randn_like(x),
-        ),
-        "GaussianDropout": (
-            GaussianDropout(p),
-            partial(functional.gaussian_dropout, p=p),
-            lambda x: x * (1 + spread * torch.randn_like(x)),
         ),
     }
     against = [("attached", "floor"), ("functional", "floor"), ("peer", "floor")]
@@ -172,7 +165,6 @@ def observers() -> Iterator[Work]:
     """The cost of observers of an activation and of a gradient."""
     items = {
         "ActivationStats": ActivationStats(),
-        "moments alone": ActivationStats(every=10**9),
         "Watchdog": Watchdog(),
         "Capture": Capture(),
     }
@@ -183,25 +175,14 @@ def observers() -> Iterator[Work]:
             return forward({"floor": floor, **layers}, torch.randn(shape, device=device))
 
         yield Work("observed activation", watched, [(name, "floor") for name in items], shape)
-        against = [("GradientStats", "floor"), ("GradientStats", "tensor hook")]
-        yield Work("observed gradient", partial(_gradient, shape), against, shape)
+        yield Work(
+            "observed gradient", partial(_gradient, shape), [("GradientStats", "floor")], shape
+        )
 
 
 def _gradient(shape: tuple[int, ...], device: torch.device) -> Made:
-    moments = torch.zeros(3, dtype=torch.float64, device=device)
-    layer = attached(GradientStats(every=10**9))
-
-    def add(grad: Tensor) -> None:
-        low, high = torch.aminmax(grad)
-        moments.add_(torch.stack((grad.sum(), grad.square().sum(), torch.maximum(high, -low))))
-
-    def hooked(x: Tensor) -> Tensor:
-        y = floor(x)
-        y.register_hook(add)
-        return y
-
-    functions: dict[str, Function] = {"floor": floor, "tensor hook": hooked}
-    functions["GradientStats"] = lambda x: layer(floor(x))
+    layer = attached(GradientStats())
+    functions: dict[str, Function] = {"floor": floor, "GradientStats": lambda x: layer(floor(x))}
     return forward_backward(functions, torch.randn(shape, device=device))
 
 

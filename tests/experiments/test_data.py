@@ -1,10 +1,13 @@
 """Data sets: splits that share no item, damage that follows from the image, wrong files."""
 
+import hashlib
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from experiments import page
 from experiments.config import Run
 from experiments.data import Tensors, load_data
 from experiments.data.canvas import COPIES, clean_canvases, occluders, split_digits
@@ -101,7 +104,7 @@ def test_canvas_is_made_by_the_seed_and_its_tests_by_none():
 
 @pytest.mark.slow
 def test_an_occluder_hides_its_digit_alone():
-    clean, _, digits = clean_canvases(64)
+    clean, _, digits = clean_canvases()
     hidden = load_data(Run(data="canvas", data_args={"train_images": 20})).tests["occluded"].inputs
     squares = occluders(torch.from_numpy(digits[:, :, 1:]))
     for index in (0, 7, 500):
@@ -114,7 +117,53 @@ def test_an_occluder_hides_its_digit_alone():
             assert torch.equal(image[~mask], clean[index, 0][~mask])
 
 
-@pytest.mark.parametrize("args", [{"train_images": 5}, {"image_size": 30}, {"validation": 0.999}])
+def fingerprints(run):
+    """A hash of each data set, as bytes, so that the last digits of floats do not count."""
+    data, found = load_data(run), {}
+    for name, one in {"train": data.train, "validation": data.validation, **data.tests}.items():
+        x = one.inputs if one.inputs.dtype == torch.uint8 else one.inputs.mul(255).round().byte()
+        text = x.numpy().tobytes() + one.targets.numpy().tobytes()
+        found[name] = hashlib.sha256(text).hexdigest()[:12]
+    return found
+
+
+def test_the_digits_of_the_committed_results():
+    args = {"train_images": 800, "validation": 0.4, "label_noise": 0.4}
+    assert fingerprints(Run(data_args=args, seed=1)) == {
+        "train": "563951e54464",
+        "validation": "367da77d4247",
+        "clean": "d504cad09cf0",
+        "occluded": "033300096b38",
+        "noisy": "251454e71ca4",
+    }
+
+
+@pytest.mark.slow
+def test_the_canvases_of_the_committed_results():
+    args = {"train_images": 1500, "validation": 0.4}
+    assert fingerprints(Run(data="canvas", data_args=args, seed=7201)) == {
+        "train": "9ac9dbd87520",
+        "validation": "b9a7b673027a",
+        "clean": "d18658280dd1",
+        "occluded": "1dc3a1060ef3",
+        "noisy": "0e44da18ca27",
+        "clutter": "4b1974c744ae",
+    }
+
+
+@pytest.mark.slow
+def test_the_picture_of_canvas_shows_its_tests():
+    sheet = np.asarray(Image.open(page.RESULTS / "canvas.png").convert("L"))
+    tests = load_data(Run(data="canvas", data_args={"train_images": 20})).tests
+    for row, (name, one) in enumerate(tests.items()):
+        for label in range(10):
+            number = COPIES * label + label % COPIES if name == "occluded" else label
+            shades = one[number][0][0].mul(15).round().mul(17)  # the picture has 16 shades
+            top, left = 16 + 67 * row, 58 + 67 * label
+            assert np.array_equal(sheet[top : top + 64, left : left + 64], shades), (name, label)
+
+
+@pytest.mark.parametrize("args", [{"train_images": 5}, {"validation": 0.999}])
 def test_a_canvas_that_can_not_be_made(args):
     with pytest.raises(FactoryError, match="canvas"):
         load_data(Run(data="canvas", data_args=args))

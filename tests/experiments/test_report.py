@@ -4,12 +4,14 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 
 from experiments import page
-from experiments.plots import forest
+from experiments.plots import forest, learning
 from experiments.report import insert, make_report, read_report, write_report
 from experiments.stats import compare
 from experiments.study import read_study
@@ -22,10 +24,29 @@ by_result = pytest.mark.parametrize("folder", RESULTS, ids=lambda folder: folder
 def test_a_committed_report_is_what_its_runs_tell(folder, tmp_path):
     study, frame, epochs = read_report(folder)
     write_report(tmp_path, study, frame, epochs)
-    assert (tmp_path / "report.md").read_text() == (folder / "report.md").read_text()
-    for name in ("comparisons.csv", "runs.csv"):
-        made, there = pd.read_csv(tmp_path / name), pd.read_csv(folder / name)
-        pd.testing.assert_frame_equal(made, there, rtol=1e-9)
+    made, there = (
+        sorted(p.name for p in tmp_path.iterdir()),
+        sorted(p.name for p in folder.iterdir()),
+    )
+    assert made == there
+    for name in set(made) - {"comparisons.csv"} - {each for each in made if each.endswith(".png")}:
+        assert (tmp_path / name).read_bytes() == (folder / name).read_bytes(), name
+    made, there = (pd.read_csv(each / "comparisons.csv") for each in (tmp_path, folder))
+    pd.testing.assert_frame_equal(made, there, rtol=1e-9)  # versions of scipy differ in last digits
+
+
+@pytest.mark.skipif(
+    not matplotlib.__version__.startswith("3.11."), reason="the pictures are of matplotlib 3.11"
+)
+@by_result
+def test_a_committed_picture_is_what_its_runs_tell(folder, tmp_path):
+    study, frame, epochs = read_report(folder)
+    write_report(tmp_path, study, frame, epochs)
+    pictures = sorted(folder.glob("*.png"))
+    assert pictures
+    for path in pictures:
+        made, there = (np.asarray(Image.open(each)) for each in (tmp_path / path.name, path))
+        assert np.array_equal(made, there), path
 
 
 @by_result
@@ -50,8 +71,9 @@ def test_no_number_stands_outside_the_generated_parts_of_the_findings():
     assert not re.search(r"\d(?!d\b)", top)
 
 
-def test_the_picture_shows_the_table():
-    study, frame, _ = read_report(page.RESULTS / "resnet")
+@by_result
+def test_the_pictures_show_the_tables(folder):
+    study, frame, epochs = read_report(folder)
     compared = compare(frame, study)
     figure = forest(compared)
     assert len(figure.axes) == compared["test"].nunique()
@@ -61,6 +83,11 @@ def test_the_picture_shows_the_table():
         for row in rows.itertuples():
             assert (row.low, row.high) in drawn
             assert (row.difference,) in drawn
+    losses = learning(epochs).axes[0].lines if len(epochs) else []
+    for line in losses:
+        rows = epochs[epochs["condition"] == line.get_label()]
+        assert line.get_ydata().tolist() == rows["loss"].tolist()
+    assert len(losses) == (epochs["condition"].nunique() if len(epochs) else 0)
 
 
 def make_frame(write, **columns):

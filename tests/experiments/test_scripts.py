@@ -1,4 +1,4 @@
-"""The commands as a user types them: train, saliency, bench_overhead; and the quick study."""
+"""The commands as a user types them: train, bench_overhead; and the quick study."""
 
 import itertools
 import json
@@ -30,7 +30,7 @@ def test_one_run(command, folder):
     assert "lr: " in err
 
 
-@pytest.mark.parametrize("script", ["ablate", "report", "train", "bench_overhead", "saliency"])
+@pytest.mark.parametrize("script", ["ablate", "report", "train", "bench_overhead"])
 def test_help(command, script):
     status, out, err = command(f"{script}.py", "--help")
     assert status == 0, err
@@ -48,16 +48,6 @@ def test_a_report_of_nothing(command, folder):
     status, _, err = command("report.py", folder)
     assert status == 2
     assert "has no study.yaml" in err
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:no place at layer")
-def test_saliency_of_finished_runs(write, command, folder):
-    status, _, err = command("ablate.py", write(seeds=1))
-    assert status == 0, err
-    status, _, err = command("saliency.py", "runs/study", "--layer", "conv", "--count", 3)
-    assert status == 0, err
-    assert (folder / "runs/study/saliency.png").stat().st_size > 1000
 
 
 def test_a_case_of_ones_own(command, folder):

@@ -142,3 +142,38 @@ def test_simultaneous_coverage(shift):
         hits += all(low <= t <= high for (low, high), t in zip(found, true, strict=True))
     error = np.sqrt(0.05 * 0.95 / studies)
     assert 0.95 - 3 * error <= hits / studies <= 0.99
+
+
+def study_of(generator, pairs, conditions, seeds=8, shift=0.0):
+    """The comparisons of a simulated study; condition c is better by c times the shift."""
+    shared = generator.normal(0.5, 0.02, seeds)
+    scores = {
+        str(c): {"clean": shared + generator.normal(0, 0.01, seeds) + shift * c}
+        for c in range(conditions)
+    }
+    return compare(frame_of(scores), AStudy(Asked({"clean": 1.0}), pairs))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("conditions", [2, 4], ids=["one comparison", "six comparisons"])
+def test_the_family_wise_error_of_whole_studies(conditions):
+    """Studies of equal conditions that say better or worse anywhere: 5 %, or less if correlated."""
+    generator = np.random.default_rng(2)
+    pairs = [(str(a), str(b)) for a, b in itertools.combinations(range(conditions), 2)]
+    studies, wrong = 600, 0
+    for _ in range(studies):
+        table = study_of(generator, pairs, conditions)
+        wrong += bool(((table["low"] > 0) | (table["high"] < 0)).any())
+    error = 3 * np.sqrt(0.05 * 0.95 / studies)
+    assert wrong / studies <= 0.05 + error
+    assert wrong / studies >= (0.05 - error if conditions == 2 else 0.005)
+
+
+@pytest.mark.slow
+def test_the_word_same_is_rarely_wrong():
+    """A true difference of the margin is called the same in 2.5 % of studies."""
+    generator = np.random.default_rng(3)
+    studies = 600
+    found = [study_of(generator, [("1", "0")], 2, 30, 0.01)["word"][0] for _ in range(studies)]
+    rate = found.count("same") / studies
+    assert rate == pytest.approx(0.025, abs=3 * np.sqrt(0.025 * 0.975 / studies))
