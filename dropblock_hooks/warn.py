@@ -32,7 +32,7 @@ class HookWarning(UserWarning):
 
 
 def warn(message: str, findings: Sequence[Any] = ()) -> None:
-    """Warn with `HookWarning` at the innermost line that is neither ours nor of a library.
+    """Warn with `HookWarning` at the innermost line outside of this package and of libraries.
 
     A warning may arise deep in a forward, below code of torch and of a model library. The user
     needs the line that called them.

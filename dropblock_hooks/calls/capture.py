@@ -62,7 +62,7 @@ def capture(
         reduce: keep less of each tensor; see `Capture`.
         device: the device of the values.
         dtype: the type of the values.
-        target: a function of the output that returns the scalar of which gradients are taken; by
+        target: a function of the output that returns a scalar, from which the backward starts; by
             default the sum of the output, or of its ``logits`` or ``out``.
 
     Returns:
@@ -99,8 +99,8 @@ def capture(
     never = [name for name, calls in records.items() if not calls]
     if never:
         raise RuntimeError(
-            f"never called in this forward: {listed(never, 5)}. A model may loop over what is in a "
-            "container (take the layers in it), read a layer's weights alone (fused attention), or "
+            f"never called in this forward: {listed(never, 5)}. A model may loop over the layers "
+            "of a container (take these), read a layer's weights alone (fused attention), or "
             "use it in the other mode only; leave it out by Select(..., exclude=...)"
         )
     values = {name: _single([call.value for call in calls]) for name, calls in records.items()}

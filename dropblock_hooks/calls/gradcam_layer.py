@@ -67,10 +67,10 @@ def default_layers(names: Index, calls: Mapping[str, LayerCalls], output: Any) -
 
     The last feature stage comes first, then the layers that were called last. Where a layer
     returns tokens, the first norm of its last block comes before it: behind that norm, a head may
-    read the class token only. Maps with the channels of an output map come last: they are what a
-    segmentation model returns, before it is resized.
+    read the class token only. Maps with the channels of an output map come last: segmentation
+    models return them resized.
 
-    `calls` and `output` are those of one forward.
+    `calls` and `output` come from the same forward.
     """
     modules = names.modules
     called = sorted((each.order, name) for name, each in calls.items() if each.calls)

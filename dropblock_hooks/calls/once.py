@@ -62,7 +62,7 @@ def call_once(
     """Call a model once, run the backward to its observers, and return their sites.
 
     The model runs in eager mode, without ``torch.compile``. The backward starts at the `loss`
-    of the output, and does not reach parameters; without a loss there is none.
+    of the output, and does not reach parameters. Without a loss no backward runs.
     """
     placements, *_ = place(base, Draft.of({layers: observer}))
     run = Run()

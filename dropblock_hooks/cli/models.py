@@ -43,7 +43,7 @@ def model_of(name: str) -> nn.Module:
 def samples(model: nn.Module, input_size: list[int] | None) -> Tensor:
     """Two samples of zeros on the device of the model.
 
-    The default size is that of the model's configuration, or 3×224×224.
+    The default size comes from the configuration of the model; else it is 3×224×224.
     """
     own = None if input_size else own_input(model)
     return empty_input(model, input_size or (3, 224, 224)) if own is None else own

@@ -53,8 +53,8 @@ class DryRun:
 def dry_run(model: nn.Module, example: Any, look: Callable[[DryRun], _T]) -> _T:
     """What `look` returns for a copy on fake tensors or, if that fails, on real ones.
 
-    `look` runs the copy once; what it returns must not hold tensors of the copy. Without an example
-    `own_input` is taken. A model on the meta device holds no numbers: it is run as it is. If no
+    `look` runs the copy once; its result must not hold tensors of the copy. Without an example
+    `own_input` is taken. A model on the meta device holds no numbers, and runs there. If no
     forward runs, a DryRunError says why.
     """
     example = own_input(model) if example is None else example
@@ -89,7 +89,7 @@ def _dry_run(
         if isinstance(forward, types.FunctionType) and forward.__closure__:
             raise ValueError(  # the copy would run the model's own modules
                 f"the forward of '{name or '.'}' was replaced by the function "
-                f"{forward.__qualname__!r}, of which no copy can be made"
+                f"{forward.__qualname__!r}, which cannot be copied"
             )
     with ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())

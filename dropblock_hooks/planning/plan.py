@@ -115,7 +115,7 @@ class SiteProbe:
         self.drops_samples = at_output and unit_dropped(regularizer) == "samples"
         self._read = self.site.reader.view
         self.site.reader.view = self._view  # type: ignore[method-assign]
-        # what is registered is a method of the hook, as always
+        # torch registers a method of the hook, as always
         hook.__call__ = MethodType(self._called, hook)  # type: ignore[method-assign]
 
     def _called(self, hook: SiteHook, module: nn.Module, *given: Any) -> Any:
@@ -161,7 +161,7 @@ def _probe(
     if not run.model.training:
         run.model.train()
     copied, shared = run.copies[id(base)], Run()
-    shared.looked = True  # the plan reports what a first forward would warn of
+    shared.looked = True  # the plan itself reports the faults that a first forward warns of
     probes: list[SiteProbe] = []
 
     def make(site: Site, p: Placement) -> SiteHook:

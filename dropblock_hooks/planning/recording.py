@@ -36,8 +36,8 @@ class LayerCalls:
         calls: the number of calls.
         order: the place of its last call among the ends of all calls.
         shape: the shape of the last output, see `shape_of`.
-        adds: whether each call is one of a residual block: it adds something to its input and
-            keeps the shape. False where nobody looked.
+        adds: whether each call adds something to its input and keeps the shape, as a residual
+            block does. False where nobody looked.
     """
 
     calls: int = 0
@@ -140,7 +140,7 @@ def _made_from(start: Node | None, ends: Callable[[Node], bool] = lambda node: F
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One layer; `shape` and `calls` are of one forward in eval mode, None without an example."""
+    """One layer; `shape` and `calls` come from a forward in eval mode, with an example."""
 
     name: str
     type: str

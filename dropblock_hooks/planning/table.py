@@ -69,8 +69,8 @@ class Plan(Table[PlanRow]):
 
     Attributes:
         problems: what can't work; ``attach(..., example_input=...)`` raises an error for it.
-        warnings: a line for what is likely not meant, or good to know.
-        findings: the warnings as `Finding` objects, those of one cause together.
+        warnings: a line for each likely mistake and each note.
+        findings: the warnings as `Finding` objects, grouped by cause.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ class Select:
         types: a class name or class, or several; base classes count.
         stages: feature stages by number: alone, the last layer of the stage; beside `names` or
             `types`, the layers inside it.
-        exclude: selectors of what is left out, each with everything inside it; ``stage:`` and
+        exclude: selectors of layers to leave out, each with everything inside it; ``stage:`` and
             ``stride:`` leave out the whole stage. Each must leave out something.
         where: ``where(name, module) -> bool``; can't be written to a file.
         expect: the number of layers that must match, at least 1; None allows any number above 0.
@@ -191,7 +191,7 @@ def _match_select(select: Select, index: Index) -> list[Target]:
 
 
 def _left_out(text: str, found: list[Target], index: Index) -> set[Target]:
-    """What of `found` an exclude leaves out: what it matches, and everything inside that."""
+    """The targets that an exclude leaves out: its matches, and everything inside them."""
     try:
         roots = [target.name for target in _named(text, index, whole=True)]
     except NoMatchError as error:

@@ -38,7 +38,7 @@ def _innermost(module: nn.Module) -> nn.Module:
 
 
 def unwrap(model: object, spec: object = None) -> nn.Module:
-    """The model inside its wrappers; `spec` is what was given as the second argument.
+    """The model inside its wrappers; `spec` is the second argument of ``attach``.
 
     Another object than a module is a TypeError, ``nn.DataParallel`` anywhere in it a RuntimeError.
     """

@@ -85,7 +85,7 @@ def _note_lines(node: yaml.Node, path: Keys, lines: Lines, count: Iterator[int])
 
 
 def read_json(text: str | bytes) -> tuple[Any, Lines]:
-    """The data; the lines of JSON's keys are not known. Its errors are those of `read_yaml`."""
+    """The data; the lines of JSON's keys are not known. It raises the errors of `read_yaml`."""
     try:
         return json.loads(_decoded(text), object_pairs_hook=_unique), {}
     except RecursionError:

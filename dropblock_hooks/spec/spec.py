@@ -65,7 +65,7 @@ class SpecError(ValueError):
 
 
 class Entry(NamedTuple):
-    """A selector and its regularizers; None removes those of earlier entries."""
+    """A selector and its regularizers; None removes the earlier regularizers of these layers."""
 
     selector: Selector
     regularizers: tuple[Regularizer, ...] | None
@@ -169,7 +169,7 @@ class Draft:
         entries: those without faults.
         places: the line of each entry, as a message begins with it; nothing if it is not known.
         problems: the faults of the others.
-        source: the name of the file; empty if there is none.
+        source: the name of the file, or an empty text.
     """
 
     def __init__(self, data: Any, source: str = "", lines: Lines | None = None) -> None:
