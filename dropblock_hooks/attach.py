@@ -65,7 +65,7 @@ def attach(
     Raises:
         SpecError: with all that is wrong with the spec on this model; nothing was installed.
         RuntimeError: for DataParallel.
-        TypeError: for a model, or an optimizer, that is none.
+        TypeError: for a model, or an optimizer, of another class.
         ValueError: for an optimizer that holds none of the parameters that wait for its step.
     """
     base = submodule(unwrap(model, spec), root)

@@ -6,7 +6,7 @@ place        a spec on a model: its targets and all of its faults; the hooks, al
 blocks       how the map limits a block
 report       the table of the sites, and scalars and histograms for a logger
 suggest      gradient bounds, proposed from the norms that were seen
-checks       when the hooks are asked what is wrong, and faults of the training
+checks       faults of sites and of the training, and when they are reported
 watchdog     when a `Watchdog` looks, and its rules
 distributed  several processes: sums of counts, and differences
 state        ``state_dict`` and its loading

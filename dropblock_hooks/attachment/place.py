@@ -4,7 +4,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -107,29 +107,12 @@ def place(model: nn.Module, draft: Draft, epochs: int | None = None) -> Placed:
     problems += [*_refused(placements), *_conflicts(placements)]
     if problems:
         raise SpecError(problems, draft.source)
-    unsaid, long = _lengths(placements, epochs)
-    warnings += [*long, *_nested(placements)]
+    timed, long, unsaid = _with_rates(placements, epochs)
     facts = ModelFacts(index)
-    placements = [
-        p if p.target.form else replace(p, facts=facts.of(p.target, p.regularizer.at))
-        for p in _with_rates(placements, epochs)
-    ]
-    return Placed(placements, warnings, unsaid)
-
-
-def _lengths(placements: list[Placement], epochs: int | None) -> tuple[list[str], list[str]]:
-    """The schedules without a length, and those that are longer than the training."""
-    unsaid: list[str] = []
-    long: list[str] = []
-    for p in placements:
-        for rate in p.regularizer.rates.values():
-            length = length_of(rate)
-            if length is None and epochs is None:
-                unsaid.append(f"{p.where}: {quote(rate)}: {UNSAID}")
-            elif length and epochs is not None and length > epochs:
-                text = f"takes {length:g} epochs, and the training has {epochs}"
-                long.append(f"{p.where}: {quote(rate)} {text}: it does not reach its end")
-    return list(dict.fromkeys(unsaid)), list(dict.fromkeys(long))
+    for i, p in enumerate(timed):
+        if not p.target.form:
+            timed[i] = replace(p, facts=facts.of(p.target, p.regularizer.at))
+    return Placed(timed, [*warnings, *long, *_nested(timed)], unsaid)
 
 
 def _refused(placements: list[Placement]) -> list[str]:
@@ -196,29 +179,37 @@ def _set_one_rate(module: nn.Module, *two: Regularizer) -> bool:
     return any(map(unit_dropped, two)) and retuned == [rate_attribute(module)]
 
 
-def _with_rates(placements: list[Placement], epochs: int | None) -> list[Placement]:
+def _with_rates(placements: list[Placement], epochs: int | None) -> Placed:
     """Schedules without epochs follow the training; `ByDepth` is spread over its entry's layers."""
-    groups: dict[tuple[int, int], list[Placement]] = defaultdict(list)
-    for p in placements:
-        groups[p.position].append(p)
-    changed: dict[int, Placement] = {}
-    for group in groups.values():
-        for i, p in enumerate(group):
-            rates: dict[str, Any] = {}
-            try:
-                for name, rate in p.regularizer.rates.items():
-                    timed = rate if epochs is None else within(rate, epochs)
-                    rates[name] = spread_rate(timed, i, len(group))
-                if any(rates[name] is not rate for name, rate in p.regularizer.rates.items()):
-                    changed[id(p)] = replace(p, regularizer=p.regularizer.with_rates(**rates))
-                at_end = i in (0, len(group) - 1)  # the rates of the other sites lie between
-                if epochs and at_end and _UNKNOWN in map(span_of, rates.values()):
-                    for t in range(0, epochs, -(-epochs // _MOST_TIMES)):
-                        changed.get(id(p), p).regularizer.values(t)  # raises if out of range
-            except Exception as error:  # a schedule may be anybody's
-                text = f"{p.where}: {quote(p.regularizer)} at {label(p.target.name)}: {error}"
-                raise SpecError([text]) from error
-    return [changed.get(id(p), p) for p in placements]
+    groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for number, p in enumerate(placements):
+        groups[p.position].append(number)
+    places = {n: (i, len(group)) for group in groups.values() for i, n in enumerate(group)}
+    timed: list[Placement] = []
+    unsaid: list[str] = []
+    long: list[str] = []
+    for number, p in enumerate(placements):
+        own, (i, n), rates = p.regularizer.rates, places[number], {}
+        try:
+            for name, rate in own.items():
+                length = length_of(rate)
+                if length is None and epochs is None:
+                    unsaid.append(f"{p.where}: {quote(rate)}: {UNSAID}")
+                elif length and epochs is not None and length > epochs:
+                    text = f"takes {length:g} epochs, and the training has {epochs}"
+                    long.append(f"{p.where}: {quote(rate)} {text}: it does not reach its end")
+                rates[name] = spread_rate(rate if epochs is None else within(rate, epochs), i, n)
+            if any(rates[name] is not rate for name, rate in own.items()):
+                p = replace(p, regularizer=p.regularizer.with_rates(**rates))
+            at_end = i in (0, n - 1)  # the rates of the other sites lie between
+            if epochs and at_end and _UNKNOWN in map(span_of, rates.values()):
+                for t in range(0, epochs, -(-epochs // _MOST_TIMES)):
+                    p.regularizer.values(t)  # raises if out of range
+        except Exception as error:  # a schedule may be anybody's
+            text = f"{p.where}: {quote(p.regularizer)} at {label(p.target.name)}: {error}"
+            raise SpecError([text]) from error
+        timed.append(p)
+    return Placed(timed, list(dict.fromkeys(long)), list(dict.fromkeys(unsaid)))
 
 
 def _nested(placements: list[Placement]) -> list[str]:
@@ -254,7 +245,7 @@ def install(
 ) -> Attachment:
     """Put the hooks of all placements on a model. If one fails, remove them all.
 
-    `make` makes the hook of a site, by default that of the placement. All sites share `run`.
+    `make` makes the hook of a site, whose class the placement knows. All sites share `run`.
     """
     installed = []
     for order, (key, p) in enumerate(zip(site_keys(placements), placements, strict=True)):

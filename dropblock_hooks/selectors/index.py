@@ -106,7 +106,7 @@ class Held(NamedTuple):
     """A kind of values that a module holds.
 
     Attributes:
-        noun: what one of them is called.
+        noun: the word for such a value.
         values: finds them in a module, by name.
     """
 

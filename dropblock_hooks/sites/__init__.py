@@ -1,7 +1,7 @@
 """One regularizer on one layer, parameter or rate, at run time.
 
-The class of a hook knows everything about its kind of target: what is refused there, how it is
-hooked and restored, where it is now, and why it did nothing.
+The class of a hook answers for its kind of target. It refuses regularizers, installs and restores,
+finds the target in the model, and diagnoses a site that did nothing.
 
 updates           regularizes gradients once per optimizer step
 parameters        hooks on parameters, which regularize their gradients

@@ -172,7 +172,7 @@ def see(
 def see_gradient(site: Site, grad: Tensor | None, at: int = 0, ticket: int | None = None) -> None:
     """Hand a gradient to an observer, and count it if the observer sees no values.
 
-    The gradient of an unused tensor is None. For `at` and `ticket` see `Seen`.
+    An unused tensor has no gradient. For `at` and `ticket` see `Seen`.
     """
     run, observer = site.run, site.bound.observer
     if grad is None or not (has_data(grad) and run.installed and run.enabled):

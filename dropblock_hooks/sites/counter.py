@@ -187,8 +187,8 @@ class Counter:
     ) -> None:
         """Add one active call with `total` elements, at this nominal rate.
 
-        `affected` of them were affected (None: unknown). `size` is the spatial size of a map, and
-        `norms` are those of a gradient before it was bounded, which may not be finite.
+        `affected` of them were affected (None: unknown). `size` is the spatial size of a map.
+        `norms` belong to a gradient before it was bounded, and may not be finite.
         """
         self.active += 1
         if size is not None and self.map_size != size:
@@ -227,7 +227,7 @@ class Counter:
             self.cells[0] += norms.sum()
 
     def life(self) -> Snapshot:
-        """The totals since attaching, including those of a loaded state."""
+        """The totals since attaching, including a loaded state."""
         self._bin_norms()
         return Snapshot._make(getattr(self, name) for name in Snapshot._fields)
 

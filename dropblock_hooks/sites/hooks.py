@@ -28,7 +28,7 @@ from .run import Run, Window
 from .site import Site
 
 Fault: TypeAlias = tuple[Kind, str, str]
-"""What is wrong with a site: the kind, the text and the cure."""
+"""The kind, the text and the cure of a finding about a site."""
 
 REPLACED = (
     Kind.REPLACED,
@@ -80,14 +80,14 @@ class SiteHook:
 
     @classmethod
     def fitted(cls, target: Target, regularizer: Regularizer, model: nn.Module) -> Regularizer:
-        """Return the regularizer with what it must know about its target."""
+        """Return the regularizer, or a copy that is adapted to this target."""
         return regularizer
 
     @classmethod
     def refusals(cls, target: Target, regularizer: Regularizer) -> Iterator[str | None]:
         """Yield the reasons why a fitted regularizer can't work there; the first one counts."""
         if regularizer.accumulates:
-            yield "what acts once per update is for parameters: write param: before the selector"
+            yield "when='accumulated' is for parameters: write param: before the selector"
         yield regularizer.refusal(target.module, None)
 
     def __call__(self, module: nn.Module, *given: Any) -> Any:
