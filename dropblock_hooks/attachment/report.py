@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from operator import attrgetter, itemgetter
+from statistics import mean
 from typing import Any, NamedTuple
 
 from ..findings import Finding, Kind, Severity
@@ -95,23 +96,17 @@ def _states(sites: Sequence[Site]) -> dict[str, Any]:
     return {site.key: site.watch.shown() for site in sites if site.watch is not None}
 
 
-def results(sites: Sequence[Site], states: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The results of observers by key, from these states, or from those of now.
-
-    Observers without any call are left out.
-    """
-    states = _states(sites) if states is None else states
-    return {
-        site.key: site.watch.observer.compute(states[site.key])
-        for site in sites
-        if site.watch is not None and states[site.key] is not None
-    }
+def _results(sites: Sequence[Site], states: Mapping[str, Any]) -> dict[str, Any]:
+    """The results of observers by key, without observers that were never called."""
+    known = {site.key: site.watch for site in sites if site.watch is not None}
+    held = {key: state for key, state in states.items() if state is not None}
+    return {key: known[key].observer.compute(state) for key, state in held.items()}
 
 
 def scalars(sites: Sequence[Site], prefix: str) -> dict[str, float]:
     """Rates, realized rates of active sites and results of observers, by tag."""
     found: dict[str, float] = {}
-    observed = results(sites)
+    observed = _results(sites, _states(sites))
     read([site.counter for site in sites])
     windows = [site.counter.window() for site in sites]
     trained = any(window.trained or window.active for window in windows)
@@ -131,7 +126,18 @@ def log(writer: Any, scalars: Mapping[str, float], sites: Sequence[Site], step: 
             writer.add_scalar(tag, value, step)
         if hasattr(writer, "add_histogram_raw"):
             for tag, counts, edges in _histograms(sites):
-                _to_tensorboard(writer, tag, counts, edges, step)
+                pairs = list(zip(counts, map(mean, pairwise(edges)), strict=True))
+                writer.add_histogram_raw(
+                    tag,
+                    min=edges[0],
+                    max=edges[-1],
+                    num=sum(counts),
+                    sum=sum(n * x for n, x in pairs),
+                    sum_squares=sum(n * x * x for n, x in pairs),
+                    bucket_limits=edges[1:],
+                    bucket_counts=counts,
+                    global_step=step,
+                )
     elif hasattr(writer, "log_metrics"):
         writer.log_metrics(dict(scalars), step=step)
     elif hasattr(writer, "log"):
@@ -147,24 +153,9 @@ def log(writer: Any, scalars: Mapping[str, float], sites: Sequence[Site], step: 
         )
 
 
-def _to_tensorboard(writer: Any, tag: str, counts: list[int], edges: list[float], at: int) -> None:
-    middles = [(low + high) / 2 for low, high in pairwise(edges)]
-    writer.add_histogram_raw(
-        tag,
-        min=edges[0],
-        max=edges[-1],
-        num=sum(counts),
-        sum=sum(n * x for n, x in zip(counts, middles, strict=True)),
-        sum_squares=sum(n * x * x for n, x in zip(counts, middles, strict=True)),
-        bucket_limits=edges[1:],
-        bucket_counts=counts,
-        global_step=at,
-    )
-
-
 def _histograms(sites: Sequence[Site]) -> Iterator[tuple[str, list[int], list[float]]]:
     """Histograms of observers: tags, counts and edges, without empty bins at the ends."""
-    observed = results(sites)
+    observed = _results(sites, _states(sites))
     for site in sites:
         counts = getattr(observed.get(site.key), "histogram", ())
         edges = getattr(site.regularizer, "edges", ())
@@ -231,7 +222,7 @@ def _bound_finding(row: SiteRow) -> Finding | None:
 
 def site_table(sites: Sequence[Site], have: Readings, title: str) -> Report:
     """The rows of all sites, which print as a table with a section for each kind of site."""
-    observed = results(sites, have.observed)
+    observed = _results(sites, have.observed)
     rows = [site_row(site, have, observed.get(site.key)) for site in sites]
     groups: dict[Any, list[tuple[Site, SiteRow]]] = {"activation": [], "gradient": []}
     for site, row in zip(sites, rows, strict=True):
@@ -269,7 +260,11 @@ def _sections(
         note = note.replace(first.label, f"{first.label}, {window}", 1)
         seen: Any = next((row.observed for row in rows if row.observed is not None), {})
         found = found or {head: itemgetter(head) for head in seen}
-        columns = calls | {head: partial(_of_observed, find) for head, find in found.items()}
+
+        def observed(find: Callable[[Any], Any], row: SiteRow) -> Any:
+            return None if row.observed is None else find(row.observed)
+
+        columns = calls | {head: partial(observed, find) for head, find in found.items()}
     elif first.acts_on == "gradient":
         note = "gradients (changed: share of their values)"
         columns = {
@@ -298,10 +293,6 @@ def _is_open(site: Site, counted: Counter) -> bool:
     if watch is not None:
         return watch.closed is None or not watch.observer.is_empty(watch.open)
     return bool(counted.window().total) or not counted.closed().total
-
-
-def _of_observed(find: Callable[[Any], Any], row: SiteRow) -> Any:
-    return None if row.observed is None else find(row.observed)
 
 
 def _calls(row: SiteRow) -> str:

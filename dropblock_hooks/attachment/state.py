@@ -80,7 +80,8 @@ def load(
         try:
             there[key], window = each["regularizer"], _snapshot(each.get("window", {}))
             calls = {"trained": int(each["calls"]), "active": int(each["active_calls"])}
-            found[key] = _snapshot(each)._replace(**calls), window, _tensors(each)
+            tensors = {name: _tensor(x) for name, x in each.get("buffers", {}).items()}
+            found[key] = _snapshot(each)._replace(**calls), window, tensors
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"the state of {key} is damaged: {each!r}") from error
     different = [
@@ -108,13 +109,9 @@ def _snapshot(saved: Mapping[str, Any]) -> Snapshot:
     )
 
 
-def _tensors(saved: Mapping[str, Any]) -> dict[str, Tensor]:
-    found = {}
-    for name, each in saved.get("buffers", {}).items():
-        dtype = getattr(torch, each["dtype"])
-        tensor = torch.tensor(each["values"], dtype=dtype, device="cpu")
-        found[name] = tensor.reshape(each["shape"])
-    return found
+def _tensor(saved: Mapping[str, Any]) -> Tensor:
+    dtype = getattr(torch, saved["dtype"])
+    return torch.tensor(saved["values"], dtype=dtype, device="cpu").reshape(saved["shape"])
 
 
 def restore(state: Mapping[str, Any], taken: Taken, run: Run) -> None:
