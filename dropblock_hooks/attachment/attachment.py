@@ -15,12 +15,12 @@ from ..observers.capture import Capture, Record
 from ..selectors.select import Select
 from ..sites.grad_scaler import LossScale, checked_scaler
 from ..sites.hooks import SiteHook, take_off
-from ..sites.run import Run
+from ..sites.run import Run, world_size
 from ..sites.site import Site, not_stepped
 from ..sites.updates import checked_optimizers, use_optimizers
 from ..tables import Table, counted
 from .checks import around_step, find_faults
-from .distributed import compare, summed, world_size
+from .distributed import compare, summed
 from .lookup import Which, captures, find, values_at, with_rates
 from .report import SiteRow, log, readings, scalars, site_table
 from .state import load, restore, save

@@ -38,8 +38,6 @@ class ModelHook:
     ``Attachment.step`` checks.
     """
 
-    closes = True  # it is called behind the hooks of sites
-
     @property
     def __name__(self) -> str:
         """The name, which torch.jit.script asks for first."""

@@ -11,15 +11,9 @@ from torch import distributed
 from ..findings import Finding, Kind, Severity, tell
 from ..observers.base import State
 from ..sites.counter import Counter
-from ..sites.run import Run
+from ..sites.run import Run, world_size
 from ..sites.site import Site
 from .report import Readings
-
-
-def world_size() -> int:
-    """The number of processes; 0 without a process group."""
-    has_group = distributed.is_available() and distributed.is_initialized()
-    return distributed.get_world_size() if has_group else 0
 
 
 def _gathered(mine: Any) -> list[Any]:
@@ -47,12 +41,11 @@ def summed(mine: Readings, sites: Sequence[Site]) -> Readings:
             "verify(distributed=True) says where they differ"
         )
     total = {key: functools.reduce(Counter.plus, (r[key] for r in ranks)) for key in mine.sites}
-    seen: dict[str, State | None] = {}
+    seen: dict[str, State | None] = dict.fromkeys(mine.observed)
     for site in sites:
-        if site.watch is not None:
-            states = [rank[site.key] for rank in observed if rank[site.key] is not None]
-            merge = site.watch.observer.merge
-            seen[site.key] = functools.reduce(merge, states) if states else None
+        states = [rank[site.key] for rank in observed if rank.get(site.key) is not None]
+        if site.watch is not None and states:
+            seen[site.key] = functools.reduce(site.watch.observer.merge, states)
     return Readings(total, None if None in forwards else sum(forwards), seen)
 
 

@@ -28,20 +28,19 @@ def find(which: Which, base: nn.Module, hooks: Sequence[SiteHook]) -> tuple[Site
         KeyError: if it means none, with the reason.
         TypeError: for objects that cannot mean a site.
     """
+    sites = {hook.site.key: hook.site for hook in hooks}
     if isinstance(which, type) and issubclass(which, Regularizer):
         order = {name: i for i, (name, _) in enumerate(named_modules(base))}
-        meant = [hook for hook in hooks if isinstance(hook.site.regularizer, which)]
-        if not meant:
-            there = listed((hook.site.regularizer.label for hook in hooks), 5)
+        found = [site for site in sites.values() if isinstance(site.regularizer, which)]
+        if not found:
+            there = listed((site.regularizer.label for site in sites.values()), 5)
             raise KeyError(f"no site has a {which.__name__} (there are: {there})")
-        meant.sort(key=lambda hook: order.get(hook.site.owner, len(order)))
-        return tuple(hook.site for hook in meant)
+        return tuple(sorted(found, key=lambda site: order.get(site.owner, len(order))))
     if not isinstance(which, str | Select):
         raise TypeError(
             "a site is found by its key or a selector, and sites by a class of "
             f"regularizers, got {quote(which)}"
         )
-    sites = {hook.site.key: hook.site for hook in hooks}
     if isinstance(which, str) and which in sites:
         return (sites[which],)
     try:
@@ -66,10 +65,8 @@ def captures(which: Any, meant: Sequence[Site]) -> dict[str, list[Record]]:
         have = listed([site.key for site in meant], 3)
         raise KeyError(f"no Capture is attached there; {quote(which)} has {have}")
     times = Counter(site.name for site in sites)
-    found = {
-        (site.name or ".") if times[site.name] == 1 else site.key: site.bound.result()
-        for site in sites
-    }
+    keys = [(site.name or ".") if times[site.name] == 1 else site.key for site in sites]
+    found = {key: site.bound.result() for key, site in zip(keys, sites, strict=True)}
     if not any(found.values()):
         raise RuntimeError(
             f"nothing was captured at {listed(found, 3)}. The causes may be: no forward since "

@@ -87,7 +87,8 @@ class SiteHook:
     def refusals(cls, target: Target, regularizer: Regularizer) -> Iterator[str | None]:
         """Yield the reasons why a fitted regularizer can't work there; the first one counts."""
         if regularizer.accumulates:
-            yield "when='accumulated' is for parameters: write param: before the selector"
+            text = "a regularizer that acts once per update is for parameters"
+            yield f"{text}: write param: before the selector"
         yield regularizer.refusal(target.module, None)
 
     def __call__(self, module: nn.Module, *given: Any) -> Any:

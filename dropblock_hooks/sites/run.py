@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import distributed
 from torch.utils.hooks import RemovableHandle
 
 from ..axes.grids import Grids
@@ -86,6 +87,12 @@ class Run:
             if site.watch is not None:
                 site.watch.close_window()
         self.looked = False
+
+
+def world_size() -> int:
+    """The number of processes; 0 without a process group."""
+    has_group = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if has_group else 0
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ..selectors.wrappers import shard_refusal
 from ..warn import warn
 from .act import NOT_DENSE, regularize_grad
 from .hooks import SiteHook
-from .run import Run
+from .run import Run, world_size
 from .site import Site
 
 _WRAPPED = ("_base_optimizer", "base_optimizer", "_optimizer", "original_optimizer", "optimizer")
@@ -128,10 +128,9 @@ class StepHook:
             if module is None or own is None or own.grad is None or id(own) not in held:
                 continue
             if site.acts(module.training):
-                refusal = shard_refusal(module)
-                if own.grad.layout is not torch.strided:
-                    refusal = NOT_DENSE
-                elif _draws_in_processes(site):
+                dense = own.grad.layout is torch.strided
+                refusal = shard_refusal(module) if dense else NOT_DENSE
+                if dense and site.regularizer.random and world_size() > 1:
                     refusal = _APART
                 if refusal is not None:
                     raise site.error(refusal)
@@ -151,13 +150,6 @@ class StepHook:
                 new = regularize_grad(site, None, values, grad, parameter, factor)
                 if new is not grad:
                     grad.copy_(new)
-
-
-def _draws_in_processes(site: Site) -> bool:
-    """Whether each process would draw other numbers, after the mean over processes was taken."""
-    distributed = torch.distributed
-    ready = distributed.is_available() and distributed.is_initialized()
-    return site.regularizer.random and ready and distributed.get_world_size() > 1
 
 
 def _is_inside_a_step(optimizer: Any) -> bool:
