@@ -12,7 +12,7 @@ _INHERITED = ("Equation", "Reference")
 
 
 def described_in(*sources: object) -> Callable[[_T], _T]:
-    """Decorator of functions: `complete` their docstring from those of other functions."""
+    """Decorator of functions: `complete` their docstring from the docstrings of other functions."""
     return lambda function: complete(
         function,
         inspect.signature(function).parameters,  # type: ignore[arg-type]
@@ -21,9 +21,9 @@ def described_in(*sources: object) -> Callable[[_T], _T]:
 
 
 def complete(target: _T, names: Iterable[str], sources: Iterable[object]) -> _T:
-    """Add to a docstring what it lacks and the docstrings of `sources` have.
+    """Add missing parts to a docstring, from the docstrings of `sources`.
 
-    This is the description of arguments, the equation and the reference.
+    The parts are the descriptions of arguments, the equation and the reference.
 
     Args:
         target: a class or a function.

@@ -57,7 +57,7 @@ class Table(Sequence[Row], Generic[Row]):
         rows: the rows.
         columns: for each heading, a function from the row to the cell.
         title: a line above the table.
-        sections: the rows as they are printed, if under several headings.
+        sections: the rows in print order, if there are several headings.
         notes: lists below the table, by heading; lines without a heading are never wrapped.
     """
 

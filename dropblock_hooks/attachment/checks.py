@@ -101,7 +101,7 @@ def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fi
     stale = before.has("calls", "active") and not now.has("trained", "active")
     window = before if stale else now
     if not window.has("calls", "active") and not _leaves_no_trace(base, hooks):
-        text = "no layer was called in this epoch, nor after attaching or loading"
+        text = "no layer was called in this epoch, or since attaching or loading"
         found.append(error((), Kind.NOT_RUN, text, "Run a training step first"))
     here = {hook.site.key for hook in hooks}
     found += [error((key,), *REPLACED) for key in run.keys if key not in here]

@@ -224,9 +224,9 @@ def _nested(placements: list[Placement]) -> list[str]:
         if inner:
             entries = ", ".join(dict.fromkeys(p.where for p in layers.values()))
             warnings.append(
-                f"{entries}: {kind} is put on {len(layers)} "
-                f"layers of which {len(inner)} lie inside others ({listed(inner, 3)}), and applies "
-                "again in each. In a selector, ** takes the layers inside too, * only one level"
+                f"{entries}: {kind} is put on {len(layers)} layers, and applies again in each. "
+                f"{len(inner)} of them lie inside others ({listed(inner, 3)}). In a selector, ** "
+                "takes the layers inside too, * only one level"
             )
     return warnings
 

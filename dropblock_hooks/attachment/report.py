@@ -26,7 +26,7 @@ Size = tuple[int, ...] | None
 
 @dataclass(frozen=True)
 class SiteRow:
-    """The row of a site in a report. Norms are None without a bound.
+    """The row of a site in a report. Without a bound there are no norms: they are None.
 
     Attributes:
         site: its key.

@@ -149,8 +149,8 @@ def _sights(base: nn.Module, hooks: Sequence[SiteHook]) -> list[Sight]:
 def _first_cause(findings: Sequence[Finding], sights: Sequence[Sight]) -> list[Finding]:
     """The first finding, whose text lists the others as its likely effects.
 
-    NaN and Inf come first. Then come findings of the forward, in the order of the layers, and those
-    of the backward, in reverse order. Layers that were never called are separate findings.
+    NaN and Inf come first. Then come findings of the forward, in the order of the layers, and
+    findings of the backward, in reverse order. Layers that were never called stay separate.
     """
     at = {sight.site.key: sight.kept.at for sight in sights}
     of_backward = (Kind.NO_GRADIENT, Kind.VANISHING, Kind.EXPLODING)
@@ -338,5 +338,5 @@ def _no_gradient(base: nn.Module, every: list[Sight], sights: list[Sight]) -> It
 
 
 def _has_gradient(p: nn.Parameter) -> bool:
-    """Whether its gradient is not zero, as it is after ``zero_grad(set_to_none=False)``."""
+    """Whether it has a gradient. ``zero_grad(set_to_none=False)`` leaves one of zeros."""
     return p.grad is not None and bool((p.grad != 0).any())

@@ -3,6 +3,6 @@
 view     how the axes of a tensor are read: the options of a user, and the answer
 graph    follows axes through the autograd graph of this forward
 grids    the sizes of maps in this forward, before they became tokens
-facts    what a model tells about one layer, as plain data
+facts    facts about one layer, read from the model, as plain data
 reader   four rules decide the layout of a tensor and the grid of tokens, or it is refused
 """

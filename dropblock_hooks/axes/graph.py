@@ -36,7 +36,8 @@ _Shape = tuple[int, ...]
 def channels_of(x: Tensor) -> str:
     """Whether the channels of a tensor are the "first" axis after the samples, or the "last" one.
 
-    "mixed" where the graph tells both, "untold" where it does not tell, and "" where there is none.
+    Other results are "mixed" if the graph has both, "untold" if the graph does not show it, and ""
+    without a graph.
 
     Example:
         >>> x = torch.nn.Conv2d(3, 4, 1)(torch.ones(2, 3, 4, 4))

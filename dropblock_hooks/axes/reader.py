@@ -75,7 +75,7 @@ class Reader:
         self._of_parameter = facts is None
         self.last: View | None = PARAMETER if self._of_parameter else None
         self._sides: dict[int, str] = {}  # where the channels are, by the number of axes
-        self._views: dict[torch.Size, View] = {}  # the answers; of tokens, that of the last forward
+        self._views: dict[torch.Size, View] = {}  # the answers; for tokens, of the last forward
         self._asked: Counter[torch.Size] = Counter()
 
     @property
@@ -142,7 +142,7 @@ class Reader:
     def _by_rules(self, shape: Shape, seen: str) -> View:
         """How a tensor of this shape is read, without the grid of tokens.
 
-        `seen` is what the autograd graph says, as `channels_of` returns it.
+        `seen` is the answer of the autograd graph, a result of `channels_of`.
         """
         options, spatial, facts = self.options, self._spatial, self.facts
         if self._samples:
@@ -195,8 +195,8 @@ class Reader:
             why = "the state of a recurrent layer has its layers on axis 0"
         if why:
             raise ValueError(
-                f"axis 0 of shape {tuple(shape)} may not be that of the samples: {why}; say "
-                "layout= if it is"
+                f"axis 0 of shape {tuple(shape)} may not be the batch axis: {why}; say layout= "
+                "if it is"
             )
 
     def _side(self, shape: Shape, seen: str) -> str:
@@ -207,8 +207,8 @@ class Reader:
             return side
         front, back = (layout_with(each, len(shape) - 2) for each in (FIRST, LAST))
         raise ValueError(
-            f"can't tell the channels of shape {tuple(shape)}: {front} or {back} (neither the "
-            "autograd graph of this forward nor the layers inside tell); say which with layout=. "
+            f"can't tell the channels of shape {tuple(shape)}: {front} or {back} (the autograd "
+            "graph of this forward and the layers inside do not show it); say which with layout=. "
             "Without a graph, as under torch.compile, attach(..., example_input=) may help"
         )
 
@@ -221,8 +221,8 @@ class Reader:
         """The side by the layers inside: all have their channels last, or all have them first.
 
         Code around these layers may permute axes, so the axis must be as long as one of them is
-        wide, and the other one must not. It may be where nothing speaks of permutations: neither
-        norms of last channels, nor an autograd graph that does not tell.
+        wide, and the other one must not. The other one may be as long if no permutation is likely:
+        no norm acts on last channels, and the autograd graph shows the axes.
         """
         facts = self.facts
         if not facts.inside:

@@ -84,7 +84,7 @@ def gradcam(
         model: any model of images. It may be wrapped, as for `attach`.
         x: a batch of images (N, C, H, W), or a tuple of arguments or a mapping of keywords; the
             maps are of the size of the first tensor with 4 axes.
-        layer: a selector of one layer. None takes the last feature stage that works; where it
+        layer: a selector of a single layer. None takes the last feature stage that works; where it
             returns tokens, the first norm of its last block, because a head that reads only the
             class token gives the other tokens no gradient behind that norm. Of a layer that is
             called several times, the last call counts.

@@ -79,7 +79,7 @@ def _plan(options: argparse.Namespace) -> Result:
     """Show the dry run of a spec on a model.
 
     For each site: shape, block size, rate and expected dropped share. Problems and warnings follow.
-    Nothing is trained. If a plan has no shapes, give the shape of one sample by --input-size.
+    Nothing is trained. If a plan has no shapes, give the shape of a sample by --input-size.
     """
     model = model_of(options.model)
     example = samples(model, options.input_size)

@@ -93,7 +93,7 @@ def group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int = 1) 
     else:
         group = 0 if per == "sample" else channel_axis
         if not -grad.ndim <= group < grad.ndim:
-            raise ValueError(f"channel_axis {group} is none of a {grad.ndim}-D gradient")
+            raise ValueError(f"channel_axis {group} is not an axis of a {grad.ndim}-D gradient")
         axes = [axis for axis in range(grad.ndim) if axis != group % grad.ndim]
     if not axes:
         return grad.abs().to(wide)

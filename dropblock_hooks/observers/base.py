@@ -31,7 +31,7 @@ class Observer(Regularizer):
 
     - ``sees_gradients = True``: ``update`` also gets each gradient.
     - ``sees_values = False``: ``update`` gets no activations.
-    - ``whole = True``: it sees all tensors of a nested output where `index` is None, if any.
+    - ``whole = True``: without `index`, it sees all tensors of a nested output, if any.
     - ``reads_given = True``: ``update`` uses ``seen.given``.
     - ``keeps_graph = True``: the tensors are not detached from the autograd graph.
     - ``by_epoch = False``: one state for the whole training, which the report does not show.
@@ -146,8 +146,8 @@ class Seen(NamedTuple):
         tensor([1., 1.])
 
     Attributes:
-        tensors: the observed tensors, detached unless the observer `keeps_graph`; or the gradient
-            of one of them.
+        tensors: the observed tensors, detached unless the observer `keeps_graph`; or a single
+            gradient.
         epoch: the time.
         shared: a dict that all sites of the attachment share. Each class uses its own key.
         gradient: whether it is a gradient. Then only the last three of the following are set.
@@ -271,7 +271,7 @@ class Watch:
 
 
 class Unsaved(dict[Any, Any]):
-    """A dict in a state that is neither copied nor saved: a copy of it and a pickle are empty."""
+    """A dict in a state that is not copied or saved: its copies and pickles are empty."""
 
     def __reduce__(self) -> Any:
         return Unsaved, ()

@@ -75,7 +75,7 @@ class Capture(Observer):
     A copy of each tensor is kept, so later in-place operations do not change it. It holds no part
     of the autograd graph. Every call of the layer is kept, also if a forward calls it several
     times, but not the calls that activation checkpointing recomputes. It works in compiled code.
-    Use it to look at single tensors during a training; `capture` keeps those of one forward.
+    Use it to look at single tensors during a training; `capture` is for a single forward.
 
     Example:
         >>> from dropblock_hooks import attach

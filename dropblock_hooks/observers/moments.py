@@ -95,7 +95,7 @@ def new_moments(edges: Sequence[float]) -> State:
     return {
         "sums": torch.zeros(BINS + len(edges) + 1, dtype=torch.float64),
         "largest": torch.zeros((), dtype=torch.float64),
-        "looked": 0,  # the number of values in calls of which the shares were taken
+        "looked": 0,  # the number of values in the calls that gave the shares
     }
 
 

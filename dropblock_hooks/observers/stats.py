@@ -90,7 +90,7 @@ class ActivationStats(Measuring):
     values were within 1 % of the bounds of Sigmoid, Tanh, Hardsigmoid, Softsign, Hardtanh or ReLU6.
     If a regularizer of this layer changes these values, such as Dropout, use ``when="before"``.
 
-    The running statistics of a BatchNorm are compared with those of each n-th batch (`every`).
+    The running statistics of a BatchNorm are compared with each n-th batch (`every`).
 
     Example:
         >>> import torch

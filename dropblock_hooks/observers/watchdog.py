@@ -41,8 +41,8 @@ class Watchdog(Observer):
     - ``nonfinite``: NaN or Inf. In the forward, it names the layer that computed it. In the
       backward, it names the first layer that such a gradient reaches. With a GradScaler that the
       attachment knows, gradients count only once its scale has fallen below 1.
-    - ``vanishing``, ``exploding``: gradients of the first quarter of the layers are smaller, or
-      larger, by `max_ratio` than those of the last quarter, and not zero.
+    - ``vanishing``, ``exploding``: gradients in the first quarter of the layers are smaller, or
+      larger, by `max_ratio` than in the last quarter, and not zero.
     - ``dead``: channels of a ReLU, or a similar activation, were zero in all calls.
     - ``saturated``: values of a sigmoid, a tanh or their hard versions are within 1 % of their
       bounds.

@@ -48,7 +48,7 @@ class Clock:
 
 
 class Watched:
-    """The counts of a site of a `Watchdog` since the last look. Times are those of the `Clock`.
+    """The counts of a site of a `Watchdog` since the last look. Times are times of the `Clock`.
 
     Numbers on the CPU are read at once, numbers on other devices at the next look.
 
@@ -75,7 +75,7 @@ class Watched:
         self.forget(statistics=True)
 
     def forget(self, statistics: bool) -> None:
-        """Begin anew, with what was not finite; and with all `statistics`."""
+        """Forget values that were not finite, and with `statistics` all counts and sums."""
         self.bad = self.made = self.grad_bad = _INF
         if statistics:
             self.calls = self.bad_calls = self.grads = 0

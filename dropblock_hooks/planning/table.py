@@ -68,7 +68,7 @@ class Plan(Table[PlanRow]):
         ()
 
     Attributes:
-        problems: what can't work; ``attach(..., example_input=...)`` raises an error for it.
+        problems: the errors; ``attach(..., example_input=...)`` raises an error for it.
         warnings: a line for each likely mistake and each note.
         findings: the warnings as `Finding` objects, grouped by cause.
     """

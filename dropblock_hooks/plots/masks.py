@@ -27,8 +27,8 @@ def plot_masks(
 ) -> Any:
     """Draw what regularizers drop in one training forward of a copy of the model.
 
-    A row is a layer. It shows some channels of the first sample, dark where they are dropped, and
-    at the right the share of all channels that is dropped at each position. The model, its counts
+    A row is a layer. It shows some channels of the first sample, with dropped elements dark, and at
+    the right the share of all channels that is dropped at each position. The model, its counts
     and the random states do not change.
 
     Example:

@@ -279,7 +279,7 @@ class AdaptiveClipGrad(_OfParameters, Regularizer):
 
     A unit is a row of a weight, or a parameter with a single axis. The report shows the norms of
     gradients divided by the norms of weights. Use it for large batches and networks without norms,
-    on all parameters but those of the last linear layer. See `functional.adaptive_clip_grad`.
+    on all parameters except the last linear layer. See `functional.adaptive_clip_grad`.
 
     Example:
         >>> AdaptiveClipGrad(0.02)

@@ -126,7 +126,7 @@ def rate_attribute(module: nn.Module) -> str | None:
 
 
 def in_place_of(module: nn.Module) -> Regularizer | None:
-    """The regularizer of this package that drops as the layer does; None if that is unknown.
+    """The regularizer of this package that equals the layer; None if the layer is unknown.
 
     Torch's dropouts are recognized by their ``forward``, drop paths by the name of their class.
     """

@@ -200,7 +200,7 @@ def _left_out(text: str, found: list[Target], index: Index) -> set[Target]:
     tables = [index.table(kind) for kind in {target.form for target in found}]
     inside = {t for table in tables for name, t in table.items() if f"{name}.".startswith(starts)}
     if not inside.intersection(found):
-        raise NoMatchError(f"exclude={quote(text)} leaves out nothing of what is selected")
+        raise NoMatchError(f"exclude={quote(text)} leaves out none of the selected layers")
     return inside
 
 

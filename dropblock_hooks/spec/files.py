@@ -61,7 +61,7 @@ def _note_lines(node: yaml.Node, path: Keys, lines: Lines, count: Iterator[int])
     """Note the line of each key below a node; refuse duplicate keys and too many values."""
     if next(count) >= MOST_NODES:
         raise ValueError(
-            f"it has more than {MOST_NODES:,} values; an alias counts as what it stands for"
+            f"it has more than {MOST_NODES:,} values; an alias counts as the values it stands for"
         )
     if len(path) > MOST_LEVELS:
         raise ValueError(f"line {node.start_mark.line + 1}: {_TOO_DEEP}")

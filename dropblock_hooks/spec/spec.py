@@ -41,7 +41,7 @@ class SpecError(ValueError):
 
     Args:
         problems: a text for each error.
-        source: the name of the file; ``""`` if there is none.
+        source: the name of the file; ``""`` without a file.
 
     Attributes:
         problems: a text for each error.

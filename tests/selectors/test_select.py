@@ -120,9 +120,9 @@ def test_an_exclude_by_another_name_of_a_shared_module():
     [
         ({"types": "Conv2d"}, "conv", "did you mean '**.conv'"),
         ({"names": "param:**.bias"}, "param:bias", "did you mean 'param:**.bias'"),
-        ({"names": "layer1.*"}, "layer2.0", "leaves out nothing of what is selected"),
+        ({"names": "layer1.*"}, "layer2.0", "leaves out none of the selected layers"),
         ({"types": "Conv2d"}, "type:Conv3d", "(closest: Conv2d"),
-        ({"types": "Conv2d"}, ("layer1", "fc"), "exclude='fc' leaves out nothing"),
+        ({"types": "Conv2d"}, ("layer1", "fc"), "exclude='fc' leaves out none"),
     ],
 )
 def test_an_exclude_that_leaves_out_nothing_is_an_error(net, select, exclude, text):

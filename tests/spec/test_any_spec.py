@@ -185,7 +185,7 @@ def bomb(levels):
         ("[" * 500 + "]" * 500, "line 1: it is nested too deeply, more than 100 levels"),
         ("[" + "0, " * 100_001 + "0]", "it has more than 100,000 values"),
         ("# " + "x" * 1_000_000, "1,000,000 bytes"),
-        (bomb(30), "100,000 values; an alias counts as what it stands for"),
+        (bomb(30), "100,000 values; an alias counts as the values it stands for"),
         (
             "a: &a {Dropout: {p: *a}}",
             "line 1: it is nested too deeply, .*, or an alias names itself",
