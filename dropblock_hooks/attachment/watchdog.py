@@ -138,11 +138,10 @@ def _sights(base: nn.Module, hooks: Sequence[SiteHook]) -> list[Sight]:
     """All sites of a `Watchdog`, read, which waits for the device."""
     sights = []
     for site in (hook.site for hook in hooks):
-        if isinstance(site.regularizer, Watchdog):
-            module, kept = find_module(base, site.name), site.bound.open["watched"]
-            kept.read()
-            if module is not None:
-                sights.append(Sight(site, module, site.regularizer, kept))
+        module, dog = find_module(base, site.name), site.regularizer
+        if isinstance(dog, Watchdog) and module is not None:
+            sights.append(Sight(site, module, dog, site.bound.open["watched"]))
+            sights[-1].kept.read()
     return sights
 
 
