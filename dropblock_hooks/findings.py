@@ -3,104 +3,90 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self, TypeVar
 
 from .quoting import described, listed
 from .registry import text as text_of
 from .warn import warn
 
+_Enum = TypeVar("_Enum", bound=StrEnum)
 _MOST = 8  # sites that a text names
 
 
-class Kind(StrEnum):
+class _Described(StrEnum):
+    """An enum whose members are pairs of a value and a description."""
+
+    def __new__(cls, value: str, description: str) -> Self:
+        member = str.__new__(cls, value)
+        member._value_, member.__doc__ = value, description
+        return member
+
+
+def shown_by_help(cls: type[_Enum]) -> type[_Enum]:
+    """Add the descriptions of all members to the docstring of an enum."""
+    if cls.__doc__:  # Python does not run with -OO
+        lines = (f"        {each.name}: {each.__doc__}.\n" for each in cls)
+        cls.__doc__ += f"\n    Attributes:\n{''.join(lines)}"
+    return cls
+
+
+@shown_by_help
+class Kind(_Described):
     """The kinds of faults.
 
     Example:
         >>> Kind("never_active") is Kind.NEVER_ACTIVE
         True
-
-    Attributes:
-        SPEC: the spec cannot work on this model, or is likely not meant.
-        DROPPED_TWICE: the same values are dropped by two droppers.
-        LOSES_SAMPLES: whole samples are dropped and no shortcut keeps them.
-        RECOMPILES: compiled code holds a moving rate as a constant.
-        NO_PASS: the dry run of the forward failed.
-        NEVER_CALLED: the layer was not called in this window.
-        NEVER_ACTIVE: the layer was called, and the regularizer never acted.
-        REPLACED: the layer was replaced or removed, or the hook was taken off.
-        IN_PARTS: a bound got the gradient of a parameter in parts.
-        LOST: the parameter is another tensor now, or gets no gradient any more.
-        SHARDED: FSDP keeps the parameter in a form that a hook cannot use.
-        CLIPPED: the block is larger than the map, or a bound changes nearly all gradients.
-        REMOVED: the attachment was removed.
-        NOT_RUN: nothing was called in the last window.
-        NOT_TRAINED: an epoch ended without a training forward of this model.
-        NOT_STEPPED: a schedule is moving, and nobody calls step.
-        GRAD_SCALER: a GradScaler is in use, and the attachment does not know it.
-        NO_OPTIMIZER: accumulated gradients need the optimizer, which is not known.
-        DIFFERS: the ranks of a distributed training differ.
-        EQUAL_GENERATORS: several ranks draw the same masks.
-        ACTION_FAILED: the function that a Watchdog calls raised an error.
-        NONFINITE: NaN or Inf in a forward or a backward.
-        VANISHING: gradients of the first layers are much smaller than of the last.
-        EXPLODING: gradients of the first layers are much larger than of the last.
-        DEAD: channels of an activation were zero all the time.
-        SATURATED: values of an activation lie at its bounds.
-        NO_GRADIENT: no gradient, or only zeros, reached the layer.
     """
 
     # the spec and the dry run
-    SPEC = "spec"
-    DROPPED_TWICE = "dropped_twice"
-    LOSES_SAMPLES = "loses_samples"
-    RECOMPILES = "recompiles"
-    NO_PASS = "no_pass"
+    SPEC = "spec", "the spec cannot work on this model, or is likely not meant"
+    DROPPED_TWICE = "dropped_twice", "the same values are dropped by two droppers"
+    LOSES_SAMPLES = "loses_samples", "whole samples are dropped and no shortcut keeps them"
+    RECOMPILES = "recompiles", "compiled code holds a moving rate as a constant"
+    NO_PASS = "no_pass", "the dry run of the forward failed"
 
     # sites
-    NEVER_CALLED = "never_called"
-    NEVER_ACTIVE = "never_active"
-    REPLACED = "replaced"
-    IN_PARTS = "in_parts"
-    LOST = "lost"
-    SHARDED = "sharded"
-    CLIPPED = "clipped"
+    NEVER_CALLED = "never_called", "the layer was not called in this window"
+    NEVER_ACTIVE = "never_active", "the layer was called, and the regularizer never acted"
+    REPLACED = "replaced", "the layer was replaced or removed, or the hook was taken off"
+    IN_PARTS = "in_parts", "a bound got the gradient of a parameter in parts"
+    LOST = "lost", "the parameter is another tensor now, or gets no gradient any more"
+    SHARDED = "sharded", "FSDP keeps the parameter in a form that a hook cannot use"
+    CLIPPED = "clipped", "the block is larger than the map, or a bound changes nearly all gradients"
 
     # the training loop
-    REMOVED = "removed"
-    NOT_RUN = "not_run"
-    NOT_TRAINED = "not_trained"
-    NOT_STEPPED = "not_stepped"
-    GRAD_SCALER = "grad_scaler"
-    NO_OPTIMIZER = "no_optimizer"
-    DIFFERS = "differs"
-    EQUAL_GENERATORS = "equal_generators"
-    ACTION_FAILED = "action_failed"
+    REMOVED = "removed", "the attachment was removed"
+    NOT_RUN = "not_run", "nothing was called in the last window"
+    NOT_TRAINED = "not_trained", "an epoch ended without a training forward of this model"
+    NOT_STEPPED = "not_stepped", "a schedule is moving, and nobody calls step"
+    GRAD_SCALER = "grad_scaler", "a GradScaler is in use, and the attachment does not know it"
+    NO_OPTIMIZER = "no_optimizer", "accumulated gradients need the optimizer, which is not known"
+    DIFFERS = "differs", "the ranks of a distributed training differ"
+    EQUAL_GENERATORS = "equal_generators", "several ranks draw the same masks"
+    ACTION_FAILED = "action_failed", "the function that a Watchdog calls raised an error"
 
     # rules of the Watchdog
-    NONFINITE = "nonfinite"
-    VANISHING = "vanishing"
-    EXPLODING = "exploding"
-    DEAD = "dead"
-    SATURATED = "saturated"
-    NO_GRADIENT = "no_gradient"
+    NONFINITE = "nonfinite", "NaN or Inf in a forward or a backward"
+    VANISHING = "vanishing", "gradients of the first layers are much smaller than of the last"
+    EXPLODING = "exploding", "gradients of the first layers are much larger than of the last"
+    DEAD = "dead", "channels of an activation were zero all the time"
+    SATURATED = "saturated", "values of an activation lie at its bounds"
+    NO_GRADIENT = "no_gradient", "no gradient, or only zeros, reached the layer"
 
 
-class Severity(StrEnum):
+@shown_by_help
+class Severity(_Described):
     """How bad a finding is.
 
     Example:
         >>> Severity.ERROR == "error"
         True
-
-    Attributes:
-        ERROR: it does not work.
-        WARNING: it is likely not meant.
-        NOTE: it is good to know.
     """
 
-    ERROR = "error"
-    WARNING = "warning"
-    NOTE = "note"
+    ERROR = "error", "it does not work"
+    WARNING = "warning", "it is likely not meant"
+    NOTE = "note", "it is good to know"
 
 
 @dataclass(frozen=True)
