@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, dataclass_transform, overload
@@ -65,9 +66,13 @@ def register(cls: type | None = None, /, *, name: str | None = None) -> Any:
 
 
 def documented(cls: type[_T]) -> type[_T]:
-    """Describe in the docstring of a dataclass the fields that its bases describe."""
+    """Describe in the docstring of a dataclass what its bases, or its function, describe."""
     own = sorted(fields(cls), key=lambda f: bool(f.kw_only))  # type: ignore[arg-type]
-    return complete(cls, [f.name for f in own], cls.__mro__[1:-1])
+    sources: list[Any] = [each.__doc__ for each in cls.__mro__[:-1]]
+    named = re.search(r"`functional\.(\w+)`", " ".join(filter(None, sources)))
+    functions = sys.modules.get(f"{__package__}.functional")
+    function = getattr(functions, named[1], None) if named else None
+    return complete(cls, [f.name for f in own], (*cls.__mro__[1:-1], function))
 
 
 def check_fields(cls: type) -> None:

@@ -126,10 +126,12 @@ def drop_block2d(
         inplace: write the result into `input`.
         eps: smallest number of kept elements that the count ratio divides by.
         training: False returns `input`.
-        calibration: how γ is found, see `block_gamma`.
-        normalize: what kept values are multiplied by: ``"batch"`` all / kept elements of the batch
-            (the paper), ``"sample"`` the same for each sample, ``"expected"`` 1 / (1 - p), or None.
-        share_channels: one mask for all channels of a sample.
+        calibration: ``"exact"`` realizes p, ``"paper"`` uses the γ of the paper, which drops less;
+            see `block_gamma`.
+        normalize: factor of the kept elements: ``"batch"`` all / kept elements of the batch (the
+            paper), ``"sample"`` the same for each sample, ``"expected"`` 1 / (1 - p), or None for
+            no factor.
+        share_channels: True draws one set of blocks for all channels of a sample.
         generator: source of random numbers; torch's global one by default.
 
     Raises:

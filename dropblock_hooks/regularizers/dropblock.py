@@ -25,7 +25,6 @@ class _Blocks(DropsShare):
             realized on average on every map and block size.
         block_size: edge of the block in elements, at least 1, or one edge for each spatial axis. A
             block larger than the map is clipped, and the report says so.
-        share_channels: True draws one set of blocks for all channels of a sample.
     """
 
     p: Probability = 0.1
@@ -50,20 +49,10 @@ class _Blocks(DropsShare):
 class _DropBlocks(_Blocks):
     """Base of DropBlock1d, 2d and 3d.
 
-    Args:
-        calibration: ``"exact"`` realizes p, ``"paper"`` uses the γ of the paper, which drops less.
-        normalize: factor of the kept elements: ``"batch"`` all / kept elements of the batch (the
-            paper), ``"sample"`` the same for each sample, ``"expected"`` 1 / (1 - p), or None for
-            no factor.
-
     Equation:
         ``y = x * keep * scale``, where ``keep`` is 0 in the blocks and 1 elsewhere. Each position
         where a block fits begins one with chance γ, and γ solves
         ``mean over positions of (1 - γ)^c = 1 - p``; c blocks can cover a position.
-
-    Reference:
-        Ghiasi, Lin and Le, 2018, "DropBlock: A regularization method for convolutional networks"
-        (https://arxiv.org/abs/1810.12890).
     """
 
     calibration: Calibration = "exact"
@@ -147,10 +136,6 @@ class Disout(_Blocks, Regularizer):
     Equation:
         ``y = x + m * alpha * std(x) * z``, where m is 1 in the blocks and 0 elsewhere, and z is
         standard normal noise.
-
-    Reference:
-        Tang et al., 2020, "Beyond dropout: Feature map distortion to regularize deep neural
-        networks" (https://arxiv.org/abs/2002.11022).
     """
 
     alpha: NonNegative = 1.0

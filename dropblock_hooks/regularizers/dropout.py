@@ -37,9 +37,6 @@ class Dropout(DropsShare, Regularizer):
 
     Equation:
         ``y = x * keep / (1 - p)``, where each element of ``keep`` is 0 with chance p, else 1.
-
-    Reference:
-        Srivastava et al., 2014, "Dropout" (https://jmlr.org/papers/v15/srivastava14a.html).
     """
 
     p: Probability = 0.5
@@ -60,10 +57,6 @@ class _Channels(DropsShare):
     Equation:
         ``y = x * keep / (1 - p)``, where ``keep`` has one number for each sample and channel: 0
         with chance p, else 1.
-
-    Reference:
-        Tompson et al., 2015, "Efficient Object Localization Using Convolutional Networks"
-        (https://arxiv.org/abs/1411.4280).
     """
 
     p: Probability = 0.5
@@ -129,14 +122,10 @@ class DropPath(DropsShare, Regularizer):
 
     Args:
         p: chance of a sample to be dropped, a number in [0, 1] or a schedule.
-        scale_by_keep: True multiplies the kept samples by 1 / (1 - p).
 
     Equation:
         ``y = x * keep / (1 - p)``, where ``keep`` has one number for each sample: 0 with chance p,
         else 1.
-
-    Reference:
-        Larsson et al., 2017, "FractalNet" (https://arxiv.org/abs/1605.07648).
     """
 
     p: Probability
@@ -162,14 +151,9 @@ class StochasticDepth(DropsShare, Regularizer):
 
     Args:
         p: chance of a sample to skip the block, a number in [0, 1] or a schedule.
-        mode: ``"row"`` decides for each sample, ``"batch"`` for all at once.
 
     Equation:
         ``y = x + (block(x) - x) * keep / (1 - p)``, where ``keep`` is 0 with chance p, else 1.
-
-    Reference:
-        Huang et al., 2016, "Deep Networks with Stochastic Depth"
-        (https://arxiv.org/abs/1603.09382).
     """
 
     p: Probability
@@ -205,10 +189,6 @@ class GaussianNoise(Regularizer):
 
     Equation:
         ``y = x + std * z``, where z is standard normal noise.
-
-    Reference:
-        Bishop, 1995, "Training with Noise is Equivalent to Tikhonov Regularization", Neural
-        Computation 7(1).
     """
 
     std: NonNegative
@@ -233,10 +213,6 @@ class GaussianDropout(Regularizer):
 
     Equation:
         ``y = x * (1 + sqrt(p / (1 - p)) * z)``, where z is standard normal noise.
-
-    Reference:
-        Srivastava et al., 2014, "Dropout", section 10
-        (https://jmlr.org/papers/v15/srivastava14a.html).
     """
 
     p: Annotated[RateLike, Range(0, 1, open_high=True)]

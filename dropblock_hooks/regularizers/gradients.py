@@ -112,7 +112,6 @@ class ClipGradNorm(OnGradients, Regularizer):
 
     Args:
         max_norm: largest norm, a number > 0 or a schedule.
-        norm_type: order of the norm, > 0; inf allowed.
         per: one norm for the whole ``"tensor"``, for each ``"sample"`` or for each ``"channel"``
             (of a parameter: its axis 0).
         group: True takes one norm over all parameters of the entry, as
@@ -121,10 +120,6 @@ class ClipGradNorm(OnGradients, Regularizer):
 
     Equation:
         ``g' = g * minimum(1, max_norm / norm(g))``; a norm that is not finite passes.
-
-    Reference:
-        Pascanu et al., 2013, "On the difficulty of training recurrent neural networks"
-        (https://arxiv.org/abs/1211.5063).
     """
 
     max_norm: Positive
@@ -288,16 +283,10 @@ class AdaptiveClipGrad(_OfParameters, Regularizer):
     Args:
         clip_factor: largest ratio of the gradient norm of a unit to the norm of its weights, a
             number > 0 or a schedule.
-        eps: least norm that a unit's weights count with, > 0.
-        norm_type: order of the norms, > 0; inf allowed.
 
     Equation:
         ``g' = g * minimum(1, clip_factor * maximum(norm(w), eps) / norm(g))`` for each unit, with
         its weights w.
-
-    Reference:
-        Brock et al., 2021, "High-Performance Large-Scale Image Recognition Without Normalization"
-        (https://arxiv.org/abs/2102.06171).
     """
 
     clip_factor: Positive = 0.01
@@ -330,10 +319,6 @@ class CentralizeGrad(_OfParameters, Regularizer):
 
     Equation:
         ``g' = g - mean(g)``, the mean over all axes but the first.
-
-    Reference:
-        Yong et al., 2020, "Gradient Centralization: A New Optimization Technique for Deep Neural
-        Networks" (https://arxiv.org/abs/2004.01461).
     """
 
     def apply(self, x: Tensor, now: Now) -> Applied:
