@@ -13,7 +13,7 @@ from experiments.factories import digest
 
 def _no_bool(value: object) -> object:
     if isinstance(value, bool):
-        raise ValueError(f"must be a number, got {value}")
+        raise ValueError("must be a number")
     return value
 
 
@@ -131,6 +131,6 @@ def problems_of(error: Exception, where: str, model: type[BaseModel] = Run) -> l
         known = listed if each["type"] == "extra_forbidden" else ""
         given = each.get("input")
         shown = f", got {given!r}" if isinstance(given, (str, int, float, type(None))) else ""
-        what = "unknown field" if known else each["msg"]
+        what = "unknown field" if known else each["msg"].removeprefix("Value error, ")
         lines.append(f"{path}: {what[:1].lower()}{what[1:]}{'' if known else shown}{known}")
     return lines

@@ -121,7 +121,7 @@ def check(study: Study) -> Search:
 def _space_problem(name: str, one: Any) -> str | None:
     where = f"search.space.{name}"
     if isinstance(one, list):
-        return None if one else f"{where}: the list is empty"
+        return None
     if set(one) - {"low", "high", "log"} or not {"low", "high"} <= set(one):
         return f"{where} must be a list or {{low, high, log}}, got {one}"
     low, high = one["low"], one["high"]

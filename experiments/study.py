@@ -13,20 +13,19 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from dropblock_hooks import Spec
-from experiments.config import Count, Run, Whole, problems_of, run_hash, unpacked
+from experiments.config import Count, Run, problems_of, run_hash, unpacked
 from experiments.data import Data, load_data
 from experiments.metrics import try_metric
 from experiments.models import make_model
 from experiments.train import make_optimizer
 
 _PLACEHOLDER = re.compile(r"\$\{(\w+)\}")
-DEFAULT_SEEDS = 5
 
 
 class StudyError(ValueError):
@@ -41,12 +40,30 @@ class StudyError(ValueError):
         )
 
 
+def _seeds(value: Any) -> Any:
+    numbers = value if isinstance(value, list) else [value]
+    whole = all(isinstance(each, int) and not isinstance(each, bool) for each in numbers)
+    if not whole or not numbers or (numbers is not value and value < 1):
+        raise ValueError("must be a number of seeds, at least 1, or a list of whole numbers")
+    return value
+
+
+def _levels(value: Any) -> Any:
+    if not isinstance(value, list | dict) or not value:
+        raise ValueError("must be a list or a mapping with at least one value")
+    return value
+
+
+Seeds = Annotated[int | list[int], BeforeValidator(_seeds)]
+Levels = Annotated[list[Any] | dict[str, Any], BeforeValidator(_levels)]
+
+
 class Search(BaseModel):
     """How a search goes: its space, and the number of candidates and of seeds."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    space: dict[str, list[Any] | dict[str, Any]] = Field(min_length=1)
+    space: dict[str, Levels] = Field(min_length=1)
     candidates: Count = 8
     seeds: Count = 10
 
@@ -59,10 +76,10 @@ class StudyFile(BaseModel):
     question: str = ""
     base: dict[str, Any] = {}
     conditions: dict[str, dict[str, Any] | None] = {}
-    grid: dict[str, list[Any] | dict[str, Any]] = {}
+    grid: dict[str, Levels] = {}
     compare: list[tuple[str, str]] = []
     primary: dict[str, float] = {}
-    seeds: Count | list[Whole] = DEFAULT_SEEDS
+    seeds: Seeds = 5
     higher_is_better: bool = True
     search: Search | None = None
 
@@ -153,6 +170,13 @@ def read_study(
             conditions[name] = _run_of(merged, chosen.get(name, {}), path.parent)
         except (ValidationError, ValueError, OSError) as error:
             problems += problems_of(error, f"conditions.{name}")
+    for name, values in chosen.items():
+        known = {*Run.model_fields, *fields.get(name, {}).get("params", ())}
+        if name not in fields or {each.partition(".")[0] for each in values} - known:
+            problems.append(
+                f"{chosen_path.name}: its values for {name!r} do not fit the study: search again, "
+                "or delete the file"
+            )
     problems += [
         f"compare: there is no condition {name!r}; known: {', '.join(fields)}"
         for name in dict.fromkeys(itertools.chain(*file.compare))

@@ -2,17 +2,24 @@
 
 import itertools
 import json
+import re
+import sys
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
+import yaml
+from PIL import Image
 from torch import nn
 
 from experiments.config import Run
 from experiments.overhead import layers, timing
 from experiments.overhead.memory import saved_bytes
 from experiments.overhead.peers import PEERS, nominal, realized
+from experiments.report import read_report
 from experiments.study import fit, read_study
+from experiments.train import train
 from tests.cases import rest_slow
 from tests.experiments.conftest import ROOT
 
@@ -48,6 +55,52 @@ def test_a_report_of_nothing(command, folder):
     status, _, err = command("report.py", folder)
     assert status == 2
     assert "has no study.yaml" in err
+
+
+def blocks_of_the_page():
+    text = (ROOT / "experiments/README.md").read_text(encoding="utf-8")
+    return re.findall(r"```(?:python|yaml)\n(.*?)```", text, flags=re.DOTALL)
+
+
+@pytest.mark.slow
+def test_the_study_of_the_page_runs(folder, command, monkeypatch):
+    """Its factories, an image folder, a search, and the picture of where a network looks."""
+    study, factories, looks = (
+        next(block for block in blocks_of_the_page() if text in block)
+        for text in ("# study.yaml", "# mine.py", "overlay(")
+    )
+    generator = np.random.default_rng(0)
+    for part, kind in itertools.product(("train", "val"), ("dark", "light")):
+        (folder / "images" / part / kind).mkdir(parents=True)
+        for index in range(10):
+            pixels = generator.integers(0, 128, (12, 12, 3), dtype=np.uint8)
+            image = Image.fromarray(pixels + 127 * (kind == "light"))
+            image.save(folder / "images" / part / kind / f"{index}.png")
+    (folder / "mine.py").write_text(factories)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    fields = yaml.safe_load(study)
+    fields["base"] |= {"data": "imagefolder", "loss": "mine:smooth_loss", "metric": "mine:macro_f1"}
+    fields["base"] |= {"data_args": {"root": "images", "image_size": 12, "validation": 0.5}}
+    fields["base"]["epochs"] = 2
+    fields["conditions"]["DropBlock2d"]["spec"] = {"0": "DropBlock2d(p=${rate}, block_size=3)"}
+    fields["search"] = {"space": {"rate": [0.1, 0.3]}, "candidates": 2, "seeds": 2}
+    (folder / "study.yaml").write_text(yaml.safe_dump({**fields, "seeds": 2}, sort_keys=False))
+    for options in (["--search"], []):
+        status, out, err = command("ablate.py", "study.yaml", *options)
+        assert status == 0, err
+    assert "4 runs." in out
+    exec(compile(looks, "README.md", "exec"), {})
+    assert (folder / "where.png").stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_a_committed_run_comes_out_again():
+    study, frame, _ = read_report(ROOT / "experiments/results/quick")
+    result = train(study.conditions["DropBlock2d"].model_copy(update={"seed": 1}))
+    row = frame[(frame["condition"] == "DropBlock2d") & (frame["seed"] == 1)].iloc[0]
+    # equal to the bit on the machine of the committed results; other CPUs round in another way
+    assert result.epochs[-1]["loss"] == pytest.approx(row["train_loss"], rel=0.02)
+    assert result.scores["clean"] == pytest.approx(row["clean"], abs=0.02)
 
 
 def test_a_case_of_ones_own(command, folder):

@@ -148,7 +148,7 @@ def test_chance_level_is_told_by_a_search(write, folder):
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ({"space": {"lr": []}}, "the list is empty"),
+        ({"space": {"lr": []}}, "search.space.lr: must be a list or a mapping with at least one"),
         ({"space": {"learning": [1]}}, "a run has no field 'learning'"),
         ({"space": {"lr": {"low": 1, "high": 0.1}}}, "low must be a number below high"),
         ({"space": {"lr": {"low": 0, "high": 1, "log": True}}}, "must begin above 0"),

@@ -55,6 +55,14 @@ def test_changes_and_choices(write, folder):
     assert (chosen["Dropout2d"].lr, chosen["none"].lr) == (0.3, 0.1)
 
 
+@pytest.mark.parametrize("text", ["Dropout: {rate: 0.2}\n", "none: {rate: 0.2}\n"])
+def test_choices_of_an_earlier_study_are_refused(write, folder, text):
+    path = write()
+    (folder / "study.chosen.yaml").write_text(text)
+    with pytest.raises(StudyError, match=r"study\.chosen\.yaml: .*search again, or delete"):
+        read_study(path)
+
+
 def test_a_spec_may_be_a_file_beside_the_study(write, folder):
     (folder / "spec.yaml").write_text("conv: Dropout2d(0.5)\n")
     study = read_study(write(conditions={"none": {}, "a": {"spec": "spec.yaml"}}))
@@ -88,6 +96,7 @@ def test_seven_faults_are_told_at_once(write):
             colour="red",
         )
     )
+    assert len(told) >= 7
     text = "\n".join(told)
     for expected in ("epochs", "lr", "optimiser", "Dropuot2d", "1.4", "missing", "seeds", "colour"):
         assert expected in text, expected
@@ -115,12 +124,18 @@ def test_what_fits_no_layer_is_told_with_the_condition(write):
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"seeds": []}, "seeds"),
+        (
+            {"seeds": 0},
+            "1 problem:\n  - seeds: must be a number of seeds, at least 1, or .*, got 0",
+        ),
+        ({"seeds": []}, "seeds: must be a number of seeds"),
+        ({"seeds": ["a"]}, "seeds: must be a number of seeds"),
+        ({"grid": {"lr": 0.1}}, "1 problem:\n  - grid.lr: must be a list or a mapping .*, got 0.1"),
         ({"seeds": [1, 1]}, "different numbers"),
         ({"conditions": {}}, "at least one"),
         ({"search": {"space": {}}}, "space"),
         ({"conditions": {"a": {"spec": {"conv": "Dropout(${p})"}}}}, r"\$\{p\} has no value"),
-        ({"base": {"epochs": True}}, "must be a number"),
+        ({"base": {"epochs": True}}, "epochs: must be a number, got True"),
     ],
 )
 def test_one_fault(write, fields, told):
