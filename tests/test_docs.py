@@ -14,7 +14,7 @@ import dropblock_hooks
 DOCS = Path(__file__).parents[1] / "docs"
 GUIDE = DOCS / "guide"
 PAGES = [
-    *(DOCS / f"{name}.md" for name in ("observers", "retune", "specs")),
+    *(DOCS / f"{name}.md" for name in ("observers", "retune", "specs", "SKILL")),
     *(page for page in sorted(GUIDE.glob("*.md")) if "```python" in page.read_text("utf-8")),
     *sorted((DOCS / "trainers").glob("*.md")),
 ]
@@ -100,3 +100,12 @@ def test_the_links_of_the_pages_exist():
     for page in [*DOCS.rglob("*.md"), DOCS.parent / "CONTRIBUTING.md"]:
         for path in re.findall(r"\]\((?!http|#)([^)#]+)", page.read_text(encoding="utf-8")):
             assert (page.parent / path).exists(), f"{page.name}: {path}"
+
+
+def test_llms_txt_lists_every_page_with_a_line():
+    text = (DOCS / "llms.txt").read_text(encoding="utf-8")
+    assert re.match(r"# [\w-]+\n\n> \S", text)
+    listed = re.findall(r"^- \[[^]]+\]\(([^)]+)\): \S", text, re.MULTILINE)
+    assert len(listed) == len(set(listed)) == text.count("\n- ")
+    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+    assert set(listed) == pages
