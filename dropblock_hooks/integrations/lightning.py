@@ -83,7 +83,7 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Forget the state that an earlier run loaded, and warn of a search without callbacks."""
-        self._loaded = {}
+        self._loaded, self._max_epochs = {}, trainer.max_epochs  # which others may change later
         for callback in trainer.callbacks:
             kinds = {kind.__name__ for kind in type(callback).__mro__}
             for finder in kinds & {"LearningRateFinder", "BatchSizeFinder"}:
@@ -103,14 +103,15 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
         if scaler is None and pl_module.automatic_optimization:
             scaler = False  # a module that optimizes by itself may have one of its own
         by_epoch = self._driver.unit == "epoch"
-        length = trainer.max_epochs if by_epoch else trainer.estimated_stepping_batches
+        length = self._max_epochs if by_epoch else trainer.estimated_stepping_batches
         self._driver.load(self._loaded.get("attached"))
         self._driver.begin(
             pl_module,
             self.epochs or length,
             scaler=scaler,
             optimizers=trainer.optimizers,
-            resumed=trainer.ckpt_path is not None,
+            # LearningRateFinder restores a checkpoint of step 0
+            resumed=trainer.ckpt_path is not None and trainer.global_step > 0,
         )
         if self._loaded.get("within_epoch"):
             self._restore_random()  # the loader has drawn its order once more
