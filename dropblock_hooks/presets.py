@@ -1,5 +1,6 @@
 """Placements from papers, as specs. A preset can be printed, saved, planned and changed."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ from .planning.recording import record_forward
 from .quoting import shown
 from .regularizers.base import Regularizer
 from .regularizers.dropblock import DropBlock2d
-from .regularizers.dropout import DropPath, StochasticDepth
+from .regularizers.dropout import Dropout, DropPath, StochasticDepth
 from .regularizers.rates import RateLike
 from .schedules.base import Schedule
 from .schedules.curves import ByDepth, StepSchedule
@@ -19,6 +20,12 @@ from .selectors.index import Index, NoMatchError
 from .selectors.select import Select, match
 from .selectors.wrappers import unwrap
 from .spec.spec import Spec
+
+_LAYERS = r"(.*?\.)?(layers?|h|blocks?)\.\d+\b"
+_PROJECTIONS = (
+    r".*?(\.(o|wo|[co]_proj|out_(proj|lin)|down_proj|fc2|lin2|dense_4h_to_h)"
+    r"|(output|attention)\.dense)\b"
+)
 
 
 def drop_block_resnet(
@@ -152,6 +159,58 @@ def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) ->
             f"{type(index.model).__name__} has no layer drop_path on its branches: use "
             "stochastic_depth, or name the layers"
         )
+    return Spec([(Select(names=names), regularizer)])
+
+
+def layer_drop(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spec:
+    """LayerDrop: `StochasticDepth` on all layers of a language model, for the whole batch at once.
+
+    A dropped layer is still computed, so a cache of keys and values stays complete.
+
+    Example:
+        >>> attach(model, layer_drop(model, p=0.2))  # doctest: +SKIP
+
+    Args:
+        model: of Transformers, or one whose layers have such names, as ``layers.0`` or ``h.0``.
+        p: rate of each layer.
+        options: of `StochasticDepth`: ``index=0`` for layers that return a tuple.
+
+    Raises:
+        ValueError: for a model without such layers.
+
+    Reference:
+        Fan, Grave and Joulin, 2019 (https://arxiv.org/abs/1909.11556), without scaling.
+    """
+    return _named(model, _LAYERS, StochasticDepth(p, **{"mode": "batch", **options}))
+
+
+def residual_dropout(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spec:
+    """`Dropout` on the last projections of attention and feed-forward in a language model.
+
+    Example:
+        >>> attach(model, residual_dropout(model, p=0.1))  # doctest: +SKIP
+
+    Args:
+        model: of Transformers, without dropout of its own at these places.
+        p: rate of each projection.
+        options: of `Dropout`.
+
+    Raises:
+        ValueError: for a model without such projections.
+
+    Reference:
+        Vaswani et al., 2017, section 5.4 (https://arxiv.org/abs/1706.03762).
+    """
+    return _named(model, _PROJECTIONS, Dropout(p, **options))
+
+
+def _named(model: nn.Module, pattern: str, regularizer: Regularizer) -> Spec:
+    """A regularizer on the outermost layers whose name matches a pattern."""
+    bare = unwrap(model)
+    found = {name: re.match(pattern, name) for name in Index(bare).modules}
+    names = tuple(name for name, match in found.items() if match and match[0] == name)
+    if not names:
+        raise ValueError(f"{type(bare).__name__} has no layer named {pattern}: name the layers")
     return Spec([(Select(names=names), regularizer)])
 
 

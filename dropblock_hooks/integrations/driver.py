@@ -49,7 +49,7 @@ class TrainerDriver:
         self.spec, self.unit, self.root, self.strict = spec, unit, root, strict
         self.attached: Attachment | None = None
         self._loaded: Mapping[str, Any] | None = None
-        self._batch = self._step = 0
+        self._batch = 0
 
     def begin(
         self,
@@ -91,15 +91,13 @@ class TrainerDriver:
                 "the checkpoint has no state of Regularize, because it was written without it: "
                 "counts begin anew, and rates follow the time of the trainer"
             )
-        by_step = self._loaded is not None and self.unit == "step"
-        self._step = int(attached.epoch) + 1 if by_step else 0
         self._loaded, self._batch = None, 0
         return attached
 
     def tick(
         self,
         epoch: float,
-        step: int | None = None,
+        step: int = 0,
         *,
         batch: int | None = None,
         batches: float | None = None,
@@ -108,7 +106,7 @@ class TrainerDriver:
 
         Args:
             epoch: the epoch, from 0; fractions are allowed.
-            step: the steps of the optimizer so far; None counts the calls of `tick`.
+            step: the steps of the optimizer so far, for ``unit="step"``.
             batch: the batch in its epoch, from 0; None counts the calls since the last `end_epoch`.
             batches: the batches of an epoch, for a time with fractions; None, 0 or infinity if they
                 are not known.
@@ -117,9 +115,8 @@ class TrainerDriver:
             batch = self._batch if batch is None else batch
             if batches and batch < batches < math.inf:
                 epoch += batch / batches
-            step = self._step if step is None else step
             self.attached.step(epoch if self.unit == "epoch" else step)
-            self._batch, self._step = batch + 1, self._step + 1
+            self._batch = batch + 1
 
     def end_epoch(self) -> dict[str, float]:
         """Warn of what `Attachment.verify` finds, each finding once; return the scalars to log."""

@@ -84,13 +84,12 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Forget the state that an earlier run loaded, and warn of a search without callbacks."""
         self._loaded, self._max_epochs = {}, trainer.max_epochs  # which others may change later
-        for callback in trainer.callbacks:
-            kinds = {kind.__name__ for kind in type(callback).__mro__}
-            for finder in kinds & {"LearningRateFinder", "BatchSizeFinder"}:
-                warn(
-                    f"{finder} searches without other callbacks, so without these regularizers: "
-                    "to search with them, call attach(module, spec) before, and remove() after it"
-                )
+        kinds = {kind.__name__ for each in trainer.callbacks for kind in type(each).__mro__}
+        for finder in kinds & {"LearningRateFinder", "BatchSizeFinder"}:
+            warn(
+                f"{finder} searches without other callbacks, so without these regularizers: "
+                "to search with them, call attach(module, spec) before, and remove() after it"
+            )
         self._keeps_random = self.rng_state and trainer.world_size == 1
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
