@@ -47,3 +47,13 @@ def test_every_extra_that_is_named_exists():
     assert {"timm", "plot", "dev", "experiments"} <= set(named)
     unknown = set(named) - set(SETUP["options.extras_require"])
     assert {extra: named[extra] for extra in unknown} == {}
+
+
+def test_the_readme_of_pypi_has_no_relative_links():
+    from scripts.pypi_readme import absolute
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)]+)\)", absolute(text, "https://host/own/name", "v1.2.3"))
+    assert [link for link in links if not re.match("https://|#", link)] == []
+    assert "https://host/own/name/blob/v1.2.3/CHANGELOG.md" in links
+    assert "https://host/own/name/raw/v1.2.3/docs/recipes/masks.png" in links
