@@ -6,102 +6,20 @@ the site, and links between files of the repository work on the site and on GitH
 
 import ast
 import contextlib
-import csv
-import inspect
 import io
 import posixpath
 import re
 from pathlib import Path
 
+from docs_reference import api_pages, class_pages
 from mkdocs.structure.files import File
 
-import dropblock_hooks
-from dropblock_hooks import Observer, OnGradients, Regularizer, functional, plots, presets
 from dropblock_hooks.cli import main
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = ("*.md", "experiments/**/*.md")
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
 RECIPE = "# {0}\n{1}\n\n![The picture of this recipe]({2}.png)\n\n```python\n{3}```\n"
-INTEGRATIONS = sorted(
-    path.stem
-    for path in (ROOT / "dropblock_hooks" / "integrations").glob("*.py")
-    if path.stem not in ("__init__", "driver")
-)
-TENSORS = {None: "any", 1: "(N, C, L)", 2: "(N, C, H, W), or tokens", 3: "(N, C, D, H, W)"}
-COMPILED = {
-    "observer": "It runs in eager Python, also in a compiled model.",
-    "Retune": "Where a hook of this package drops, all rates use one training graph. Other layers "
-    "are compiled again for each rate.",
-    "regularizer": "All rates of a schedule use one training graph. `torch.compile` requires torch "
-    "2.9 or newer.",
-}
-
-
-def attachable():
-    """The classes for specs by name, without the base classes."""
-    public = {name: getattr(dropblock_hooks, name) for name in dropblock_hooks.__all__}
-    found = {n: c for n, c in public.items() if inspect.isclass(c) and issubclass(c, Regularizer)}
-    return {n: c for n, c in found.items() if c not in (Regularizer, Observer, OnGradients)}
-
-
-def measured():
-    """The time of each class on a tensor of 32x256x28x28, relative to ``x * scale``."""
-    found = {}
-    for path in sorted((ROOT / "docs" / "benchmarks").glob("*.csv")):
-        for row in csv.DictReader(path.open(encoding="utf-8")):
-            name = {"drop_block2d": "DropBlock2d"}.get(row["work"], row["work"])
-            name = row["variant"] if row["variant"] in attachable() else name
-            if row["reference"] == "floor" and row["variant"] in ("attached", name):
-                found.setdefault(name, f"{float(row['ratio']):.1f}")
-    return found
-
-
-def class_pages():
-    """A page for each regularizer and observer, and the tables of both."""
-    times, rows = measured(), {"regularizers": [], "observers": []}
-    for name, cls in attachable().items():
-        kind = "observer" if issubclass(cls, Observer) else "regularizer"
-        on = "any layer or parameter" if cls.acts_on == "gradient" else "activations"
-        on = "gradients" if issubclass(cls, OnGradients) else "dropout" if name == "Retune" else on
-        time = times.get(name, "not measured")
-        summary = inspect.getdoc(cls).partition("\n")[0].partition("; see")[0]
-        rows[f"{kind}s"].append(f"| [{name}]({name}.md) | {summary.strip('.')} | {on} | {time} |")
-        compiled = COMPILED.get(name, COMPILED[kind])
-        cost = "not measured" if time == "not measured" else f"{time} times that of `x * scale`"
-        yield (
-            f"{kind}s/{name}.md",
-            f"::: dropblock_hooks.{name}\n    options:\n      heading_level: 1\n\n"
-            f"## Cost and compilation of {name}\n\n- Tensors: {TENSORS[cls.spatial]}\n"
-            f"- Time of a forward and backward pass: {cost} ([benchmarks](../benchmarks.md))\n"
-            f"- Compilation: {compiled}\n",
-        )
-    about = "Times are relative to `x * scale` ([benchmarks](../benchmarks.md)).\n\n"
-    head = "| class | what it does | acts on | time |\n| --- | --- | --- | --- |\n"
-    for folder, lines in rows.items():
-        table = head + "\n".join(lines)
-        yield f"{folder}/index.md", f"# {folder.capitalize()}\n\n{about}{table}\n"
-
-
-def api_pages(groups):
-    """The pages of the API reference; with the pages of classes they have all public names."""
-    pages = {title: [f"dropblock_hooks.{n}" for n in names.split()] for title, names in groups}
-    for module in (functional, presets, plots):
-        names = getattr(module, "__all__", [n for n, v in vars(module).items() if own(v, module)])
-        pages[f"dropblock_hooks.{module.__name__.rpartition('.')[2]}"] = [
-            f"{module.__name__}.{name}" for name in names
-        ]
-    pages["dropblock_hooks.integrations"] = [
-        f"dropblock_hooks.integrations.{name}" for name in INTEGRATIONS
-    ]
-    for title, paths in pages.items():
-        name = title.rpartition(".")[2].lower().replace(" ", "_")
-        yield f"api/{name}.md", f"# {title}\n\n" + "\n\n".join(f"::: {path}" for path in paths)
-
-
-def own(value, module):
-    name = getattr(value, "__name__", "_")
-    return getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")
 
 
 def recipe_pages():
@@ -150,7 +68,7 @@ def on_files(files, config):
     for source in (ROOT / "CITATION.cff", *ROOT.glob("experiments/**/*.png")):
         path = source.relative_to(ROOT).as_posix()
         files.append(File.generated(config, path, abs_src_path=str(source)))
-    for uri, text in (*class_pages(), *api_pages(config.extra["api"].items()), *recipe_pages()):
+    for uri, text in (*class_pages(), *api_pages(config.extra["api"]), *recipe_pages()):
         files.append(File.generated(config, uri, content=text))
     config.nav = expanded(config.nav, str(config.nav), files)
     return files

@@ -1,0 +1,143 @@
+"""The pages of classes and functions, each made from its docstring and signature."""
+
+import ast
+import csv
+import inspect
+from pathlib import Path
+
+from docs_strings import path_of
+
+import dropblock_hooks
+from dropblock_hooks import Observer, OnGradients, Regularizer, functional, plots, presets
+
+ROOT = Path(__file__).parents[1]
+PAGE = """---
+title: {title}
+tags: {tags}
+search: {{boost: {boost}}}
+---
+
+::: {path}
+    options: {{heading_level: 1}}
+"""
+CLASS = """
+## Cost and compilation of {name}
+
+- Tensors: {tensors}
+- Time: {cost} ([benchmarks](../benchmarks.md))
+- Compilation: {compiled}
+"""
+TABLE = """# {title}
+
+Times are relative to `x * scale`; `–` is not measured ([benchmarks](../benchmarks.md)).
+
+| class | what it does | acts on | time |
+| --- | --- | --- | --- |
+{rows}
+"""
+TENSORS = {None: "any", 1: "(N, C, L)", 2: "(N, C, H, W), or tokens", 3: "(N, C, D, H, W)"}
+COMPILED = {
+    "observers": "It runs in eager Python, also in a compiled model.",
+    "Retune": "Where a hook of this package drops, all rates use one training graph. Other layers "
+    "are compiled again for each rate.",
+    "regularizers": "All rates of a schedule use one training graph. `torch.compile` requires "
+    "torch 2.9 or newer.",
+}
+
+
+def attachable():
+    """The classes for specs by name, without the base classes."""
+    public = {name: getattr(dropblock_hooks, name) for name in dropblock_hooks.__all__}
+    found = {n: c for n, c in public.items() if inspect.isclass(c) and issubclass(c, Regularizer)}
+    return {n: c for n, c in found.items() if c not in (Regularizer, Observer, OnGradients)}
+
+
+def measured():
+    """The time of each class on a tensor of 32x256x28x28, relative to ``x * scale``."""
+    found = {}
+    for path in sorted((ROOT / "docs" / "benchmarks").glob("*.csv")):
+        for row in csv.DictReader(path.open(encoding="utf-8")):
+            name = {"drop_block2d": "DropBlock2d"}.get(row["work"], row["work"])
+            name = row["variant"] if row["variant"] in attachable() else name
+            plain = row["format"] == "contiguous" and row["dtype"] == "float32"
+            if row["reference"] == "floor" and row["variant"] in ("attached", name) and plain:
+                found.setdefault(name, f"{float(row['ratio']):.1f}")
+    return found
+
+
+def page(name):
+    """A page of a public name. The search has it before names that begin with this one."""
+    title = name.rpartition(".")[2]
+    known = {each.lower() for each in dropblock_hooks.__all__}
+    longer = [each for each in known if each.startswith(title.lower()) and each != title.lower()]
+    boost = 4 ** len(longer)
+    return PAGE.format(title=title, tags=[title], boost=boost, path=path_of(name))
+
+
+def summary_of(value):
+    """The first sentence, for a table."""
+    return (inspect.getdoc(value) or "").partition("\n")[0].partition("; see")[0].strip(".")
+
+
+def class_pages():
+    """A page for each regularizer and observer, and the tables of both."""
+    times, rows = measured(), {"regularizers": [], "observers": []}
+    for name, cls in attachable().items():
+        folder = "observers" if issubclass(cls, Observer) else "regularizers"
+        on = "any layer or parameter" if cls.acts_on == "gradient" else "activations"
+        on = "gradients" if issubclass(cls, OnGradients) else "dropout" if name == "Retune" else on
+        time = times.get(name, "–")
+        rows[folder].append(f"| [{name}]({name}.md) | {summary_of(cls)} | {on} | {time} |")
+        cost = "not measured" if time == "–" else f"{time} times that of `x * scale`"
+        compiled = COMPILED.get(name, COMPILED[folder])
+        facts = {"tensors": TENSORS[cls.spatial], "cost": cost, "compiled": compiled}
+        text = page(name) + CLASS.format(name=name, **facts)
+        yield f"{folder}/{name}.md", text
+    for folder, lines in rows.items():
+        table = TABLE.format(title=folder.capitalize(), rows="\n".join(lines))
+        yield f"{folder}/index.md", table
+
+
+def api_pages(groups):
+    """A page for each other public name, and a table of all names."""
+    table = "# API reference\n\nClasses for specs are in the tables of "
+    table += "[regularizers](../regularizers/index.md) and [observers](../observers/index.md).\n"
+    for title, names in groups.items():
+        rows = []
+        for name in names.split():
+            value = getattr(dropblock_hooks, name)
+            uri = f"{'classes' if inspect.isclass(value) else 'functions'}/{name}.md"
+            rows.append(f"| [{name}]({uri}) | {summary_of(value)} |")
+            yield f"api/{uri}", page(name)
+        table += "\n".join([f"\n## {title}\n", "| name | what it is |", "| --- | --- |", *rows, ""])
+    for module in (functional, presets, plots):
+        folder = module.__name__.removeprefix("dropblock_hooks.")
+        rows = []
+        for name in getattr(module, "__all__", public_names(module)):
+            uri = f"{folder}/{name}.md"
+            rows.append(f"| [{name}]({uri}) | {summary_of(getattr(module, name))} |")
+            yield f"api/{uri}", page(f"{folder}.{name}")
+        table += "\n".join(
+            [f"\n## {module.__name__}\n", "| name | what it is |", "| --- | --- |", *rows, ""]
+        )
+    table += "\n## dropblock_hooks.integrations\n"
+    for path in sorted((ROOT / "dropblock_hooks" / "integrations").glob("[a-z]*.py")):
+        if path.stem != "driver":
+            uri, names = f"integrations/{path.stem}.md", defined(path)
+            title = f"{', '.join(names)} ({path.stem})"
+            table += f"\n- [{path.stem}]({uri}): {', '.join(names)}"
+            module = f"dropblock_hooks.integrations.{path.stem}"
+            yield f"api/{uri}", PAGE.format(title=title, tags=names, boost=4, path=module)
+    yield "api/index.md", table + "\n"
+
+
+def public_names(module):
+    values = {n: v for n, v in vars(module).items() if not n.startswith("_")}
+    return [n for n, v in values.items() if getattr(v, "__module__", "") == module.__name__]
+
+
+def defined(path):
+    """The public functions and classes of a file, whose library may not be installed."""
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    found = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    return [name for name in found if not name.startswith("_")]
