@@ -53,12 +53,8 @@ class Section(Generic[Row]):
 class Table(Sequence[Row], Generic[Row]):
     """A sequence of dataclass rows that prints as text for the terminal.
 
-    Args:
-        rows: the rows.
-        columns: for each heading, a function from the row to the cell.
-        title: a line above the table.
-        sections: the rows in print order, if there are several headings.
-        notes: lists below the table, by heading; lines without a heading are never wrapped.
+    It prints the `sections`, or all rows under the headings of `columns`. The title is a line above
+    it, and `notes` are lists below it, by heading; lines without a heading are never wrapped.
     """
 
     def __init__(

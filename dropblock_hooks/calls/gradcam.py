@@ -151,7 +151,10 @@ def gradcam(
             f"no place at layer {quote(name)} speaks for the target in image "
             f"{listed(empty, 5)}: the weighted sum is nowhere positive, and the map is all zeros"
         )
-    cam = CAM(_scaled(raw, size), raw, classes)
+    maps = raw - raw.amin((1, 2), keepdim=True)
+    maps = (maps / (maps.amax((1, 2), keepdim=True) + 1e-7))[:, None]
+    maps = interpolate(maps, size, mode="bilinear", align_corners=False)[:, 0]
+    cam = CAM(maps, raw, classes)
     cam.layer = name
     return cam
 
@@ -202,13 +205,6 @@ def weighted(features: Tensor, gradient: Tensor, method: str) -> Tensor:
         alpha = 1 / (2 + total * gradient + torch.finfo(features.dtype).eps)
         weights = (gradient.clamp(min=0) * alpha).sum((2, 3), keepdim=True)
     return (weights * features).sum(1)
-
-
-def _scaled(raw: Tensor, size: list[int]) -> Tensor:
-    """Each map from 0 to 1, in the size of the image."""
-    above = raw - raw.amin((1, 2), keepdim=True)
-    maps = above / (above.amax((1, 2), keepdim=True) + 1e-7)
-    return interpolate(maps[:, None], size, mode="bilinear", align_corners=False)[:, 0]
 
 
 def _name_of(layer: Any, names: Index) -> str:

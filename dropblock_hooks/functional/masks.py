@@ -70,13 +70,9 @@ def scaled(x: Tensor, scale: float | Tensor | None) -> Tensor:
 
 
 class Mask:
-    """Applies a boolean mask: `drawn`, which broadcasts to the shape of the tensor.
+    """Applies a boolean mask: `drawn`, which broadcasts to a tensor of `numel` elements.
 
-    `sparse.Blocks` has the same methods.
-
-    Args:
-        numel: the number of elements of the tensor.
-        fill: the value of dropped elements.
+    Dropped elements get the value `fill`. `sparse.Blocks` has the same methods.
     """
 
     def __init__(self, numel: int, fill: float = 0.0) -> None:

@@ -34,28 +34,16 @@ from .table import range_of
 
 @dataclass(frozen=True)
 class BuiltinRow:
-    """One rate of a model.
+    """One rate of a model."""
 
-    Attributes:
-        name: the layer; for ``attr:`` selectors the module and its attribute.
-        type: class name of the layer or module.
-        attribute: the attribute that holds the rate.
-        rate: the present rate.
-        on: whether the rate is above 0, the layer is in training mode, and the code of the model
-            reads the attribute.
-        selector: the selector that retunes it.
-        retuned: key of the site that sets it now; None without one.
-        aliases: other names of the same, shared, layer.
-    """
-
-    name: str
-    type: str
-    attribute: str
-    rate: float
-    on: bool
-    selector: str
-    retuned: str | None
-    aliases: tuple[str, ...]
+    name: str  # the layer; for attr: selectors the module and its attribute
+    type: str  # class name of the layer or module
+    attribute: str  # the attribute that holds the rate
+    rate: float  # the present rate
+    on: bool  # the rate is above 0, the layer is in training mode, and some code reads the rate
+    selector: str  # the selector that retunes it
+    retuned: str | None  # key of the site that sets it now; None without one
+    aliases: tuple[str, ...]  # other names of the same, shared, layer
 
 
 class Builtin(Table[BuiltinRow]):

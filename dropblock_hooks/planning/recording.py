@@ -30,20 +30,12 @@ _SUM = re.compile(r"Add(Backward|$|_)")
 
 @dataclass
 class LayerCalls:
-    """The calls of a layer in a forward.
+    """The calls of a layer in a forward."""
 
-    Attributes:
-        calls: the number of calls.
-        order: the place of its last call among the ends of all calls.
-        shape: the shape of the last output, see `shape_of`.
-        adds: whether each call adds something to its input and keeps the shape, as a residual
-            block does. False where nobody looked.
-    """
-
-    calls: int = 0
-    order: int = 0
-    shape: Any = None
-    adds: bool = False
+    calls: int = 0  # the number of calls
+    order: int = 0  # the place of its last call among the ends of all calls
+    shape: Any = None  # the shape of the last output, see `shape_of`
+    adds: bool = False  # as a residual block: it adds to its input and keeps the shape
 
 
 @contextmanager

@@ -23,41 +23,23 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class PlanRow:
-    """One planned site. Without a forward, `shape`, `layout`, `calls` and sizes are None.
+    """One planned site. Without a forward, `shape`, `layout`, `calls` and sizes are None."""
 
-    Attributes:
-        site: its key in the Attachment.
-        selector: the selector of its spec entry.
-        regularizer: the regularizer or observer.
-        type: class name of the layer.
-        at: ``"output"``, ``"input"``, ``"parameter"`` or ``"attribute"``.
-        shape: of the tensor of the last call; of a tuple, list or dict its type and size.
-        layout: the axes, where the regularizer needs them.
-        calls: calls of the layer per forward.
-        aliases: other names of the same, shared, layer.
-        map_size: spatial size of the map seen last.
-        block_size: the block size on this map.
-        clipped: whether the block was clipped to the map.
-        rate: the nominal rate, (lowest, highest) over the schedule.
-        expected_share: expected share of the elements that are dropped at these rates.
-        problem: why it can't work there.
-    """
-
-    site: str
-    selector: str
-    regularizer: str
-    type: str
-    at: str
-    shape: Any
-    layout: str | None
-    calls: int | None
-    aliases: tuple[str, ...]
-    map_size: Size | None
-    block_size: Size | None
-    clipped: bool
-    rate: float | Range | None
-    expected_share: float | Range | None
-    problem: str | None
+    site: str  # its key in the Attachment
+    selector: str  # the selector of its spec entry
+    regularizer: str  # the regularizer or observer
+    type: str  # class name of the layer
+    at: str  # "output", "input", "parameter" or "attribute"
+    shape: Any  # of the tensor of the last call; of a tuple, list or dict its type and size
+    layout: str | None  # the axes, where the regularizer needs them
+    calls: int | None  # calls of the layer per forward
+    aliases: tuple[str, ...]  # other names of the same, shared, layer
+    map_size: Size | None  # spatial size of the map seen last
+    block_size: Size | None  # the block size on this map
+    clipped: bool  # whether the block was clipped to the map
+    rate: float | Range | None  # the nominal rate, (lowest, highest) over the schedule
+    expected_share: float | Range | None  # of the elements that are dropped at these rates
+    problem: str | None  # why it can't work there
 
 
 class Plan(Table[PlanRow]):

@@ -161,22 +161,16 @@ class Spec:
 
 
 class Draft:
-    """A spec that may have faults.
+    """A spec that may have faults, from a file with the name `source`, or from Python.
 
     ``attach`` resolves these entries on the model, so that all faults come in one error.
-
-    Attributes:
-        entries: those without faults.
-        places: the line of each entry, as a message begins with it; nothing if it is not known.
-        problems: the faults of the others.
-        source: the name of the file, or an empty text.
     """
 
     def __init__(self, data: Any, source: str = "", lines: Lines | None = None) -> None:
         self.source, self._lines = source, lines or {}
         self.problems: list[str] = []
-        self.entries: list[Entry] = []
-        self.places: list[str] = []
+        self.entries: list[Entry] = []  # without faults
+        self.places: list[str] = []  # the line of each entry, as a message begins with it
         if isinstance(data, Mapping):
             for selector, value in data.items():
                 self._read((key_text(selector),), selector, value)
