@@ -11,7 +11,7 @@ from .handles import forget_compiled
 from .planning.builtin import find_doubled
 from .planning.plan import plan_placements
 from .selectors.wrappers import find_module, submodule, unwrap
-from .sites.grad_scaler import checked_scaler
+from .sites.grad_scaler import LossScale, checked_scaler
 from .sites.hooks import SiteHook, hooks_on
 from .sites.run import Run
 from .sites.updates import checked_optimizers
@@ -73,7 +73,7 @@ def attach(
     placements, warnings, unsaid = place(base, draft, epochs)
     if unsaid:
         raise SpecError(unsaid, draft.source)
-    run = Run(root, checked_scaler(grad_scaler), epochs)
+    run = Run(root, epochs, LossScale(checked_scaler(grad_scaler)))
     optimizers = checked_optimizers(optimizer)
     findings = [Finding(Kind.SPEC, Severity.WARNING, (), text) for text in warnings]
     layouts: dict[str, str | None] = {}

@@ -3,7 +3,6 @@
 attachment   `Attachment`: the handle and its operations
 lookup       sites found by key, selector or class; their rates and captures
 place        a spec on a model: its targets and all of its faults; the hooks, all or none
-blocks       how the map limits a block
 report       the table of the sites, and scalars and histograms for a logger
 suggest      gradient bounds, proposed from the norms that were seen
 checks       faults of sites and of the training, and when they are reported

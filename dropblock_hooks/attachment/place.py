@@ -34,23 +34,14 @@ _MOST_TIMES = 1000  # at which such a function is tried
 
 @dataclass(frozen=True)
 class Placement:
-    """A regularizer of an entry on a layer, parameter or attribute.
-
-    Attributes:
-        entry: the entry of the spec.
-        position: the number of the entry, and the number of the regularizer in it.
-        target: the layer, parameter or attribute.
-        regularizer: the regularizer or observer.
-        facts: the axes of the layer, as the model shows them.
-        line: the line of the entry in its file, as a message begins with it.
-    """
+    """A regularizer of an entry on a layer, parameter or attribute."""
 
     entry: Entry
-    position: tuple[int, int]
+    position: tuple[int, int]  # the number of the entry, and of the regularizer in it
     target: Target
     regularizer: Regularizer
-    facts: Facts | None = None
-    line: str = ""
+    facts: Facts | None = None  # the axes of the layer, as the model shows them
+    line: str = ""  # of the entry in its file, as a message begins with it
 
     @property
     def where(self) -> str:

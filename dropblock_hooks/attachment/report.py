@@ -19,7 +19,6 @@ from ..sites.run import Run
 from ..sites.site import Site
 from ..tables import Columns, Section, Short, Table, Varying, named
 from ..tables import shown as cell
-from .blocks import block_cell, block_finding, is_clipped
 
 Size = tuple[int, ...] | None
 
@@ -28,53 +27,33 @@ Size = tuple[int, ...] | None
 class SiteRow:
     """The row of a site in a report. Without a bound there are no norms: they are None.
 
-    Attributes:
-        site: its key.
-        regularizer: the regularizer or observer.
-        acts_on: ``"activation"`` or ``"gradient"``.
-        at: ``"output"``, ``"input"``, ``"parameter"`` or ``"attribute"``.
-        rate: the main rate, or bound, now.
-        values: all rates and bounds now, by field.
-        realized_rate: share of the elements that were dropped, or changed by the bound, in the last
-            window.
-        total_realized_rate: the same since attaching.
-        mean_norm, median_norm, p90_norm, p99_norm, largest_norm: of the gradients of the last
-            window before the bound, for the unscaled loss. For ``per="sample"`` and ``"channel"``
-            of these parts, for `ClampGrad` the largest magnitude, for `AdaptiveClipGrad` divided by
-            the norm of the weights. Quantiles have an error of up to 9 %.
-        calls: forward calls of the layer.
-        active_calls: calls in which the regularizer acted; for gradients, the gradients it saw.
-        calls_per_forward: calls of the layer in one forward of the model.
-        map_size: spatial size of the last tensor.
-        map_varies: whether earlier tensors had other sizes.
-        block_size: the size of the blocks on this map.
-        clipped: whether blocks are smaller than asked for, because the map is smaller.
-        aliases: other names of the same, shared, layer.
-        observed: the result of an observer for the last window.
+    The norms are of the gradients of the last window before the bound, for the unscaled loss: of
+    samples or channels with ``per=``. For `ClampGrad` they are largest magnitudes, and for
+    `AdaptiveClipGrad` they are divided by the norm of the weights. Quantiles are exact to 9 %.
     """
 
-    site: str
-    regularizer: str
-    acts_on: str
-    at: str
-    rate: float | None
-    values: dict[str, float]
-    realized_rate: float | None
-    total_realized_rate: float | None
+    site: str  # its key
+    regularizer: str  # or the observer
+    acts_on: str  # "activation" or "gradient"
+    at: str  # "output", "input", "parameter" or "attribute"
+    rate: float | None  # the main rate, or bound, now
+    values: dict[str, float]  # all rates and bounds now, by field
+    realized_rate: float | None  # share of the elements dropped or changed in the last window
+    total_realized_rate: float | None  # the same since attaching
     mean_norm: float | None
     median_norm: float | None
     p90_norm: float | None
     p99_norm: float | None
     largest_norm: float | None
-    calls: int
-    active_calls: int
-    calls_per_forward: float | None
-    map_size: Size
-    map_varies: bool
-    block_size: Size
-    clipped: bool
-    aliases: tuple[str, ...]
-    observed: Any = None
+    calls: int  # of the layer
+    active_calls: int  # in which the regularizer acted; for gradients, the gradients it saw
+    calls_per_forward: float | None  # calls of the layer in one forward of the model
+    map_size: Size  # spatial size of the last tensor
+    map_varies: bool  # whether earlier tensors had other sizes
+    block_size: Size  # of the blocks on this map
+    clipped: bool  # whether blocks are smaller than asked for, because the map is smaller
+    aliases: tuple[str, ...]  # other names of the same, shared, layer
+    observed: Any = None  # the result of an observer for the last window
 
 
 class Readings(NamedTuple):
@@ -196,6 +175,30 @@ def site_row(site: Site, have: Readings, observed: Any) -> SiteRow:
         aliases=site.aliases,
         observed=observed,
     )
+
+
+def is_clipped(block: tuple[int, ...] | None, regularizer: Regularizer) -> bool:
+    """Whether a block is smaller than its regularizer says."""
+    return block is not None and block != getattr(regularizer, "edges", block)
+
+
+def block_finding(row: Any) -> Finding | None:
+    """The finding that a block is as large as the map, for a row of a report or plan."""
+    if row.block_size is not None and row.block_size == row.map_size:
+        text = f"the block is as large as the map ({cell(row.map_size)}): it drops whole channels"
+    elif row.clipped:
+        text = f"the blocks are clipped to the map: {cell(row.block_size)} of {cell(row.map_size)}"
+    else:
+        return None
+    cure = "Ask for a smaller block_size, or use a dropout of channels"
+    return Finding(Kind.CLIPPED, Severity.WARNING, (row.site,), text, cure)
+
+
+def block_cell(row: Any, only_limited: bool = False) -> str:
+    """The block of a row of a report or plan; on request only where the map limits it."""
+    covers = row.block_size is not None and row.block_size == row.map_size
+    mark = " (clipped)" if row.clipped else " (whole map)" if covers else ""
+    return f"{cell(row.block_size)}{mark}" if mark or not only_limited else ""
 
 
 class Report(Table[SiteRow]):

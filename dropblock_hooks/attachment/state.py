@@ -79,9 +79,9 @@ def load(
     for key, each in saved:
         try:
             there[key], window = each["regularizer"], _snapshot(each.get("window", {}))
-            calls = {"trained": int(each["calls"]), "active": int(each["active_calls"])}
             tensors = {name: _tensor(x) for name, x in each.get("buffers", {}).items()}
-            found[key] = _snapshot(each)._replace(**calls), window, tensors
+            calls, active = int(each["calls"]), int(each["active_calls"])
+            found[key] = _snapshot(each)._replace(trained=calls, active=active), window, tensors
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"the state of {key} is damaged: {each!r}") from error
     different = [

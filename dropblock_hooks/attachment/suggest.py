@@ -12,29 +12,17 @@ from ..tables import Columns, Table
 
 @dataclass(frozen=True)
 class Suggestion:
-    """One bound of a site, and the proposal.
+    """One bound of a site, and the proposal."""
 
-    Attributes:
-        site: the key of the site.
-        field: the bound: ``"max_norm"``, ``"min"`` or ``"max"``.
-        bound: its value now.
-        changed: share of the values that it has changed in the last window.
-        proposed: the bound that the wanted share exceeds, to 4 digits; None with a `reason`.
-        seen: the number of norms; for `ClampGrad`, of gradients.
-        over: ``"window"``, or ``"life"`` where the last window has no norms.
-        call: the call that sets the bounds of the site; "" with a `reason`.
-        reason: why nothing is proposed, or "".
-    """
-
-    site: str
-    field: str
-    bound: float
-    changed: float | None
-    proposed: float | None
-    seen: int
-    over: str
-    call: str
-    reason: str
+    site: str  # its key
+    field: str  # "max_norm", "min" or "max"
+    bound: float  # its value now
+    changed: float | None  # share of the values that it has changed in the last window
+    proposed: float | None  # the bound that the wanted share exceeds; None with a reason
+    seen: int  # the number of norms; for ClampGrad, of gradients
+    over: str  # "window", or "life" where the last window has no norms
+    call: str  # the call that sets the bounds of the site; "" with a reason
+    reason: str  # why nothing is proposed, or ""
 
 
 def suggestions(sites: Sequence[Site], share: float) -> Table[Suggestion]:

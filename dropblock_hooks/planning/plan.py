@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
-from ..attachment.blocks import block_finding
 from ..attachment.place import Placement, install, place, site_keys
+from ..attachment.report import block_finding
 from ..axes.view import View
 from ..findings import Finding, Kind, Severity, grouped, merged
 from ..regularizers.retune import unit_dropped

@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..attachment.blocks import block_cell, is_clipped
 from ..attachment.place import Placement
-from ..attachment.report import entry_of
+from ..attachment.report import block_cell, entry_of, is_clipped
 from ..findings import Finding
 from ..regularizers.base import rate_range
 from ..regularizers.retune import held_rate

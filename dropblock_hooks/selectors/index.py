@@ -16,21 +16,13 @@ class NoMatchError(ValueError):
 
 @dataclass(frozen=True)
 class Target:
-    """A layer, or a value that it holds.
-
-    Attributes:
-        name: its name in the model.
-        module: the layer.
-        form: the form of its selectors: a key of `HELD`, or ``""`` for a layer.
-        local: the name of the value in the module; ``""`` for a layer.
-        aliases: other names of the same, shared, layer.
-    """
+    """A layer, or a value that it holds."""
 
     name: str
     module: nn.Module
-    form: str = ""
-    local: str = ""
-    aliases: tuple[str, ...] = ()
+    form: str = ""  # of its selectors: a key of `HELD`, or "" for a layer
+    local: str = ""  # the name of the value in the module, or "" for a layer
+    aliases: tuple[str, ...] = ()  # other names of the same, shared, layer
 
     @property
     def owner(self) -> str:
@@ -103,15 +95,10 @@ def _rates(module: nn.Module) -> dict[str, Any]:
 
 
 class Held(NamedTuple):
-    """A kind of values that a module holds.
-
-    Attributes:
-        noun: the word for such a value.
-        values: finds them in a module, by name.
-    """
+    """A kind of values that a module holds."""
 
     noun: str
-    values: Callable[[nn.Module], Mapping[str, Any]]
+    values: Callable[[nn.Module], Mapping[str, Any]]  # finds them in a module, by name
 
 
 HELD = {

@@ -49,7 +49,8 @@ class Norms:
     """
 
     def __init__(self, cells: Tensor | None) -> None:
-        self.total, *counts = (0.0,) if cells is None else cells.tolist()
+        values: list[float] = [0.0] if cells is None else cells.tolist()
+        self.total, *counts = values
         self.bins = {at: n for at, n in enumerate(counts) if n}
 
     def saved(self) -> dict[str, Any]:
@@ -107,27 +108,16 @@ class Norms:
 
 
 class Snapshot(NamedTuple):
-    """The totals of a counter at a moment, or their growth between two moments.
+    """The totals of a counter at a moment, or their growth between two moments."""
 
-    Attributes:
-        evaluated: calls of the layer in evaluation mode.
-        trained: calls in training mode.
-        active: calls in which the regularizer was active; for gradients, gradients seen.
-        off: how many of the training calls were made while the attachment was switched off.
-        affected: elements that were dropped or changed; a tensor until it is read.
-        total: elements that passed.
-        expected: the sum of the nominal rates over these elements.
-        cells: the histogram of norms before a bound; None without norms.
-    """
-
-    evaluated: int = 0
-    trained: int = 0
-    active: int = 0
-    off: int = 0
-    affected: Any = 0
-    total: int = 0
-    expected: float = 0.0
-    cells: Tensor | None = None
+    evaluated: int = 0  # calls of the layer in evaluation mode
+    trained: int = 0  # calls in training mode
+    active: int = 0  # calls in which the regularizer was active; for gradients, gradients seen
+    off: int = 0  # calls in training mode while the attachment was switched off
+    affected: Any = 0  # elements that were dropped or changed; a tensor until it is read
+    total: int = 0  # elements that passed
+    expected: float = 0.0  # the sum of the nominal rates over these elements
+    cells: Tensor | None = None  # the histogram of norms before a bound
 
     @property
     def calls(self) -> int:
@@ -289,7 +279,7 @@ def read(counters: Sequence[Counter]) -> None:
     for device in {x.device for x in unread.values()}:
         rows = {key: x.detach().reshape(-1) for key, x in unread.items() if x.device == device}
         values = torch.cat(list(rows.values())).cpu().double()
-        parts = values.split([row.numel() for row in rows.values()])
+        parts = torch.split(values, [row.numel() for row in rows.values()])
         numbers |= dict(zip(rows, parts, strict=True))
 
     def known(counts: Snapshot) -> Snapshot:

@@ -51,29 +51,20 @@ class Turn(IntEnum):
 class SiteHook:
     """Forward hook, or forward pre-hook at an input: regularizes a tensor, or its gradient.
 
-    The method `__call__` is registered, which torch calls faster than the object.
-
-    Class attributes:
-        takes: the regularizers that this hook is for.
-        by_call: whether it acts when its layer is called; a parameter acts when a gradient comes.
-        with_kwargs: whether a hook at an output gets the keyword arguments.
-        holds_rate: whether the module itself holds the rate of now.
-
-    Attributes:
-        local: the name of the value in its module, as in `Target`.
-        plain: whether the last argument is the tensor itself.
-        turn: its place among the hooks of its layer.
+    The method `__call__` is registered, which torch calls faster than the object. `local` is the
+    name of the value in its module, as in `Target`.
     """
 
-    takes: ClassVar[type[Regularizer]] = Regularizer
-    by_call: ClassVar[bool] = True
-    with_kwargs: ClassVar[bool] = False
-    holds_rate = False
+    takes: ClassVar[type[Regularizer]] = Regularizer  # the regularizers that this hook is for
+    by_call: ClassVar[bool] = True  # False if it acts when a gradient comes
+    with_kwargs: ClassVar[bool] = False  # whether it gets keyword arguments at an output
+    holds_rate = False  # whether the module itself holds the rate of now
     turn = Turn.ACTIVATIONS
 
     def __init__(self, site: Site, local: str = "") -> None:
         self.site, self.local = site, local
         self.at_input = site.regularizer.at == "input"
+        # whether the last argument is the tensor itself
         self.plain = not self.at_input and site.regularizer.index is None
         if site.regularizer.acts_on == "gradient":
             self.turn = Turn.GRADIENTS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import distributed
@@ -16,43 +16,28 @@ from .counter import Counter, Snapshot
 from .grad_scaler import LossScale
 
 
+@dataclass(eq=False)
 class Run:
-    """The state that the sites of an attachment share.
+    """The state that the sites of an attachment share."""
 
-    Attributes:
-        root: the submodule at which names begin.
-        epochs: the length of the training, or None.
-        epoch: the time.
-        enabled: whether the regularizers act; `Attachment.paused` switches them off.
-        installed: whether the attachment has not been removed.
-        always: whether random regularizers of activations act in evaluation too.
-        stepped: whether somebody has called `Attachment.step`.
-        fresh: whether nobody has called it since attaching or loading; then no epoch has ended.
-        scale: the GradScaler.
-        counter: counts the forwards of the model.
-        looked: whether the first training forward of this window was looked at.
-        compiled: whether compiled code has called a site; then not all calls are counted.
-        told: the problems that were reported, each by a site key and a kind.
-        keys: the keys of all sites.
-        compared: whether the random seeds were compared with the other ranks.
-        optimizers: weak references to the optimizers, and the handles of their step hooks.
-        grids: the spatial sizes of the maps behind rows of tokens.
-        shared: the state that observers share.
-    """
-
-    def __init__(self, root: str = "", grad_scaler: Any = None, epochs: int | None = None) -> None:
-        self.root, self.epochs, self.epoch = root, epochs, 0.0
-        self.enabled = self.installed = True
-        self.always = False
-        self.stepped, self.fresh = False, True
-        self.scale = LossScale(grad_scaler)
-        self.counter = Counter()
-        self.looked = self.compiled = self.compared = False
-        self.told: set[tuple[str, str]] = set()
-        self.keys: tuple[str, ...] = ()
-        self.optimizers: list[tuple[weakref.ref[Any], RemovableHandle]] = []
-        self.grids = Grids()
-        self.shared: dict[str, Any] = {}
+    root: str = ""  # the submodule at which names begin
+    epochs: int | None = None  # the length of the training
+    scale: LossScale = field(default_factory=LossScale)
+    epoch: float = 0.0  # the time
+    enabled: bool = True  # whether the regularizers act; `Attachment.paused` switches them off
+    installed: bool = True  # whether the attachment has not been removed
+    always: bool = False  # whether random regularizers of activations act in evaluation too
+    stepped: bool = False  # whether somebody has called `Attachment.step`
+    fresh: bool = True  # whether no step was made since attaching or loading: no epoch has ended
+    looked: bool = False  # whether the first training forward of this window was looked at
+    compiled: bool = False  # whether compiled code has called a site: not all calls are counted
+    compared: bool = False  # whether the random seeds were compared with the other ranks
+    counter: Counter = field(default_factory=Counter)  # of the forwards of the model
+    told: set[tuple[str, str]] = field(default_factory=set)  # what was reported: site and kind
+    keys: tuple[str, ...] = ()  # of all sites
+    optimizers: list[tuple[weakref.ref[Any], RemovableHandle]] = field(default_factory=list)
+    grids: Grids = field(default_factory=Grids)  # the sizes of the maps behind rows of tokens
+    shared: dict[str, Any] = field(default_factory=dict)  # the state that observers share
 
     def __getstate__(self) -> dict[str, Any]:
         """Optimizers belong to the training loop, and nobody would end ``always()`` of a copy."""
@@ -97,19 +82,12 @@ def world_size() -> int:
 
 @dataclass(frozen=True)
 class Window:
-    """The calls in a window.
+    """The calls in a window."""
 
-    Attributes:
-        sites: the counts of each site, by its key.
-        layers: the calls of each layer with a site, by its name.
-        model: the forwards of the model; none if it was compiled.
-        backward: False before a backward, when no gradient can be missing yet.
-    """
-
-    sites: Mapping[str, Snapshot]
-    layers: Mapping[str, int]
-    model: Snapshot
-    backward: bool = True
+    sites: Mapping[str, Snapshot]  # the counts of each site, by its key
+    layers: Mapping[str, int]  # the calls of each layer with a site, by its name
+    model: Snapshot  # the forwards of the model; none if it was compiled
+    backward: bool = True  # False before a backward, when no gradient can be missing yet
 
     def has(self, *names: str) -> bool:
         """Whether the model or a site has any of these counts: ``"trained"``, say."""
