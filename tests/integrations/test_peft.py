@@ -10,7 +10,10 @@ from dropblock_hooks import ClipGradNorm, Dropout, HookWarning, Retune, attach  
 from tests.conftest import hook_count  # noqa: E402
 from tests.told import told  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+pytestmark = [
+    pytest.mark.slow,  # to import
+    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
+]
 IDS = torch.randint(0, 20, (2, 6), generator=torch.Generator().manual_seed(1))
 NAME = "model.layers.0.self_attn.q_proj"
 
