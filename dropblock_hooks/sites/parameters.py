@@ -88,7 +88,8 @@ class ParameterHook(SiteHook):
             return Kind.SHARDED, refusal, ""
         if parameter is not None and not parameter.requires_grad:
             why = "the parameter is frozen (requires_grad is False) and gets no gradient"
-            return Kind.LOST, why, "If its layer was wrapped or frozen, attach after that"
+            cure = "If its layer was wrapped or frozen, attach after that"
+            return Kind.LOST, why, cure
         if self.follows(owner):
             return None
         if self.lost(owner):
