@@ -5,12 +5,12 @@ import csv
 import inspect
 from pathlib import Path
 
-from docs_strings import path_of
+from docstrings import path_of
 
 import dropblock_hooks
 from dropblock_hooks import Observer, OnGradients, Regularizer, functional, plots, presets
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = """---
 title: {title}
 tags: {tags}

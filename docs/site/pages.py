@@ -7,16 +7,17 @@ the site, and links between files of the repository work on the site and on GitH
 import ast
 import contextlib
 import io
+import json
 import posixpath
 import re
 from pathlib import Path
 
-from docs_reference import api_pages, class_pages
 from mkdocs.structure.files import File
+from reference import api_pages, class_pages
 
 from dropblock_hooks.cli import main
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 OUTSIDE = ("*.md", "experiments/**/*.md")
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
 RECIPE = "# {0}\n{1}\n\n![The picture of this recipe]({2}.png)\n\n```python\n{3}```\n"
@@ -31,6 +32,16 @@ def recipe_pages():
         gallery += f"\n[{title}]({name}.md)\n\n[![]({name}.png)]({name}.md)\n"
         yield f"recipes/{name}.md", RECIPE.format(title.strip("."), about, name, code)
     yield "recipes/index.md", gallery
+
+
+def notebook_pages():
+    """A page for each notebook: its text and its code."""
+    for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        parts = []
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            text = "".join(cell["source"])
+            parts.append(f"```python\n{text}\n```" if cell["cell_type"] == "code" else text)
+        yield f"notebooks/{path.stem}.md", linked(f"docs/notebooks/{path.name}", "\n\n".join(parts))
 
 
 def help_texts():
@@ -49,7 +60,7 @@ def help_texts():
 def place(path):
     """The place of a file of the repository on the site."""
     special = {"README.md": "index.md", "docs/recipes": "recipes/index.md"}
-    path = re.sub(r"^(docs/recipes/\w+)\.py$", r"\1.md", path)
+    path = re.sub(r"^(docs/(?:recipes|notebooks)/\w+)\.(py|ipynb)$", r"\1.md", path)
     return special.get(path, path.removeprefix("docs/"))
 
 
@@ -68,7 +79,12 @@ def on_files(files, config):
     for source in (ROOT / "CITATION.cff", *ROOT.glob("experiments/**/*.png")):
         path = source.relative_to(ROOT).as_posix()
         files.append(File.generated(config, path, abs_src_path=str(source)))
-    for uri, text in (*class_pages(), *api_pages(config.extra["api"]), *recipe_pages()):
+    for uri, text in (
+        *class_pages(),
+        *api_pages(config.extra["api"]),
+        *recipe_pages(),
+        *notebook_pages(),
+    ):
         files.append(File.generated(config, uri, content=text))
     config.nav = expanded(config.nav, str(config.nav), files)
     return files
