@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..findings import Finding, Kind, Severity, tell
-from ..observers.watchdog import Watchdog
-from ..observers.watched import Clock, Watched
+from ..observers.watchdog import Clock, Watchdog, Watched
 from ..quoting import listed
 from ..selectors.wrappers import find_module
 from ..sites.grad_scaler import is_enabled

@@ -8,6 +8,7 @@ which ``torch.compile`` traces. They are forgotten when the model's forward ends
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -83,6 +84,7 @@ class Grids:
                         module._forward_hooks_always_called.pop(key, None)
 
 
+@dataclass(eq=False)
 class GridHook:
     """Forward hook of a layer, which keeps the sizes of its maps; or a hook of the whole model.
 
@@ -93,11 +95,11 @@ class GridHook:
         met: of each map in this forward, the number of samples and the size.
     """
 
-    def __init__(
-        self, grids: Grids, maps: bool = False, embeds: bool = False, begins: bool | None = None
-    ) -> None:
-        self.grids, self.maps, self.embeds, self.begins = grids, maps, embeds, begins
-        self.met: tuple[tuple[int, Grid], ...] = ()
+    grids: Grids
+    maps: bool = False
+    embeds: bool = False
+    begins: bool | None = None
+    met: tuple[tuple[int, Grid], ...] = ()
 
     def __call__(self, module: nn.Module, args: Any, output: Any = None) -> None:
         compiling = is_compiling()
@@ -131,9 +133,8 @@ def _stated(output: Any) -> tuple[int, Grid] | None:
 
 
 def _is_size(value: Any) -> bool:
-    if not isinstance(value, (tuple, list)) or len(value) not in (2, 3):
-        return False
-    return all(isinstance(edge, (int, torch.SymInt)) for edge in value)
+    edges = value if isinstance(value, (tuple, list)) else ()
+    return len(edges) in (2, 3) and all(isinstance(edge, (int, torch.SymInt)) for edge in edges)
 
 
 def _cuts_patches(module: nn.Module) -> bool:

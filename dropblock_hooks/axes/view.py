@@ -68,14 +68,6 @@ NAMELESS = View("")
 PARAMETER = View(_PARAMETER)
 
 
-def layouts_for(spatial: int | None) -> tuple[str, ...]:
-    """The layouts that a class with this many spatial axes can take (None: any)."""
-    if spatial is None:
-        return LAYOUTS
-    own = CHANNELS_FIRST[spatial], CHANNELS_LAST[spatial]
-    return own if spatial == 1 else (*own, *reversed(_TOKENS))
-
-
 def layout_with(side: str, rank: int) -> str:
     """The layout of this many spatial axes with the channels `FIRST` or `LAST`."""
     return (CHANNELS_FIRST if side == FIRST else CHANNELS_LAST)[rank]
@@ -116,7 +108,11 @@ class AxisOptions:
     def check(self, spatial: int | None, label: str) -> None:
         """Raise ValueError for options that a class with this many spatial axes can't use."""
         grid, prefix = self.grid, self.prefix_tokens
-        check_option("layout", self.layout, ("auto", *layouts_for(spatial)))
+        known = LAYOUTS
+        if spatial is not None:
+            own = CHANNELS_FIRST[spatial], CHANNELS_LAST[spatial]
+            known = own if spatial == 1 else (*own, *reversed(_TOKENS))
+        check_option("layout", self.layout, ("auto", *known))
         if prefix is not None:
             as_count("prefix_tokens", prefix, 0)
         if grid is not None and not _is_size(grid):

@@ -1,12 +1,10 @@
 """Observers of layers. All take `when`, and the options of `Regularizer`.
 
 base      `Observer`: three methods; `Watch`: the states of a site
-moments   sums of values, shares, and a histogram of magnitudes
-channels  statistics by channel: dead and saturated channels, BatchNorm's running statistics
+moments   sums of values, shares, a histogram; dead and saturated channels, running statistics
 stats     `ActivationStats`, `GradientStats`, `WeightStats`
 capture   `Capture`: keeps activations and gradients
-watchdog  `Watchdog`: names the first layer where something goes wrong
-watched   the state of the sites of a `Watchdog`
+watchdog  `Watchdog`: names the first layer where something goes wrong; the state of its sites
 """
 
 from .base import Observer, Seen, Watch

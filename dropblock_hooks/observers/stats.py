@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -17,15 +17,19 @@ from ..registry import register
 from ..selectors.wrappers import shard_refusal
 from ..tables import Columns, Short
 from .base import Observer, Seen, State, Unsaved, on_device
-from .channels import add_batch, add_units, bounds_of, look_at_running, shifts
 from .moments import (
     KEPT,
     SQUARES,
     Statistics,
+    add_batch,
     add_moments,
     add_shares,
+    add_units,
+    bounds_of,
+    look_at_running,
     new_moments,
     octaves,
+    shifts,
     statistics,
 )
 
@@ -252,9 +256,9 @@ def _by_parameter(state: State, prefix: str) -> dict[str, float]:
     return {name.removeprefix(prefix): x for name, x in found.items() if math.isfinite(x)}
 
 
-def _short(value: float | None) -> str | None:
-    """A number in three digits: there are many in a row."""
-    return None if value is None else f"{value:.3g}"
+def _number(name: str) -> Callable[[Statistics], str | None]:
+    """The column of a number, in three digits: there are many in a row."""
+    return lambda s: None if getattr(s, name) is None else f"{getattr(s, name):.3g}"
 
 
 def _share(count: int | None, s: Statistics) -> str | None:
@@ -271,12 +275,8 @@ def _updates(s: Statistics) -> Short:
 
 
 _MOMENTS: Columns[Any] = {
-    "mean": lambda s: _short(s.mean),
-    "std": lambda s: _short(s.std),
-    "largest": lambda s: _short(s.largest),
-    "norm": lambda s: _short(s.norm),
-    "zeros": lambda s: _short(s.zeros),
-    "nan/inf": lambda s: _short(s.nonfinite),
+    **{name: _number(name) for name in ("mean", "std", "largest", "norm", "zeros")},
+    "nan/inf": _number("nonfinite"),
 }
 _UNITS: Columns[Any] = {
     "dead": lambda s: _share(s.dead, s),
